@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-
 # So what is imported must be kept, or every process compiles all of it again: 4 s each.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install test test-slow package demo lint docs bench clean
+.PHONY: install test test-slow package wheel demo lint docs bench clean
 
 install: $(VENV)/.installed
 
@@ -29,6 +29,10 @@ test-slow: $(VENV)/.installed-slow
 # Builds wheel and source distribution, and installs and uses them outside of the checkout.
 package: install
 	$(BIN)/python -m pytest tests/package/distribution.py
+
+# With the kernels as machine code, for Linux on x86-64; `pip wheel .` alone makes a pure one.
+wheel: install
+	DDLSIM_PRECOMPILE=1 $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 
 demo: install
 	$(BIN)/python examples/scaling_demo.py
@@ -54,6 +58,7 @@ bench: install
 	$(BIN)/python benchmarks/study.py
 	$(BIN)/python benchmarks/planner.py
 	$(BIN)/python benchmarks/workloads.py
+	$(BIN)/python benchmarks/start_up.py
 
 clean:
 	rm -rf $(VENV) out .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -79,7 +79,7 @@ def _copies() -> str:
     }
     found = " and ".join(f"{rate * 1e-9:.2f} GB/s ({name})" for name, rate in rates.items() if rate is not None)
     return (
-        f"The rate of copies inside MXNet's machines, calibrated separately on each run, is {found}.\n\n{_by_system()}"
+        f"The rate of copies inside MXNet's machines is calibrated separately for each run: {found}.\n\n{_by_system()}"
     )
 
 
@@ -89,7 +89,7 @@ def _by_system() -> str:
     for row in published.rows():
         systems.setdefault(row.case.split("_")[0], []).append(row)
     means = ", ".join(f"{name} {mean_error(rows):.1%}" for name, rows in systems.items())
-    return f"Mean error by system: {means}."
+    return f"The mean error by system is: {means}."
 
 
 def _interfaces() -> str:
@@ -128,21 +128,22 @@ FAMILIES = (
         published.rows,
         causes=(
             ("paddle_v100_vgg16_fp32_b32", "", "The measured steps match a ring that overlaps with the backward pass "
-             "and gets 8.1 GB/s (16 GPUs) or 8.0 GB/s (32 GPUs) through the interface, two thirds of the rate that "
-             "NCCL assumes. Missing GPUDirect or contention with compute could be the reason; the source does not "
-             "say."),
-            ("mxnet_k80_ps", "", "In the simulation, every tensor is sent as soon as it is ready, so the servers' work "
-             "hides behind the copies inside the machines. MXNet of 2017 waits in its main thread for the sum of each "
-             "tensor before it pushes the next one (src/kvstore/kvstore_dist.h, WaitToRead)."),
-            ("tf_k80_ps_resnet152", "64", "The measurement looks as if pulling did not overlap with the backward pass "
-             "(337 ms at the nominal rate, 334 ms measured). The tokens queued for each variable are not modelled."),
-            ("tf_dgx1_p100", "", "AlexNet and VGG-16 lose the same time with the same number of devices (6 to 11, 9 to "
-             "18 and 40 to 50 ms with 2, 4 and 8), regardless of their bytes and tensors. The likely reason is a cost "
-             "of the single process that drives all devices. Inception-v3, with its variables on the CPU, does not "
-             "show it."),
-            ("theano_mpi_k80_vgg16", "8", "The compute part of the measured step is 23 % longer on 8 devices than on "
-             "one (1.378 s instead of 1.120 s). A separate process for each device loads its input, at a speed that "
-             "the source does not state."),
+             "and reaches 8.1 GB/s (16 GPUs) or 8.0 GB/s (32 GPUs) through the network interface, two thirds of the "
+             "rate that NCCL assumes. Missing GPUDirect or contention with computation could be the reason; the "
+             "source mentions neither."),
+            ("mxnet_k80_ps", "", "In the simulation, every tensor is sent as soon as it is ready, so the servers' "
+             "work overlaps with the copies inside the machines. In MXNet of 2017, the main thread waits for the sum "
+             "of each tensor before it pushes the next one (src/kvstore/kvstore_dist.h, WaitToRead)."),
+            ("tf_k80_ps_resnet152", "64", "Pulls do not seem to overlap with the backward pass: without overlap, a "
+             "step would take 337 ms at the nominal rate, and the measured step takes 334 ms. The tokens that "
+             "TensorFlow queues for each variable are not modelled."),
+            ("tf_dgx1_p100", "", "For the same number of devices, AlexNet and VGG-16 lose the same time per step (6 "
+             "to 11 ms with 2 devices, 9 to 18 ms with 4, 40 to 50 ms with 8), although their numbers of bytes and "
+             "tensors differ. The likely reason is overhead in the single process that drives all devices. "
+             "Inception-v3, whose variables are on the CPU, does not lose this time."),
+            ("theano_mpi_k80_vgg16", "8", "In the measured steps, computation takes 23 % longer on 8 devices than on "
+             "one (1.378 s instead of 1.120 s). A separate process loads the input of each device; the source does "
+             "not state its speed."),
             ("theano_mpi", "", "Copies reach about 6.5 GB/s between the dies of a K80 and 3.5 GB/s between sockets, "
              "instead of the 12 and 6 GB/s that NCCL assumes for PCIe and QPI."),
         ),
@@ -151,25 +152,26 @@ FAMILIES = (
     ),
     Family(
         "weak_device", "Published weak scaling from one device", 0.05, "published",
-        "The compute time comes from the row with one device; no other row is used. All other values are the "
-        "library's:\n\n"
+        "The compute time comes from the row with one device; no other row is used. All other values are ddlsim's "
+        "defaults:\n\n"
         "- Copies inside MXNet's machines have the rate that NCCL assumes for PCIe.\n"
-        "- Devices differ in speed as in `Spread()`, and MXNet's devices share the input of `MXNET_INPUT`.\n"
-        "- Compute is slower by the factor `BESIDE_KERNELS` while NCCL's kernels run.\n"
+        "- Devices differ in speed by the default of `Spread()`, and MXNet's devices share the input pipeline "
+        "`MXNET_INPUT`.\n"
+        "- While NCCL's kernels run, computation is slower by the factor `BESIDE_KERNELS`.\n"
         "- Updates of Paddle in mixed precision and of TensorFlow's distributed sessions take the fixed times of the "
-        "stacks `paddle-amp` and `tensorflow-distributed`, which come from three rows with 8 GPUs.",
+        "stacks `paddle-amp` and `tensorflow-distributed`. These times come from three rows with 8 GPUs.",
         lambda: published.rows(machine=False),
         causes=(
-            ("mxnet_k80_ps", "", "The input explains half of the speed that 16 GPUs lose. Two effects are not "
-             "modelled: host memory that is not pinned, and pairs of K80 that communicate only through host memory "
-             "because a device has at most eight peers."),
-            ("paddle_v100_vgg16_fp32_b32", "", "See [published weak scaling](weak.md)."),
-            ("theano_mpi", "", "See [published weak scaling](weak.md)."),
-            ("tf_dgx1_p100", "", "See [published weak scaling](weak.md)."),
-            ("tf_k80_ps_resnet152", "64", "See [published weak scaling](weak.md)."),
-            ("", "", "A device loses time to the other devices of its machine, for example through launches on a "
-             "shared processor or through input that the source does not describe. Most of the error is already "
-             "present in the row with one full machine."),
+            ("mxnet_k80_ps", "", "With 16 GPUs, the input pipeline explains half of the loss of speed. Two effects "
+             "are not modelled: host memory that is not pinned, and pairs of K80 that communicate only through host "
+             "memory because a device can have at most eight peers."),
+            ("paddle_v100_vgg16_fp32_b32", "", "The page on [published weak scaling](weak.md) explains these rows."),
+            ("theano_mpi", "", "The page on [published weak scaling](weak.md) explains these rows."),
+            ("tf_dgx1_p100", "", "The page on [published weak scaling](weak.md) explains these rows."),
+            ("tf_k80_ps_resnet152", "64", "The page on [published weak scaling](weak.md) explains these rows."),
+            ("", "", "A device seems to be slowed down by the other devices of its machine, for example because "
+             "launches share a processor or because of an input pipeline that the source does not describe. Most of "
+             "the error is already present in the row with one full machine."),
         ),
         left_out=lambda: published.left_out(machine=False),
     ),
@@ -194,21 +196,22 @@ FAMILIES = (
         "gives the compute time.\n"
         "- 1-bit Adam: the one-machine rows.\n"
         "- DGC: the dense rows at 100 and 1 Gbit/s.\n"
-        "- Local SGD: the rows with tau = 1 and 16, because the source does not state the network.",
+        "- Local SGD: the rows with tau = 1 and 16, because the source does not describe the network.",
         techniques.rows, left_out=techniques.left_out,
         causes=(
-            ("localsgd", "", "The measured steps scatter around the line t_c + t_ar / tau: at tau = 2, 4 and 8 they "
-             "take 0.470, 0.467 and 0.446 s, where the line gives 0.463, 0.446 and 0.438 s."),
+            ("localsgd", "", "The measured steps scatter around the line t_c + t_ar / tau: at tau = 2, 4 and 8, they "
+             "take 0.470, 0.467 and 0.446 s, and the line gives 0.463, 0.446 and 0.438 s."),
             ("dgc", "100", "A step with DGC takes 10 ms longer than predicted, and 2.5 ms longer than a dense step. "
              "PaddlePaddle's host waits for every all-gather (FLAGS_sync_nccl_allreduce), which may delay launches."),
-            ("onebit", "32", "On 8 machines, dense Adam is 30 % slower than 4.1 Gbit/s, the rate measured between two "
-             "machines, allows (3.85 s per step instead of the predicted 2.98 s)."),
-            ("onebit", "", "The exchange of signs took two thirds of the time that 4.1 Gbit/s allows. Many flows "
-             "together seem to get more bandwidth than the single flow of iperf."),
+            ("onebit", "32", "On 8 machines, dense Adam takes 3.85 s per step, 30 % more than the predicted 2.98 s. "
+             "The prediction uses 4.1 Gbit/s, the rate measured between two machines."),
+            ("onebit", "", "The measured exchange of signs takes only two thirds of the time predicted for 4.1 "
+             "Gbit/s. Many concurrent flows seem to get more bandwidth than iperf's single flow, with which this "
+             "rate was measured."),
             ("bytescheduler_mxnet_ps_rdma_vgg16", "", "Slicing hides nearly all communication, but the measured steps "
              "are still 4 to 16 % longer than on one machine."),
-            ("bytescheduler", "", "ResNet-50 has 161 tensors, most of them small. The time per request (ps-lite's "
-             "handling, the update in Python) is not modelled."),
+            ("bytescheduler", "", "ResNet-50 has 161 tensors, most of them small. The time per request (handling in "
+             "ps-lite and the update in Python) is not modelled."),
         ),
     ),
     Family(
@@ -243,27 +246,28 @@ FAMILIES = (
     ),
     Family(
         "nccl_alone", "NCCL from machine and size alone, 8 B to 16 GiB", 0.15, "sweeps",
-        "Three numbers are fitted: one for EFA, one for FasTrak, and one for the launches of eight kernels by one "
-        "thread. The rows to which they are fitted do not count (`accuracy/sweeps.py`).",
+        "Three numbers are fitted: one for EFA networks, one for FasTrak networks, and one for machines in which a "
+        "single thread launches the kernels of eight GPUs. The rows to which they are fitted do not count "
+        "(`accuracy/sweeps.py`).",
         sweeps.rows,
         causes=(
-            ("infiniband", "", "The source does not state the machines. From 8 to 32 MiB they reach a bus bandwidth of "
-             "98 GB/s, more than the 92 GB/s of large buffers. NCCL's constants for trees of four machines do not "
-             "allow this."),
-            ("one_thread", "", "Kernels that a single thread launches for all GPUs start one after the other. In "
-             "addition, sizes from 256 KiB to 32 MiB take up to 45 us longer than NCCL's constants predict, which is "
-             "not explained."),
+            ("infiniband", "", "The source does not describe the machines. For sizes of 8 to 32 MiB, they reach a "
+             "bus bandwidth of 98 GB/s, more than the 92 GB/s for large buffers. With NCCL's constants for trees of "
+             "four machines, this is not possible."),
+            ("one_thread", "", "A single thread launches the kernels of all GPUs one after the other; the fitted "
+             "launch time accounts for this. Sizes from 256 KiB to 32 MiB take up to 45 us longer than NCCL's "
+             "constants predict; no explanation for this is known."),
             ("pcie", "", "Transfers through host memory reach 8.2 GB/s instead of the 10 GB/s that NCCL assumes "
              "between two Skylake processors."),
             ("p5_all_gather_2", "256 MiB", "The measured bandwidth falls once, from 128 to 256 MiB, and then rises "
              "again."),
             ("p5_all_gather_8", "1 GiB", "The measured bandwidth falls once, from 512 MiB to 1 GiB, and then rises "
              "again."),
-            ("p5_all", "", "Messages between machines wait for each other in the proxies of rings, which is not "
-             "simulated."),
-            ("a3_mega", "KiB", "From 32 KiB on, the times contain a step of 20 us that no setting explains. How "
-             "FasTrak sends small messages is not published."),
-            ("a3_mega", "", "At this size, the chunks of NCCL's trees have only just filled the stages."),
+            ("p5_all", "", "Messages between machines wait for each other in the proxies of NCCL's rings. This is "
+             "not simulated."),
+            ("a3_mega", "KiB", "From 32 KiB on, the measured times are 20 us longer, and no setting explains this "
+             "jump. How FasTrak sends small messages has not been published."),
+            ("a3_mega", "", "At this size, the chunks are just enough to fill the pipeline of NCCL's trees."),
             ("p5_1_machine", "", "The shortest collectives take 12.9 us, 3 us less than the tuner's constants "
              "predict."),
         ),
@@ -402,17 +406,17 @@ FAMILIES = (
     ),
     Family(
         "own_runs", "Transformers with FSDP: many GPUs from a few runs of few", 0.08, "own_runs",
-        "Calibrating the stack `fsdp-eager` fits up to two of its numbers: for MPT to rows with 8 GPUs and 2,048 "
-        "tokens (three on H100, five on A100), and for fms-fsdp to Llama 2 7B on 128 A100.",
+        "Calibration fits at most two numbers of the stack `fsdp-eager`. For MPT, they are fitted to rows with 8 "
+        "GPUs and 2,048 tokens (three on H100, five on A100), and for fms-fsdp to Llama 2 7B on 128 A100.",
         own_runs.rows,
         causes=(
-            ("A100 40GB", "32 GPUs, mpt-1b", "No explanation is known. The prediction from the catalogue has the same "
-             "error ([several machines from one](mosaic_fsdp.md))."),
-            ("A100 40GB", "", "No row of the smallest models was used for fitting."),
-            ("H100 80GB", "", "The fitted rows of the 13B and 1B models, with micro-batches of 2 and 14, differ by 15 "
-             "%."),
-            ("fms-fsdp", "96 GPUs", "The numbers are fitted on A100. The H100 computes in less time, so the network is "
-             "exposed."),
+            ("A100 40GB", "32 GPUs, mpt-1b", "No explanation is known. The prediction with the catalogue's numbers "
+             "has the same error (see [several machines from one](mosaic_fsdp.md))."),
+            ("A100 40GB", "", "The smallest models were not used for fitting."),
+            ("H100 80GB", "", "Two rows used for fitting disagree by 15 %: the 13B model with micro-batches of 2, "
+             "and the 1B model with micro-batches of 14."),
+            ("fms-fsdp", "96 GPUs", "The numbers are fitted on A100. The H100 needs less time for computation, so "
+             "communication is exposed."),
         ),
         remark=own_runs.remark,
     ),
@@ -432,24 +436,27 @@ FAMILIES = (
     ),
     Family(
         "vtrain_multi", "Megatron-DeepSpeed on 8 to 64 machines of 8 A100", 0.06, "vtrain",
-        "The catalogue is fitted to all 363 steps of one machine, and nothing is fitted to these rows. How DeepSpeed "
-        "exchanges gradients is taken from its code.",
+        "The catalogue is fitted to all 363 steps of one machine, and nothing is fitted to these rows. The exchange "
+        "of gradients follows DeepSpeed's code.",
         vtrain.multi_rows,
         causes=(
-            ("3.6B", "micro-batch 64", "No explanation is known. A micro-batch of 64 samples takes twice as long as "
-             "two of 32. Nearly full memory, which PyTorch frees and allocates again, could be the reason."),
-            ("3.6B", "t=16", "The delay at collectives, fitted up to t = 8, is assumed to grow in proportion to t - "
-             "1."),
+            ("3.6B", "micro-batch 64", "A micro-batch of 64 samples takes twice as long as two micro-batches of 32. "
+             "The reason could be that the memory is nearly full, so PyTorch frees and reallocates blocks (not "
+             "tested)."),
+            ("3.6B", "t=16", "The delay at collectives is fitted for t up to 8. For t = 16, it is assumed to grow in "
+             "proportion to t - 1."),
             ("3.6B", "micro-batch 2", "No explanation is known. With t = 4 and 8, a sample takes 30 and 70 % longer "
-             "than in micro-batches of 4 and 8. Launches do not explain this, because on one machine they take half of "
-             "that."),
-            ("39.1B", "t=2, d=16", "No explanation is known. Both rows take 0.19 s per sample and stage. With t = 1 "
-             "and 4, a stage with the same number of layers takes 0.215 and 0.062 s, so about 0.11 s would be "
-             "expected. A slow machine could be the reason."),
+             "than in micro-batches of 4 and 8 samples. Kernel launches do not explain this: on one machine, they "
+             "account for only half of the difference."),
+            ("39.1B", "t=2, d=16", "Both rows take 0.19 s per sample and stage. A stage with the same number of "
+             "layers takes 0.215 s with t = 1 and 0.062 s with t = 4, so about 0.11 s would be expected with t = 2. "
+             "A slow machine could be the reason (not tested)."),
             ("", "t=2", "Replicas with two to four GPUs in each machine seem to reduce gradients at 4 to 16 GB/s per "
-             "machine, and those with one GPU at 30 GB/s or more (estimated by hand from the missing time). The rings "
-             "of the former lead from one adapter's switch to another's, and how these are connected is not known."),
-            ("", "t=4", "The same explanation as for t = 2 applies."),
+             "machine, and replicas with one GPU at 30 GB/s or more (estimated by hand from the missing time). With "
+             "several GPUs per machine, rings lead from the switch of one adapter to the switch of another, and the "
+             "source does not describe how these switches are connected."),
+            ("", "t=4", "Replicas with several GPUs in each machine seem to reduce gradients slowly. The explanation "
+             "of the rows with t = 2 gives details."),
         ),
         remark=vtrain.remark,
     ),
@@ -511,13 +518,14 @@ FAMILIES = (
     ),
     Family(
         "das", "Hybrids of data and model parallelism on Xeons", 0.10, "hybrids",
-        "Nothing is calibrated on these rows. Compute times come from the roofline; with fewer than 16 samples, nodes "
+        "Nothing is calibrated on these rows. Compute times come from the roofline. Nodes with fewer than 16 samples "
         "are slower, as measured on another Xeon. Speed-ups are relative to one node with the whole batch "
-        "(`result.whole_batch_speedup`), whereas `result.speedup` is relative to one node with the batch of a replica. "
-        "The speech network does not count, because its result depends on the batch, which the source does not state.",
+        "(`result.whole_batch_speedup`), whereas `result.speedup` is relative to one node with the batch of a "
+        "replica. The speech network does not count, because its result depends on the batch, which the source does "
+        "not state.",
         hybrids.rows, hybrids.counts,
-        (("", "128 nodes", "Here all nodes compute equally fast, whereas with 128 nodes the slowest one of each step "
-          "determines the time (not tested)."),
+        (("", "128 nodes", "The simulated nodes are equally fast. With 128 real nodes, the slowest one may determine "
+          "the time of each step (not tested)."),
          ("", "speech", "No batch from 256 to 2,048 gives a speed-up below 9.7. The nodes seem to lose time that is "
           "neither computation nor the exchange of activations. How much speed dense layers lose with 64 samples is "
           "not known.")),

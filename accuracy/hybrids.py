@@ -137,8 +137,8 @@ def remark() -> str:
     }  # fmt: skip
     says = ", ".join(f"{value:.1f} ({model}, batch {batch})" for (model, batch), value in other.items())
     return (
-        f"Without the lower speed of small batches, the mean error would be {mean_error(plain):.1%}. The rows were "
-        f"known when this effect was added. With half and twice the assumed batches, the speed-ups would be {says}."
+        f"If small batches were not slower, the mean error would be {mean_error(plain):.1%}. The authors knew the rows "
+        f"when they added this effect. With half or twice the assumed batches, the speed-ups would be {says}."
     )
 
 

@@ -126,8 +126,9 @@ def remark() -> str:
     share = covered(mosaic_rows(learned=False) + fms_rows(learned=False))
     assert share is not None
     return (
-        f"Fitted numbers: {numbers}. Without the errors of earlier predictions of FSDP, {share[0]:.0%} of the "
-        f"intervals contain the measured value, with a median half-width of {share[1]:.1%}."
+        f"The fitted numbers are: {numbers}.\n\n"
+        "If intervals are not based on the errors of earlier predictions of FSDP, "
+        f"{share[0]:.0%} of them contain the measured value, and their median half-width is {share[1]:.1%}."
     )
 
 

@@ -33,38 +33,37 @@ HEAD = """# Accuracy
 READING = """
 ## How to read the table
 
-- **Rows** are measured figures that were not used for calibration. The page of a family says which rows calibrate it;
-  those are not counted.
+- **Rows** are measured figures that were not used for calibration. The page of each family states which rows are used
+  to calibrate it; these are not counted.
 - **Result.** A goal is reached if the mean error of the counted rows does not exceed it. For families that scale out,
-  rows inside one machine have a separate line and are not judged. For gains of techniques, three errors of a row must
-  be within 15 %: that of the gain (ratio - 1), and those of the steps without and with the technique. This must hold
-  for six in ten rows.
-- **Mean error** is the mean of |predicted - measured| / measured. **Bias** is the mean with sign: above 0, predicted
-  times are too long, or predicted rates too high.
-- **Rule of thumb** is the mean error of assuming that nothing changes: the calibrated step time of one machine or
-  device stays the same, scaling is perfect if the batch per device changes, and a technique gains nothing. **Skill** is
-  this error divided by ours. Below 1, the rule of thumb is better.
-- **Coverage** is the share of 95 % intervals that contain the measured figure
-  ([below](#how-often-intervals-hold)).
+  rows inside one machine have a separate line and are not judged. For gains of techniques, there is a second condition:
+  in six of ten rows, the error of the gain (ratio - 1), of the step without the technique and of the step with it must
+  all be within 15 %.
+- **Mean error** is the mean of |predicted - measured| / measured. **Bias** is the mean of (predicted - measured) /
+  measured. If it is above 0, predicted times are too long, or predicted rates too high.
+- **Rule of thumb** is the mean error of a simple assumption: the calibrated step time of one machine or device does not
+  change, scaling is perfect if the batch per device changes, and a technique gains nothing. **Skill** is this error
+  divided by ddlsim's error. Below 1, the rule of thumb is better.
+- **Coverage** is the share of 95 % intervals that contain the measured value ([below](#how-often-intervals-hold)).
 
-Constants that are not calibrated are data-sheet values and those of NCCL's topology model (`accuracy/machines.py`).
-They are the same for all cases, and none was tuned to a counted row. However, the authors of the models knew these
-rows, and made some [choices](#choices-made-after-seeing-rows) because of them. Cases that the authors have not seen are
-a better test.
+Constants that are not calibrated come from data sheets and from NCCL's topology model (`accuracy/machines.py`). They
+are the same for all cases, and none was tuned to a counted row. However, the authors of the models knew these rows and
+made some [choices](#choices-made-after-seeing-rows) because of them. Cases that the authors have not seen are a better
+test.
 
-The measurements and their sources are in `accuracy/data/`. `make accuracy` takes some minutes: it repeats all
-simulations and writes this page, the pages of the families and their pictures. Figures in the data files that are not
+The measurements and their sources are in `accuracy/data/`. `make accuracy` repeats all simulations, which takes some
+minutes, and writes this page, the pages of the families and their pictures. Figures in the data files that are not
 predicted are [listed with the reason](accuracy/not_predicted.md).
 """
 INTERVALS = """
 ## How often intervals hold
 
-Intervals are meant to contain 95 % of the measured figures. If no measurement of the same operation shows how far off
-a prediction is, the interval is based on the errors of earlier predictions of the same kind
+Intervals are meant to contain 95 % of the measured values. If there is no measurement of the same operation, the
+interval is based on the errors of earlier predictions of the same kind
 ([learned deviations](calibration.md#learned-deviations), `deviations/learned.toml`).
 
-**New systems.** The intervals of a series are based on all other series, as for a new system or algorithm. Over all
-series, including rows that are not counted above, {series}.
+**New systems.** The intervals of each series are based only on the other series, as if its system or algorithm were
+new. Over all series, including rows that are not counted above, {series}.
 
 **New settings of these systems.** The intervals of one random half of the rows are based on the other half:
 {halves}.
@@ -74,77 +73,82 @@ Curves through measured sizes (NCCL sweeps) are tested on sizes that were left o
 CHOICES = """
 ## Choices made after seeing rows
 
-Each of these choices has a physical or documented reason, but its authors had seen the rows that it improves.
+Each of these choices has a physical or documented reason, but the authors had seen the rows that it improves.
 
 **Weak scaling**
 
-- Six rows here suggested that TensorFlow's replicated variables are reduced after the backward pass. This choice was
+- Six rows suggested that TensorFlow's replicated variables are reduced after the backward pass. This choice was
   withdrawn, because other rows refute it.
-- Fixed times of updates (Paddle in mixed precision, TensorFlow's distributed sessions) come from rows with eight
-  devices.
-- MXNet's servers work at 10 GB/s, the memory traffic of one thread. From version 1.5 on, they work at 60 GB/s where the
-  code uses all cores. ByteScheduler's version is taken from its Dockerfile. MXNet's devices copy at a rate calibrated
-  on the one-machine row.
-- Devices of a machine share their input and differ in speed. Both effects were examined because the predictions for one
-  machine were too fast. Their figures come from code and from other publications.
+- The fixed times of updates in Paddle with mixed precision and in TensorFlow's distributed sessions come from rows with
+  eight devices.
+- MXNet's servers process 10 GB/s, the memory traffic of one thread. From version 1.5 on, they process 60 GB/s in
+  operations that use all cores. For ByteScheduler, the version of MXNet comes from its Dockerfile. The rate of copies
+  between MXNet's devices is calibrated on the one-machine row.
+- The devices of a machine share an input pipeline and differ in speed. Both effects were examined because predicted
+  steps on one machine were too short. Their sizes come from code and from other publications.
 
 **Strong scaling**
 
-- For a series of two rows, the fixed part c0 is that of other series of the same model.
+- If a series has only two rows, the fixed part c0 of its step time comes from other series with the same model.
 
 **Gains of techniques**
 
-- In the DGC case nothing overlaps, and a backbone stands in for the detector.
-- ByteScheduler's batch of 32 is not stated by its source, its credit is the better of two, and its machines copy at a
-  rate calibrated on their one-machine row.
+- In the DGC case, communication does not overlap with computation, and a backbone network represents the detector.
+- ByteScheduler's source does not state the batch, which is assumed to be 32. Its credit is the better of two values.
+  The rate of copies inside its machines is calibrated on their one-machine row.
 
 **Collectives**
 
-- NCCL sweeps are linear in the size between two calibrated sizes.
-- Gloo on AWS uses the connections, window and slow start of Linux and AWS. Which of these settings
-  matter was decided on point-to-point rows only.
-- NCCL on AWS: unequal interfaces were examined because the predictions without rate limits were too fast, increasingly
-  so with more machines. Their spread comes from other measurements. That it applies to one direction was
-  chosen from these rows.
+- In NCCL sweeps, times are linear in the size between two calibrated sizes.
+- Gloo on AWS uses the connections, window and slow start of Linux and AWS. Only point-to-point rows were used to decide
+  which of these settings matter.
+- NCCL on AWS: unequal interfaces were examined because predicted times without rate limits were too short, and
+  increasingly so with more machines. The spread of interfaces comes from other measurements. It applies to one
+  direction only, which was chosen because of these rows.
 
 **Intervals**
 
-- Curves through all sizes are assumed to deviate by half of the error at a size that is left out.
-- Predictions are divided into kinds, and a kind has the weight of twenty rows of the kind below it.
+- If a curve passes through all measured sizes, its deviation is assumed to be half of the error at a size that is left
+  out.
+- Predictions are divided into kinds that form a hierarchy. In the estimate for one kind, the kind one level up has the
+  weight of twenty rows.
 
 **Mini-cluster**
 
 - Rows below 64 KiB and two-way rows under cubic are not counted.
-- Asynchronous workers of equal speed start at times that are spread over a cycle, because the error was 12 to 38 % when
-  they started together. If their pushes do not fit into a cycle one after the other, they start at random times,
-  because they were 28 % too fast when spread.
+- Asynchronous workers of equal speed start at times that are spread over a cycle. When they started together, the error
+  was 12 to 38 %. If their pushes do not fit into a cycle one after the other, they start at random times. When such
+  workers started at times spread over a cycle, they were 28 % too fast.
 - Two choices come from other pushes between namespaces: which windows matter in an incast (`incast.csv`), and how often
   BBR times out (longer pushes, `incast_bbr.csv`).
 
 **Other models**
 
-- DLRM: all GPUs wait for the one with the bottom MLP, and products are computed in waves.
+- DLRM: all GPUs wait for the GPU with the bottom MLP, and matrix products are computed in waves.
 - torchgpipe: the time at which activations are recomputed was chosen after seeing rows.
-- Memory: PyTorch's formulas were read to see which activations stay in memory, because the row of U-Net (6, 72) did not
-  fit. What the allocator reserves is simulated, because the rows of AmoebaNet-D were 35 and 54 % too low.
-- Das: small batches are slower. Two batches are assumed, because the source does not state them.
-- DeepSpeed: gradients are reduced after all passes, and stages wait while tensors are in flight, as in its code.
+- Memory: the activations that stay in memory were determined from PyTorch's formulas after the row of U-Net (6, 72) did
+  not fit. The memory that the allocator reserves is simulated because the predictions for AmoebaNet-D were 35 and 54 %
+  too low.
+- Das: small batches are slower per sample. Two batch sizes are assumed, because the source does not state them.
+- DeepSpeed: as in its code, gradients are reduced after all passes, and stages wait while tensors are in flight.
 
 **Software stacks**
 
-- These rows showed which numbers a stack needs, such as a share of the rate of products or the traffic of element-wise
-  work. `python -m accuracy.stacks fit` fits these numbers.
-- MXFP8 reads operands twice, because its rows are slower than per-tensor FP8.
-- NVFP4 keeps 15 % of the layers in bf16, as in NVIDIA's paper; the row was 25 % too fast.
-- Slices of TPUs reduce gradients after the backward pass and hide collectives of tensor groups, as in MaxText's
-  configuration and XLA's papers; rows were off by 12 % in both directions.
-- Megatron-Bridge keeps gradients in bf16 and recomputes as many layers as memory requires; its layout states neither.
-- Megatron of March 2024 has FlashAttention-2.
+- The rows of these families showed which numbers a stack needs, such as the share of the peak rate that matrix products
+  reach, or the traffic of element-wise operations. `python -m accuracy.stacks fit` fits these numbers.
+- MXFP8 reads operands twice. This was added because its rows are slower than those with per-tensor FP8.
+- NVFP4 keeps 15 % of the layers in bf16, as in NVIDIA's paper. This was added because the prediction was 25 % too fast.
+- TPU slices reduce gradients after the backward pass and hide collectives of tensor groups, as in MaxText's
+  configuration and XLA's papers. Earlier predictions were off by 12 % in both directions.
+- Megatron-Bridge keeps gradients in bf16 and recomputes as many layers as memory requires. Its published layouts state
+  neither.
+- Megatron of March 2024 is simulated with FlashAttention-2.
 - The speed of an H100 with a power limit is assumed to be proportional to the square root of its power above 120 W.
 - LLM Foundry has its own stack, separate from that of PyTorch's FSDP.
-- torchtitan's layouts with tensor groups and pipelines were 4 to 41 % off in speed or memory. They now shard weights
-  over replicas, have as many micro-batches as stages, and skip the last products in recomputation, as torchtitan does
-  by default. Peak memory is the sum of what PyTorch's code keeps; before, it was multiplied by a fitted number.
+- For torchtitan's layouts with tensor groups and pipelines, earlier predictions of speed or memory were 4 to 41 % off.
+  These layouts now shard weights over replicas, have as many micro-batches as stages, and skip the last products in
+  recomputation, as torchtitan does by default. Peak memory is the sum of the tensors that PyTorch's code keeps; before,
+  this sum was multiplied by a fitted number.
 """
 NOT_PREDICTED = """# What is not predicted
 
@@ -290,9 +294,10 @@ def gains(rows: Sequence[Row]) -> str:
     )
     mean = f" The mean error of the steps is {biases}." if biases else ""
     return (
-        "\nThe table lists the errors of the ratios, and of the steps without and with the technique. Of "
-        f"{len(ratios)} gains (ratio - 1), {exact} are within 15 % of the measured gain, {steps} have both steps "
-        f"within 15 %, and {len(near)} meet both conditions.{mean} The sign of the gain is wrong in "
+        "\nThe table lists the errors of the ratios, and of the steps without and with the technique. A gain is the "
+        f"ratio minus 1. Of {len(ratios)} predicted gains, {exact} are within 15 % of the measured gain, and {steps} "
+        f"have both steps within 15 %. Both conditions hold for {count(len(near), 'gain')}.{mean} The sign of the gain "
+        "is wrong in "
         f"{count(len(wrong), 'row')}{': ' + names if wrong else ''}.\n"
     )
 
@@ -386,7 +391,11 @@ def answer(measured: Sequence[tuple[Family, list[Row]]]) -> str:
     return (
         f"{len(counted) - len(missed)} of {len(counted)} families of measurements are predicted within their goals "
         f"({sum(len(found) for _, found, _ in counted):,} rows that were not used for calibration)."
-        + (f" The largest mean errors, relative to the goal, are those of {'; '.join(worst)}." if worst else "")
+        + (
+            f" Relative to their goals, these families have the largest mean errors: {'; '.join(worst)}."
+            if worst
+            else ""
+        )
     )
 
 

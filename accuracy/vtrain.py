@@ -101,13 +101,14 @@ def remark() -> str:
     errors = np.abs([row.error for row in rows])
     nccl = np.mean([abs(row.error) for row in multi_rows("default")])
     return (
-        f"The rank correlation over the layouts of a model is {ranks}; the goal is 0.95. The median error is "
+        f"Over the layouts of each model, the rank correlation is {ranks}; the goal is 0.95. The median error is "
         f"{np.median(errors):.1%}. On the same rows, vTrain's authors report a mean error of 14.7 % (with kernels "
-        "profiled one by one). A single fitted efficiency of all GPUs gives 17.9 %, and three fitted terms 13.2 %.\n\n"
-        "Replicas are assumed to reduce gradients in rings that leave a machine through one adapter (`ring`). No "
-        "source says that these machines did. With the channels that NCCL builds over all adapters (`default`, the "
-        f"default of the strategy), the mean error would be {nccl:.1%}: the measured reductions of replicas with "
-        "several GPUs in a machine are slower than even one adapter explains."
+        "profiled one by one). Two fitted models serve as a comparison: a single efficiency for all GPUs has a mean "
+        "error of 17.9 %, and a model with three terms 13.2 %.\n\n"
+        "Replicas are assumed to reduce gradients in rings that leave a machine through one adapter (`ring`). The "
+        "sources do not state this. By default, the strategy uses the channels that NCCL builds over all adapters "
+        f"(`default`). The mean error would then be {nccl:.1%}: if replicas have several GPUs in a machine, the "
+        "measured reductions are slower than even one adapter would make them."
     )
 
 

@@ -17,8 +17,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from numba.core import event
-
 #: s between two looks at the clock in a terminal, and elsewhere; between two lines there
 INTERVAL, LOOK, LINES = 0.2, 1.0, 20.0
 
@@ -63,7 +61,7 @@ def _speaks() -> bool:
     return multiprocessing.parent_process() is None or multiprocessing.current_process().name.endswith("-1")
 
 
-class _Teller(event.Listener):  # type: ignore[misc,unused-ignore]
+class _Teller:
     """Follows what numba compiles; functions that are compiled inside others belong to these."""
 
     def __init__(self) -> None:
@@ -144,4 +142,3 @@ def _say(text: str) -> None:
 
 
 teller = _Teller()
-event.register("numba:compile", teller)

@@ -129,7 +129,7 @@ WRONG = [
     (int, True, "must be a whole number"),
     (int, 2.0, "x = 2.0: must be a whole number"),
     (int, 10**29, "x = 100000000000000000000000000000: must be at most 1000000000"),
-    (int, 10**5000, "x = 10**5000 or so: must be at most 1000000000"),
+    (int, 10**5000, "x = 10**5000 approximately: must be at most 1000000000"),
     (Count, 0, "x = 0: must be a whole number of at least 1"),
     (Annotated[int, whole(1, 4)], 5, "must be a whole number from 1 to 4"),
     (float, True, "must be a number"),
@@ -178,7 +178,7 @@ def test_sequences_without_end_are_refused(monkeypatch):
         while True:
             yield 1
 
-    assert "has no end, or more than 100 entries" in refused(Iterable[int], forever())
+    assert "or has more than 100 entries" in refused(Iterable[int], forever())
 
 
 def test_a_function_looks_at_what_the_type_lets_through():
@@ -207,7 +207,9 @@ def test_functions_check_all_kinds_of_parameters():
         function(1, 2, -1)
     with pytest.raises(ConfigError, match=r"^function: x = 0: must be"):
         function(1, x=0)
-    with pytest.raises(ConfigError, match=r"^function: missing a required argument: 'first'; it takes first, rest"):
+    with pytest.raises(
+        ConfigError, match="function: missing a required argument: 'first'; valid arguments: first, rest"
+    ):
         function()
 
 

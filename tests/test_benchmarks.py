@@ -84,3 +84,16 @@ def test_four_people_have_their_first_answer_with_two_commands(tmp_path, monkeyp
     for row in report["users"]:
         assert row["commands"] <= report["target"]["commands"]
         assert row["warm"]["processor_seconds"] > 0.0
+
+
+@pytest.mark.slow
+def test_the_start_up_is_measured_in_processes_of_their_own(tmp_path, monkeypatch):
+    """With nothing compiled; how long it takes is not tested."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    start_up = importlib.import_module("start_up")
+    monkeypatch.setattr(start_up, "RUNS", {"nothing": ["-c", "import ddlsim; print(ddlsim.__version__)"]})
+    path = tmp_path / "report.json"
+    assert start_up.main(["--no-wheel", "--repeat", "1", "--json", str(path)]) == 0
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    assert [row["process"] for row in rows] == ["first", "again", "unwritten"]
+    assert all(0.0 < row["ratio"] < math.inf for row in rows)

@@ -105,7 +105,7 @@ def test_a_long_name_is_no_problem_for_what_lies_beside(tmp_path):
 @pytest.mark.parametrize("ask", [check_place, lambda path: write_text(path, "x")], ids=["before", "then"])
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("folder", "folder: cannot be written: Is a folder; name a file in it"), ("none/x", "cannot be written: "),
+    [("folder", "folder: cannot be written: Is a folder; specify a file in it"), ("none/x", "cannot be written: "),
      ("file/x", "cannot be written: ")],
     ids=["folder", "missing", "file"],
 )  # fmt: skip
@@ -231,7 +231,7 @@ def test_the_reason_and_what_to_do_are_said(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(ConfigError) as raised:
         write_text(tmp_path / "x", "text")
-    end = "/x: cannot be written: No space left on device; free some or choose another folder"
+    end = "/x: cannot be written: No space left on device; free some space, or choose another folder"
     assert str(raised.value).endswith(end)
     assert os.listdir(tmp_path) == []
 
@@ -255,7 +255,7 @@ def small_disk(tmp_path):
 def test_a_real_full_disk(write, small_disk):
     write_text(small_disk / "trace.json", "old")
     (small_disk / "rest").write_bytes(bytes(56 * 1024))
-    with pytest.raises(ConfigError, match="No space left on device; free some or choose another folder"):
+    with pytest.raises(ConfigError, match="No space left on device; free some space, or choose another folder"):
         write["trace.json"](small_disk / "trace.json")
     assert sorted(os.listdir(small_disk)) == ["rest", "trace.json"]
     assert (small_disk / "trace.json").read_text() == "old"
@@ -267,7 +267,7 @@ def test_a_real_disk_that_cannot_be_written(small_disk):
     for name in ("old", "new"):
         with pytest.raises(ConfigError, match="cannot be written: "):
             check_place(small_disk / name)
-        with pytest.raises(ConfigError, match="Read-only file system; choose another place"):
+        with pytest.raises(ConfigError, match="Read-only file system; choose another path"):
             write_text(small_disk / name, "x")
 
 
@@ -282,7 +282,7 @@ ALWAYS = {"write_text", "write_bytes", "mkstemp", "NamedTemporaryFile", "copyfil
 #: file -> what it may call: /dev/null; where files are written, rows appended, a store copied to where it can be read
 MAY = {
     "cli/application.py": {"open"}, "output_files.py": {"open", "fdopen", "write_text"}, "measure/reading.py": {"open"},
-    "study/store.py": {"copyfile"},
+    "study/store.py": {"copyfile"}, "precompile.py": {"write_text", "write_bytes"},  # into a temporary folder
 }  # fmt: skip
 
 

@@ -66,7 +66,7 @@ def test_the_laboratory_says_that_it_needs_linux(platform, monkeypatch):
     monkeypatch.setattr(laboratory.sys, "platform", platform)
     with pytest.raises(ConfigError) as raised:
         laboratory.check_computer()
-    assert str(raised.value) == f"lab: needs Linux (network namespaces), this is {platform}; use a virtual machine"
+    assert str(raised.value) == f"the lab needs Linux (network namespaces), not {platform}; use a virtual machine"
 
 
 def test_all_systems_can_have_the_files_of_this_repository():

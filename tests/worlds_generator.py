@@ -273,7 +273,7 @@ DENSE = (
 
 
 def may_compress(strategy: Any) -> bool:
-    """Whether what a run sends may be compressed: servers' work is that of dense gradients."""
+    """Whether what a run sends may be compressed: servers' work describes the cost of uncompressed gradients."""
     if isinstance(strategy, sg.QsparseLocalSGD | sg.SPARTA):
         return False  # one says its compression, the other is one
     if isinstance(strategy, DENSE):

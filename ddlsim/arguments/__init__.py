@@ -1,4 +1,4 @@
-"""One entrance for arguments: an annotation says what is welcome, :func:`checked` sees to it.
+"""Validation of arguments: annotations declare what is accepted, and :func:`checked` enforces it.
 
 >>> from dataclasses import dataclass
 >>> from ddlsim.arguments import Count, checked
@@ -11,15 +11,15 @@ Traceback (most recent call last):
     ...
 ddlsim.errors.ConfigError: Window: size = 0: must be a whole number of at least 1
 
-The annotations of functions and of constructors are read once, at the first call. Plain types are checked as they
-stand (a ``float`` must be finite, a ``bool`` is no number, numpy's numbers are welcome and become Python's), unions,
-tuples, sequences, mappings, arrays and protocols with what is in them. ``Annotated`` narrows a type:
+Annotations of functions and constructors are read once, at the first call. Plain types are checked as they are: a
+``float`` must be finite, a ``bool`` is not a number, and numpy's numbers are accepted and converted to Python's.
+Unions, tuples, sequences, mappings, arrays and protocols are checked with their contents. ``Annotated`` narrows a type:
 
-- a :class:`Rule`, such as ``whole(1)``, takes the type's place (which is for mypy only, then);
-- a text says what is welcome in the place of the words made from the type;
-- a function ``(value, where) -> value`` looks at what the type's own rule has let through.
+- a :class:`Rule`, such as ``whole(1)``, replaces the check of the type (which is then for mypy only);
+- a text replaces the description of the type in messages;
+- a function ``(value, where) -> value`` checks values that have passed the rule of the type.
 
-Relations between arguments stay in ``__post_init__``. Texts with units are kept as they are written.
+Constraints between arguments are checked in ``__post_init__``. Texts with units are stored unchanged.
 """
 
 from typing import Annotated

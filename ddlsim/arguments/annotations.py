@@ -1,4 +1,4 @@
-"""From a type to its rule: what a checked annotation asks for."""
+"""Rules from type annotations."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _items(value: Iterable[object], where: str) -> list[object]:
         raise ConfigError(f"{where} = {shown(value)}: must be a list, not a single number in an array")
     items = list(itertools.islice(value, MAX_LENGTH + 1))
     if len(items) > MAX_LENGTH:
-        raise ConfigError(f"{where} has no end, or more than {MAX_LENGTH} entries; give fewer")
+        raise ConfigError(f"{where}: is infinite, or has more than {MAX_LENGTH} entries; pass fewer")
     return items
 
 

@@ -1,4 +1,4 @@
-"""`checked`: the decorator that holds every call to the annotations; functions that take the fields of a dataclass."""
+"""`checked`: the decorator that validates calls against annotations; functions with the fields of a dataclass."""
 
 from __future__ import annotations
 
@@ -95,11 +95,11 @@ class _Signature:
             self.signature.bind(*args, **kwargs)
         except TypeError as error:
             reason = str(error)
-        return ConfigError(f"{self.owner}: {reason}; it takes {listed(names) or 'no arguments'}")
+        return ConfigError(f"{self.owner}: {reason}; valid arguments: {listed(names) or 'none'}")
 
 
 def checked(target: T) -> T:
-    """Decorate a function, or a class with annotated arguments, so that wrong ones raise ConfigError."""
+    """Decorate a function or class so that arguments that violate their annotations raise ConfigError."""
     if isinstance(target, type):
         target.__init__ = _guarded(target.__init__, target)  # type: ignore[misc]
         return target
@@ -128,10 +128,10 @@ R = TypeVar("R")
 
 
 def takes_fields_of(kind: Callable[P, F]) -> Callable[[Callable[[F], R]], Callable[P, R]]:
-    """Decorate a function of one `kind` of dataclass so that it is called with the fields of it, and checked.
+    """Decorate a function of a dataclass instance so that it takes, and validates, the fields of the dataclass instead.
 
-    The function has the signature of the class, for people, editors and type checkers alike; what a dataclass inherits
-    is part of it, so a field that is added to a base is an argument of the function at once.
+    The decorated function has the signature of `kind`, including inherited fields, so documentation, editors and type
+    checkers show it, and a field added to a base class becomes an argument automatically.
 
     >>> from dataclasses import dataclass
     >>> from ddlsim.arguments import Count

@@ -1,4 +1,4 @@
-"""Rules: what an argument must be, and what is kept of it. Numbers, quantities with units, names, texts, paths."""
+"""Rules for arguments: numbers, quantities with units, names, texts and paths."""
 
 from __future__ import annotations
 
@@ -20,9 +20,12 @@ MAX_PATH = 4096  # bytes
 
 @dataclass(frozen=True)
 class Rule:
-    """What an argument must be: in words, by its kind, and what is kept of it (``keep`` raises ConfigError).
+    """A rule for an argument.
 
-    dimension   of a quantity: a key of :data:`ddlsim.units.DIMENSIONS`
+    text       description of valid values, for messages
+    takes      whether a value is of the right kind
+    keep       returns the value to store; raises ConfigError for an invalid one
+    dimension  for quantities: a key of :data:`ddlsim.units.DIMENSIONS`
     """
 
     text: str
@@ -41,12 +44,15 @@ def wrong(value: object, where: str, text: str) -> ConfigError:
 
 
 def by(check: Callable[[Any, str], object]) -> Rule:
-    """Whatever the function `check(value, where)` does not refuse; it returns what is kept."""
+    """Rule that accepts everything for which `check(value, where)` does not raise ConfigError.
+
+    The value that `check` returns is stored.
+    """
     return Rule("", lambda value: True, check)
 
 
 def having(text: str, *attributes: str) -> Rule:
-    """Objects with these attributes (a class has its methods, too, but is no object of that kind)."""
+    """Rule that accepts instances with these attributes. (A class has the methods too, but is not an instance.)"""
     return Rule(
         text,
         lambda value: not isinstance(value, type) and all(hasattr(value, name) for name in attributes),
@@ -63,7 +69,7 @@ def _is_number(value: object) -> bool:
 
 
 def whole(least: int | None = None, most: int = MOST) -> Rule:
-    """Whole numbers from `least` to `most`."""
+    """Rule that accepts whole numbers from `least` to `most`."""
     text = "a whole number" if least is None else f"a whole number of at least {least}"
     if most < MOST:
         text = f"a whole number from {least} to {most}"
@@ -127,7 +133,12 @@ def number(
     infinite: bool = False,
     hint: str = "",
 ) -> Rule:
-    """Numbers from `low` (or above it) to `high` (or below it), finite unless `infinite` ones have a meaning."""
+    """Rule that accepts finite numbers from `low` to `high`.
+
+    above, below  exclude `low` or `high` themselves
+    infinite      accept infinity too
+    hint          remark at the end of the description
+    """
     interval = _Interval(low, high, above, below, infinite, hint)
 
     def keep(value: Any, where: str) -> float:
@@ -143,9 +154,12 @@ def number(
 def quantity(
     dimension: str, example: str = "", *, zero: bool = False, infinite: bool = False, si: bool = False
 ) -> Rule:
-    """Numbers in SI units, or texts with a unit of the `dimension`, above 0 (or 0, with `zero`).
+    """Rule that accepts positive numbers in SI units, or text with a unit of the `dimension`.
 
-    What is kept is what was given; with `si` the number in SI units.
+    example   text shown in messages, such as "10 Gbit/s"
+    zero      accept 0 too
+    infinite  accept infinity too
+    si        store the number in SI units instead of the value as it was given
     """
     example = example or DIMENSIONS[dimension][2]
     interval = _Interval(0.0, math.inf, above=not zero, infinite=infinite, hint=f", e.g. {example!r}")
@@ -164,7 +178,10 @@ def quantity(
 
 
 def one_of(*names: str, also: str = "") -> Rule:
-    """Texts that are one of the `names`."""
+    """Rule that accepts one of the `names`.
+
+    also  description of further accepted values, for messages
+    """
     if len(names) < 5:
         text = f"{', '.join(repr(name) for name in names[:-1])} or {names[-1]!r}".removeprefix(" or ")
     else:

@@ -1,4 +1,4 @@
-"""The command line: a thin face over the Python API. Heavy imports happen inside the commands."""
+"""The command line, a thin layer over the Python API. Heavy imports happen inside the commands."""
 
 from ddlsim.cli import (  # noqa: F401  (they register the commands)
     calibrating,

@@ -38,9 +38,7 @@ def _in_a_line(context: Any) -> Iterator[None]:
         word = next(iter(text.split("'")[1:2]), "") if text.startswith("No such command") else ""
         if _CALLED.get(word) in getattr((error.ctx or context).command, "commands", ()):
             text = f"No such command '{word}'; did you mean '{_CALLED[word]}'?"
-        raise DdlsimError(
-            f"{command}: {text[0].lower()}{text[1:].rstrip('.?')}; {command} -h says what it takes"
-        ) from None
+        raise DdlsimError(f"{command}: {text[0].lower()}{text[1:].rstrip('.?')}; see {command} -h") from None
 
 
 class Commands(TyperGroup):
@@ -65,7 +63,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-show = typer.Typer(help="Show a topology or a model in detail.", no_args_is_help=True, rich_markup_mode=None)
+show = typer.Typer(help="Show a topology, a plan or a model in detail.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(show, name="show")
 
 
@@ -110,9 +108,10 @@ def _forget_stdout() -> None:
 
 
 def main() -> None:
-    """Run the command line: errors are one line on stderr and exit code 2, an interrupt is 130.
+    """Run the command line.
 
-    If the output is a closed pipe (``ddlsim models | head -1``), it ends silently.
+    Errors print one line to stderr and exit with code 2; an interrupt exits with code 130. If the output is a closed
+    pipe (``ddlsim models | head -1``), the command ends silently.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a name that has no place in its encoding is no reason to fail

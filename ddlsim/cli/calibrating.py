@@ -1,4 +1,4 @@
-"""The command that fits a cluster to measurements: `calibrate`."""
+"""The `calibrate` command, which fits a cluster to measurements."""
 
 from __future__ import annotations
 
@@ -25,17 +25,22 @@ if TYPE_CHECKING:
 @app.command()
 def validate(
     runs: Annotated[Path, arg("CSV file of measured runs.", metavar="RUNS")],
-    cluster: Annotated[str, opt("The cluster, best a calibrated file.", "--cluster", "-c", offers=completing.clusters)],
+    cluster: Annotated[
+        str,
+        opt("Bundled cluster or, better, a calibrated cluster file.", "--cluster", "-c", offers=completing.clusters),
+    ],
     model: Model = None,
-    fit_on: Annotated[str | None, opt('Fit these runs first, e.g. "workers <= 4".')] = None,
-    fit: Annotated[str, opt("What to fit: compute, network, or both.")] = "compute,network",
-    tolerance: Annotated[str | None, opt("Exit code 1 if the mean error of held-out runs is larger: 10%.")] = None,
-    plot: Annotated[Path | None, opt("Draw measured against predicted.")] = None,
-    table: Annotated[Path | None, opt("Write all rows as CSV.")] = None,
-    html: Annotated[Path | None, opt("Write a page: summary, picture, every run.")] = None,
+    fit_on: Annotated[str | None, opt('Fit to the runs that satisfy this condition, such as "workers <= 4".')] = None,
+    fit: Annotated[str, opt("Quantities to fit: compute, network, or both.")] = "compute,network",
+    tolerance: Annotated[
+        str | None, opt("Exit with code 1 if the mean error of held-out runs exceeds this share, such as 10%.")
+    ] = None,
+    plot: Annotated[Path | None, opt("Plot predicted against measured throughput.")] = None,
+    table: Annotated[Path | None, opt("Write all runs as CSV.")] = None,
+    html: Annotated[Path | None, opt("Write an HTML page with the summary, the plot and all runs.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare measured training runs with their simulation: errors, order, and where they come from.
+    """Compare measured training runs with their simulation.
 
     Example: ddlsim validate runs.csv --cluster calibrated.toml --model resnet50 --fit-on "workers <= 4" --tolerance 10%
     """
@@ -60,7 +65,7 @@ def validate(
     write_file(html, lambda path: found.save_html(path, f"{runs.name} on {cluster}"))
     write_file(table, lambda path: save_csv(found.table, path))
     if limit is not None and not found.within(limit):
-        typer.echo(f"mean absolute error {found.error:.1%} is beyond the tolerance of {limit:.1%}", err=True)
+        typer.echo(f"mean absolute error {found.error:.1%} exceeds the tolerance of {limit:.1%}", err=True)
         raise typer.Exit(1)
 
 
@@ -72,7 +77,7 @@ def _share(text: str) -> float:
     except ValueError:
         value = math.nan
     if rest or not (math.isfinite(value) and value > 0.0):
-        raise ConfigError(f"--tolerance {text!r}: write a share like 10% or 0.1")
+        raise ConfigError(f"--tolerance {text!r}: must be a share, such as 10% or 0.1")
     return value
 
 
@@ -83,34 +88,36 @@ def calibrate(
     ],
     cluster: Annotated[
         str | None,
-        opt("The cluster that was measured: a file or bundled.", "--cluster", "-c", offers=completing.clusters),
+        opt("Measured cluster: a bundled cluster or a topology file.", "--cluster", "-c", offers=completing.clusters),
     ] = None,
     stack: Annotated[
         str | None,
-        opt("Fit this software stack to training runs (CSV), traces, and collectives.", offers=completing.stacks),
+        opt("Fit this software stack to training runs (CSV), traces and collectives.", offers=completing.stacks),
     ] = None,
     strategy: Annotated[
-        str | None, opt("Of traced runs, with --stack.", "--strategy", "-s", offers=completing.strategies)
+        str | None, opt("Strategy of traced runs (with --stack).", "--strategy", "-s", offers=completing.strategies)
     ] = None,
     batch: Annotated[
-        int | None, opt("Of traced runs, as the strategy counts it, with --stack.", "--batch", "-b")
+        int | None, opt("Batch size of traced runs, as the strategy counts it (with --stack).", "--batch", "-b")
     ] = None,
     out: Annotated[Path | None, opt("Write the calibrated cluster or stack file.", "--out", "-o")] = None,
     algorithm: Annotated[
-        list[str] | None, opt("Of a collective: all_reduce=ring (repeatable).", "--algorithm", "-a")
+        list[str] | None, opt("Algorithm of a collective: all_reduce=ring (repeatable).", "--algorithm", "-a")
     ] = None,
-    backend: Annotated[str | None, opt("Use only rows of mpi, gloo, nccl, ...")] = None,
-    hosts: Annotated[int | None, opt("Machines, where a log does not say it.")] = None,
-    operation: Annotated[str | None, opt("Of a log without it: all_reduce, ...")] = None,
-    ranks: Annotated[int | None, opt("That took part, where a log does not say it.")] = None,
+    backend: Annotated[str | None, opt("Use only rows of this backend: mpi, gloo, nccl, ...")] = None,
+    hosts: Annotated[int | None, opt("Number of machines, if a log does not contain it.")] = None,
+    operation: Annotated[str | None, opt("Measured operation, if a log does not contain it: all_reduce, ...")] = None,
+    ranks: Annotated[int | None, opt("Number of ranks, if a log does not contain it.")] = None,
     model: Annotated[
-        str | None, opt("What was trained, where a log has none.", "--model", "-m", offers=completing.models)
+        str | None, opt("Trained model, if a log does not contain it.", "--model", "-m", offers=completing.models)
     ] = None,
-    software: Annotated[str | None, opt('What was measured, where a log has none: "NCCL 2.18.3".')] = None,
-    reader: Annotated[str | None, opt("What reads files of other kinds: package.module:function.")] = None,
+    software: Annotated[str | None, opt('Software version, if a log does not contain it: "NCCL 2.18.3".')] = None,
+    reader: Annotated[str | None, opt("Function that reads other file formats: package.module:function.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Fit latency, bandwidth, overhead and compute time to measurements, and say how sure they are.
+    """Fit a cluster or a software stack to measurements.
+
+    Fits latency, bandwidth, overhead and compute time of a cluster, and reports their uncertainties.
 
     Example: ddlsim calibrate measured/ iperf.json --cluster my-cluster.toml --out calibrated.toml
 
@@ -118,7 +125,9 @@ def calibrate(
     """
     check_folder(out)
     if out is not None and out.suffix != ".toml":
-        raise ConfigError(f"--out {out}: calibrated clusters and stacks are TOML files; name one that ends in .toml")
+        raise ConfigError(
+            f"--out {out}: calibrated clusters and stacks are TOML files; choose a name that ends in .toml"
+        )
     if stack is not None:
         others = {"algorithm": algorithm, "backend": backend, "hosts": hosts, "operation": operation, "ranks": ranks}
         for name in [name for name, value in (others | {"software": software, "reader": reader}).items() if value]:
@@ -130,10 +139,10 @@ def calibrate(
         write_file(out, fitted.stack.save)
         return
     if strategy is not None or batch is not None:
-        raise ConfigError("--strategy and --batch are of traced runs, to which --stack fits software; add --stack")
+        raise ConfigError("--strategy and --batch describe traced runs, which need --stack; add it, or leave them out")
     if cluster is None:
         raise ConfigError(
-            "calibrate: name the cluster that was measured, --cluster, or --stack to fit software to runs"
+            "calibrate: set --cluster, the cluster that was measured, or --stack, to fit a software stack to runs"
         )
     from ddlsim.validation import calibrate as fit
     from ddlsim.validation.calibration_text import warnings
@@ -153,7 +162,7 @@ def calibrate(
 def _reader(name: str) -> Reader:
     function = imported(name, "--reader", "function")
     if not callable(function):
-        raise ConfigError(f"--reader {name!r}: is {shown(function)}; name a function of the path")
+        raise ConfigError(f"--reader {name!r}: must be a function that takes a path, not {shown(function)}")
     return cast("Reader", function)
 
 
@@ -162,7 +171,7 @@ def _algorithms(texts: list[str]) -> dict[str, str]:
     for text in texts:
         kind, equals, name = text.partition("=")
         if not (kind and equals and name):
-            raise ConfigError(f"--algorithm {text!r}: write kind=algorithm, such as all_reduce=ring")
+            raise ConfigError(f"--algorithm {text!r}: must be kind=algorithm, such as all_reduce=ring")
         found[kind] = name
     return found
 

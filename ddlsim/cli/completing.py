@@ -1,4 +1,4 @@
-"""Completions that a shell offers for the tabulator key: bundled names, and values of options.
+"""Shell completion of bundled names and of option values.
 
 A shell starts ddlsim for every completion, so this module imports nothing heavy and reads files without loading them.
 Words without a completion are left to the shell, which offers files.

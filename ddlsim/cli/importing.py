@@ -1,4 +1,4 @@
-"""The command that reads what other tools wrote: `import`."""
+"""The `import` command, which reads the output of other tools."""
 
 from __future__ import annotations
 
@@ -26,30 +26,35 @@ if TYPE_CHECKING:
 
 @app.command("import")
 def import_file(
-    file: Annotated[Path, arg("A topology, benchmark output, a trace or a log.", metavar="FILE")],
+    file: Annotated[Path, arg("Topology, benchmark output, trace or log of another tool.", metavar="FILE")],
     out: Annotated[
-        Path | None, opt("A cluster (.toml, .json, .graphml), measurements (.csv), a plan (.et).", "--out", "-o")
+        Path | None,
+        opt("Output file: a cluster (.toml, .json, .graphml), measurements (.csv) or a plan (.et).", "--out", "-o"),
     ] = None,
-    kind: Annotated[str | None, opt("What it is, instead of what its content says.")] = None,
-    operation: Annotated[str | None, opt("Of a log without it: all_reduce, ...")] = None,
-    ranks: Annotated[int | None, opt("That took part, where the file does not say.")] = None,
-    hosts: Annotated[int | None, opt("Machines: of a measurement, or copies of one.")] = None,
-    bandwidth: Annotated[str | None, opt("Where the file is silent: of an NVLink, or of an edge.")] = None,
-    latency: Annotated[str | None, opt("Of the network, where the file is silent.")] = None,
+    kind: Annotated[str | None, opt("Format of the file (default: detected from its content).")] = None,
+    operation: Annotated[
+        str | None, opt("Measured operation, if the file does not contain it: all_reduce, ...")
+    ] = None,
+    ranks: Annotated[int | None, opt("Number of ranks, if the file does not contain it.")] = None,
+    hosts: Annotated[
+        int | None, opt("Number of machines of a measurement; for a single machine, number of copies.")
+    ] = None,
+    bandwidth: Annotated[str | None, opt("Bandwidth of an NVLink or an edge, if the file does not contain it.")] = None,
+    latency: Annotated[str | None, opt("Latency of the network, if the file does not contain it.")] = None,
     device: Annotated[
-        str | None, opt("Of the GPUs: ddlsim devices lists names; or a file.", offers=completing.devices)
+        str | None, opt("Device of the GPUs: a name (see: ddlsim devices) or a device file.", offers=completing.devices)
     ] = None,
     model: Annotated[
-        str | None, opt("What was trained, where a log has none.", "--model", "-m", offers=completing.models)
+        str | None, opt("Trained model, if the file does not contain it.", "--model", "-m", offers=completing.models)
     ] = None,
-    ignore_unknown: Annotated[
-        bool, opt("Leave out what is not known, with a warning that counts it.", "--ignore-unknown")
-    ] = False,
+    ignore_unknown: Annotated[bool, opt("Skip unknown content, and warn with its amount.", "--ignore-unknown")] = False,
     facts: Annotated[
-        list[str] | None, opt("Another argument of the reader: pcie_bandwidth='32 GB/s'.", "--set")
+        list[str] | None, opt("Further argument of the reader: pcie_bandwidth='32 GB/s' (repeatable).", "--set")
     ] = None,
 ) -> None:
-    """Read what another tool wrote, and write it as ddlsim's own: a cluster, measurements, or a plan.
+    """Import a file of another tool.
+
+    Writes it as a cluster, as measurements or as a plan.
 
     Example: ddlsim import topo.xml --device a100-40g --out my-cluster.toml
     """
@@ -80,7 +85,7 @@ def import_file(
         return
     timings: Sequence[Timing] = ()
     if isinstance(content, MlperfRun):
-        time = "time not known" if math.isnan(content.run_s) else f"{content.run_s:.6g} s"
+        time = "unknown time" if math.isnan(content.run_s) else f"{content.run_s:.6g} s"
         typer.echo(
             shown(
                 f"{content.benchmark}: {content.status or 'no status'}, {time}, "
@@ -94,7 +99,7 @@ def import_file(
         typer.echo(f"{len(content.steps)} steps, {len(content.collectives)} collectives")
         timings = content.collectives
     elif isinstance(content, HorovodTimeline):
-        typer.echo(f"{len(content.operations)} operations of Horovod")
+        typer.echo(f"{len(content.operations)} Horovod operations")
     else:
         assert all(isinstance(row, Timing) for row in content)
         timings = content
@@ -104,14 +109,14 @@ def import_file(
 def _fact(text: str) -> tuple[str, object]:
     name, equals, value = text.partition("=")
     if not (name and equals):
-        raise ConfigError(f"--set {text!r}: write name=value, such as pcie_bandwidth='32 GB/s'")
+        raise ConfigError(f"--set {text!r}: must be name=value, such as pcie_bandwidth='32 GB/s'")
     return name, parse_value(value)
 
 
 def _refuse(file: Path, kind: str, options: dict[str, object]) -> None:
     for option, value in options.items():
         if value is not None:
-            raise ConfigError(f"{option} has no effect: {file} is {kind}; leave it out")
+            raise ConfigError(f"{option} has no effect, because {file} is {kind}; leave it out")
 
 
 def _measurements(
@@ -123,7 +128,7 @@ def _measurements(
     if out is None:
         return
     if out.suffix != ".csv":
-        raise ConfigError(f"--out {out}: measurements are written as a table; name a file that ends in .csv")
+        raise ConfigError(f"--out {out}: measurements are written as a CSV table; choose a name that ends in .csv")
     from ddlsim.imports import to_measurements
     from ddlsim.measure import save_measurements
 
@@ -135,7 +140,7 @@ def _measurements(
         except ConfigError as error:
             refused.append(error)
     if not rows:
-        raise refused[0] if refused else ConfigError(f"{file}: has no measured times to write; leave --out out")
+        raise refused[0] if refused else ConfigError(f"{file}: contains no measured times to write; leave --out out")
     if refused:
-        typer.echo(shown(f"warning: {len(refused)} rows left out, the first: {refused[0]}"), err=True)
+        typer.echo(shown(f"warning: {len(refused)} rows ignored, the first because: {refused[0]}"), err=True)
     write_file(out, lambda path: save_measurements(rows, path))

@@ -1,4 +1,4 @@
-"""The command that holds predictions against real TCP on this computer: `lab`."""
+"""The `lab` command, which compares predictions with real TCP on this computer."""
 
 from __future__ import annotations
 
@@ -27,16 +27,20 @@ OPERATIONS = "point_to_point:one_way,all_reduce:ring,all_reduce:binomial_tree,pa
 
 @app.command()
 def lab(
-    cluster: Annotated[str | None, arg("A bundled cluster or a topology file.", offers=completing.clusters)] = None,
-    operations: Annotated[str, opt("kind:algorithm, point_to_point:one_way, parameter_server:2, ...")] = OPERATIONS,
-    sizes: Annotated[str, opt("Buffers per rank.")] = "64 KiB,1 MiB,4 MiB",
-    repetitions: Annotated[int, typer.Option(min=1, help="Of each row.")] = 5,
-    queue: Annotated[str, opt("What may wait at a port before frames are lost.")] = "512 KiB",
-    out: Annotated[Path | None, opt("Write the table of measurements (csv).")] = None,
-    clean: Annotated[bool, opt("Only remove what killed runs left.", "--clean")] = False,
+    cluster: Annotated[str | None, arg("Bundled cluster or topology file.", offers=completing.clusters)] = None,
+    operations: Annotated[
+        str, opt("Operations: kind:algorithm, point_to_point:one_way, parameter_server:2, ...")
+    ] = OPERATIONS,
+    sizes: Annotated[str, opt("Buffer sizes per rank.")] = "64 KiB,1 MiB,4 MiB",
+    repetitions: Annotated[int, typer.Option(min=1, help="Repetitions of each measurement.")] = 5,
+    queue: Annotated[str, opt("Queue size of a port, beyond which frames are dropped.")] = "512 KiB",
+    out: Annotated[Path | None, opt("Write the measurements as a CSV table.")] = None,
+    clean: Annotated[bool, opt("Only remove leftovers of killed runs.", "--clean")] = False,
     as_json: Json = False,
 ) -> None:
-    """Build a small cluster out of network namespaces here, measure it with real TCP, compare (Linux, root).
+    """Compare predictions with real TCP (Linux, root).
+
+    Builds a small cluster of network namespaces on this computer and measures it.
 
     Example: sudo ddlsim lab my-cluster.toml --operations all_reduce:ring,parameter_server --sizes "64 KiB,4 MiB"
     """
@@ -45,18 +49,18 @@ def lab(
 
     if clean:
         if cluster is not None:
-            raise ConfigError(f"--clean only removes what is left; leave {cluster!r} out")
+            raise ConfigError(f"--clean only removes leftovers of earlier experiments; leave {cluster!r} out")
         check_computer()
         typer.echo(f"removed {len(remove())} network namespaces")
         return
     if cluster is None:
-        raise ConfigError("lab: name a cluster, like: ddlsim lab my-cluster.toml (see: ddlsim topologies)")
+        raise ConfigError("lab: set the cluster, as in: ddlsim lab my-cluster.toml (see: ddlsim topologies)")
     loaded = ddlsim.load_cluster(cluster)
     fabric = plan(loaded)
     check_folder(out)
     check_computer()
     if left := remove():
-        typer.echo(f"note: removed {len(left)} network namespaces that killed runs have left", err=True)
+        typer.echo(f"note: removed {len(left)} network namespaces left by killed runs", err=True)
     from ddlsim.lab import compare, parse_operations
 
     wanted, buffers, waiting = parse_operations(operations), _sizes(sizes), _bytes("--queue", queue)
@@ -139,7 +143,7 @@ def _cells(comparison: Comparison, as_json: bool) -> dict[str, object]:
 def _sizes(text: str) -> list[int]:
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words:
-        raise ConfigError(f"--sizes {text!r}: is empty; write them like '64 KiB,1 MiB'")
+        raise ConfigError(f"--sizes {text!r}: must contain at least one size, such as '64 KiB,1 MiB'")
     return [_bytes("--sizes", word) for word in words]
 
 

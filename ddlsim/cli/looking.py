@@ -1,4 +1,4 @@
-"""The commands that look things up: lists of what is bundled, and `show`."""
+"""The commands that list and show bundled definitions, such as `topologies`, `models` and `show`."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from ddlsim.printable import shown
 
 @app.command("warm-up")
 def warm_up(as_json: Json = False) -> None:
-    """Compile everything that simulations and learning need, once; say where it is kept.
+    """Compile everything that simulations and training need.
 
-    Takes about 45 s of CPU time the first time, and 2 s when all is there. Example: ddlsim warm-up
+    Takes about 45 s of CPU time the first time, and 2 s when everything is compiled. Example: ddlsim warm-up
     """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -44,14 +44,18 @@ def warm_up(as_json: Json = False) -> None:
 @app.command()
 def explore(
     cluster: Annotated[
-        str | None, arg("A bundled cluster or a topology file (with +key=value).", metavar="[CLUSTER]")
+        str | None, arg("Bundled cluster or topology file (with +key=value).", metavar="[CLUSTER]")
     ] = None,
     model: Model = None,
-    port: Annotated[int, opt("Port on this machine (default: one that is free).")] = 0,
+    port: Annotated[int, opt("Port on this machine (default: any free port).")] = 0,
     browser: Annotated[bool, opt("Open a browser.", "--browser/--no-browser")] = True,
-    host: Annotated[list[str] | None, opt("Accept this name of the machine besides localhost (repeatable).")] = None,
+    host: Annotated[
+        list[str] | None, opt("Further host name that requests may use, besides localhost (repeatable).")
+    ] = None,
 ) -> None:
-    """Look at clusters, runs and comparisons in a browser; needs pip install 'ddlsim[explore]'.
+    """Explore clusters, runs and comparisons in a browser.
+
+    Needs pip install 'ddlsim[explore]'.
 
     Example: ddlsim explore cloud-25g-16x8-v100 --model resnet50
     """
@@ -91,10 +95,10 @@ def models(as_json: Json = False) -> None:
 
 @app.command()
 def devices(
-    name: Annotated[str | None, arg("Only this one, with its prices.", offers=completing.devices)] = None,
+    name: Annotated[str | None, arg("Show only this device, with its prices.", offers=completing.devices)] = None,
     as_json: Json = False,
 ) -> None:
-    """List the device catalogue, or what clouds ask for one device.
+    """List the device catalogue, or the cloud prices of one device.
 
     Example: ddlsim devices h100
     """
@@ -143,7 +147,7 @@ def _rates(device: ddlsim.Device) -> list[str]:
         share = (
             None if kernels is None else kernels.gemm.get(kind, kernels.gemm.get("bf16") if kind == "fp16" else None)
         )
-        reached = "" if share is None else f" (products reach {share:.0%})"
+        reached = "" if share is None else f" (matrix products reach {share:.0%})"
         peaks.append(f"{kind} {flops / 1e12:.5g}{reached}")
     lines = [f"  memory  {memory}", f"  TFLOP/s {', '.join(peaks)}"]
     if kernels is None:
@@ -151,15 +155,15 @@ def _rates(device: ddlsim.Device) -> list[str]:
     attention = ", ".join(
         f"{name} {each.forward:.0%} forward, {each.backward:.0%} backward" for name, each in kernels.attention.items()
     )
-    return [*lines, f"  fused attention, of the 16-bit peak: {attention}", f"  rates   {kernels.source}"]
+    return [*lines, f"  fused attention (share of the 16-bit peak): {attention}", f"  rates   {kernels.source}"]
 
 
 @app.command()
 def stacks(
-    name: Annotated[str | None, arg("Only this one, with its sources.", offers=completing.stacks)] = None,
+    name: Annotated[str | None, arg("Show only this stack, with its sources.", offers=completing.stacks)] = None,
     as_json: Json = False,
 ) -> None:
-    """List the software stacks, or what one sets, with its sources.
+    """List the software stacks, or the settings and sources of one.
 
     Example: ddlsim stacks megatron
     """
@@ -199,9 +203,9 @@ def algorithms(as_json: Json = False) -> None:
 
 @show.command("topology")
 def show_topology(
-    name: Annotated[str, arg("A bundled cluster or a file.", offers=completing.clusters)],
+    name: Annotated[str, arg("Bundled cluster or topology file.", offers=completing.clusters)],
     as_json: Json = False,
-    plot: Annotated[Path | None, opt("Draw it (png, pdf, svg).")] = None,
+    plot: Annotated[Path | None, opt("Plot the cluster (png, pdf, svg).")] = None,
 ) -> None:
     """Show a cluster: machines, devices, links, sources.
 
@@ -222,13 +226,17 @@ def show_topology(
 
 @show.command("plan")
 def show_plan(
-    path: Annotated[Path, arg("Chakra traces (rank 0's file, or step.et for all) or GOAL text.")],
-    on: Annotated[str | None, opt("Execute it on this bundled cluster, or file.", offers=completing.clusters)] = None,
+    path: Annotated[Path, arg("Chakra trace (file of rank 0, or step.et for all ranks) or GOAL file.")],
+    on: Annotated[
+        str | None, opt("Execute the plan on this bundled cluster or topology file.", offers=completing.clusters)
+    ] = None,
     algorithm: Algorithm = None,
-    plot: Annotated[Path | None, opt("Draw what depends on what; with --on, what ran when (png, pdf, svg).")] = None,
+    plot: Annotated[Path | None, opt("Plot the task graph; with --on, a Gantt chart (png, pdf, svg).")] = None,
     as_json: Json = False,
 ) -> None:
-    """Show a step of a training as a table of tasks, and how long it takes on a cluster.
+    """Show a training step as a table of tasks.
+
+    With --on, also execute it on a cluster.
 
     Example: ddlsim show plan step.0.et --on dgx1-v100 --plot step.png
     """
@@ -238,9 +246,13 @@ def show_plan(
     check_picture(plot)
     plan = read_any(path, kind=None if os.path.isfile(path) else "chakra")
     if not isinstance(plan, Plan):
-        raise ddlsim.ConfigError(f"{path}: is a {type(plan).__name__}, no plan; give a Chakra trace or GOAL text")
+        raise ddlsim.ConfigError(
+            f"{path}: is a {type(plan).__name__}, not a plan; expected a Chakra trace or GOAL text"
+        )
     if algorithm is not None and on is None:
-        raise ddlsim.ConfigError(f"--algorithm {algorithm}: matters where the plan is executed; add --on CLUSTER")
+        raise ddlsim.ConfigError(
+            f"--algorithm {algorithm}: has no effect unless the plan is executed; add --on CLUSTER"
+        )
     run = None if on is None else plan.execute(on, algorithm or "default")
     cut = None if run is None or on is None else plan.cut(ddlsim.load_cluster(on))
     if as_json:
@@ -250,15 +262,15 @@ def show_plan(
         typer.echo(json.dumps(numbers))
     else:
         typer.echo(shown(str(plan)))
-        typer.echo(f"\ncritical path {plan.critical_path():.6g} s without what travels")
+        typer.echo(f"\ncritical path {plan.critical_path():.6g} s without communication")
         if run is not None and cut is not None:
-            typer.echo(shown(f"on {on}: {run.seconds:.6g} s; {cut.interface} takes {cut.seconds:.6g} s at least"))
+            typer.echo(shown(f"on {on}: {run.seconds:.6g} s; {cut.interface} takes at least {cut.seconds:.6g} s"))
     write_file(plot, lambda picture: (run or plan).plot(picture))
 
 
 @show.command("model")
 def show_model(
-    name: Annotated[str, arg("A bundled model or a file.", offers=completing.models)], as_json: Json = False
+    name: Annotated[str, arg("Bundled model or model file.", offers=completing.models)], as_json: Json = False
 ) -> None:
     """Show a model: layers, shapes, parameters, FLOPs, bytes.
 

@@ -1,4 +1,4 @@
-"""The options that several commands share."""
+"""Options shared by several commands."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ def arg(text: str, offers: Callable[[str], list[str]] | None = None, metavar: st
     return typer.Argument(help=text, autocompletion=offers, metavar=metavar)
 
 
-Json = Annotated[bool, opt("Print JSON for programs.", "--json")]
+Json = Annotated[bool, opt("Print JSON.", "--json")]
 Source = Annotated[
     str,
     arg(
-        "A bundled cluster or a topology file (with +key=value), or an experiment file (.toml).",
+        "Bundled cluster, topology file (with +key=value), or experiment file (.toml).",
         offers=completing.clusters,
         metavar="WHAT",
     ),
 ]
 Model = Annotated[
     str | None,
-    opt("Bundled model or model file, with +option or +key=value.", "--model", "-m", offers=completing.models),
+    opt("Bundled model or model file (with +option or +key=value).", "--model", "-m", offers=completing.models),
 ]
 Strat = Annotated[
     str | None,
     opt(
-        "all-reduce, parallel+pipeline=8+tensor=8, ..., or package.module:Name.",
+        "Strategy: all-reduce, parallel+pipeline=8+tensor=8, ..., or package.module:Name.",
         "--strategy",
         "-s",
         offers=completing.strategies,
@@ -50,32 +50,45 @@ Strat = Annotated[
 ]
 Algorithm = Annotated[
     str | None,
-    opt("All-reduce algorithm, auto, or package.module:function.", "--algorithm", "-a", offers=completing.algorithms),
+    opt(
+        "All-reduce algorithm, or auto, or package.module:function.", "--algorithm", "-a", offers=completing.algorithms
+    ),
 ]
-AllowCode = Annotated[bool, opt("Let files name code to import, as package.module:Name.", "--allow-code")]
+AllowCode = Annotated[bool, opt("Allow files to import code (package.module:Name).", "--allow-code")]
 Cost = Annotated[
-    str | None, opt("What all-reduces cost: simulated, calibrated (measured curve) or nccl.", offers=completing.COSTS)
+    str | None,
+    opt("Source of all-reduce times: simulated, calibrated (measured curve) or nccl.", offers=completing.COSTS),
 ]
 Overlap = Annotated[
-    str | None, opt("none, layer, ddp, horovod, priority, while-waiting or module:Name.", offers=completing.OVERLAPS)
+    str | None,
+    opt("Overlap: none, layer, ddp, horovod, priority, while-waiting, or module:Name.", offers=completing.OVERLAPS),
 ]
 Servers = Annotated[int | None, opt("Number of parameter servers.")]
-Placement = Annotated[str | None, opt("Parameter servers: own or colocated.", offers=completing.PLACEMENTS)]
+Placement = Annotated[
+    str | None,
+    opt(
+        "Placement of parameter servers: own machines (own) or those of workers (colocated).",
+        offers=completing.PLACEMENTS,
+    ),
+]
 Batch = Annotated[
-    int | None, opt("Samples per worker and step; with fsdp, parallel, ... of all workers.", "--batch-size", "-b")
+    int | None,
+    opt("Samples per worker and step; with fsdp, parallel, ...: of all workers together.", "--batch-size", "-b"),
 ]
-Steps = Annotated[int | None, opt("Steps to measure.")]
+Steps = Annotated[int | None, opt("Number of measured steps.")]
 Device = Annotated[
-    str | None, opt("Of all workers: ddlsim devices lists names; or a device file.", offers=completing.devices)
+    str | None, opt("Device of all workers: a name (see: ddlsim devices) or a device file.", offers=completing.devices)
 ]
-Precision = Annotated[str | None, opt("bf16, fp16, fp8, mxfp8, nvfp4, tf32 or fp32.", offers=completing.PRECISIONS)]
+Precision = Annotated[
+    str | None, opt("Arithmetic: bf16, fp16, fp8, mxfp8, nvfp4, tf32 or fp32.", offers=completing.PRECISIONS)
+]
 Stack = Annotated[
-    str | None, opt("Software: megatron, torchtitan, ... (see: ddlsim stacks).", offers=completing.stacks)
+    str | None, opt("Training software: megatron, torchtitan, ... (see: ddlsim stacks).", offers=completing.stacks)
 ]
-Flash = Annotated[bool | None, opt("Fused attention (default: as the stack has it).", "--flash/--no-flash")]
+Flash = Annotated[bool | None, opt("Use fused attention (default: as in the stack).", "--flash/--no-flash")]
 Optimizer = Annotated[
     str | None,
-    opt("Optimizer whose time and memory count: sgd, momentum, adam, lars or lamb.", offers=completing.OPTIMIZERS),
+    opt("Optimizer, for time and memory: sgd, momentum, adam, lars or lamb.", offers=completing.OPTIMIZERS),
 ]
 Seed = Annotated[int | None, opt("Seed of all random streams.")]
 

@@ -1,4 +1,4 @@
-"""Tables on the terminal, and files."""
+"""Output of tables on the terminal and to files."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import typer
 
 from ddlsim.errors import ConfigError
+from ddlsim.extras import check_installed
 from ddlsim.output_files import check_place
 from ddlsim.printable import shown
 from ddlsim.text_tables import aligned
@@ -27,14 +28,18 @@ def check_page(path: Path | None) -> None:
     """Find out before a long simulation that its report cannot be written."""
     check_folder(path)
     if path is not None and path.suffix not in (".html", ".htm"):
-        raise ConfigError(f"--html {path}: the report is a page; name a file that ends in .html")
+        raise ConfigError(f"--html {path}: the report is an HTML page; choose a name that ends in .html")
+    if path is not None:
+        check_installed("matplotlib")  # a report has pictures
 
 
 def check_picture(path: Path | None) -> None:
     """Find out before a long simulation that its picture cannot be written."""
     check_folder(path)
     if path is not None and path.suffix.lower() not in PICTURES:
-        raise ConfigError(f"{path}: no kind of picture; end the name in one of {', '.join(PICTURES)}")
+        raise ConfigError(f"{path}: unknown picture format; choose a name that ends in one of {', '.join(PICTURES)}")
+    if path is not None:
+        check_installed("matplotlib")
 
 
 def write_file(path: Path | None, write: Callable[[Path], object]) -> None:

@@ -1,4 +1,4 @@
-"""The command that decides: `recommend`."""
+"""The `recommend` command, which ranks configurations for a model."""
 
 from __future__ import annotations
 
@@ -20,27 +20,33 @@ from ddlsim.output_files import save_csv
 
 @app.command()
 def fits(
-    model: Annotated[str, arg("A bundled model or a file.", offers=completing.models)],
-    device: Annotated[str, arg("A device of the catalogue (ddlsim devices), or a file.", offers=completing.devices)],
-    batch_size: Annotated[int, opt("Samples of a micro-batch of a rank.", "--batch-size", "-b")] = 1,
+    model: Annotated[str, arg("Bundled model or model file.", offers=completing.models)],
+    device: Annotated[
+        str, arg("Device of the catalogue (see: ddlsim devices) or device file.", offers=completing.devices)
+    ],
+    batch_size: Annotated[int, opt("Samples per rank and micro-batch.", "--batch-size", "-b")] = 1,
     precision: Precision = None,
     optimizer: Optimizer = None,
-    gradients: Annotated[str | None, opt("fp32, as Megatron-LM keeps them.", "--gradient-dtype")] = None,
+    gradients: Annotated[
+        str | None, opt("dtype of gradients, such as fp32 (as in Megatron-LM).", "--gradient-dtype")
+    ] = None,
     zero: Annotated[int, opt("ZeRO stage, 1 to 3; 3 is FSDP.")] = 0,
-    shards: Annotated[int, opt("Ranks that ZeRO shares over.")] = 1,
-    tensor: Annotated[int, opt("Ranks that layers are split over.")] = 1,
-    sequence: Annotated[bool, opt("Sequence parallelism.", "--sequence")] = False,
-    pipeline: Annotated[int, opt("Stages.")] = 1,
-    micro_batches: Annotated[int | None, opt("Of a step, in the pipeline.")] = None,
-    interleave: Annotated[int, opt("Chunks of a stage.")] = 1,
-    recompute: Annotated[str, opt("none, selective, full or segments.")] = "none",
+    shards: Annotated[int, opt("Number of ranks over which ZeRO shards.")] = 1,
+    tensor: Annotated[int, opt("Number of ranks over which layers are split (tensor parallelism).")] = 1,
+    sequence: Annotated[bool, opt("Use sequence parallelism.", "--sequence")] = False,
+    pipeline: Annotated[int, opt("Number of pipeline stages.")] = 1,
+    micro_batches: Annotated[int | None, opt("Micro-batches per step in the pipeline.")] = None,
+    interleave: Annotated[int, opt("Chunks per stage.")] = 1,
+    recompute: Annotated[str, opt("Activation recomputation: none, selective, full or segments.")] = "none",
     stack: Stack = None,
     flash: Flash = None,
-    offload: Annotated[bool, opt("The optimizer's state is in the host's memory.", "--offload")] = False,
-    workspace: Annotated[str | None, opt('Of convolutions, e.g. "64 MiB".')] = None,
+    offload: Annotated[bool, opt("Keep the optimizer state in host memory.", "--offload")] = False,
+    workspace: Annotated[str | None, opt('Workspace of convolutions, such as "64 MiB".')] = None,
     as_json: Json = False,
 ) -> None:
-    """Say whether a model can be trained on a device, and what would make it fit.
+    """Check whether a model can be trained on a device.
+
+    If it does not fit, suggest changes.
 
     Example: ddlsim fits gpt2-xl a100-40g -b 8 --precision fp16 --optimizer adam
     """
@@ -68,51 +74,59 @@ def recommend(
     model: Annotated[
         str | None,
         opt(
-            "Bundled model or model file, with +option or +key=value (resnet50).",
+            "Bundled model or model file (with +option or +key=value; default: resnet50).",
             "--model",
             "-m",
             offers=completing.models,
         ),
     ] = None,
-    deadline: Annotated[str | None, opt('For the whole training, e.g. "36 h".')] = None,
-    budget: Annotated[float | None, opt("USD for the whole training.")] = None,
-    efficiency: Annotated[float | None, opt("At least, e.g. 0.9.")] = None,
-    throughput: Annotated[str | None, opt('At least, e.g. "5000 images/s".')] = None,
-    aim: Annotated[str | None, opt("time (fastest first) or cost (cheapest first).")] = None,
-    samples: Annotated[float | None, opt("To process: epochs * data set size.")] = None,
-    workers: Annotated[str | None, opt('To try, e.g. "8,16,32".', "--workers", "-n")] = None,
-    batch_size: Annotated[str | None, opt('To try, e.g. "32,64".', "--batch-size", "-b")] = None,
-    price: Annotated[list[str] | None, opt('Of a machine, "24.48 USD/h", or a cloud, "aws"; or one a cluster.')] = None,
+    deadline: Annotated[str | None, opt('Longest time of the whole training, such as "36 h".')] = None,
+    budget: Annotated[float | None, opt("Largest cost of the whole training, in USD.")] = None,
+    efficiency: Annotated[float | None, opt("Smallest efficiency, such as 0.9.")] = None,
+    throughput: Annotated[str | None, opt('Smallest throughput, such as "5000 images/s".')] = None,
+    aim: Annotated[str | None, opt("Order of results: time (fastest first) or cost (cheapest first).")] = None,
+    samples: Annotated[float | None, opt("Number of samples to process: epochs * dataset size.")] = None,
+    workers: Annotated[str | None, opt('Numbers of workers to try, such as "8,16,32".', "--workers", "-n")] = None,
+    batch_size: Annotated[str | None, opt('Batch sizes to try, such as "32,64".', "--batch-size", "-b")] = None,
+    price: Annotated[
+        list[str] | None, opt('Price of a machine, "24.48 USD/h", or a cloud, "aws"; once, or once per cluster.')
+    ] = None,
     device: Device = None,
     precision: Precision = None,
     optimizer: Optimizer = None,
     stack: Stack = None,
     flash: Flash = None,
     split: Annotated[
-        bool, opt("Share the model out over workers; --batch-size is the global batch.", "--split")
+        bool, opt("Split the model over workers; --batch-size is then the global batch.", "--split")
     ] = False,
-    tensor: Annotated[str | None, opt('Tensor-parallel sizes to try, "4,8".')] = None,
-    pipeline: Annotated[str | None, opt('Pipeline stages to try, "8,16".')] = None,
-    data: Annotated[str | None, opt('Replicas to try, "8,16".')] = None,
-    micro_batch: Annotated[str | None, opt('Micro-batches to try, "1,2".')] = None,
-    interleave: Annotated[str | None, opt('Chunks per stage to try, "1,2".')] = None,
-    recompute: Annotated[str | None, opt('To try, of "none,selective,full,stage".')] = None,
-    stage: Annotated[str | None, opt('Stages of ZeRO to try, "1,3".')] = None,
-    shard: Annotated[str | None, opt('Groups of stage 3 to try, "8".')] = None,
-    cut: Annotated[str | None, opt('To try, of "balanced,layers".')] = None,
-    p2p: Annotated[str | None, opt('To try, of "overlapped,exchange,in turns".')] = None,
-    n_best: Annotated[int | None, opt("How many configurations to show (3).", "--best")] = None,
-    stability: Annotated[bool, opt("Three more runs of each say what is not to be told apart.", "--stability")] = False,
-    jobs: Annotated[int | None, opt("Processes (default: a core each).", "--jobs", "-j")] = None,
+    tensor: Annotated[str | None, opt('Tensor-parallel sizes to try, such as "4,8".')] = None,
+    pipeline: Annotated[str | None, opt('Numbers of pipeline stages to try, such as "8,16".')] = None,
+    data: Annotated[str | None, opt('Numbers of replicas to try, such as "8,16".')] = None,
+    micro_batch: Annotated[str | None, opt('Micro-batch sizes to try, such as "1,2".')] = None,
+    interleave: Annotated[str | None, opt('Chunks per stage to try, such as "1,2".')] = None,
+    recompute: Annotated[str | None, opt('Kinds of recomputation to try: some of "none,selective,full,stage".')] = None,
+    stage: Annotated[str | None, opt('ZeRO stages to try, such as "1,3".')] = None,
+    shard: Annotated[str | None, opt('Sharding group sizes of stage 3 to try, such as "8".')] = None,
+    cut: Annotated[str | None, opt('Kinds of pipeline cuts to try: some of "balanced,layers".')] = None,
+    p2p: Annotated[
+        str | None, opt('Kinds of pipeline messages to try: some of "overlapped,exchange,in turns".')
+    ] = None,
+    n_best: Annotated[int | None, opt("Number of configurations to show (default: 3).", "--best")] = None,
+    stability: Annotated[
+        bool, opt("Run each three more times, to mark results that are too close to rank.", "--stability")
+    ] = False,
+    jobs: Annotated[int | None, opt("Number of processes (default: one per core).", "--jobs", "-j")] = None,
     allow_code: AllowCode = False,
     as_json: Json = False,
-    csv: Annotated[Path | None, opt("Write the table of all configurations.")] = None,
+    csv: Annotated[Path | None, opt("Write all configurations as a CSV table.")] = None,
 ) -> None:
-    """Find workers, strategy, compression and batch size that meet a target, and say why.
+    """Recommend a configuration for a target.
+
+    A configuration consists of workers, strategy, compression and batch size.
 
     Example: ddlsim recommend cloud-25g-16x8-v100 --model resnet50 --deadline "3 h" --samples 115e6
 
-    Models that do not fit one device: ddlsim recommend selene -m gpt3-175b -n 512 -b 1536 --precision fp16 --split
+    To split a model: ddlsim recommend selene -m gpt3-175b -n 512 -b 1536 --precision fp16 --split
     """
     check_folder(csv)
     counted = {"tensor": tensor, "pipeline": pipeline, "data": data, "micro_batch": micro_batch}
@@ -155,8 +169,8 @@ def _priced(clusters: list[Any], prices: list[str]) -> list[ddlsim.Cluster]:
     loaded = [ddlsim.load_cluster(cluster) for cluster in clusters]
     if len(prices) not in (0, 1, len(loaded)):
         raise ConfigError(
-            f"--price is given {len(prices)} times for {len(loaded)} cluster{'' if len(loaded) == 1 else 's'}; give it "
-            "once, or once for each cluster, in their order"
+            f"--price is set {len(prices)} times for {len(loaded)} "
+            f"cluster{'' if len(loaded) == 1 else 's'}; set it once, or once per cluster in the same order"
         )
     if not prices:
         return loaded

@@ -1,4 +1,4 @@
-"""The commands that simulate: `run` and `scaling`."""
+"""The `run` and `scaling` commands."""
 
 from __future__ import annotations
 
@@ -70,26 +70,28 @@ def run(
     seed: Seed = None,
     allow_code: AllowCode = False,
     stability: Annotated[
-        bool, opt("Say how far the throughput moves with inputs moved by 1e-12.", "--stability")
+        bool, opt("Report how much the throughput changes if inputs change by 1e-12.", "--stability")
     ] = False,
     bottleneck: Annotated[
-        bool, opt("Simulate what parts that are 10 % better would bring; of jobs, each alone.")
+        bool, opt("Also simulate a 10 % improvement of each part; for jobs, simulate each one alone.")
     ] = True,
     as_json: Json = False,
     trace: Annotated[Path | None, opt("Write a trace of the first steps for Perfetto (.json, .json.gz).")] = None,
     trace_whole: Annotated[
-        bool, opt("With --trace: all steps, workers and links; may be large.", "--trace-whole")
+        bool, opt("Include all steps, workers and links in the trace; may be large.", "--trace-whole")
     ] = False,
-    timeline: Annotated[Path | None, opt("Draw a timeline (png, pdf, svg).")] = None,
-    plot_cluster: Annotated[Path | None, opt("Draw the use of the links.")] = None,
-    plot_learning: Annotated[Path | None, opt("Draw accuracy and losses.")] = None,
+    timeline: Annotated[Path | None, opt("Plot a timeline (png, pdf, svg).")] = None,
+    plot_cluster: Annotated[Path | None, opt("Plot the cluster with the utilisation of its links.")] = None,
+    plot_learning: Annotated[Path | None, opt("Plot accuracy and losses.")] = None,
     write_to: Annotated[
-        Path | None, opt("Write the run as a file for ddlsim run (.toml) or a program (.py).", "--write")
+        Path | None, opt("Write the experiment as a file for ddlsim run (.toml) or a Python script (.py).", "--write")
     ] = None,
-    save: Annotated[Path | None, opt("Save the training run here as it goes on.")] = None,
-    resume: Annotated[Path | None, opt("Continue a saved training run.")] = None,
+    save: Annotated[Path | None, opt("Save the training run to this file, periodically and at its end.")] = None,
+    resume: Annotated[Path | None, opt("Resume a saved training run.")] = None,
 ) -> None:
-    """Simulate one run and say what limits it; with [training] in the experiment file, train; with [[jobs]], several.
+    """Simulate a run and report its bottleneck.
+
+    With [training] in the experiment file, train the model; with [[jobs]], simulate several jobs.
 
     Example: ddlsim run cloud-25g-16x8-v100 --model resnet50 --batch-size 64 --workers 128
     """
@@ -106,7 +108,7 @@ def run(
     write_file(write_to, experiment.save)  # before the run: what text cannot say is known at once
     check_folder(trace)
     if trace_whole and trace is None:
-        raise ConfigError("--trace-whole has no effect without --trace: add --trace trace.json.gz")
+        raise ConfigError("--trace-whole has no effect without --trace; add --trace trace.json.gz")
     for path in (timeline, plot_cluster, plot_learning):
         check_picture(path)
     if resume is None:
@@ -123,7 +125,7 @@ def run(
         (plot_learning, result.plot_learning),
     ]
     if save is not None and result.can_be_saved:
-        typer.echo(f"saved {save}; a later --resume {save} goes on from there", err=True)
+        typer.echo(f"saved {save}; continue with --resume {save}", err=True)
     if result.interrupted:  # pictures would simulate it all again
         raise typer.Exit(130)
     for path, write in outputs:
@@ -136,7 +138,7 @@ def _run_jobs(
     """Simulate a file of jobs, and each job separately if the slow-downs are wanted."""
     for option in others:
         name = option.replace("_", "-")
-        raise ConfigError(f"--{name} has no effect on {what}, a file of several jobs; say it in their experiments")
+        raise ConfigError(f"--{name} has no effect on {what}, a file of several jobs; set it in their experiments")
     check_picture(timeline)
     jobs = ddlsim.load_jobs(what, allow_code=allow_code).simulate(timeline=timeline is not None)
     if bottleneck and not jobs.interrupted:
@@ -151,15 +153,15 @@ def _trace(result: Result, path: Path, whole: bool) -> None:
     """Write a trace, and say on stderr what is not in it."""
     left_out = result.save_trace(path, whole=whole)
     if left_out:
-        more = "" if whole else "; --trace-whole writes all of them"
-        typer.echo(shown(f"{path} leaves out {left_out}{more}"), err=True)
+        more = "" if whole else "; use --trace-whole to include all"
+        typer.echo(shown(f"{path} does not contain {left_out}{more}"), err=True)
 
 
 def _check_training(experiment: Experiment, options: dict[str, Path | None]) -> None:
     """Refuse options that have no effect on a run about time only."""
     for option, path in options.items():
         if path is not None and experiment.training is None:
-            raise ConfigError(f"{option} has no effect without training: give a file with a [training] table")
+            raise ConfigError(f"{option} has no effect without training; use a file with a [training] table")
 
 
 def _with_sensitivities(result: Result) -> Result:
@@ -167,7 +169,7 @@ def _with_sensitivities(result: Result) -> Result:
     from rich.console import Console
 
     console = Console(stderr=True)
-    what = "simulating what parts that are 10 % better would bring (Ctrl-C shows the run without)"
+    what = "simulating 10 % improvements of each part (Ctrl-C skips them)"
     try:
         with console.status(what) if console.is_terminal else nullcontext():
             result.sensitivities()
@@ -180,7 +182,7 @@ def _with_sensitivities(result: Result) -> Result:
 @app.command()
 def scaling(
     what: Source,
-    workers: Annotated[str, opt('Numbers of workers, e.g. "1,8,16,32".', "--workers", "-n")],
+    workers: Annotated[str, opt('Numbers of workers, such as "1,8,16,32".', "--workers", "-n")],
     model: Model = None,
     strategy: Strat = None,
     algorithm: Algorithm = None,
@@ -198,9 +200,11 @@ def scaling(
     seed: Seed = None,
     allow_code: AllowCode = False,
     as_json: Json = False,
-    plot: Annotated[Path | None, opt("Draw throughput and efficiency.")] = None,
+    plot: Annotated[Path | None, opt("Plot throughput and efficiency (png, pdf, svg).")] = None,
 ) -> None:
-    """Simulate with several numbers of workers and show how it scales.
+    """Simulate several numbers of workers.
+
+    Reports throughput and efficiency.
 
     Example: ddlsim scaling cloud-25g-16x8-v100 --model resnet50 --workers 1,8,16,32,64,128 --plot scaling.png
     """
@@ -261,7 +265,7 @@ def _has(what: str, keys: set[str]) -> bool:
     if path.suffix != ".toml":
         return False
     if not os.path.isfile(path):
-        raise ConfigError(f"{what}: no such file; give a path or a bundled cluster (see: ddlsim topologies)")
+        raise ConfigError(f"{what}: no such file or bundled cluster (see: ddlsim topologies)")
     return bool(keys & read_toml(path, what).keys())
 
 

@@ -1,4 +1,4 @@
-"""The command that simulates many configurations: `sweep`."""
+"""The `sweep` command, which simulates many configurations."""
 
 from __future__ import annotations
 
@@ -21,20 +21,24 @@ if TYPE_CHECKING:
 
 @app.command()
 def report(
-    store: Annotated[Path, arg("The file that a study was run with.", metavar="STORE")],
-    html: Annotated[Path | None, opt("Write a page with pictures and all tables.")] = None,
-    title: Annotated[str, opt("Of the page (default: the model and the cluster).")] = "",
-    question: Annotated[str, opt("That the study is to answer, below the title.")] = "",
-    study: Annotated[Path | None, opt("Its file (.toml): adds what would help the best, by more runs.")] = None,
-    metric: Annotated[str, opt("What makes the best: throughput, cost_per_sample, ...")] = "",
+    store: Annotated[Path, arg("File in which the study is stored.", metavar="STORE")],
+    html: Annotated[Path | None, opt("Write an HTML page with plots and all tables.")] = None,
+    title: Annotated[str, opt("Title of the page (default: the model and the cluster).")] = "",
+    question: Annotated[str, opt("Question that the study answers, shown below the title.")] = "",
+    study: Annotated[
+        Path | None, opt("Study file (.toml): simulate possible improvements of the best configuration.")
+    ] = None,
+    metric: Annotated[str, opt("Metric that defines the best configuration: throughput, cost_per_sample, ...")] = "",
 ) -> None:
-    """Show the configurations of a study, the best of them, and what was skipped or has failed.
+    """Report the configurations of a study.
+
+    Shows the best ones, and those that were skipped or failed.
 
     Example: ddlsim report study.sqlite --html report.html --question "Is 100 Gbit/s worth it?"
     """
     for option, value in (("--title", title), ("--question", question), ("--study", study), ("--metric", metric)):
         if value and html is None:
-            raise ConfigError(f"{option} has no effect without --html: add --html report.html")
+            raise ConfigError(f"{option} has no effect without --html; add --html report.html")
     check_page(html)
     from ddlsim.study import load_table
 
@@ -59,19 +63,23 @@ _FORMATS = (".csv", ".parquet", ".json")
 
 @app.command()
 def sweep(
-    study: Annotated[Path, arg("A study file (.toml).", metavar="STUDY")],
-    out: Annotated[Path | None, opt("Store that keeps every finished point.", "--out", "-o")] = None,
-    jobs: Annotated[int | None, opt("Processes (default: one for each core).", "--jobs", "-j")] = None,
-    dask: Annotated[str | None, opt("Address of a Dask scheduler to run on instead.")] = None,
-    table: Annotated[Path | None, opt("Write all points (csv, parquet, json).")] = None,
-    plot: Annotated[Path | None, opt("Draw throughput over workers (png, pdf, svg).")] = None,
-    retry_failed: Annotated[bool, opt("Simulate failed points again.", "--retry-failed")] = False,
-    add: Annotated[bool, opt("Put the study into a store of another one.", "--add")] = False,
-    stability: Annotated[bool, opt("Three more runs of each point say how stable it is.", "--stability")] = False,
+    study: Annotated[Path, arg("Study file (.toml).", metavar="STUDY")],
+    out: Annotated[Path | None, opt("File that stores every finished configuration.", "--out", "-o")] = None,
+    jobs: Annotated[int | None, opt("Number of processes (default: one per core).", "--jobs", "-j")] = None,
+    dask: Annotated[str | None, opt("Address of a Dask scheduler, to run on its workers instead.")] = None,
+    table: Annotated[Path | None, opt("Write all configurations (csv, parquet, json).")] = None,
+    plot: Annotated[Path | None, opt("Plot throughput over workers (png, pdf, svg).")] = None,
+    retry_failed: Annotated[bool, opt("Simulate failed configurations again.", "--retry-failed")] = False,
+    add: Annotated[bool, opt("Add the study to the file of another one.", "--add")] = False,
+    stability: Annotated[
+        bool, opt("Run each configuration three more times, to report its stability.", "--stability")
+    ] = False,
     allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
-    """Simulate all configurations of a study; with --out, what is there already is not simulated again.
+    """Simulate all configurations of a study.
+
+    With --out, configurations that are already stored are not simulated again.
 
     Example: ddlsim sweep study.toml --out study.sqlite --jobs 2
     """
@@ -83,9 +91,11 @@ def sweep(
     if table is not None and table.suffix not in _FORMATS:
         raise ConfigError(f"--table {table}: cannot write the format {table.suffix!r}; use {', '.join(_FORMATS)}")
     if add and out is None:
-        raise ConfigError("--add has no effect without --out")
+        raise ConfigError("--add has no effect without --out; add --out FILE")
     if dask is not None and jobs is not None:
-        raise ConfigError("--jobs has no effect with --dask: the Dask cluster has its own number of workers")
+        raise ConfigError(
+            "--jobs has no effect with --dask, because the Dask cluster has its own number of workers; leave it out"
+        )
     loaded = load_study(study, allow_code=allow_code)
     if stability:
         loaded = loaded.with_(stability=True)
@@ -108,6 +118,6 @@ def _client(address: str) -> Iterator[DaskClient]:
     try:
         client = Client(address, timeout=10)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"--dask {address}: no scheduler answers there ({error})") from None
+        raise ConfigError(f"--dask {address}: no scheduler responds at this address ({error})") from None
     with client:
         yield client

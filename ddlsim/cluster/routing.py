@@ -138,7 +138,13 @@ class GridRouter:
         from ddlsim.cluster import walk
 
         across = src // self._slice != dst // self._slice
-        offsets, inside = walk.grid_walk(src, np.where(across, src, dst), self._shape, self._next_link)
+        offsets, inside = np.empty(len(src) + 1, dtype=np.int64), np.empty(4 * len(src) + 16, dtype=np.int64)
+        goal = np.where(across, src, dst)
+        n_links = walk.grid_walk(src, goal, self._shape, self._next_link, offsets, inside)
+        if n_links > len(inside):
+            inside = np.empty(n_links, dtype=np.int64)
+            walk.grid_walk(src, goal, self._shape, self._next_link, offsets, inside)
+        inside = inside[:n_links]
         if not across.any():
             return offsets, inside, np.ones(len(inside))
         offsets = offsets + 2 * np.append(0, np.cumsum(across))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ddlsim.compiler import called, entry, kernel
+from ddlsim.compiler import called, entry
 
 SHORTEST, ECMP, D_MOD_K = 0, 1, 2
 
@@ -236,15 +236,16 @@ def walk(
     return len(src), False
 
 
-@kernel
-def grid_walk(src: _Ints, dst: _Ints, shape: _Ints, next_link: _Ints) -> tuple[_Ints, _Ints]:
-    """Return `offsets`, `links` of dimension-order routes on a torus, the shorter way round (+ at a tie).
+@entry
+def grid_walk(src: _Ints, dst: _Ints, shape: _Ints, next_link: _Ints, offsets: _Ints, links: _Ints) -> int:
+    """Fill in `offsets`, `links` of dimension-order routes on a torus, the shorter way round (+ at a tie).
 
     Nodes are numbered in row-major order of `shape`; `next_link` (n_nodes, n_dims, 2) is the link from a node
     to its neighbour at +1 and at -1 (modulo the size) in each dimension.
+
+    Returns the number of links. If `links` is shorter, the rest is missing.
     """
-    offsets = np.zeros(len(src) + 1, dtype=np.int64)
-    links = np.empty(4 * len(src) + 16, dtype=np.int64)
+    offsets[0] = 0
     used = 0
     for i in range(len(src)):
         node = src[i]
@@ -256,11 +257,10 @@ def grid_walk(src: _Ints, dst: _Ints, shape: _Ints, next_link: _Ints) -> tuple[_
             ahead = (goal - at) % size
             way, step, n_steps = (0, 1, ahead) if 2 * ahead <= size else (1, size - 1, size - ahead)
             for _ in range(n_steps):
-                if used == len(links):
-                    links = np.concatenate((links, links))
-                links[used] = next_link[node, dim, way]
+                if used < len(links):
+                    links[used] = next_link[node, dim, way]
                 used += 1
                 place = (node // stride) % size
                 node += ((place + step) % size - place) * stride
         offsets[i + 1] = used
-    return offsets, links[:used].copy()
+    return used

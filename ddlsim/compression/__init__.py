@@ -1,7 +1,7 @@
-"""Gradient compressors: real payloads, error feedback, and how the payloads of many workers come together.
+"""Gradient compressors: real payloads, error feedback, and the exchange of payloads between workers.
 
-A compressor is a frozen dataclass (`contract.Compressor` says with which methods). `exchange` is the reference
-for what all workers hold after one exchange; `sent_nbytes` counts what each of them put on the wire.
+A compressor is a frozen dataclass with the methods of `contract.Compressor`. `exchange` is the reference for the
+values that all workers hold after an exchange; `sent_nbytes` counts the bytes that each of them sends.
 """
 
 from ddlsim.compression.choice import Compression as Compression

@@ -1,4 +1,4 @@
-"""`Compression`: what a run compresses with, in which direction, and how long that takes."""
+"""`Compression`: the compressors of a run, for each direction, and their cost."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ Tensors = Sequence[tuple[str, tuple[int, ...]]]
 @checked
 @dataclass(frozen=True)
 class Compression:
-    """How a run compresses: ``simulate(..., compression=Compression(TopK(0.01), down=FP16()))``.
+    """Compression settings of a run: ``simulate(..., compression=Compression(TopK(0.01), down=FP16()))``.
 
-    compressor  what every worker sends its gradient with
-    down        what parameter servers answer with; None: dense, 4 bytes per element
-    cost        time to encode and decode: a :class:`CodecCost`, the same on every worker and server; or bytes touched
-                over the achieved memory bandwidth of each worker's device, servers taking no time, with the k largest
-                elements found by radix selection ("radix", the default) or by sorting, as frameworks did up to 2021
-                ("sort": :data:`~ddlsim.compression.cost.SORT_V100`, measured on a V100)
+    compressor  compressor of the workers' gradients
+    down        compressor of the parameter servers' replies; None: uncompressed, 4 bytes per element
+    cost        time to encode and decode: a :class:`CodecCost`, which applies to every worker and server, or the name
+                of an estimate. An estimate divides the bytes that a worker reads and writes by the achieved memory
+                bandwidth of its device; servers take no time. The k largest elements are found by radix selection
+                ("radix", the default) or by sorting, as in frameworks up to 2021 ("sort":
+                :data:`~ddlsim.compression.cost.SORT_V100`, measured on a V100)
     """
 
     compressor: Annotated[AnyCompressor, A_COMPRESSOR]
@@ -38,12 +39,12 @@ class Compression:
 
     @property
     def given(self) -> CodecCost | None:
-        """The cost, if that is not estimated."""
+        """The cost if it is set; None if it is estimated."""
         return self.cost if isinstance(self.cost, CodecCost) else None
 
     @property
     def label(self) -> str:
-        """The compressors' names, e.g. "ErrorFeedback(TopK), down FP16"."""
+        """Names of the compressors, such as "ErrorFeedback(TopK), down FP16"."""
         return title(self.compressor) + (f", down {title(self.down)}" if self.down is not None else "")
 
 
@@ -89,7 +90,7 @@ def _within(compressor: AnyCompressor, tensors: Tensors, part: slice) -> dict[st
             found[name] = shape
         elif start < part.stop and end > part.start:
             raise ConfigError(
-                f"compression: {title(compressor)} needs whole tensors, but {name!r} is shared out over several "
-                "servers, or partitions; use one server, or overlap = 'layer'"
+                f"compression: {title(compressor)} needs whole tensors, but {name!r} is divided among several servers "
+                "or partitions; use one server, or overlap = 'layer'"
             )
     return found

@@ -1,7 +1,7 @@
-"""What a compressor is: the protocol, what it says about itself, and the checks that all of them share.
+"""The protocol of compressors, their traits, and common checks.
 
-A gradient is a flat float32 vector, shape (n,). A compressor is a frozen dataclass whose methods are pure:
-memory (residuals, momentum, PowerSGD's Q) goes in and comes out as `state`, chance comes from the `rng` passed.
+A gradient is a flat float32 vector, shape (n,). A compressor is a frozen dataclass whose methods are pure: its memory
+(residuals, momentum, PowerSGD's Q) is passed in and returned as `state`, and randomness comes from the argument `rng`.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ Collective = Literal["all_reduce", "all_gather", "majority_vote", "gtopk_tree"]
 
 @dataclass(frozen=True)
 class Traits:
-    """What a compressor says about itself.
+    """Properties of a compressor that decide how runs use it.
 
-    collective    how the payloads of several workers come together
-    n_rounds      messages per exchange; a second one depends on the combination of the first (follow_up)
-    unbiased      the expectation of decode(encode(g)) is g
-    not_summable  why payloads cannot be added on the way; empty when `collective` is "all_reduce"
-    no_feedback   why ErrorFeedback must not wrap it; empty when it may
+    collective    collective that combines the payloads of several workers
+    n_rounds      messages per exchange; a second one depends on the combined first ones (``follow_up``)
+    unbiased      whether the expectation of decode(encode(g)) is g
+    not_summable  why payloads cannot be summed in transit; empty if `collective` is "all_reduce"
+    no_feedback   why ErrorFeedback must not wrap this compressor; empty if it may
 
-    For the estimate of its time (:func:`ddlsim.compression.cost.encode_traffic`), how often it reads or writes
-    as many bytes as the gradient has:
+    The next fields estimate its cost (:func:`ddlsim.compression.cost.encode_traffic`). A pass reads or writes as many
+    bytes as the gradient has.
 
-    encode_passes  to encode, the payload not counted; 0: it sends the gradient as it lies there, at no cost
-    decode_passes  to decode one payload, the payload and the writing of the result not counted
+    encode_passes   passes to encode, not counting the payload; 0 if the gradient is sent as it is, at no cost
+    decode_passes   passes to decode one payload, not counting the payload and the result
+    encode_kernels  GPU kernels to encode, run one after the other, each with a launch time (decoding takes one kernel
+                    per payload)
+    selection       how code from the time of the paper finds the k largest elements, which `encode_passes` and
+                    `encode_kernels` count as a radix selection: "top_k" (``torch.topk``), "sort" (``torch.sort``), or
+                    "" for compressors that do not select
 
-    encode_kernels  kernels that a GPU runs one after the other to encode, each of which takes time to launch
-                    (decoding is one for each payload)
-    selection       how the code of its paper's time finds the k largest of all elements, which is a radix selection in
-                    these passes and kernels: "top_k" (``torch.topk``), "sort" (``torch.sort``), "" if not at all
+    The last fields are for runs that split gradients into buckets.
 
-    For runs that cut gradients into buckets:
-
-    whole           it is of the whole gradient; by buckets it would be something else
-    sparse_answer   a synchronous server answers with the coordinates of the last round, an index and a value each, and
-                    not with a dense gradient
+    whole           whether it needs the whole gradient, because compressing buckets would give another result
+    sparse_answer   whether a synchronous server replies with an index and a value for each coordinate of the last
+                    round, instead of a dense gradient
     """
 
     collective: Collective
@@ -69,15 +69,15 @@ class Traits:
 
 
 class Payload(Protocol):
-    """One message: a frozen dataclass of the arrays that travel, packed as they travel.
+    """Protocol of compressed messages: a frozen dataclass of arrays, packed as they are sent.
 
-    Array lengths and `n` (or other plain ints) are known to every worker beforehand and cost nothing, and so do
-    the arrays that a class documents as *agreed*: every worker has computed the same ones already.
+    Only arrays count as bytes. Their lengths, `n` and other plain integers are known to every worker, and so are the
+    arrays that a class lists as *agreed*, because every worker has computed the same ones.
     """
 
     @property
     def nbytes(self) -> int:
-        """Bytes on the wire: those of the buffers, without the agreed ones."""
+        """Bytes on the wire: those of all arrays except the agreed ones."""
 
 
 P = TypeVar("P")
@@ -86,25 +86,25 @@ S = TypeVar("S")
 
 @runtime_checkable
 class Compressor(Protocol[S, P]):
-    """The protocol; S is the type of its state, P of its payload (a :class:`Payload`)."""
+    """Protocol of gradient compressors with states of type S and payloads of type P (a :class:`Payload`)."""
 
     @property
     def traits(self) -> Traits:
-        """The collective it needs and what may be done with it."""
+        """Properties that decide how runs use the compressor."""
 
     def init(self, n: int, seed: int = 0) -> S:
-        """Return a worker's first state for gradients of n elements. Workers must pass the same `seed`."""
+        """Return a worker's initial state for gradients of n elements. All workers must pass the same `seed`."""
 
     def encode(self, gradient: Vector, state: S, rng: np.random.Generator) -> tuple[P, S]:
-        """Return the (first) message for `gradient`, shape (n,), and the next state; changes no argument."""
+        """Return the first message for `gradient`, shape (n,), and the next state, without changing any argument."""
 
     def decode(self, payload: P) -> Vector:
-        """Return the gradient, shape (n,), that the payload of the last round stands for."""
+        """Return the gradient, shape (n,), that a payload of the last round encodes."""
 
     def expected_nbytes(self, n: int, step: int = 0) -> tuple[int, ...] | None:
-        """Return the bytes of each round's message at a worker's encode number `step` (from 0).
+        """Return the size of each round's message in step `step` (from 0), in bytes; None if it depends on values.
 
-        Exact, so a run without values knows its traffic. None when the size depends on the values.
+        The sizes are exact, so that timing-only runs have the right traffic.
         """
 
 
@@ -113,7 +113,7 @@ AnyCompressor: TypeAlias = Compressor[Any, Any]
 
 
 class Stateless:
-    """What compressors without memory share."""
+    """Base class of compressors without memory."""
 
     def init(self, n: int, seed: int = 0) -> None:
         """Return no state."""
@@ -154,18 +154,19 @@ def count(density: float, n: int) -> int:
 
 
 def check_gradient(gradient: Vector, n: int | None = None) -> None:
-    """Raise ConfigError unless `gradient` is a finite float32 vector (of n elements)."""
+    """Raise ConfigError unless `gradient` is a finite float32 vector, shape (n,)."""
     if gradient.ndim != 1 or gradient.dtype != np.float32:
         raise ConfigError(
-            f"gradient: shape {gradient.shape}, {gradient.dtype}: must be a flat float32 vector; "
-            "pass gradient.ravel().astype(np.float32)"
+            f"gradient: expected a flat float32 vector, got shape {gradient.shape} and type {gradient.dtype}; pass "
+            "gradient.ravel().astype(np.float32)"
         )
     if n is not None and gradient.size != n:
-        raise ConfigError(f"gradient: {gradient.size} elements, but the state is for {n}; call init({gradient.size})")
+        size = gradient.size
+        raise ConfigError(f"gradient has {size} elements, but the state is for {n}; use the state of init({size})")
     # Sums of float32 numbers do not overflow a float64, so this one is finite unless an element is not.
     if not math.isfinite(float(gradient.sum(dtype=np.float64))):
         bad = np.flatnonzero(~np.isfinite(gradient))
         raise ConfigError(
-            f"gradient: {bad.size} of {gradient.size} elements are NaN or infinite, the first at {bad[0]}: "
-            "they cannot be compressed; lower the learning rate or clip the gradients"
+            f"gradient: {bad.size} of {gradient.size} elements are NaN or infinite (the first is element {bad[0]}) and "
+            "cannot be compressed; lower the learning rate or clip the gradients"
         )

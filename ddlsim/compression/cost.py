@@ -1,4 +1,4 @@
-"""Seconds that encoding and decoding take: given, from a published model, or measured here."""
+"""Time to encode and decode: set, from a published model, or measured on this computer."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ S = TypeVar("S")
 @checked
 @dataclass(frozen=True)
 class CodecCost:
-    """A linear model, in seconds.
+    """Linear cost model of encoding and decoding, in seconds.
 
-    encode       per element of the gradient
-    decode       per element of the gradient and payload decoded
-    encode_sort  per element times log2 of the elements: a sorting top-k
-    overhead     per encode and per decode: kernel launches
+    encode       seconds to encode, per element of the gradient
+    decode       seconds to decode a payload, per element of the gradient
+    encode_sort  seconds to encode by sorting, per n log2(n) for n elements, as for a sorting top-k
+    overhead     fixed seconds per encode and per decode, such as kernel launches
     """
 
     encode: NotNegative = 0.0
@@ -42,7 +42,7 @@ class CodecCost:
         return self.overhead + self.encode * n + sort
 
     def decode_seconds(self, n: int, n_payloads: int = 1) -> float:
-        """Return the seconds to decode `n_payloads` payloads of n elements: all workers' after an all-gather."""
+        """Return the seconds to decode `n_payloads` payloads of n elements, as after an all-gather."""
         return n_payloads * (self.overhead + self.decode * n)
 
 
@@ -96,10 +96,11 @@ def decode_launches(traits: Traits, n_payloads: int = 1) -> int:
 
 @checked
 def measure_cost(compressor: Compressor[S, P], n: Count, n_repeats: Count = 5, seed: Index = 0) -> CodecCost:
-    """Return the cost of `compressor` on this processor, from `n_repeats` exchanges of n normal elements.
+    """Measure the cost of a compressor on this computer, with gradients of n normally distributed elements.
 
-    The fastest repeat counts: anything slower was disturbed. Proportional to n, so measure at the size that
-    will be used. Both rounds of a compressor with two are in it.
+    Returns the fastest of `n_repeats` exchanges, because other programs may have disturbed the others. The cost is
+    assumed to be proportional to n, so measure at the size that you will use. It includes both rounds of a compressor
+    with two.
     """
     rng = np.random.default_rng(seed)
     state = compressor.init(n, seed)

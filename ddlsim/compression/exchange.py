@@ -1,5 +1,4 @@
-"""What the workers hold after an exchange, and the bytes that each of them sent for it: among all, or between machines
-only (HiTopKComm)."""
+"""Reference exchanges of compressed gradients: among all workers, or between machines only (HiTopKComm)."""
 
 from __future__ import annotations
 
@@ -23,30 +22,30 @@ S = TypeVar("S")
 
 @checked
 def average(compressor: Compressor[S, P], payloads: Sequence[P]) -> P:
-    """Return the payload that an all-reduce gives every worker: the mean of `payloads`.
+    """Return the mean of `payloads`, which an all-reduce gives every worker.
 
-    Raises ConfigError for a compressor whose payloads cannot be summed, saying why and what to use instead.
+    Raises ConfigError for a compressor whose payloads cannot be summed, and for payloads of different sizes.
     """
     traits = compressor.traits
     if traits.collective != "all_reduce":
         raise ConfigError(
-            f"{title(compressor)}: its payloads cannot be summed by an all-reduce: {traits.not_summable}; "
-            f"use its own collective, {traits.collective!r}"
+            f"{title(compressor)}: an all-reduce cannot sum its payloads, because {traits.not_summable}; use its own "
+            f"collective, {traits.collective!r}"
         )
     if len({payload.nbytes for payload in payloads}) != 1:
-        raise ConfigError(f"{title(compressor)}: payloads of different sizes; workers must be at the same step")
+        raise ConfigError(f"{title(compressor)}: the payloads have different sizes; pass payloads of the same step")
     return full(compressor).combine(payloads)
 
 
 @checked
 def aggregate(compressor: Compressor[S, P], payloads: Sequence[P]) -> Vector:
-    """Return the mean gradient, shape (n,), of all workers' payloads (of the last round) by its collective.
+    """Return the mean gradient, shape (n,), of all workers' payloads of the last round.
 
-    For "majority_vote" it is the sign of the sum of signs, and for "gtopk_tree" the merged sum divided by the
-    number of workers.
+    They are combined by the compressor's collective. For "majority_vote" the result is the sign of the sum of signs,
+    for "gtopk_tree" the merged sum divided by the number of workers.
     """
     if not payloads:
-        raise ConfigError(f"{title(compressor)}: no payloads to aggregate; give those of at least one worker")
+        raise ConfigError(f"{title(compressor)}: payloads is empty; pass the payload of at least one worker")
     collective = compressor.traits.collective
     if collective == "all_reduce":
         return compressor.decode(average(compressor, payloads))
@@ -59,20 +58,26 @@ def aggregate(compressor: Compressor[S, P], payloads: Sequence[P]) -> Vector:
 def settle(
     compressor: Compressor[S, P], payload: P, mean: Annotated[Vector, having("an array", "shape", "dtype")], state: S
 ) -> S:
-    """Return a worker's state after the exchange of its `payload` gave `mean`, shape (n,).
+    """Return a worker's state after an exchange.
 
-    Call it once per exchange: PowerSGD takes its next Q from the mean, and error feedback around gTop-k takes
-    back what the tree dropped. The state of other compressors passes unchanged.
+    payload  the worker's payload of the last round
+    mean     (n,) the result of the exchange
+    state    the worker's state after it encoded `payload`
+
+    Call it once per exchange. PowerSGD computes its next Q from the mean, and error feedback around gTop-k takes back
+    what the tree dropped. For other compressors the state does not change.
     """
     return full(compressor).settle(payload, mean, state) if defines(compressor, "settle") else state
 
 
 @dataclass(frozen=True)
 class Exchanged(Generic[S]):
-    """mean    (n,) the gradient that every worker ends with
-    states  every worker's next state
+    """Result of an exchange among all workers.
+
+    mean    (n,) mean gradient, which every worker receives
+    states  next state of every worker
     nbytes  (n_rounds, n_workers) size of each worker's message in each round
-    sent    (n_workers,) bytes that each worker sends in all, by :func:`sent_nbytes`
+    sent    (n_workers,) total bytes that each worker sends, by :func:`sent_nbytes`
     """
 
     mean: Vector
@@ -85,18 +90,22 @@ class Exchanged(Generic[S]):
 def exchange(
     compressor: Compressor[S, P], gradients: Sequence[Vector], states: Sequence[S], rngs: Sequence[np.random.Generator]
 ) -> Exchanged[S]:
-    """Exchange the gradients of all workers, given one gradient, state and random stream for each.
+    """Compress, exchange and average the gradients of all workers.
 
-    With one worker this is what a parameter server (or a worker, of the server's answer) receives.
+    gradients, states, rngs
+               one gradient of shape (n,), one compressor state and one random generator per worker
+
+    With a single worker, the result is what a parameter server receives from it, or a worker from a server.
+    Raises ConfigError if the numbers of arguments or the sizes of gradients differ.
     """
     if not len(gradients) == len(states) == len(rngs):
         raise ConfigError(
-            f"exchange: {len(gradients)} gradients, {len(states)} states and {len(rngs)} random streams: give one of "
-            "each for every worker"
+            f"exchange: got {len(gradients)} gradients, {len(states)} states and {len(rngs)} random generators; pass "
+            "one of each per worker"
         )
     sizes = sorted({gradient.size for gradient in gradients})
     if len(sizes) != 1:
-        raise ConfigError(f"{title(compressor)}: gradients of sizes {sizes}: must be one or more, of one size")
+        raise ConfigError(f"{title(compressor)}: expected one or more gradients of the same size, got sizes {sizes}")
     return finish(compressor, [compressor.encode(*each) for each in zip(gradients, states, rngs, strict=True)])
 
 
@@ -116,15 +125,17 @@ def finish(compressor: Compressor[S, P], encoded: Sequence[tuple[P, S]]) -> Exch
 
 @checked
 def sent_nbytes(collective: Collective, nbytes: Sequence[float] | npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return the bytes that each worker sends, shape (n_workers,), when their messages have sizes `nbytes`.
+    """Return the bytes that each of N workers sends in a collective, shape (n_workers,).
 
-    all_reduce     2 (N - 1)/N S: a ring or any bandwidth-optimal algorithm
-    all_gather     ring: a worker passes on every payload except its successor's, (N - 1) S for equal sizes
-    majority_vote  2 (N - 1)/N S: each worker counts the votes of one N-th of the coordinates
-    gtopk_tree     S per edge of the binomial tree, once up and once down: rank 0 sends ceil(log2 N) S
+    nbytes  size S of each worker's message
+
+    all_reduce     2 (N - 1)/N S, as in a ring or any bandwidth-optimal algorithm
+    all_gather     (N - 1) S for equal sizes, because in a ring a worker forwards every payload except its successor's
+    majority_vote  2 (N - 1)/N S, because each worker counts the votes for 1/N of the coordinates
+    gtopk_tree     S per edge of the binomial tree, up and down again; rank 0 sends ceil(log2 N) S
     """
     if len(nbytes) == 0:
-        raise ConfigError("sent_nbytes: nbytes = (): give the size of one worker's message or more")
+        raise ConfigError("sent_nbytes: nbytes is empty; pass the size of at least one worker's message")
     sizes = np.asarray(nbytes, np.float64)
     n_workers = sizes.size
     if collective == "all_gather":
@@ -160,8 +171,10 @@ def _gather(compressor: Compressor[S, P], payloads: Sequence[P]) -> Vector:
 
 @dataclass(frozen=True)
 class HierarchicallyExchanged(Generic[S]):
-    """mean   (n,) the gradient that every worker ends with
-    states  every worker's next state
+    """Result of a hierarchical exchange.
+
+    mean    (n,) mean gradient, which every worker receives
+    states  next state of every worker
     intra   (n_workers,) bytes that each worker sends inside its machine
     inter   (n_workers,) bytes that each worker sends to other machines
     """
@@ -173,7 +186,7 @@ class HierarchicallyExchanged(Generic[S]):
 
 
 def shard_sizes(n: int, n_local: int) -> list[int]:
-    """Return the lengths of the shards that the workers of one machine own: equal, the first ones 1 longer."""
+    """Return the lengths of the shards of a machine's workers: equal, except that the first ones can be 1 longer."""
     return [n // n_local + (rank < n % n_local) for rank in range(n_local)]
 
 
@@ -185,27 +198,30 @@ def hierarchical_exchange(
     rngs: Sequence[np.random.Generator],
     n_local: Count,
 ) -> HierarchicallyExchanged[S]:
-    """Exchange the gradients of machines with `n_local` workers each (Shi et al. 2021, HiTopKComm, algorithm 2).
+    """Exchange gradients uncompressed inside machines and compressed between them (HiTopKComm, Shi et al. 2021).
 
-    Reduce-scatter inside each machine, so that local rank l holds the machine's mean of shard l; compress the
-    shard (ErrorFeedback(MSTopK(density)) in the paper); exchange it with the same local rank of the other
-    machines by the compressor's own collective; all-gather the shards inside each machine. Between machines
-    this moves n_local times fewer bytes per machine than an all-gather over all workers.
+    Workers reduce-scatter inside each machine, so that local rank l holds the machine's mean of shard l. They compress
+    the shard (with ErrorFeedback(MSTopK(density)) in the paper, algorithm 2), exchange it with the same local rank of
+    the other machines by the compressor's own collective, and all-gather the shards inside each machine. Per machine,
+    this sends n_local times fewer bytes to other machines than an all-gather over all workers.
 
-    gradients, states, rngs  one per worker, machine by machine; a state is ``compressor.init`` of the worker's
-                             shard size (:func:`shard_sizes`)
+    gradients, states, rngs
+             one per worker, machine by machine; a state is ``compressor.init`` of the worker's shard size
+             (:func:`shard_sizes`)
+    n_local  workers per machine
 
-    Raises ConfigError when the workers do not fill their machines.
+    Raises ConfigError if `n_local` does not divide the number of workers.
     """
     n_workers, n = len(gradients), gradients[0].size if gradients else 0
     if not n_workers == len(states) == len(rngs):
         raise ConfigError(
-            f"hierarchical_exchange: {n_workers} gradients, {len(states)} states and {len(rngs)} random streams: give "
-            "one of each for every worker"
+            f"hierarchical_exchange: got {n_workers} gradients, {len(states)} states and {len(rngs)} random "
+            "generators; pass one of each per worker"
         )
     if n_workers == 0 or n_local < 1 or n_workers % n_local:
         raise ConfigError(
-            f"n_local = {n_local}: must divide the number of workers, {n_workers}; every machine has as many"
+            f"n_local = {n_local}: must divide the number of workers, {n_workers}, because all machines have the same "
+            "number of workers"
         )
     for gradient in gradients:
         check_gradient(gradient, n)

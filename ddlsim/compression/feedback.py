@@ -19,7 +19,9 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class FeedbackState(Generic[S]):
-    """residual  (n,) what was not sent so far; between two rounds, what the exchange is to send
+    """State of :class:`ErrorFeedback`.
+
+    residual  (n,) what has not been sent yet; between two rounds, what the exchange is to send
     inner     the state of the wrapped compressor
     """
 
@@ -30,10 +32,15 @@ class FeedbackState(Generic[S]):
 @checked
 @dataclass(frozen=True)
 class ErrorFeedback(Generic[S, P]):
-    """Send ``C(g + e)`` and keep ``e <- g + e - decode(C(g + e))`` (Seide et al. 2014; Karimireddy et al. 2019).
+    """Error feedback around another compressor: what it leaves out is added to the next gradient.
 
-    Nothing is lost: the sum of what a worker sent plus its residual is the sum of its gradients. Raises
-    ConfigError around a compressor whose traits say why that would be wrong.
+    With the compressor C, a worker sends ``C(g + e)`` and keeps the residual ``e = g + e - decode(C(g + e))`` (Seide et
+    al. 2014; Karimireddy et al. 2019). Nothing is lost: what a worker has sent plus its residual is the sum of its
+    gradients.
+
+    inner  the compressor C
+
+    Raises ConfigError for compressors that must not have error feedback (``traits.no_feedback``).
     """
 
     inner: Compressor[S, P]

@@ -1,4 +1,4 @@
-"""PowerSGD: every matrix of the gradient as the product of two thin ones."""
+"""PowerSGD: low-rank approximations of the matrices of the gradient."""
 
 from __future__ import annotations
 
@@ -52,16 +52,16 @@ class _Matrix:
 @checked
 @dataclass(frozen=True)
 class PowerSGD:
-    """One step of subspace iteration from the last exchange's Q (Vogels et al. 2019, algorithm 1).
+    """PowerSGD compression: send low-rank factors of each matrix of the gradient (Vogels et al. 2019, algorithm 1).
 
-    ``P = M Q``, all-reduce P, orthonormalise it, ``Q = M^T P``, all-reduce Q, ``M ~ P Q^T``.
+    An exchange makes one step of subspace iteration from the Q of the last exchange: ``P = M Q``, all-reduce P,
+    orthonormalise P, ``Q = M^T P``, all-reduce Q. The result is ``P Q^T``. The compressor is linear, so its payloads
+    can be all-reduced. It is biased, so wrap it in ErrorFeedback.
 
-    rank    r of the factors; less where a matrix has fewer rows or columns
-    shapes  name -> shape of every tensor, in the order in which they lie in the flat gradient. A tensor of two
-            or more axes is a matrix of shape[0] rows, as in the paper; others travel whole in round 2.
-            A run fills them in (``with_shapes``).
-
-    Linear, hence all-reduce. Biased: wrap it in ErrorFeedback.
+    rank    r, the rank of the factors; lower for matrices with fewer rows or columns
+    shapes  shape of every tensor by name, in the order of the flat gradient; a run sets them (``with_shapes``). As in
+            the paper, a tensor of two or more axes is a matrix with shape[0] rows. Other tensors are sent uncompressed
+            in round 2
     """
 
     rank: Count
@@ -69,17 +69,17 @@ class PowerSGD:
     traits = Traits("all_reduce", n_rounds=2, encode_kernels=3)  # M Q, orthogonalise, M^T P: matrices as a batch
 
     def with_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> PowerSGD:
-        """Return the compressor for these tensors. Raises ConfigError if it has shapes already."""
+        """Return the compressor for tensors of these shapes. Raises ConfigError if it already has shapes."""
         if self.shapes:
-            raise ConfigError("PowerSGD: a run takes the shapes from its model; leave them out: PowerSGD(rank)")
+            raise ConfigError("PowerSGD: a run takes the shapes from its model; remove them, as in PowerSGD(rank)")
         return replace(self, shapes=shapes)
 
     def init(self, n: int, seed: int = 0) -> PowerSGDState:
         total = sum(math.prod(shape) for shape in self.shapes.values())
         if total != n:
             raise ConfigError(
-                f"PowerSGD: shapes have {total} elements, the gradient {n}; "
-                "give the shape of every tensor in the flat vector, in its order"
+                f"PowerSGD: the shapes have {total} elements, but the gradient has {n}; set the shapes of all tensors "
+                "of the flat vector, in its order"
             )
         rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, self.rank])))
         draws = [rng.standard_normal((m.columns, m.rank)).astype(np.float32) for m in self._matrices()]

@@ -1,4 +1,4 @@
-"""Messages that several compressors use: dense vectors, sparse ones, and values at agreed coordinates."""
+"""Payloads that several compressors use: dense vectors, sparse vectors, and values at agreed coordinates."""
 
 from __future__ import annotations
 
@@ -71,9 +71,10 @@ def pack(codes: npt.NDArray[np.unsignedinteger], width: int) -> Bytes:
     Raises ConfigError when a code needs more than `width` bits or `width` is not in 1..32.
     """
     if not 1 <= width <= 32:
-        raise ConfigError(f"pack: width = {width}: must be 1 to 32 bits")
-    if codes.size and int(codes.max()) >> width:
-        raise ConfigError(f"pack: code {int(codes.max())} needs more than width = {width} bits")
+        raise ConfigError(f"pack: width = {width}: must be from 1 to 32 bits")
+    largest = int(codes.max()) if codes.size else 0
+    if largest >> width:
+        raise ConfigError(f"pack: the code {largest} needs more than width = {width} bits")
     n_bytes = (width + 7) // 8  # bytes of each code that can be other than 0
     wide = codes.astype(">u4").view(np.uint8).reshape(codes.size, 4)[:, 4 - n_bytes :]
     bits = np.unpackbits(wide.ravel()).reshape(codes.size, 8 * n_bytes)  # flat is faster than axis=1

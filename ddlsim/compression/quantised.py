@@ -1,5 +1,4 @@
-"""Fewer bits for every element: half precision and bfloat16, which the network can sum, and none of it; QSGD, TernGrad,
-natural compression; signSGD and 1-bit SGD with one bit per element."""
+"""Compressors with fewer bits per element: FP16, BF16, QSGD, TernGrad, natural compression, signSGD and 1-bit SGD."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from ddlsim.compression.contract import Bytes, Stateless, Traits, Vector, check_
 from ddlsim.compression.payloads import Buffers, DensePayload, mean, pack, unpack
 from ddlsim.errors import ConfigError
 
-_CODES = "codes are multiples of a scale that each worker draws from its own gradient"
+_CODES = "codes are multiples of a scale, and each worker's gradient has its own scale"
 
 
 class _Dense(Stateless):
@@ -35,8 +34,8 @@ class _Dense(Stateless):
         peak = float(np.abs(gradient).max(initial=0.0)) if self.largest < np.inf else 0.0
         if peak > self.largest:
             raise ConfigError(
-                f"{type(self).__name__}: gradient has an element of magnitude {peak:.4g}, above the largest number "
-                f"{self.largest:.6g}; scale the loss down or use a wider format"
+                f"{type(self).__name__}: the gradient has an element of magnitude {peak:.4g}, above the largest number "
+                f"of the format, {self.largest:.6g}; scale the loss down or use a wider format"
             )
         return self.stored(gradient), None
 
@@ -53,7 +52,7 @@ class _Dense(Stateless):
 @checked
 @dataclass(frozen=True)
 class NoCompression(_Dense):
-    """Four bytes per element, exact."""
+    """No compression: four bytes per element, exact."""
 
     traits = Traits("all_reduce", unbiased=True, encode_passes=0.0)
     width = 4
@@ -65,10 +64,10 @@ class NoCompression(_Dense):
 @checked
 @dataclass(frozen=True)
 class FP16(_Dense):
-    """IEEE half precision, rounded to nearest: two bytes per element.
+    """Compression to IEEE half precision, rounded to nearest: two bytes per element.
 
-    Sums are taken in float32 and rounded once to half precision (a ring rounds at every hop).
-    Raises ConfigError when an element exceeds 65504, half precision's largest number.
+    Sums are computed in float32 and rounded once to half precision, whereas a real ring rounds at every hop.
+    Raises ConfigError if an element exceeds 65504, the largest number of half precision.
     """
 
     traits = Traits("all_reduce", encode_passes=1.0, encode_kernels=1)
@@ -81,10 +80,10 @@ class FP16(_Dense):
 @checked
 @dataclass(frozen=True)
 class BF16(_Dense):
-    """bfloat16, the upper half of a float32, rounded to nearest even: two bytes per element.
+    """Compression to bfloat16, the upper half of a float32, rounded to nearest even: two bytes per element.
 
-    Keeps float32's range with 8 bits of precision. Sums are taken in float32 and rounded once.
-    Raises ConfigError when an element exceeds 3.3895e38, bfloat16's largest number.
+    It keeps the range of float32 with 8 bits of precision. Sums are computed in float32 and rounded once.
+    Raises ConfigError if an element exceeds 3.3895e38, the largest number of bfloat16.
     """
 
     traits = Traits("all_reduce", encode_passes=1.0, encode_kernels=1)
@@ -111,11 +110,15 @@ class CodePayload(Buffers):
 @checked
 @dataclass(frozen=True)
 class QSGD(Stateless):
-    """Random rounding to `n_levels` levels per sign, in buckets with an L2 norm each (Alistarh et al. 2017).
+    """QSGD: unbiased random quantisation to `n_levels` levels per sign (Alistarh et al. 2017).
 
-    ``q_i = norm * sign(g_i) * l / s`` where l is floor or ceil of ``s |g_i| / norm``, unbiased; the variance is
-    at most ``min(d / s**2, sqrt(d) / s) * norm**2`` for a bucket of d elements (lemma 3.1). A code takes
-    ``ceil(log2(2 s + 1))`` bits: fixed width, not the paper's Elias code (which is shorter when most are 0).
+    The gradient is divided into buckets, each with its L2 norm. With s = `n_levels`, an element becomes
+    ``q_i = norm * sign(g_i) * l / s``, where l is ``s |g_i| / norm`` randomly rounded up or down. The variance is at
+    most ``min(d / s**2, sqrt(d) / s) * norm**2`` for a bucket of d elements (lemma 3.1). A code has a fixed width of
+    ``ceil(log2(2 s + 1))`` bits; the paper's Elias code is shorter if most codes are 0.
+
+    n_levels     s, the number of levels above 0
+    bucket_size  d, the number of elements per bucket
     """
 
     n_levels: Annotated[int, whole(1, 2**31 - 1)]
@@ -126,15 +129,16 @@ class QSGD(Stateless):
         d, s = self.bucket_size, self.n_levels
         variance = min(d / s**2, math.sqrt(d) / s)
         refusal = (
-            f"its error can be {variance:.3g} times the gradient's square, so the residual would grow for ever; "
-            f"raise n_levels above sqrt(bucket_size) = {math.sqrt(d):.3g} or use it alone: it is unbiased"
+            f"its error can be {variance:.3g} times the squared norm of the gradient, so the residual would grow "
+            f"without limit; raise n_levels above sqrt(bucket_size) = {math.sqrt(d):.3g}, or remove ErrorFeedback, "
+            "because QSGD is unbiased"
         )
         no_feedback = refusal if variance >= 1.0 else ""
         return Traits("all_gather", unbiased=True, not_summable=_CODES, no_feedback=no_feedback, decode_passes=2.0)
 
     @property
     def width(self) -> int:
-        """Bits per code."""
+        """Number of bits per code."""
         return (2 * self.n_levels).bit_length()
 
     def encode(self, gradient: Vector, state: None, rng: np.random.Generator) -> tuple[CodePayload, None]:
@@ -167,10 +171,12 @@ class QSGD(Stateless):
 @checked
 @dataclass(frozen=True)
 class TernGrad(Stateless):
-    """-scale, 0 or +scale with scale = max |g| and probability |g| / scale, unbiased (Wen et al. 2017).
+    """TernGrad: unbiased random quantisation to three levels, two bits per element (Wen et al. 2017).
 
-    Two bits per element. `clip_sigmas` first clips to that many standard deviations (2.5 in the paper), which
-    lowers the variance and makes it biased.
+    With scale = max |g|, an element becomes +scale or -scale, by its sign, with probability |g| / scale, otherwise 0.
+
+    clip_sigmas  first clip the gradient to this number of standard deviations (2.5 in the paper), which lowers the
+                 variance but adds a bias; None: do not clip
     """
 
     clip_sigmas: Positive | None = None
@@ -212,16 +218,16 @@ class NaturalPayload(Buffers):
 @checked
 @dataclass(frozen=True)
 class Natural(Stateless):
-    """Random rounding to one of the two nearest powers of two (Horvath et al. 2019), nine bits per element.
+    """Natural compression: random rounding to one of the two nearest powers of two, nine bits per element.
 
-    Unbiased with variance at most ``|g|**2 / 8``. At float32's ends: below 2**-126 it rounds to 0 or 2**-126,
-    still unbiased; above 2**127 it can only round down.
+    Horvath et al. 2019. Unbiased, with a variance of at most ``|g|**2 / 8``. Magnitudes below 2**-126 are rounded to 0
+    or 2**-126, still without bias; magnitudes above 2**127 are always rounded down.
     """
 
     traits = Traits(
         "all_gather",
         unbiased=True,
-        not_summable="a sum of powers of two is not a power of two",
+        not_summable="a sum of powers of two is not always a power of two",
         encode_passes=1.0,
         decode_passes=2.0,
         encode_kernels=1,
@@ -266,16 +272,16 @@ class LevelPayload(Buffers):
 @checked
 @dataclass(frozen=True)
 class SignSGD(Stateless):
-    """Signs only; the workers' majority decides (Bernstein et al. 2018, "signSGD"; algorithm 1 with vote).
+    """signSGD: send the sign of each element; workers decide by majority vote (Bernstein et al. 2018, algorithm 1).
 
-    Decodes to +1 and -1 whatever the magnitude, so it needs its own learning rate. The sign of 0 and a tied
-    vote are +1: one bit has no third value.
+    Gradients are decoded to +1 and -1, independent of their magnitude, so signSGD needs its own learning rate. The sign
+    of 0 is +1, and so is the result of a tied vote, because one bit has no third value.
     """
 
     traits = Traits(
         "majority_vote",
-        not_summable="a sum of signs no longer fits one bit, and its sign is not the mean",
-        no_feedback="bare signs carry no magnitude, so the residual would be meaningless; use OneBit",
+        not_summable="a sum of signs does not fit in one bit, and its sign is not the mean",
+        no_feedback="signs have no magnitude, so the residual would be meaningless; use OneBit",
         encode_passes=1.0,
         encode_kernels=1,
     )
@@ -302,12 +308,13 @@ class SignSGD(Stateless):
 @checked
 @dataclass(frozen=True)
 class OneBit(Stateless):
-    """Signs with two levels, the mean of the elements below zero and that of the others (Seide et al. 2014).
+    """1-bit SGD: send the sign of each element, and two levels per gradient (Seide et al. 2014).
 
-    The levels minimise the squared error for these signs. Meant for ErrorFeedback, without which it is biased.
+    The levels are the mean of the elements below zero and the mean of the others, which minimises the squared error.
+    The compressor is biased, so wrap it in ErrorFeedback.
     """
 
-    traits = Traits("all_gather", not_summable="every worker's bits stand for levels of its own", decode_passes=2.0)
+    traits = Traits("all_gather", not_summable="each worker's bits stand for different levels", decode_passes=2.0)
 
     def encode(self, gradient: Vector, state: None, rng: np.random.Generator) -> tuple[LevelPayload, None]:
         check_gradient(gradient)

@@ -1,4 +1,4 @@
-"""Count-Sketch: a linear summary of the gradient, so that the heavy hitters of the *sum* can be found."""
+"""Count-Sketch: a linear summary of the gradient, with which the largest elements of the *sum* can be found."""
 
 from __future__ import annotations
 
@@ -34,14 +34,20 @@ class SketchState:
 @checked
 @dataclass(frozen=True)
 class CountSketch:
-    """Round 1 sums sketches, round 2 the exact values of the ``density * n`` largest estimates.
+    """Top-k of the summed gradient, selected with a Count-Sketch (Charikar et al. 2002).
 
-    Row r adds ``sign_r(i) g_i`` to column ``column_r(i)``; the estimate of g_i is the median over the rows of
-    ``sign_r(i) table[r, column_r(i)]`` (Charikar et al. 2002), within ``|g| / sqrt(columns)`` with a
-    probability that grows with the rows. Sketches are linear, so all-reduce sums them: gs-SGD (Dai et al. 2021,
-    arXiv:2108.06004); so do parameter servers: Sketched-SGD (Ivkin et al. 2019, arXiv:1903.04488). Wrap it in
-    ErrorFeedback: both papers do. It is of the whole gradient, so overlaps that cut that into buckets wait for the end
-    of the backward pass.
+    Round 1 sums the workers' sketches; round 2 sums the exact values of the ``density * n`` elements with the largest
+    estimates. Row r of a sketch adds ``sign_r(i) g_i`` to column ``column_r(i)``, and the estimate of g_i is the median
+    of ``sign_r(i) table[r, column_r(i)]`` over the rows. Its error is at most ``|g| / sqrt(columns)`` with a
+    probability that grows with the number of rows.
+
+    Sketches are linear, so all-reduces (gs-SGD, Dai et al. 2021, arXiv:2108.06004) and parameter servers (Sketched-SGD,
+    Ivkin et al. 2019, arXiv:1903.04488) can sum them. Wrap it in ErrorFeedback, as both papers do. A sketch covers the
+    whole gradient, so communication cannot overlap the backward pass.
+
+    density  share of the elements that round 2 sends
+    rows     rows of the sketch
+    columns  columns of the sketch
     """
 
     density: Density
@@ -72,7 +78,7 @@ class CountSketch:
         return SketchPayload(np.array(table, np.float32)), SketchState(state.n, state.seed, gradient.copy())
 
     def estimate(self, sketch: SketchPayload, state: SketchState) -> Vector:
-        """Return the estimate, shape (n,), of the vector that was sketched."""
+        """Return the estimate, shape (n,), of the sketched vector."""
         columns, signs = _hashes(state.n, self.rows, self.columns, state.seed)
         rows = zip(signs, sketch.table, columns, strict=True)
         return _median([sign * row[column] for sign, row, column in rows])

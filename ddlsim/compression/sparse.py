@@ -85,7 +85,7 @@ def ms_top_k(values: Vector, k: int, n_searches: int, rng: np.random.Generator) 
     return np.flatnonzero(taken).astype(np.int32)
 
 
-_DIFFERENT = "workers choose different coordinates, so their values do not line up"
+_DIFFERENT = "workers select different coordinates"
 _SPARSE = Traits(
     "all_gather", not_summable=_DIFFERENT, encode_passes=SELECT_PASSES, encode_kernels=SELECT_KERNELS, selection="top_k"
 )
@@ -119,7 +119,10 @@ class _Largest(_Sparse):
 @checked
 @dataclass(frozen=True)
 class TopK(_Largest):
-    """The ``density * n`` elements of largest magnitude (Aji and Heafield 2017; Lin et al. 2018)."""
+    """Send the ``density * n`` elements of largest magnitude (Aji and Heafield 2017; Lin et al. 2018).
+
+    density  share of the elements to send, above 0 and at most 1. An element takes 8 bytes, its index and its value
+    """
 
     traits = _SPARSE
 
@@ -127,7 +130,11 @@ class TopK(_Largest):
 @checked
 @dataclass(frozen=True)
 class MSTopK(_Largest):
-    """About the ``density * n`` largest elements, found by `n_searches` threshold counts (Shi et al. 2021)."""
+    """MSTopK: send ``density * n`` elements, selected by an approximate top-k without sorting (Shi et al. 2021).
+
+    density     share of the elements to send
+    n_searches  steps of the binary search for a threshold
+    """
 
     n_searches: Count = 30
 
@@ -146,7 +153,10 @@ class MSTopK(_Largest):
 @checked
 @dataclass(frozen=True)
 class Threshold(_Sparse):
-    """Every element of magnitude `minimum` or more (Strom 2015); how many is known only from the values."""
+    """Send every element with a magnitude of at least `minimum` (Strom 2015).
+
+    The number of elements depends on the values, so timing-only runs cannot use it.
+    """
 
     minimum: NotNegative
     traits = replace(_SPARSE, encode_passes=1.0, encode_kernels=COLLECT_KERNELS, selection="")
@@ -171,10 +181,14 @@ class RandomKState:
 @checked
 @dataclass(frozen=True)
 class RandomK:
-    """``density * n`` random coordinates, the same on every worker, so that only values travel and add up.
+    """Send ``k = density * n`` random elements, at the same coordinates on every worker.
 
-    The coordinates follow from (seed, step) and need no message (Vogels et al. 2019, appendix G). `rescale`
-    multiplies by n / k, which makes the result unbiased (Wangni et al. 2018) and ErrorFeedback wrong.
+    All workers derive the coordinates from (seed, step), so only values are sent, and an all-reduce can sum them
+    (Vogels et al. 2019, appendix G).
+
+    density  share of the elements to send
+    rescale  multiply values by n / k, which makes the result unbiased (Wangni et al. 2018). Do not combine this with
+             ErrorFeedback
     """
 
     density: Density
@@ -182,7 +196,7 @@ class RandomK:
 
     @property
     def traits(self) -> Traits:
-        refusal = "rescale = True inflates what is sent by n / k, so the residual grows; set rescale = False"
+        refusal = "rescale = True multiplies what is sent by n / k, so the residual grows; set rescale = False"
         return Traits(
             "all_reduce",
             unbiased=self.rescale,
@@ -219,12 +233,14 @@ class RandomK:
 @checked
 @dataclass(frozen=True)
 class GTopK(_Largest):
-    """Global top-k: the k largest of the sum, by pairwise merging (Shi et al. 2019, "A Distributed Synchronous
-    SGD Algorithm with Global Top-k Sparsification", algorithms 2 and 4).
+    """Global top-k: send the k largest elements of the sum, found by merging pairs of workers in a tree.
 
-    Traffic is 2 k log2(N) instead of all-gather's 2 k (N - 1). What the tree drops at the root returns to the
-    residual when wrapped in ErrorFeedback; what it drops on the way at a coordinate that survives elsewhere
-    is lost, as in the paper.
+    Shi et al. 2019, "A Distributed Synchronous SGD Algorithm with Global Top-k Sparsification", algorithms 2 and 4.
+    With k = ``density * n``, this sends 2 k log2(N) numbers instead of the 2 k (N - 1) of an all-gather. Inside
+    ErrorFeedback, elements that the root drops return to the residual. As in the paper, an element that another node
+    drops is lost if its coordinate survives elsewhere.
+
+    density  share of the elements to send
     """
 
     traits = replace(_SPARSE, collective="gtopk_tree")
@@ -274,11 +290,14 @@ KERNELS = 11
 @checked
 @dataclass(frozen=True)
 class DGC:
-    """``u <- m u + g; v <- v + u``; send the largest of v and zero both there (Lin et al. 2018, algorithm 4).
+    """Deep gradient compression: top-k with momentum correction and warm-up (Lin et al. 2018, algorithm 4).
 
-    sparsities       share of elements not sent in each stage; the last one stays
-    steps_per_stage  encodes per stage: the steps of an epoch in the paper
-    momentum         m. It lives here, so the optimizer that applies the mean must have none.
+    In every step, ``u = m u + g`` and ``v = v + u``; the largest elements of v are sent, and u and v are set to 0
+    there.
+
+    steps_per_stage  steps per warm-up stage; in the paper, those of an epoch
+    momentum         m. It replaces the momentum of the run's optimizer, which must have none
+    sparsities       share of the elements that are not sent, in each stage; the last one applies to the rest of the run
     """
 
     steps_per_stage: Count
@@ -286,7 +305,7 @@ class DGC:
     sparsities: tuple[Decay, ...] = WARM_UP
     traits = replace(
         _SPARSE,
-        no_feedback="it keeps what it did not send already; use it as it is",
+        no_feedback="it already keeps what it has not sent; use it without ErrorFeedback",
         encode_passes=5.0 + SELECT_PASSES,  # g, u, v in; u, v out
         encode_kernels=KERNELS,
         selection="",
@@ -294,10 +313,10 @@ class DGC:
 
     def __post_init__(self) -> None:
         if not self.sparsities:
-            raise ConfigError("DGC: sparsities = (): must be one or more, each at least 0 and below 1")
+            raise ConfigError("DGC: sparsities is empty; it must be a sequence of shares, each at least 0 and below 1")
 
     def density(self, step: int) -> float:
-        """Return the share of elements that encode number `step` (from 0) sends."""
+        """Return the share of the elements that is sent in step `step` (from 0)."""
         stage = min(step // self.steps_per_stage, len(self.sparsities) - 1)
         return 1.0 - self.sparsities[stage]
 

@@ -1,4 +1,4 @@
-"""Data sets to learn from, how workers share them, and the order in which they see samples.
+"""Data sets for training: loading, splitting, sharding over workers, and the order of samples.
 
 >>> from ddlsim.data import load_digits, split
 >>> train, held_out = split(load_digits(), held_out=0.2, seed=0)

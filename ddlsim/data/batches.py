@@ -1,6 +1,6 @@
-"""Which samples each worker has, and the order in which it sees them: endless shuffled passes over its shard.
+"""Shards of a data set, one per worker, and the order of their samples: endless shuffled passes.
 
-Shards are a list of index arrays, one a worker, that together hold every sample once.
+Shards are a list of index arrays, one per worker, which together contain every sample once.
 """
 
 from __future__ import annotations
@@ -18,11 +18,15 @@ from ddlsim.streams import stream
 @checked
 @dataclass(eq=False)
 class BatchStream:
-    """Sample indices by position: pass e over the shard is shuffled by draw e of the stream (seed, rank, "batches").
+    """Endless sequence of sample indices: shuffled passes over a shard.
 
-    A position always means the same sample, whatever was read before. Batches run over the end of a pass,
-    so all have the same size. Workers that should together see the samples of a single worker use the same shard,
-    seed and rank and take turns: worker r of n takes ``indices((step * n + r) * size, size)``.
+    A position in the sequence always has the same sample, whatever was read before. Pass e is shuffled by draw e of the
+    random stream (seed, rank, "batches"). Batches can extend over the end of a pass, so all have the same size.
+
+    Workers that should see the samples of a single worker use the same shard, seed and rank, and take turns: worker r
+    of n uses ``indices((step * n + r) * size, size)``.
+
+    shard  (n,) indices of the shard's samples
     """
 
     shard: Ints
@@ -33,16 +37,16 @@ class BatchStream:
 
     def __post_init__(self) -> None:
         if self.shard.ndim != 1 or not len(self.shard):
-            raise ConfigError(f"rank {self.rank}: its shard of shape {self.shard.shape} is empty; use fewer workers")
+            raise ConfigError(f"rank {self.rank}: the shard of shape {self.shard.shape} is empty; use fewer workers")
 
     def batch(self, step: int, size: int) -> Ints:
-        """Return the indices of batch `step` (from 0) when all batches have `size` samples, shape (size,)."""
+        """Return the indices, shape (size,), of batch `step` (from 0) if all batches have `size` samples."""
         return self.indices(step * size, size)
 
     def indices(self, first: int, count: int) -> Ints:
         """Return the sample indices at positions first .. first + count - 1, shape (count,)."""
         if first < 0 or count < 1:
-            raise ConfigError(f"first = {first}, count = {count}: must be at least 0 and 1")
+            raise ConfigError(f"first = {first}, count = {count}: first must be at least 0, and count at least 1")
         n, parts = len(self.shard), []
         while count:
             number, offset = divmod(first, n)
@@ -52,7 +56,7 @@ class BatchStream:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def epoch(self, position: int) -> float:
-        """Return how many passes lie before `position`."""
+        """Return the number of passes before `position`, as a float."""
         return position / len(self.shard)
 
     def _shuffled(self, number: int) -> Ints:
@@ -74,12 +78,17 @@ _TRIES = 1000
 
 def _check(n_samples: int, n_workers: int) -> None:
     if n_workers > n_samples:
-        raise ConfigError(f"n_workers = {n_workers}: must be from 1 to the {n_samples} samples")
+        raise ConfigError(f"n_workers = {n_workers}: must be at most the number of samples, {n_samples}")
 
 
 @checked
 def iid(labels: Ints, n_workers: Count, seed: Seed) -> list[Ints]:
-    """Return a random partition of the samples into equal parts, sizes differing by one at most."""
+    """Return shards of a random partition of the samples, whose sizes differ by at most one.
+
+    labels  (n_samples,) only its length matters
+
+    Raises ConfigError if there are fewer samples than workers.
+    """
     _check(len(labels), n_workers)
     order = stream(seed, 0, "iid shards").permutation(len(labels))
     return [np.sort(part) for part in np.array_split(order, n_workers)]
@@ -87,24 +96,33 @@ def iid(labels: Ints, n_workers: Count, seed: Seed) -> list[Ints]:
 
 @checked
 def by_class(labels: Ints, n_workers: Count) -> list[Ints]:
-    """Return the samples sorted by class and cut into equal parts: each worker sees as few classes as possible
-    (McMahan et al. 2017, arXiv:1602.05629, section 3, with one shard a client)."""
+    """Return shards with as few classes as possible: the samples are sorted by class and cut into equal parts.
+
+    McMahan et al. 2017, arXiv:1602.05629, section 3, with one shard per client. Raises ConfigError if there are fewer
+    samples than workers.
+
+    labels  (n_samples,) class of each sample
+    """
     _check(len(labels), n_workers)
     return np.array_split(np.argsort(labels, kind="stable"), n_workers)
 
 
 @checked
 def dirichlet(labels: Ints, n_workers: Count, alpha: Positive, seed: Seed, least: Count = 1) -> list[Ints]:
-    """Return shards in which each class is divided among the workers by shares drawn from Dirichlet(alpha).
+    """Return shards that divide each class among the workers by shares drawn from a Dirichlet distribution.
 
-    Small alpha: few classes a worker; large alpha: like :func:`iid` (Hsu, Qi and Brown 2019, arXiv:1909.06335,
-    as drawn per class by Li et al. 2022, arXiv:2102.02079, section 3.2). Shares are drawn again until every
-    worker has `least` samples. Raises ConfigError when that does not happen.
+    Hsu, Qi and Brown 2019, arXiv:1909.06335, with one draw per class as in Li et al. 2022, arXiv:2102.02079, section
+    3.2. Shares are redrawn until every worker has `least` samples.
+
+    labels  (n_samples,) class of each sample
+    alpha   concentration: with a small alpha, workers have few classes each; a large alpha is like :func:`iid`
+    least   minimum number of samples per worker
+
+    Raises ConfigError if 1,000 draws do not give every worker `least` samples.
     """
     _check(len(labels), n_workers)
     if least * n_workers > len(labels):
-        what = f"must be at least 1 and leave {n_workers} workers that many of {len(labels)}"
-        raise ConfigError(f"least = {least}: {what}")
+        raise ConfigError(f"least = {least}: {len(labels)} samples are too few for {n_workers} workers; lower least")
     draws = stream(seed, 0, "dirichlet shards")
     members = [np.flatnonzero(labels == label) for label in np.unique(labels)]
     for _ in range(_TRIES):
@@ -117,5 +135,7 @@ def dirichlet(labels: Ints, n_workers: Count, alpha: Positive, seed: Seed, least
         whole = [np.sort(np.concatenate(shard)) for shard in shards]
         if min(len(shard) for shard in whole) >= least:
             return whole
-    what = f"{_TRIES} draws left a worker of {n_workers} without {least} samples"
-    raise ConfigError(f"alpha = {alpha}: {what}; raise alpha")
+    raise ConfigError(
+        f"alpha = {alpha}: in each of {_TRIES} draws, one of the {n_workers} workers had fewer than {least} samples; "
+        "raise alpha"
+    )

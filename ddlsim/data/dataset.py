@@ -1,4 +1,4 @@
-"""A labelled data set in memory, and what one does with it as a whole."""
+"""Labelled data sets in memory: construction, splitting, standardisation and resizing."""
 
 from __future__ import annotations
 
@@ -21,19 +21,26 @@ def _labels(value: object, where: str) -> npt.NDArray[Any]:
     """Return integer labels (classes) as int64, and floating-point labels (targets) as float32."""
     array = np.asarray(value)
     if array.dtype.kind not in "iuf":
-        raise ConfigError(f"{where}: type {array.dtype}: must be whole numbers (classes), or numbers to predict")
+        raise ConfigError(
+            f"{where}: expected whole numbers (classes) or floating-point numbers (targets), got type {array.dtype}"
+        )
     return array.astype(np.float32 if array.dtype.kind == "f" else np.int64, copy=False)
 
 
 @checked
 @dataclass(frozen=True, eq=False)
 class DataSet:
-    """Samples `x` (n_samples, *sample_shape) float32 and `labels` (n_samples,), the class of each.
+    """A labelled data set in memory.
 
-    Labels of text are (n_samples, tokens): the token that follows each token of a sample. Labels of a floating-point
-    type are regression targets, (n_samples,) or (n_samples, n_targets), without classes, for
-    ``Training(..., loss="mean_squared_error")``. Images have sample shape (channels, height, width). ``source`` says
-    where the data come from.
+    name         short name, for reports
+    x            (n_samples, *sample_shape) float32. Images have the sample shape (channels, height, width)
+    labels       (n_samples,) class of each sample, as a number; for text, (n_samples, tokens), the token that follows
+                 each token of a sample; for ``Training(..., loss="mean_squared_error")``, floating-point targets,
+                 (n_samples,) or (n_samples, n_targets)
+    class_names  name of each class; empty for targets
+    source       where the data come from
+
+    Raises ConfigError if shapes do not match, a number is not finite, or a label is not one of the classes.
     """
 
     name: str
@@ -46,19 +53,23 @@ class DataSet:
         n = len(self.x) if self.x.ndim > 1 else 0
         fits = self.labels.shape[:1] == (n,) if self.is_regression else self.labels.shape in ((n,), self.x.shape)
         if n == 0 or not fits:
-            what = f"samples {self.x.shape} and labels {self.labels.shape} do not fit"
-            hint = "give (n, ...) samples and (n,) labels with n at least 1, or both (n, tokens)"
-            raise ConfigError(f"data {self.name!r}: {what}; {hint}")
+            raise ConfigError(
+                f"data {self.name!r}: samples of shape {self.x.shape} do not match labels of shape "
+                f"{self.labels.shape}; expected (n, ...) and (n,) with n at least 1, or (n, tokens) for both"
+            )
         check_finite(self.name, self.x)
         if self.is_regression:
             check_finite(self.name, self.labels)
             if self.class_names:
-                rule = f"targets of type {self.labels.dtype} have no classes; remove class_names"
-                raise ConfigError(f"data {self.name!r}: {rule}")
+                raise ConfigError(
+                    f"data {self.name!r}: labels of type {self.labels.dtype} are regression targets, which have no "
+                    "classes; remove class_names"
+                )
             return
         if self.labels.min() < 0 or self.labels.max() >= self.n_classes:
             bad = self.labels[(self.labels < 0) | (self.labels >= self.n_classes)][0]
-            raise ConfigError(f"data {self.name!r}: label {bad} is not one of the {self.n_classes} classes from 0 on")
+            last = self.n_classes - 1
+            raise ConfigError(f"data {self.name!r}: label {bad} is not a class; labels must be from 0 to {last}")
 
     def __repr__(self) -> str:
         shape = " x ".join(map(str, self.sample_shape))
@@ -84,27 +95,31 @@ class DataSet:
 
     @checked
     def take(self, indices: Ints) -> DataSet:
-        """Return the data set of the samples at `indices`, in that order."""
+        """Return a data set of the samples at `indices`, in that order. Raises ConfigError for indices out of range."""
         if indices.size and not 0 <= indices.min() <= indices.max() < self.n_samples:
-            raise ConfigError(f"data {self.name!r}: indices must be from 0 to {self.n_samples - 1}")
+            last = self.n_samples - 1
+            raise ConfigError(f"data {self.name!r}: indices must be from 0 to {last}")
         return replace(self, x=self.x[indices], labels=self.labels[indices])
 
 
 def check_finite(name: str, samples: Floats) -> None:
-    """Raise ConfigError, naming the sample, if any number is NaN or infinite."""
+    """Raise ConfigError, with the number of the sample, if any number is NaN or infinite."""
     # A sum is finite unless a number is not, or it overflows: then look closer.
     if not np.isfinite(samples.sum(dtype=np.float64)) and not np.isfinite(samples).all():
         bad = int(np.argwhere(~np.isfinite(samples))[0, 0])
-        raise ConfigError(f"data {name!r}: sample {bad} holds NaN or infinity; remove it")
+        raise ConfigError(f"data {name!r}: sample {bad} contains NaN or infinity; remove it")
 
 
 @checked
 def from_arrays(x: npt.ArrayLike, labels: npt.ArrayLike, name: str = "arrays", source: str = "") -> DataSet:
-    """Return a data set of arrays: samples (n, ...), and labels as in :class:`DataSet`. Integers from 0 are classes,
-    (n,) or one per token; floating-point numbers are regression targets.
+    """Make a data set from arrays.
 
-    Classes are named "0", "1", ... up to the largest label. Raises ConfigError for arrays that do not fit or
-    hold numbers that are not finite.
+    x       (n, ...) samples
+    labels  (n,) classes, as integers from 0, or one per token; or floating-point regression targets, as for
+            :class:`DataSet`
+
+    Classes are named "0", "1", ... up to the largest label. Raises ConfigError if the shapes do not match or a number
+    is not finite.
     """
     try:
         with np.errstate(over="ignore"):  # what float32 cannot hold is told below
@@ -112,7 +127,7 @@ def from_arrays(x: npt.ArrayLike, labels: npt.ArrayLike, name: str = "arrays", s
     except ConfigError:
         raise
     except (TypeError, ValueError, OverflowError):
-        raise ConfigError(f"data {name!r}: samples or labels are no array of numbers") from None
+        raise ConfigError(f"data {name!r}: samples and labels must be arrays of numbers") from None
     check_finite(name, samples)
     n_classes = int(classes.max()) + 1 if classes.dtype.kind == "i" and classes.size else 0
     return DataSet(name, samples, classes, tuple(str(i) for i in range(n_classes)), source)
@@ -129,15 +144,17 @@ HeldOut = Annotated[float, number(0.0, above=True)] | Annotated[int, whole(1)]
 
 @checked
 def split(data: DataSet, held_out: HeldOut, seed: Seed) -> tuple[DataSet, DataSet]:
-    """Return (training set, held-out set): a random part of the samples, the same for the same seed.
+    """Split a data set randomly into (training set, held-out set); the same seed gives the same split.
 
-    `held_out` is a share (float below 1) or a number of samples (int). Where samples have a class, every class is
-    divided alike, to within a sample. Raises ConfigError when either part would be empty.
+    held_out  share of the samples (float below 1) or their number (int)
+
+    If samples have classes, every class is split in the same proportion, to within one sample. Raises ConfigError if
+    one of the parts would be empty.
     """
     n = data.n_samples
     count = held_out if isinstance(held_out, int) else round(held_out * n)
     if not 0 < count < n or (isinstance(held_out, float) and not 0.0 < held_out < 1.0):
-        raise ConfigError(f"held_out = {held_out}: must leave samples in both parts of {n}")
+        raise ConfigError(f"held_out = {held_out}: must leave at least one of the {n} samples in each part")
     order = stream(seed, 0, "held-out split").permutation(n)
     if data.labels.ndim > 1 or data.is_regression:
         return data.take(np.sort(order[count:])), data.take(np.sort(order[:count]))
@@ -152,9 +169,9 @@ def split(data: DataSet, held_out: HeldOut, seed: Seed) -> tuple[DataSet, DataSe
 
 @checked
 def standardize(data: DataSet, like: DataSet | None = None) -> DataSet:
-    """Return the data with mean 0 and deviation 1 per channel, by the statistics of `like` (default: itself).
+    """Return the data set shifted and scaled to mean 0 and standard deviation 1 per channel.
 
-    Give the training set as `like` when standardizing held-out samples.
+    like  data set whose mean and deviation are used, such as the training set for held-out samples; None: `data`
     """
     reference = (data if like is None else like).x
     axes = (0, *range(2, reference.ndim))

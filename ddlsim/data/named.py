@@ -1,4 +1,4 @@
-"""Data sets by name, and from files: archives, folders of images, CIFAR and MNIST as downloaded."""
+"""Bundled and generated data sets, and readers of files: archives, image folders, CIFAR and MNIST."""
 
 from __future__ import annotations
 
@@ -32,27 +32,40 @@ _MOST_NBYTES = 2 * 10**9  # of decoded bytes; four times as many as floats
 def read_images(
     folder: str | Path, size: int = 32, n_per_class: int | None = None, cache: str | Path | None = None
 ) -> DataSet:
-    """Return the images of a folder as (n, 3, size, size) in 0..1, resized bilinearly, in order of their names.
+    """Read a folder of images, (n, 3, size, size) with values from 0 to 1, sorted by class and name.
 
-    Classes are the sub-folders, or, if there are none, what stands before the first dot of each name, sorted.
-    `n_per_class` takes the first n of each. `cache` is a folder for decoded images (default: the
-    user's cache folder). Raises ConfigError for a folder without images or a file that cannot be decoded.
+    Each sub-folder is a class. Without sub-folders, the class is the part of each file name before the first dot, as in
+    cat.1.jpg. Images are resized bilinearly.
+
+    size         height and width of the result
+    n_per_class  use only the first n images of each class; None: all
+    cache        folder for decoded images; None: the user's cache folder
+
+    Raises ConfigError for a folder without images, or a file that cannot be decoded.
     """
     root = Path(folder)
     if not os.path.isdir(root):
-        raise ConfigError(f"{root}: is not a folder; give one with a sub-folder per class, or cat.1.jpg names")
+        raise ConfigError(
+            f"{root} is not a folder; expected a folder with a sub-folder per class, or with file names like cat.1.jpg"
+        )
     if size < 1 or (n_per_class is not None and n_per_class < 1):
-        raise ConfigError(f"{root}: size = {size}, n_per_class = {n_per_class}: must be at least 1")
+        raise ConfigError(f"{root}: size = {size}, n_per_class = {n_per_class}: both must be at least 1")
     found = _by_class(root)
     names = tuple(sorted(found))
     if len(names) < 2:
-        what = f"found images of {len(names)} classes"
-        raise ConfigError(f"{root}: {what}; at least 2 sub-folders or name prefixes needed")
+        found_classes = f"{len(names)} class" if len(names) == 1 else f"{len(names)} classes"
+        raise ConfigError(
+            f"{root} contains images of {found_classes}, but at least 2 are needed; use a sub-folder per class, or "
+            "file names like cat.1.jpg"
+        )
     chosen = {name: sorted(found[name])[:n_per_class] for name in names}
     files = [file for name in names for file in chosen[name]]
     if len(files) * 3 * size * size > _MOST_NBYTES:
-        what = f"{len(files)} images of {size} x {size} do not fit {_MOST_NBYTES / 1e9:g} GB"
-        raise ConfigError(f"{root}: {what}; lower size or n_per_class")
+        limit = f"{_MOST_NBYTES / 1e9:g} GB"
+        raise ConfigError(
+            f"{root}: {len(files)} images of {size} x {size} pixels exceed the limit of {limit}; lower size or "
+            "n_per_class"
+        )
     labels = np.repeat(np.arange(len(names)), [len(chosen[name]) for name in names]).astype(np.int64)
     images = _cached(files, size, _cache_folder(cache))
     return DataSet(root.name, images_to_floats(images), labels, names, str(root))
@@ -104,7 +117,7 @@ def _decode(file: Path, size: int) -> npt.NDArray[np.uint8]:
     try:
         from PIL import Image
     except ImportError:
-        raise ConfigError("image folders need Pillow; install it with: pip install pillow") from None
+        raise ConfigError("reading image folders needs Pillow; install it with: pip install pillow") from None
     try:
         with Image.open(file) as image:
             small = image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
@@ -114,7 +127,8 @@ def _decode(file: Path, size: int) -> npt.NDArray[np.uint8]:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return the content of `path`, unpacked if its name ends in ``.gz``; ConfigError if it cannot be read."""
+    """Return the content of `path`, decompressed if its name ends in ``.gz``. Raises ConfigError if it is
+    unreadable."""
     try:
         if path.suffix == ".gz":
             with gzip.open(path) as file:
@@ -131,27 +145,37 @@ CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "hors
 
 @checked
 def read_cifar(paths: str | Path | Sequence[str | Path], n_classes: int = 10) -> DataSet:
-    """Return the images (n, 3, 32, 32) in 0..1 of one or more files of CIFAR's binary version, in the order given.
+    """Read one or more files of CIFAR's binary version, (n, 3, 32, 32) with values from 0 to 1.
 
-    `n_classes` is 10, or 100 for the fine labels of CIFAR-100 (cs.toronto.edu/~kriz/cifar.html: a record is one label
-    byte, for CIFAR-100 coarse, then fine, and planes of 32 x 32 red, green, blue bytes). Raises ConfigError, naming the
-    file, for a size or a label that does not fit.
+    The format (cs.toronto.edu/~kriz/cifar.html) is a sequence of records of one label byte (for CIFAR-100 two, the
+    coarse and the fine label) and 32 x 32 bytes each of red, green and blue.
+
+    paths      one path, or several, which are concatenated in this order
+    n_classes  10, or 100 for the fine labels of CIFAR-100
+
+    Raises ConfigError, with the name of the file, for a wrong size or label.
     """
     if n_classes not in (10, 100):
         raise ConfigError(f"n_classes = {n_classes}: must be 10 or 100")
     files = [Path(paths)] if isinstance(paths, str | Path) else [Path(path) for path in paths]
     if not files:
-        raise ConfigError("paths = []: give at least one CIFAR file")
+        raise ConfigError("paths is empty; pass at least one CIFAR file")
     n_labels = 1 if n_classes == 10 else 2
     parts = []
     for file in files:
         raw = np.frombuffer(read_bytes(file), np.uint8)
         if not raw.size or raw.size % (_PIXELS + n_labels):
-            what = f"{raw.size} bytes are not records of {_PIXELS + n_labels}"
-            raise ConfigError(f"{file}: {what}; is it the binary version of CIFAR-{n_classes}?")
+            n_bytes = _PIXELS + n_labels
+            raise ConfigError(
+                f"{file}: its size, {raw.size} bytes, is not a multiple of {n_bytes}; check that it is the binary "
+                f"version of CIFAR-{n_classes}"
+            )
         records = raw.reshape(-1, _PIXELS + n_labels)
         if (largest := int(records[:, n_labels - 1].max())) >= n_classes:
-            raise ConfigError(f"{file}: label {largest} is above {n_classes - 1}; is it CIFAR-{110 - n_classes}?")
+            other = 110 - n_classes
+            raise ConfigError(
+                f"{file}: label {largest} is not below {n_classes}; check whether it is a file of CIFAR-{other}"
+            )
         parts.append(records)
     records = np.concatenate(parts)
     x = images_to_floats(records[:, n_labels:]).reshape(-1, 3, 32, 32)
@@ -161,15 +185,15 @@ def read_cifar(paths: str | Path | Sequence[str | Path], n_classes: int = 10) ->
 
 @checked
 def read_idx(images: str | Path, labels: str | Path, name: str = "idx") -> DataSet:
-    """Return the images (n, 1, height, width) in 0..1 of an IDX file with the labels of another.
+    """Read images and labels from two IDX files, (n, 1, height, width) with values from 0 to 1.
 
-    The format of MNIST and its relatives (yann.lecun.com/exdb/mnist): two zero bytes, a type (8: unsigned byte), the
-    number of dimensions, each size as 32 bits, big-endian, data. Both may be packed (``.gz``). Raises ConfigError,
-    naming the file, for anything that is not such a file.
+    IDX is the format of MNIST and its relatives (yann.lecun.com/exdb/mnist): two zero bytes, a type (8 for unsigned
+    bytes), the number of dimensions, each size as a big-endian 32-bit number, and the data. Files may be compressed
+    (``.gz``). Raises ConfigError, with the name of the file, for any other format.
     """
     pixels, classes = _read(Path(images), 3), _read(Path(labels), 1)
     if len(pixels) != len(classes):
-        raise ConfigError(f"{labels}: {len(classes)} labels do not fit the {len(pixels)} images of {images}")
+        raise ConfigError(f"{labels} has {len(classes)} labels, but {images} has {len(pixels)} images")
     names = tuple(str(i) for i in range(int(classes.max()) + 1))
     return DataSet(name, images_to_floats(pixels)[:, None], classes.astype(np.int64), names, str(images))
 
@@ -178,13 +202,18 @@ def _read(path: Path, n_dims: int) -> npt.NDArray[np.uint8]:
     raw = read_bytes(path)
     start = 4 + 4 * n_dims
     if len(raw) < start or raw[:2] != b"\0\0":
-        raise ConfigError(f"{path}: is not an IDX file (it must start with two zero bytes and a header)")
+        raise ConfigError(f"{path} is not an IDX file, which must start with two zero bytes and a header")
     if raw[2] != 8 or raw[3] != n_dims:
-        hint = "; are images and labels exchanged?" if raw[3] in (1, 3) else ""
-        raise ConfigError(f"{path}: holds type {raw[2]} in {raw[3]} dimensions; must be bytes (8) in {n_dims}{hint}")
+        data_type, dims = raw[2], raw[3]
+        hint = "; are images and labels swapped?" if dims in (1, 3) else ""
+        raise ConfigError(
+            f"{path}: contains data of type {data_type} with {dims} dimensions; expected bytes (type 8) with {n_dims}"
+            f"{hint}"
+        )
     shape = tuple(int(size) for size in np.frombuffer(raw, ">u4", n_dims, 4))
     if len(raw) - start != math.prod(shape) or not math.prod(shape):
-        raise ConfigError(f"{path}: {len(raw) - start} bytes of data do not fit the sizes {shape}; load it again")
+        n_bytes = len(raw) - start
+        raise ConfigError(f"{path}: {n_bytes} bytes of data do not match the shape {shape}; download the file again")
     return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
 
 
@@ -197,16 +226,18 @@ _ARRAYS |= {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")}
 
 @checked
 def read_downloaded(folder: str | Path, part: Part = "train") -> DataSet | None:
-    """Return the training or test samples of a downloaded data set; None for any other folder.
+    """Read the training or test samples of CIFAR-10, CIFAR-100, MNIST or one of MNIST's relatives, as downloaded.
 
-    folder   the folder to which the archive of CIFAR-10, CIFAR-100 or a relative of MNIST unpacks
-    part     "train" or "test"
+    Returns None for any other folder.
 
-    Raises ConfigError with the name of a file that is damaged or of another format.
+    folder  folder with the contents of the downloaded archive
+    part    "train" or "test"
+
+    Raises ConfigError, with the name of the file, if a file is damaged or has another format.
     """
     root = Path(folder)
     if not root.is_dir():
-        raise ConfigError(f"{folder}: no such folder")
+        raise ConfigError(f"{folder}: no such folder; pass the folder of an unpacked data set")
     root = root / "raw" if os.path.isdir(root / "raw") else root
     names = sorted(os.listdir(root))
     binary = [name for name in names if name.startswith("data_batch_") and name.endswith(".bin")]
@@ -231,7 +262,7 @@ class _Arrays(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> object:
         if (module, name) not in _ARRAYS:
-            raise pickle.UnpicklingError(f"it names {module}.{name}, which is not read from a pickle")
+            raise pickle.UnpicklingError(f"it refers to {module}.{name}, and only NumPy arrays are read from a pickle")
         return super().find_class(module, name)
 
 
@@ -246,8 +277,8 @@ def _pickled(files: list[Path], names: tuple[str, ...]) -> DataSet:
         except ConfigError:
             raise
         except Exception as error:  # pickles fail in every way
-            why = f"{type(error).__name__}: {error}"
-            raise ConfigError(f"{file}: is no batch of CIFAR's Python version: {why}") from None
+            reason = f"{type(error).__name__}: {error}"
+            raise ConfigError(f"{file} is not a batch of CIFAR's Python version: {reason}") from None
     x, classes = images_to_floats(np.concatenate(pixels)), np.concatenate(labels)
     return DataSet(f"cifar{len(names)}", x, classes, names, str(files[0]))
 
@@ -260,12 +291,12 @@ _LATENT = 2
 
 @checked
 def clicks(n_samples: Count, seed: Seed = 0) -> DataSet:
-    """Return `n_samples` of 4 numbers and 6 categorical features, as ids behind them: (n_samples, 10); labels are 1 for
-    a click.
+    """Generate a data set of clicks for recommendation models; label 1 is a click.
 
-    Who clicks is drawn: the logit is a sum of weights of the numbers and the values of features, and of the dot product
-    of two hidden vectors, one of each value of the two largest features. Half of all samples are clicks, more or less;
-    of values of a feature some are more frequent than others (Zipf's law).
+    Each sample has 4 numbers followed by the ids of 6 categorical features, shape (n_samples, 10). The values of a
+    feature follow Zipf's law. Clicks are drawn at random: their logit is a weighted sum of the numbers, plus a weight
+    per feature value, plus the dot product of the hidden vectors of the values of the two largest features. About half
+    of the samples are clicks.
     """
     world, draws = stream(seed, 0, "clicks: the world"), stream(seed, 1, "clicks: the samples")
     numbers = draws.standard_normal((n_samples, N_DENSE))
@@ -291,12 +322,13 @@ _SOURCE = (
 
 
 def load_digits() -> DataSet:
-    """Return 1,797 grey digits of 8 x 8 pixels, shape (1797, 1, 8, 8), values 0..1 in steps of 1/16.
+    """Load the bundled data set of 1,797 handwritten digits in 10 classes.
 
-    They are the test part (13 writers) of Alpaydin and Kaynak 1998; see ``files/README.md`` beside this module.
+    Images are grey, shape (1797, 1, 8, 8), with values from 0 to 1 in steps of 1/16. They are the test part (13
+    writers) of Alpaydin and Kaynak 1998; see ``files/README.md`` in the folder of this module.
     """
     if not _FILE.is_file():
-        raise ConfigError(f"{_FILE} is missing; reinstall ddlsim")
+        raise ConfigError(f"the data file {_FILE} is missing; reinstall ddlsim")
     with np.load(_FILE, allow_pickle=False) as file:
         images, labels = file["images"], file["labels"]
     x = images.astype(np.float32)[:, None] / np.float32(16.0)
@@ -313,11 +345,14 @@ _TEXTS = 64  # sentences of one random stream: a text does not depend on how lon
 
 @checked
 def sentences(n_samples: Count, length: Count = 32, seed: Seed = 0) -> DataSet:
-    """Return `n_samples` pieces of `length` characters of a text, as ids (n_samples, length); labels, of the same
-    shape, are the characters that follow.
+    """Generate a text for models that predict the next character.
 
-    The text is made by a small grammar in which subject and verb agree: "the old worker sends two birds now. some cats
-    wait again. ..." The most frequent character, the blank, is 18 % of it.
+    Samples are consecutive pieces of the text, as ids of their characters, shape (n_samples, length). Labels have the
+    same shape: the character that follows each one. A small grammar generates the text, with agreement of subject and
+    verb: "the old worker sends two birds now. some cats wait again. ..." The most frequent character, the space, makes
+    up 18 % of the text.
+
+    length  characters per sample
     """
     part, size, pieces = 0, 0, list[str]()
     while size < n_samples * length + 1:
@@ -370,14 +405,18 @@ _CHUNK = 256  # images of one random stream: the first n images of a seed do not
 def shapes(
     n_samples: Count, size: Annotated[int, whole(8, 4096)] = 32, difficulty: Share = 0.3, seed: Seed = 0
 ) -> DataSet:
-    """Return `n_samples` colour images, shape (n_samples, 3, size, size), values 0..1, classes in turn.
+    """Generate colour images of discs and squares, shape (n_samples, 3, size, size) with values from 0 to 1.
 
-    Class 0 is a striped disc, class 1 a square with a checkerboard of the same area. `difficulty` from 0 to 1
-    raises the noise (deviation 0.02 + 0.5 difficulty) and fades the texture (contrast 1 - difficulty).
-    Raises ConfigError for sizes below 8 and difficulties outside 0..1.
+    Class 0 is a striped disc, class 1 a square of the same area with a checkerboard pattern; the classes alternate.
+
+    size        height and width, at least 8
+    difficulty  from 0 to 1; raises the noise (standard deviation 0.02 + 0.5 difficulty) and lowers the contrast of the
+                texture (1 - difficulty)
     """
     if n_samples * size * size > MAX_PIXELS:
-        raise ConfigError(f"shapes: {n_samples} images of {size} x {size} do not fit into memory; make fewer")
+        raise ConfigError(
+            f"shapes: {n_samples} images of {size} x {size} pixels are too large; lower n_samples or size"
+        )
     labels = np.arange(n_samples, dtype=np.int64) % 2
     x = np.empty((n_samples, 3, size, size), np.float32)
     for start in range(0, n_samples, _CHUNK):
@@ -420,11 +459,15 @@ def _draw(labels: Ints, size: int, difficulty: float, draws: np.random.Generator
 
 @checked
 def read_npz(path: str | Path, part: str = "train") -> DataSet:
-    """Return one part ("train", "val" or "test") of an archive; a plain one has ``images`` and ``labels``.
+    """Read a data set from a NumPy archive with the arrays ``images`` and ``labels``.
 
-    Images are (n, height, width) or (n, height, width, 3), bytes (scaled to 0..1) or floats; samples (n, features) are
-    taken as they are. Labels are classes, (n,), (n, 1) or of tokens (n, tokens), or floating-point targets.
-    Archives with Python objects are refused. Raises ConfigError, naming file and array.
+    Images have shape (n, height, width) or (n, height, width, 3), as bytes (scaled to 0..1) or floats; samples of shape
+    (n, features) are used as they are. Labels are classes, (n,) or (n, 1), a class per token, (n, tokens), or
+    floating-point targets.
+
+    part  part of an archive with arrays like ``train_images`` and ``train_labels``: "train", "val" or "test"
+
+    Raises ConfigError, with the names of file and array, for unsuitable arrays and for archives with Python objects.
     """
     file = Path(path)
     try:
@@ -432,7 +475,7 @@ def read_npz(path: str | Path, part: str = "train") -> DataSet:
         with file.open("rb") as raw:
             archive = np.load(raw, allow_pickle=False)
             if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise ConfigError(f"{file}: is a single array; give an .npz archive of images and labels")
+                raise ConfigError(f"{file} is a single array; expected an .npz archive with images and labels")
             names = archive.files
             prefix = "" if "images" in names and part == "train" else f"{part}_"
             for key in ("images", "labels"):
@@ -443,7 +486,7 @@ def read_npz(path: str | Path, part: str = "train") -> DataSet:
         if isinstance(error, ConfigError):
             raise
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise ConfigError(f"{file}: cannot be read as an .npz archive without objects: {reason}") from None
+        raise ConfigError(f"{file}: cannot be read as an .npz archive of arrays without objects: {reason}") from None
     samples = _channels_first(images, f"{file}: {prefix}images")
     return from_arrays(samples, _flat(labels, images, file), file.stem, str(file))
 
@@ -452,7 +495,9 @@ def _flat(labels: npt.NDArray[np.generic], images: npt.NDArray[np.generic], file
     if labels.dtype.kind == "f" or (images.ndim == 2 and labels.shape == images.shape):
         return labels
     if labels.ndim == 2 and labels.shape[1] > 1:
-        raise ConfigError(f"{file}: labels of shape {labels.shape}: several labels a sample cannot be learned here")
+        raise ConfigError(
+            f"{file}: labels of shape {labels.shape} are not supported; use one label per sample or token"
+        )
     return labels.reshape(-1)
 
 
@@ -461,9 +506,9 @@ def _channels_first(images: npt.NDArray[np.generic], where: str) -> npt.NDArray[
         return images
     colour = images.ndim == 4 and images.shape[-1] in (1, 3)
     if not colour and images.ndim != 3:
-        raise ConfigError(f"{where} have shape {images.shape}; must be (n, height, width) or (n, height, width, 3)")
+        raise ConfigError(f"{where} have shape {images.shape}; expected (n, height, width) or (n, height, width, 3)")
     if images.dtype.kind not in "iuf":
-        raise ConfigError(f"{where} have type {images.dtype}; must be numbers")
+        raise ConfigError(f"{where} have type {images.dtype}; expected numbers")
     scaled = images_to_floats(images.astype(np.uint8)) if images.dtype == np.uint8 else images
     return np.moveaxis(scaled, -1, 1) if colour else scaled[:, None]
 
@@ -481,13 +526,17 @@ _MAKERS: dict[str, Callable[[], DataSet]] = {
 
 @checked
 def load_data(source: str | Path) -> DataSet:
-    """Return a data set by name ("digits", "shapes", "sentences", "clicks") or from a file or folder.
+    """Load a data set by name, or from a file or folder.
 
-    ``.npz``            an archive (:func:`~ddlsim.data.read_npz`)
-    ``.bin``            CIFAR-10 binary (:func:`~ddlsim.data.read_cifar`)
-    a folder            CIFAR or MNIST as downloaded: the training samples (:func:`~ddlsim.data.read_downloaded`, which
-                        reads the test samples, too); else images, one folder a class or named like cat.123.jpg,
-                        resized to 32 x 32 (:func:`~ddlsim.data.read_images` for other sizes)
+    source is one of
+
+    - a name: "digits", "shapes", "sentences" or "clicks";
+    - an ``.npz`` archive (:func:`~ddlsim.data.read_npz`);
+    - a ``.bin`` file of CIFAR-10 (:func:`~ddlsim.data.read_cifar`);
+    - a folder with CIFAR or MNIST as downloaded, of which the training samples are read
+      (:func:`~ddlsim.data.read_downloaded` also reads the test samples);
+    - a folder of images, with a sub-folder per class or file names like cat.123.jpg, which are resized to 32 x 32
+      (:func:`~ddlsim.data.read_images` for other sizes).
 
     Raises ConfigError for anything else.
     """
@@ -501,8 +550,8 @@ def load_data(source: str | Path) -> DataSet:
     if path.suffix == ".bin":
         return read_cifar(path)
     if os.path.exists(path):
-        raise ConfigError(f"data = {str(source)!r}: must end in .npz or .bin, or be a folder of images")
+        raise ConfigError(f"data = {str(source)!r}: expected a file that ends in .npz or .bin, or a folder of images")
     if path.suffix or len(path.parts) != 1:
         names = ", ".join(DATA_NAMES)
-        raise ConfigError(f"data = {str(source)!r}: no such file or folder; give a path or one of {names}")
+        raise ConfigError(f"data = {str(source)!r}: no such file or folder; use an existing path, or one of {names}")
     raise unknown_name("data", str(source), DATA_NAMES)

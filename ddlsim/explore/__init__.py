@@ -1,7 +1,7 @@
-"""The explorer: clusters, runs and comparisons in a browser, without a program. Optional: ``pip install
-'ddlsim[explore]'``.
+"""The explorer: clusters, runs and comparisons in a browser, without programming.
 
-:func:`explore` serves it on this machine; :func:`page` returns it, to be shown in a notebook.
+Optional: ``pip install 'ddlsim[explore]'``. :func:`explore` serves it on this machine; :func:`page` returns it for
+display in a notebook.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def explore(
     browser: bool = True,
     hosts: Sequence[str] = (),
 ) -> None:
-    """Serve the explorer on this machine alone, and open a browser, until Ctrl-C ends it.
+    """Serve the explorer to this machine only, and open a browser. Ctrl-C ends it.
 
-    cluster, model  what it shows first: names or paths, as in :class:`~ddlsim.Experiment`
-    port            where it is served; 0: a free port
+    cluster, model  initial cluster and model: names or paths, as in :class:`~ddlsim.Experiment`
+    port            port to serve on; 0: any free port
     browser         whether to open a browser
-    hosts           further names of this machine that requests may use besides localhost, such as a proxy's
+    hosts           further host names that requests may use besides localhost, such as that of a proxy
 
-    Raises ConfigError if Panel is not installed, a cluster or model cannot be used, or the port is taken.
+    Raises ConfigError if Panel is not installed, a cluster or model cannot be loaded, or the port is in use.
     """
     _needs_panel()
     from ddlsim.explore.app import serve
@@ -46,8 +46,10 @@ def explore(
 
 @checked
 def page(cluster: str | None = None, model: str | None = None) -> Viewable:
-    """Return the explorer to be shown in a notebook, after ``panel.extension()``. Arguments and errors as for
-    :func:`explore`."""
+    """Return the explorer for display in a notebook, after ``panel.extension()``.
+
+    The arguments and errors are those of :func:`explore`.
+    """
     _needs_panel()
     from ddlsim.explore.app import in_notebook
 

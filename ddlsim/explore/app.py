@@ -374,7 +374,7 @@ def fill_in(setup: Setup, query: Mapping[str, object]) -> list[str]:
                 _check(name, value)
                 setup.param.update(**{name: str(value) if name in ("cluster", "model") else value})
             except ValueError as error:
-                left_out.append(f"{name} of the address is ignored: {error}")
+                left_out.append(f"{name} in the address is ignored: {error}")
     return left_out
 
 
@@ -383,9 +383,9 @@ def _check(name: str, value: object) -> None:
     plain.checked(value, name)
     text = value if isinstance(value, str) else json.dumps(value)
     if len(text) > MOST_TEXT or (isinstance(value, str) and max(map(len, text.split()), default=0) > MOST_WORD):
-        raise ConfigError(f"it has {len(text)} characters; an address may have {MOST_TEXT}, and words of {MOST_WORD}")
+        raise ConfigError(f"it has {len(text)} characters; at most {MOST_TEXT} are allowed, and {MOST_WORD} per word")
     if re.search(r"""(^|["'=\s])[\\/]{2}""", text):
-        raise ConfigError("it names a folder of another computer; type it into the form")
+        raise ConfigError("it refers to a folder of another computer; type it into the form")
     if name in MOST and isinstance(value, int | float) and value > MOST[name]:
         raise ConfigError(f"{shown(value)} is more than {MOST[name]}; type it into the form")
 
@@ -517,7 +517,9 @@ def server(cluster_name: str | None, model: str | None, port: int, browser: bool
         options = {"address": ADDRESS, "port": port, "show": browser, "start": False, "verbose": True}
         made: Server = pn.serve(lambda: template(made_setup(cluster_name, model)), title="ddlsim explorer", **options)
     except OSError as error:
-        raise ConfigError(f"port = {port}: cannot be used: {error.strerror or error}; give another, or 0") from None
+        raise ConfigError(
+            f"port = {port}: cannot be used ({error.strerror or error}); choose another one, or 0 for any free port"
+        ) from None
     made._tornado.default_router.rules.insert(0, Rule(Foreign(hosts), Refusal))
     made._tornado.websocket_origins.add("*")  # of those that the rule lets through
     return made

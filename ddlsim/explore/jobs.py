@@ -1,4 +1,4 @@
-"""Work in the background of a page, one of a name at a time: the latest wins, and the page never waits."""
+"""Background work of a page, one job per name at a time; a newer job replaces an older one."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class Jobs:
                 text = str(error)
             except Exception as error:  # a mistake of this program: said on the page, and in full on the terminal
                 _LOG.exception("%s failed", name)
-                text = f"{name} failed: {type(error).__name__}, see the terminal (a mistake in ddlsim: report it)"
+                text = f"{name} failed: {type(error).__name__}; see the terminal (a bug in ddlsim: please report it)"
             else:
                 progress.tell(lambda: self._ended(name, lambda: done(result)))
                 return

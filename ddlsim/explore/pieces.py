@@ -1,4 +1,4 @@
-"""Pieces of screens: messages, numbers, tables and bars as HTML, cards that are filled when they are opened.
+"""Building blocks of screens: messages, numbers, tables and bars as HTML, and cards that are filled when opened.
 
 Colours of text and lines are the page's own, so that all of this is readable in light and in dark.
 """
@@ -250,7 +250,7 @@ def without_content(text: str) -> str:
     for part in text.split(": "):
         path = Path(re.sub(r":\d+$", "", part))
         if os.path.isfile(path) and path not in ours and not path.parent.name.startswith(UPLOADED):
-            why = "cannot be used here; run the ddlsim command in a terminal to see why"
+            why = "cannot be used here; run the ddlsim command in a terminal to see the reason"
             return f"{text.partition(part)[0]}{path}: {why}"
     return text
 

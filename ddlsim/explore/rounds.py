@@ -1,4 +1,4 @@
-"""A collective played round by round: what every rank holds after each, and when that is on a cluster."""
+"""A collective, round by round: the data on every rank after each round, and its times on a cluster."""
 
 from __future__ import annotations
 
@@ -97,19 +97,19 @@ def collective(question: Question) -> str | Collective:
 def play(question: Question, progress: Progress) -> Played:
     """Return the collective, played. Raises ConfigError for what there is not, and what is too large to look at."""
     if question.n_ranks > MOST_RANKS:
-        raise ConfigError(f"ranks = {question.n_ranks}: must be at most {MOST_RANKS} to be looked at one by one")
+        raise ConfigError(f"ranks = {question.n_ranks}: must be at most {MOST_RANKS} to show every rank")
     cluster = load_cluster(question.cluster)
     available = len(cluster.workers)
     if not 1 <= question.n_ranks <= available:
-        rule = f"must be 1 to {available}, the workers of cluster {cluster.name!r}"
+        rule = f"must be 1 to {available}, the number of workers of cluster {cluster.name!r}"
         raise ConfigError(f"ranks = {question.n_ranks}: {rule}")
     nodes = cluster.workers[: question.n_ranks].tolist()
     size = si(question.nbytes, "bytes")
     hosts = cluster.host_of[nodes].tolist()
     schedule = build(collective(question), question.n_ranks, size, hosts, question.kind, (cluster, nodes))
     if schedule.n_chunks > MOST_CHUNKS * schedule.copies:
-        what = f"{schedule.n_chunks} chunks, more than {MOST_CHUNKS} to be looked at"
-        hint = "give fewer segments, or a smaller size"
+        what = f"{schedule.n_chunks} chunks, more than the {MOST_CHUNKS} that can be shown"
+        hint = "use fewer segments, or a smaller size"
         raise ConfigError(f"{question.algorithm} cuts {question.nbytes} in {what}; {hint}")
     played = _all_states(schedule)
     times = [0.0]
@@ -125,7 +125,7 @@ def _all_states(schedule: Schedule) -> list[State]:
     found = []
     for state in states(schedule):
         if state.round > MOST_ROUNDS:
-            raise ConfigError(f"the schedule has more than {MOST_ROUNDS} rounds; give fewer segments")
+            raise ConfigError(f"the schedule has more than {MOST_ROUNDS} rounds; use fewer segments")
         found.append(state)
     return found
 

@@ -1,4 +1,4 @@
-"""Pictures of a collective that is played, as SVG: who sends to whom, what every rank holds, how long rounds take."""
+"""SVG pictures of a collective: senders and receivers, data on every rank, duration of the rounds."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def in_words(played: Played, number: int) -> str:
     """Return what has happened in round `number`, in a sentence."""
     state = played.states[number]
     done, n_ranks = int(state.done.sum()), len(state.done)
-    whole = f"{'every rank is' if done == n_ranks else f'{done} of {n_ranks} ranks are'} whole"
+    whole = f"{'every rank is' if done == n_ranks else f'{done} of {n_ranks} ranks are'} complete"
     if not number:
         return f"Before the first round: {whole}."
     sent = messages_of(state)
     most = max(len(chunks) for *_, chunks in sent) if sent else 0
     each = "no chunk" if not most else "a chunk" if most == 1 else f"up to {most} chunks"
     added = sum(added for _, _, added, _ in sent)
-    how = "added" if added == len(sent) else "written over" if not added else "partly added, partly written over"
+    how = "added" if added == len(sent) else "overwritten" if not added else "partly added, partly overwritten"
     took = played.times[number] - played.times[number - 1]
     move = f"{len(sent)} message{'' if len(sent) == 1 else 's'} of {each}"
     return (
@@ -76,7 +76,7 @@ def network(state: State) -> str:
             f'<text x="{x:.1f}" y="{y:.1f}" font-size="{max(0.9 * size, 5.0):.1f}" {_FONT}>{rank}</text>'
         )
     words = "; ".join(f"{src} to {dst}: {ranges(chunks)}" for src, dst, _, chunks in sent) or "no messages"
-    return _svg(380.0, 380.0, parts, f"Messages of the round, chunks from rank to rank: {words}")
+    return _svg(380.0, 380.0, parts, f"Messages of the round (sender, receiver, chunks): {words}")
 
 
 def _markers(size: float) -> Iterator[str]:
@@ -138,7 +138,7 @@ def matrix(played: Played, number: int) -> str:
         left + n_chunks * cell + 4.0,
         top + n_ranks * cell + 4.0,
         parts,
-        f"Ranks by chunks: {int(state.whole.sum())} of {int(state.promised.sum())} that are promised are whole",
+        f"Ranks by chunks: {int(state.whole.sum())} of {int(state.promised.sum())} required blocks are complete",
     )
 
 
@@ -193,11 +193,11 @@ def _svg(width: float, height: float, parts: Sequence[str], words: str) -> str:
 def legend(played: Played) -> str:
     """Return what colours and lines mean, as HTML."""
     reduces = played.states[0].reduces
-    holds = "contributions of some ranks (how many)" if reduces else "data of the rank whose number it has"
-    boxes = [(WHOLE, "holds what the collective promises"), (PART, f"holds {holds}")]
+    holds = "contributions of some ranks (their number)" if reduces else "data of the rank with this number"
+    boxes = [(WHOLE, "has its final result"), (PART, f"holds {holds}")]
     arrows = [
-        *([(ADDED, "solid", "added to what is there")] if reduces else []),
-        (COPIED, "dashed", "written over what is there"),
+        *([(ADDED, "solid", "added to the data there")] if reduces else []),
+        (COPIED, "dashed", "overwrites the data there"),
     ]
     return "".join(
         [

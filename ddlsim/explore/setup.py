@@ -1,4 +1,4 @@
-"""`Setup`: what the form says, shared by all screens; it becomes an `Experiment`."""
+"""`Setup`: the values of the form, shared by all screens; it becomes an `Experiment`."""
 
 from __future__ import annotations
 
@@ -70,8 +70,12 @@ class Setup(param.Parameterized):
 
     cluster = param.String("cloud-25g-16x8-v100", doc="bundled name or path, with +key=value")
     model = param.String("resnet50", doc="bundled name or path, with +option or +key=value")
-    workers = param.Integer(None, allow_None=True, doc="how many; empty: one on every device")
-    batch_size = param.Integer(None, allow_None=True, doc="samples per worker and step; of all that split a model")
+    workers = param.Integer(None, allow_None=True, doc="number of workers; empty: one on every device")
+    batch_size = param.Integer(
+        None,
+        allow_None=True,
+        doc="samples per worker and step; if the strategy splits the model, of all workers together",
+    )
     strategy = param.String("all-reduce", doc="a type of experiment files")
     settings = param.Dict({}, doc="fields of the strategy")
     compression = param.String("none", doc="a type of experiment files")
@@ -148,7 +152,7 @@ class Setup(param.Parameterized):
         table = parse_toml(self.others, where)
         twice = next((name for name in table if name in own), None)
         if twice is not None:
-            raise ConfigError(f"{where}: {twice} has a place of its own in the form; say it there")
+            raise ConfigError(f"{where}: {twice} has its own field in the form; set it there")
         return fields_from(table, where, Source(Path()))
 
 
@@ -171,11 +175,11 @@ def _built(field: str, kind: str, settings: Mapping[str, object], kinds: Names) 
 
 def _text(value: str, name: str) -> str:
     if not value.strip():
-        raise ConfigError(f"{name} is empty; choose one, or give the path of a file")
+        raise ConfigError(f"{name} is empty; choose one, or enter the path of a file")
     return value.strip()
 
 
 def _given(value: Any, name: str) -> Any:
     if value is None:
-        raise ConfigError(f"{name.replace('_', ' ')} is empty; give a number")
+        raise ConfigError(f"{name.replace('_', ' ')} is empty; enter a number")
     return value

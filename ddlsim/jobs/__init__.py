@@ -1,4 +1,4 @@
-"""Several jobs on one cluster: their runs, what they cost each other, and where they had better go."""
+"""Several jobs on one cluster: their runs, their mutual slowdowns, and better placements for them."""
 
 from ddlsim.jobs.simulate import JobsFile as JobsFile, load_jobs as load_jobs
 from ddlsim.jobs.jobs import Jobs as Jobs

@@ -1,4 +1,4 @@
-"""`Jobs`: what several jobs did on one cluster."""
+"""`Jobs`: the results of several jobs on one cluster."""
 
 from __future__ import annotations
 
@@ -31,8 +31,12 @@ Floats = npt.NDArray[np.float64]
 
 
 class Ran(NamedTuple):
-    """A job that has run: on which places in ``cluster.workers``, and when it came, began and ended, s on the cluster's
-    clock. Times of its ``result`` are counted from its start."""
+    """A job that has run: its devices, and when it arrived, started and ended.
+
+    places  positions in ``cluster.workers``
+    came    arrival, s on the cluster's clock, like ``start`` and ``end``
+    result  its result, with times counted from its start
+    """
 
     job: Job
     name: str
@@ -45,13 +49,17 @@ class Ran(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Jobs:
-    """The outcome of :func:`ddlsim.simulate_jobs`. Times in s, sizes in bytes. Showing it simulates nothing.
+    """The results of :func:`ddlsim.simulate_jobs`. Times in s, sizes in bytes.
 
-    runs            of the jobs, in their order
-    traffic         the background traffic, and ``goodputs``, the mean bytes/s that each had
-    end_time        when the last job had ended
-    channel_nbytes  bytes that each channel has carried, and ``channel_busy``, s during which it carried something,
-                    (n_channels,)
+    runs            the job runs, in the order of the jobs
+    traffic         the background traffic
+    goodputs        mean bytes/s of each background flow
+    end_time        time at which the last job ended
+    channel_nbytes  bytes carried by each channel, (n_channels,)
+    channel_busy    s during which each channel carried data, (n_channels,)
+    interrupted     whether the simulation was stopped with Ctrl-C
+
+    Printing the results runs no simulation; :attr:`alone` and everything derived from it do.
     """
 
     runs: tuple[Ran, ...]
@@ -68,11 +76,11 @@ class Jobs:
 
     @property
     def names(self) -> list[str]:
-        """Of the jobs."""
+        """Names of the jobs."""
         return [ran.name for ran in self.runs]
 
     def __getitem__(self, name: str) -> Result:
-        """Return the result of a job. Raises ConfigError for a job that there is not."""
+        """Return the result of a job. Raises ConfigError for an unknown name."""
         for ran in self.runs:
             if ran.name == name:
                 return ran.result
@@ -80,8 +88,11 @@ class Jobs:
 
     @checked
     def step_time_together(self, name: str) -> float:
-        """Return the mean time (s) of a job's steps after its warm-up that lie wholly inside the time when all jobs
-        run; of all its steps where none does. Raises ConfigError for a job that there is not."""
+        """Return a job's mean step time (s) while all jobs run.
+
+        It counts steps after the warm-up that lie entirely in that time; if there are none, all steps of the job.
+        Raises ConfigError for an unknown name.
+        """
         (ran,) = [ran for ran in self.runs if ran.result is self[name]]
         first, last = max(ran.start for ran in self.runs), min(ran.end for ran in self.runs)
         times = ran.start + np.array([time for time, _ in ran.result.measured_updates])
@@ -93,12 +104,12 @@ class Jobs:
 
     @cached_property
     def alone(self) -> dict[str, Result]:
-        """The result of each job alone on the same devices, simulated when it is first read."""
+        """Baselines: the result of each job alone on the same devices, simulated on first use."""
         return {ran.name: run(ran.result.experiment) for ran in self.runs}
 
     @cached_property
     def slowdowns(self) -> dict[str, float]:
-        """How many times as long a step of each job takes as alone; of a job that learns, all of it."""
+        """Slowdown of each job: its step time (for training jobs, its total time) relative to its baseline."""
         ratios = {}
         for ran in self.runs:
             alone = self.alone[ran.name]
@@ -110,8 +121,10 @@ class Jobs:
 
     @property
     def fairness(self) -> float:
-        """Jain's index of the jobs' speeds relative to alone (Jain, Chiu and Hawe 1984): 1 if all are slowed down
-        alike, 1 / n if one has everything."""
+        """Jain's fairness index of the jobs' speeds relative to their baselines (Jain, Chiu and Hawe 1984).
+
+        It is 1 if all jobs are slowed down equally, and 1 / n if one of n jobs gets everything.
+        """
         speeds = np.array([1.0 / slowdown for slowdown in self.slowdowns.values()])
         return float(speeds.sum() ** 2 / (len(speeds) * (speeds**2).sum()))
 
@@ -119,8 +132,11 @@ class Jobs:
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """One row per job: workers, machines, start, end and waited (s, for devices), step_time and step_time_alone
-        (s), throughput (samples/s), slowdown. Each job is simulated alone for it."""
+        """Table with one row per job. Simulates the baseline of each job on first use.
+
+        Columns: workers, machines, start, end and waited (s, for devices), step_time and step_time_alone (s),
+        throughput (samples/s), slowdown.
+        """
         import pandas as pd
 
         rows = [
@@ -141,14 +157,17 @@ class Jobs:
         return pd.DataFrame(rows).set_index("job")
 
     def machines(self, ran: Ran) -> list[str]:
-        """Return the names of the machines that a job is on."""
+        """Return the names of the machines on which a job ran."""
         hosts = self.cluster.host_of[self.cluster.workers[list(ran.places)]]
         return [self.cluster.host_names[host] for host in dict.fromkeys(hosts.tolist())]
 
     @cached_property
     def links(self) -> pd.DataFrame:
-        """One row per directed link: source, target, kind, the bytes of each job and of background traffic together,
-        utilisation (share of what it could carry), busy (share of the time)."""
+        """Table with one row per directed link.
+
+        Columns: source, target, kind, the bytes of each job and of all background traffic, utilisation (share of the
+        capacity), busy (share of the time).
+        """
         import pandas as pd
 
         cluster = self.cluster
@@ -165,7 +184,7 @@ class Jobs:
     # ------------------------------------------------------------ output
 
     def to_dict(self) -> dict[str, object]:
-        """Return the numbers as plain values; without those of each job alone unless they are known."""
+        """Return the results as a dictionary of plain values; slowdowns only if the baselines have been simulated."""
         return {
             "cluster": self.cluster.name,
             "end_time": self.end_time,
@@ -189,16 +208,16 @@ class Jobs:
 
     @checked
     def to_json(self, path: str | Path | None = None) -> str:
-        """Return the numbers as JSON text, and write it to `path` if given."""
+        """Return the results as JSON text, and write it to `path` if given."""
         text = json.dumps(self.to_dict(), indent=2)
         if path is not None:
             write_text(path, text + "\n")
         return text
 
     def rows(self) -> list[list[str]]:
-        """Return the table as texts, headings first; with baselines of the jobs if these have been simulated."""
+        """Return the table as lists of strings, headings first, with baselines if these have been simulated."""
         waits = any(ran.start > ran.came for ran in self.runs)
-        alone = ["alone", "slow-down"] * self._knows_alone
+        alone = ["alone", "slowdown"] * self._knows_alone
         rows = [["job", "workers", "start", *["waited"] * waits, "end", "step", *alone, "samples/s"]]
         for ran in self.runs:
             waited = [seconds(ran.start - ran.came)] * waits
@@ -214,14 +233,14 @@ class Jobs:
         return "alone" in self.__dict__
 
     def remarks(self) -> list[str]:
-        """Return what else is to be said, a line each."""
+        """Return the lines below the table: background traffic, and fairness if the baselines have been simulated."""
         lines = []
         for each, goodput in zip(self.traffic, self.goodputs, strict=True):
             lines.append(f"background {each.label}: {si(8.0 * goodput, 'bit/s')} on average")
         if not self._knows_alone:
-            lines.append("jobs.slowdowns simulates each job alone, too; then this table has it")
+            lines.append("no baselines yet: jobs.slowdowns simulates each job alone and adds them to this table")
         elif len(self.runs) > 1:
-            lines.append(f"fairness {self.fairness:.3f} (Jain's index of speeds relative to alone)")
+            lines.append(f"fairness {self.fairness:.3f} (Jain's index of speeds relative to the baselines)")
         return lines
 
     def __str__(self) -> str:
@@ -257,14 +276,14 @@ class Jobs:
         end: NotNegative | None = None,
         n_workers: Count = 4,
     ) -> matplotlib.axes.Axes:
-        """Draw what the jobs did between `start` and `end` (s), in a band for each; see
-        :func:`ddlsim.report.gantt.jobs_timeline`.
+        """Draw the activity of the jobs between `start` and `end` (s), one band per job.
 
-        Raises ConfigError unless they were simulated with ``timeline=True``.
+        See :func:`ddlsim.report.gantt.jobs_timeline`. Raises ConfigError unless the jobs were simulated with
+        ``timeline=True``.
         """
         from ddlsim.report.gantt import jobs_timeline
 
         if not self.runs[0].result.recorder.keep_spans:
-            raise ConfigError("plot_timeline: give simulate_jobs(..., timeline=True), which keeps what is drawn")
+            raise ConfigError("plot_timeline: the timeline was not recorded; use simulate_jobs(..., timeline=True)")
         bands = [(ran.name, ran.start, ran.result) for ran in self.runs]
         return jobs_timeline(bands, path, start=start, end=end, n_workers=n_workers)

@@ -1,4 +1,4 @@
-"""Where several jobs had better go, and when they had better start."""
+"""Search for placements and start times with which jobs slow each other down least."""
 
 from __future__ import annotations
 
@@ -36,8 +36,13 @@ Places = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Placement:
-    """One that was tried: how it came about, the places of each job, their starts (s), and how many times as long a
-    step of each takes as alone on neighbouring devices."""
+    """A placement that was tried.
+
+    how        how it was generated
+    places     positions of each job's devices in ``cluster.workers``
+    starts     start of each job, in s
+    slowdowns  step time of each job, relative to the job alone on neighbouring devices
+    """
 
     how: str
     places: Places
@@ -46,13 +51,13 @@ class Placement:
 
     @property
     def mean(self) -> float:
-        """Mean slow-down, by which placements are compared."""
+        """Mean slowdown, by which placements are compared."""
         return float(np.mean(self.slowdowns))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Placements:
-    """What :func:`ddlsim.place` has found: all that it ``tried``, in order, and the ``best``."""
+    """The results of :func:`ddlsim.place`: all placements that were ``tried``, in order, and the ``best``."""
 
     cluster: Cluster
     given: tuple[Job | Background, ...]
@@ -61,13 +66,16 @@ class Placements:
 
     @property
     def jobs(self) -> list[Job | Background]:
-        """The jobs where, and when, they had better run: for :func:`ddlsim.simulate_jobs`."""
+        """The jobs with the best placement and start times, for :func:`ddlsim.simulate_jobs`."""
         moved = _moved([each for each in self.given if isinstance(each, Job)], self.best.places, self.best.starts)
         return [*moved, *(each for each in self.given if isinstance(each, Background))]
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """One row per placement tried, the best first: how, mean and worst slow-down, and that of each job."""
+        """Table with one row per placement tried, the best first.
+
+        Columns: how it was generated, mean and worst slowdown, and the slowdown of each job.
+        """
         import pandas as pd
 
         names = [each.name or f"job {i}" for i, each in enumerate((e for e in self.given if isinstance(e, Job)), 1)]
@@ -83,17 +91,17 @@ class Placements:
         return pd.DataFrame(rows)
 
     def rows(self) -> list[list[str]]:
-        """Return the best of each kind as texts, headings first."""
+        """Return the best placement of each kind as lists of strings, headings first."""
         kinds: dict[str, Placement] = {}
         for each in sorted(self.tried, key=lambda each: each.mean):
             kinds.setdefault(each.how, each)
         return [
-            ["placement", "mean slow-down", "worst"],
+            ["placement", "mean slowdown", "worst"],
             *([how, f"{each.mean:.3f}", f"{max(each.slowdowns):.3f}"] for how, each in kinds.items()),
         ]
 
     def where(self) -> list[str]:
-        """Return where each job had better run, a line each."""
+        """Return one line per job: its machines and start time in the best placement."""
         lines = []
         for job in (each for each in self.jobs if isinstance(each, Job)):
             assert not isinstance(job.placement, str)
@@ -117,7 +125,7 @@ class Placements:
         return page(self._title, grid(self.rows(), left={0}), lines(self.where()))
 
     def __repr__(self) -> str:
-        return f"<Placements: {len(self.tried)} tried, best {self.best.how}, mean slow-down {self.best.mean:.4f}>"
+        return f"<Placements: {len(self.tried)} tried, best {self.best.how}, mean slowdown {self.best.mean:.4f}>"
 
 
 @checked
@@ -129,23 +137,23 @@ def place(
     shift: bool = False,
     seed: Seed = 0,
 ) -> Placements:
-    """Search where jobs that run at the same time slow each other down least.
+    """Search for the placement in which concurrent jobs slow each other down least.
 
-    jobs     as for :func:`ddlsim.simulate_jobs`; those with named places stay there, and so does background traffic
-    tries    placements that are simulated: packed, spread, some at random, and then changes of the best one, each of
-             which moves a worker or lets two change places
-    shift    then also try to start jobs later, by parts of a step: phases of computing and communication of jobs that
-             share a link fit into each other (Rajasekaran et al. 2024, "CASSINI: Network-Aware Job Scheduling in
-             Machine Learning Clusters", NSDI)
-    seed     of what is drawn
+    jobs     as for :func:`ddlsim.simulate_jobs`; jobs with listed places stay there, and so does background traffic
+    tries    number of placements to simulate: packed, spread, some random ones, then variations of the best one, in
+             which one worker moves or two swap places
+    shift    also try to delay the start of jobs by fractions of a step, so that the communication phases of jobs that
+             share a link interleave (Rajasekaran et al. 2024, "CASSINI: Network-Aware Job Scheduling in Machine
+             Learning Clusters", NSDI)
+    seed     seed of the random placements
 
-    A placement is judged by the mean over the jobs of the time of a step while all of them run (of a job that learns,
-    of all of it), relative to the job alone on neighbouring devices of an empty cluster. Raises ConfigError for jobs
-    that do not fit beside each other.
+    The objective is the mean slowdown of the jobs: the step time while all jobs run (for training jobs, the time of the
+    whole run), relative to the job alone on neighbouring devices of an empty cluster. Raises ConfigError if the jobs do
+    not fit on the cluster together.
     """
     own = [each for each in jobs if isinstance(each, Job)]
     if not own:
-        raise ConfigError("place: jobs has none; give it ddlsim.Job(experiment)")
+        raise ConfigError("place: jobs: must contain at least one ddlsim.Job")
     loaded = load_cluster(own[0].experiment.cluster if cluster is None else cluster)
     loaded = loaded.sampled(own[0].experiment.seed)
     own = [
@@ -242,7 +250,7 @@ class _Search:
                 try:
                     chosen = tuple(placed(self.cluster, free, n, how, self.seed + draw))
                 except ConfigError as error:
-                    raise ConfigError(f"place: job {job.name!r} {error}; all jobs run at the same time") from None
+                    raise ConfigError(f"place: job {job.name!r} {error}; all jobs must run at the same time") from None
             free -= set(chosen)
             places.append(chosen)
         return tuple(places)

@@ -1,4 +1,4 @@
-"""`simulate_jobs`: one clock and one network for several jobs, also from files.
+"""`simulate_jobs`: several jobs on one clock and one network; also from files.
 
 .. code-block:: toml
 
@@ -13,7 +13,7 @@
     name = "language"
     start = "12 s"
     placement = "spread"
-    experiment = "bert.toml"               # a file beside this one
+    experiment = "bert.toml"               # a file in the same folder
 
     [[background]]
     source = "h0.cpu"
@@ -27,12 +27,12 @@
     start = "20 s"
     duration = "5 s"
 
-A list of arrivals is a CSV file: ``arrivals = "arrivals.csv"``, with the columns start_s and workers, and any of name,
-placement, model, batch_size, steps and seed; what all of its jobs have in common stands in a table ``[arriving]``, the
-fields of an experiment.
+Jobs can also come from a CSV file, ``arrivals = "arrivals.csv"``. Its columns are start_s and workers, and optionally
+name, placement, model, batch_size, steps and seed. The table ``[arriving]`` contains the fields of the experiment that
+all these jobs have in common.
 
-The keys of the tables are the fields of :class:`ddlsim.Job`, :class:`ddlsim.Background` and
-:class:`ddlsim.LinkFault` (type "random-faults": :class:`ddlsim.RandomFaults`).
+The keys of the other tables are the fields of :class:`ddlsim.Job`, :class:`ddlsim.Background` and
+:class:`ddlsim.LinkFault` (for type "random-faults", of :class:`ddlsim.RandomFaults`).
 """
 
 from __future__ import annotations
@@ -75,24 +75,25 @@ def simulate_jobs(
     timeline: bool = False,
     faults: Sequence[FaultLike] = (),
 ) -> Jobs:
-    """Simulate several jobs, with any strategies, on one cluster with one clock, until all have ended.
+    """Simulate several jobs, with any strategies, on one cluster and one clock, until all have ended.
 
-    jobs      what runs: :class:`ddlsim.Job` and :class:`ddlsim.Background` traffic
-    cluster   where; None: on that of the first job. Experiments made for another one run here all the same
-    queue     jobs whose devices are not free wait for them, first come, first served; otherwise that is an error
-    faults    links of the cluster that are slow or down, on its clock, also at random, by the seed of the first job,
-              and times in which nothing starts (Pause); faults of workers belong in their experiments
-    timeline  keep what :meth:`Jobs.plot_timeline` draws
+    jobs      :class:`ddlsim.Job` and :class:`ddlsim.Background` traffic
+    cluster   cluster for all jobs, including experiments that were defined for another one; None: the first job's
+              cluster
+    queue     True: jobs whose devices are occupied wait, first come, first served; False: that is an error
+    faults    slow or dead links of the cluster (LinkFault; RandomFaults, sampled from the first job's seed) and times
+              in which nothing starts (Pause), on the cluster's clock. Faults of workers belong to their experiments
+    timeline  record what :meth:`Jobs.plot_timeline` draws
 
-    Jobs get devices when they start, those with named places the same as they would alone. Jobs that share no link are,
-    bit for bit, what they are alone. When a job ends, what it still has on its way arrives. On Ctrl-C what has been
-    simulated so far is returned, marked as interrupted.
+    Jobs get their devices when they start; jobs with listed places get the same ones as without other jobs. Jobs that
+    share no link with others have exactly the same results as alone. When a job ends, its messages in flight are still
+    delivered. On Ctrl-C, the results so far are returned and marked as interrupted.
 
-    Raises :class:`~ddlsim.errors.ConfigError` for jobs that do not fit, naming the job and the remedy.
+    Raises :class:`~ddlsim.errors.ConfigError`, naming the job and the remedy, for jobs that do not fit.
     """
     own = [each for each in jobs if isinstance(each, Job)]
     if not own or all(each.goes_on for each in own):
-        raise ConfigError("simulate_jobs: jobs has none that ends; give it one ddlsim.Job or more without goes_on")
+        raise ConfigError("simulate_jobs: jobs: must contain at least one ddlsim.Job without goes_on")
     loaded = load_cluster(own[0].experiment.cluster if cluster is None else cluster)
     loaded = loaded.sampled(own[0].experiment.seed)
     if cluster is not None:
@@ -102,8 +103,8 @@ def simulate_jobs(
     random: list[RandomFaults] = at_random(faults)
     if wrong := [fault for fault in faults if isinstance(fault, RandomFaults) and fault.kind != "link"]:
         raise ConfigError(
-            f"simulate_jobs: faults: kind = {wrong[0].kind!r} happens to workers; give it to their experiments, "
-            "Experiment(faults=...), or use kind='link'"
+            f"simulate_jobs: faults: kind = {wrong[0].kind!r} affects workers, not the shared network; "
+            "set it in their experiments, Experiment(faults=...), or use kind='link'"
         )
 
     def made(horizon: float) -> Together:
@@ -140,7 +141,7 @@ def _names(jobs: Sequence[Job]) -> list[str]:
     names = [job.name or f"job {number}" for number, job in enumerate(jobs, 1)]
     for name in names:
         if names.count(name) > 1:
-            raise ConfigError(f"simulate_jobs: two jobs have the name {name!r}; give each one of its own")
+            raise ConfigError(f"simulate_jobs: two jobs have the name {name!r}; names must be unique")
     return names
 
 
@@ -150,7 +151,7 @@ _FIELDS = {"model": str, "workers": int, "batch_size": int, "steps": int, "seed"
 
 @dataclass(frozen=True)
 class JobsFile:
-    """What a file of jobs says; :meth:`simulate` it."""
+    """The contents of a jobs file; :meth:`simulate` runs them."""
 
     cluster: ClusterLike
     jobs: tuple[Job | Background, ...]
@@ -159,14 +160,17 @@ class JobsFile:
 
     @checked
     def simulate(self, *, timeline: bool = False) -> Jobs:
-        """Simulate the jobs, as :func:`ddlsim.simulate_jobs`."""
+        """Simulate the jobs; see :func:`ddlsim.simulate_jobs`."""
         return simulate_jobs(self.jobs, self.cluster, queue=self.queue, timeline=timeline, faults=self.faults)
 
 
 @checked
 def load_jobs(source: str | Path, *, allow_code: bool = False) -> JobsFile:
-    """Return the jobs that the TOML file `source` describes. Raises ConfigError in one line, as
-    :func:`ddlsim.load_experiment`, which says what `allow_code` is for."""
+    """Load jobs from the TOML file `source`.
+
+    `allow_code` permits custom parts, as for :func:`ddlsim.load_experiment`. Raises ConfigError in one line for an
+    invalid file.
+    """
     path = Path(source)
     here = Source(path.parent, allow_code)
     table = with_cluster(read_toml(path), "jobs")
@@ -201,7 +205,7 @@ def _arrivals(path: Path, common: Mapping[str, object]) -> list[dict[str, object
                 raise unknown_name("column", name, known, str(path))
         return _arrival(where, row, common)
 
-    hint, what = "a list of arrivals has start_s and workers", "arrivals is a CSV file of jobs"
+    hint, what = "a list of arrivals needs start_s and workers", "arrivals must be a CSV file of jobs"
     return read_rows(path, ("start_s", "workers"), hint, what, arrival)
 
 

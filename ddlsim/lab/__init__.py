@@ -1,7 +1,7 @@
-"""A mini-cluster on one machine: a cluster file becomes network namespaces, and collectives run in them over TCP.
+"""A mini-cluster on one computer: a cluster file becomes network namespaces, in which collectives run over TCP.
 
-``ddlsim lab my-cluster.toml`` is the command; docs/lab.md tells what is built and what is measured. Names are
-loaded when first used.
+The command is ``ddlsim lab my-cluster.toml``; docs/lab.md describes what is built and measured. Names are loaded when
+first used.
 """
 
 import lazy_loader

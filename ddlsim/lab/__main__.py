@@ -1,4 +1,4 @@
-"""``python -m ddlsim.lab FD RANK ADDRESS CONGESTION``: be a rank of a laboratory, which starts this itself.
+"""``python -m ddlsim.lab FD RANK ADDRESS CONGESTION``: one rank of a laboratory, started by the laboratory.
 
 FD is the pipe to the laboratory; the rank listens at ADDRESS. CONGESTION is the congestion control of its connections.
 """

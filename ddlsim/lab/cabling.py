@@ -1,6 +1,6 @@
-"""What has to be built for a cluster: machines, switches, and cables with a token bucket at each end.
+"""The laboratory's network for a cluster: machines, switches, and cables with a token bucket at each end.
 
-A machine is everything in it, so links inside one are left out. A link is Ethernet: a frame carries what fits in
+A machine is a single host, so links inside machines are left out. A link is Ethernet: a frame carries what fits in
 an MTU and costs the headers of Ethernet, IP and TCP, and on the wire 24 bytes more (preamble, frame check, gap;
 IEEE 802.3). A topology file that says what its frames cost (`frame_header`, `frame_payload`) gets those. The kernel
 does not count the bytes that are only on the wire, so a link's rate is made smaller by what they take of full frames.
@@ -76,10 +76,11 @@ class Cabling:
 
 
 def plan(cluster: Cluster) -> Cabling:
-    """Return what to build for `cluster`.
+    """Return the machines, switches and cables to build for a cluster.
 
-    Raises :class:`ConfigError`, naming the nodes, for what cannot be built: more than one worker in a machine,
-    half-duplex or one-way links, loops, parts that are not connected, frames that are no TCP/IP, TCPs that differ.
+    Raises :class:`ConfigError`, with the names of the nodes, for a cluster that cannot be built: several workers in a
+    machine, half-duplex or one-way links, loops, unconnected parts, frames that are not TCP/IP on Ethernet, or more
+    than one kind of TCP.
     """
     where, names, n_hosts = _places(cluster)
     payload, header = _frame(cluster)
@@ -102,13 +103,13 @@ def _places(cluster: Cluster) -> tuple[list[int], tuple[str, ...], int]:
         if host in order:
             raise _refusal(
                 cluster,
-                f"machine {cluster.host_names[host]!r} has several workers; the lab has one per machine, "
-                "so describe each as a machine of its own",
+                f"the machine {cluster.host_names[host]!r} has several workers, but the lab supports one per machine; "
+                "describe each worker as a separate machine",
             )
         order.append(host)
     n_hosts = len(order)
     if not 2 <= n_hosts <= MOST_HOSTS:
-        raise _refusal(cluster, f"has {n_hosts} workers; one computer makes a lab of 2 to {MOST_HOSTS}")
+        raise _refusal(cluster, f"has {n_hosts} workers; the lab supports 2 to {MOST_HOSTS}")
     place_of_host = {host: place for place, host in enumerate(order)}
     names = [cluster.host_names[host] for host in order]
     where = []
@@ -132,12 +133,14 @@ def _frame(cluster: Cluster) -> tuple[int, int]:
     payloads, headers = set(details.frame_payload[framed].tolist()), set(details.frame_header[framed].tolist())
     payload, header = round(payloads.pop()), round(headers.pop())
     if payloads or headers:
-        raise _refusal(cluster, "links have different frames; the lab has one MTU, so give them all the same")
+        raise _refusal(
+            cluster, "links have different frames, but the lab has one MTU; set the same frames for all links"
+        )
     if header < _HEADERS or not 500 <= payload <= 9000 - _INSIDE_MTU:
         raise _refusal(
             cluster,
-            f"frames of {payload} bytes with {header} of headers are not TCP/IP on Ethernet; "
-            f"give 500 to {9000 - _INSIDE_MTU}, and {_HEADERS} or more, like '1448 B' and '90 B'",
+            f"frames with {payload} bytes of payload and {header} bytes of headers are not TCP/IP on Ethernet; use 500 "
+            f"to {9000 - _INSIDE_MTU} bytes of payload and at least {_HEADERS} of headers, such as '1448 B' and '90 B'",
         )
     return payload, header
 
@@ -149,7 +152,10 @@ def _congestion(cluster: Cluster, where: Sequence[int]) -> str:
     ends = zip(cluster.link_src.tolist(), cluster.link_dst.tolist(), cluster.details.transport.tolist(), strict=True)
     named = sorted({name for a, b, name in ends if where[a] != where[b] and name.startswith("tcp-")})
     if len(named) > 1:
-        raise _refusal(cluster, f"links name {' and '.join(named)}; a connection crosses several, so name one of them")
+        raise _refusal(
+            cluster,
+            f"links have different transports, {' and '.join(named)}, but a connection crosses several links; use one",
+        )
     return named[0].removeprefix("tcp-") if named else CUBIC
 
 
@@ -164,9 +170,9 @@ def _cables(cluster: Cluster, where: Sequence[int], counted: int, on_wire: int) 
             continue
         ends = f"link from {cluster.node_names[src]!r} to {cluster.node_names[dst]!r}"
         if n_users[cluster.link_channel[link]] > 1:
-            raise _refusal(cluster, f"{ends}: shares its capacity with another; the lab has full-duplex links only")
+            raise _refusal(cluster, f"{ends} shares its capacity with another; the lab supports full-duplex links only")
         if back < 0:
-            raise _refusal(cluster, f"{ends}: leads one way only; add the link back")
+            raise _refusal(cluster, f"{ends} has no link in the opposite direction; add one")
         if link < back:
             cables.append(Cable(where[src], where[dst], *(_port(cluster, i, counted, on_wire) for i in (link, back))))
     return tuple(cables)
@@ -188,7 +194,7 @@ def _port(cluster: Cluster, link: int, counted: int, on_wire: int) -> Port:
 
 
 def _check_tree(cluster: Cluster, cables: Sequence[Cable], names: Sequence[str]) -> None:
-    """Refuse loops, which switches cannot forward around, and parts without a connection."""
+    """Raise ConfigError for loops, around which switches cannot forward, and for unconnected parts."""
     root = list(range(len(names)))
 
     def find(place: int) -> int:
@@ -201,27 +207,28 @@ def _check_tree(cluster: Cluster, cables: Sequence[Cable], names: Sequence[str])
         if a == b:
             raise _refusal(
                 cluster,
-                f"the link between {names[cable.a]!r} and {names[cable.b]!r} closes a loop; the lab's switches "
-                "forward along a tree only, so leave out parallel links and second ways",
+                f"the link between {names[cable.a]!r} and {names[cable.b]!r} closes a loop, but the lab's switches "
+                "forward along a tree only; remove parallel links and redundant paths",
             )
         root[a] = b
     parts = {find(place) for place in range(len(names))}
     if len(parts) > 1:
         first, second = sorted(parts)[:2]
-        raise _refusal(cluster, f"no link leads from {names[first]!r} to {names[second]!r}; add one")
+        raise _refusal(cluster, f"no path connects {names[first]!r} with {names[second]!r}; add a link")
 
 
 def _notes(cluster: Cluster, where: Sequence[int], efficiency: float) -> tuple[str, ...]:
     notes = []
     inside = [where[a] == where[b] for a, b in zip(cluster.link_src.tolist(), cluster.link_dst.tolist(), strict=True)]
     if any(inside):
-        notes.append("links inside machines are not made")
+        notes.append("the lab leaves out links inside machines")
     if cluster.details is None or not cluster.details.frame_header.any():
-        said = cluster.link_efficiency[~np.array(inside)]
-        far = said[np.abs(said - efficiency) > 0.005]
+        efficiencies = cluster.link_efficiency[~np.array(inside)]
+        far = efficiencies[np.abs(efficiencies - efficiency) > 0.005]
         if len(far):
+            in_file = f"{far[0]:.2%}"
             notes.append(
-                f"TCP/IP on Ethernet leaves {efficiency:.2%} of a link to payload, the cluster's efficiency says "
-                f"{far[0]:.4g}: predictions differ by as much"
+                f"TCP/IP on Ethernet leaves {efficiency:.2%} of a link for payload, but the cluster file specifies "
+                f"{in_file}; predictions and measurements differ by this ratio"
             )
     return tuple(notes)

@@ -27,7 +27,7 @@ _LOW_WATER = 64 * 1024
 
 
 class LabError(DdlsimError, RuntimeError):
-    """A rank failed, or its result is wrong."""
+    """Error for a rank of the laboratory that failed, or whose result is wrong."""
 
 
 class _Channel:
@@ -72,7 +72,7 @@ class _Channel:
         except BlockingIOError:
             return
         if n == 0:
-            raise LabError(f"rank {self.peer} closed its connection before the end")
+            raise LabError(f"rank {self.peer} closed its connection before the operation ended")
         self.position += n
         if self.position == len(message):
             self.n_full, self.position = self.n_full + 1, 0
@@ -203,7 +203,9 @@ class Executor:
             for number, lane in enumerate(self._lanes)
             for part in lane.open
         ]
-        return f"nothing moved for {patience:g} s: waits in {waiting[0] if waiting else 'a send'}"
+        return (
+            f"no byte was sent or received for {patience:g} s, while waiting in {waiting[0] if waiting else 'a send'}"
+        )
 
 
 def _inbox(program: Program, peer: int, lane: int) -> list[memoryview]:

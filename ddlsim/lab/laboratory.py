@@ -1,4 +1,4 @@
-"""Run operations on a cluster that stands, and hold their times against ddlsim's predictions."""
+"""Build a cluster from network namespaces, run operations on it, and compare their times with predictions."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _serial = itertools.count()
 
 @dataclass(frozen=True)
 class Built:
-    """A cluster that stands: the namespace and the IP address of each of its hosts, in rank order."""
+    """A cluster that has been built: the namespace and the IP address of each host, in rank order."""
 
     namespaces: tuple[str, ...]
     addresses: tuple[str, ...]
@@ -61,19 +61,23 @@ class Built:
 
 
 def check_computer() -> None:
-    """Raise :class:`ConfigError`, saying what is missing, unless a laboratory can be built here."""
+    """Raise :class:`ConfigError` if this computer lacks something that a laboratory needs.
+
+    A laboratory needs Linux, the programs of iproute2, root, and a kernel with network namespaces and token buckets.
+    """
     if sys.platform != "linux":
-        raise ConfigError(f"lab: needs Linux (network namespaces), this is {sys.platform}; use a virtual machine")
+        platform_name = sys.platform
+        raise ConfigError(f"the lab needs Linux (network namespaces), not {platform_name}; use a virtual machine")
     for tool in _TOOLS:
         if not shutil.which(_tool(tool)):
-            raise ConfigError(f"lab: the program {tool!r} is missing; install iproute2")
+            raise ConfigError(f"the lab needs the program {tool!r}, which is missing; install iproute2")
     if os.geteuid() != 0:
-        raise ConfigError("lab: needs root to make network namespaces; start it with sudo")
+        raise ConfigError("the lab needs root to create network namespaces; start it with sudo")
     _probe("tbf rate 1mbit burst 3100 limit 3100")
 
 
 def has_netem() -> bool:
-    """Return whether this kernel can delay frames (if :func:`check_computer` finds nothing missing)."""
+    """Return whether this kernel can delay frames; call it after :func:`check_computer`."""
     try:
         _probe("netem delay 1ms")
     except ConfigError:
@@ -115,7 +119,7 @@ def built(cabling: Cabling, queue: int = QUEUE) -> Iterator[Built]:
 
 
 def clean() -> list[str]:
-    """Remove the namespaces of runs that are no more, with what runs in them, and return their names."""
+    """Remove namespaces left behind by earlier runs, stop the processes in them, and return their names."""
     left = []
     for name in _existing():
         match = _NAME.fullmatch(name)
@@ -223,11 +227,11 @@ def _run(tool: str, lines: str, space: str = "") -> None:
     done = subprocess.run(command, input=lines, text=True, capture_output=True, check=False)
     if done.returncode == 0:
         return
-    said = next((line for line in done.stderr.splitlines() if line.strip()), f"exit code {done.returncode}")
-    remedy = "is this kernel built with network namespaces, veth, bridge and tbf?"
-    if "not permitted" in said or "Permission" in said:
+    error = next((line for line in done.stderr.splitlines() if line.strip()), f"exit code {done.returncode}")
+    remedy = "check that this kernel has network namespaces, veth, bridge and tbf"
+    if "not permitted" in error or "Permission" in error:
         remedy = "in a container, start it with --privileged"
-    raise ConfigError(f"lab: {tool}: {said.strip()}; {remedy}")
+    raise ConfigError(f"lab: {tool} failed: {error.strip()}; {remedy}")
 
 
 def _prefix() -> str:
@@ -279,14 +283,13 @@ class Operation:
 
 
 def parse_operations(text: str) -> list[Operation]:
-    """Return the operations of a list like "all_reduce:ring, point_to_point:one_way, parameter_server:2".
+    """Parse a list of operations like "all_reduce:ring, point_to_point:one_way, parameter_server:2".
 
-    Raises :class:`ConfigError` for what is not known. (A collective's algorithm is looked up by
-    :func:`schedule_of`.)
+    Raises :class:`ConfigError` for unknown operations. Algorithms of collectives are checked by :func:`schedule_of`.
     """
     words = [word.strip() for word in _COMMA.split(text) if word.strip()]
     if not words:
-        raise ConfigError(f"--operations {text!r}: is empty; write it like all_reduce:ring,parameter_server")
+        raise ConfigError(f"--operations {text!r} is empty; write a list like all_reduce:ring,parameter_server")
     return [_parsed(word) for word in words]
 
 
@@ -294,7 +297,9 @@ def _parsed(word: str) -> Operation:
     kind, _, detail = word.partition(":")
     if kind == "parameter_server":
         if detail and not (detail.isascii() and detail.isdigit() and int(detail) > 0):
-            raise ConfigError(f"--operations {word}: {detail!r} is no number of servers; write parameter_server:2")
+            raise ConfigError(
+                f"--operations {word}: {detail!r} is not a number of servers; write, for example, parameter_server:2"
+            )
         return Operation(word, "collective", "all_reduce", kind, int(detail or 1))
     if kind == "point_to_point":
         if detail not in OPERATIONS[kind]:
@@ -304,12 +309,15 @@ def _parsed(word: str) -> Operation:
         known = (*OPERATIONS["collective"], "point_to_point", "parameter_server")
         raise unknown_name("operation", kind, known, f"--operations {word}")
     if not detail:
-        raise ConfigError(f"--operations {word}: needs an algorithm, like {kind}:ring (see: ddlsim algorithms)")
+        raise ConfigError(
+            f"--operations {word}: the algorithm is missing; write, for example, {kind}:ring (ddlsim algorithms lists "
+            "all)"
+        )
     return Operation(word, "collective", kind, detail)
 
 
 def schedule_of(operation: Operation, n_ranks: int, nbytes: int) -> Schedule:
-    """Return the schedule that does `operation` on `n_ranks` machines, proved if it is a user's own.
+    """Return the schedule of `operation` on `n_ranks` machines; custom schedules are checked.
 
     Raises :class:`ConfigError` for an unknown algorithm, or one that does not support `n_ranks` ranks.
     """
@@ -346,7 +354,12 @@ BUSY = "; ranks began late: the computer is busy"
 
 @dataclass(frozen=True)
 class Comparison:
-    """One operation at one size: the table's row, and what ddlsim predicts, s."""
+    """Measured and predicted time of one operation at one size.
+
+    label      the operation, such as "all_reduce:ring"
+    row        row of the table of measurements
+    predicted  predicted time, s
+    """
 
     label: str
     row: Measurement
@@ -354,7 +367,7 @@ class Comparison:
 
     @property
     def error(self) -> float:
-        """Of the prediction, relative to the measured median."""
+        """Relative error of the prediction, compared with the measured median."""
         return self.predicted / self.row.median_s - 1.0
 
 
@@ -394,7 +407,8 @@ class Ranks:
             missing = {pipe: rank for rank, pipe in enumerate(self.pipes) if rank not in answers}
             ready = wait(list(missing), max(deadline - time.monotonic(), 0.0))
             if not ready:
-                raise LabError(f"rank {min(missing.values())} did not answer for {seconds:.3g} s")
+                silent = min(missing.values())
+                raise LabError(f"rank {silent} did not answer within {seconds:.3g} s")
             for pipe in ready:
                 assert isinstance(pipe, Connection)
                 answers[missing[pipe]] = self._answer(pipe, missing[pipe])
@@ -410,7 +424,8 @@ class Ranks:
         return answer
 
     def _silent(self, rank: int) -> LabError:
-        return LabError(f"rank {rank} ({self.names[rank]}) ended before it was told to; did something kill it?")
+        name = self.names[rank]
+        return LabError(f"rank {rank} ({name}) ended unexpectedly; check whether another program killed it")
 
     def meet(self) -> None:
         """Let each rank know where the others listen."""
@@ -440,37 +455,42 @@ class Ranks:
 def compare(
     cluster: Cluster, operations: Sequence[Operation], sizes: Sequence[int], n_repetitions: int = 5, queue: int = QUEUE
 ) -> Generator[Comparison, None, None]:
-    """Build `cluster` out of network namespaces, run every operation at every size, and yield what came out.
+    """Build a cluster from network namespaces, and yield measured and predicted times of every operation and size.
 
-    sizes  bytes, multiples of 4, as in the table of measurements
-    queue  bytes that may wait at a port of a machine or switch before frames are dropped
+    sizes          payload sizes in bytes, multiples of 4, as in the table of measurements
+    n_repetitions  measured repetitions of each operation and size
+    queue          bytes that can wait at a port of a machine or switch before frames are dropped
 
-    Everything built is removed when the iterator ends or is closed. Raises :class:`ConfigError` for what cannot be
-    built or run here, before anything is, and :class:`LabError` when a rank fails or its result is wrong.
+    The namespaces are removed when the iterator ends or is closed. Raises :class:`ConfigError`, before anything is
+    built, for a cluster, operation or computer that is not supported, and :class:`LabError` if a rank fails or its
+    result is wrong.
     """
     cabling = plan(cluster)
     if queue < 2 * cabling.mtu:
-        raise ConfigError(f"queue = {queue} bytes: a port must hold at least two frames of {cabling.mtu} bytes")
+        raise ConfigError(f"queue = {queue} bytes: must hold at least two frames of {cabling.mtu} bytes")
     if n_repetitions < 1:
-        raise ConfigError(f"repetitions = {n_repetitions}: must be 1 or more")
+        raise ConfigError(f"repetitions = {n_repetitions}: must be at least 1")
     for size in sizes:
         if size < ITEM_NBYTES or size % ITEM_NBYTES:
-            raise ConfigError(f"size {size}: must be a multiple of {ITEM_NBYTES} bytes above 0, as buffers are float32")
+            raise ConfigError(
+                f"size = {size}: must be a positive multiple of {ITEM_NBYTES} bytes, because buffers are float32"
+            )
     tasks = [
         (operation, size, schedule_of(operation, cabling.n_hosts, size)) for operation in operations for size in sizes
     ]
     check_computer()
     longest = max(port.delay for cable in cabling.cables for port in (cable.there, cable.back))
     if longest and not has_netem():
+        latency, limit = f"{(longest + KERNEL_LATENCY) * 1e6:.4g} us", f"{2e6 * KERNEL_LATENCY:.0f} us"
         raise ConfigError(
-            f"lab: cluster {cluster.name!r}: a link latency of {(longest + KERNEL_LATENCY) * 1e6:.4g} us needs netem, "
-            f"which this kernel does not have; modprobe sch_netem, or give links at most {2e6 * KERNEL_LATENCY:.0f} us"
+            f"lab: cluster {cluster.name!r}: a link latency of {latency} needs netem, which this kernel does not have; "
+            f"run modprobe sch_netem, or use latencies of at most {limit}"
         )
     wanted, tcp = cabling.congestion, congestion_control(cabling.congestion)
     if tcp != wanted != CUBIC:
         raise ConfigError(
-            f"lab: cluster {cluster.name!r}: its links name tcp-{wanted}, which this kernel does not have; modprobe "
-            f"tcp_{wanted}, or add +transport=tcp-{tcp}"
+            f"lab: cluster {cluster.name!r}: its links use the transport tcp-{wanted}, which this kernel does not "
+            f"have; run modprobe tcp_{wanted}, or add +transport=tcp-{tcp}"
         )
     with built(cabling, queue) as there, _ranks_started(there, cabling.place_names[: cabling.n_hosts], wanted) as ranks:
         ranks.meet()

@@ -1,8 +1,8 @@
-"""A schedule from the point of view of one rank: what it sends and receives, step by step, in bytes of its buffer.
+"""One rank's part of a schedule: the messages that it sends and receives in each step.
 
 The buffer holds float32. Its chunks are cut at whole elements, the same on all ranks, so sizes differ from the
-schedule's exact shares by less than an element. A message without any byte of the buffer still carries one byte:
-its receiver must learn that it came.
+schedule's exact shares by less than an element. A message with no byte of the buffer still carries one byte, so that
+its receiver knows that it has arrived.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def boundaries(schedule: Schedule, n_elements: int) -> Ints:
     weight = np.ones(schedule.n_chunks) if schedule.chunk_weight is None else schedule.chunk_weight
     copies = weight.reshape(schedule.copies, n_copied)
     if (copies != copies[0]).any():
-        raise ConfigError("the copies of this schedule are cut differently; give each the same chunk_weight")
+        raise ConfigError("the copies of this schedule have different chunks; use the same chunk_weight for each copy")
     ends = np.rint(np.cumsum(copies[0]) * (n_elements / copies[0].sum())).astype(np.int64)
     starts = np.arange(schedule.copies)[:, None] * n_elements
     return np.concatenate([np.zeros(1, dtype=np.int64), (starts + ends).ravel()])

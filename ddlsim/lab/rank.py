@@ -1,4 +1,4 @@
-"""One rank: what the process inside a host's network namespace does when the laboratory tells it.
+"""One rank of the laboratory: a process in the network namespace of a host.
 
 It listens, says where, is told where the others listen, and then gets one :class:`Prepare` or :class:`Go` after
 the other.
@@ -183,7 +183,7 @@ class _Links:
             while len(greeting) < _GREETING_NBYTES:
                 got = link.recv(_GREETING_NBYTES - len(greeting))
                 if not got:
-                    raise LabError("a peer closed its connection before it said who it is")
+                    raise LabError("a peer closed its connection before it sent its rank")
                 greeting += got
             self.connections[int.from_bytes(greeting[:4]), int.from_bytes(greeting[4:])] = link
         for key in new:
@@ -269,7 +269,7 @@ def serve(pipe: Connection, rank: int, host: str, congestion: str) -> None:
             elif isinstance(order, Go) and task is not None:
                 pipe.send(_run(order, task))
             else:
-                raise LabError(f"cannot do {order!r} now")
+                raise LabError(f"received {order!r} before a Prepare")
     except EOFError:
         return  # the laboratory closes
     except Exception as error:  # whatever it is, the laboratory must hear of it, if it is still there

@@ -1,4 +1,4 @@
-"""The value plane: real gradients, parameters and losses, computed when they are read."""
+"""Training of models in a run: gradients, parameters and losses as lazily computed values."""
 
 from ddlsim.learning.learner import Learner as Learner
 from ddlsim.learning.phases import Phase as Phase

@@ -1,9 +1,9 @@
-"""Saved runs: the values that were alive, the numbers that decided something, and nothing that could run code.
+"""Saved runs: live values and control-flow decisions, in a file that cannot run code.
 
-A file is a NumPy ``.npz`` archive, read without pickle: the arrays of all values once each, the numbers read for
-decisions, the times of the updates, and a JSON text for the rest (which array belongs where, the manifest).
-Values may be arrays, numbers, texts, tuples, lists, dicts and dataclasses of ddlsim's own; a file names the latter
-as "module:Class", and any other class is refused.
+A file is a NumPy ``.npz`` archive, read without pickle. It contains the arrays of all values once each, the numbers
+that decided how the run continued, the times of the updates, and a JSON text with the manifest and the place of each
+array. Values are arrays, numbers, texts, tuples, lists, dicts and dataclasses of ddlsim, which the file names as
+"module:Class"; any other class raises an error.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ PACKAGES = ("ddlsim.compression", "ddlsim.learning", "ddlsim.optim", "ddlsim.run
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """A run at one point: before its clock goes on, or as an update ends it.
+    """State of a run between two events, or after the update that ends it.
 
-    replay  the values and numbers
-    losses  of the gradients computed since the last evaluation
-    times   of the updates made, in s: a run that continues must make them again at the same times
+    replay  the live values and the numbers that were read for decisions
+    losses  losses of the gradients computed since the last evaluation
+    times   times of the updates, in s; a resumed run must repeat them at the same times
     """
 
     replay: Replay
@@ -45,9 +45,9 @@ class Checkpoint:
 
 
 def write(path: str | Path, checkpoint: Checkpoint, manifest: Mapping[str, object]) -> None:
-    """Write a saved run, complete or not at all. `manifest` describes the run, in plain values.
+    """Write a saved run atomically. `manifest` describes the run, in plain values.
 
-    Raises ConfigError if the file cannot be written, or a value holds something that cannot be saved.
+    Raises ConfigError if the file cannot be written, or a value contains something that cannot be saved.
     """
     replay = checkpoint.replay
     arrays: list[npt.NDArray[np.generic]] = []
@@ -70,7 +70,10 @@ def write(path: str | Path, checkpoint: Checkpoint, manifest: Mapping[str, objec
 
 
 def read(path: str | Path) -> tuple[Checkpoint, dict[str, object]]:
-    """Return a saved run and its manifest. Raises ConfigError for a file that is none, damaged or other versions."""
+    """Return a saved run and its manifest.
+
+    Raises ConfigError for a missing or damaged file, another kind of file, and another version of the format.
+    """
     try:
         return _read(Path(path))
     except ConfigError:
@@ -78,29 +81,32 @@ def read(path: str | Path) -> tuple[Checkpoint, dict[str, object]]:
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; result.save({str(path)!r}) writes one") from None
     except Exception as error:  # whatever a damaged file does to zipfile, numpy, json and us
-        what = " ".join(str(error).split())[:200] or type(error).__name__
-        what = "not an archive of arrays" if "pickle" in what else what  # never NumPy's advice to allow that
-        raise ConfigError(f"{path}: is not a saved run, or damaged: {what}; save the run again") from None
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        reason = "not an archive of arrays" if "pickle" in reason else reason  # never NumPy's advice to allow that
+        raise ConfigError(f"{path}: not a saved run, or a damaged one ({reason}); save the run again") from None
 
 
 def _read(path: Path) -> tuple[Checkpoint, dict[str, object]]:
     with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
         text = json.loads(file["run"].tobytes())
         if _whole(text["format"]) != FORMAT:
-            what = f"format = {text['format']}: this ddlsim reads saved runs of format {FORMAT}"
-            raise ConfigError(f"{path}: {what}; continue the run with the version that saved it, or start again")
+            found = text["format"]
+            raise ConfigError(
+                f"{path}: the file has format {found}, but this version of ddlsim reads format {FORMAT}; resume the "
+                "run with the version that saved it, or start it again"
+            )
         parts = {name: file[name] for name in file.files if name != "digest"}
         is_whole = "digest" in file.files and file["digest"].tobytes() == _digest(parts)
     arrays = [parts[f"array {i}"] for i in range(sum(name.startswith("array ") for name in parts))]
     scalars, losses, times = (_numbers(parts[name], name) for name in ("scalars", "losses", "times"))
     if not (np.isfinite(losses).all() and np.isfinite(times).all() and (np.diff(times, prepend=0.0) >= 0.0).all()):
-        raise ValueError("a loss or a time that is not finite, or times that run backwards")
+        raise ValueError("a loss or time is not finite, or the times do not increase")
     results = {_whole(number): _decode(code, arrays) for number, code in text["results"]}
     pending = frozenset(_whole(number) for number in text["pending"])
     if not isinstance(text["manifest"], dict):
-        raise ValueError("its manifest is no object")
+        raise ValueError("its manifest is not a JSON object")
     if not is_whole:  # last, as the other checks say more
-        raise ValueError("its contents are not those that were written")
+        raise ValueError("its contents do not match their digest")
     replay = Replay(_whole(text["n_values"]), results, pending, tuple(scalars.tolist()))
     return Checkpoint(replay, tuple(losses.tolist()), tuple(times.tolist())), text["manifest"]
 
@@ -117,13 +123,13 @@ def _digest(parts: Mapping[str, npt.NDArray[np.generic]]) -> bytes:
 
 def _whole(value: object) -> int:
     if type(value) is not int or value < 0:
-        raise ValueError(f"{shown(value)} is no number of a value")
+        raise ValueError(f"{shown(value)} is not a valid number of a value")
     return value
 
 
 def _numbers(array: npt.NDArray[np.generic], name: str) -> npt.NDArray[np.float64]:
     if array.dtype != np.float64 or array.ndim != 1:
-        raise ValueError(f"{name}: no list of numbers")
+        raise ValueError(f"{name} is not a list of numbers")
     return cast("npt.NDArray[np.float64]", array)
 
 
@@ -152,8 +158,10 @@ class _Encoder:
         if _may_be_part(kind):
             fields = {f.name: self.encode(getattr(value, f.name)) for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
             return ["class", name, fields]
-        kinds = "values are arrays, numbers, texts, tuples, lists, dicts and dataclasses of ddlsim"
-        raise ConfigError(f"a value of this run holds a {name}, which cannot be saved; {kinds}")
+        raise ConfigError(
+            f"a value of this run contains a {name}, which cannot be saved; use arrays, numbers, texts, tuples, lists, "
+            "dicts and dataclasses of ddlsim"
+        )
 
     def _place(self, array: npt.NDArray[np.generic]) -> int:
         if id(array) not in self.places:
@@ -187,13 +195,14 @@ def _decode_dataclass(name: str, fields: dict[str, object], arrays: list[npt.NDA
     """Return an object with these fields; no code of its class runs."""
     module, _, attribute = name.partition(":")
     if ".".join(module.split(".")[:2]) not in PACKAGES:
-        raise ValueError(f"class {name!r} is none that a run's values are made of")
+        raise ValueError(f"values of class {name!r} are not allowed in a saved run")
     kind = getattr(importlib.import_module(module), attribute, None)
     if not isinstance(kind, type) or kind.__module__ != module or not _may_be_part(kind):
-        raise ValueError(f"class {name!r} is none that a run's values are made of")
+        raise ValueError(f"values of class {name!r} are not allowed in a saved run")
     wanted = {f.name for f in dataclasses.fields(kind)}
     if wanted != fields.keys():
-        raise ValueError(f"class {name!r} has the fields {sorted(wanted)}, the file {sorted(fields)}")
+        in_file = sorted(fields)
+        raise ValueError(f"the class {name!r} has the fields {sorted(wanted)}, but the file has {in_file}")
     made: object = object.__new__(kind)
     for field, code in fields.items():
         object.__setattr__(made, field, _decode(code, arrays))

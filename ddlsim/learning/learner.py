@@ -1,7 +1,7 @@
-"""What workers learn from: gradients, updates and evaluation as lazy values.
+"""The learner of a run: gradients, updates and evaluations as lazy values.
 
-The learner knows the network, the data and the optimizer of a run (its :class:`Task`); without one it answers
-with :data:`~ddlsim.learning.values.ABSENT` and the run is about time only.
+The learner has the network, the data and the optimizer of a run (its :class:`Task`). In timing-only runs it has none,
+and all of its values are :data:`~ddlsim.learning.values.ABSENT`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CHUNK = 1024
 
 
 class DivergedError(DdlsimError):
-    """A loss is NaN or infinite; the message says when and at which worker."""
+    """Error for training that diverged, so that a loss is NaN or infinite, or a running variance is negative."""
 
 
 def evaluation(network: Network, data: DataSet, params: Array, state: Array | None) -> tuple[float, float]:
@@ -79,8 +79,10 @@ def _check_variances(network: Network, state: Array | None) -> None:
         return
     for slot in network.state_slots:
         if slot.name.endswith("running_var") and slot.of(state).min() < 0.0:
-            cause = "its moving average overshoots, as that of a center that elastic springs move by alpha N > 1"
-            raise DivergedError(f"diverged: {slot.name} of the model is negative: {cause}; move it by less")
+            raise DivergedError(
+                f"diverged: {slot.name} of the model is negative, because its moving average overshoots; lower the "
+                "moving rate (with ElasticAveraging, N alpha must be at most 1)"
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,7 +180,13 @@ class _Gradient(Value[Array]):
 
 
 class Learner:
-    """Makes and updates values for all workers of a run."""
+    """Gradients, updates and evaluations for all workers of a run, as lazy values.
+
+    plane      plane on which the values are made
+    task       network, data and optimizer; None in timing-only runs, whose values are ABSENT
+    n_workers  number of workers
+    begin      state of a training that another group of workers hands over
+    """
 
     def __init__(self, plane: Plane, task: Task | None, n_workers: int, begin: Handover | None = None) -> None:
         self.plane = plane
@@ -202,7 +210,7 @@ class Learner:
 
     @classmethod
     def without_data(cls, n_workers: int) -> Learner:
-        """Return the learner of a run about time only."""
+        """Return the learner of a timing-only run."""
         return cls(Plane(), None, n_workers)
 
     def gradient(self, rank: int, params: Value[Array], n_samples: int, now: float) -> Value[Array]:
@@ -244,7 +252,7 @@ class Learner:
         return self.plane.mix(_mean, *gradients)
 
     def optimizer_state(self, params: Value[Array]) -> State:
-        """Return the optimizer's state at the start, for (a part of) the parameters."""
+        """Return the optimizer's initial state for the parameters, or for a part of them."""
         if self.task is None:
             return ABSENT  # type: ignore[return-value]
         if params is self.initial and self._begin is not None and self._begin.state is not None:
@@ -254,9 +262,9 @@ class Learner:
     def update(
         self, params: Value[Array], gradient: Value[Array], state: State, rate: float
     ) -> tuple[Value[Array], State]:
-        """Return the parameters and the optimizer's state after a step with learning rate `rate`.
+        """Return the parameters and the optimizer's state after an update with learning rate `rate`.
 
-        The running statistics take in those of the gradient's batches.
+        Running statistics are updated with those of the gradient's batches.
         """
         if self.task is None:
             return ABSENT, state
@@ -268,37 +276,37 @@ class Learner:
         return self.plane.apply(_first, after, statistics=statistics), self.plane.apply(_second, after)
 
     def concatenate(self, parts: Sequence[Value[Array]]) -> Value[Array]:
-        """Return the parts as one vector, with the statistics of the first."""
+        """Return the concatenated parts of a vector, with the running statistics of the first."""
         if len(parts) == 1:
             return parts[0]
         whole: Value[Array] = self.plane.apply(lambda *arrays: np.concatenate(arrays), *parts)
         return whole.carrying(parts[0])
 
     def parts(self, n_parts: int) -> list[slice]:
-        """Return contiguous parts of the parameter vector, one per server, sizes differing by one at most."""
+        """Return `n_parts` contiguous slices of the parameter vector, whose sizes differ by at most one."""
         n = self.task.network.n_params if self.task is not None else 0
         bounds = [i * n // n_parts for i in range(n_parts + 1)]
         return [slice(a, b) for a, b in pairwise(bounds)]
 
     def epoch(self, n_samples: float) -> float:
-        """Return how many passes over the training samples `n_samples` are, after those of who handed over."""
+        """Return the epoch after `n_samples` samples, including those before a handover."""
         return (self._before + n_samples) / self.task.train.n_samples if self.task is not None else 0.0
 
     def n_local(self, rank: int) -> int:
-        """Return how many samples a worker has to learn from: its shard; 1 for all where nothing is learned."""
+        """Return the number of samples in a worker's shard; 1 in a timing-only run."""
         return 1 if self.task is None else len(self.task.shards[rank % len(self.task.shards)].shard)
 
     def own_epoch(self, rank: int) -> float:
-        """Return the epoch by what one worker has seen, as if all others had seen as much."""
+        """Return the epoch of one worker, as if all others had seen the same number of samples."""
         return self.epoch(self._taken[rank] * self.n_workers)
 
     def rate(self, n_samples: float) -> float:
-        """Return the learning rate after `n_samples` samples have been learned from."""
+        """Return the learning rate after `n_samples` samples."""
         factor = 1.0 if self._begin is None else self._begin.rate_factor
         return factor * float(self.task.rate.rate(self.epoch(n_samples))) if self.task is not None else 0.0
 
     def settle(self, values: Callable[[], Sequence[Value[Array]]]) -> None:
-        """Compute `values` if every worker may have a gradient in them, so that what is waiting stays bounded."""
+        """Compute `values` if every worker may have a gradient in them, so that pending values stay bounded."""
         if self._n_drawn >= self.n_workers:
             self._n_drawn = 0
             for value in values():
@@ -307,11 +315,11 @@ class Learner:
                     value.statistics.read()
 
     def scalar(self, compute: Callable[[], float]) -> float:
-        """Return a number that decides how the run goes on; see :meth:`Plane.scalar`."""
+        """Return a number that decides how the run continues; see :meth:`Plane.scalar`."""
         return self.plane.scalar(compute)
 
     def recent_loss(self) -> float:
-        """Return the mean loss of the gradients computed since the last call; NaN if there were none."""
+        """Return the mean loss of the gradients computed since the last call; NaN if there are none."""
 
         def take() -> float:
             losses, self.losses = self.losses, []
@@ -320,16 +328,17 @@ class Learner:
         return self.scalar(take)
 
     def evaluate(self, params: Value[Array]) -> tuple[float, float]:
-        """Return (loss, accuracy) of the held-out samples at `params`, with the statistics that belong to them.
+        """Return (loss, accuracy) on the held-out samples at `params`, with their running statistics.
 
-        Raises DdlsimError if these were lost on the way.
+        Raises DdlsimError if the parameters have lost them.
         """
         results: list[float] = []
         statistics = params.statistics
         if self.task is not None and self.task.network.state_slots and statistics is None:
-            what = "the model has no running statistics, which its batch normalisation needs"
-            how = "mix parameters by their arithmetic or plane.mix, and give those made otherwise the statistics of"
-            raise DdlsimError(f"{what}: {how} others with .carrying(...)")
+            raise DdlsimError(
+                "the parameters have lost the running statistics that batch normalisation needs; mix parameters with "
+                "arithmetic or plane.mix, or restore the statistics with params.carrying(...)"
+            )
 
         def once(i: int) -> float:
             if not results:
@@ -340,7 +349,7 @@ class Learner:
         return self.scalar(lambda: once(0)), self.scalar(lambda: once(1))
 
     def spread(self, replicas: Sequence[Value[Array]]) -> float:
-        """Return the root mean square distance of parameter vectors from their mean (consensus distance)."""
+        """Return the consensus distance: the root mean square distance of parameter vectors from their mean."""
 
         def distance() -> float:
             arrays = [replica.read().astype(np.float64) for replica in replicas]
@@ -397,8 +406,10 @@ class Learner:
 
 
 def _diverged(batch: _Batch, loss: float) -> DivergedError:
-    when = f"at its step {batch.step}, begun at {batch.time:.6g} s"
-    return DivergedError(f"diverged: the loss of worker {batch.rank} is {loss} {when}; lower the learning rate")
+    return DivergedError(
+        f"diverged: the loss of worker {batch.rank} is {loss} in its step {batch.step}, which began at "
+        f"{batch.time:.6g} s; lower the learning rate"
+    )
 
 
 def _mean(*arrays: Array) -> Array:

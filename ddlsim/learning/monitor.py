@@ -1,4 +1,4 @@
-"""When a training run is evaluated, what its history holds, and when it is enough."""
+"""Evaluations, history and end of a training run."""
 
 from __future__ import annotations
 
@@ -15,12 +15,17 @@ from ddlsim.learning.values import ABSENT, Array, Value
 
 
 class Row(NamedTuple):
-    """A line of the history. Sizes in bytes, times in s.
+    """A row of the history: one evaluation.
 
-    ``train_loss`` is the mean loss of the gradients computed since the last row, ``loss`` and ``accuracy`` are
-    those of the held-out samples; ``nbytes`` all bytes sent so far; ``staleness`` the mean over the gradients
-    applied since the last row; ``consensus`` the root mean square distance of the workers' parameters from their
-    mean (NaN where there is one model).
+    time            simulated time, s
+    updates, samples, epoch
+                    progress of the training
+    rate            learning rate
+    train_loss      mean loss of the gradients computed since the last row
+    loss, accuracy  on the held-out samples
+    nbytes          total bytes sent so far
+    staleness       mean staleness of the gradients applied since the last row
+    consensus       root mean square distance of the workers' parameters from their mean; NaN if there is one model
     """
 
     time: float
@@ -134,9 +139,11 @@ class Monitor:
         plane = self.learner.plane
         if plane.replaying and self.saved is not None:
             if reason:
-                ends = f"by {reason} it would have ended after {self.n_updates}"
-                what = f"the saved run has made {len(self.saved.times)} updates, but {ends}"
-                raise ConfigError(f"{what}; continue it with a later end")
+                n_saved = len(self.saved.times)
+                raise ConfigError(
+                    f"the saved run has made {n_saved} updates, but with the current limit ({reason}) it ends after "
+                    f"{self.n_updates}; resume it with a later end"
+                )
             return self.saved
         return Checkpoint(plane.snapshot(), tuple(self.learner.losses), tuple(self.times))
 
@@ -145,9 +152,11 @@ class Monitor:
         i = len(self.times)
         self.times.append(now)
         if self.saved is not None and i < len(self.saved.times) and self.saved.times[i] != now:
-            times = f"update {i + 1} comes at {now!r} s, but at {self.saved.times[i]!r} s in the saved run"
-            hint = "the cluster, device and models, and the version of ddlsim, that it was saved with"
-            raise ConfigError(f"{times}; continue it with {hint}")
+            number, before = i + 1, self.saved.times[i]
+            raise ConfigError(
+                f"update {number} is at {now!r} s, but was at {before!r} s in the saved run; resume it with the same "
+                "cluster, device, models and version of ddlsim"
+            )
 
     def finish(self, now: float) -> None:
         """Evaluate once more at the end of a run that was cut short."""

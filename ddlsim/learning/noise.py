@@ -1,8 +1,9 @@
-"""The gradient noise scale: the batch size beyond which larger batches stop paying.
+"""The gradient noise scale: the batch size beyond which larger batches bring little.
 
-McCandlish, Kaplan, Amodei et al. 2018 (arXiv:1812.06162). Gradients of single samples scatter about the true
-gradient G with covariance Sigma; the gradient of B samples has the expected square |G|^2 + tr(Sigma) / B. Up to
-B_simple = tr(Sigma) / |G|^2 (equation 2.9) twice the batch needs nearly half the updates, far beyond it as many.
+McCandlish, Kaplan, Amodei et al. 2018 (arXiv:1812.06162). Gradients of single samples scatter about the true gradient G
+with covariance Sigma, so the squared norm of the mean gradient of B samples has the expectation |G|^2 + tr(Sigma) / B.
+Up to B_simple = tr(Sigma) / |G|^2 (equation 2.9), doubling the batch nearly halves the number of updates; far beyond
+it, the number of updates stays the same.
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ from ddlsim.workload.model import Model
 
 @dataclass(frozen=True)
 class NoiseScale:
-    """Estimates from `n_batches` gradients: ``gradient_square`` of |G|^2 and ``variance`` of tr(Sigma).
+    """Unbiased estimates of the terms of the gradient noise scale.
 
-    Both are unbiased, so near a minimum the first may come out negative: then ``samples`` is infinite, and more
-    batches are needed to say more.
+    gradient_square  estimate of |G|^2. Near a minimum it can be negative; then ``samples`` is infinite, and more
+                     batches are needed
+    variance         estimate of tr(Sigma)
+    n_batches        number of gradients used
     """
 
     gradient_square: float
@@ -39,12 +42,12 @@ class NoiseScale:
 
     @property
     def samples(self) -> float:
-        """B_simple, in samples per update (of all workers together)."""
+        """The noise scale B_simple, in samples per update of all workers together."""
         return self.variance / self.gradient_square if self.gradient_square > 0.0 else math.inf
 
 
 def noise_scale(gradients: Iterable[Array], batch_size: Count) -> NoiseScale:
-    """Return the estimates from mean gradients, each of `batch_size` independent samples (e.g. the workers').
+    """Estimate the gradient noise scale from mean gradients of `batch_size` independent samples each.
 
     Appendix A.1 of the paper with B_small = b = `batch_size` and B_big = n b, whose gradient is their mean:
     |G|^2 ~ (n |G_big|^2 - |G_small|^2) / (n - 1),  tr(Sigma) ~ b n (|G_small|^2 - |G_big|^2) / (n - 1), where
@@ -57,7 +60,9 @@ def noise_scale(gradients: Iterable[Array], batch_size: Count) -> NoiseScale:
         squares += float(wide @ wide)
         n += 1
     if n < 2:
-        raise ConfigError(f"noise_scale: {n} gradients of {batch_size} samples: give at least 2, of at least 1 sample")
+        raise ConfigError(
+            f"noise_scale: got {n} gradients of {batch_size} samples; pass at least 2 gradients of at least 1 sample"
+        )
     small, big = squares / n, float(total @ total) / n**2
     return NoiseScale((n * big - small) / (n - 1), batch_size * n * (small - big) / (n - 1), n)
 
@@ -72,13 +77,14 @@ def gradient_noise_scale(
     n_batches: Annotated[int, whole(2)] = 100,
     seed: Seed = 0,
 ) -> NoiseScale:
-    """Return the noise scale of a model's gradient on `data` at `params`, e.g. ``result.params``.
+    """Estimate the gradient noise scale of a model on a data set.
 
-    params      (n_params,) float32; None: the initial ones
-    n_batches   gradients that are computed, each of `batch_size` samples drawn with replacement
+    params      (n_params,) float32 parameters, such as ``result.params``; None: the initial ones
+    batch_size  samples per gradient, drawn with replacement
+    n_batches   number of gradients to compute
 
-    Dropout belongs to the noise. With batch normalisation a gradient is no mean over samples; the numbers then
-    hold for batches of about `batch_size` only. Raises ConfigError for a model and data that do not fit.
+    Dropout counts as noise. With batch normalisation, a gradient is not a mean over samples, so the estimate holds only
+    for batches of about `batch_size`. Raises ConfigError if model and data do not match.
     """
     network = build_network(model, seed)
     samples = data if isinstance(data, DataSet) else load_data(data)

@@ -1,4 +1,4 @@
-"""`Phase`: part of a training run with images, batches and a learning rate of its own (progressive resizing)."""
+"""`Phase`: a part of a training run with its own image size, batch size and learning rate (progressive resizing)."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from ddlsim.workload.compute import Affine, Measured, Roofline
 @checked
 @dataclass(frozen=True)
 class Phase:
-    """Some epochs of a training run, in which the workers' images, batches or learning rate are others.
+    """A part of a training run with its own image size, batch size or learning rate.
 
-    Small images first, larger ones later: most epochs then take a fraction of the time (Howard et al. 2018, fast.ai's
-    DAWNBench entry: 128, 224 and 288 pixels). What is not given is that of the run.
+    With small images first and larger ones later, most epochs take a fraction of the time (Howard et al. 2018,
+    fast.ai's DAWNBench entry, with 128, 224 and 288 pixels). Fields that are None have the value of the run.
 
-    epochs      how many epochs the phase takes; the last one goes on if the run does
-    input_size  height and width of the images, which the samples are resized to; the model must pool its last images to
-                a fixed size, as resnet50 does. With a ``time_model`` it is that model's, and the learning one's are
-                resized in the same proportion. Evaluations are at the model's own size
+    epochs      length of the phase; the last phase continues until the run ends
+    input_size  height and width to which the samples are resized. The model must pool its last images to a fixed size,
+                as resnet50 does. With a ``time_model``, this is the size for that model, and images for the trained
+                model are resized in the same proportion. Evaluations use the model's original size
     batch       samples per worker and (micro-)step
     rate        learning rate: a number, or a schedule over the epochs of the phase, from 0
-    compute     where compute times come from: Measured, Affine or Roofline. Without it, a measured time of the run's
-                own input size is multiplied by the ratio of the roofline's times
+    compute     source of compute times: Measured, Affine or Roofline. None: a measured time for the run's input size is
+                scaled by the ratio of roofline times
     """
 
     epochs: Positive
@@ -42,7 +42,7 @@ def total_epochs(phases: Sequence[Phase]) -> float:
 
 
 def phase_at(phases: Sequence[Phase], epoch: float) -> tuple[int, float]:
-    """Return which phase an epoch is in, and the epoch at which that begins."""
+    """Return the index of the phase at an epoch, and the epoch at which that phase begins."""
     begins = [0.0, *itertools.accumulate(float(phase.epochs) for phase in phases)]
     last = len(phases) - 1
     index = next((i for i in range(last) if epoch < begins[i + 1] - 1e-9), last)
@@ -51,7 +51,7 @@ def phase_at(phases: Sequence[Phase], epoch: float) -> tuple[int, float]:
 
 @dataclass(frozen=True)
 class PhasedRate:
-    """The learning rate of each phase, where it has one; otherwise that of the run."""
+    """Learning-rate schedule over phases: the rate of each phase, or that of the run if the phase has none."""
 
     phases: tuple[Phase, ...]
     otherwise: Schedule

@@ -1,4 +1,4 @@
-"""`Training`: what a run learns, from which data, with which optimizer, and when it is enough."""
+"""`Training`: data, optimizer, learning rate, sharding and stopping rules of a training run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ SHARDINGS = ("iid", "by_class", "shared")
 @checked
 @dataclass(frozen=True)
 class Dirichlet:
-    """Shards whose class shares are drawn from Dirichlet(alpha); see :func:`ddlsim.data.dirichlet`."""
+    """Sharding that divides each class among the workers by shares drawn from a Dirichlet distribution.
+
+    alpha  concentration: small values give workers few classes each; see :func:`ddlsim.data.dirichlet`
+    """
 
     alpha: Positive
 
@@ -35,25 +38,27 @@ class Dirichlet:
 @checked
 @dataclass(frozen=True)
 class Training:
-    """Makes a run learn: ``simulate(..., training=Training("digits", rate=0.1, epochs=5))``.
+    """Train with real gradients: ``simulate(..., training=Training("digits", rate=0.1, epochs=5))``.
 
-    data              "digits", "shapes", "sentences", "clicks", a path (see :func:`ddlsim.data.load_data`) or a
-                      :class:`DataSet`
-    held_out          share or number of samples to evaluate on, or a DataSet of them
-    optimizer         SGD, Momentum, Adam, LARS or LAMB of :mod:`ddlsim.optim`
+    data              data set: "digits", "shapes", "sentences", "clicks", a path (see :func:`ddlsim.data.load_data`) or
+                      a :class:`DataSet`
+    held_out          samples to evaluate on: a share or number of the data, or a separate DataSet
+    optimizer         SGD, Momentum, Adam, LARS or LAMB of :mod:`ddlsim.optim`, or a custom optimizer
     rate              learning rate: a number, or a schedule over epochs
-    sharding          "iid", "by_class", Dirichlet(alpha), or "shared": the workers take turns over one sequence,
-                      so that N of them see what one with an N times larger batch would see
+    sharding          how samples are divided among the workers: "iid", "by_class", Dirichlet(alpha), or "shared", where
+                      workers take turns over one sequence, so that N workers see the same samples as one worker with
+                      an N times larger batch
     loss              "cross_entropy" or "mean_squared_error"
     epochs, updates, target_accuracy, target_loss
-                      the run ends at the first of these that is reached (or at the experiment's ``max_time``).
-                      Targets are held-out values, by the mean of the last ``moving_average`` evaluations
+                      the run ends when the first of these is reached, or at the experiment's ``max_time``. Targets
+                      refer to the held-out samples
+    moving_average    number of evaluations whose mean must reach a target
     evaluate_every    updates between evaluations, or simulated time such as "0.5 s"
-    charge_evaluation worker 0 spends the time of the evaluations; otherwise they cost nothing
-    growing_batch     batch size by epoch in the place of the experiment's (Smith et al. 2018)
-    phases            parts of the run with images, batches and rates of their own, one after the other
-                      (:class:`Phase`); their epochs together are those of the run, if it has no others
-    batching          compute gradients at the same parameters as one batch (the same up to float32 rounding)
+    charge_evaluation whether worker 0 spends simulated time on evaluations; otherwise they take none
+    growing_batch     schedule of the batch size over epochs, instead of the experiment's batch size (Smith et al. 2018)
+    phases            successive parts of the run with their own image sizes, batch sizes and learning rates
+                      (:class:`Phase`). If `epochs` is None, the run ends after the last phase
+    batching          compute gradients at the same parameters as one batch, with the same result up to float32 rounding
     """
 
     data: str | Path | DataSet = "digits"
@@ -75,7 +80,9 @@ class Training:
 
     def __post_init__(self) -> None:
         if self.phases and self.growing_batch is not None:
-            raise ConfigError("Training: growing_batch beside phases, which have batch sizes: give each its batch")
+            raise ConfigError(
+                "Training: growing_batch cannot be combined with phases; remove it, and set the batch of each phase"
+            )
 
     @property
     def evaluate_seconds(self) -> float | None:
@@ -90,11 +97,14 @@ class Training:
 
     @property
     def last_epoch(self) -> float | None:
-        """The epoch that ends the run: as given, or where the last phase ends; None where none does."""
+        """The epoch that ends the run: `epochs`, or the end of the last phase; None if no epoch ends it."""
         return total_epochs(self.phases) if self.epochs is None and self.phases else self.epochs
 
     def regime(self, epoch: float, batch_size: int) -> tuple[int, int | None]:
-        """Return the batch size at an epoch, `batch_size` being the run's, and the number of the phase."""
+        """Return the batch size and the index of the phase at an epoch; `batch_size` is that of the run.
+
+        The index is None without phases.
+        """
         if self.phases:
             index, _ = phase_at(self.phases, epoch)
             return self.phases[index].batch or batch_size, index
@@ -102,13 +112,13 @@ class Training:
 
     @property
     def has_end(self) -> bool:
-        """Whether any rule ends the run."""
+        """Whether any of the limits and targets can end the run."""
         return any(v is not None for v in (self.last_epoch, self.updates, self.target_accuracy, self.target_loss))
 
     def task(self, model: Model, n_workers: int, seed: int, clock: Model | None = None) -> Task:
-        """Return what the workers of a run learn; the `clock` may be that of another model.
+        """Return the task of the workers of a run; `clock` is the model that compute times are for, if it differs.
 
-        Raises ConfigError if data and model do not fit.
+        Raises ConfigError if data and model do not match.
         """
         network = build_network(model, seed, loss=self.loss)
         network.check_layers()
@@ -120,41 +130,59 @@ class Training:
             train, held_out = split(data, self.held_out, seed)
         for part in (train, held_out):
             if part.sample_shape != model.input_shape:
-                what = f"data {part.name!r} has samples of shape {part.sample_shape}, but model {model.name!r} takes"
-                raise ConfigError(f"{what} {model.input_shape}; choose a model or data that fit")
-        each = each_label(network.out_shape)
+                raise ConfigError(
+                    f"the data set {part.name!r} has samples of shape {part.sample_shape}, but the model "
+                    f"{model.name!r} needs {model.input_shape}; choose another model or data set"
+                )
+        label_shape = each_label(network.out_shape)
         if train.is_regression:
             self._check_targets(train, held_out, network)
-        elif train.labels.shape[1:] != each:
-            what = f"data {train.name!r} has labels of shape {train.labels.shape[1:]} for each sample, but model"
-            learns = f"{model.name!r}, whose outputs are {network.out_shape}, learns {each}"
-            raise ConfigError(f"{what} {learns}; choose a model or data that fit")
-        if each and not train.is_regression and self.loss != "cross_entropy":
-            raise ConfigError(f"loss = {self.loss!r} with a label for each token; use 'cross_entropy'")
+        elif train.labels.shape[1:] != label_shape:
+            raise ConfigError(
+                f"the data set {train.name!r} has labels of shape {train.labels.shape[1:]} per sample, but the outputs "
+                f"of the model {model.name!r}, of shape {network.out_shape}, need {label_shape}; choose another model "
+                "or data set"
+            )
+        if label_shape and not train.is_regression and self.loss != "cross_entropy":
+            raise ConfigError(f"loss = {self.loss!r} does not support a label per token; use 'cross_entropy'")
         if train.n_classes > network.n_classes:
-            what = f"data {train.name!r} has {train.n_classes} classes, but model {model.name!r} has"
-            raise ConfigError(f"{what} {network.n_classes} outputs; choose a model or data that fit")
-        if each and self.sharding not in ("iid", "shared"):
-            what = "its samples have no class of their own but a label for each token; use 'iid' or 'shared'"
-            raise ConfigError(f"sharding = {self.sharding!r} of data {train.name!r}: {what}")
+            raise ConfigError(
+                f"the data set {train.name!r} has {train.n_classes} classes, but the model {model.name!r} has only "
+                f"{network.n_classes} outputs; choose another model or data set"
+            )
+        if label_shape and self.sharding not in ("iid", "shared"):
+            raise ConfigError(
+                f"sharding = {self.sharding!r} needs one class per sample, but the data set {train.name!r} has a label "
+                "per token; use 'iid' or 'shared'"
+            )
         fitted = with_layers(self.optimizer, network.slots), self.schedule
         shards = self._shards(train, n_workers, seed)
         return Task(network, train, held_out, shards, *fitted, seed, self.batching, self.phases, networks)
 
     def _check_targets(self, train: DataSet, held_out: DataSet, network: Network) -> None:
-        """Raise ConfigError for data with numbers to predict that do not fit the rest."""
-        what = f"data {train.name!r} has numbers to predict, not classes"
+        """Raise ConfigError for regression targets that do not match the loss, the model, the sharding or the goal."""
         if self.loss != "mean_squared_error":
-            raise ConfigError(f"{what}, but loss = {self.loss!r}; use 'mean_squared_error' (classes are whole numbers)")
+            raise ConfigError(
+                f"loss = {self.loss!r} needs classes (integers), but the data set {train.name!r} has regression "
+                "targets; use 'mean_squared_error'"
+            )
         for part in (train, held_out):
             if not part.is_regression or part.labels[0].size != network.n_outputs:
-                labels = f"labels {part.labels.shape[1:]} of type {part.labels.dtype} for each sample"
-                outputs = f"model {network.model.name!r} has {network.n_outputs} outputs"
-                raise ConfigError(f"data {part.name!r} has {labels}, but {outputs}; choose what fits")
+                shape, model = part.labels.shape[1:], network.model.name
+                raise ConfigError(
+                    f"the data set {part.name!r} has labels of shape {shape} and type {part.labels.dtype} per sample, "
+                    f"but the model {model!r} has {network.n_outputs} outputs; choose another model or data set"
+                )
         if self.sharding not in ("iid", "shared"):
-            raise ConfigError(f"sharding = {self.sharding!r}: {what}; use 'iid' or 'shared'")
+            raise ConfigError(
+                f"sharding = {self.sharding!r} needs classes, but the data set {train.name!r} has regression targets; "
+                "use 'iid' or 'shared'"
+            )
         if self.target_accuracy is not None:
-            raise ConfigError(f"target_accuracy = {self.target_accuracy}: {what}; use target_loss")
+            raise ConfigError(
+                f"target_accuracy = {self.target_accuracy} needs classes, but the data set {train.name!r} has "
+                "regression targets; use target_loss"
+            )
 
     def _in_phase(self, phase: Phase, network: Network, seed: int, clock: Model) -> Network:
         """Return the network for the images of a phase."""

@@ -1,27 +1,27 @@
-"""Values that are computed when they are read: the value plane of a run.
+"""The data plane of a run: values that are computed when they are read.
 
-Strategies handle gradients, parameters and optimizer states as :class:`Value` objects: what they stand for is
-an array (or a tuple, or an optimizer's state), what they are is a note of how it will be computed. Nothing that
-they refer to is ever changed in place, so a snapshot is a reference.
+Strategies handle gradients, parameters and optimizer states as :class:`Value` objects. A value stands for an array, a
+tuple or an optimizer's state, and records how to compute it. Nothing is ever changed in place, so a snapshot is a
+reference.
 
 >>> plane = Plane()
 >>> w, g = plane.constant(np.ones(2, np.float32)), plane.constant(np.full(2, 4.0, np.float32))
 >>> (w - 0.25 * g).read()
 array([0., 0.], dtype=float32)
 
-Being lazy pays three times. A gradient that is thrown away (a cancelled straggler's) is never computed, because
-nothing refers to it any more; gradients at the same parameters become one large batch
-(:mod:`ddlsim.learning.learner`); and a saved run needs no more than the values that are alive: continuing runs
-the clock again from the start, with a :class:`Replay` in the place of the arithmetic.
+Lazy evaluation has three advantages. A dropped gradient, such as that of a cancelled straggler, is never computed,
+because nothing refers to it. Gradients at the same parameters are computed as one large batch
+(:mod:`ddlsim.learning.learner`). And a saved run needs only the live values: resuming replays the simulated clock from
+the start, with a :class:`Replay` instead of the arithmetic.
 
-Without data there is nothing to compute: every operation on :data:`ABSENT` gives ABSENT, and the same
-strategies run on sizes alone.
+Timing-only runs compute nothing: every operation on :data:`ABSENT` returns ABSENT, so the same strategies work with
+sizes alone.
 
-**A model is its parameters and its running statistics** (of batch normalisation, where there is one). A value that
-stands for parameters holds the statistics that belong to them, and whatever mixes parameters (the arithmetic of
-values, :meth:`Plane.mix`) mixes the statistics by the same formula: no strategy has to think of them. A gradient holds
-the statistics of the batches that it was computed from, however it is scaled, summed or cut up; parameters that are
-moved by it, and those only, take them in. So a gradient that is thrown away leaves no trace in any statistics.
+**A model is its parameters and its running statistics** (of batch normalisation). The value of parameters holds their
+running statistics, and every operation that mixes parameters (arithmetic of values, :meth:`Plane.mix`) mixes the
+statistics by the same formula, so strategies need not handle them. A gradient holds the statistics of the batches that
+it was computed from, however it is scaled, summed or split. Only parameters that are updated with the gradient take
+them in, so a dropped gradient does not affect any statistics.
 """
 
 from __future__ import annotations
@@ -44,10 +44,13 @@ U = TypeVar("U")
 
 
 class Value(Generic[T_co]):
-    """One value of a plane, see :meth:`Plane.apply`. Arithmetic with values and numbers makes new values.
+    """A lazy value: an array, a tuple or an optimizer's state that is computed when it is read.
 
-    ``statistics`` are the running statistics that belong to parameters, ``batch_statistics`` those of the batches that
-    a gradient is made of; None and () for other values, and where the network normalises no batches.
+    :meth:`Plane.apply` and :meth:`Plane.constant` make values, and arithmetic with values and numbers makes new ones.
+
+    statistics        running statistics of parameters; None for other values, and for networks without batch
+                      normalisation
+    batch_statistics  statistics of the batches of a gradient; () for other values
     """
 
     __slots__ = ("__weakref__", "_compute", "_inputs", "_result", "batch_statistics", "number", "plane", "statistics")
@@ -67,11 +70,11 @@ class Value(Generic[T_co]):
 
     @property
     def pending(self) -> bool:
-        """Whether it is still to be computed."""
+        """Whether the value has not been computed yet."""
         return self._compute is not None
 
     def read(self) -> T_co:
-        """Return what it stands for, computing what has not been yet."""
+        """Return the content of the value, and compute it if necessary."""
         if self._compute is not None:
             self._evaluate()
         return cast(T_co, self._result)
@@ -93,7 +96,7 @@ class Value(Generic[T_co]):
                 value._compute, value._inputs = None, ()
 
     def carrying(self, *others: Value[object]) -> Value[T_co]:
-        """Return the same content with the statistics of others: of the first one's model, of all their batches."""
+        """Return the same content with the statistics of other values: those of the first one, and of all batches."""
         batches = _batches(others)
         if others[0].statistics is None and not batches:
             return self
@@ -143,11 +146,12 @@ def absorbed(statistics: Array, *batches: BatchStatistics) -> Array:
 
 @dataclass(frozen=True)
 class Replay:
-    """What is known of a saved run, in which values number 0 .. n_values - 1 had been made.
+    """The content of a saved run.
 
-    results  those alive and computed, by number
-    pending  the numbers of those alive and not computed
-    scalars  every number that was read for a decision, in order
+    n_values  number of values made so far, numbered from 0
+    results   contents of the live values that have been computed, by number
+    pending   numbers of the live values that have not been computed
+    scalars   every number that was read for a decision, in order
     """
 
     n_values: int = 0
@@ -157,10 +161,10 @@ class Replay:
 
 
 class Plane:
-    """Makes values, and numbers them.
+    """The data plane of a run: makes and numbers lazy values.
 
-    With a `replay`, values that the saved run had made are not computed: those that it still held are as they
-    were, the others are never looked at again.
+    replay  content of a saved run to resume. Its values are not computed again: live ones have their saved content, and
+            nothing reads the others
     """
 
     def __init__(self, replay: Replay | None = None) -> None:
@@ -172,11 +176,11 @@ class Plane:
 
     @property
     def replaying(self) -> bool:
-        """Whether the run has not got as far as the saved one yet."""
+        """Whether the run has not yet reached the point at which it was saved."""
         return self.n_values < self.replay.n_values or len(self.scalars) < len(self.replay.scalars)
 
     def constant(self, result: U, statistics: Value[Array] | None = None) -> Value[U]:
-        """Return a value that is known."""
+        """Return a value with known content."""
         return self.register(Value(self, self.n_values, None, (), result, statistics))
 
     def apply(
@@ -186,20 +190,20 @@ class Plane:
         statistics: Value[Array] | None = None,
         batch_statistics: tuple[Value[BatchStatistics], ...] = (),
     ) -> Value[U]:
-        """Return the value of ``function(*inputs)``, which must change none of its arguments.
+        """Return the lazy value of ``function(*inputs)``; the function must not change its arguments.
 
-        It has the statistics given, and none of its inputs': for those there is :meth:`mix`.
+        The result has only the statistics that are passed, not those of its inputs; use :meth:`mix` to keep them.
         """
         if ABSENT in inputs:
             return cast("Value[U]", ABSENT)
         return self.register(Value(self, self.n_values, function, inputs, None, statistics, batch_statistics))
 
     def mix(self, function: Callable[..., U], *inputs: Value[object]) -> Value[U]:
-        """Return the value of ``function(*inputs)``, arrays; statistics go the same way.
+        """Return the lazy value of ``function(*inputs)`` for arrays, with the matching running statistics.
 
-        Of models only, `function` gives the statistics as well. What is added to one model leaves its statistics as
-        they are, but for the batches of a gradient, which they take in. Gradients bring the batches of all of them.
-        Raises DdlsimError for several models beside others, because their statistics cannot be mixed.
+        If all inputs are models, `function` is also applied to their statistics. If one input is a model, its
+        statistics are kept, and take in those of the gradients' batches. If none is, the result has the batches of all
+        inputs. Raises DdlsimError for several models together with other values.
         """
         models = [value.statistics for value in inputs if value.statistics is not None]
         batches = _batches(inputs)
@@ -209,12 +213,14 @@ class Plane:
             return self.apply(function, *inputs, statistics=self.apply(cast("Callable[..., Array]", function), *models))
         if len(models) == 1:
             return self.apply(function, *inputs, statistics=self.absorb(models[0], batches))
-        what = f"{len(models)} models and {len(inputs) - len(models)} other values are mixed at once"
-        why = "their running statistics (batch normalisation) cannot follow"
-        raise DdlsimError(f"{what}: {why}; mix the models first, then add the others")
+        n_others = len(inputs) - len(models)
+        raise DdlsimError(
+            f"the running statistics (batch normalisation) of {len(models)} models cannot be mixed together with "
+            f"{n_others} other values; mix the models first, then add the other values"
+        )
 
     def absorb(self, statistics: Value[Array], batches: Sequence[Value[BatchStatistics]]) -> Value[Array]:
-        """Return running statistics that have taken in those of batches, see :func:`absorbed`."""
+        """Return running statistics updated with those of batches; see :func:`absorbed`."""
         return self.apply(absorbed, statistics, *batches) if batches else statistics
 
     def register(self, value: Value[U]) -> Value[U]:
@@ -228,14 +234,14 @@ class Plane:
         return value
 
     def scalar(self, compute: Callable[[], float]) -> float:
-        """Return a number that decides how the run goes on; a replay knows it already."""
+        """Return a number that decides how the run continues, from the saved run while replaying it."""
         n = len(self.scalars)
         known = n < len(self.replay.scalars)
         self.scalars.append(self.replay.scalars[n] if known else compute())
         return self.scalars[n]
 
     def snapshot(self) -> Replay:
-        """Return what a later run needs to know to go on from here."""
+        """Return the content with which a later run can resume from here."""
         alive = list(self._alive.values())
         results = {v.number: v._result for v in alive if not v.pending}
         pending = frozenset(v.number for v in alive if v.pending)
@@ -243,7 +249,12 @@ class Plane:
 
 
 def weighted_sum(plane: Plane, weights: Sequence[float], values: Sequence[Value[Array]]) -> Value[Array]:
-    """Return sum_j weights[j] * values[j] of models, summed in float64 in the order given and rounded once."""
+    """Return the weighted sum of models, sum_j weights[j] * values[j].
+
+    values  models, each of shape (n_params,); running statistics are summed with the same weights
+
+    Sums are computed in float64 in this order, and rounded once.
+    """
 
     def add(*arrays: Array) -> Array:
         total = weights[0] * arrays[0].astype(np.float64)
@@ -267,8 +278,9 @@ class _Absent(Value[Array]):
     __slots__ = ()
 
     def read(self) -> Array:
-        what = "training = None: the run has sizes and times only, but something asks for values"
-        raise ConfigError(f"{what}; give it data with training=ddlsim.Training(data='digits', ...)")
+        raise ConfigError(
+            "a timing-only run has no values to read; set training=ddlsim.Training(data='digits', ...) to compute them"
+        )
 
 
 ABSENT = _Absent(_Nothing(), -1, None, ())

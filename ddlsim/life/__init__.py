@@ -1,4 +1,4 @@
-"""How long a training really takes: faults, failures, checkpoints and restarts around the steps of a simulated run."""
+"""Faults, failures, checkpoints and restarts of a simulated run."""
 
 from ddlsim.life.background import Background as Background
 from ddlsim.life.checkpoints import Checkpoints as Checkpoints

@@ -1,4 +1,4 @@
-"""Traffic of others on the cluster's links."""
+"""Background traffic on the cluster's links."""
 
 from __future__ import annotations
 
@@ -21,21 +21,22 @@ Part = Annotated[float | str, quantity("time", "5 s")]
 @checked
 @dataclass(frozen=True)
 class Background:
-    """A flow of bytes from one node to another, beside a run: backups, other people's jobs.
+    """Background traffic: a flow of bytes between two nodes, such as a backup or the traffic of other users.
 
-    It shares links with messages as one more flow does, max-min fairly, and leaves aside what it has no use for.
-    (Routers with one queue serve in proportion to what arrives instead: there a limited flow takes a smaller share than
-    this. docs/jobs.md has measured rows.)
+    The flow shares links max-min fairly with the run's messages, like any other flow, and leaves unused bandwidth to
+    them. (Routers with a single queue share in proportion to the arrival rates instead, so a rate-limited flow gets a
+    smaller share there than in the simulation; docs/jobs.md has measurements.)
 
     source, target  names of nodes, such as "h0" and "h9"
-    rate            limit in bytes/s, or text such as "40 Gbit/s"; None: as much as the links give it
-    start, end      when it flows
-    on, off         it flows for `on`, and not for `off` seconds, over and over from `start` on; None: all the time
-    trace           CSV file with the columns time_s and rate ("2 Gbit/s", or bytes/s): what it sends from then on,
-                    counted from `start`; instead of rate, on and off
-    name            in tables; by default "source -> target"
+    rate            upper limit in bytes/s, or text such as "40 Gbit/s"; None: limited only by the links
+    start, end      start and end of the flow, in s
+    on, off         duty cycle: from `start` on, the flow repeatedly sends for `on` s and pauses for `off` s; None: it
+                    sends all the time
+    trace           CSV file with the columns time_s (s after `start`) and rate ("2 Gbit/s", or bytes/s): the rate from
+                    that time on; replaces rate, on and off
+    name            name in tables; by default "source -> target"
 
-    Raises ConfigError for times out of order, and for a trace that cannot be read.
+    Raises ConfigError if times are out of order or the trace cannot be read.
     """
 
     source: str
@@ -53,35 +54,40 @@ class Background:
 
     def __post_init__(self) -> None:
         if self.source == self.target:
-            raise ConfigError(f"Background: source = target = {shown(self.source)}: nothing goes over a link then")
+            raise ConfigError(
+                f"Background: source = target = {shown(self.source)}: the traffic would not cross any link; "
+                "use two different nodes"
+            )
         if not si(self.start, "time") < si(self.end, "time"):
             raise ConfigError(
-                f"Background: start = {shown(self.start)}, end = {shown(self.end)}: must be in order, start before end"
+                f"Background: start = {shown(self.start)}, end = {shown(self.end)}: start must be before end"
             )
         if math.isinf(si(self.start, "time")):
-            raise ConfigError("Background: start = inf: it never flows; give it a time, or leave it out")
+            raise ConfigError("Background: start = inf: the flow would never start; set a finite time, or remove it")
         if (self.on is None) != (self.off is None):
             missing = "off" if self.off is None else "on"
-            raise ConfigError(f"Background: {missing} is missing: give on and off together, or neither")
+            raise ConfigError(f"Background: {missing} is missing; set both on and off, or neither")
         if self.trace is not None:
             for name in ("rate", "on"):
                 if getattr(self, name) is not None:
-                    raise ConfigError(f"Background: {name} has no effect beside trace, which has rates; leave it out")
+                    raise ConfigError(
+                        f"Background: {name} has no effect with trace, which contains the rates; leave it out"
+                    )
             object.__setattr__(self, "rates", _read(Path(self.trace)))
 
     @property
     def label(self) -> str:
-        """What tables call it."""
+        """Name in tables."""
         return self.name or f"{self.source} -> {self.target}"
 
     def limit(self, widest: float) -> float:
-        """Return the bytes/s that it never exceeds, on links that give it at most the `widest`."""
+        """Return the peak rate in bytes/s, on links with a bandwidth of at most `widest`."""
         if self.rates:
             return max(rate for _, rate in self.rates)
         return widest if self.rate is None else si(self.rate, "bandwidth")
 
     def shares(self) -> Iterator[tuple[float, float]]:
-        """Yield, by time, (s, share of its limit from then on)."""
+        """Yield (s, share of the peak rate from that time on) pairs, in order of time."""
         end = si(self.end, "time")
         for time, share in self._endless():
             if time >= end:
@@ -91,7 +97,10 @@ class Background:
             yield end, 0.0
 
     def phases(self) -> list[tuple[float, float, Background]]:
-        """Return (s, s, the traffic as it is meanwhile, from 0 s on for ever); empty where it never begins or ends."""
+        """Return (start, end, traffic during that time) triples; empty for a flow that covers the whole run.
+
+        The traffic of each triple is one that starts at 0 s and never ends.
+        """
         start, end = si(self.start, "time"), si(self.end, "time")
         lasting = replace(self, start=0.0, end=math.inf, trace=None)
         if not self.rates:
@@ -119,13 +128,15 @@ class Background:
 
 def _read(path: Path) -> tuple[tuple[float, float], ...]:
     """Return the (time in s, bytes/s) of a trace's rows. Raises ConfigError, with the line, for what cannot be read."""
-    hint, what = "a trace has time_s and rate", "trace is a CSV file of rates"
+    hint, what = "a trace needs time_s and rate", "trace must be a CSV file of rates"
     rows = read_rows(path, ("time_s", "rate"), hint, what, _row)
     for line, (before, row) in enumerate(itertools.pairwise(rows), 3):
         if row[0] <= before[0]:
-            raise ConfigError(f"{path}:{line}: time_s = {row[0]!r}: must be later than the row before, {before[0]!r}")
+            raise ConfigError(
+                f"{path}:{line}: time_s = {row[0]!r}: must be later than in the previous row, {before[0]!r}"
+            )
     if not any(rate > 0.0 for _, rate in rows):
-        raise ConfigError(f"{path}: no rate is above 0, so nothing flows; leave it out")
+        raise ConfigError(f"{path}: all rates are 0, so no traffic flows; leave the trace out")
     return tuple(rows)
 
 
@@ -142,7 +153,7 @@ def _row(where: str, row: dict[str, str]) -> tuple[float, float]:
                 value = math.nan
         if not (0.0 <= value < math.inf):
             raise ConfigError(
-                f"{where}: {column} = {shown(text)}: must be a number of at least 0, or a {kind} with its unit"
+                f"{where}: {column} = {shown(text)}: must be a number of at least 0, or a {kind} with a unit"
             )
         values.append(value)
     return values[0], values[1]

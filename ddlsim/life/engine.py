@@ -1,4 +1,4 @@
-"""The failure engine: what machines that fail do to a training, on one clock, with one pool of spares.
+"""The failure engine: the course of a training run with failing machines, on one clock, with one pool of spares.
 
 :class:`Outages` are the failures of a run by time, and the machines that they take out of service. What the workers do
 meanwhile is a policy: all wait and go back to a checkpoint (:func:`live`), the others form a new group
@@ -40,28 +40,29 @@ HOPELESS = 100_000
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Life:
-    """What a training did with its time. Times in s.
+    """A failure timeline: how a training run spent its time between failures and checkpoints. Times in s.
 
-    end          when it was over: it had learned enough, or its time was up
-    finished     whether it had learned enough
-    useful       steps that counted in the end
-    lost         steps, and parts of them, that a failure took back, with their checkpoints
-    saving       standing still for checkpoints that counted
-    noticing     until failures were noticed
-    repairing    waiting for a machine
-    restarting   starting again, with reading the checkpoint
-    steps        steps that counted
-    failures     the time of each, the part that failed, and the seconds of work that it took
-    stretches    (start, position on the timeline at its start, at its end) of each time that it ran, shape (n, 3)
+    end          end of the run: it reached its target, or its time was up
+    finished     whether it reached its target
+    useful       time in steps that counted in the end
+    lost         time in steps, and their checkpoints, that a failure undid
+    saving       time stopped for checkpoints that counted
+    noticing     time until failures were detected
+    repairing    time waiting for a machine
+    restarting   time to restart the job, including reading the checkpoint
+    steps        number of steps that counted
+    events       (time, number of the failed part, s of lost work) of each failure
+    stretches    periods of uninterrupted training: (start, position on the timeline at the start and at the end) of
+                 each, shape (n, 3)
 
     samples      samples that counted, in elastic runs
     computed     s that each worker computed, (n_workers,), in elastic runs
-    away         s that each worker was out of service, (n_workers,), in runs that go on without it
-    groups       (s from which on, workers that trained then) of elastic runs; 0 workers: too few machines were there
-    history      evaluations of an elastic run that learns
-    model        what an elastic run that learns hands over
+    away         s that each worker was out of service, (n_workers,), in runs that continue without failed workers
+    groups       (start in s, number of workers) of each group of an elastic run; 0 workers: too few machines were left
+    history      evaluations of an elastic training run
+    model        final model of an elastic training run
 
-    The six kinds of time add up to `end`.
+    ``useful``, ``lost``, ``saving``, ``noticing``, ``repairing`` and ``restarting`` add up to ``end``.
     """
 
     timeline: Timeline
@@ -85,32 +86,32 @@ class Life:
 
     @property
     def down(self) -> float:
-        """s in which the training did not run."""
+        """Downtime: seconds in which training did not run."""
         return self.noticing + self.repairing + self.restarting
 
     @property
     def availability(self) -> float:
-        """Share of the time in which the training ran."""
+        """Share of the time in which training ran."""
         return 1.0 - self.down / self.end
 
     @property
     def effective(self) -> float:
-        """Share of the time that went into steps that counted: "effective training time", or goodput as a share."""
+        """Share of the time spent in steps that counted: the "effective training time ratio", or goodput as a share."""
         return self.useful / self.end
 
     @property
     def goes_to(self) -> str:
-        """What its time went to, in words, e.g. "useful 98.1 %, lost 1.1 %, repairing 0.8 %"."""
+        """Breakdown of the time as text, such as "useful 98.1 %, lost 1.1 %, repairing 0.8 %"."""
         parts = [f"{kind} {percent(part / self.end)}" for kind in KINDS[1:] if (part := getattr(self, kind)) > 0.0]
         return ", ".join([f"useful {percent(self.effective)}", *parts])
 
     def _rows(self) -> list[tuple[str, str]]:
-        ended = "it had learned enough" if self.finished else "its time was up"
+        ended = "reached its target" if self.finished else "reached its time limit"
         return [
-            ("life", f"{duration(self.end)} with {count(len(self.events), 'failure')}, until {ended}"),
-            ("goes to", self.goes_to),
-            ("steps that count", f"{self.steps:,}"),
-            ("work lost", f"{duration(self.lost)}, with its checkpoints" if self.events else ""),
+            ("timeline", f"{duration(self.end)} with {count(len(self.events), 'failure')}; the run {ended}"),
+            ("time goes to", self.goes_to),
+            ("counted steps", f"{self.steps:,}"),
+            ("lost work", f"{duration(self.lost)}, including checkpoints" if self.events else ""),
         ]
 
     def __repr__(self) -> str:
@@ -124,10 +125,10 @@ class Life:
         from ddlsim.notebook import labelled as table
         from ddlsim.notebook import page
 
-        return page("Life of a training", table(self._rows()))
+        return page("Failure timeline", table(self._rows()))
 
     def to_dict(self) -> dict[str, object]:
-        """Return the numbers as plain values."""
+        """Return the main figures as a dictionary of plain values."""
         return {
             **{name: getattr(self, name) for name in ("end", *KINDS)},
             "finished": self.finished,
@@ -139,21 +140,23 @@ class Life:
 
     @cached_property
     def failures(self) -> pd.DataFrame:
-        """One row per failure: time (s), unit (number of what failed), lost (s of work)."""
+        """Table with one row per failure: time (s), unit (number of the failed part), lost (s of work)."""
         import pandas as pd
 
         return pd.DataFrame(list(self.events), columns=["time", "unit", "lost"]).rename_axis("failure")
 
     @property
     def workers(self) -> pd.DataFrame:
-        """One row per group of an elastic run: time (s) from which on, workers."""
+        """Table with one row per group of an elastic run: time (s) at which it starts, and number of workers."""
         import pandas as pd
 
         return pd.DataFrame(list(self.groups), columns=["time", "workers"]).rename_axis("group")
 
     def first_reached(self, times: Floats) -> Floats:
-        """Return when the training first got to these times of a run without failures and checkpoints, in s; inf where
-        it did not get there."""
+        """Return when the timeline first reaches the given times of a run without failures and checkpoints, in s.
+
+        Times that it does not reach give inf.
+        """
         pace = self.timeline.pace
         positions = self.timeline.position(pace.until(np.asarray(times, dtype=np.float64)))
         starts, froms, tos = self.stretches.T
@@ -236,7 +239,7 @@ class _Course:
         """Note whether a failure has left any progress; raise DdlsimError after too many that have not."""
         self._fruitless = 0 if made else self._fruitless + 1
         if self._fruitless > HOPELESS:
-            raise DdlsimError(f"failures: {HOPELESS:,} in a row{hopeless}")
+            raise DdlsimError(f"failures: {HOPELESS:,} failures in a row without progress: {hopeless}")
 
     def over(self, end: float, finished: bool, steps: int, stretches: Sequence[object] = (), **more: Any) -> Life:
         """Return what has happened until the end, s."""
@@ -257,10 +260,16 @@ def live(
     seed: int = 0,
     life: int = 0,
 ) -> Life:
-    """Return what happens to a training that waits after each failure, until it has ended or `length` s are over.
+    """Return the failure timeline of a run in which all workers wait after each failure.
 
-    parts  machines that each part which can fail takes with it
-    Raises ConfigError for a trace of parts that are not there, and DdlsimError where no checkpoint is ever reached.
+    The timeline ends with the training, or after `length` s.
+
+    parts  for each part that can fail, the machines that fail with it
+    seed   seed of the failures
+    life   number of the sample
+
+    Raises ConfigError for a failure trace with unknown parts, and DdlsimError if failures are so frequent that no
+    checkpoint is ever reached.
     """
     return _AllWait(timeline, Outages(failures, parts, seed, life), length).run()
 
@@ -289,7 +298,7 @@ class _AllWait(_Course):
             position = max(float(timeline.saved_at[checkpoint]), begin)
             self.progress(
                 position > begin,
-                f", none of them {timeline.every:.6g} s of training apart, so that no checkpoint is reached; make "
+                f"they never leave time for the {timeline.every:.6g} s of training until a checkpoint; write "
                 "checkpoints more often, or use parts that fail less often",
             )
             lost = self.now - self._time(position, start, begin)
@@ -449,8 +458,8 @@ class TakeTurns(_Course):
         group = self.groups.on(range(self.groups.n_machines))
         if group is None:
             raise ConfigError(
-                f"elastic: min_workers = {self.groups.elastic.min_workers}, but the run has "
-                f"{len(self.groups.machine)} workers"
+                f"elastic: min_workers = {self.groups.elastic.min_workers}: must be at most the number of "
+                f"workers, {len(self.groups.machine)}"
             )
         self.turns.append((0.0, group.n_workers))
         if group.n_workers == len(self.groups.machine):
@@ -508,7 +517,7 @@ class TakeTurns(_Course):
         elif fails:
             lost = seconds - saving - trained
             self._book("lost", lost)
-            self.progress(trained > 0.0, " without a step between them; use parts that last")
+            self.progress(trained > 0.0, "they never leave time for a step; use parts that fail less often")
             self._fails(lost)
         elif self.now < self.length and not whole and not self._save(group):
             return True
@@ -583,8 +592,8 @@ class TakeTurns(_Course):
                 self._turn(0)
                 if math.isinf(min(self.outages.next_back, self.length)):
                     raise DdlsimError(
-                        f"elastic: at {self.now:.6g} s too few machines are left, and none ever comes back; give "
-                        "failures a repair time, or the run a max_time"
+                        f"elastic: at {self.now:.6g} s, too few machines are left and none will return; set a repair "
+                        "time for failures, or max_time for the run"
                     )
                 self._pass("repairing", self.outages.next_back)
                 continue

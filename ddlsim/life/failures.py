@@ -1,4 +1,4 @@
-"""When parts of a cluster fail, and what it takes until a training goes on."""
+"""Failures of parts of a cluster, and the recovery of a run from them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def read_rows(
             reader = csv.DictReader(file)
             for name in columns:
                 if name not in (reader.fieldnames or ()):
-                    raise ConfigError(f"{path}: has no column {name!r}; {hint}")
+                    raise ConfigError(f"{path}: column {name!r} is missing; {hint}")
             return [row_of(f"{path}:{line}", cells) for line, cells in enumerate(reader, 2)]
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}; {what}") from None
@@ -53,14 +53,14 @@ def _number(where: str, cells: dict[str, str], column: str) -> float:
         value = math.nan
     never = column == "repair_s"  # is it repaired: inf
     if not (value >= 0.0 and (never or math.isfinite(value))):
-        raise ConfigError(f"{where}: {column} = {shown(cells[column])}: must be a number of seconds of at least 0")
+        raise ConfigError(f"{where}: {column} = {shown(cells[column])}: must be a time in s, at least 0")
     return value
 
 
 def _whole(where: str, cells: dict[str, str], column: str) -> int:
     text = cells[column]
     if text is None or not text.strip().isdecimal():
-        raise ConfigError(f"{where}: {column} = {shown(text)}: must be a whole number from 0 on")
+        raise ConfigError(f"{where}: {column} = {shown(text)}: must be a whole number of at least 0")
     return int(text)
 
 
@@ -85,34 +85,37 @@ class Failure(NamedTuple):
 @checked
 @dataclass(frozen=True)
 class Failures:
-    """Failures that stop a synchronous training, which goes on from its latest checkpoint (or, :class:`ddlsim.Elastic`,
-    without those who failed). Asynchronous workers do not stop for each other: one that crashes loses the gradient that
-    it works on, is missing until it is back, and takes the model that there is then.
+    """Failures that stop a run until it has recovered.
 
-    mtbf     mean time between failures of one part, such as "50000 h"
-    per      what fails: each "device", each "host" (machine), each "rack" (all its machines at once: its switch, its
-             power feed), each "switch" between its machines (which stay as they are), or the "job" as a whole
-             (software; then nothing is repaired)
-    kind     "crash": the others notice soon, and the machine is out of service until it is repaired. "hang": they wait
-             for it until their time-out, and it starts again where it was
-    shape    of the Weibull distribution of the times between failures: 1 is exponential, below 1 early failures are
+    Synchronous training resumes from its latest checkpoint or, with :class:`ddlsim.Elastic`, continues with the
+    surviving workers. Asynchronous workers do not stop for each other: a worker that crashes loses the gradient it was
+    computing and, when it is back, pulls the current model.
+
+    mtbf     mean time between failures of one part, in s, or text such as "50000 h"
+    per      the part that fails: a "device", a "host" (machine), a "rack" (all its machines at once, for instance by a
+             failure of its switch or power feed), a "switch" between machines (which keep their state), or the "job"
+             as a whole (software; nothing needs repair)
+    kind     "crash": the failure is detected at once, and the machine is out of service until it is repaired. "hang":
+             the other workers wait until their timeout, and the job restarts on the same machines
+    shape    shape of the Weibull distribution of times between failures: 1 is exponential; below 1 early failures are
              more frequent (0.7 to 0.8 in Schroeder and Gibson 2006, large systems of LANL)
-    repair   until a machine (or a switch) that has crashed can be used again; inf: never
-    spares   machines that stand ready to take the place of one that has crashed
-    notice   until a failure is noticed; None: at once of a crash, after 10 min of a hang, PyTorch's time-out of NCCL
-    restart  from then (and when there is a machine) until the job runs: allocation, start of the processes,
-             rendezvous; reading the checkpoint comes on top (:class:`ddlsim.Checkpoints`)
-    warning  how long before a machine is taken away that is announced, as for spot instances (2 min at AWS, 30 s at
-             Google and Azure). At the end of the step under way the state is saved (or, elastic, the group goes on
-             without it), if that is over before; then nothing is lost, and the job starts again where there is a
-             machine. None: it is not
-    discount  by what share machines that may be taken away so are cheaper than their price; 0.7: 70 % off
-    trace    instead of `mtbf`: CSV file of failures with the columns ``time_s`` and ``unit`` (number of the device,
-             host, rack or switch on the run's way, from 0) and, if they differ, ``repair_s``
-    machines_per_rack  consecutive machines of the cluster per rack; None: those on the same first switch are a rack
+    repair   time until a machine (or switch) that has crashed is back in service; inf: never
+    spares   standby machines that replace crashed ones
+    notice   time until a failure is detected; None: 0 for a crash, 10 min (PyTorch's NCCL timeout) for a hang
+    restart  time from detection (and from the availability of a machine) until the job runs: allocation, process start,
+             rendezvous. Reading the checkpoint takes additional time (:class:`ddlsim.Checkpoints`)
+    warning  advance notice before a machine is taken away, as for spot instances (2 min on AWS, 30 s on Google Cloud
+             and Azure). The state is saved at the end of the current step (an elastic group continues without the
+             machine), if there is time; then no work is lost, and the job restarts once a machine is available. None:
+             no advance notice
+    discount  price reduction of machines that can be taken away, as a share; 0.7: 70 % off
+    trace    CSV file of failures that replaces `mtbf`, with the columns ``time_s``, ``unit`` (number of the device,
+             host, rack or switch among those that the run uses, from 0) and, if they differ, ``repair_s``
+    machines_per_rack  number of consecutive machines of the cluster per rack; None: machines on the same first switch
+             form a rack
 
-    The clock of a part runs also while the job is down; one that fails is as new after its repair. A failure while
-    the job starts makes it start again. Raises ConfigError for values that make no sense.
+    The clock of a part also runs while the job is down, and a repaired part is as good as new. A failure during a
+    restart restarts the job again. Raises ConfigError for contradictory arguments and for arguments without effect.
     """
 
     mtbf: Annotated[float | str, quantity("time", "50000 h", infinite=True)] | None = None
@@ -131,11 +134,16 @@ class Failures:
 
     def __post_init__(self) -> None:
         if (self.mtbf is None) == (self.trace is None):
-            raise ConfigError("Failures: give either mtbf, such as mtbf='50000 h', or trace, a CSV file of failures")
+            raise ConfigError("Failures: set either mtbf, such as mtbf='50000 h', or trace, a CSV file of failures")
         if self.per == _SOFTWARE and self.spares:
-            raise ConfigError(f"Failures: spares = {self.spares} have no effect with per='job': no machine fails then")
+            raise ConfigError(
+                f"Failures: spares = {self.spares} has no effect with per='job', because no machine fails; leave it out"
+            )
         if self.per == "switch" and self.spares:
-            raise ConfigError(f"Failures: spares = {self.spares} are machines, which replace no switch: use per='host'")
+            raise ConfigError(
+                f"Failures: spares = {self.spares}: spare machines cannot replace a switch; use per='host', "
+                "or leave it out"
+            )
         if self.machines_per_rack is not None and self.per != "rack":
             raise ConfigError(
                 f"Failures: machines_per_rack = {self.machines_per_rack} has no effect with per={self.per!r}; leave it "
@@ -145,36 +153,36 @@ class Failures:
         for name, value in (("warning", self.warning), ("discount", self.discount or None)):
             if value is not None and (self.per == "switch" or not self.takes_machines):
                 raise ConfigError(
-                    f"Failures: {name} = {value!r} is for machines that are taken away, kind='crash' of a device, host "
-                    f"or rack, not for kind={self.kind!r}, per={self.per!r}; leave it out"
+                    f"Failures: {name} = {value!r} applies only if machines are taken away (kind='crash' and "
+                    f"per='device', 'host' or 'rack'), not to kind={self.kind!r}, per={self.per!r}; leave it out"
                 )
 
     @property
     def seconds_of_warning(self) -> float:
-        """s from the announcement of a failure to it."""
+        """Seconds of advance notice before a failure."""
         return 0.0 if self.warning is None else si(self.warning, "time")
 
     @property
     def seconds_to_notice(self) -> float:
-        """s until a failure is noticed."""
+        """Seconds until a failure is detected."""
         if self.notice is None:
             return COLLECTIVE_TIMEOUT if self.kind == "hang" else 0.0
         return si(self.notice, "time")
 
     @property
     def takes_machines(self) -> bool:
-        """Whether what fails is out of service until it is repaired."""
+        """Whether a failure puts machines out of service until they are repaired."""
         return self.kind == "crash" and self.per != _SOFTWARE
 
     @property
     def never_repairs(self) -> bool:
-        """Whether machines that crash, at random, are out of service for ever."""
+        """Whether machines that crash at random are never repaired."""
         mean = si(self.mtbf or math.inf, "time")
         return self.takes_machines and self.trace is None and math.isinf(si(self.repair, "time")) and mean < math.inf
 
     @cached_property
     def recorded(self) -> tuple[Failure, ...]:
-        """The failures of the `trace`, by time. Raises ConfigError for a file that cannot be read."""
+        """The failures in the `trace`, by time. Raises ConfigError if the file cannot be read."""
         assert self.trace is not None
         repair = si(self.repair, "time")
 
@@ -182,21 +190,23 @@ class Failures:
             repaired = _number(where, cells, "repair_s") if cells.get("repair_s") else repair
             return Failure(_number(where, cells, "time_s"), _whole(where, cells, "unit"), repaired)
 
-        hint, what = "give it time_s, unit and, if they differ, repair_s", "trace is a CSV file of failures"
+        hint, what = "a trace needs time_s, unit and, if they differ, repair_s", "trace must be a CSV file of failures"
         return tuple(sorted(read_rows(Path(self.trace), ("time_s", "unit"), hint, what, failure)))
 
     @checked
     def events(self, n_units: Count, seed: Seed = 0, life: Index = 0) -> Iterator[Failure]:
-        """Yield the failures of `n_units` parts by time, endlessly unless they come from a trace; each number `life`
-        is another sample. Raises ConfigError for a trace with an unknown part."""
+        """Yield the failures of `n_units` parts in order of time; endless unless they come from a trace.
+
+        Each `life` is a different sample. Raises ConfigError for a trace with an unknown part.
+        """
         return self._traced(n_units) if self.mtbf is None else self._drawn(n_units, seed, life)
 
     def _traced(self, n_units: int) -> Iterator[Failure]:
         for failure in self.recorded:
             if failure.unit >= n_units:
                 raise ConfigError(
-                    f"{self.trace}: unit = {failure.unit} is not there: the run has {n_units} parts "
-                    f"(per={self.per!r}), 0 to {n_units - 1}"
+                    f"{self.trace}: unit = {failure.unit}: must be 0 to {n_units - 1}, because the run has {n_units} "
+                    f"parts (per={self.per!r})"
                 )
         return iter(self.recorded)
 
@@ -207,8 +217,8 @@ class Failures:
         for n, (time, unit) in enumerate(recurring(mean, self.shape, n_units, 0.0, seed, life, "failures")):
             if n >= MOST:
                 raise ConfigError(
-                    f"failures: more than {MOST:,} failures of {n_units} parts in {time:.4g} s; shorten the run's "
-                    "max_time, or increase mtbf"
+                    f"failures: more than {MOST:,} failures of {n_units} parts in {time:.4g} s; reduce max_time, "
+                    "or increase mtbf"
                 )
             yield Failure(time, unit, repair)
 
@@ -227,7 +237,7 @@ def units(failures: Failures, cluster: Cluster, nodes: Sequence[int], nbytes: Fl
         n_switches = int(np.count_nonzero(cluster.is_fabric_switch[sources]))
         if not n_switches:
             raise ConfigError(
-                f"failures: per = 'switch', but no message of the run goes through one in {cluster.name!r}"
+                f"failures: per = 'switch': no message of this run passes through a switch of {cluster.name!r}"
             )
         return [[switch] for switch in range(n_switches)]
     machine = machines_of(cluster, nodes)
@@ -238,23 +248,23 @@ def units(failures: Failures, cluster: Cluster, nodes: Sequence[int], nbytes: Fl
 @checked
 @dataclass(frozen=True)
 class Elastic:
-    """A group of workers that forms anew when machines fail, and when they are back (PyTorch's torchrun, Horovod's
-    Elastic).
+    """Elastic training: the group of workers re-forms when machines fail or return (torchrun, Horovod Elastic).
 
-    Survivors go on from the parameters and the optimizer's state that they hold (where each has a state of its own, as
-    in local SGD, it begins anew); what is lost is the step under way. The new group shares out the samples anew, from
-    where the epoch was. A machine that is back joins at the end of a step, and gets the model from another one. Where
-    all fail at once, the state is lost: the training goes back to its latest checkpoint, or begins again.
+    Survivors continue with the parameters and optimizer state that they hold. (If each worker has its own optimizer
+    state, as in local SGD, that state is reset.) Only the current step is lost. The new group redistributes the
+    remaining samples of the epoch. A machine that returns joins at the end of a step and receives the model from
+    another one. If all machines fail at once, the state is lost: training resumes from its latest checkpoint, or starts
+    over.
 
-    Workers that hold parts of a model or of the optimizer's state (FSDP, ZeRO, pipelines) lose them with a machine.
-    They go back to the latest checkpoint, which the new group reads; before a machine joins, one is made.
+    Workers that shard the model or the optimizer state (FSDP, ZeRO, pipelines) lose a shard with each machine. The new
+    group then resumes from the latest checkpoint; before a machine joins, a checkpoint is written.
 
-    min_workers  with fewer the training waits until machines are back
-    rejoin       until a new group runs: rendezvous, communicators
-    rate         what becomes of the learning rate with n workers instead of the N at the start: "same"; "linear", n / N
-                 times (Goyal et al. 2017); "square-root" of that (Krizhevsky 2014)
+    min_workers  with fewer workers, training waits until machines return
+    rejoin       time until a new group runs: rendezvous, creation of communicators
+    rate         learning rate with n of the initial N workers: "same"; "linear", multiplied by n / N (Goyal et al.
+                 2017); "square-root", multiplied by sqrt(n / N) (Krizhevsky 2014)
     batch        "worker": each worker keeps its batch size, so the global batch shrinks; "global": the survivors divide
-                 the global batch into equal whole numbers of samples
+                 the global batch equally, rounded down to whole samples
     """
 
     min_workers: Count = 1
@@ -265,14 +275,14 @@ class Elastic:
 
     @property
     def seconds(self) -> float:
-        """s until a new group runs."""
+        """Seconds until a new group runs."""
         return si(self.rejoin, "time")
 
     def rate_factor(self, n_workers: int, n_at_start: int) -> float:
-        """Return what the learning rate is multiplied with."""
+        """Return the factor on the learning rate."""
         share = n_workers / n_at_start
         return {"same": 1.0, "linear": share, "square-root": math.sqrt(share)}[self.rate]
 
     def batch_size(self, batch_size: int, n_workers: int, n_at_start: int) -> int:
-        """Return the samples of each worker in a step."""
+        """Return the samples per worker and step."""
         return batch_size if self.batch == "worker" else max(1, batch_size * n_at_start // n_workers)

@@ -1,4 +1,4 @@
-"""Faults: parts of a run that are slow, stand still or are cut off for a while, at known times or at random.
+"""Faults: temporary slow-downs, stops and outages of parts of a run, at known times or at random.
 
 A fault is an object with a `start` and a `duration` (s) and a method `effects`, which returns what it does to workers
 and links; :class:`RandomFaults` samples such objects. Everything else asks for the effects only, so a new kind of fault
@@ -49,13 +49,13 @@ Made = TypeVar("Made")
 
 
 class Effect(NamedTuple):
-    """What a fault does from `start` to `end` (s on the clock of the run).
+    """Effect of a fault on a run from `start` to `end` (s on the run's clock).
 
-    slowed   (rank, factor): the worker computes `factor` times as long
-    stopped  ranks that compute nothing, begin no message and take none; what is on its way goes on
-    links    (channel, factor): it carries that share of its bandwidth; 0: it is down
-    avoided  links that the fabric routes around, where it has other paths
-    pauses   no worker or server starts anything: no computation, message, collective or update; what runs goes on
+    slowed   (rank, factor) pairs: the worker's computations take `factor` times as long
+    stopped  ranks that compute nothing and neither send nor receive messages; messages in flight continue
+    links    (channel, factor) pairs: the channel has this share of its bandwidth; 0: it is down
+    avoided  links that the fabric routes around where it has other paths
+    pauses   True: workers and servers start no computation, message, collective or update; what has started continues
     """
 
     start: float
@@ -68,7 +68,7 @@ class Effect(NamedTuple):
 
 
 class Fault(Protocol):
-    """Any fault at a known time, s."""
+    """Protocol of faults at known times, in s."""
 
     @property
     def start(self) -> float: ...
@@ -77,8 +77,10 @@ class Fault(Protocol):
     def duration(self) -> float: ...
 
     def effects(self, cluster: Cluster, nodes: Sequence[int]) -> Iterable[Effect]:
-        """Return what it does to a run on `cluster` with worker i at ``nodes[i]``. Raises ConfigError for parts that
-        are not there."""
+        """Return the effects on a run on `cluster` with worker i at ``nodes[i]``.
+
+        Raises ConfigError for unknown workers or links.
+        """
 
 
 def effects_of(faults: Iterable[Any], cluster: Cluster, nodes: Sequence[int], field: str = "faults") -> list[Effect]:
@@ -100,14 +102,18 @@ def _check(effect: Effect, fault: Fault, cluster: Cluster, n_workers: int, field
     }
     for what, (chosen, n, all_of_them) in numbers.items():
         if wrong := [number for number in chosen if not 0 <= number < n]:
-            raise ConfigError(f"{field}: {what} {max(wrong)} of {fault} is not among the {n} {all_of_them}")
+            raise ConfigError(
+                f"{field}: {fault} affects {what} {max(wrong)}, but there are only {n} {all_of_them}, numbered from 0"
+            )
     least = 1.0 if field == "faults" else 0.0  # of a fault; a slow-down may be a speed-up
     factors = [each for _, each in effect.slowed if each < least] + [each for _, each in effect.links if each < 0.0]
     if factors:
-        raise ConfigError(f"{field}: factor {factors[0]:g} of {fault}: must be at least 1 for workers, 0 for links")
+        raise ConfigError(f"{field}: factor {factors[0]:g} of {fault}: must be at least 1 for workers and 0 for links")
     times = effect.start, effect.end
     if not all(isinstance(time, float | int) for time in times) or not 0.0 <= times[0] < times[1]:
-        raise ConfigError(f"{field}: {fault} lasts from {times[0]!r} to {times[1]!r}: must be s in order, from 0 on")
+        raise ConfigError(
+            f"{field}: {fault} lasts from {times[0]!r} to {times[1]!r}: must be increasing times in s, not negative"
+        )
 
 
 def at_known_times(faults: Iterable[Any]) -> list[Fault]:
@@ -144,8 +150,8 @@ def inject(effects: Sequence[Effect], network: Network, nodes: Sequence[int], be
     avoided = [(e.start, e.end, e.avoided) for e in effects if e.avoided]
     if avoided and not network.engine.is_new:
         raise ConfigError(
-            "faults: around a link that is down all who use the network take other ways; give the LinkFault to "
-            "simulate_jobs(..., faults=[...]), or let it have reroute=float('inf')"
+            "faults: rerouting around a dead link affects all users of the network; pass the LinkFault "
+            "to simulate_jobs(..., faults=[...]), or set reroute=float('inf')"
         )
     if shares or pauses or avoided:
         network.will_change(shares, pauses, avoided)
@@ -161,14 +167,14 @@ def _settle(fault: object, **values: Any) -> None:
         if name == "ranks":
             value = (value,) if isinstance(value, int) else tuple(value)
             if not value:
-                raise ConfigError(f"{type(fault).__name__}: ranks = (): must be one rank or more")
+                raise ConfigError(f"{type(fault).__name__}: ranks = (): must contain at least one rank")
         object.__setattr__(fault, name, si(value, "time") if name in ("start", "duration", "reroute") else value)
 
 
 @checked
 @dataclass(frozen=True, init=False)
 class SlowDown:
-    """From `start`, for `duration` seconds, the workers `ranks` take `factor` times as long to compute."""
+    """Slow down workers: from `start`, for `duration` s, the computations of `ranks` take `factor` times as long."""
 
     ranks: tuple[int, ...]
     start: float
@@ -185,12 +191,11 @@ class SlowDown:
 @checked
 @dataclass(frozen=True, init=False)
 class Stop:
-    """From `start`, for `duration` seconds, the processes of the workers `ranks` stand still, and go on then.
+    """Suspend workers: from `start`, for `duration` s, the processes of `ranks` do nothing; then they continue.
 
-    They compute nothing, begin no message, and take none that has arrived. What they have handed over before goes on
-    its way: the kernel of their machine, or its network adapter, sends it. That is what SIGSTOP does to a process; a
-    hang that passes is the same, and a virtual machine that is moved. (Workers that only compute more slowly:
-    :class:`ddlsim.SlowDown`.)
+    They neither compute nor start or receive messages. Data already handed to the operating system or the network
+    adapter is still sent. SIGSTOP, a temporary hang and the migration of a virtual machine have this effect. For
+    workers that only compute more slowly, see :class:`ddlsim.SlowDown`.
     """
 
     ranks: tuple[int, ...]
@@ -207,11 +212,11 @@ class Stop:
 @checked
 @dataclass(frozen=True, init=False)
 class Pause:
-    """From `start`, for `duration` seconds, nothing new starts: a maintenance window that drains the run.
+    """Maintenance window that drains the run: from `start`, for `duration` s, nothing new starts.
 
-    Computations and collectives that are under way, and messages that have been sent, go on to their end. Whatever is
-    ready meanwhile starts when the pause is over; until then workers wait. (Workers that stop in the middle of what
-    they do: :class:`ddlsim.Stop`.)
+    Running computations and collectives finish, and messages that have been sent are delivered. Work that becomes ready
+    in the meantime starts after the pause; until then, workers wait. To suspend workers in the middle of their work,
+    see :class:`ddlsim.Stop`.
     """
 
     start: float
@@ -227,15 +232,16 @@ class Pause:
 @checked
 @dataclass(frozen=True, init=False)
 class LinkFault:
-    """From `start`, for `duration` seconds, the links between two neighbours carry `factor` of their bandwidth.
+    """Degraded link: from `start`, for `duration` s, the links between two neighbours have `factor` of their bandwidth.
 
-    source, target  names of the nodes, such as "h0" and "switch"; both directions are concerned
-    factor          1 / 4: three of four lanes have failed; 0: the link is down, and what is on it waits
-    reroute         how long after that (1 s) it is until the fabric takes other ways,
-                    where it has any (:mod:`ddlsim.cluster.routing`), and from its end until it takes this one again;
-                    inf: routes stay what they are. Below a second is within reach where switches notice that a link is
-                    down, seconds where they wait for messages of their neighbour (RFC 7938, section 7). A link that is
-                    back before is waited for
+    source, target  names of two neighbouring nodes, such as "h0" and "switch"; both directions are affected
+    factor          remaining share of the bandwidth: 1 / 4 if three of four lanes have failed; 0: the link is down, and
+                    its traffic waits
+    reroute         time from the start of an outage (factor 0) until the fabric uses other routes, if it has any
+                    (:mod:`ddlsim.cluster.routing`), and from its end until it uses this link again; inf: routes do not
+                    change. The default is 1 s: less if switches detect the loss of signal, several seconds if they wait
+                    for missing keep-alive messages of their neighbour (RFC 7938, section 7). If the link is back
+                    earlier, its traffic waits for it
     """
 
     source: str
@@ -256,8 +262,8 @@ class LinkFault:
     ) -> None:
         if factor and reroute is not None and si(reroute, "time") < math.inf:
             raise ConfigError(
-                f"LinkFault: reroute = {reroute!r} has no effect with factor = {factor:g}: a link that is slow keeps "
-                "its routes; leave it out, or use factor = 0"
+                f"LinkFault: reroute = {reroute!r} has no effect with factor = {factor:g}, because a slow "
+                "link keeps its routes; leave it out, or use factor = 0"
             )
         converges = (math.inf if factor else CONVERGENCE) if reroute is None else reroute
         times = {"start": start, "duration": duration, "reroute": converges}
@@ -271,7 +277,7 @@ class LinkFault:
             yield Effect(self.start + self.reroute, end + self.reroute, avoided=frozenset(links))
 
     def phases(self) -> list[tuple[float, float, LinkFault]]:
-        """First traffic waits; then it takes other routes, until a while after the link is back."""
+        """Return two phases: traffic waits, then uses other routes until `reroute` s after the link is back."""
         end, turn = self.start + self.duration, self.start + self.reroute
         lasting = dataclasses.replace(self, start=0.0, duration=FOREVER, reroute=math.inf)
         if self.reroute >= self.duration:
@@ -292,7 +298,8 @@ def links_between(cluster: Cluster, one: str, other: str) -> list[int]:
         others = np.unique(cluster.link_dst[cluster.link_src == source])
         names = ", ".join(cluster.node_names[node] for node in others[:5].tolist())
         raise ConfigError(
-            f"faults: no link of cluster {cluster.name!r} joins {one} and {other}; the neighbours of {one} are {names}"
+            f"faults: cluster {cluster.name!r} has no link between {one} and {other}; the neighbours of "
+            f"{one} are {names}"
         )
     return links
 
@@ -358,22 +365,23 @@ PARTS = {"slow": ("host", "device"), "stop": ("host", "device"), "link": ("host"
 @checked
 @dataclass(frozen=True)
 class RandomFaults:
-    """Faults at random, which do not end a run as :class:`ddlsim.Failures` do, but slow it for a while.
+    """Random temporary faults, which slow a run down for a while but, unlike :class:`ddlsim.Failures`, do not stop it.
 
-    mtbf      mean time between failures of one part, such as "200 h": from the end of a fault to its next one (mean
-              *operating* time between failures, IEC 60050-192)
-    duration  how long each lasts
-    kind      "slow": the workers of the part take `factor` times as long to compute (a machine throttles, has a noisy
-              neighbour), as a :class:`ddlsim.SlowDown`; "stop": they stand still (:class:`ddlsim.Stop`); "link": its
-              links have `factor` of their bandwidth (:class:`ddlsim.LinkFault`)
-    per       what it happens to: each "host" (machine; kind="link": all its links to others at once), each "device",
-              each "link" between two neighbours that are not parts of one machine, each "switch" with all its links
-    factor    of kind="slow", above 1: 2.0: it takes twice as long; of kind="link", below 1; None: 0, the link is down
-    shape     of the Weibull distribution of the times between failures: 1 is exponential
-    reroute   of links that are down: how long until the fabric goes round them, see :class:`ddlsim.LinkFault`
+    mtbf      mean time between faults of one part, in s, or text such as "200 h": from the end of a fault to the start
+              of the next (mean *operating* time between failures, IEC 60050-192)
+    duration  duration of each fault
+    kind      "slow": the part's workers take `factor` times as long to compute, as when a machine throttles or has a
+              noisy neighbour (:class:`ddlsim.SlowDown`); "stop": its workers are suspended (:class:`ddlsim.Stop`);
+              "link": its links have `factor` of their bandwidth (:class:`ddlsim.LinkFault`)
+    per       affected part: a "host" (machine; with kind="link", all its links to other machines at once), a "device",
+              a "link" between two neighbours that are not both inside one machine, or a "switch" with all its links
+    factor    for kind="slow": above 1, such as 2.0 for twice the compute time; for kind="link": below 1; None: 0, so
+              that links are down
+    shape     shape of the Weibull distribution of times between faults; 1 is exponential
+    reroute   for links that are down: time until the fabric routes around them (:class:`ddlsim.LinkFault`)
 
-    They are drawn from the seed of the run, for its workers and for all links of its cluster. Raises ConfigError for
-    values that make no sense.
+    Faults are sampled from the run's seed, for its workers and for all links of its cluster. Raises ConfigError for
+    contradictory arguments.
     """
 
     mtbf: Annotated[float | str, quantity("time", "200 h", infinite=True)]
@@ -390,32 +398,37 @@ class RandomFaults:
             parts = ", ".join(PARTS[self.kind])
             raise ConfigError(f"RandomFaults: per = {self.per!r} with kind={self.kind!r}: must be one of {parts}")
         wrong, hint = {
-            "slow": (self.factor is None or self.factor <= 1.0, "above 1 (2.0: computing takes twice as long)"),
-            "stop": (self.factor is not None, "left out with kind='stop': nothing is computed"),
+            "slow": (self.factor is None or self.factor <= 1.0, "above 1 (2.0: computations take twice as long)"),
+            "stop": (self.factor is not None, "left out with kind='stop', which stops all computation"),
             "link": (self.factor is not None and self.factor >= 1.0, "below 1, a share of the bandwidth (0: down)"),
         }[self.kind]
         if wrong:
             raise ConfigError(f"RandomFaults: factor = {self.factor!r} with kind={self.kind!r}: must be {hint}")
         if self.reroute is not None and (self.kind != "link" or self.factor):
             raise ConfigError(
-                f"RandomFaults: reroute = {self.reroute!r} is for links that are down; leave it out, or use "
-                "kind='link' without factor"
+                f"RandomFaults: reroute = {self.reroute!r} applies only to links that are down; leave it out, "
+                "or use kind='link' without factor"
             )
 
     @property
     def rate(self) -> float:
-        """Faults of one part in a second, on average."""
+        """Mean number of faults of one part per second."""
         return 1.0 / (si(self.mtbf, "time") + si(self.duration, "time"))
 
     @checked
     def events(self, n_parts: Count, seed: Seed = 0, number: Index = 0) -> Iterator[tuple[float, int]]:
-        """Return (s, part) of the faults of `n_parts` parts by time, without end; other numbers have other ones."""
+        """Yield the (s, part) of the faults of `n_parts` parts in order of time, without end.
+
+        Each `number` is another sample.
+        """
         mean, duration = si(self.mtbf, "time"), si(self.duration, "time")
         return recurring(mean, self.shape, n_parts, duration, seed, number, "faults")
 
     def parts(self, cluster: Cluster, nodes: Sequence[int]) -> list[list[Any]]:
-        """Return the fault of each part, at 0 s; of several links at once, those of all. Raises ConfigError for a
-        cluster without such parts."""
+        """Return the faults of each part, at 0 s; a part with several links has one fault per link.
+
+        Raises ConfigError for a cluster without such parts.
+        """
         duration, factor = si(self.duration, "time"), self.factor or 0.0
         if self.kind == "link":
             groups = _links(self.per, cluster)
@@ -443,7 +456,9 @@ def _links(per: str, cluster: Cluster) -> list[list[tuple[str, str]]]:
             groups.setdefault(owner, []).append((names[a], names[b]))
     if not groups:
         which = "switches between its machines" if per == "switch" else "links between its machines"
-        raise ConfigError(f"faults: RandomFaults per = {per!r}: cluster {cluster.name!r} has no {which}; leave it out")
+        raise ConfigError(
+            f"faults: RandomFaults per = {per!r}: cluster {cluster.name!r} has no {which}; remove these faults"
+        )
     return [groups[owner] for owner in sorted(groups)]
 
 
@@ -470,8 +485,8 @@ def sampled(
                 break
             if n >= MOST:
                 raise ConfigError(
-                    f"faults: {source} has more than {MOST:,} faults in the first {time:.4g} of {until:.4g} s; shorten "
-                    "the run's max_time, or increase mtbf"
+                    f"faults: {source} has more than {MOST:,} faults in the first {time:.4g} of {until:.4g} s; "
+                    "reduce max_time, or increase mtbf"
                 )
             for fault in parts[part]:
                 at = copy.copy(fault)  # `replace` would check each of many anew
@@ -507,10 +522,10 @@ def sampled_notes(faults: Sequence[Any], happened: Sequence[Any], seconds: float
         return ()
     if not happened:
         return (
-            f"faults: none of those that come at random came in the {seconds:.4g} s of the run; let it make more "
-            "steps, or learn, to see what they do",
+            f"faults: no random fault occurred in the {seconds:.4g} s of the run; simulate more steps, or a training "
+            "run",
         )
     words = {SlowDown: "slow-down", Stop: "stop", LinkFault: "link fault"}
     counts = Counter(words.get(type(each), type(each).__name__) for each in happened)
     texts = [f"{n} {word}{'s' * (n > 1)}" for word, n in counts.items()]
-    return (f"faults: {', '.join(texts)} came at random in the {seconds:.4g} s of the run (Result.drawn_faults)",)
+    return (f"faults: {', '.join(texts)} occurred at random in the {seconds:.4g} s of the run (Result.drawn_faults)",)

@@ -1,4 +1,4 @@
-"""A training without failures, as the times at which its steps end and its checkpoints are made."""
+"""Steps and checkpoints of a training run without failures, on the clock."""
 
 from __future__ import annotations
 
@@ -66,17 +66,17 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
-    """Steps that follow each other, and what is saved after some of them.
+    """Consecutive steps of a run without failures, and the checkpoints between them.
 
-    ends    s at which steps end, ascending, shape (n_steps,); the training begins at 0
-    cycle   how many of them repeat at the end, for ever: a run of some steps stands for a long training. 0: it ends
-            with the last one
-    every   s of training between checkpoints, inf: none is made, and a failure takes all
-    cost    of one
-    length  s of training that are looked at: with a `cycle`, or where `ends` go further
-    pace    how it goes on by the clock
+    ends    times at which steps end, in s, ascending, shape (n_steps,); training begins at 0
+    cycle   number of steps at the end that repeat forever, so that a short run represents a long training; 0: the
+            timeline ends with the last step
+    every   s of training between checkpoints; inf: there are none, and a failure undoes all work
+    cost    cost of a checkpoint
+    length  s of training to cover, if a `cycle` repeats or `ends` extend further
+    pace    progress of training as a function of the clock
 
-    A position on the timeline is the time in a training that nothing disturbs, with the stalls of its checkpoints.
+    A position on the timeline is the training time without disturbances, including the stalls for its checkpoints.
     """
 
     ends: Floats
@@ -102,7 +102,7 @@ class Timeline:
         return np.asarray(np.where(steps <= known, ends, later))
 
     def count(self, time: float) -> int:
-        """Return how many steps have ended by then."""
+        """Return the number of steps that have ended by `time`."""
         last = float(self.ends[-1])
         if time < last or not self.cycle:
             return int(np.searchsorted(self.ends, time, "right"))
@@ -117,12 +117,12 @@ class Timeline:
 
     @cached_property
     def n_steps(self) -> int:
-        """Steps that end within `length`, one at least."""
+        """Number of steps that end within `length`, at least 1."""
         return max(self.count(self.length), 1)
 
     @cached_property
     def saved_steps(self) -> Ints:
-        """Numbers of steps after which a checkpoint is made; of a training that ends, after its last one, too."""
+        """Numbers of the steps after which a checkpoint is written, including the last step of a training that ends."""
         if math.isinf(self.every):
             return np.empty(0, dtype=np.int64)
         steps, done = [], 0.0
@@ -141,34 +141,33 @@ class Timeline:
 
     @cached_property
     def saved_at(self) -> Floats:
-        """Positions at which the stall of each checkpoint ends; before all of them one at 0."""
+        """Positions at which the stall of each checkpoint ends. The first is 0, for the initial state."""
         stalls = self.cost.stall * np.arange(1, len(self.saved_steps) + 1)
         return np.concatenate([[0.0], self.end_of(self.saved_steps) + stalls])
 
     @cached_property
     def safe_at(self) -> Floats:
-        """Positions from which on each checkpoint can be read."""
+        """Positions from which each checkpoint can be read."""
         safe = self.saved_at + self.cost.write
         safe[0] = 0.0
         return safe
 
     @property
     def end(self) -> float:
-        """Position at which a training that ends has ended and is saved; inf for one that goes on."""
+        """Position at which training has ended and is saved; inf if it does not end."""
         if self.cycle:
             return math.inf
         return float(self.safe_at[-1] if len(self.saved_steps) else self.end_of(np.array(self.n_steps)))
 
     def position(self, times: Floats) -> Floats:
-        """Return the positions of times of a training without checkpoints, in s."""
+        """Return the positions that correspond to times of a run without checkpoints, in s."""
         if not len(self.saved_steps):
             return np.asarray(times, dtype=np.float64)
         saved = self.end_of(self.saved_steps)
         return np.asarray(times + self.cost.stall * np.searchsorted(saved, times, "left"))
 
     def next_end(self, position: float) -> tuple[float, float]:
-        """Return the positions at which the step under way at a position ends, and at which the checkpoint that is due
-        then, if one is, has ended; inf where no step is left."""
+        """Return the positions at which the current step and the checkpoint due after it end; inf if none is left."""
         step = self.steps_at(position) + 1
         if step > self.n_steps:
             return math.inf, math.inf
@@ -176,13 +175,13 @@ class Timeline:
         return end, end + (self.cost.stall if step in self.saved_steps else 0.0)
 
     def end_of_step(self, position: float) -> float:
-        """Return the position at which the step under way at a position ends, with the checkpoint that is due then."""
+        """Return the position at which the current step ends, including the checkpoint that is due after it."""
         if math.isfinite(self.every):
             return self.next_end(position)[1]
         return float(self.end_of(np.array(self.count(position) + 1)))
 
     def saving(self, position: float) -> float:
-        """Return how many s of a stretch from 0 to a position the training stood still for checkpoints."""
+        """Return the s that training stops for checkpoints between 0 and a position."""
         ended = int(np.searchsorted(self.saved_at[1:], position, "right"))
         partly = 0.0
         if ended < len(self.saved_steps):
@@ -190,12 +189,11 @@ class Timeline:
         return ended * self.cost.stall + partly
 
     def latest(self, position: float, since: int) -> int:
-        """Return the number of the latest checkpoint that can be read at a position, reached from that of number
-        `since`, which can be read."""
+        """Return the number of the latest checkpoint that can be read at a position, at least `since`."""
         return max(int(np.searchsorted(self.safe_at, position, "right")) - 1, since)
 
     def steps_at(self, position: float) -> int:
-        """Return how many steps have ended at a position."""
+        """Return the number of steps that have ended at a position."""
         number = int(np.searchsorted(self.saved_at, position, "right")) - 1
         base = int(self.saved_steps[number - 1]) if number else 0
         since = float(self.end_of(np.array(base))) if base else 0.0
@@ -204,7 +202,7 @@ class Timeline:
         return min(max(steps, base), following)
 
     def ended(self, position: float) -> int:
-        """Return how many steps have ended at a position, also where no checkpoints are made."""
+        """Return the number of steps that have ended at a position, also without checkpoints."""
         return self.steps_at(position) if math.isfinite(self.every) else self.count(position)
 
 

@@ -1,4 +1,4 @@
-"""Real micro-benchmarks of a cluster, and the table of measurements that they fill.
+"""Micro-benchmarks of a real cluster, and the table of their measurements.
 
 ``mpirun -n 8 python -m ddlsim.measure --out measured/`` runs them; :func:`read_measurements` reads the table,
 also one written by hand (docs/formats/measurements.md). Names are loaded when first used.

@@ -92,21 +92,29 @@ class _Wishes:
 @app.command(context_settings={"help_option_names": ["-h", "--help"]})
 def measure(
     out: Annotated[
-        str, typer.Option(help="Folder for measurements.csv, to which rows are added; or the device file of kernels.")
+        str,
+        typer.Option(
+            help="Folder for measurements.csv, to which rows are added; with --only kernels, the device file."
+        ),
     ],
-    backend: Annotated[str, typer.Option(help="auto, mpi, gloo or nccl.")] = "auto",
-    budget: Annotated[str, typer.Option(help="About how long all of it may take; kernels: 5 min.")] = "2 min",
-    max_size: Annotated[str, typer.Option(help="Largest message or buffer.")] = "256 MiB",
+    backend: Annotated[str, typer.Option(help="Communication backend: auto, mpi, gloo or nccl.")] = "auto",
+    budget: Annotated[str, typer.Option(help="Approximate total time; for kernels 5 min.")] = "2 min",
+    max_size: Annotated[str, typer.Option(help="Largest message or buffer size.")] = "256 MiB",
     only: Annotated[
-        str, typer.Option(help="Some of point_to_point, collective, memory, step, with commas; or kernels.")
+        str, typer.Option(help="Comma-separated subset of point_to_point, collective, memory, step; or kernels.")
     ] = "",
-    model: Annotated[list[str] | None, typer.Option(help="Time steps of this model in NumPy.")] = None,
-    module: Annotated[
-        list[str] | None, typer.Option(help="Time steps of a PyTorch module, package.module:callable.")
+    model: Annotated[
+        list[str] | None, typer.Option(help="Measure step times of this model in NumPy (repeatable).")
     ] = None,
-    input_shape: Annotated[str, typer.Option(help="One sample of --module, like 3,224,224.")] = "",
-    batch_sizes: Annotated[str, typer.Option(help="Samples per rank for --model and --module.")] = "1,8,32",
-    profile: Annotated[str, typer.Option(help="With --only kernels: file for every time measured, JSON.")] = "",
+    module: Annotated[
+        list[str] | None,
+        typer.Option(help="Measure step times of a PyTorch module, package.module:callable (repeatable)."),
+    ] = None,
+    input_shape: Annotated[str, typer.Option(help="Shape of one sample of --module, such as 3,224,224.")] = "",
+    batch_sizes: Annotated[
+        str, typer.Option(help="Samples per rank for --model and --module, comma-separated.")
+    ] = "1,8,32",
+    profile: Annotated[str, typer.Option(help="With --only kernels: JSON file for all measured times.")] = "",
 ) -> None:
     """Measure messages, collectives, memory and training steps on the ranks that mpirun or torchrun started.
 
@@ -121,7 +129,7 @@ def measure(
         _measure_device(out, profile, budget, others | {"input_shape": input_shape, "batch_sizes": batch_sizes})
         return
     if profile:
-        raise ConfigError(f"--profile {profile}: goes with --only kernels; add that, or leave it out")
+        raise ConfigError(f"--profile {profile}: needs --only kernels; add that option, or leave --profile out")
     from ddlsim.measure.transport import connect
 
     limits = _quantity(budget, "time", "--budget"), int(_quantity(max_size, "bytes", "--max-size"))
@@ -129,9 +137,9 @@ def measure(
     shape, sizes = _whole_numbers(input_shape, "--input-shape"), _whole_numbers(batch_sizes, "--batch-sizes")
     wishes = _Wishes(out, *limits, *chosen, shape, sizes)
     if wishes.budget <= 0:
-        raise ConfigError(f"--budget {budget}: must be above 0; write it like '2 min'")
+        raise ConfigError(f"--budget {budget}: must be above 0, such as '2 min'")
     if wishes.input_shape and not wishes.modules:
-        raise ConfigError(f"--input-shape {input_shape} is for --module; add one, or leave it out")
+        raise ConfigError(f"--input-shape {input_shape}: needs --module; add that option, or leave --input-shape out")
     transport = connect(backend)
     hosts = transport.gather(transport.host)
     lacking = transport.lacking() if transport.size > 1 else ()
@@ -153,14 +161,14 @@ def _measure_device(out: str, profile: str, budget: str, others: Mapping[str, ob
     for name, value in others.items():
         if value != defaults[name]:
             option = f"--{name.replace('_', '-')}"
-            raise ConfigError(f"{option} has no effect on --only kernels, which measures one device; leave it out")
+            raise ConfigError(f"{option} has no effect with --only kernels, which measures one device; leave it out")
     seconds = 300.0 if budget == defaults["budget"] else _quantity(budget, "time", "--budget")
     if seconds <= 0:
-        raise ConfigError(f"--budget {budget}: must be above 0; write it like '5 min'")
+        raise ConfigError(f"--budget {budget}: must be above 0, such as '5 min'")
     if Path(out).suffix != ".toml":
-        raise ConfigError(f"--out {out}: is no name of a device file; write it like my-gpu.toml")
+        raise ConfigError(f"--out {out}: must be the name of a TOML file, such as my-gpu.toml")
     if find_spec("torch") is None:
-        raise ConfigError("--only kernels: PyTorch is not installed; pip install torch")
+        raise ConfigError("--only kernels needs PyTorch, which is not installed: pip install torch")
     if not _is_first():
         return
     from ddlsim.measure.fit import device_of, predictions
@@ -242,12 +250,12 @@ def _run(transport: Transport, setup: _Setup, budget: float) -> None:
             pass
         return
     if crowded:
-        print(f"warning: {crowded}: times contain waiting for a core; start fewer ranks", file=sys.stderr)
+        print(f"warning: {crowded}: ranks wait for a core, which the times include; start fewer ranks", file=sys.stderr)
     n_rows = 0
     for row in follow(events, setup.tasks, budget):
         append(setup.table, row)
         n_rows += 1
-    print(f"{n_rows} rows added to {setup.table}, {len(done)} were there", file=sys.stderr)
+    print(f"{n_rows} rows added to {setup.table}, which had {len(done)} rows", file=sys.stderr)
 
 
 def _quantity(text: str, dimension: str, option: str) -> float:
@@ -261,7 +269,7 @@ def _whole_numbers(text: str, option: str) -> list[int]:
     parts = [part.strip() for part in text.split(",") if part.strip()]
     for part in parts:
         if not (part.isascii() and part.isdigit() and int(part) > 0):
-            raise ConfigError(f"{option} {text}: {part!r} is no number above 0; write them like 1,8,32")
+            raise ConfigError(f"{option} {text}: {part!r} is not a number above 0; expected a list such as 1,8,32")
     return [int(part) for part in parts]
 
 
@@ -275,7 +283,9 @@ def _show(error: BaseException) -> None:
     if isinstance(error, DdlsimError):
         print(f"error: {error}", file=sys.stderr, flush=True)
     elif isinstance(error, KeyboardInterrupt):
-        print("interrupted; what was measured is kept, the same command goes on", file=sys.stderr, flush=True)
+        print(
+            "interrupted; finished measurements are kept, and the same command continues", file=sys.stderr, flush=True
+        )
     else:
         traceback.print_exception(error)
 

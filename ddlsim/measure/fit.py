@@ -1,4 +1,4 @@
-"""A device of a measured profile: the few numbers of :class:`~ddlsim.workload.devices.Kernels`, by least squares.
+"""Fit of a device's :class:`~ddlsim.workload.devices.Kernels` to a measured profile, by least squares.
 
 A wave of tiles takes its arithmetic and `tile_time`: one fraction of the peak for each type, one tile and one time for
 all, fitted by logarithms. Products that are over before the host has issued the next say nothing of the device and are
@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddlsim.errors import ConfigError
+from ddlsim.extras import needs
 from ddlsim.workload.compute import PerKernel, make_workload
 from ddlsim.workload.devices import AttentionRates, Device, Kernels, device_names, load_device
 from ddlsim.workload.model import load_model
@@ -127,8 +128,8 @@ def _uncatalogued(profile: Profile) -> Device:
         efficiency=dict.fromkeys(peaks, 1.0),
         efficiency_basis="as matrix products",
         sources=(
-            "peak_flops: rates of large matrix products, memory_bandwidth: that of copies, both as measured",
-            "power_w: the limit that nvidia-smi tells" if power else "power_w: not known; set it here",
+            "peak_flops: measured rates of large matrix products; memory_bandwidth: measured rate of copies",
+            "power_w: the limit reported by nvidia-smi" if power else "power_w: unknown; set it here",
         ),
     )
 
@@ -142,7 +143,9 @@ def _streaming(profile: Profile) -> float:
     """Return the bytes/s at which large element-wise kernels run: the median over those of the largest sizes."""
     rows = [row for row in profile.get("memory", ()) if row.get("kernel") in STREAMING]
     if not rows:
-        raise ConfigError(f"profile of {profile['device']}: has no memory-bound kernels; measure it again")
+        raise ConfigError(
+            f"profile of {profile['device']}: contains no memory-bound kernels; run the measurement again"
+        )
     least = max(row["elements"] for row in rows) / 4
     return float(np.median([row["nbytes"] / row["seconds"] for row in rows if row["elements"] >= least]))
 
@@ -156,7 +159,7 @@ def _products(profile: Profile, device: Device) -> Rows:
         least[row["precision"]] = min(row["seconds"], least.get(row["precision"], np.inf))
     rows = [row for row in rows if row["seconds"] > 2.0 * least[row["precision"]]]
     if not rows:
-        raise ConfigError(f"profile of {profile['device']}: has no products of matrices; measure it for longer")
+        raise ConfigError(f"profile of {profile['device']}: contains no matrix products; measure for longer")
     return rows
 
 
@@ -164,7 +167,8 @@ def _fitted(
     rows: Rows, device: Device, units: int, tile: tuple[int, int], streaming: float
 ) -> tuple[dict[str, float], float, float]:
     """Return the fractions of the peaks by type, the s of a tile, and the mean error."""
-    from scipy.optimize import least_squares
+    with needs("scipy"):
+        from scipy.optimize import least_squares
 
     kinds = [product_type(row["precision"]) for row in rows]
     names = sorted(set(kinds))

@@ -1,4 +1,4 @@
-"""Profile of one GPU (or the CPU) with PyTorch: products, attention, memory, launches, optimizers, whole steps.
+"""Profile of one GPU (or CPU) with PyTorch: matrix products, attention, memory, launches, optimizers, whole steps.
 
 Each figure is the median of repeated runs on random inputs; on GPUs a CUDA graph of them is replayed, so that the time
 of the host does not count. Operands rotate through buffers larger than the caches. Sections begin with small sizes and

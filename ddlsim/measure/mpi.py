@@ -1,4 +1,4 @@
-"""MPI by mpi4py, on NumPy buffers. Importing this module starts MPI."""
+"""MPI transport (mpi4py) on NumPy buffers. Importing this module starts MPI."""
 
 from __future__ import annotations
 
@@ -120,5 +120,5 @@ def connect_mpi() -> MpiTransport:
     started = next((os.environ[name] for name in ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE") if name in os.environ), "1")
     if comm.size == 1 and started.isdigit() and int(started) > 1:
         what = f"mpirun started {started} ranks, but mpi4py's {version} sees only itself"
-        raise ConfigError(f"{what}; use the mpirun of that MPI")
+        raise ConfigError(f"{what}; use the mpirun of the same MPI")
     return MpiTransport(comm, comm.rank, comm.size, MPI.Get_processor_name(), version)

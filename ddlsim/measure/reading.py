@@ -1,4 +1,4 @@
-"""Read a table of measurements strictly: every error names file, line, field, value and remedy."""
+"""Strict reader for tables of measurements: every error has the file, line, field, value and remedy."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ Rows = Iterator[tuple[int, dict[str, object]]]
 
 @checked
 def read_measurements(path: str | Path) -> list[Measurement]:
-    """Return the measurements in `path`, in order: a .csv or .jsonl file, or a folder of such files.
+    """Read measurements, in order, from a .csv or .jsonl file or a folder of such files.
 
-    A CSV file has the names of the columns in its first line; empty cells count as left out, lines that begin
-    with # are comments. A JSON Lines file has one object per line. Raises :class:`ConfigError` in one line
-    with file, line, field, value and remedy; also for a file without any measurement.
+    The first line of a CSV file contains the names of the columns; empty cells count as missing, and lines that start
+    with # are comments. A JSON Lines file has one object per line. Raises :class:`ConfigError` in one line with file,
+    line, field, value and remedy, also for a file without measurements.
     """
     path = Path(path)
     if os.path.isdir(path):
         files = sorted(file for file in path.iterdir() if file.suffix in _FORMATS)
         if not files:
-            raise ConfigError(f"{path}: holds no .csv or .jsonl file; name the folder that was given as --out")
+            raise ConfigError(f"{path}: contains no .csv or .jsonl file; use the folder that was passed as --out")
         return [row for file in files for row in read_measurements(file)]
     if path.suffix not in _FORMATS:
-        raise ConfigError(f"{path}: unknown format {path.suffix!r}; measurements are in .csv or .jsonl files")
+        raise ConfigError(f"{path}: unknown format {path.suffix!r}; measurements must be .csv or .jsonl files")
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             rows = [_measurement(cells, f"{path}: line {line}") for line, cells in _FORMATS[path.suffix](file, path)]
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; write it with python -m ddlsim.measure or by hand") from None
+        raise ConfigError(f"{path}: no such file; create it with python -m ddlsim.measure or by hand") from None
     except UnicodeDecodeError:
         decoded(read_bytes(path), str(path))  # raises, with line and byte
         raise
     except (OSError, csv.Error) as error:
-        raise ConfigError(f"{path}: cannot be read as text: {error}; is it the right file?") from None
+        raise ConfigError(f"{path}: cannot be read as text ({error}); is it the right file?") from None
     if not rows:
-        raise ConfigError(f"{path}: holds no measurement; add a row, or leave the file out")
+        raise ConfigError(f"{path}: contains no measurements; add a row, or leave the file out")
     return rows
 
 
@@ -65,7 +65,7 @@ def _csv_rows(file: TextIO, path: Path) -> Rows:
             header = _checked_header(cells, where)
             continue
         if len(cells) > len(header):
-            what = f"{len(cells)} cells for {len(header)} columns; put quotes round text that has commas"
+            what = f"{len(cells)} cells for {len(header)} columns; quote texts that contain commas"
             raise ConfigError(f"{where}: {what}")
         yield reader.line_num, {name: unguarded(cell) for name, cell in zip(header, cells, strict=False) if cell}
 
@@ -75,7 +75,7 @@ def _checked_header(names: list[str], where: str) -> list[str]:
         if name not in COLUMNS:
             raise unknown_name("column", name, COLUMNS, where)
         if names.count(name) > 1:
-            raise ConfigError(f"{where}: column {name!r} is there twice; remove one")
+            raise ConfigError(f"{where}: column {name!r} occurs twice; remove one")
     return names
 
 
@@ -86,9 +86,9 @@ def _json_rows(file: TextIO, path: Path) -> Rows:
         try:
             cells = json.loads(line)
         except (ValueError, RecursionError) as error:  # ValueError: also integers of thousands of digits
-            raise ConfigError(f"{path}: line {number}: not valid JSON: {error}; one object on each line") from None
+            raise ConfigError(f"{path}: line {number}: invalid JSON ({error}); expected one object per line") from None
         if not isinstance(cells, dict):
-            raise ConfigError(f'{path}: line {number}: is no object; write one like {{"experiment": ...}}')
+            raise ConfigError(f'{path}: line {number}: must be an object such as {{"experiment": ...}}')
         yield number, cells
 
 
@@ -113,7 +113,7 @@ def open_table(folder: str | Path) -> tuple[Path, list[Measurement]]:
             write_text(path, header.decode())
             return path, []
         if not text.startswith(header):
-            raise ConfigError(f"{path}: has other columns than the benchmarks write; choose another --out")
+            raise ConfigError(f"{path}: its columns differ from those of the benchmarks; choose another --out")
         if not text.endswith(b"\n"):
             write_text(path, _mended(text).decode())
     except OSError as error:
@@ -142,12 +142,12 @@ def append(path: Path, row: Measurement) -> None:
                     file.truncate(whole)  # no half rows
                 raise
     except OSError as error:
-        raise ConfigError(f"{cannot_be_written(path, error)}; then start again to go on") from None
+        raise ConfigError(f"{cannot_be_written(path, error)}; then start again to resume") from None
 
 
 @checked
 def save_measurements(rows: Sequence[Measurement], path: str | Path) -> None:
-    """Write the rows as a table that :func:`read_measurements` reads (``.csv``), in place of what is there."""
+    """Write the rows as a ``.csv`` table for :func:`read_measurements`, replacing an existing file."""
     lines = (_line([asdict(row)[name] for name in COLUMNS]) for row in rows)
     write_text(Path(path), _line(list(COLUMNS)) + "".join(lines))
 

@@ -1,4 +1,4 @@
-"""What is measured, in which order (the most useful first, since the time is limited), and how each row is timed.
+"""Order of the benchmarks (the most useful first, because time is limited), and the timing of each row.
 
 A *task* is one operation on one set of ranks over a ladder of sizes (of batches for a step). Sizes rise by a factor
 of 4, so that every tenfold is seen about twice.
@@ -127,9 +127,11 @@ def make_plan(
     if max_nbytes < ITEM_NBYTES * len(hosts):
         raise ConfigError(f"--max-size {max_nbytes} B: {len(hosts)} ranks need at least {ITEM_NBYTES * len(hosts)} B")
     if models and only and "step" not in only:
-        raise ConfigError(f"--only {','.join(only)}: {models[0]} would not be timed; add step, or leave the model out")
+        raise ConfigError(
+            f"--only {','.join(only)}: steps of {models[0]} would not be timed; add step, or leave the model out"
+        )
     if models and not batch_sizes:
-        raise ConfigError("--batch-sizes is empty; write samples per rank like 1,8,32")
+        raise ConfigError("--batch-sizes is empty; expected samples per rank, such as 1,8,32")
     tasks = [*_exchanges(hosts, max_nbytes, lacking), *_local(hosts, max_nbytes)]
     n_ranks, n_hosts = len(hosts), len(set(hosts))
     ladder = tuple(sorted(set(batch_sizes)))
@@ -137,7 +139,7 @@ def make_plan(
     chosen = [task for task in tasks if not only or task.experiment in only]
     if not chosen:
         what = f"{', '.join(only)} with {n_ranks} rank{'s' * (n_ranks > 1)}"
-        hint = "start more ranks for messages, give --model or --module for steps"
+        hint = "start more ranks to measure messages, or set --model or --module to measure steps"
         raise ConfigError(f"nothing to measure: {what}; {hint}")
     return chosen
 
@@ -346,7 +348,7 @@ def _prepared(transport: Transport, task: Task, size: int, step: Callable[[str, 
     try:
         return prepare(transport, task, size, step)
     except MemoryError:
-        raise ConfigError(f"no memory for {task}, size {size}; give a smaller --max-size or batch") from None
+        raise ConfigError(f"out of memory for {task}, size {size}; use a smaller --max-size or batch size") from None
 
 
 def _row(task: Task, size: int, times: Sequence[float], backend: str, version: str, note: str) -> Measurement:

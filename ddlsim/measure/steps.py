@@ -1,4 +1,4 @@
-"""Training steps to be timed: forward pass, backward pass and momentum update on random data, no exchange."""
+"""Training steps to time: forward pass, backward pass and momentum update on random data, without communication."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ def torch_module(name: str, input_shape: Sequence[int], gpu: int) -> Trained:
     leads nowhere, and where PyTorch is missing.
     """
     if find_spec("torch") is None:
-        raise ConfigError(f"--module {name}: PyTorch is not installed; pip install torch")
+        raise ConfigError(f"--module {name}: PyTorch is not installed: pip install torch")
     make = _imported(name)
     asks = "batch_size" in _parameters(make)
     if not asks and not input_shape:
-        raise ConfigError(f"--module {name}: needs --input-shape, the shape of one sample like 3,224,224")
+        raise ConfigError(f"--module {name}: --input-shape is missing; set the shape of one sample, such as 3,224,224")
     if asks and input_shape:
-        raise ConfigError(f"--module {name}: brings inputs of its own (batch_size); leave --input-shape out")
+        raise ConfigError(f"--module {name}: has its own inputs (batch_size); leave --input-shape out")
     import torch
 
     device = torch.device("cuda", gpu % torch.cuda.device_count()) if torch.cuda.is_available() else torch.device("cpu")
@@ -97,7 +97,7 @@ def _torch_step(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], name:
             reason = str(error).split("\n")[0]
             raise ConfigError(f"--module {name}: {type(error).__name__}: {reason}; does --input-shape fit?") from error
         if not isinstance(output, torch.Tensor):
-            what = f"returns {type(output).__name__}, not a tensor; name a function that wraps it"
+            what = f"returns {type(output).__name__}, not a tensor; use a function that wraps it"
             raise ConfigError(f"--module {name}: {what}")
         output.square().mean().backward()
         rule.step()
@@ -112,9 +112,11 @@ def _imported(name: str) -> Callable[..., object]:
     try:
         found = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"--module {name}: {error}; write it like torchvision.models:resnet50") from None
+        raise ConfigError(f"--module {name}: {error}; expected a name such as torchvision.models:resnet50") from None
     if not callable(found):
-        raise ConfigError(f"--module {name}: is a {type(found).__name__}; name a function or class that makes a module")
+        raise ConfigError(
+            f"--module {name}: is a {type(found).__name__}; must be a function or class that returns a module"
+        )
     function: Callable[..., object] = found
     return function
 
@@ -133,5 +135,5 @@ def _checked(made: object, name: str) -> tuple[torch.nn.Module, tuple[torch.Tens
     inputs = inputs if isinstance(inputs, tuple) else (inputs,)
     if isinstance(module, torch.nn.Module) and all(isinstance(tensor, torch.Tensor) for tensor in inputs):
         return module, inputs
-    rule = "it returns a module, or if it has a parameter batch_size a module and its inputs"
-    raise ConfigError(f"--module {name}: gives no torch.nn.Module to train; {rule}")
+    rule = "it must return a module or, if it has a parameter batch_size, a module and its inputs"
+    raise ConfigError(f"--module {name}: returns no trainable torch.nn.Module; {rule}")

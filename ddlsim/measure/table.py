@@ -49,24 +49,26 @@ Some = Annotated[int, _cell(whole(1, MAX_COUNT))]
 @checked
 @dataclass(frozen=True)
 class Measurement:
-    """One measured time. Everything after `median_s` may be left out where it does not apply or is not known.
+    """One measured time. Fields after `median_s` are optional.
 
-    experiment, operation  a key of :data:`OPERATIONS` and one of its values
-    n_ranks        ranks that took part (point_to_point: two for each pair that exchanged at the same time;
-                   memory and step: that worked at the same time)
-    n_hosts        machines that they were on: 1 is all on the same host
-    median_s       s, median over the repetitions; a one-way message is half of a ping-pong
-    nbytes         bytes of one message, or for a collective the buffer per rank as in
-                   :func:`ddlsim.collective_time` (all-gather, gather, scatter: the whole buffer); 0 for a step
-    min_s, p25_s, p75_s, max_s   s, the spread over the repetitions, None if it is not known
-    n_repetitions  times that the median is over
-    backend        what moved the bytes: "mpi", "gloo", "nccl", ... or "" for none
+    experiment     a key of :data:`OPERATIONS`
+    operation      one of its values
+    n_ranks        number of ranks that took part (point_to_point: two for each pair that exchanged at the same time;
+                   memory and step: ranks that worked at the same time)
+    n_hosts        number of machines; 1: all ranks on the same host
+    median_s       median over the repetitions, in s; for a one-way message, half of a ping-pong
+    nbytes         bytes of one message or, for a collective, the buffer per rank as in :func:`ddlsim.collective_time`
+                   (all-gather, gather, scatter: the whole buffer); 0 for a step
+    min_s, p25_s, p75_s, max_s   spread over the repetitions, in s; None: unknown
+    n_repetitions  number of repetitions
+    backend        library that moved the bytes: "mpi", "gloo", "nccl", ... or "" for none
     dtype          type of the elements
-    batch_size, model            samples per rank, and what was trained (step), else 0 and ""
-    version        of ddlsim and of the backend
-    note           anything else, one line
+    batch_size     samples per rank (step), else 0
+    model          trained model (step), else ""
+    version        versions of ddlsim and of the backend
+    note           any other remark, one line
 
-    Raises ConfigError for a row that makes no sense.
+    Raises ConfigError for inconsistent rows.
     """
 
     experiment: str
@@ -89,17 +91,17 @@ class Measurement:
 
     @property
     def bandwidth(self) -> float:
-        """Bytes of the message or buffer per second of the median time, bytes/s."""
+        """Bytes of the message or buffer per second of the median time."""
         return self.nbytes / self.median_s
 
     @property
     def n_pairs(self) -> int:
-        """Pairs of ranks that exchanged at the same time (point_to_point only, else 0)."""
+        """Number of pairs of ranks that exchanged at the same time (point_to_point only, else 0)."""
         return self.n_ranks // 2 if self.experiment == "point_to_point" else 0
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What was measured, without what came out: rows with equal keys repeat each other."""
+        """What was measured, without the times: rows with equal keys are repetitions."""
         where = self.n_ranks, self.n_hosts, self.nbytes
         return (self.experiment, self.operation, *where, self.backend, self.dtype, self.batch_size, self.model)
 
@@ -115,7 +117,7 @@ class Measurement:
         for name in ("min_s", "p25_s", "median_s", "p75_s", "max_s"):
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
-                raise ConfigError(f"{name} = {value!r}: must be at least the quantile before it; sort the times")
+                raise ConfigError(f"{name} = {value!r}: must be at least the previous quantile; sort the times")
             low = low if value is None else value
 
     def _check_size(self) -> None:
@@ -124,18 +126,18 @@ class Measurement:
                 raise ConfigError(f"nbytes = {self.nbytes}: a step has no message size; leave it out")
             if not self.batch_size or not self.model:
                 missing = "model" if self.batch_size else "batch_size"
-                raise ConfigError(f"{missing} is missing: a step time needs model and batch_size; add it")
+                raise ConfigError(f"{missing} is missing; a step needs model and batch_size")
         else:
             if not self.nbytes:
-                raise ConfigError(f"nbytes is missing or 0: {self.experiment} needs a size; write it like '1 MB'")
+                raise ConfigError(f"nbytes is missing or 0; {self.experiment} needs a size, such as '1 MB'")
             if self.batch_size or self.model:
-                raise ConfigError("batch_size and model are for experiment = step; leave them out")
+                raise ConfigError("batch_size and model apply only to experiment = step; leave them out")
 
     def _check_ranks(self) -> None:
         if self.n_hosts > self.n_ranks:
-            what = f"{self.n_ranks} ranks cannot be on more hosts than that"
-            raise ConfigError(f"n_hosts = {self.n_hosts}: {what}; correct one")
+            what = f"{self.n_ranks} ranks cannot be on more hosts than ranks"
+            raise ConfigError(f"n_hosts = {self.n_hosts}: {what}; correct one of them")
         if self.experiment == "point_to_point" and self.n_ranks % 2:
-            raise ConfigError(f"n_ranks = {self.n_ranks}: point_to_point has two ranks for each pair; make it even")
+            raise ConfigError(f"n_ranks = {self.n_ranks}: must be even, because point_to_point has two ranks per pair")
         if self.experiment == "collective" and self.n_ranks < 2:
-            raise ConfigError("n_ranks = 1: a collective needs at least 2 ranks; correct n_ranks")
+            raise ConfigError("n_ranks = 1: a collective needs at least 2 ranks")

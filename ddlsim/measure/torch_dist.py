@@ -1,4 +1,4 @@
-"""torch.distributed with gloo (buffers in host memory) or NCCL (on the GPU). Started by torchrun."""
+"""torch.distributed transport with gloo (buffers in host memory) or NCCL (on the GPU), started by torchrun."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def connect_torch(backend: str) -> TorchTransport:
     device, version = torch.device("cpu"), f"torch {torch.__version__}"
     if backend == "nccl":
         if not has_nccl:
-            raise ConfigError("backend 'nccl' needs GPUs and a PyTorch built for them; use --backend gloo")
+            raise ConfigError("backend 'nccl' needs GPUs and a PyTorch build with CUDA; use --backend gloo")
         index, n_gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
         if index >= n_gpus:
             raise ConfigError(f"{index + 1} ranks on a host with {n_gpus} GPUs; start one rank per GPU")
@@ -169,6 +169,6 @@ def connect_torch(backend: str) -> TorchTransport:
     dist.init_process_group(backend, timeout=timedelta(minutes=5))
     control = dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo")
     if control is None:
-        raise ConfigError("torchrun gave no group of ranks; start with torchrun")
+        raise ConfigError("torchrun did not create a process group; start the benchmarks with torchrun")
     rank, n_ranks, host = dist.get_rank(), dist.get_world_size(), socket.gethostname()
     return TorchTransport(rank, n_ranks, host, backend, f"torch {device.type}", version, device, control)

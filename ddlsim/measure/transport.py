@@ -1,4 +1,4 @@
-"""What the benchmarks ask of a library that moves bytes, and how one is chosen."""
+"""The interface of the libraries that the benchmarks measure, and the choice among them."""
 
 from __future__ import annotations
 
@@ -88,13 +88,13 @@ def connect(backend: str) -> Transport:
     under_torchrun = {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys()
     if backend == "mpi" or (backend == "auto" and not under_torchrun):
         if find_spec("mpi4py") is None:
-            hint = "pip install 'ddlsim[measure]' and start with mpirun, or start with torchrun"
+            hint = "pip install 'ddlsim[measure]' and use mpirun, or use torchrun"
             raise ConfigError(f"mpi4py is not installed; {hint}")
         from ddlsim.measure.mpi import connect_mpi
 
         return connect_mpi()
     if find_spec("torch") is None:
-        raise ConfigError(f"backend {backend!r} needs PyTorch, which is not installed; pip install torch, or use mpi")
+        raise ConfigError(f"backend {backend!r} needs PyTorch, which is not installed: pip install torch, or use mpi")
     if not under_torchrun:
         how = "start with: torchrun --nproc-per-node 2 -m ddlsim.measure ..."
         raise ConfigError(f"backend {backend!r} needs torchrun; {how}")

@@ -10,12 +10,11 @@ import numpy as np
 
 from ddlsim.errors import DdlsimError
 from ddlsim.network import tasks as ts
+from ddlsim.network.addresses import addresses, send_address
 from ddlsim.network.calendar import EVENT, N_CALENDAR
 from ddlsim.network.devices import DEVICE, N_STALE, SLOW
-from ddlsim.network.distinct import distinct
 from ddlsim.network.network import Network
 from ddlsim.network.pauses import NO_PAUSES, earliest_start
-from ddlsim.network.pointers import addresses, send_address
 from ddlsim.network.state import Floats, Ints, Records, grown
 
 
@@ -471,3 +470,21 @@ def _tables(columns: TaskColumns, n_keys: int, n_queues: int, bystanders: int) -
         slow=np.array(list(columns.slow_downs), dtype=SLOW), devices=devices,
         changes=places(2 * n if len(devices) else 0), pauses=NO_PAUSES,
     )  # fmt: skip
+
+
+#: largest number for which a place of its own is kept; untouched pages of memory cost nothing
+MOST_PLACES = 1 << 27
+
+
+def distinct(numbers: Ints, below: int) -> tuple[Ints, Ints]:
+    """Return the different ones of some numbers from 0 to `below` - 1 in ascending order, and which of them each is:
+    what ``np.unique(numbers, return_inverse=True)`` returns, in time linear in their number."""
+    if below > MOST_PLACES:
+        values, which = np.unique(numbers, return_inverse=True)
+        return values, which.reshape(-1)
+    seen = np.zeros(below, dtype=np.bool_)
+    seen[numbers] = True
+    values = np.flatnonzero(seen)
+    place = np.empty(below, dtype=np.int64)
+    place[values] = np.arange(len(values))
+    return values, place[numbers]

@@ -7,9 +7,9 @@ with LAST, because compilers unroll loops of known length, which does not pay fo
 from __future__ import annotations
 
 import numpy as np
-from numba.cpython.unsafe.numbers import trailing_zeros
 
 from ddlsim.compiler import called, inlined
+from ddlsim.network.intrinsics import trailing_zeros
 from ddlsim.network.state import BLOCK, LAST
 
 INFINITE = 0x7FF0 << 48  # the bits of inf

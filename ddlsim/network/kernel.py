@@ -16,6 +16,7 @@ from ddlsim.compiler import addressed, inlined
 from ddlsim.network.calendar import next_timer, pop_timer
 from ddlsim.network.changes import apply_next
 from ddlsim.network.compiled import source_stamp
+from ddlsim.network.intrinsics import attach
 from ddlsim.network.maxmin import end_flows, next_end, solve
 from ddlsim.network.queues import begin, list_ended, marks_suffice, next_event, serve, settle
 from ddlsim.network.ranks import deliver, finished, issue, make_ready, run_ready
@@ -52,7 +53,6 @@ from ddlsim.network.state import (
     Net,
 )
 from ddlsim.network.transport import has_to_wait, next_in_line
-from ddlsim.network.view import attach
 
 
 @inlined

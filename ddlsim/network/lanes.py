@@ -22,14 +22,13 @@ from ddlsim.compiler import entry, inlined
 from ddlsim.network.calendar import N_CALENDAR, pop, push
 from ddlsim.network.compiled import source_stamp
 from ddlsim.network.devices import N_STALE, change, schedule, slowed, stale, stood_still
+from ddlsim.network.intrinsics import attach, call_advance, call_send
 from ddlsim.network.pauses import earliest, paused
-from ddlsim.network.pointers import call_advance, call_send
 from ddlsim.network.state import FOREIGN, IDLE, LOCAL, N_OUT, Floats, Ints, Records, record
 from ddlsim.network.state import FULL as NETWORK_FULL
 from ddlsim.network.state import NOW as NETWORK_NOW
 from ddlsim.network.sums import two_sum
 from ddlsim.network.tasks import N_WOKEN, sort
-from ddlsim.network.view import attach
 
 # Kinds of operations
 WORK = 0  # takes its seconds times the factor

@@ -12,7 +12,6 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from ddlsim.network import kernel
 from ddlsim.network.state import Ints
 
 _INTS = types.Array(types.int64, 1, "C")
@@ -21,20 +20,8 @@ _JOIN = (_INTS, _INTS, _INTS, types.float64)
 _SEND = (_INTS, types.int64, types.int64, types.int64, types.int64, types.float64, types.float64)
 
 
-def addresses() -> tuple[int, int]:
-    """Return the addresses of `kernel.advance` and `kernel.join`, compiled or loaded first if they are not yet."""
-    return _address(kernel.advance, _ADVANCE), _address(kernel.join, _JOIN)
-
-
-def send_address() -> int:
-    """Return the address of `kernel.send_one`, compiled or loaded first if it is not yet."""
-    return _address(kernel.send_one, _SEND)
-
-
-def _address(function: Any, arguments: tuple[types.Type, ...]) -> int:
-    function.compile(arguments)
-    compiled = function.overloads[arguments]
-    return int(compiled.library.get_pointer_to_function(compiled.fndesc.llvm_cfunc_wrapper_name))
+#: arguments of the functions of the kernel whose addresses are used
+ARGUMENTS = {"advance": _ADVANCE, "join": _JOIN, "send_one": _SEND}
 
 
 _Generate: TypeAlias = Callable[[Any, Any, Any, Any], Any]

@@ -18,13 +18,12 @@ from ddlsim.compiler import entry, inlined
 from ddlsim.network.calendar import N_CALENDAR, pop, push
 from ddlsim.network.compiled import source_stamp
 from ddlsim.network.devices import N_STALE, change, schedule, slowed, stale
+from ddlsim.network.intrinsics import attach, call_advance, call_join, call_send
 from ddlsim.network.pauses import earliest
-from ddlsim.network.pointers import call_advance, call_join, call_send
 from ddlsim.network.state import FOREIGN, IDLE, LOCAL, N_OUT, Floats, Ints, Records, record
 from ddlsim.network.state import FULL as NETWORK_FULL
 from ddlsim.network.state import NOW as NETWORK_NOW
 from ddlsim.network.sums import two_sum
-from ddlsim.network.view import attach
 
 # What a task can be
 WORK, SEND, RECEIVE, JOIN, QUEUED = range(5)

@@ -1,9 +1,9 @@
 """Compiled code's view of a :class:`~ddlsim.network.state.Net`: one pointer to a table of addresses and lengths.
 
 Compiled functions that took the forty arrays of a `Net` would take hundreds of arguments, and compiling each of them
-would cost as much as a page of code. So Python hands over one table (:class:`Table`), an entry point copies it to its
-own stack (:func:`attach`), and what it calls, all of it inlined, gets a pointer. After inlining, LLVM keeps the
-addresses in registers, because no other code can see that copy.
+would cost as much as a page of code. So Python hands over one table (:mod:`ddlsim.network.table`), an entry point
+copies it to its own stack (:func:`attach`), and what it calls, all of it inlined, gets a pointer. After inlining, LLVM
+keeps the addresses in registers, because no other code can see that copy.
 
 Each array is a :class:`Column`, an address and a length. numba's own arrays have seven fields, and each access looks
 whether the place is negative, counted from the end. A column has neither: items lie next to each other, places count
@@ -13,7 +13,6 @@ from 0. There is less code to compile, and less to do at each access.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -108,25 +107,6 @@ _ITEMS = {
 _PLACE = {name: place for place, name in enumerate(_ITEMS)}
 
 
-class Table:
-    """Addresses and lengths of the arrays of a `Net`, for :func:`attach`; made anew for what has been replaced."""
-
-    def __init__(self) -> None:
-        self.values: Ints = np.zeros(2 * len(_ITEMS), dtype=np.int64)
-        self._net: tuple[Any, ...] = (None,) * len(_ITEMS)
-
-    def of(self, net: Net) -> Ints:
-        """Return the table of `net`, shape (2 * fields,); valid as long as `net` lives and is not replaced."""
-        if net is not self._net:
-            arrays: Sequence[Any] = net
-            for place, (array, before) in enumerate(zip(arrays, self._net, strict=True)):
-                if array is not before:
-                    self.values[2 * place] = array.ctypes.data
-                    self.values[2 * place + 1] = len(array)
-            self._net = net
-        return self.values
-
-
 class _ViewType(types.Type):
     """The numba type of the pointer."""
 
@@ -170,7 +150,7 @@ def _field(context: Any, builder: Any, kind: Any, view: Any, name: str) -> Any:
 
 
 def _attach(typing: Any, table: Any) -> Any:
-    """Return the pointer through which compiled code reaches the arrays of a :class:`Table`."""
+    """Return the pointer through which compiled code reaches the arrays of a :class:`~ddlsim.network.table.Table`."""
     if not (isinstance(table, types.Array) and table.dtype == types.int64 and table.ndim == 1):
         return None
 

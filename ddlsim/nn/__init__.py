@@ -1,4 +1,4 @@
-"""Networks in NumPy: real losses and gradients of the models whose cost the simulator knows.
+"""Neural networks in NumPy: real losses and gradients of the models that the simulator has costs for.
 
 >>> from ddlsim.nn.network import build_network
 >>> build_network("lenet5", seed=0).n_params

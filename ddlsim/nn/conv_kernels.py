@@ -15,10 +15,9 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
-from ddlsim.compiler import kernel
-from ddlsim.nn.simd import WIDTH, add, fma, load, splat, store, total, zeros
+from ddlsim.compiler import kernel, pasted
+from ddlsim.nn.vectors import WIDTH, add, fma, load, splat, store, total, zeros
 
 LANES = 2 * WIDTH
 #: pixels over which a tile of the weight gradient is summed before it leaves the registers
@@ -53,7 +52,7 @@ def pack(
                     packed[at] = weight[((g * n_out + o) * n_in + c) * n_taps + t] if j < n_to else 0.0
 
 
-@njit(inline="always")
+@pasted
 def _store2(out, at, step, last, a, b):  # type: ignore[no-untyped-def]
     """Store two vectors `step` apart, those behind the `last` left out."""
     if last >= 0:
@@ -264,7 +263,7 @@ def weight_gradient(
                                 _add3(dw, at, n_taps, c_last, a30, a31, a32)
 
 
-@njit(inline="always")
+@pasted
 def _add3(dw, at, step, last, a, b, c):  # type: ignore[no-untyped-def]
     """Add the lane sums of three vectors to elements `step` apart, those behind the `last` left out."""
     dw[at] += total(a)

@@ -1,7 +1,7 @@
 """Compiled matrix products of dense layers, and the core of attention.
 
-Not the BLAS: its threads wait for one another by spinning, which is slow where several simulations share a
-machine, and its sums depend on how many there are. These run on the caller's thread and add in one order.
+BLAS is not used, because its threads wait for each other by spinning, which is slow when several simulations share a
+computer, and because its sums depend on the number of threads. These run on the caller's thread and add in one order.
 
 Attention: softmax(q k^T / sqrt(d)) v for each sample and head, and its gradient. All arrays are flat; q, k, v are
 columns of rows of `width` numbers, one row a token, in which those of a head lie side by side from `at` on.
@@ -13,10 +13,9 @@ import math
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
-from ddlsim.compiler import kernel
-from ddlsim.nn.simd import WIDTH, fma, load, splat, store, total, zeros
+from ddlsim.compiler import kernel, pasted
+from ddlsim.nn.vectors import WIDTH, fma, load, splat, store, total, zeros
 
 # mypy: disable-error-code="misc,untyped-decorator"
 
@@ -24,7 +23,7 @@ from ddlsim.nn.simd import WIDTH, fma, load, splat, store, total, zeros
 _Floats = npt.NDArray[np.floating]
 
 
-@njit(inline="always")
+@pasted
 def _put(out, at, last, values):  # type: ignore[no-untyped-def]
     """Write the lane sums of up to three vectors to out[at ...]; those behind `last` are left out."""
     out[at] = total(values[0])

@@ -1,4 +1,4 @@
-"""Rules for custom layers, which are checked before a layer is trained."""
+"""Checks of custom layers, made before such a layer is trained."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def held_to_rules(layer: object, in_shape: tuple[int, ...], n: int = 3) -> None:
     cost = rule.cost(in_shape)
     start = rule.init(in_shape, np.random.default_rng(2)) if cost.tensors else {}
     sizes = {name: int(np.size(array)) for name, array in start.items()}
-    need(sizes == dict(cost.tensors), owner, f"init makes {sizes} elements, cost says {dict(cost.tensors)}")
+    need(sizes == dict(cost.tensors), owner, f"init returns {sizes} elements, but cost declares {dict(cost.tensors)}")
     buffers = dict(rule.buffers(in_shape)) if hasattr(rule, "buffers") else {}
     need(not buffers or {"train", "buffers"} <= takes, owner, "has buffers; its forward must take train and buffers")
     point = {"x": rng.normal(size=(n, *in_shape))}
@@ -47,13 +47,13 @@ def held_to_rules(layer: object, in_shape: tuple[int, ...], n: int = 3) -> None:
         more = {name: given[name] for name in takes}
         out, kept, *batch = rule.forward(at["x"], {name: at[name] for name in start}, **more)
         told = not (train and buffers) or (batch and batch[0].keys() == buffers.keys())
-        need(bool(told), owner, f"forward must return the batch's {sorted(buffers)} as a third value while it trains")
+        need(bool(told), owner, f"while training, forward must return the batch's {sorted(buffers)} as a third value")
         return np.asarray(out), kept
 
     before = {name: array.copy() for name, array in point.items()}
     out, kept = outputs(point, True)
-    need(out.shape == dy.shape, owner, f"forward gives {out.shape}; cost says {dy.shape} for {n} samples")
-    pure = "changes its input or its tensors in place"
+    need(out.shape == dy.shape, owner, f"for {n} samples, forward returns {out.shape}, but cost declares {dy.shape}")
+    pure = "it changes its input or its tensors in place"
     need(same(before.values(), point.values()), owner, pure)
     again = same([out], [outputs(point, True)[0]]) and same([outputs(point, False)[0]], [outputs(point, False)[0]])
     need(again, owner, "its outputs differ from call to call; in training, draw from forward's parameter rng")
@@ -61,17 +61,17 @@ def held_to_rules(layer: object, in_shape: tuple[int, ...], n: int = 3) -> None:
         alone = np.concatenate([outputs({**point, "x": point["x"][i : i + 1]}, train)[0] for i in range(n)])
         alike = bool(np.allclose(outputs(point, train)[0], alone, rtol=1e-9, atol=1e-12))
         remedy = "use buffers if train is False" if buffers else "add buffers for the statistics of a batch"
-        need(alike, owner, f"a sample's output depends on the others; {remedy}")
+        need(alike, owner, f"the output for a sample depends on the other samples; {remedy}")
     dx, slopes = rule.backward(dy.copy(), kept, {name: point[name] for name in start})
     need(same(before.values(), point.values()), owner, pure)
     for name, gradient in {"x": dx, **slopes}.items():
-        need(name in point, owner, f"backward gives the gradient of {name!r}, which is no tensor of it")
+        need(name in point, owner, f"backward returns a gradient of {name!r}, which is not a tensor of the layer")
         wanted, shape = point[name].shape, np.shape(gradient)
-        need(shape == wanted, owner, f"the gradient of {name!r} has shape {shape}; must be {wanted}")
+        need(shape == wanted, owner, f"the gradient of {name!r} has shape {shape}; expected {wanted}")
         direction = rng.normal(size=wanted) / np.sqrt(point[name].size)
         ahead, back = ({**point, name: point[name] + sign * STEP * direction} for sign in (1.0, -1.0))
         slope = float(np.sum(dy * (outputs(ahead, True)[0] - outputs(back, True)[0]))) / (2.0 * STEP)
         given = float(np.sum(gradient * direction))
-        wrong = f"the gradient of {name!r} is {given:.6g} along a direction in which differences say {slope:.6g}"
+        wrong = f"the gradient of {name!r} is {given:.6g} in a direction in which finite differences give {slope:.6g}"
         need(bool(np.isclose(given, slope, rtol=TOLERANCE, atol=1e-7)), owner, wrong)
-    need(set(slopes) == set(start), owner, f"backward gives gradients of {sorted(slopes)}, not of {sorted(start)}")
+    need(set(slopes) == set(start), owner, f"backward returns gradients of {sorted(slopes)}, not of {sorted(start)}")

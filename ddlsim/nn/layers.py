@@ -1,4 +1,4 @@
-"""Layers that run: dense, convolution, pooling, normalisation, attention, embeddings, and what connects them.
+"""Trainable layers: dense, convolution, pooling, normalisation, attention, embeddings, and their connections.
 
 Maps have the layout of :mod:`ddlsim.nn.conv_kernels`; samples of language models are rows of tokens, each token
 `features` numbers, or one: its id.
@@ -444,7 +444,9 @@ class Pure:
         given: dict[str, object] = {"train": run.training, "buffers": None, "rng": None}
         if run.training and "rng" in asked_for(self.rule):
             if not run.streams:
-                raise ConfigError(f"rng = None: layer {self.name!r} draws random numbers; pass a numpy Generator")
+                raise ConfigError(
+                    f"rng = None, but the layer {self.name!r} needs random numbers; pass a numpy Generator"
+                )
             given["rng"] = run.streams[self.stream]
         if not run.training and run.state is not None:
             given["buffers"] = {name: slot.of(run.state).copy() for name, slot in self.buffers.items()}
@@ -455,8 +457,10 @@ class Pure:
         if run.training and self.buffers:
             statistics: Mapping[str, Array] = found[0] if found else {}
             if statistics.keys() != self.buffers.keys():
-                what = f"forward must return the batch's {sorted(self.buffers)} as a third value while it trains"
-                raise ConfigError(f"layer {self.name!r}: {what}, not {sorted(statistics)}")
+                raise ConfigError(
+                    f"layer {self.name!r}: while training, forward must return the batch's {sorted(self.buffers)} as a "
+                    f"third value; it returned {sorted(statistics)}"
+                )
             for name, slot in self.buffers.items():
                 self._fits("forward", name, statistics[name], slot.shape)
                 if run.state is not None:
@@ -467,8 +471,10 @@ class Pure:
         dx, gradients = self.rule.backward(dy.reshape(len(dy), *self.out_shape), self.kept, self._tensors(run.params))
         self._fits("backward", "the gradient of x", dx, (len(dy), *self.in_shape))
         if gradients.keys() != self.slots.keys():
-            what = f"backward returned gradients of {sorted(gradients)}; its tensors are {sorted(self.slots)}"
-            raise ConfigError(f"layer {self.name!r}: {what}")
+            raise ConfigError(
+                f"layer {self.name!r}: backward returned gradients of {sorted(gradients)}, but the layer's tensors are "
+                f"{sorted(self.slots)}"
+            )
         for name, slot in self.slots.items():
             self._fits("backward", f"the gradient of {name!r}", gradients[name], slot.shape)
             slot.of(run.into())[...] += gradients[name]
@@ -477,9 +483,9 @@ class Pure:
     def _tensors(self, params: Array) -> dict[str, Array]:
         return {name: slot.of(params) for name, slot in self.slots.items()}
 
-    def _fits(self, method: str, what: str, array: Array, shape: tuple[int, ...]) -> None:
+    def _fits(self, method: str, value: str, array: Array, shape: tuple[int, ...]) -> None:
         if (found := np.shape(array)) != shape:
-            raise ConfigError(f"layer {self.name!r}: {method} returned {what} in shape {found}; must be {shape}")
+            raise ConfigError(f"layer {self.name!r}: {method} returned {value} with shape {found}; expected {shape}")
 
 
 @dataclass
@@ -493,7 +499,7 @@ class Dropout:
         if not run.training or self.rate == 0.0:
             return x
         if run.rng is None:
-            raise ConfigError("rng = None: the network has dropout; pass a numpy Generator to draw masks from")
+            raise ConfigError("rng = None, but the network has dropout; pass a numpy Generator for the masks")
         self._mask = self.buffers.get("mask", *x.shape)
         draws = run.rng.random(x.shape, dtype=np.float32)
         np.multiply(draws >= self.rate, 1.0 / (1.0 - self.rate), out=self._mask)
@@ -652,12 +658,12 @@ class Embedding:
 
 
 def whole_ids(x: Array, vocabulary: int, name: str) -> npt.NDArray[np.int64]:
-    """Return `x` as rows of a table of `vocabulary`. Raises ConfigError, naming the layer `name`, for anything else."""
+    """Return `x` as ids below `vocabulary`. Raises ConfigError, with the layer's `name`, for other numbers."""
     ids = x.astype(np.int64)
     wrong = (ids != x) | (ids < 0) | (ids >= vocabulary)
     if wrong.any():
-        rule = f"samples must be whole numbers from 0 to {vocabulary - 1}"
-        raise ConfigError(f"layer {name!r}: {x[wrong][0]:g} is no id; {rule}")
+        number, last = float(x[wrong][0]), vocabulary - 1
+        raise ConfigError(f"layer {name!r}: {number:g} is not an id; samples must be whole numbers from 0 to {last}")
     return ids
 
 

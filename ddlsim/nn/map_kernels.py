@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ddlsim.compiler import kernel
 from ddlsim.nn.conv_kernels import LANES, plane_size
-from ddlsim.nn.simd import WIDTH, add, blend_equal, fma, load, maximum, splat, store, zeros
+from ddlsim.nn.vectors import WIDTH, add, blend_equal, fma, load, maximum, splat, store, zeros
 
 _Floats = npt.NDArray[np.floating]
 _Ints = npt.NDArray[np.int64]

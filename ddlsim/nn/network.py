@@ -1,4 +1,4 @@
-"""A model whose gradients are computed: flat parameters in, loss and flat gradient out."""
+"""Trainable networks of models: from flat parameters to the loss and its flat gradient."""
 
 from __future__ import annotations
 
@@ -76,8 +76,10 @@ class Builder:
             elif isinstance(node, Concat):
                 self._concat(node, built, after)
             else:
-                remedy = "heads with a loss of their own are not trained; load the model without its optional parts"
-                raise ConfigError(f"model {self.model.name!r}: {remedy}")
+                raise ConfigError(
+                    f"model {self.model.name!r}: auxiliary heads with their own loss cannot be trained; load the model "
+                    "without its optional parts"
+                )
         return built
 
     def _concat(self, node: Concat, built: _Built, follows: str) -> None:
@@ -115,7 +117,9 @@ class Builder:
             if isinstance(spec, specs.BatchNorm) and len(shape) == 1:
                 shape = (*shape, 1, 1)
             if len(shape) not in (2, 3):
-                raise self._cannot(name, f"{layer.type} on shape {shape}: only one or two spatial dimensions run")
+                raise self._cannot(
+                    name, f"{layer.type} supports one or two spatial dimensions, but its input has shape {shape}"
+                )
             self._lay_out(built, True, shape, input_grad=layer.input_grad)
         elif isinstance(spec, _OF_ROWS) or _is_pure(spec):
             self._lay_out(built, False, shape, input_grad=layer.input_grad)
@@ -157,8 +161,8 @@ class Builder:
             return [self._bags(layer.name, spec, shape)]
         if _is_pure(spec):
             return [self._pure(leaf, cast(PureLayer, spec), shape)]
-        what = f"layers of type {layer.type!r} have costs but no gradients (no methods forward and backward)"
-        raise self._cannot(layer.name, what)
+        reason = f"layers of type {layer.type!r} have a cost but no gradient (no methods forward and backward)"
+        raise self._cannot(layer.name, reason)
 
     def _of_tokens(
         self, leaf: Leaf, spec: specs.Embedding | specs.Attention | specs.TiedDense | specs.Take, shape: Shape
@@ -174,13 +178,14 @@ class Builder:
             return nn.Take(spec.count * math.prod(shape[1:]), buffers)
         if isinstance(spec, specs.TiedDense):
             if self.embedding is None or self.embedding.shape != (spec.units, shape[-1]):
-                raise self._cannot(name, f"no embedding of {spec.units} tokens and {shape[-1]} features comes before")
+                reason = f"it needs an earlier embedding of {spec.units} tokens and {shape[-1]} features"
+                raise self._cannot(name, reason)
             bias = self._slot(self.parameters, f"{name}.bias", (spec.units,), 0.0) if spec.bias else None
             return nn.Dense(shape[-1], spec.units, self.embedding, bias, True, buffers)
         trained = specs.Attention(spec.heads, spec.fused, spec.causal)
         for key in ("kv_heads", "head_size", "rotary", "qk_norm", "out_bias", "bias"):
             if getattr(spec, key) != getattr(trained, key):
-                raise self._cannot(name, f"attention with {key} set has costs but no gradients; leave it out")
+                raise self._cannot(name, f"attention with {key} set has a cost but no gradient; remove {key}")
         d = shape[-1]
         projections = ("qkv",) if spec.fused else ("query", "key", "value")
         *first, last = (
@@ -193,7 +198,8 @@ class Builder:
         """Return tables whose rows start uniform in +-1 / sqrt(rows), as the DLRM code's do."""
         n_ids = len(spec.tables) * spec.pooling
         if len(shape) != 1 or shape[0] < n_ids:
-            raise self._cannot(name, f"it looks up {n_ids} ids, which must be the last of its inputs {shape}")
+            reason = f"it looks up {n_ids} ids, but its input, which must end with them, has shape {shape}"
+            raise self._cannot(name, reason)
         slots = []
         for i, rows in enumerate(spec.tables):
             draw = functools.partial(uniform, (rows, spec.dim))
@@ -220,11 +226,11 @@ class Builder:
             return dict(rule.init(shape, rng)) if layer.tensors else {}  # type: ignore[attr-defined]
 
         if layer.tensors and not hasattr(rule, "init"):
-            raise self._cannot(layer.name, "it has tensors, but no method init(in_shape, rng) that makes them")
+            raise self._cannot(layer.name, "it has tensors, but no method init(in_shape, rng) that returns them")
         tensors = initial(np.random.default_rng(0))
         if {name: np.size(array) for name, array in tensors.items()} != dict(layer.tensors):
             sizes = {name: np.size(array) for name, array in tensors.items()}
-            raise self._cannot(layer.name, f"init makes {sizes} elements, cost says {dict(layer.tensors)}")
+            raise self._cannot(layer.name, f"init returns {sizes} elements, but cost declares {dict(layer.tensors)}")
         slots = {}
         for name, _ in layer.tensors:
             draw = functools.partial(_drawn, initial, name)
@@ -262,12 +268,12 @@ class Builder:
             sizes = zip(space, out, kernel, stride, padding, strict=True)
             windows = [nn.pool_windows(*size, count_padding=spec.count_padding) for size in sizes]
         if any((window.last <= window.first).any() for window in windows):
-            raise self._cannot(layer.name, "a window lies wholly in the padding; make padding at most kernel / 2")
+            raise self._cannot(layer.name, "a window contains only padding; set padding to at most kernel / 2")
         kind: Literal["max", "average"] = "max" if layer.type == "max_pool" else "average"
         return nn.Pool2d(kind, shape[0], space, out, (windows[0], windows[1]), layer.input_grad, self._buffers())
 
-    def _cannot(self, name: str, why: str) -> ConfigError:
-        return ConfigError(f"model {self.model.name!r}: layer {name!r} cannot be trained: {why}")
+    def _cannot(self, name: str, reason: str) -> ConfigError:
+        return ConfigError(f"model {self.model.name!r}: layer {name!r} cannot be trained: {reason}")
 
 
 def _is_pure(spec: specs.LayerSpec) -> bool:
@@ -395,20 +401,22 @@ def check_labels(
     """
     array, n_outputs = np.asarray(labels), math.prod(out_shape)
     if array.shape[:1] != (n_samples,):
-        raise ConfigError(f"labels of shape {array.shape} do not fit {n_samples} samples; give one each")
+        raise ConfigError(f"labels of shape {array.shape} do not match {n_samples} samples; pass one per sample")
     if kind == "mean_squared_error":
         if array.size != n_samples * n_outputs:
-            what = f"do not fit {n_outputs} outputs; give ({n_samples}, {n_outputs})"
-            raise ConfigError(f"targets of shape {array.shape} {what}")
+            raise ConfigError(
+                f"targets of shape {array.shape} do not match {n_outputs} outputs; expected ({n_samples}, {n_outputs})"
+            )
         return np.ascontiguousarray(array, dtype).reshape(n_samples, n_outputs)
     shape = (n_samples, *each_label(out_shape))
     if array.shape != shape or array.dtype.kind not in "iu":
-        what = f"labels of shape {array.shape} and type {array.dtype}"
-        raise ConfigError(f"{what}: cross-entropy needs {shape} whole numbers")
+        raise ConfigError(
+            f"cross-entropy needs integer labels of shape {shape}, got shape {array.shape} and type {array.dtype}"
+        )
     n_classes = classes(out_shape)
     if array.min() < 0 or array.max() >= n_classes:
         bad = int(array.min() if array.min() < 0 else array.max())
-        raise ConfigError(f"label {bad} is not one of the network's {n_classes} classes 0..{n_classes - 1}")
+        raise ConfigError(f"label {bad} is not one of the network's classes, 0 to {n_classes - 1}")
     return array.astype(np.int64, copy=False)
 
 
@@ -439,10 +447,10 @@ _Numbers = TypeVar("_Numbers", bound=npt.NDArray[np.generic])
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """A network that runs; made by :func:`build_network`.
+    """A trainable network, made by :func:`build_network`.
 
-    ``slots`` name the tensors in the flat vector of ``n_params`` elements, ``state_slots`` those in the vector
-    of running statistics. A network keeps working arrays: give each thread its own.
+    ``slots`` describe the tensors in the flat vector of ``n_params`` parameters, ``state_slots`` those in the vector of
+    running statistics. A network has working arrays, so each thread needs its own network.
     """
 
     model: Model
@@ -461,26 +469,26 @@ class Network:
 
     @property
     def n_params(self) -> int:
-        """Elements of the flat parameter vector."""
+        """Number of parameters, the length of the flat vector."""
         return len(self.initial_params)
 
     @property
     def out_shape(self) -> tuple[int, ...]:
-        """The shape of what the network returns for one sample: (classes,), or (tokens, classes)."""
+        """Shape of the outputs for one sample: (classes,), or (tokens, classes)."""
         return self.model.layers[-1].out_shape
 
     @property
     def n_outputs(self) -> int:
-        """Numbers that the network returns for one sample."""
+        """Number of outputs for one sample."""
         return math.prod(self.out_shape)
 
     @property
     def n_classes(self) -> int:
-        """Among how many classes the network chooses, for a sample or for each of its tokens."""
+        """Number of classes, for a sample or for each of its tokens."""
         return classes(self.out_shape)
 
     def random_batch(self, n: int, rng: np.random.Generator) -> tuple[Array, npt.NDArray[np.int64]]:
-        """Return `n` samples without a meaning and their classes: standard normal numbers, tokens, ids."""
+        """Return `n` random samples (standard normal numbers, tokens, ids) and random classes."""
         shape = (n, *self.model.input_shape)
         if self.vocabulary:
             x = rng.integers(self.vocabulary, size=shape).astype(self.dtype)
@@ -491,7 +499,7 @@ class Network:
         return x, rng.integers(self.n_classes, size=(n, *each_label(self.out_shape)))
 
     def check_layers(self) -> None:
-        """Raise ConfigError for what :func:`ddlsim.testing.check_layer` finds in the layers that users have written."""
+        """Raise ConfigError if a custom layer fails the checks of :func:`ddlsim.testing.check_layer`."""
         for layer in self._chain.all():
             if isinstance(layer, nn.Pure):
                 try:
@@ -511,16 +519,16 @@ class Network:
         rng: np.random.Generator | None = None,
         state: Array | None = None,
     ) -> tuple[float, Array]:
-        """Return the mean loss over the batch and its gradient, a new vector of shape (n_params,).
+        """Return the mean loss over a batch and its gradient, a new vector of shape (n_params,).
 
-        params  (n_params,)              never changed
-        x       (n, *model.input_shape)  samples
-        labels  (n,) classes; (n, tokens) where outputs are (tokens, classes); (n, n_outputs) targets for the mean
+        params  (n_params,) parameters, which are not changed
+        x       (n, *model.input_shape) samples
+        labels  (n,) classes; (n, tokens) for outputs of shape (tokens, classes); (n, n_outputs) targets for the mean
                 squared error
-        rng     draws dropout masks, and spawns the streams of users' layers; needed if the network has any of these
-        state   (n_state,) running statistics of batch normalisation, updated in place where given
+        rng     random generator of dropout masks and custom layers; required if the network has any of these
+        state   (n_state,) running statistics of batch normalisation, updated in place; None: do not update any
 
-        Raises ConfigError for arrays that do not fit.
+        Raises ConfigError for arrays with the wrong shape or type.
         """
         self._check_vector("params", params, self.n_params)
         if state is not None:
@@ -539,13 +547,15 @@ class Network:
         return loss, gradient
 
     def predict(self, params: Array, x: npt.ArrayLike, state: Array | None = None) -> Array:
-        """Return the outputs (logits) for samples `x` (n, *input_shape), a new array of shape (n, n_outputs).
+        """Return the outputs (logits), a new array of shape (n, n_outputs), without dropout.
 
-        A network with batch normalisation needs `state`, the running statistics. Dropout does nothing here.
+        params  (n_params,) parameters
+        x       (n, *input_shape) samples
+        state   (n_state,) running statistics; required for networks with batch normalisation
         """
         self._check_vector("params", params, self.n_params)
         if state is None and self.state_slots:
-            raise ConfigError("state = None: the network normalises by running statistics; pass them as state")
+            raise ConfigError("state = None, but batch normalisation needs running statistics; pass them as state")
         if state is not None:
             self._check_vector("state", state, len(self.initial_state))
         batch = self._samples(x)
@@ -559,8 +569,10 @@ class Network:
         array = np.ascontiguousarray(x, self.dtype)
         if array.ndim == 0 or array.shape[1:] != self.model.input_shape or not len(array):
             shape = ", ".join(map(str, self.model.input_shape))
-            what = f"samples of shape {array.shape} do not fit model {self.model.name!r}"
-            raise ConfigError(f"{what}; give (n, {shape}) with n at least 1")
+            raise ConfigError(
+                f"samples of shape {array.shape} do not match the model {self.model.name!r}; expected (n, {shape}) "
+                "with n at least 1"
+            )
         return _writable(array.reshape(len(array), -1))
 
     def _own(self, params: Array) -> Array:
@@ -571,8 +583,10 @@ class Network:
 
     def _check_vector(self, name: str, vector: Array, size: int) -> None:
         if vector.shape != (size,) or vector.dtype != self.dtype:
-            what = f"{name} of shape {vector.shape} and type {vector.dtype} do not fit model {self.model.name!r}"
-            raise ConfigError(f"{what}; give ({size},) of {self.dtype}")
+            raise ConfigError(
+                f"{name} of shape {vector.shape} and type {vector.dtype} does not match the model {self.model.name!r}; "
+                f"expected shape ({size},) and type {self.dtype}"
+            )
 
     def _parts(self, n: int, *, whole: bool) -> Iterator[slice]:
         step = n if whole else _CHUNK
@@ -587,7 +601,7 @@ def _float_type(value: Any, where: str) -> np.dtype[np.floating]:
     for known in (np.dtype(np.float32), np.dtype(np.float64)):
         if kind is not None and kind == known:
             return known
-    raise ConfigError(f"{where} = {shown(value)}: networks compute in float32 or float64; choose one of them")
+    raise ConfigError(f"{where} = {shown(value)}: must be float32 or float64")
 
 
 @checked
@@ -597,12 +611,16 @@ def build_network(
     dtype: Annotated[npt.DTypeLike, by(_float_type)] = np.float32,
     loss: Loss = "cross_entropy",
 ) -> Network:
-    """Return the network of a model (name, file or :class:`Model`) with parameters drawn for `seed`.
+    """Build a trainable network of a model, with random initial parameters.
 
-    Weights that feed ReLU or GELU start normal with variance 2 / fan_in (He et al. 2015, arXiv:1502.01852,
-    equation 10), others uniform with variance 2 / (fan_in + fan_out) (Glorot and Bengio 2010, equation 16);
-    biases start at 0. Each tensor has a random stream of its own. Raises ConfigError for a model that cannot
-    be trained here, a type other than float32 and float64, and an unknown loss.
+    model  name of a bundled model, path of a model file, or :class:`Model`
+    seed   seed of the parameters; each tensor has its own random stream
+    dtype  float32 or float64
+    loss   "cross_entropy" or "mean_squared_error"
+
+    Weights before ReLU or GELU are normal with variance 2 / fan_in (He et al. 2015, arXiv:1502.01852, equation 10).
+    Other weights are uniform with variance 2 / (fan_in + fan_out) (Glorot and Bengio 2010, equation 16). Biases are 0.
+    Raises ConfigError for a model that cannot be trained, and for an invalid type or loss.
     """
     kind = cast("np.dtype[np.floating]", np.dtype(dtype))  # one of the two, see _float_type
     description = load_model(model)

@@ -1,4 +1,4 @@
-"""What one forward and backward pass carries from layer to layer, and the buffers that layers keep."""
+"""State of a forward and backward pass, and the working buffers of layers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ALIGNMENT = 64  # bytes of a cache line, which is also LANES numbers of 4 bytes
 
 @dataclass(frozen=True)
 class Slot:
-    """Where a named tensor lies in the flat vector: elements ``start .. stop - 1``, in C order of `shape`."""
+    """Place of a named tensor in the flat vector: elements ``start`` to ``stop - 1``, in C order of `shape`."""
 
     name: str
     shape: tuple[int, ...]

@@ -1,7 +1,7 @@
-"""Vectors of eight numbers for compiled code: what numba's own vectoriser does not find by itself.
+"""SIMD vectors of eight numbers for compiled code, where numba's automatic vectorisation is not enough.
 
 A kernel that keeps a tile of sums in registers, as matrix libraries do, needs vectors as values. The
-functions here are such values' operations; they exist inside ``@njit`` functions only. Arrays are flat and
+functions here operate on such values, inside ``@njit`` functions only. Arrays are flat and
 contiguous, indices count elements and are not checked. Each operation becomes one or two instructions where
 the machine has vectors of 256 bits (float32), and is lowered to what it has elsewhere.
 """
@@ -18,7 +18,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 
-WIDTH = 8
+from ddlsim.nn.vectors import WIDTH
 
 
 class _Vector(types.Type):

@@ -1,4 +1,4 @@
-"""Update rules on one flat parameter vector w, given the gradient g and the learning rate eta.
+"""Optimizers: update rules for a flat parameter vector w, with gradient g and learning rate eta.
 
 An optimizer is a frozen dataclass with two pure functions::
 
@@ -6,7 +6,7 @@ An optimizer is a frozen dataclass with two pure functions::
     params, state = rule.update(params, gradient, state, rate)
 
 Both arrays have shape (n_params,). Nothing is changed in place, so a snapshot of parameters or state is a
-reference. Weight decay is lambda, added to the gradient as lambda * w (L2 regularisation) except in Adam and
+reference. lambda is the weight decay, added to the gradient as lambda * w (L2 regularisation) except in Adam and
 LAMB, where it is decoupled (Loshchilov and Hutter 2019, arXiv:1711.05101).
 """
 
@@ -28,7 +28,11 @@ Array = npt.NDArray[np.floating]
 
 @dataclass(frozen=True, eq=False)
 class OptimizerState:
-    """What a rule remembers: moment vectors of shape (n_params,) and the number of updates made."""
+    """State of an optimizer.
+
+    moments    vectors of shape (n_params,), such as the velocity of Momentum
+    n_updates  number of updates made
+    """
 
     moments: tuple[Array, ...] = ()
     n_updates: int = 0
@@ -39,7 +43,11 @@ Updated: TypeAlias = tuple[Array, OptimizerState]
 
 
 class Optimizer(Protocol):
-    """An update rule; see the module's documentation."""
+    """Protocol of optimizers: a frozen dataclass with the pure functions ``init`` and ``update``.
+
+    ``state = rule.init(params)`` returns the initial state, and ``params, state = rule.update(params, gradient, state,
+    rate)`` the parameters and state after an update. Parameters and gradients have shape (n_params,).
+    """
 
     def init(self, params: Array) -> OptimizerState: ...
 
@@ -57,7 +65,7 @@ class _Slot(Protocol):
 
 
 def bounds_of(slots: Iterable[_Slot]) -> tuple[int, ...]:
-    """Return the bounds of tensors that follow one another in the flat vector."""
+    """Return the bounds of the tensors in the flat vector: 0, and the end of each tensor."""
     return (0, *(slot.stop for slot in slots))
 
 
@@ -79,18 +87,18 @@ class _LayerWise:
     def __post_init__(self) -> None:
         bounds, owner = self.bounds, type(self).__name__
         if bounds and (len(bounds) < 2 or bounds[0] != 0 or any(a >= b for a, b in pairwise(bounds))):
-            raise ConfigError(f"{owner}: bounds = {bounds}: must start at 0 and increase; use bounds_of(network.slots)")
+            raise ConfigError(f"{owner}: bounds = {bounds}: must increase from 0; use bounds_of(network.slots)")
 
     def with_bounds(self, bounds: tuple[int, ...]) -> Self:
-        """Return the rule for these layers."""
+        """Return the optimizer for tensors with these bounds."""
         return replace(self, bounds=bounds)
 
     def _check_length(self, params: Array) -> None:
         bounds, owner = self.bounds, type(self).__name__
         if not bounds:
-            raise ConfigError(f"{owner}: bounds are missing; use bounds_of(network.slots)")
+            raise ConfigError(f"{owner}: bounds are missing; set bounds=bounds_of(network.slots)")
         if params.shape != (bounds[-1],):
-            raise ConfigError(f"{owner}: bounds end at {bounds[-1]} but the parameters have shape {params.shape}")
+            raise ConfigError(f"{owner}: bounds end at {bounds[-1]}, but the parameters have shape {params.shape}")
 
 
 def _norms(vector: Array, bounds: tuple[int, ...]) -> Array:
@@ -106,10 +114,18 @@ def _per_element(ratios: Array, bounds: tuple[int, ...], like: Array) -> Array:
 @checked
 @dataclass(frozen=True)
 class LARS(_LayerWise):
-    """Layer-wise adaptive rate scaling (You, Gitman and Ginsburg 2017, arXiv:1708.03888, algorithm 1).
+    """LARS: layer-wise adaptive rate scaling (You, Gitman and Ginsburg 2017, arXiv:1708.03888, algorithm 1).
 
-    For each tensor: r = trust |w| / (|g| + lambda |w|) (1 where |w| or |g| is 0);
-    v <- beta v + eta r (g + lambda w);  w <- w - v. The rate is inside the momentum, as in the paper.
+    For each tensor, r = trust |w| / (|g| + lambda |w|), or 1 if |w| or |g| is 0, and
+
+    v <- beta v + eta r (g + lambda w);  w <- w - v
+
+    The learning rate eta is inside the momentum, as in the paper.
+
+    bounds        (n_tensors + 1,) ends of the tensors in the flat vector, after a first 0; a run sets them
+    beta          momentum
+    weight_decay  lambda
+    trust         trust coefficient
     """
 
     beta: Decay = 0.9
@@ -133,9 +149,15 @@ class LARS(_LayerWise):
 @checked
 @dataclass(frozen=True)
 class LAMB(_LayerWise):
-    """Layer-wise Adam (You et al. 2020, arXiv:1904.00962, algorithm 2, with the identity for phi).
+    """LAMB: layer-wise Adam (You et al. 2020, arXiv:1904.00962, algorithm 2, with the identity for phi).
 
-    u is Adam's step, decoupled decay included; for each tensor w <- w - eta |w| / |u| u (ratio 1 where a norm is 0).
+    For each tensor, with the step u of :class:`Adam` including its decoupled weight decay:
+
+    w <- w - eta |w| / |u| u    (with ratio 1 if a norm is 0)
+
+    bounds        (n_tensors + 1,) ends of the tensors in the flat vector, after a first 0; a run sets them
+    beta1, beta2, eps, weight_decay
+                  as for :class:`Adam`
     """
 
     beta1: Decay = 0.9
@@ -161,7 +183,10 @@ class LAMB(_LayerWise):
 @checked
 @dataclass(frozen=True)
 class SGD:
-    """w <- w - eta (g + lambda w)."""
+    """Plain stochastic gradient descent, w <- w - eta (g + lambda w).
+
+    weight_decay  lambda
+    """
 
     weight_decay: NotNegative = 0.0
 
@@ -176,10 +201,14 @@ class SGD:
 @checked
 @dataclass(frozen=True)
 class Momentum:
-    """v <- beta v + g + lambda w;  w <- w - eta v (Polyak 1964, as in torch.optim.SGD).
+    """SGD with momentum (Polyak 1964), as in torch.optim.SGD.
 
-    With ``nesterov``, w <- w - eta (g + lambda w + beta v), v being the new one (Sutskever et al. 2013,
-    section 2, in the variables of Bengio et al. 2012, arXiv:1212.0901, equation 7).
+    v <- beta v + g + lambda w;  w <- w - eta v
+
+    beta          momentum
+    nesterov      use w <- w - eta (g + lambda w + beta v) with the new v (Sutskever et al. 2013, section 2, in the
+                  variables of Bengio et al. 2012, arXiv:1212.0901, equation 7)
+    weight_decay  lambda
     """
 
     beta: Decay = 0.9
@@ -199,10 +228,16 @@ class Momentum:
 @checked
 @dataclass(frozen=True)
 class Adam:
-    """Adaptive moments (Kingma and Ba 2015, arXiv:1412.6980, algorithm 1), at update t = 1, 2, ...:
+    """Adam with decoupled weight decay (Kingma and Ba 2015, arXiv:1412.6980, algorithm 1).
 
-    m <- beta1 m + (1 - beta1) g;  v <- beta2 v + (1 - beta2) g^2;
-    w <- w - eta (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + lambda w).
+    In update t = 1, 2, ...:
+
+    m <- beta1 m + (1 - beta1) g;  v <- beta2 v + (1 - beta2) g^2
+    w <- w - eta (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + lambda w)
+
+    beta1, beta2  decay of the first and second moment
+    eps           added to the denominator
+    weight_decay  lambda, decoupled as in AdamW
     """
 
     beta1: Decay = 0.9
@@ -218,7 +253,7 @@ class Adam:
         return params - rate * step, new
 
     def direction(self, params: Array, gradient: Array, state: OptimizerState) -> Updated:
-        """Return what the rate multiplies (decay included), and the new state."""
+        """Return the step that the learning rate multiplies, including weight decay, and the new state."""
         t = state.n_updates + 1
         first = self.beta1 * state.moments[0] + (1.0 - self.beta1) * gradient
         second = self.beta2 * state.moments[1] + (1.0 - self.beta2) * gradient * gradient

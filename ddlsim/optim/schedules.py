@@ -1,7 +1,7 @@
-"""Learning rates as functions of the epoch (a float: 1.5 is half way through the second epoch).
+"""Learning-rate schedules: functions of the epoch (a float: 1.5 is half way through the second epoch).
 
-Every schedule is a frozen dataclass with ``rate(epoch)``. Linear and square-root scaling return the rate for
-many workers from the rate that is right for one; WarmUp goes there from a smaller rate.
+Every schedule is a frozen dataclass with ``rate(epoch)``. Linear and square-root scaling convert the learning rate of
+one worker to that of many; WarmUp starts with a smaller rate.
 """
 
 from __future__ import annotations
@@ -16,29 +16,38 @@ from ddlsim.errors import ConfigError
 
 
 class Schedule(Protocol):
-    """A learning rate that depends on the epoch."""
+    """Protocol of learning-rate schedules: ``rate(epoch)`` returns the learning rate at an epoch, a float from 0."""
 
     def rate(self, epoch: float) -> float: ...
 
 
 @checked
 def linear_scaling(rate: NotNegative, n_workers: Count) -> float:
-    """Return n_workers * rate: the batch grows n-fold, so should the rate (Goyal et al. 2017,
-    arXiv:1706.02677, section 2.1)."""
+    """Return the learning rate for `n_workers` workers by linear scaling, n_workers * rate.
+
+    The global batch grows with the number of workers, and the learning rate grows with the batch (Goyal et al. 2017,
+    arXiv:1706.02677, section 2.1).
+
+    rate  learning rate of one worker
+    """
     return n_workers * rate
 
 
 @checked
 def square_root_scaling(rate: NotNegative, n_workers: Count) -> float:
-    """Return sqrt(n_workers) * rate, which keeps the variance of the step (Krizhevsky 2014, arXiv:1404.5997,
-    section 5)."""
+    """Return the learning rate for `n_workers` workers by square-root scaling, sqrt(n_workers) * rate.
+
+    This keeps the variance of the step constant (Krizhevsky 2014, arXiv:1404.5997, section 5).
+
+    rate  learning rate of one worker
+    """
     return math.sqrt(n_workers) * rate
 
 
 @checked
 @dataclass(frozen=True)
 class Constant:
-    """base, always."""
+    """Constant learning rate `base`."""
 
     base: NotNegative
 
@@ -49,7 +58,11 @@ class Constant:
 @checked
 @dataclass(frozen=True)
 class Steps:
-    """base * factor^k once k of the milestones (epochs) have been reached (He et al. 2016, section 3.4)."""
+    """Step decay: the learning rate is multiplied by `factor` at each milestone (He et al. 2016, section 3.4).
+
+    base        learning rate before the first milestone
+    milestones  epochs, increasing
+    """
 
     base: NotNegative
     milestones: tuple[Positive, ...]
@@ -57,7 +70,7 @@ class Steps:
 
     def __post_init__(self) -> None:
         if not self.milestones or any(b <= a for a, b in pairwise((0.0, *self.milestones))):
-            raise ConfigError(f"Steps: milestones = {self.milestones}: must be epochs above 0 that increase")
+            raise ConfigError(f"Steps: milestones = {self.milestones}: must be increasing epochs above 0")
 
     def rate(self, epoch: float) -> float:
         return self.base * self.factor ** sum(epoch >= milestone for milestone in self.milestones)
@@ -66,8 +79,10 @@ class Steps:
 @checked
 @dataclass(frozen=True)
 class Cosine:
-    """final + (base - final) (1 + cos(pi e / n)) / 2 until epoch n, then final (Loshchilov and Hutter 2017,
-    arXiv:1608.03983, equation 5)."""
+    """Cosine decay from `base` to `final` over `n_epochs` (Loshchilov and Hutter 2017, arXiv:1608.03983, equation 5).
+
+    The learning rate at epoch e is ``final + (base - final) (1 + cos(pi e / n)) / 2`` up to epoch n, then `final`.
+    """
 
     base: NotNegative
     n_epochs: Positive
@@ -81,8 +96,10 @@ class Cosine:
 @checked
 @dataclass(frozen=True)
 class Polynomial:
-    """final + (base - final) (1 - e / n)^power until epoch n, then final (You et al. 2017, arXiv:1708.03888,
-    section 5, power 2)."""
+    """Polynomial decay from `base` to `final` over `n_epochs` (You et al. 2017, arXiv:1708.03888, section 5, power 2).
+
+    The learning rate at epoch e is ``final + (base - final) (1 - e / n)^power`` up to epoch n, then `final`.
+    """
 
     base: NotNegative
     n_epochs: Positive
@@ -97,8 +114,14 @@ class Polynomial:
 @checked
 @dataclass(frozen=True)
 class WarmUp:
-    """For the first `n_epochs`, a straight line from `start` to the rate that `then` has at their end; after
-    that, `then` (Goyal et al. 2017, section 2.2: start = the rate of one worker, 5 epochs)."""
+    """Linear warm-up over the first `n_epochs`, followed by another schedule.
+
+    Goyal et al. 2017, section 2.2, start with the learning rate of one worker and warm up for 5 epochs.
+
+    then      schedule after the warm-up; the warm-up ends at its learning rate
+    n_epochs  length of the warm-up
+    start     learning rate at epoch 0
+    """
 
     then: Schedule
     n_epochs: Positive
@@ -114,10 +137,14 @@ class WarmUp:
 @checked
 @dataclass(frozen=True)
 class GrowingBatch:
-    """A batch of `base` samples that grows by `factor` at each milestone (epochs), to `largest` at most.
+    """Schedule of batch sizes: the batch is multiplied by `factor` at each milestone.
 
-    With SGD's noise scale eta n_samples / batch, this anneals like dividing the rate by `factor` does (Smith,
-    Kindermans, Ying and Le 2018, arXiv:1711.00489, section 3), in fewer updates.
+    SGD's noise scale is the learning rate times n_samples / batch, so this anneals like dividing the learning rate by
+    `factor`, but in fewer updates (Smith, Kindermans, Ying and Le 2018, arXiv:1711.00489, section 3).
+
+    base        samples per batch before the first milestone
+    milestones  epochs, increasing
+    largest     upper limit of the batch size; None: no limit
     """
 
     base: Count
@@ -129,9 +156,9 @@ class GrowingBatch:
         if self.largest is not None and self.largest < self.base:
             raise ConfigError(f"GrowingBatch: largest = {self.largest}: must be at least base = {self.base}")
         if not self.milestones or any(b <= a for a, b in pairwise((0.0, *self.milestones))):
-            raise ConfigError(f"GrowingBatch: milestones = {self.milestones}: must be epochs above 0 that increase")
+            raise ConfigError(f"GrowingBatch: milestones = {self.milestones}: must be increasing epochs above 0")
 
     def batch_size(self, epoch: float) -> int:
-        """Return the samples of a batch at `epoch`."""
+        """Return the batch size at `epoch`."""
         size: int = self.base * self.factor ** sum(epoch >= milestone for milestone in self.milestones)
         return size if self.largest is None else min(size, self.largest)

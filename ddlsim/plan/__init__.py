@@ -1,4 +1,4 @@
-"""The step of a training run as a task graph: read it, check it, bound it, execute it.
+"""Task graphs of training steps: read, check, bound and execute them.
 
 :class:`Plan` is the task graph; :class:`Draft` builds one task by task, :func:`data_parallel` and :func:`sharded` build
 those of data parallelism, :func:`pipeline` those of models split over a :class:`Mesh`.

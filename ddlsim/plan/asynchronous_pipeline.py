@@ -57,18 +57,24 @@ def asynchronous_template(
     """
     stages = mesh.pipeline
     if len(chunks) != stages:
-        raise ConfigError(f"pipeline: {len(chunks)} chunks: order {order!r} needs one for each of the {stages} ranks")
+        raise ConfigError(
+            f"pipeline: order {order!r} needs one chunk per stage, but there are {len(chunks)} chunks for "
+            f"{stages} ranks"
+        )
     if order == "pipedream" and micro_batches > 1:
-        raise ConfigError(f"pipeline: micro_batches = {micro_batches}: 'pipedream' updates after each; use 1, or '2bw'")
+        raise ConfigError(
+            f"pipeline: micro_batches = {micro_batches}: 'pipedream' updates the weights after every "
+            "micro-batch; use micro_batches=1, or '2bw'"
+        )
     if order == "2bw" and micro_batches < stages:
         raise ConfigError(
-            f"pipeline: micro_batches = {micro_batches}: '2bw' needs as many as stages in a step, {stages}, or more; "
-            "use 'pipedream' for an update after each"
+            f"pipeline: micro_batches = {micro_batches}: '2bw' needs at least one micro-batch per stage "
+            f"({stages}) in a step; use more, or 'pipedream', which updates after every micro-batch"
         )
     if order == "pipedream" and stages > 1 and tie_of(chunks) is not None:
         raise ConfigError(
-            "pipeline: chunks: the first and the last stage share weights (tied_dense), which differ in age with "
-            "'pipedream'; use '2bw'"
+            "pipeline: chunks: the first and the last stage share weights (tied_dense), whose ages "
+            "differ with 'pipedream'; use '2bw'"
         )
     total = (N_STEPS + steps_under_way(stages, micro_batches)) * micro_batches
     stream = _Stream(chunks, micro_batches, total, buckets, mesh.data, recompute)

@@ -59,7 +59,12 @@ if TYPE_CHECKING:
 
 
 class Cut(NamedTuple):
-    """A lower bound from one interface: seconds, the interface, and the bytes that must leave and enter it."""
+    """A lower bound from the bytes that cross an interface.
+
+    seconds    the bound
+    interface  the devices or machines on one side
+    out, into  bytes that must leave and enter it
+    """
 
     seconds: float
     interface: str
@@ -68,16 +73,17 @@ class Cut(NamedTuple):
 
 
 def critical_path(plan: Plan, least: float | Floats = 0.0) -> float:
-    """Return a lower bound on the seconds of a plan: its longest chain of dependencies and lanes.
+    """Return the length of the critical path of a plan, in s: a lower bound on its makespan.
 
-    Messages and collectives take no time, or `least`: seconds for each of them, or per row, (n,).
-    Raises ConfigError for a plan with a dependency cycle.
+    The critical path is the longest chain of dependencies and lanes. Messages and collectives count `least` s, by
+    default 0; `least` is a number, or an array (n,) with one value per row. Raises ConfigError for a plan with a
+    dependency cycle.
     """
     check_exchanges(plan)
     order = Order(plan)
     beside = np.broadcast_to(np.asarray(least, dtype=np.float64), len(plan))
     if not bool((beside >= 0.0).all()):
-        raise ConfigError("critical_path: least must be seconds of at least 0")
+        raise ConfigError("critical_path: least: must be at least 0 s")
     seconds = np.where(plan.kind >= SEND, beside, plan.seconds)
     per_event = np.zeros(order.n_events)
     np.maximum.at(per_event, order.event, seconds)
@@ -85,12 +91,12 @@ def critical_path(plan: Plan, least: float | Floats = 0.0) -> float:
 
 
 def peak_memory(plan: Plan, rows: Bools | None = None) -> Floats:
-    """Return the peak memory of the tasks of each rank, in bytes, (n_ranks,).
+    """Return the peak memory of the tasks on each rank, in bytes, (n_ranks,).
 
-    It sums the peaks of a rank's lanes, and ignores what lanes without an order free: exact if a single lane
-    allocates and frees, otherwise an upper bound.
+    rows  (n,) mask of the tasks to count; None: all
 
-    rows  (n,) which tasks count; None: all
+    The peaks of a rank's lanes are added, and memory freed by lanes without an order is ignored. The result is exact if
+    a single lane allocates and frees, otherwise an upper bound.
     """
     counted = np.arange(len(plan)) if rows is None else np.flatnonzero(rows)
     order = counted[np.argsort(plan.lane[counted], kind="stable")]
@@ -114,17 +120,17 @@ def peak_memory(plan: Plan, rows: Bools | None = None) -> Floats:
 def nodes_of(plan: Plan, cluster: Cluster, nodes: Sequence[int] | None) -> Ints:
     """Return the node of every rank: `nodes`, by default the cluster's first workers, (n_ranks,)."""
     if nodes is None and plan.servers:
-        raise ConfigError("nodes = None: the plan has servers; give the node of every rank")
+        raise ConfigError("nodes = None: the plan has servers, so nodes must list the node of every rank")
     if nodes is None:
         if plan.n_ranks > len(cluster.workers):
             raise ConfigError(
-                f"nodes = None: the plan has {plan.n_ranks} ranks, cluster {cluster.name!r} {len(cluster.workers)} "
-                "devices; give a larger cluster, or the node of every rank"
+                f"nodes = None: the plan has {plan.n_ranks} ranks, but cluster {cluster.name!r} has "
+                f"{len(cluster.workers)} devices; use a larger cluster, or list the node of every rank"
             )
         return cluster.workers[: plan.n_ranks]
     places = np.array(nodes, dtype=np.int64)
     if places.shape != (plan.n_ranks,) or not ((places >= 0) & (places < cluster.n_nodes)).all():
-        raise ConfigError(f"nodes: must be {plan.n_ranks} nodes of cluster {cluster.name!r}, one per rank")
+        raise ConfigError(f"nodes: must list {plan.n_ranks} nodes of cluster {cluster.name!r}, one per rank")
     return places
 
 
@@ -147,14 +153,14 @@ def _itself(plan: Plan) -> Copies:
 
 
 def cut(plan: Plan, cluster: Cluster, nodes: Sequence[int] | None = None) -> Cut:
-    """Return the interface (of a device, a machine, or all of them together) that takes longest to carry its bytes.
+    """Return the interface that needs the most time to carry its bytes: that of a device, a machine, or all of them.
 
-    nodes  (n_ranks,) where the ranks are; by default the cluster's first workers
+    nodes  (n_ranks,) nodes of the ranks; None: the cluster's first workers
 
-    A message crosses the interfaces between its ends; :func:`ddlsim.plan.interfaces.least_crossing` bounds the bytes of
-    collectives: an all-reduce of m bytes over members in k places moves at least m bytes out of and into each place and
-    2 (k - 1) m into all together. Pushes to servers may be summed inside machines, but not between them. The burst of a
-    token bucket (docs/models/tcp.md) takes no time. The result is a lower bound for any algorithm.
+    The result is a lower bound for any algorithm. A message crosses the interfaces between its ends. For collectives,
+    :func:`ddlsim.plan.interfaces.least_crossing` bounds the bytes: an all-reduce of m bytes over members in k places
+    moves at least m bytes out of and into each place, and 2 (k - 1) m bytes into all places together. Pushes to servers
+    may be summed inside machines, but not between them. The burst of a token bucket (docs/models/tcp.md) takes no time.
     """
     every = np.ones(len(plan))
     return _narrowest(plan, _itself(plan), interfaces(cluster), nodes_of(plan, cluster, nodes), every, None, None)
@@ -459,7 +465,7 @@ class StepGraph:
         before = self._before[template.step[self._later] == number]
         back = number - template.step[before]
         if (back < 0).any():
-            raise ConfigError("plan: a task needs one of a later step")
+            raise ConfigError("plan: a task depends on a task of a later step")
         earlier = tuple(
             (steps, place[later[back == steps]], place[before[back == steps]])
             for steps in np.unique(back[back > 0]).tolist()

@@ -1,4 +1,4 @@
-"""Chakra execution traces as plans: of other tools (ASTRA-sim, PyTorch), and those that `to_chakra` has written.
+"""Chakra execution traces as plans: those of other tools (ASTRA-sim, PyTorch), and those written by `to_chakra`.
 
 Chakra execution traces as JSON: what ``chakra_jsonizer`` writes of a binary trace, one object for each message.
 
@@ -68,7 +68,7 @@ def _plain(node: Node) -> dict[str, Node]:
 def _node(place: Node, fields: dict[str, Node]) -> TraceNode:
     strange = next((name for name in fields if name not in _FIELDS), None)
     if strange is not None:
-        raise place.error(f"{strange!r} is no field of a node of Chakra's schema 0.0.4 to 1.0; leave it out")
+        raise place.error(f"{strange!r} is not a field of a node in Chakra's schema 0.0.4 to 1.0; leave it out")
     kind = fields["type"].value if "type" in fields else NODE_TYPES[0]
     if kind not in NODE_TYPES:
         raise place.error(f"type = {shown(kind)} is unknown; known: {listed(NODE_TYPES)}")
@@ -90,7 +90,7 @@ def _attributes(fields: dict[str, Node]) -> dict[str, Attribute]:
     for entry in fields["attr"].items() if "attr" in fields else []:
         parts = _plain(entry)
         if "name" not in parts:
-            raise entry.error("has no name; give every attribute one")
+            raise entry.error("has no name; every attribute needs one")
         value: Attribute = 0
         for kind, part in parts.items():
             if kind.endswith("val"):
@@ -144,17 +144,17 @@ def read_chakra(
 ) -> Plan:
     """Read a plan from Chakra execution traces, one file per rank: ``step.0.et``, ``step.1.et``, ...
 
-    path              of rank 0's file, or as for ASTRA-sim without the number: ``step`` or ``step.et``; the JSON output
-                      of ``chakra_jsonizer`` (``step.0.json``) is read, too
+    path              file of rank 0, or as for ASTRA-sim without the number: ``step`` or ``step.et``. JSON output of
+                      ``chakra_jsonizer`` (``step.0.json``) is accepted, too
     n_ranks           number of ranks that run the trace, if there is only one file
-    groups            ranks of process groups by ``pg_name``: a mapping, or the file that ASTRA-sim takes. By default
-                      those in PyTorch's trace, or the ranks whose files name the group
-    flops             speed ("100 TFLOP/s") of nodes with ``num_ops`` and no duration
-    memory_bandwidth  ("2 TB/s") at which these nodes also move their ``tensor_size`` (the roofline model)
+    groups            ranks of process groups by ``pg_name``: a mapping, or a file in ASTRA-sim's format. By default,
+                      the groups recorded in a PyTorch trace, otherwise the ranks whose files contain the group
+    flops             compute rate ("100 TFLOP/s") for nodes with ``num_ops`` and no duration
+    memory_bandwidth  rate ("2 TB/s") at which these nodes also move their ``tensor_size`` (roofline model)
 
     A trace written by :meth:`ddlsim.plan.Plan.to_chakra` gives the same plan again. In other traces, the nodes of a
     stream (or thread) run in the order in which they could start; without streams, a rank does one computation and one
-    exchange at a time, as in ASTRA-sim. ``comm_size`` is the input of a rank: for an all-gather its own part.
+    exchange at a time, as in ASTRA-sim. ``comm_size`` is the input of a rank: for an all-gather, its own part.
 
     Raises ConfigError, naming file and node, for an invalid trace and for content that a plan cannot express.
     """
@@ -163,10 +163,12 @@ def read_chakra(
     if is_plan(traces[0][1]):
         return plan_of_files(traces)
     if not any(node.type for _, _, nodes in traces for node in nodes):
-        raise ConfigError(f"{files[0]}: has no node; is it a Chakra trace (schema 0.0.4 or later)?")
+        raise ConfigError(f"{files[0]}: contains no nodes; is it a Chakra trace (schema 0.0.4 or later)?")
     if n_ranks is not None:
         if len(files) > 1 or not 1 <= n_ranks <= _MAX_RANKS:
-            raise ConfigError(f"read_chakra: n_ranks = {n_ranks}: there are {len(files)} files; leave n_ranks out")
+            raise ConfigError(
+                f"read_chakra: n_ranks = {n_ranks} has no effect with {len(files)} files; leave n_ranks out"
+            )
         traces *= n_ranks
     speed = si(flops, "flops") if flops is not None else None
     moves = si(memory_bandwidth, "bandwidth") if memory_bandwidth is not None else None
@@ -174,8 +176,9 @@ def read_chakra(
     for name, ranks in known.items():
         if ranks and max(ranks) >= len(traces):
             raise ConfigError(
-                f"{files[0]}: process group {name!r} has rank {max(ranks)}, but the traces are of {len(traces)} ranks; "
-                "give one file per rank (or n_ranks, for one that all do)"
+                f"{files[0]}: process group {name!r} contains rank {max(ranks)}, but there are traces of "
+                f"{len(traces)} ranks only; provide one file per rank, or set n_ranks if all ranks run the "
+                "same trace"
             )
     using: dict[str, list[int]] = {}
     for rank, (_, _, nodes) in enumerate(traces):
@@ -210,14 +213,14 @@ def trace_files(path: Path) -> list[Path]:
     if not names:
         if os.path.isfile(path):
             return [path]
-        raise ConfigError(f"{path}: no such file, nor {stem}.0{suffix} beside it; check the path")
+        raise ConfigError(f"{path}: no such file, and there is no {stem}.0{suffix} in its folder; check the path")
     if list(names.values()) == [path]:  # one that all ranks do, whatever its number
         return [path]
     missing = next((rank for rank in range(len(names)) if rank not in names), None)
     if missing is not None:
         raise ConfigError(
-            f"{path.parent / f'{stem}.{missing}{suffix}'}: no such file, but {names[max(names)].name} is there; "
-            "give one file per rank, numbered from 0"
+            f"{path.parent / f'{stem}.{missing}{suffix}'}: no such file, although there is "
+            f"{names[max(names)].name}; provide one file per rank, numbered from 0"
         )
     return [names[rank] for rank in range(len(names))]
 
@@ -233,16 +236,16 @@ def _groups(groups: str | Path | Mapping[str, Sequence[int]]) -> dict[str, tuple
         try:
             content = json.loads(read_bytes(Path(groups)))
         except (ValueError, RecursionError) as error:
-            raise ConfigError(f'{where}: is no JSON ({error}); write {{"1": [0, 1]}}') from None
+            raise ConfigError(f'{where}: invalid JSON ({error}); expected a mapping such as {{"1": [0, 1]}}') from None
     if not isinstance(content, Mapping):
-        raise ConfigError(f'{where}: must map names of groups to ranks, as in {{"1": [0, 1]}}')
+        raise ConfigError(f'{where}: must map names of groups to lists of ranks, such as {{"1": [0, 1]}}')
     return {str(name): _ranks(where, name, ranks) for name, ranks in content.items()}
 
 
 def _ranks(where: str, name: object, ranks: object) -> tuple[int, ...]:
     whole = isinstance(ranks, Sequence) and all(type(rank) is int and 0 <= rank < _MAX_RANKS for rank in ranks)
     if not isinstance(ranks, Sequence) or not whole or len(set(ranks)) < len(ranks):
-        raise ConfigError(f"{where}: group {shown(name)} is {shown(ranks)}; must list ranks, once each")
+        raise ConfigError(f"{where}: group {shown(name)} = {shown(ranks)}: must be a list of distinct ranks")
     return tuple(ranks)
 
 
@@ -290,7 +293,7 @@ class _Rank:
         number: dict[int, int] = {}
         for i, node in enumerate(nodes):
             if node.number in number:
-                raise self.error(node, "another node has the same number; give each its own")
+                raise self.error(node, "another node has the same number; numbers must be unique")
             number[node.number] = begin + i
         return number
 
@@ -315,7 +318,9 @@ class _Rank:
             memory = node.kind in ("MEM_LOAD_NODE", "MEM_STORE_NODE")
             operation.lane, operation.seconds = lane or ("memory" if memory else "compute"), self.seconds(node)
             if memory and not operation.seconds and self.amount(node, "tensor_size"):
-                raise self.error(node, "moves memory in no time, and a plan has no memory apart; give its duration")
+                raise self.error(
+                    node, "accesses memory but has no duration, and a plan has no separate memory; set its duration"
+                )
         else:
             self.travel(node, operation, lane)
         return operation
@@ -330,7 +335,7 @@ class _Rank:
             operation.group = self.groups[str(node.attributes.get("pg_name", ""))]
             kind = self.amount(node, "comm_type", None)
             if kind >= len(COLLECTIVES):
-                raise self.error(node, f"comm_type = {kind}: the schema knows 0 to {len(COLLECTIVES) - 1}")
+                raise self.error(node, f"comm_type = {kind}: the schema defines 0 to {len(COLLECTIVES) - 1}")
             operation.kind = _KIND_OF[COLLECTIVES[kind]]
             if operation.kind in (ALL_GATHER, GATHER):  # the size is that of a rank's own part
                 operation.nbytes *= len(operation.group)
@@ -340,8 +345,8 @@ class _Rank:
             if isinstance(dims, list) and not all(dims):
                 raise self.error(
                     node,
-                    f"involved_dim = {shown(dims)}: a plan has groups of ranks, no dimensions of a network; name "
-                    "its group (pg_name)",
+                    f"involved_dim = {shown(dims)}: a plan has groups of ranks, not network dimensions; set its "
+                    "group (pg_name)",
                 )
             return
         sends = node.kind == "COMM_SEND_NODE"
@@ -351,7 +356,7 @@ class _Rank:
             raise self.error(node, f"{own} = {node.attributes[own]}, in the file of rank {self.rank}")
         operation.peer = self.amount(node, other, None)
         if operation.peer == self.rank:
-            raise self.error(node, f"{other} = {self.rank}: is the rank itself; leave the message out")
+            raise self.error(node, f"{other} = {self.rank}: must be another rank; leave the message out")
 
     def seconds(self, node: TraceNode) -> float:
         """Return the compute time of a node: as measured, or from its number of operations."""
@@ -362,7 +367,7 @@ class _Rank:
                 raise self.error(node, f"its duration of {micros} us is out of range")
             return 1e-6 * micros
         if self.flops is None:
-            raise self.error(node, f"has num_ops = {n_ops} and no duration; give flops='...' to read_chakra")
+            raise self.error(node, f"has num_ops = {n_ops} but no duration; pass flops='...' to read_chakra")
         memory = self.amount(node, "tensor_size") / self.moves if self.moves is not None else 0.0
         return max(n_ops / self.flops, memory)
 
@@ -370,7 +375,7 @@ class _Rank:
         """Return a whole number of at least 0 that a node has as an attribute."""
         value = node.attributes.get(name, default)
         if value is None:
-            raise self.error(node, f"has no {name}, without which a plan cannot say what it does")
+            raise self.error(node, f"has no {name}, which a plan needs")
         if isinstance(value, list | str) or not 0 <= value < 2**63 or value != int(value):
             raise self.error(node, f"{name} = {shown(value)}: must be a whole number of at least 0")
         return int(value)

@@ -1,5 +1,7 @@
-"""Files of Chakra execution traces: one rank's nodes, as MLCommons Chakra's schema (``et_def.proto``, 0.0.4 to 1.0) has
-them: a ``GlobalMetadata`` message, then ``Node`` messages, each behind its length (https://github.com/mlcommons/chakra).
+"""Reader and writer for files of Chakra execution traces, one per rank.
+
+A file in MLCommons Chakra's schema (``et_def.proto``, 0.0.4 to 1.0; https://github.com/mlcommons/chakra) consists of a
+``GlobalMetadata`` message and ``Node`` messages, each preceded by its length.
 
 Protocol buffers on the wire: numbered fields of a message, and messages one after the other, each with its length.
 
@@ -40,7 +42,9 @@ def messages(data: bytes) -> Iterator[tuple[int, bytes]]:
         begin = at
         length, at = _varint(data, at, len(data))
         if length > len(data) - at:
-            raise WireError(f"byte {begin}: a message of {length} bytes is announced, {len(data) - at} are left")
+            raise WireError(
+                f"byte {begin}: expected a message of {length} bytes, but only {len(data) - at} bytes are left"
+            )
         yield at, data[at : at + length]
         at += length
 
@@ -60,9 +64,9 @@ def fields(data: bytes) -> Iterator[tuple[int, int, Value]]:
         elif wire in _SIZES:
             length = _SIZES[wire]
         else:
-            raise WireError(f"field {number} has the wire type {wire}, which no field of this format has")
+            raise WireError(f"field {number} has wire type {wire}, which this format does not use")
         if not number or length > end - at:
-            raise WireError(f"field {number} is cut off: {length} bytes announced, {end - at} are left")
+            raise WireError(f"field {number} is truncated: expected {length} bytes, but only {end - at} are left")
         yield number, wire, data[at : at + length]
         at += length
 
@@ -78,7 +82,7 @@ def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
                 break
             return value, at
         shift += 7
-    raise WireError("a number is cut off" if at >= end else "a number has more than 64 bits")
+    raise WireError("a number is truncated" if at >= end else "a number has more than 64 bits")
 
 
 def signed(value: int) -> int:
@@ -191,7 +195,7 @@ def read_nodes(path: Path) -> tuple[dict[str, Attribute], list[TraceNode]]:
             f"{path}: message {count}: {error}; is it a complete Chakra trace (schema 0.0.4 or later)?"
         ) from None
     if not data:
-        raise ConfigError(f"{path}: is empty; is it a complete Chakra trace?")
+        raise ConfigError(f"{path}: the file is empty; is it a complete Chakra trace?")
     return metadata or {}, nodes
 
 
@@ -212,7 +216,7 @@ def _node(message: bytes) -> TraceNode:
     parts = list(fields(message))
     strange = max((number for number, _, _ in parts), default=0)
     if strange > 10:
-        raise WireError(f"its node has a field {strange}, like those of schemas before 0.0.4, which are not read")
+        raise WireError(f"the node has field {strange}, as in schemas before 0.0.4, which are not supported")
     for number, wire, value in parts:
         if number in (4, 5):
             (node.control if number == 4 else node.data).extend(_numbers(number, wire, value))
@@ -225,16 +229,16 @@ def _node(message: bytes) -> TraceNode:
             node.inputs = next((_text(_bytes(n, v)) for n, _, v in fields(_bytes(number, value)) if n == 1), "")
         elif number in (1, 3, 7):
             if not isinstance(value, int):
-                raise WireError(f"field {number} of a node is no whole number")
+                raise WireError(f"field {number} of a node is not a whole number")
             setattr(node, {1: "number", 3: "type", 7: "micros"}[number], value)
     if node.type >= len(NODE_TYPES):
-        raise WireError(f"node {node.number} has the type {node.type}; the schema knows 0 to {len(NODE_TYPES) - 1}")
+        raise WireError(f"node {node.number} has type {node.type}; the schema defines types 0 to {len(NODE_TYPES) - 1}")
     return node
 
 
 def _bytes(number: int, value: int | bytes) -> bytes:
     if isinstance(value, int):
-        raise WireError(f"field {number} is a number where a text or message should stand")
+        raise WireError(f"field {number} is a number; expected a text or a message")
     return value
 
 
@@ -247,7 +251,7 @@ def _numbers(number: int, wire: int, value: int | bytes) -> list[int]:
     if isinstance(value, int):
         return [value]
     if wire != BYTES:
-        raise WireError(f"field {number} is no list of whole numbers")
+        raise WireError(f"field {number} is not a list of whole numbers")
     return [each for each in _packed(VARINT, value) if isinstance(each, int)]
 
 
@@ -256,7 +260,7 @@ def _packed(wire: int, data: bytes) -> list[int | bytes]:
     size = {FIXED64: 8, FIXED32: 4}.get(wire)
     if size is not None:
         if len(data) % size:
-            raise WireError("a list of numbers is cut off")
+            raise WireError("a list of numbers is truncated")
         return [data[i : i + size] for i in range(0, len(data), size)]
     out: list[int | bytes] = []
     value = shift = 0
@@ -269,7 +273,7 @@ def _packed(wire: int, data: bytes) -> list[int | bytes]:
             out.append(value)
             value = shift = 0
     if shift:
-        raise WireError("a list of numbers is cut off")
+        raise WireError("a list of numbers is truncated")
     return out
 
 
@@ -312,7 +316,7 @@ def _scalar(number: int, wire: int, value: int | bytes) -> Scalar:
         if number in _ZIGZAG:
             return value >> 1 ^ -(value & 1)
         return signed(value) if number in _SIGNED else value
-    raise WireError(f"an attribute's field {number} has the wire type {wire}, which does not fit its type")
+    raise WireError(f"field {number} of an attribute has wire type {wire}, which does not match its type")
 
 
 # ---------------------------------------------------------------- writing
@@ -338,7 +342,7 @@ def _named(name: str) -> bytes:
 def _encoded(name: str, value: Attribute) -> bytes:
     """Return an attribute: tags and ranks as 32 bits, other whole numbers as 64, as ASTRA-sim reads them."""
     if isinstance(value, list):
-        raise TypeError(f"attribute {name}: lists are not written")
+        raise TypeError(f"attribute {name}: lists cannot be written")
     if isinstance(value, bool):
         number: int = _BOOL
     elif isinstance(value, int):

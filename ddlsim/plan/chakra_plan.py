@@ -1,4 +1,4 @@
-"""Plans as Chakra execution traces, and back without loss: attributes hold what the schema lacks."""
+"""Plans as Chakra execution traces, and back without loss: attributes store what the schema lacks."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def _check(plan: Plan) -> None:
     needing = np.repeat(np.arange(len(plan)), np.diff(plan.need_offsets))
     for i in np.flatnonzero(plan.rank[plan.needs] != plan.rank[needing])[:1].tolist():
         raise ConfigError(
-            f"to_chakra: {plan.task(int(needing[i]))} needs {plan.task(int(plan.needs[i]))}: a trace has no needs "
-            "between ranks; let a message of 0 bytes tell"
+            f"to_chakra: {plan.task(int(needing[i]))} depends on {plan.task(int(plan.needs[i]))} of "
+            "another rank, which a trace cannot express; use a message of 0 bytes instead"
         )
 
 
@@ -67,7 +67,7 @@ def _told(queue: object) -> list[object]:
     for name, kind in _QUEUES.items():
         if type(queue) is kind:
             return [name, vars(queue)]
-    raise ConfigError(f"to_chakra: queue {queue!r}: no trace can say how it decides; use UrgentQueue or FusedQueue")
+    raise ConfigError(f"to_chakra: queue {queue!r} cannot be stored in a trace; use UrgentQueue or FusedQueue")
 
 
 def _node(plan: Plan, row: int) -> TraceNode:
@@ -114,16 +114,16 @@ def plan_of_files(traces: Sequence[tuple[Path, Mapping[str, Attribute], Sequence
         common = json.loads(str(metadata[_PLAN]))
         if common["n_ranks"] != len(traces):
             raise ConfigError(
-                f"{file}: is one of {common['n_ranks']} files of a plan, {len(traces)} of which are there; put them "
-                "together"
+                f"{file}: the plan consists of {common['n_ranks']} files, but only {len(traces)} are there; "
+                "put all of them into one folder"
             )
         return _plan(traces, common)
     except ConfigError as error:
         raise ConfigError(str(error) if str(error).startswith(str(file)) else f"{file}: {error}") from None
     except (KeyError, TypeError, ValueError, IndexError, OverflowError, RecursionError) as error:
         raise ConfigError(
-            f"{file}: its ddlsim attributes are damaged ({type(error).__name__}: {error}); write it anew, or take them "
-            "out to read it as anybody's trace"
+            f"{file}: the ddlsim attributes are damaged ({type(error).__name__}: {error}); export the "
+            "plan again, or remove these attributes to read the file as an ordinary trace"
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""Checks that a plan trains correctly: `check` raises for the first rule that is broken, and names the task.
+"""Check that a plan trains correctly: `check` raises for the first violated rule, and names the task.
 
 Like :mod:`ddlsim.collectives.check` for schedules, it replays gradients as numbers that stand for micro-batches: a part
 is complete if the numbers of all micro-batches have been added, each exactly once.
@@ -42,14 +42,16 @@ def _messages(plan: Plan) -> None:
         keys = plan.key[rows]
         again = np.ones(len(keys), dtype=np.bool_)
         again[np.unique(keys, return_index=True)[1]] = False
-        _refuse(plan, rows, again, "another row has the same key; give every message its own")
+        _refuse(plan, rows, again, "another row has the same key; every message needs its own")
     send, receive = send[np.argsort(plan.key[send])], receive[np.argsort(plan.key[receive])]
     wrong = (plan.peer[send] != plan.rank[receive]) | (plan.peer[receive] != plan.rank[send])
     for a, b in zip(send[wrong].tolist(), receive[wrong].tolist(), strict=True):
-        raise ConfigError(f"plan: {plan.task(a)}: no task receives it: the other end is {plan.task(b)}")
+        raise ConfigError(f"plan: {plan.task(a)} has no matching receive; the task at the other end is {plan.task(b)}")
     unequal = plan.nbytes[send] != plan.nbytes[receive]
     for a, b in zip(send[unequal].tolist(), receive[unequal].tolist(), strict=True):
-        raise ConfigError(f"plan: {plan.task(a)} has {plan.nbytes[a]:.0f} bytes, {plan.task(b)} {plan.nbytes[b]:.0f}")
+        raise ConfigError(
+            f"plan: {plan.task(a)} has {plan.nbytes[a]:.0f} bytes, but {plan.task(b)} has {plan.nbytes[b]:.0f}"
+        )
 
 
 def _collectives(plan: Plan) -> None:
@@ -65,8 +67,8 @@ def _collectives(plan: Plan) -> None:
         wrong = column[rows] != column[leader]
         for row, other in zip(rows[wrong].tolist(), leader[wrong].tolist(), strict=True):
             raise ConfigError(
-                f"plan: {plan.task(row)} and {plan.task(other)} are one collective (key {plan.key[row]}) but differ in "
-                f"{text}: {column[row]:g}, {column[other]:g}"
+                f"plan: {plan.task(row)} and {plan.task(other)} belong to one collective (key "
+                f"{plan.key[row]}) but differ in {text}: {column[row]:g} and {column[other]:g}"
             )
     belongs = np.zeros((len(plan.groups), plan.n_ranks), dtype=np.bool_)
     for i, group in enumerate(plan.groups):
@@ -80,11 +82,11 @@ def _collectives(plan: Plan) -> None:
     for name, column in (("group", plan.peer), ("kind", plan.kind)):
         served = np.full(len(plan.queues), -1, dtype=np.int64)
         served[plan.queue[queued]] = column[queued]
-        _refuse(plan, queued, column[queued] != served[plan.queue[queued]], f"its queue serves another {name} too")
+        _refuse(plan, queued, column[queued] != served[plan.queue[queued]], f"its queue is also used by another {name}")
     is_server = np.isin(np.arange(plan.n_ranks), plan.servers)
     behind = np.array([_servers_behind(is_server[list(group)]) for group in plan.groups], dtype=np.bool_)
     wrong = (plan.kind[rows] == PUSH_PULL) & ~behind[plan.peer[rows]]
-    _refuse(plan, rows, wrong, "its group must be workers and, behind them, servers (Plan.servers)")
+    _refuse(plan, rows, wrong, "its group must consist of workers followed by servers (Plan.servers)")
     sizes = belongs.sum(axis=1)
     lacking = np.bincount(which.reshape(-1)) < sizes[plan.peer[rows[first]]]
     for row in rows[first][lacking].tolist():
@@ -104,26 +106,29 @@ def _refuse(plan: Plan, rows: Ints, wrong: Bools, problem: str) -> None:
 
 
 def check(plan: Plan) -> None:
-    """Check a plan. Raises ConfigError, naming the task, unless
+    """Check that a plan can run and trains a model correctly.
 
-    - every message has one sender and one receiver, and every collective all members of its group, once each;
-    - everything can run: no cycles among dependencies, lanes or collectives that are entered in conflicting orders;
-    - every micro-batch of every step passes every layer forward once and backward once, in that order, backward on the
-      rank with its activations; between ranks a message carries it, sent after one pass and received before the next;
-      separate weight gradients come after those of the input, once each;
-    - before an update, every micro-batch's gradient of its layers has been summed exactly once, and each bucket is sent
-      after the backward passes that fill it;
-    - weights are updated once per step where they are used, and before the next step uses them.
+    Raises ConfigError, naming the task, for the first violated rule:
 
-    If ranks split layers (``plan.tensor``), all this holds for each part of them.
+    - Every message has one sender and one receiver. Every collective is entered once by each member of its group.
+    - Everything can run: there are no cycles among dependencies and lanes, and no collectives entered in conflicting
+      orders.
+    - In every step, every micro-batch passes every layer forward once, then backward once, on the rank that holds its
+      activations. Between ranks, a message carries it, sent after one pass and received before the next. Separate
+      weight gradients are computed once each, after those of the input.
+    - Before an update, the gradients of all micro-batches have been summed, each exactly once. A bucket is sent after
+      the backward passes that fill it.
+    - Weights are updated once per step where they are used, and before the next step uses them.
 
-    If ``plan.delays`` sets the age of the weights of gradients, micro-batches pass the model once over all steps,
-    except those without a backward pass at the end; all gradients of a micro-batch are in one update; the weights that
-    it uses on a layer exist, at the age set; and gradients of an update are summed after those of the previous update
-    have been used.
+    If ranks split layers (``plan.tensor``), these rules apply to each part.
+
+    If ``plan.delays`` sets the age of the weights of gradients, each micro-batch passes the model once over all steps,
+    except the last ones, which may lack a backward pass. All gradients of a micro-batch belong to one update. The
+    weights that it uses on a layer exist, at the age set. Gradients of an update are summed after those of the previous
+    update have been used.
 
     The order of two tasks of a rank must follow from the lanes and dependencies of that rank. For plans without layers
-    (only work and messages) only the first two rules apply.
+    (only work and messages), only the first two rules apply.
     """
     check_exchanges(plan)
     order = Order(plan)
@@ -175,14 +180,14 @@ def _check_passes(plan: Plan, order: Order) -> None:
     )
     elsewhere = plan.rank[forward[first]] != plan.rank[rest[second]]
     for a, b in zip(forward[first][elsewhere].tolist(), rest[second][elsewhere].tolist(), strict=True):
-        raise ConfigError(f"plan: {plan.task(b)}: its activations are on another rank, where {plan.task(a)} ran")
+        raise ConfigError(f"plan: {plan.task(b)} runs without its activations, which are on the rank of {plan.task(a)}")
     order.demand(forward[first], rest[second], "whose activations it uses")
     apart, inputs = plan.rows(BACKWARD_WEIGHT), plan.rows(BACKWARD_INPUT)
     sides = [passage[rows] for rows in (inputs, apart)]
     first, second = overlapping(
         sides[0], plan.first[inputs], plan.end[inputs], sides[1], plan.first[apart], plan.end[apart]
     )
-    order.demand(inputs[first], apart[second], "which makes the gradient that it uses")
+    order.demand(inputs[first], apart[second], "which computes the gradient that it uses")
 
 
 def _check_carried(plan: Plan, order: Order, first: Ints, second: Ints, cut: Ints) -> None:
@@ -201,12 +206,13 @@ def _check_carried(plan: Plan, order: Order, first: Ints, second: Ints, cut: Int
     wrong = np.setdiff1d(np.arange(len(first)), i[good])
     for pair in wrong[:1].tolist():
         messages = j[i == pair]
-        order.demand(np.repeat(first[pair], len(messages)), sends[messages], "whose results it brings")
-        order.demand(receives[messages], np.repeat(second[pair], len(messages)), "which brings what it goes on with")
+        order.demand(np.repeat(first[pair], len(messages)), sends[messages], "whose results it carries")
+        order.demand(receives[messages], np.repeat(second[pair], len(messages)), "which carries its input")
         a, b = int(first[pair]), int(second[pair])
         raise ConfigError(
-            f"plan: {plan.task(b)} follows {plan.task(a)} on another rank, and no message brings batch {plan.batch[a]} "
-            f"over the cut before layer {cut[a]} from rank {plan.rank[a]} to rank {plan.rank[b]} in step {plan.step[a]}"
+            f"plan: {plan.task(b)} follows {plan.task(a)} on another rank, but no message carries batch "
+            f"{plan.batch[a]} across the cut before layer {cut[a]} from rank {plan.rank[a]} to rank "
+            f"{plan.rank[b]} in step {plan.step[a]}"
         )
 
 
@@ -217,8 +223,8 @@ def _check_one_update(plan: Plan, backward: Ints) -> None:
     wrong = plan.step[backward] != plan.step[leader]
     for row, other in zip(backward[wrong][:1].tolist(), leader[wrong][:1].tolist(), strict=True):
         raise ConfigError(
-            f"plan: {plan.task(row)}: its gradient is in another update than that of {plan.task(other)}; let all ranks "
-            "update with the same micro-batches"
+            f"plan: {plan.task(row)}: its gradient belongs to a different update than that of "
+            f"{plan.task(other)}; all ranks must update with the same micro-batches"
         )
 
 
@@ -230,7 +236,7 @@ def _each_once(plan: Plan, kinds: tuple[int, ...], passage: Ints, n_passages: in
     """
     rows = plan.rows(*kinds)
     for row in rows[(plan.batch[rows] < 0) | (plan.end[rows] <= plan.first[rows])].tolist():
-        raise ConfigError(f"plan: {plan.task(row)}: it has no micro-batch or no layers")
+        raise ConfigError(f"plan: {plan.task(row)} has no micro-batch or no layers")
     rows = rows[np.lexsort((plan.first[rows], passage[rows]))]
     name = KINDS[kinds[-1] if (plan.kind[rows] == kinds[-1]).any() else kinds[0]].replace("_", "-")
     passes = passage[rows]
@@ -239,16 +245,16 @@ def _each_once(plan: Plan, kinds: tuple[int, ...], passage: Ints, n_passages: in
         one = int(missing[0]) if n_passages else 0
         step, batch = divmod(one, n_passages // plan.n_steps) if n_passages and not plan.delays else (-1, one)
         where = f" of step {step}" if step >= 0 else ""
-        raise ConfigError(f"plan: batch {batch}{where} never goes {name}; every micro-batch must once")
+        raise ConfigError(f"plan: batch {batch}{where} has no {name} pass; every micro-batch needs one")
     begins = np.diff(passes, prepend=-1) != 0
     expected = np.where(begins, 0, np.concatenate([[0], plan.end[rows][:-1]]))
     wrong = plan.first[rows] != expected
     for row, layer in zip(rows[wrong].tolist(), expected[wrong].tolist(), strict=True):
         first = int(plan.first[row])
         if first < layer:
-            raise ConfigError(f"plan: {plan.task(row)}: layer {first} goes {name} a second time for this batch")
-        raise ConfigError(f"plan: {plan.task(row)}: layer {layer} never goes {name} for this batch")
+            raise ConfigError(f"plan: {plan.task(row)}: layer {first} has a second {name} pass for this batch")
+        raise ConfigError(f"plan: {plan.task(row)}: layer {layer} has no {name} pass for this batch")
     last = np.append(begins[1:], True)
     for row in rows[last & (passes < n_passages) & (plan.end[rows] < plan.n_layers)].tolist():
-        raise ConfigError(f"plan: {plan.task(row)}: layer {plan.end[row]} never goes {name} for this batch")
+        raise ConfigError(f"plan: {plan.task(row)}: layer {plan.end[row]} has no {name} pass for this batch")
     return rows

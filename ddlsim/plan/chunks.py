@@ -1,4 +1,4 @@
-"""A model in pieces: contiguous chunks of layers, balanced or as given, and what must cross each cut."""
+"""Contiguous chunks of a model's layers, balanced or as specified, and the data that must cross each cut."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from ddlsim.workload.precision import ELEMENT_NBYTES
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """The layers `first` to `end` - 1 of a model, that one rank computes.
+    """The layers `first` to `end` - 1 of a model, computed by one rank.
 
-    workload  their cost for a micro-batch, as :meth:`Workload.cut` returns it
-    kept      bytes of activations that it keeps of a micro-batch, if not the sum over its layers
-    enters    bytes of a micro-batch's activations over the cut before the chunk, and of their gradients: all tensors
-              that are produced before and used after the cut (for the first chunk: the model's input)
+    workload  cost of the layers for a micro-batch, as returned by :meth:`Workload.cut`
+    enters    bytes of activations that enter the chunk per micro-batch, and of their gradients: all tensors produced
+              before and used after the cut (for the first chunk: the model's input)
+    kept      bytes of activations stored per micro-batch; None: the sum over the layers
     """
 
     first: int
@@ -38,15 +38,17 @@ class Chunk:
 
     @cached_property
     def weight_seconds(self) -> Floats:
-        """Seconds of each layer's backward pass that make the gradient of its weights, (n_layers,): all of them where
-        its input needs no gradient, else half (:mod:`ddlsim.workload.compute`)."""
+        """Part of each layer's backward pass that computes the gradient of its weights, in s, (n_layers,).
+
+        It is the whole pass if the input needs no gradient, else half (:mod:`ddlsim.workload.compute`).
+        """
         layers = self.workload.model.layers
         share = [0.0 if not layer.n_params else 0.5 if layer.input_grad else 1.0 for layer in layers]
         return np.asarray(np.array(share) * self.workload.backward, dtype=np.float64)
 
     @cached_property
     def stored(self) -> Floats:
-        """Bytes of activations that each layer keeps of a micro-batch, (n_layers,), scaled to the total kept."""
+        """Bytes of activations that each layer stores per micro-batch, (n_layers,), scaled to the total kept."""
         stored = stored_nbytes(self.workload)
         return stored if self.kept is None else stored * (self.kept / max(float(stored.sum()), 1.0))
 
@@ -59,8 +61,11 @@ def stored_nbytes(workload: Workload) -> Floats:
 
 
 def crossing_nbytes(workload: Workload) -> Floats:
-    """Return the bytes of a (micro-)batch that cross a cut before each layer, (n_layers,): of all tensors, each once,
-    that are produced before and used after it. A tensor that skips layers (a residual, say) counts at every cut."""
+    """Return the bytes of a (micro-)batch that cross a cut before each layer, (n_layers,).
+
+    These are all tensors produced before and used after the cut, each once. A tensor that skips layers, such as a
+    residual, counts at every cut.
+    """
     return _crossing(workload).copy()
 
 
@@ -76,7 +81,7 @@ def _crossing(workload: Workload) -> Floats:
 
 
 def between_blocks(model: Model) -> list[int]:
-    """Return the layers before which a cut crosses a single tensor: not inside a block with a residual connection."""
+    """Return the layers before which a cut crosses a single tensor, and so no residual connection."""
     count = np.zeros(len(model.layers) + 1, dtype=np.int64)
     for made, used in _tensors(model):
         count[made + 1] += 1
@@ -131,7 +136,7 @@ def _branches(node: Residual | Concat | Side) -> Iterator[tuple[Node, ...]]:
 
 @checked
 def chunks_at(workload: Workload, cuts: Sequence[Index]) -> tuple[Chunk, ...]:
-    """Return the chunks of a model that is cut before these layers.
+    """Return the chunks of a model that is cut before the layers `cuts`.
 
     Raises ConfigError for cuts that do not increase or leave a chunk empty.
     """
@@ -140,8 +145,8 @@ def chunks_at(workload: Workload, cuts: Sequence[Index]) -> tuple[Chunk, ...]:
     for before, cut in itertools.pairwise(ends):
         if not before < cut <= n_layers:
             raise ConfigError(
-                f"cuts = {list(cuts)}: must be layers of {workload.model.name} to cut before, increasing, from 1 to "
-                f"{n_layers - 1}"
+                f"cuts = {list(cuts)}: must be increasing layers from 1 to {n_layers - 1}, before which "
+                f"{workload.model.name} is cut"
             )
     enters = crossing_nbytes(workload)
     return tuple(
@@ -153,12 +158,13 @@ def chunks_at(workload: Workload, cuts: Sequence[Index]) -> tuple[Chunk, ...]:
 def balanced(
     workload: Workload, stages: Count, chunks: Count = 1, at: Sequence[Index] | None = None
 ) -> tuple[Chunk, ...]:
-    """Return `stages` * `chunks` contiguous chunks of a model, with the slowest as fast as possible and, among such
-    cuts, the fewest bytes across them.
+    """Split a model into `stages` * `chunks` contiguous chunks so that the slowest one is as fast as possible.
+
+    Among such splits, it returns the one with the fewest bytes across cuts.
 
     at  layers before which the model may be cut; None: any
 
-    Raises ConfigError for more chunks than there are pieces.
+    Raises ConfigError if there are fewer pieces than chunks.
     """
     return chunks_at(workload, balanced_cuts(workload, stages, chunks, at))
 
@@ -183,8 +189,9 @@ def balanced_cuts(
     if n_chunks > pieces:
         what = f"stages = {stages}" if chunks == 1 else f"stages {stages} x chunks {chunks} = {n_chunks}"
         raise ConfigError(
-            f"balanced: {what}: {workload.model.name} has {pieces} "
-            f"{'layers' if at is None else 'pieces between the layers where it may be cut'}; use {pieces} at most"
+            f"balanced: {what}: {workload.model.name} has only {pieces} "
+            f"{'layers' if at is None else 'pieces between the layers where it may be cut'}; use at most "
+            f"{pieces}"
         )
     return _best_cuts(tuple(of_chunks) or (workload,) * n_chunks, tuple(allowed.tolist()))
 

@@ -39,24 +39,25 @@ def data_parallel(
     layer_by_layer: bool = False,
     no_sync: bool = True,
 ) -> StepProgram:
-    """Return the program of synchronous data-parallel training.
+    """Return the step program of synchronous data-parallel training.
 
-    workloads       of each rank; or one for all, with ``n_ranks``
-    buckets         gradients that are sent together (:mod:`ddlsim.workload.buckets`): ``one_bucket`` after the backward
-                    pass, ``per_layer`` (Zhang et al. 2017, Poseidon), ``ddp_buckets`` (Li et al. 2020, PyTorch DDP)
-    accumulation    micro-batches of each rank in a step; gradients are sent during the backward pass of the last
+    workloads       workload of each rank; or one for all, with ``n_ranks``
+    buckets         function that groups gradients to be sent together (:mod:`ddlsim.workload.buckets`): ``one_bucket``
+                    after the backward pass, ``per_layer`` (Zhang et al. 2017, Poseidon), ``ddp_buckets`` (Li et al.
+                    2020, PyTorch DDP)
+    accumulation    micro-batches per rank and step; gradients are sent during the backward pass of the last one
     queue           chooses the ready bucket to send next: ``UrgentQueue`` or ``FusedQueue``; None: in order
-    layer_by_layer  True: each layer is updated when its own gradients have arrived, and the next forward pass goes on
-                    as far as layers have been updated (Peng et al. 2019, ByteScheduler); every bucket must belong to a
-                    single layer. False: all layers are updated when all gradients have arrived
-    no_sync         False: gradients are summed after every micro-batch, in order
+    layer_by_layer  True: each layer is updated as soon as its own gradients have arrived, and the next forward pass
+                    starts while later layers are still waiting (Peng et al. 2019, ByteScheduler); every bucket must
+                    belong to a single layer. False: all layers are updated when all gradients have arrived
+    no_sync         True: accumulate gradients locally; False: sum them over the ranks after every micro-batch, in order
 
     A rank has the lanes "compute" and "stream". A bucket enters the stream when the backward pass has finished its
-    layers. In order, its all-reduce begins on a rank when the previous one has ended there.
-    Layers hold their activations from the forward pass to their backward pass. The program leaves out constant memory
-    (parameters, gradients and momentum).
+    layers. In order, its all-reduce begins on a rank when the previous one has ended there. Layers hold their
+    activations from the forward pass to their backward pass. The program does not include constant memory (parameters,
+    gradients and momentum).
 
-    Raises ConfigError for workloads of different models, and for buckets that leave gradients out or come too early.
+    Raises ConfigError for workloads of different models, and for buckets that omit gradients or come too early.
     """
     each = each_rank(workloads, n_ranks, accumulation)
     chosen = tuple(buckets(each[0]))
@@ -82,21 +83,22 @@ def sharded(
     no_sync: bool = True,
     param_dtype: str | None = None,
 ) -> StepProgram:
-    """Return the program of data-parallel training in which each rank updates its shard of every bucket (ZeRO stage 1,
-    Rajbhandari et al. 2020, arXiv:1910.02054, section 5.1).
+    """Return the step program of data-parallel training with a sharded optimizer (ZeRO stage 1).
 
-    The schedule is that of Megatron-LM's distributed optimizer with ``overlap_grad_reduce`` and
-    ``overlap_param_gather`` (NVIDIA, Megatron Core, ``DistributedDataParallel``): buckets are reduce-scattered during
-    the (last) backward pass; when all have arrived, a rank updates its shards; the updated parameters are all-gathered
-    bucket by bucket, those near the input first, and the next forward pass goes on as far as they have arrived. Without
-    `overlap` it starts when all have. Without `no_sync` buckets are reduce-scattered during the backward pass of every
-    micro-batch, and shards accumulated (stage 2, which has no memory for unsharded gradients).
+    Each rank updates its shard of every bucket (Rajbhandari et al. 2020, arXiv:1910.02054, section 5.1). The schedule
+    is that of Megatron-LM's distributed optimizer with ``overlap_grad_reduce`` and ``overlap_param_gather`` (NVIDIA,
+    Megatron Core, ``DistributedDataParallel``). Buckets are reduce-scattered during the (last) backward pass. When all
+    have arrived, a rank updates its shards. The updated parameters are all-gathered bucket by bucket, starting near the
+    input, while the next forward pass uses those that have arrived.
 
-    Weights are gathered in `param_dtype`, by default the dtype of the computation (DeepSpeed and Megatron cast their
-    fp32 weights to 16 bits and gather these), whatever the dtype of the gradient sums.
+    overlap      False: the next forward pass starts when all parameters have arrived
+    no_sync      False: buckets are reduce-scattered during the backward pass of every micro-batch, and shards
+                 accumulated (stage 2, which stores no unsharded gradients)
+    param_dtype  dtype of the gathered weights, independent of that of the gradients; None: the dtype of the computation
+                 (DeepSpeed and Megatron cast their fp32 weights to 16 bits and gather these)
 
     The other arguments, lanes and errors are those of :func:`data_parallel`. An update takes 1 / n_ranks of the
-    optimizer's time; if its rule needs norms of layers (LARS, LAMB), ranks first combine the norms of their shards.
+    optimizer's time. If its rule needs norms of layers (LARS, LAMB), ranks first combine the norms of their shards.
     """
     each = each_rank(workloads, n_ranks, accumulation)
     chosen = tuple(buckets(each[0]))
@@ -118,8 +120,8 @@ def _check_layer_by_layer(parts: Sequence[Part], queue: Queue | None) -> None:
     for i, part in enumerate(parts):
         if part.end > part.first + 1:
             raise ConfigError(
-                f"data_parallel: layer_by_layer: bucket {i} is of layers {part.first} to {part.end - 1}; use buckets "
-                "of one layer each, such as per_layer"
+                f"data_parallel: layer_by_layer: bucket {i} covers the layers {part.first} to {part.end - 1}; "
+                "use buckets of a single layer, such as per_layer"
             )
     if queue is None:
         raise ConfigError("data_parallel: layer_by_layer needs a queue, such as UrgentQueue(in_flight=4)")
@@ -135,12 +137,12 @@ def each_rank(workloads: Workload | Sequence[Workload], n_ranks: int | None, acc
         return [workloads] * n_ranks
     each = list(workloads)
     if not each or n_ranks not in (None, len(each)):
-        raise ConfigError(f"plan: {len(each)} workloads for n_ranks = {n_ranks!r}; give one for each rank")
+        raise ConfigError(f"plan: {len(each)} workloads for n_ranks = {n_ranks!r}; provide one workload per rank")
     for rank, workload in enumerate(each):
         if not np.array_equal(workload.tensor_nbytes, each[0].tensor_nbytes):
             raise ConfigError(
-                f"plan: the gradients of rank {rank} ({workload.model.name}) are not those of rank 0 "
-                f"({each[0].model.name}); give all ranks the same model and gradient_dtype"
+                f"plan: the gradients of rank {rank} ({workload.model.name}) differ from those of rank 0 "
+                f"({each[0].model.name}); all ranks need the same model and gradient_dtype"
             )
     return each
 
@@ -149,7 +151,10 @@ def parts_of(workload: Workload, buckets: Sequence[Bucket]) -> tuple[Part, ...]:
     """Return which layers' gradients each bucket has: buckets take the tensors in backward order."""
     sent, total = float(sum(bucket.nbytes for bucket in buckets)), workload.gradient_nbytes
     if not abs(sent - total) <= 1e-9 * total:
-        raise ConfigError(f"plan: the buckets carry {sent:.0f} of {total:.0f} bytes of gradients")
+        raise ConfigError(
+            f"plan: the buckets contain {sent:.0f} of {total:.0f} bytes of gradients; they must contain "
+            "every gradient once"
+        )
     ends = np.cumsum(workload.tensor_nbytes[::-1])
     starts = np.cumsum([0.0, *(bucket.nbytes for bucket in buckets[:-1])])
     tensor = np.minimum(np.searchsorted(ends, starts + 1e-9 * total, side="right"), len(ends) - 1)
@@ -302,8 +307,8 @@ def _backward(
     for part, bucket in enumerate(buckets):
         if bucket.ready_layer > layer:
             raise ConfigError(
-                f"plan: bucket {part} is ready at layer {bucket.ready_layer}, those before it at layer "
-                f"{layer}; list buckets as they become ready"
+                f"plan: bucket {part} is ready at layer {bucket.ready_layer}, but an earlier bucket is ready "
+                f"at layer {layer}; list buckets in the order in which they become ready"
             )
         if bucket.ready_layer < layer:
             rows.append(_row(BACKWARD, micro=micro, first=bucket.ready_layer, end=layer))

@@ -12,10 +12,12 @@ from ddlsim.plan.plan import ALL_REDUCE, COLUMNS, KINDS, RECEIVE, SEND, Lane, Pa
 
 
 class Draft:
-    """A plan under construction, for a model of `n_layers` layers whose gradients are exchanged in `parts`.
+    """A plan under construction.
 
-    `servers` are the ranks that are parameter servers, `delays` the age in updates of each layer's weights if steps
-    overlap.
+    n_layers  number of layers of the model
+    parts     parts in which its gradients are exchanged
+    servers   ranks that are parameter servers
+    delays    age of each layer's weights, in updates, if steps overlap
 
     >>> from ddlsim.plan import Draft
     >>> draft = Draft()
@@ -43,9 +45,9 @@ class Draft:
         self, rank: int, seconds: float, name: str = "", *, kind: str = "compute", lane: str = "compute", step: int = 0,
         batch: int = -1, layers: tuple[int, int] = (0, 0), needs: Iterable[int] = (), holds: float = 0.0,
     ) -> int:  # fmt: skip
-        """Add work of a rank; a pass or an update is for the layers ``layers[0]`` to ``layers[1] - 1``.
+        """Add work on a rank, and return its row.
 
-        Returns its row.
+        A pass or an update covers the layers ``layers[0]`` to ``layers[1] - 1``.
         """
         if kind not in KINDS[:SEND]:
             raise unknown_name("kind of work", kind, KINDS[:SEND])
@@ -58,10 +60,10 @@ class Draft:
         self, src: int, dst: int, nbytes: float, name: str = "", *, step: int = 0, needs: Iterable[int] = (),
         lanes: tuple[str, str] = ("stream", "stream"), batch: int = -1, cut: int = 0,
     ) -> tuple[int, int]:  # fmt: skip
-        """Add a message between ranks, sent when the rows that it `needs` have ended; return the rows of both ends.
+        """Add a message between ranks, and return the rows of its send and its receive.
 
-        With `cut` it carries the tensors of a micro-batch that cross the cut before that layer: activations in the
-        forward pass, gradients in the backward pass.
+        It is sent when the rows in `needs` have ended. With `cut`, it carries the tensors of a micro-batch that cross
+        the cut before that layer: activations in the forward pass, gradients in the backward pass.
         """
         key, layers = self._new_key(), (cut, cut)
         send = self._add(
@@ -76,15 +78,18 @@ class Draft:
         self, kind: str, group: Sequence[int], nbytes: float, needs: Sequence[Iterable[int]] = (), name: str = "", *,
         step: int = 0, part: int = -1, lane: str = "stream",
     ) -> list[int]:  # fmt: skip
-        """Add a collective of a group of ranks, each of which enters after the rows that it `needs`; return its rows.
+        """Add a collective of a group of ranks, and return its rows.
 
-        `part` is the gradient part that it sums, or whose updated weights it distributes.
+        Member i enters it when the rows in ``needs[i]`` have ended. `part` is the gradient part that it sums, or whose
+        updated weights it distributes.
         """
         if kind not in KINDS[ALL_REDUCE:]:
             raise unknown_name("kind of collective", kind, KINDS[ALL_REDUCE:])
         members = tuple(group)
         if needs and len(needs) != len(members):
-            raise ConfigError(f"needs has {len(needs)} entries for a group of {len(members)}; give one per member")
+            raise ConfigError(
+                f"needs: has {len(needs)} entries for a group of {len(members)} ranks; provide one per member"
+            )
         key, number = self._new_key(), self._groups.setdefault(members, len(self._groups))
         return [
             self._add(
@@ -98,7 +103,7 @@ class Draft:
     all_reduce = functools.partialmethod(collective, "all_reduce")
 
     def plan(self) -> Plan:
-        """Return the plan so far. It has not been checked."""
+        """Return the plan so far, unchecked."""
         names = [name for name in COLUMNS if name != "every"]
         columns = np.array(self._rows, dtype=np.float64).reshape(len(self._rows), len(names)).T
         lengths = [len(needs) for needs in self._needs]

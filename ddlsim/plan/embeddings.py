@@ -29,37 +29,38 @@ def embeddings(
     indices: str = "exchanged",
     bottom_rank: int | None = None,
 ) -> StepProgram:
-    """Return the program of training with distributed tables (Naumov et al. 2019, arXiv:1906.00091, section 4).
+    """Return the step program of training with distributed embedding tables.
 
-    A rank sends indices to the ranks that hold the tables, looks up rows for the samples of all ranks, and sends each
-    rank the vectors of its samples; meanwhile it computes the layers before the tables (the bottom MLP). With all
-    vectors it computes the rest forward and, down to the tables, backward; the gradients of the vectors are sent back
-    during the backward pass of the bottom MLP and the all-reduces of both MLPs' gradients; rows and MLPs are updated.
+    The schedule is that of DLRM (Naumov et al. 2019, arXiv:1906.00091, section 4). A rank sends indices to the ranks
+    that hold the tables, looks up rows for the samples of all ranks, and sends each rank the vectors of its samples;
+    meanwhile it computes the layers before the tables (the bottom MLP). With all vectors, it computes the remaining
+    layers forward and then backward down to the tables. The gradients of the vectors are sent back during the backward
+    pass of the bottom MLP and the all-reduces of both MLPs' gradients. Finally, rows and MLPs are updated.
 
-    works        work of each rank for its tables
-    buckets      of the gradients of the MLPs
-    row_wise     numbers per sample of which every rank has a partial sum: a reduce-scatter in the forward pass and an
-                 all-gather in the backward pass replace the all-to-alls
+    works        work of each rank on its tables
+    buckets      function that groups the gradients of the MLPs
+    row_wise     numbers per sample of which every rank has a partial sum (row-wise sharded tables): a reduce-scatter in
+                 the forward pass and an all-gather in the backward pass replace the all-to-alls
     replicated   bytes of gradients of replicated tables, which are all-reduced
-    indices      "exchanged" in the step; "prefetched" during the previous step; "local": each rank reads those of its
-                 own tables
-    bottom_rank  the rank that computes the bottom MLP for the samples of all, and sends them its results in the same
-                 all-to-all. It enters the all-to-all, and can receive, only then. None: each rank for its own samples
+    indices      "exchanged" in the step; "prefetched" during the previous step; "local": each rank reads the indices of
+                 its own tables
+    bottom_rank  rank that computes the bottom MLP for all samples and sends the results in the same all-to-all, which
+                 it enters, and receives from, only then. None: each rank computes it for its own samples
 
     A message carries one rank's vectors for another: the messages of an all-to-all start together, each on its own
     lane. Lookups and updates of tables take the times of `works`, not those of the tables' layers.
 
-    Raises ConfigError for a model without tables, or without a bottom MLP that `bottom_rank` could compute.
+    Raises ConfigError for a model without tables, or without a bottom MLP for `bottom_rank`.
     """
     each = each_rank(workloads, None)
     layers = each[0].model.layers
     tables = [i for i, layer in enumerate(layers) if layer.type == "embedding_bag"]
     if not tables:
-        raise ConfigError(f"plan: model {each[0].model.name!r} has no embedding_bag; use data_parallel")
+        raise ConfigError(f"plan: model {each[0].model.name!r} has no embedding_bag layer; use data_parallel")
     if bottom_rank is not None and not (tables[0] and 0 <= bottom_rank < len(each)):
         raise ConfigError(
-            f"plan: bottom_rank = {bottom_rank}: must be a rank below {len(each)} of a model with layers before its "
-            "tables"
+            f"plan: bottom_rank = {bottom_rank}: must be a rank below {len(each)}, and the model must "
+            "have layers before its tables"
         )
     draft = _Steps(each, list(works), tables, buckets, row_wise, replicated, indices, bottom_rank)
     for step in range(N_STEPS):

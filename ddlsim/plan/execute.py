@@ -1,4 +1,4 @@
-"""`execute`: when each task of a plan starts and ends on a cluster."""
+"""`execute`: start and end of each task of a plan on a cluster."""
 
 from __future__ import annotations
 
@@ -100,7 +100,9 @@ def key_sizes(plan: Plan) -> tuple[Floats, Ints, Ints]:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Execution:
-    """When the tasks of a plan ran: ``start`` and ``end`` in s, (n,) each.
+    """Start and end times of the tasks of a plan.
+
+    start, end  in s, (n,) each
 
     A collective starts on a rank when the rank enters it, and a receive when the rank begins to wait.
     """
@@ -114,13 +116,15 @@ class Execution:
 
     @property
     def seconds(self) -> float:
-        """When the last task ends."""
+        """Makespan: the end of the last task, in s."""
         return float(self.end.max(initial=0.0))
 
     @cached_property
     def step_ends(self) -> Floats:
-        """When each rank has all updated weights of each step, or the averaged ones if the step averages models,
-        (n_ranks, n_steps); NaN if it receives none."""
+        """Times at which each rank has all updated weights of each step, in s, (n_ranks, n_steps).
+
+        If a step averages models, it ends with the averaged ones. NaN for ranks that receive none.
+        """
         plan = self.plan
         gathers = np.isin(plan.kind, (ALL_GATHER, BROADCAST)) & (plan.part >= 0)
         updates = np.zeros((plan.n_ranks, plan.n_steps), dtype=bool)
@@ -133,13 +137,12 @@ class Execution:
 
     @property
     def step_times(self) -> Floats:
-        """Seconds between the ends of successive steps on their last ranks, (n_steps,)."""
+        """Times between the ends of successive steps on their last ranks, in s, (n_steps,)."""
         return np.diff(np.fmax.reduce(self.step_ends, axis=0), prepend=0.0)
 
     @property
     def idle_shares(self) -> Floats:
-        """Share of each step in which a rank does no work (pipeline bubbles and exposed communication),
-        (n_ranks, n_steps).
+        """Share of each step in which a rank does no work, (n_ranks, n_steps): pipeline bubbles, exposed communication.
 
         Only lanes named "compute" count. A step ends when the last rank has all updated weights.
         """
@@ -164,15 +167,16 @@ def execute(
     nodes: Sequence[int] | None = None,
     rank_order: str | Sequence[int] = "topology",
 ) -> Execution:
-    """Execute a plan on a cluster and return when each task started and ended.
+    """Execute a plan on a cluster and return the start and end of each task.
 
-    algorithm   of all-reduces: name, or function ``n_ranks -> Schedule`` (:func:`ddlsim.collectives.build`); or of
-                each kind, as in ``{"all_reduce": "hierarchical", "all_gather": "direct"}``. Other kinds use
-                :data:`ddlsim.plan.ALGORITHMS`. For "push_pull": "direct", or "tree" or "star", which first sum
-                gradients inside each machine (:func:`ddlsim.collectives.push_pull.push_pull`)
-    nodes       (n_ranks,) where the ranks are; by default the cluster's first workers
-    rank_order  the order of a collective's members: "topology" (neighbours in the network are consecutive), "given",
-                or a permutation of the ranks 0..n_ranks-1
+    algorithm   algorithm of all-reduces: a name, or a function ``n_ranks -> Schedule``
+                (:func:`ddlsim.collectives.build`); or a mapping from each kind, as in ``{"all_reduce": "hierarchical",
+                "all_gather": "direct"}``. Other kinds use :data:`ddlsim.plan.ALGORITHMS`. For "push_pull": "direct", or
+                "tree" or "star", which first sum gradients inside each machine
+                (:func:`ddlsim.collectives.push_pull.push_pull`)
+    nodes       (n_ranks,) nodes of the ranks; None: the cluster's first workers
+    rank_order  order of a collective's members: "topology" (neighbours in the network are consecutive), "given", or a
+                permutation of the ranks 0..n_ranks-1
 
     Raises ConfigError for a plan with a dependency cycle, and for one that does not fit the cluster.
     """

@@ -41,16 +41,16 @@ def experts(
     model, n = each[0].model, len(each)
     sent = experts_in(model)
     if not sent:
-        raise ConfigError(f"plan: model {model.name!r} has no mixture_of_experts; use data_parallel")
+        raise ConfigError(f"plan: model {model.name!r} has no mixture_of_experts layer; use data_parallel")
     if ways < 1 or n % ways:
         fit = [w for w in range(1, n + 1) if n % w == 0]
-        raise ConfigError(f"plan: ways = {ways}: must divide the {n} ranks; use one of {listed(fit)}")
+        raise ConfigError(f"plan: ways = {ways}: must divide the number of ranks, {n}; use one of {listed(fit)}")
     for index, (count, _) in sent.items():
         if count % ways:
             fit = [w for w in range(1, n + 1) if n % w == 0 and count % w == 0]
             raise ConfigError(
-                f"plan: ways = {ways}: must divide the {count} experts of {model.layers[index].name}; with {n} ranks "
-                f"use one of {listed(fit)}"
+                f"plan: ways = {ways}: must divide the {count} experts of {model.layers[index].name}; with "
+                f"{n} ranks, use one of {listed(fit)}"
             )
     draft = _Steps(each, ways, {index: numbers for index, (_, numbers) in sent.items()}, buckets)
     for step in range(N_STEPS):

@@ -53,28 +53,31 @@ def fully_sharded(
     accumulation: Count = 1, prefetch: Index = 1, reshard: bool = True, shard: Count | None = None,
     no_sync: bool = True, param_dtype: Annotated[str, one_of(*GRADIENT_TYPES)] | None = None,
 ) -> StepProgram:  # fmt: skip
-    """Return the program of training with weights, gradients and optimizer state sharded over the ranks (ZeRO stage 3,
-    Rajbhandari et al. 2020, arXiv:1910.02054; PyTorch FSDP, Zhao et al. 2023, arXiv:2304.11277).
+    """Return the step program of fully sharded training (ZeRO stage 3, PyTorch FSDP).
 
-    workloads     of each rank; or one for all, with ``n_ranks``
+    Weights, gradients and optimizer state are sharded over the ranks (Rajbhandari et al. 2020, arXiv:1910.02054; Zhao
+    et al. 2023, arXiv:2304.11277).
+
+    workloads     workload of each rank; or one for all, with ``n_ranks``
     units         first layer of each unit that is gathered at once, such as a transformer layer; None: every layer with
-                  parameters begins one
-    accumulation  micro-batches of each rank in a step. Weights are gathered for each
+                  parameters begins a unit
+    accumulation  micro-batches per rank and step. Weights are gathered for each
     no_sync       True: accumulate gradients locally and reduce-scatter them after the last micro-batch; False: after
                   each
-    prefetch      units that may be gathered ahead of the one that computes; 0: each when the one before has computed
+    prefetch      number of units that may be gathered ahead of the computation; 0: a unit is gathered when the previous
+                  one has been computed
     reshard       True: free weights after the forward pass and gather them again for the backward pass ("FULL_SHARD");
                   False: keep them ("SHARD_GRAD_OP")
     shard         size of a sharding group of consecutive ranks; None: all ranks. Several groups ("HYBRID_SHARD") are
                   replicas, which sum their shards of the gradients
     param_dtype   dtype of the gathered weights; None: that of the computation
 
-    A rank has the lanes "compute", "gather" (all-gathers) and "stream" (sums). The all-gather of unit l starts when
-    that of the unit before and the computation of unit l - 1 - prefetch have ended. Units hold their gathered weights
-    from the time at which they may be gathered until they have computed. With LARS and LAMB, the ranks of a sharding
-    group combine the norms before they update.
+    A rank has the lanes "compute", "gather" (all-gathers) and "stream" (sums). The all-gather of unit l starts when the
+    previous all-gather and the computation of unit l - 1 - prefetch have ended. Units hold their gathered weights from
+    the earliest time at which they may be gathered until they have been computed. With LARS and LAMB, the ranks of a
+    sharding group combine the norms before they update.
 
-    Raises ConfigError for units that are not layers, and if `shard` does not divide the ranks.
+    Raises ConfigError for units that are not layers, and if `shard` does not divide the number of ranks.
     """
     each = each_rank(workloads, n_ranks, accumulation)
     workload, n_ranks = each[0], len(each)
@@ -83,7 +86,8 @@ def fully_sharded(
         divisors = [each for each in range(1, n_ranks + 1) if n_ranks % each == 0]
         near = [max(each for each in divisors if each < size), *(each for each in divisors if each > size)][:2]
         raise ConfigError(
-            f"fully_sharded: shard = {size}: must divide the {n_ranks} ranks; use {' or '.join(map(str, near))}"
+            f"fully_sharded: shard = {size}: must divide the number of ranks, {n_ranks}; use "
+            f"{' or '.join(map(str, near))}"
         )
     parts = _units(workload, units)
     element = workload.gathered_nbytes if param_dtype is None else ELEMENT_NBYTES[param_dtype]
@@ -118,16 +122,16 @@ def _units(workload: Workload, units: Sequence[Index] | None) -> tuple[Part, ...
     begins = [0, *np.flatnonzero(workload.grad_nbytes > 0.0).tolist()[1:]] if units is None else list(units)
     if not begins or begins[0] != 0 or any(b <= a for a, b in zip(begins, [*begins[1:], n_layers], strict=True)):
         raise ConfigError(
-            f"fully_sharded: units = {begins}: must be layers of {workload.model.name}, 0 and others below {n_layers}, "
-            "increasing"
+            f"fully_sharded: units = {begins}: must be increasing layers of {workload.model.name}, "
+            f"starting with 0 and below {n_layers}"
         )
     ends = [*begins[1:], n_layers]
     nbytes = [float(workload.grad_nbytes[a:b].sum()) for a, b in zip(begins, ends, strict=True)]
     for size, begin, end in zip(nbytes, begins, ends, strict=True):
         if not size and any(nbytes):
             raise ConfigError(
-                f"fully_sharded: units = {begins}: layers {begin} to {end - 1} of {workload.model.name} have no "
-                f"weights to gather; leave {begin or end} out"
+                f"fully_sharded: units = {begins}: layers {begin} to {end - 1} of {workload.model.name} have "
+                f"no weights to gather; remove {begin or end} from the list"
             )
     return tuple(Part(size, a, b) for size, a, b in zip(nbytes, begins, ends, strict=True))
 

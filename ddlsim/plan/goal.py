@@ -1,5 +1,7 @@
-"""Plans as GOAL text, the language of LogGOPSim and ATLAHS: Hoefler, Siebert and Lumsdaine 2009, "Group Operation
-Assembly Language"; the grammar is that of txt2bin in https://github.com/spcl/LogGOPSim.
+"""Plans as GOAL text, the language of LogGOPSim and ATLAHS.
+
+Hoefler, Siebert and Lumsdaine 2009, "Group Operation Assembly Language"; the grammar is that of txt2bin in
+https://github.com/spcl/LogGOPSim.
 """
 
 from __future__ import annotations
@@ -35,8 +37,8 @@ def read_goal(path: str | Path) -> Plan:
     """Read a plan from a GOAL file.
 
     ``calc`` operations take nanoseconds and run one at a time on each ``cpu`` of a rank, in the order in which they
-    could start. A send ends at its delivery (LogGOPSim's rendezvous) and takes no CPU time; the network's routes choose
-    its interface, not ``nic``. ``irequires`` waits for the dependencies of the operation that it names.
+    could start. A send ends at its delivery (LogGOPSim's rendezvous) and takes no CPU time. The routes of the network
+    choose its interface; ``nic`` is ignored. ``irequires`` waits for the dependencies of the named operation.
 
     Raises ConfigError, naming file and line, for invalid GOAL and for content that a plan cannot express: receives from
     any rank or of any tag, and ``irequires`` of a ``calc``, which may start later than its dependencies allow.
@@ -65,18 +67,18 @@ class _Blocks:
             elif rank >= 0 and (match := _OPERATION.fullmatch(line)):
                 label = match["label"]
                 if label is not None and labels.setdefault(label, len(self.operations)) < len(self.operations):
-                    raise self.source.error(number, f"label {label} stands for another operation; give each its own")
+                    raise self.source.error(number, f"label {label} is used twice; labels must be unique")
                 self.operations.append(self._operation(number, rank, match))
             elif match := re.fullmatch(r"num_ranks\s+(\d+)", line):
                 self.n_ranks = self._number(number, match[1], "num_ranks", MAX_RANKS)
                 if self.n_ranks < 1:
-                    raise self.source.error(number, "num_ranks 0: there must be a rank")
+                    raise self.source.error(number, "num_ranks 0: must be at least 1")
             elif match := re.fullmatch(r"rank\s+(\d+)\s*\{", line):
                 if rank >= 0:
-                    raise self.source.error(number, f"rank {rank} has not been closed; write a }} before")
+                    raise self.source.error(number, f"rank {rank} is not closed; add a }} before this line")
                 rank = self._rank(number, match[1], "rank")
                 if rank in seen:
-                    raise self.source.error(number, f"rank {rank} stands here a second time; put all it does together")
+                    raise self.source.error(number, f"rank {rank} occurs twice; put all its operations into one block")
                 seen.add(rank)
                 labels, later = {}, []
             elif rank < 0:
@@ -87,15 +89,15 @@ class _Blocks:
             else:
                 raise self.source.error(
                     number,
-                    f"{shown(line)}: is no operation; write 'l1: calc 100', 'l2: send 8b to 1 tag 0', 'l3: "
+                    f"{shown(line)}: is not an operation; expected 'l1: calc 100', 'l2: send 8b to 1 tag 0', 'l3: "
                     "recv 8b from 1 tag 0', or 'l2 requires l1'",
                 )
         if rank >= 0:
             raise self.source.error(None, f"ends inside rank {rank}; is the file complete? (a closing }} is missing)")
         if not self.n_ranks:
-            raise self.source.error(None, "has no num_ranks; is it a GOAL file?")
+            raise self.source.error(None, "contains no num_ranks; is it a GOAL file?")
         if not self.operations:
-            raise self.source.error(None, "has no operation of any rank; is the file complete?")
+            raise self.source.error(None, "contains no operations; is the file complete?")
         return self.operations, self.n_ranks
 
     def _statements(self) -> Iterator[tuple[int, str]]:
@@ -115,7 +117,7 @@ class _Blocks:
             raise self.source.error(line, "num_ranks must come first")
         rank = self._number(line, digits, what)
         if rank >= self.n_ranks:
-            raise self.source.error(line, f"{what} {rank}: there are ranks 0 to {self.n_ranks - 1} (num_ranks)")
+            raise self.source.error(line, f"{what} {rank}: must be 0 to {self.n_ranks - 1} (num_ranks)")
         return rank
 
     def _operation(self, line: int, rank: int, match: re.Match[str]) -> Operation:
@@ -129,7 +131,7 @@ class _Blocks:
             raise self.source.error(line, f"{match['what']} ... {match['way']}: write 'send 8b to 1', 'recv 8b from 1'")
         tag = match["tag"] or "0"
         if "-" in match["peer"] or "-" in tag:
-            raise self.source.error(line, "a receive of a plan knows its sender and its tag; write both")
+            raise self.source.error(line, "a receive of a plan needs a sender and a tag; set both")
         peer = self._rank(line, match["peer"], match["way"])
         if peer == rank:
             raise self.source.error(line, f"rank {rank} {match['what']}s {match['way']} itself; leave it out")
@@ -142,15 +144,15 @@ class _Blocks:
         for line, match in later:
             for label in (match["later"], match["sooner"]):
                 if label not in labels:
-                    raise self.source.error(line, f"label {label} stands for no operation of this rank")
+                    raise self.source.error(line, f"label {label} is not defined on this rank")
             second, first = labels[match["later"]], labels[match["sooner"]]
             if not match["start"]:
                 self.operations[second].needs.append(first)
             elif self.operations[first].kind == COMPUTE:
                 raise self.source.error(
                     line,
-                    f"{match['later']} waits for the start of the calc {match['sooner']}; tasks of a plan wait "
-                    "for ends: wait for what that calc requires",
+                    f"{match['later']} waits for the start of the calc {match['sooner']}; in a plan, "
+                    "tasks wait only for the end of others; wait for the requirements of that calc instead",
                 )
             else:
                 starts.setdefault(second, []).append(first)
@@ -184,11 +186,13 @@ def to_goal(
     needing = np.repeat(np.arange(len(plan)), np.diff(plan.need_offsets))
     for i in np.flatnonzero(plan.rank[plan.needs] != plan.rank[needing])[:1].tolist():
         raise ConfigError(
-            f"to_goal: {plan.task(int(needing[i]))} needs {plan.task(int(plan.needs[i]))}: GOAL has no needs between "
-            "ranks; let a message of 0 bytes tell"
+            f"to_goal: {plan.task(int(needing[i]))} depends on {plan.task(int(plan.needs[i]))} of another "
+            "rank, which GOAL cannot express; use a message of 0 bytes instead"
         )
     for row in plan.collectives[plan.queue[plan.collectives] >= 0][:1].tolist():
-        raise ConfigError(f"to_goal: {plan.task(row)}: GOAL has no queues; export one without")
+        raise ConfigError(
+            f"to_goal: {plan.task(row)} is launched by a queue, which GOAL cannot express; export a plan without queues"
+        )
     write_text(path, "".join(_Text(plan, algorithm).lines()))
     return Path(path)
 
@@ -207,7 +211,8 @@ class _Text:
         n_messages = sum(schedule.n_messages for schedule in each) + len(plan.rows(SEND))
         if n_messages > MAX_MESSAGES:
             raise ConfigError(
-                f"to_goal: the plan has over {MAX_MESSAGES:,} messages ({n_messages:,}); export fewer ranks or steps"
+                f"to_goal: the plan has {n_messages:,} messages, more than {MAX_MESSAGES:,}; export fewer "
+                "ranks or steps"
             )
         tag = len(plan)
         for row, schedule in zip(rows, each, strict=True):
@@ -293,7 +298,9 @@ def _cpus(plan: Plan) -> tuple[list[int], list[int]]:
     cpus = [int(match[1]) if match else next_free(lane.rank) for lane, match in zip(plan.lanes, said, strict=True)]
     messages = [next_free(rank) for rank in range(plan.n_ranks)]
     if (most := max([*cpus, *messages])) > MAX_CPU:
-        raise ConfigError(f"to_goal: the plan needs cpu {most}; LogGOPSim has 0 to {MAX_CPU}: use fewer lanes a rank")
+        raise ConfigError(
+            f"to_goal: the plan needs cpu {most}, but LogGOPSim supports 0 to {MAX_CPU}; use fewer lanes per rank"
+        )
     return cpus, messages
 
 

@@ -96,8 +96,8 @@ def check_fetches(
         lacking = mine.of(~np.isin(wanted, visits))
         for row, part in zip(lacking.row.tolist(), lacking.part.tolist(), strict=True):
             raise ConfigError(
-                f"plan: {plan.task(row)}: its rank has a share of part {part}, and nothing gathers the rest for this "
-                "batch"
+                f"plan: {plan.task(row)}: its rank has a shard of part {part}, and no all_gather provides the "
+                "rest for this batch"
             )
         i, j = joined(visits, wanted)
         order.demand(fetches.row[by_visit[nth[i]]], mine.row[j], "which gathers the weights that it uses")
@@ -127,8 +127,8 @@ def _check_tiles(plan: Plan, replay: Replay, fetches: Touching, before: Ints) ->
     wrong[1:] |= ~begins[1:] & (first[1:] != end[:-1])
     for row in fetches.row[by_key][wrong][:1].tolist():
         raise ConfigError(
-            f"plan: {plan.task(row)}: the shares of its group are not the whole of part {plan.part[row]}, updated in "
-            "the step before; let the group that scattered the gradients gather"
+            f"plan: {plan.task(row)}: the shards of its group do not add up to part {plan.part[row]}, "
+            "updated in the previous step; gather in the group that scattered the gradients"
         )
 
 
@@ -160,7 +160,7 @@ def check_gradients(plan: Plan, order: Order) -> None:
     for pairs, why in (
         (passed & ~updates, "which it sums"),
         (updates, "whose gradients it uses"),
-        (updated, "whose weights it brings"),
+        (updated, "whose weights it distributes"),
         (~passed & ~updates & ~updated, "which comes before it for this part"),
     ):
         order.demand(before[pairs], after[pairs], why)
@@ -174,12 +174,12 @@ def check_gradients(plan: Plan, order: Order) -> None:
     fetches = fetches_of(plan)
     if plan.delays and len(fetches.row):
         raise ConfigError(
-            f"plan: {plan.task(int(fetches.row[0]))}: weights of other ages than those of the step (delays) cannot be "
-            "gathered for a pass; keep them whole on their ranks"
+            f"plan: {plan.task(int(fetches.row[0]))}: weights whose age differs from that of the step "
+            "(delays) cannot be gathered for a pass; keep complete weights on every rank"
         )
     shared = np.isin(on_rank(plan, forward), on_rank(plan, fetches))
     for row in uses[~np.isin(earlier, last.place)].tolist():
-        raise ConfigError(f"plan: {plan.task(row)}: its weights have not been updated on its rank in the step before")
+        raise ConfigError(f"plan: {plan.task(row)}: its weights were not updated on its rank in the previous step")
     kept = ~np.isin(on_rank(plan, backward), on_rank(plan, fetches))
     replay = _replay(plan, deeds, backward, update, np.union1d(backward.place[kept], earlier[~shared[later]]))
     i, j = joined(last.place, earlier)
@@ -212,8 +212,8 @@ def _deeds(plan: Plan, order: Order, update: Touching) -> Touching:
     wrong = rows[~np.isin(plan.kind[rows], (*SUMS, *SPREADS))]
     for row in wrong.tolist():
         raise ConfigError(
-            f"plan: {plan.task(row)}: nothing of a part is summed or made whole that way; use all_reduce, "
-            "reduce_scatter, all_gather, reduce, broadcast or push_pull, or leave part out"
+            f"plan: {plan.task(row)}: this kind of collective cannot sum or gather a part; use "
+            "all_reduce, reduce_scatter, all_gather, reduce, broadcast or push_pull, or leave part out"
         )
     place = place_of(plan, rows, plan.part[rows])
     phase = np.where(np.isin(plan.kind[rows], SUMS), 0, 2)
@@ -234,12 +234,14 @@ def _updated_once(plan: Plan, backward: Touching, update: Touching, deeds: Touch
     again = np.ones(len(update.place), dtype=np.bool_)
     again[np.unique(update.place, return_index=True)[1]] = False
     for row, part in zip(update.row[again].tolist(), update.part[again].tolist(), strict=True):
-        raise ConfigError(f"plan: {plan.task(row)}: part {part} is updated a second time in this step")
+        raise ConfigError(f"plan: {plan.task(row)}: part {part} is updated twice in this step")
     summed = deeds.place[np.isin(plan.kind[deeds.row], (*SUMS, *SPREADS))]
     brought = deeds.place[np.isin(plan.kind[deeds.row], SPREADS)]
     never = ~np.isin(backward.place, np.concatenate([update.place, brought]))
     for row, part in zip(backward.row[never].tolist(), backward.part[never].tolist(), strict=True):
-        raise ConfigError(f"plan: {plan.task(row)}: its gradient of part {part} is never used: no update follows")
+        raise ConfigError(
+            f"plan: {plan.task(row)}: its gradient of part {part} is never used, because no update follows"
+        )
     never = ~np.isin(update.place, np.concatenate([backward.place, summed]))
     for row, part in zip(update.row[never].tolist(), update.part[never].tolist(), strict=True):
         raise ConfigError(f"plan: {plan.task(row)}: the gradient of part {part} is never summed on this rank")
@@ -254,8 +256,7 @@ def _check_early_sums(plan: Plan, order: Order, backward: Touching, deeds: Touch
         return
     for row in rows[~np.isin(plan.kind[rows], (REDUCE_SCATTER, ALL_REDUCE))].tolist():
         raise ConfigError(
-            f"plan: {plan.task(row)}: the gradients of one micro-batch can only be summed by all_reduce or "
-            "reduce_scatter"
+            f"plan: {plan.task(row)}: only all_reduce and reduce_scatter can sum the gradients of a single micro-batch"
         )
     n_batches = int(plan.batch.max()) + 1
     place = place_of(plan, rows, plan.part[rows])
@@ -275,8 +276,8 @@ def _check_early_sums(plan: Plan, order: Order, backward: Touching, deeds: Touch
     wrong = np.setdiff1d(np.arange(len(rows)), i[inside])
     for row in rows[wrong].tolist():
         raise ConfigError(
-            f"plan: {plan.task(row)}: its group has no such sum of part {plan.part[row]} at the end of the step, to "
-            "which this one could be added"
+            f"plan: {plan.task(row)}: its group has no sum of part {plan.part[row]} at the end of the "
+            "step to which this one could be added"
         )
 
 
@@ -316,10 +317,10 @@ def _check_whole(plan: Plan, deeds: Touching, replay: Replay, places: Ints) -> N
         last = int(deeds.row[deeds.place == place][-1])
         part = place % len(plan.parts)
         if not updated[wrong[0]]:
-            raise ConfigError(f"plan: {plan.task(last)}: part {part} is not updated afterwards on its rank")
+            raise ConfigError(f"plan: {plan.task(last)}: part {part} is not updated on its rank after this task")
         raise ConfigError(
-            f"plan: {plan.task(last)}: afterwards its rank has {share:.3g} of the updated weights of part {part}, and "
-            "nothing brings the rest; add an all_gather of the group that scattered its gradients"
+            f"plan: {plan.task(last)}: afterwards, its rank has only {share:.3g} of the updated weights "
+            f"of part {part}; add an all_gather over the group that scattered its gradients"
         )
 
 
@@ -338,4 +339,4 @@ def _what_is_wrong(plan: Plan, deeds: Touching, backward: Touching, place: int, 
     n, (tied, batch) = int(counts[which]), divmod(which, n_batches)
     times = {0: "never summed", 2: "summed twice"}.get(n, f"summed {n} times")
     where = f" of layer {plan.parts[part].tied}, which is tied to it," if tied else ""
-    return f"the gradient of batch {batch}{where} is {times} in part {part}; it must be once"
+    return f"the gradient of batch {batch}{where} is {times} in part {part}; it must be summed once"

@@ -1,4 +1,4 @@
-"""From a graph of operations, as read from files, to a plan: lanes, pairs of messages, collectives."""
+"""Conversion of a graph of operations, as read from files, to a plan: lanes, pairs of messages, collectives."""
 
 from __future__ import annotations
 
@@ -91,14 +91,14 @@ def _messages(operations: Sequence[Operation]) -> list[int]:
             rows, what = (sends, "receives") if len(sends) > len(receives) else (receives, "sends")
             lonely, (src, dst, tag) = operations[rows[min(len(sends), len(receives))]], place
             raise ConfigError(
-                f"{lonely.where}: no task {what} it: {len(sends)} messages go from rank {src} to rank {dst} with tag "
-                f"{tag}, {len(receives)} are received"
+                f"{lonely.where}: no task {what} it: rank {src} sends {len(sends)} messages with tag {tag} to "
+                f"rank {dst}, which receives {len(receives)}"
             )
         for send, receive in zip(sends, receives, strict=True):
             if operations[send].nbytes != operations[receive].nbytes:
                 raise ConfigError(
-                    f"{operations[receive].where}: receives {operations[receive].nbytes:.0f} bytes of a message of "
-                    f"{operations[send].nbytes:.0f} ({operations[send].where}); both ends must agree"
+                    f"{operations[receive].where}: receives {operations[receive].nbytes:.0f} bytes of a message "
+                    f"of {operations[send].nbytes:.0f} bytes ({operations[send].where}); the sizes must agree"
                 )
             key[send] = key[receive] = n
             n += 1
@@ -117,8 +117,9 @@ def _collectives(operations: Sequence[Operation], key: list[int], n: int) -> Non
             mine = by_rank.get(rank, [])
             if len(mine) < len(most):
                 raise ConfigError(
-                    f"{operations[most[len(mine)]].where}: rank {rank} of its group never enters this collective: it "
-                    f"enters {len(mine)} of this group, rank {operations[most[0]].rank} {len(most)}"
+                    f"{operations[most[len(mine)]].where}: rank {rank} of its group never enters this collective: "
+                    f"it enters {len(mine)} collectives of this group, rank {operations[most[0]].rank} enters "
+                    f"{len(most)}"
                 )
         for together in zip(*(by_rank[rank] for rank in group), strict=True):
             leader = operations[together[0]]
@@ -126,7 +127,8 @@ def _collectives(operations: Sequence[Operation], key: list[int], n: int) -> Non
                 if (operations[i].kind, operations[i].nbytes) != (leader.kind, leader.nbytes):
                     raise ConfigError(
                         f"{operations[i].where}: is {KINDS[operations[i].kind]} of {operations[i].nbytes:.0f} bytes, "
-                        f"{leader.where} {KINDS[leader.kind]} of {leader.nbytes:.0f}; members must agree"
+                        f"but {leader.where} is {KINDS[leader.kind]} of {leader.nbytes:.0f} bytes; all members must "
+                        "agree"
                     )
                 key[i] = n
             n += 1

@@ -1,4 +1,4 @@
-"""A choice between data and model parallelism for each layer, as a plan: Das et al. 2016, arXiv:1602.06709."""
+"""Data or model parallelism, chosen for each layer, as a plan: Das et al. 2016, arXiv:1602.06709."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""Plans with inserted tasks: evaluations before steps, encoding and decoding of gradients, waits for the samples of a
-micro-batch, fixed costs of steps and of collectives."""
+"""Insertion of tasks into plans.
+
+Inserted are evaluations before steps, encoding and decoding of gradients, waits for the samples of a micro-batch, and
+fixed costs of steps and of collectives.
+"""
 
 from __future__ import annotations
 
@@ -58,11 +61,13 @@ def with_codes(plan: Plan, *, decodes: bool, together: bool) -> Plan:
     filling = np.isin(row, sums) & computing[need]
     np.maximum.at(last, row[filling], need[filling])
     if (last[sums] < 0).any():
-        raise ConfigError(f"plan: {plan.task(int(sums[last[sums] < 0][0]))}: waits for nothing that could be encoded")
+        raise ConfigError(
+            f"plan: {plan.task(int(sums[last[sums] < 0][0]))} has no dependency whose output could be encoded"
+        )
     encoded, (waiting, came) = last[sums], _waiting(plan, sums, row, need, computing)
     missing = (waiting < 0) & ~((plan.queue[sums] >= 0) & (plan.step[sums] == plan.n_steps - 1))
     if decodes and missing.any():
-        raise ConfigError(f"plan: {plan.task(int(sums[missing][0]))}: its rank's device never waits for it")
+        raise ConfigError(f"plan: {plan.task(int(sums[missing][0]))}: no task on the device of its rank depends on it")
     waited = np.flatnonzero(waiting >= 0) if decodes else sums[:0]
     before = np.concatenate([encoded + 1, waiting[waited]])
     summed = np.concatenate([sums, sums[waited]])

@@ -1,4 +1,4 @@
-"""Interfaces of the places of a cluster, its devices or its machines, and the bytes that must cross them."""
+"""Interfaces of a cluster's devices or machines, and the bytes that must cross them."""
 
 from __future__ import annotations
 

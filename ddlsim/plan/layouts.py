@@ -1,4 +1,4 @@
-"""Layouts of layers over groups of ranks, the exchanges that they cause, and the layout with the fewest bytes."""
+"""Layouts of layers over groups of ranks, the exchanges that they require, and the layout with the fewest bytes."""
 
 from __future__ import annotations
 
@@ -151,8 +151,8 @@ def layout_of(model: Model, n_ranks: int, groups: Mapping[str, int]) -> Layout:
         if name not in can:
             if any(layer.name == name for layer in model.layers):
                 raise ConfigError(
-                    f"groups: layer {name!r} of {model.name} cannot be split: only dense layers and convolutions "
-                    f"outside of branches can: {', '.join(can) if can else 'it has none'}"
+                    f"groups: layer {name!r} of {model.name} cannot be split; only dense layers and convolutions "
+                    f"outside of branches can: {', '.join(can) if can else 'this model has none'}"
                 )
             raise unknown_name("layer", name, can, f"groups of {model.name}")
         index, outputs = can[name]
@@ -161,7 +161,7 @@ def layout_of(model: Model, n_ranks: int, groups: Mapping[str, int]) -> Layout:
             near = sorted(fit, key=lambda g: (abs(g - number), g))[:3]
             use = f"use {', '.join(map(str, sorted(near)))}"
             if number < 1 or n_ranks % number:
-                raise ConfigError(f"groups[{name!r}] = {number}: must divide the {n_ranks} workers; {use}")
+                raise ConfigError(f"groups[{name!r}] = {number}: must divide the number of workers, {n_ranks}; {use}")
             raise ConfigError(
                 f"groups[{name!r}] = {number}: {n_ranks // number} workers cannot share {outputs} outputs; {use}"
             )

@@ -68,9 +68,9 @@ def local_steps(
     over ranks. Raises ConfigError for no workloads.
     """
     if not workloads:
-        raise ConfigError("local_steps: workloads is empty; give one for each rank")
+        raise ConfigError("local_steps: workloads is empty; provide one per rank")
     if (longest := max((each.delay for each in averages), default=0)) > MOST_DELAY:
-        raise ConfigError(f"local steps: averages arrive {longest:,} steps late; use at most {MOST_DELAY:,}")
+        raise ConfigError(f"local_steps: averages arrive {longest:,} steps late; the maximum is {MOST_DELAY:,}")
     n = len(workloads)
     return StepProgram.replicated(
         workloads,

@@ -1,4 +1,4 @@
-"""`Mesh`: ranks on the axes of data, pipeline and tensor parallelism, and the groups along each."""
+"""`Mesh`: ranks on the axes of data, pipeline and tensor parallelism, and their groups along each axis."""
 
 from __future__ import annotations
 
@@ -33,10 +33,12 @@ class Coordinates(NamedTuple):
 @checked
 @dataclass(frozen=True)
 class Mesh:
-    """``data * pipeline * tensor`` ranks: replicas of the model, each split into stages, each stage into tensor ranks.
+    """A mesh of ``data * pipeline * tensor`` ranks.
 
-    order  the axes from the fastest-varying to the slowest in the numbering of ranks. The default is Megatron-LM's:
-           tensor groups have consecutive ranks, then come the replicas of a stage, then stages (Narayanan et al. 2021,
+    The model has `data` replicas. Each is split into `pipeline` stages, and each stage into `tensor` ranks.
+
+    order  axes from the fastest-varying to the slowest in the numbering of ranks. The default is Megatron-LM's: tensor
+           groups have consecutive ranks, followed by the replicas of a stage, then the stages (Narayanan et al. 2021,
            arXiv:2104.04473)
 
     >>> Mesh(data=2, pipeline=2, tensor=2).groups("pipeline")
@@ -50,7 +52,7 @@ class Mesh:
 
     def __post_init__(self) -> None:
         if sorted(self.order) != sorted(AXES):
-            raise ConfigError(f"Mesh: order = {self.order}: must be {', '.join(AXES)}, once each, in any order")
+            raise ConfigError(f"Mesh: order = {self.order}: must contain {', '.join(AXES)}, once each, in any order")
 
     @property
     def n_ranks(self) -> int:
@@ -59,14 +61,14 @@ class Mesh:
 
     @cached_property
     def ranks(self) -> Ints:
-        """The rank at each place, (data, pipeline, tensor)."""
+        """Ranks by their coordinates, (data, pipeline, tensor)."""
         outermost_first = self.order[::-1]
         numbers = np.arange(self.n_ranks).reshape([getattr(self, axis) for axis in outermost_first])
         return np.ascontiguousarray(numbers.transpose([outermost_first.index(axis) for axis in AXES]))
 
     @checked
     def rank(self, data: Index = 0, pipeline: Index = 0, tensor: Index = 0) -> int:
-        """Return the rank at a place. Raises ConfigError outside the mesh."""
+        """Return the rank at the given coordinates. Raises ConfigError outside the mesh."""
         for axis, place in zip(AXES, (data, pipeline, tensor), strict=True):
             if place >= getattr(self, axis):
                 raise ConfigError(f"Mesh.rank: {axis} = {place}: must be below {getattr(self, axis)}")
@@ -74,7 +76,7 @@ class Mesh:
 
     @checked
     def coordinates(self, rank: Index) -> Coordinates:
-        """Return the place of a rank. Raises ConfigError for one that is not in the mesh."""
+        """Return the coordinates of a rank. Raises ConfigError for a rank outside the mesh."""
         if rank >= self.n_ranks:
             raise ConfigError(f"Mesh.coordinates: rank = {rank}: must be below {self.n_ranks}")
         place, left = dict[Axis, int](), rank
@@ -91,15 +93,15 @@ class Mesh:
     def nodes(self, cluster: Cluster) -> Ints:
         """Return a placement of the ranks on nodes of a cluster, (n_ranks,), with consecutive ranks near each other.
 
-        As far as devices suffice, a group along the first axis is kept inside one machine that can hold it. Raises
-        ConfigError for a cluster with too few devices.
+        As far as possible, each group along the first axis stays inside one machine. Raises ConfigError for a cluster
+        with too few devices.
         """
         workers = cluster.workers
         if len(workers) < self.n_ranks:
             near = _near(len(workers), self)
             raise ConfigError(
-                f"Mesh: {self} has {self.n_ranks} ranks, cluster {cluster.name!r} {len(workers)} devices; the nearest "
-                f"that work: {near}"
+                f"Mesh: {self} has {self.n_ranks} ranks, but cluster {cluster.name!r} has {len(workers)} "
+                f"devices; the nearest valid meshes: {near}"
             )
         places = workers[cluster.locality_order(workers)]
         host = cluster.host_of[places]
@@ -127,9 +129,9 @@ def mesh_of(
     tensor: Count = 1,
     order: tuple[Axis, ...] = ("tensor", "data", "pipeline"),
 ) -> Mesh:
-    """Return the mesh of `n_ranks` ranks; `data` is by default ``n_ranks / (pipeline * tensor)``.
+    """Return a mesh of `n_ranks` ranks; `data` defaults to ``n_ranks / (pipeline * tensor)``.
 
-    Raises ConfigError, naming the nearest meshes, if the product of the sizes is not `n_ranks`.
+    Raises ConfigError, with the nearest meshes, if the product of the sizes is not `n_ranks`.
     """
     inside = pipeline * tensor
     replicas = data if data is not None else max(n_ranks // inside, 1)
@@ -138,8 +140,8 @@ def mesh_of(
         product = f"data {data} x " if data is not None else ""
         must = "must be" if data is not None else "must divide"
         raise ConfigError(
-            f"Mesh: {product}pipeline {pipeline} x tensor {tensor} = {(data or 1) * inside}: {must} the {n_ranks} "
-            f"ranks; the nearest that work: {_near(n_ranks, wanted)}"
+            f"Mesh: {product}pipeline {pipeline} x tensor {tensor} = {(data or 1) * inside}: {must} the "
+            f"number of ranks, {n_ranks}; the nearest valid meshes: {_near(n_ranks, wanted)}"
         )
     return Mesh(replicas, pipeline, tensor, order)
 

@@ -1,4 +1,4 @@
-"""Distributed norms of layers for LARS and LAMB: each rank computes those of some layers, or of parts of tensors."""
+"""Distributed norms of layers for LARS and LAMB: each rank computes those of some layers or parts of tensors."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def with_shared_norms(plan: Plan, workloads: Sequence[Workload], n_ranks: int) -
     """
     if any(workload.norms <= 0.0 for workload in workloads):
         rule = workloads[0].rule
-        why = "no optimizer is given" if rule is None else f"{rule} has no norms of layers"
-        raise ConfigError(f"shared_norms: {why}; train with LARS or LAMB, or leave it out")
+        why = "no optimizer is set" if rule is None else f"{rule} has no norms of layers"
+        raise ConfigError(f"shared_norms: {why}; train with LARS or LAMB, or remove shared_norms")
     everybody = (0,), FP32_NBYTES * len(workloads[0].tensor_layer)
     return _with_norms(plan, workloads, 1.0 / n_ranks, ALL_GATHER, [[everybody]])
 
@@ -92,8 +92,8 @@ def _with_norms(
     updates = plan.rows(UPDATE)
     if not computing[plan.lane[updates]].all():
         raise ConfigError(
-            "norms: layers are updated one by one, as their gradients arrive, so that there is no time at which "
-            "their norms could be gathered together; use another overlap than 'priority', such as 'ddp'"
+            "norms: layers are updated one by one as their gradients arrive, so their norms are never "
+            "available together; use another overlap than 'priority', such as 'ddp'"
         )
     of_update = np.array([w.norms / w.optimizer if w.optimizer > 0.0 else 0.0 for w in workloads])[plan.rank[updates]]
     _, first, turn = np.unique(

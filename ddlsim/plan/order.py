@@ -232,4 +232,4 @@ class Order:
             also = f", like {plan.task(entered)} of the same collective," if entered != row else ""
             texts.append(f"{plan.task(row)}{also} waits for {plan.task(needed)}, {why}")
         more = f"; and {len(cycle) - N_SHOWN} more" if len(cycle) > N_SHOWN else ""
-        return f"plan: tasks wait for each other in a circle: {'; '.join(texts)}{more}"
+        return f"plan: dependency cycle: {'; '.join(texts)}{more}"

@@ -32,44 +32,43 @@ def pipeline(
     sharded: bool = False,
     p2p: Literal["overlapped", "exchange", "in turns"] = "overlapped",
 ) -> StepProgram:
-    """Return the program of a model that is split over the pipeline axis of a mesh, in replicas along its data axis.
+    """Return the step program of pipeline-parallel training, with replicas along the data axis of a mesh.
 
-    chunks         of the model, in forward order, as :func:`ddlsim.plan.balanced` or :func:`ddlsim.plan.chunks_at` cut
-                   it; one for each stage, or several (interleaved and V-shaped orders)
-    micro_batches  of each replica in a step
-    order          "gpipe", "1f1b" (interleaved where there are several chunks per rank), "zb-1p", "zb-2p", "zb-v",
-                   "v-half", "v-min" (:mod:`ddlsim.plan.pipeline_orders`), or a table: for every rank of the pipeline a
-                   list of ("F", "B" or "W", chunk, micro-batch); or, with weights as old as they say, "pipedream" or
-                   "2bw" (:mod:`ddlsim.plan.asynchronous_pipeline`)
-    recompute      whether a rank keeps only the chunk's input of a micro-batch, and repeats the forward pass before the
-                   backward pass (Chen et al. 2016, arXiv:1604.06174)
-    buckets        of a chunk: gradients that replicas sum together, as soon as the chunk's last backward pass has
-                   computed them
-    sharded        whether a replica updates its shard of every bucket, and the shards are gathered (ZeRO stage 1)
-
-    p2p            what a rank does while it sends to a neighbour. "overlapped": it computes. "exchange": it waits
+    chunks         chunks of the model in forward order, from :func:`ddlsim.plan.balanced` or
+                   :func:`ddlsim.plan.chunks_at`; one per stage, or several (interleaved and V-shaped orders)
+    micro_batches  micro-batches per replica and step
+    order          "gpipe", "1f1b" (interleaved if there are several chunks per rank), "zb-1p", "zb-2p", "zb-v",
+                   "v-half", "v-min" (:mod:`ddlsim.plan.pipeline_orders`); a table with, for every rank of the pipeline,
+                   a list of ("F", "B" or "W", chunk, micro-batch); or an asynchronous order, "pipedream" or "2bw"
+                   (:mod:`ddlsim.plan.asynchronous_pipeline`)
+    recompute      True: a rank stores only the chunk's input of a micro-batch, and repeats the forward pass before the
+                   backward pass (activation checkpointing; Chen et al. 2016, arXiv:1604.06174)
+    buckets        function that groups a chunk's gradients. Replicas sum a bucket as soon as the chunk's last backward
+                   pass has computed it
+    sharded        True: a replica updates its shard of every bucket, and the shards are gathered (ZeRO stage 1)
+    p2p            activity of a rank while it sends to a neighbour. "overlapped": it computes. "exchange": it waits
                    while both send to each other at once, as in Megatron-LM without interleaving (megatron/core,
                    p2p_communication.py: isend and irecv in one batch, then wait). "in turns": it waits, and sends a
                    gradient only after the activations of its next forward pass have arrived, as in DeepSpeed
                    (runtime/pipe/schedule.py and p2p.py: blocking send and recv); for "1f1b" with one chunk per stage
 
-    A rank has the lanes "compute" and "stream" (collectives), and a lane for the messages to or from each neighbour in
-    each direction, which overlap computation. All tensors that cross a cut form one message, including those that skip
-    chunks: they pass through the ranks between. A layer whose weights are tied to those of the first one ("tied_dense")
-    has a copy of them on its rank, and the gradients of both are summed, over replicas and then over the two.
+    A rank has the lanes "compute" and "stream" (collectives), and one lane per neighbour and direction for messages,
+    which overlap computation. All tensors that cross a cut form one message, including those that skip chunks: they
+    pass through the ranks in between. A layer whose weights are tied to those of the first one ("tied_dense") has a
+    copy of them on its rank. The gradients of both copies are summed over the replicas, then over the two.
 
-    Micro-batch m of replica r is batch ``r * micro_batches + m``. Ranks are numbered as in the mesh. Its tensor axis
+    Micro-batch m of replica r is batch ``r * micro_batches + m``. Ranks are numbered as in the mesh, whose tensor axis
     must be 1. Raises ConfigError for an order that does not fit the mesh, the chunks and the micro-batches.
     """
     _check(chunks, mesh)
     if len({chunk.workload.batch_size for chunk in chunks}) > 1:
-        raise ConfigError("pipeline: chunks: must be of micro-batches of one size")
+        raise ConfigError("pipeline: chunks: all chunks must have the same micro-batch size")
     if isinstance(order, str) and order in ASYNCHRONOUS:
         for name, value, default in (("sharded", sharded, False), ("p2p", p2p, "overlapped")):
             if value != default:
                 raise ConfigError(
-                    f"pipeline: {name} = {value!r}: needs an order whose steps end before the next begin, not with "
-                    f"{order!r}"
+                    f"pipeline: {name} = {value!r}: not supported with the asynchronous order {order!r}; use an "
+                    "order whose steps do not overlap, such as '1f1b'"
                 )
         template = asynchronous_template(chunks, mesh, micro_batches, order, recompute=recompute, buckets=buckets)
         batches = (mesh.data, 1, micro_batches * mesh.data)
@@ -104,9 +103,11 @@ def in_replicas(template: Plan, mesh: Mesh, batches: tuple[int, int, int]) -> St
 def _check(chunks: Sequence[Chunk], mesh: Mesh) -> None:
     if mesh.tensor > 1:
         raise ConfigError(
-            f"pipeline: mesh: tensor = {mesh.tensor}: must be 1; see ddlsim.plan.tensor_parallel for groups that "
-            "share a stage"
+            f"pipeline: mesh: tensor = {mesh.tensor}: must be 1; for groups that share a stage, see "
+            "ddlsim.plan.tensor_parallel"
         )
     ends = [0, *(chunk.end for chunk in chunks)]
     if not chunks or any(chunk.first != end for chunk, end in zip(chunks, ends, strict=False)):
-        raise ConfigError("pipeline: chunks: must be all layers in their order, as balanced() or chunks_at() cuts them")
+        raise ConfigError(
+            "pipeline: chunks: must contain all layers in order, as returned by balanced() or chunks_at()"
+        )

@@ -99,8 +99,8 @@ def interleaved(ranks: Count, micro_batches: Count, chunks: Count) -> PassOrder:
         below = micro_batches - micro_batches % ranks
         near = " or ".join(str(each) for each in (below, below + ranks) if each)
         raise ConfigError(
-            f"interleaved: micro_batches = {micro_batches}: must be a multiple of the {ranks} ranks of the pipeline; "
-            f"use {near}, or 1f1b with one chunk per rank"
+            f"interleaved: micro_batches = {micro_batches}: must be a multiple of the number of pipeline "
+            f"ranks, {ranks}; use {near}, or 1f1b with one chunk per rank"
         )
     # in each turn, every chunk does as many micro-batches as there are ranks
     turn, place, micro = np.unravel_index(np.arange(micro_batches * chunks), (micro_batches // ranks, chunks, ranks))
@@ -169,7 +169,9 @@ def pass_order(
         return interleaved(ranks, micro_batches, n_chunks // ranks)
     if n_chunks != per_rank * ranks:
         multiple = "a multiple of" if order == "1f1b" else f"{per_rank} x" if per_rank > 1 else "one for each of"
-        raise ConfigError(f"pipeline: {n_chunks} chunks: order {order!r} needs {multiple} the {ranks} ranks")
+        raise ConfigError(
+            f"pipeline: order {order!r} needs {multiple} the {ranks} ranks, but there are {n_chunks} chunks"
+        )
     return function(ranks, micro_batches)
 
 
@@ -179,7 +181,7 @@ def check_order(
     """Return a table of passes; raises ConfigError, naming rank and pass, unless every chunk is on one rank and has
     every micro-batch forward once and backward once. The check of the plan finds deadlocks."""
     if len(order) != ranks:
-        raise ConfigError(f"pipeline: order has {len(order)} lists, the pipeline {ranks} ranks; give one for each")
+        raise ConfigError(f"pipeline: order has {len(order)} lists for {ranks} ranks; provide one list per rank")
     table: list[list[Pass]] = []
     where: dict[int, int] = {}
     done: set[Pass] = set()
@@ -198,21 +200,24 @@ def check_order(
                 )
             each = Pass(kind, int(chunk), int(micro))  # type: ignore[arg-type]  # one of the three
             if where.setdefault(each.chunk, rank) != rank:
-                raise ConfigError(f"{text}: chunk {chunk} is on rank {where[each.chunk]}; a chunk has one rank")
+                raise ConfigError(
+                    f"{text}: chunk {chunk} belongs to rank {where[each.chunk]}; all passes of a chunk must be on "
+                    "one rank"
+                )
             if each in done:
-                raise ConfigError(f"{text}: stands in the table twice")
+                raise ConfigError(f"{text}: occurs twice in the table")
             before = [] if each.kind == "F" else [Pass("F" if each.kind == "B" else "B", each.chunk, each.micro)]
             if each.kind != "W":
                 neighbour = each.chunk + (-1 if each.kind == "F" else 1)
                 before += [Pass(each.kind, neighbour, each.micro)] if where.get(neighbour) == rank else []
             for one in before:
                 if one not in done:
-                    raise ConfigError(f"{text}: comes before {tuple(one)}, which it needs")
+                    raise ConfigError(f"{text}: comes before {tuple(one)}, on which it depends")
             done.add(each)
             table[-1].append(each)
     for chunk, micro, kind in itertools.product(range(n_chunks), range(micro_batches), KINDS[:2]):
         if (each := Pass(kind, chunk, micro)) not in done:
             raise ConfigError(
-                f"pipeline: order: {tuple(each)} is missing; every chunk needs every micro-batch, F and B"
+                f"pipeline: order: {tuple(each)} is missing; every chunk needs F and B for every micro-batch"
             )
     return PassOrder.of(table)

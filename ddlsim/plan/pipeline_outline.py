@@ -1,4 +1,4 @@
-"""Outlines of pipelines, with chunks as units: programs that bound the steps and memory of many splits of a model.
+"""Outlines of pipelines, with chunks as units, that bound the steps and memory of many splits of a model.
 
 Splits with the same stages, micro-batches and order differ only in seconds and bytes. So the step is built once, for
 chunks of one layer, and the columns of every split are put in. It takes at most as long as the step of

@@ -59,7 +59,7 @@ ROOTED = (BROADCAST, REDUCE, GATHER, SCATTER)
 class Lane(NamedTuple):
     """A resource that executes one task at a time, in the order of its rows: a rank's device or communication stream.
 
-    With a `queue` (place in ``Plan.queues``; -1: none) it has no order, and the queue launches its collectives.
+    queue  index in ``Plan.queues``; -1: none. A lane with a queue has no order: the queue launches its collectives
     """
 
     rank: int
@@ -68,9 +68,11 @@ class Lane(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Gradients that are summed together, `nbytes` of them: of (tensors in) the layers `first` to `end` - 1.
+    """Gradients that are summed together.
 
-    The layer `tied` (-1: none) uses the same weights, so its gradient belongs to the sum too.
+    nbytes      their size in bytes
+    first, end  the gradients belong to (tensors in) the layers `first` to `end` - 1
+    tied        layer that uses the same weights, so that its gradient belongs to the sum, too; -1: none
     """
 
     nbytes: float
@@ -146,48 +148,54 @@ def _n_congruent(first: int, last: int, rest: int, modulus: int) -> int:
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Plan:
-    """A task graph of the ranks 0..n_ranks-1: columns of shape (n,) unless noted, and the tables that they refer to.
+    """The task graph of the ranks 0..n_ranks-1, stored as columns with one row per task.
+
+    Columns have the shape (n,) unless noted. They refer to these tables:
 
     lanes         indexed by ``lane``
-    queues        order the collectives of lanes without an order (:mod:`ddlsim.plan.queues`)
-    groups        the ranks of each communicator, indexed by the ``peer`` of collectives; the first member is the root
-                  of a broadcast, reduce, gather or scatter, and member i owns block i of scattered data
-    parts         the gradients that are exchanged, indexed by ``part``
+    queues        queues that order the collectives of lanes without an order (:mod:`ddlsim.plan.queues`)
+    groups        ranks of each communicator, indexed by the ``peer`` of collectives; the first member is the root of a
+                  broadcast, reduce, gather or scatter, and member i owns block i of scattered data
+    parts         gradients that are exchanged, indexed by ``part``
     names         texts, indexed by ``name``
-    n_layers      layers of the model, 0..n_layers-1 in forward order
+    n_layers      number of layers of the model, 0..n_layers-1 in forward order
     servers       ranks that are parameter servers: the last members of the groups of push_pulls, in which the other
                   members push gradients and pull their sum; server i has the i-th part of the bytes
-    cycles        steps, indexed by ``every`` - 1
-    delays        (n_layers,) of asynchronous pipelines, whose micro-batches are in several steps at once: the age, in
+    cycles        sets of steps, indexed by ``every`` - 1
+    delays        (n_layers,) for asynchronous pipelines, whose micro-batches are in several steps at once: the age, in
                   updates, of the weights that a micro-batch uses on a layer, forward and backward, relative to the
                   weights that its gradient updates. Batches are then numbered over all steps; a pass belongs to the
                   step in which its rank executes it, its gradient to that of its backward pass; and the backward passes
                   of the last micro-batches may be missing. (): steps begin with the updated weights, and end with all
                   micro-batches
-    tensor        ranks that split every layer: rank r computes part r mod tensor of each of its layers, and the rules
-                  for a model hold for each of these parts
-    notes         one line for each thing that the plan leaves open, such as decisions of a run
+    tensor        number of ranks that split every layer: rank r computes part r mod tensor of each of its layers, and
+                  the rules for a model hold for each of these parts
+    notes         one line for each aspect that the plan leaves open, such as decisions taken during a run
 
-    lane          the lane that executes the task; the rows of a lane are in its order
-    kind          place in :data:`KINDS`. Passes are forward, backward, and backward for the gradient of the input only
+    The columns are:
+
+    lane          lane that executes the task; the rows of a lane are in its order
+    kind          index in :data:`KINDS`. Passes are forward, backward, and backward for the gradient of the input only
                   or of the weights only
-    name          name of the task; -1: its kind is enough
-    seconds       of uncontended work (passes, update, compute); 0 for others
-    nbytes        of a message, or of a collective's whole buffer: the output of an all-gather, the input of a
+    name          name of the task; -1: none besides its kind
+    seconds       uncontended duration of work (passes, update, compute); 0 for others
+    nbytes        bytes of a message, or of a collective's whole buffer: the output of an all-gather, the input of a
                   reduce-scatter
     peer          send: the receiving rank; receive: the sending rank; collective: its group; others: -1
-    key           number below n that a send and its receive, or the rows of a collective, have in common; others: -1
+    key           number below n that a send shares with its receive, and that the rows of a collective share; others:
+                  -1
     step          number of the training step
     batch         passes, and other work on a micro-batch: its number among those of all ranks; messages: that of the
                   tensors that they carry over a cut between layers; all-gathers of sharded weights: that of the pass
                   that they are for; others: -1
-    first, end    passes, update: of the layers `first` to `end` - 1; messages with a micro-batch: the layer after the
-                  cut, twice; others: 0 and 0
+    first, end    passes, update: the layers `first` to `end` - 1; messages with a micro-batch: both are the layer after
+                  the cut; others: 0 and 0
     part          collective: the gradients that it sums, or whose updated weights it distributes; -1 if none
-    holds         bytes of memory that the rank allocates at the start of the task (above 0) or frees at its end (below)
-    every         in templates of programs: 0 for a task of every step, otherwise the task takes place only in the steps
+    holds         bytes of memory that the rank allocates at the start of the task (above 0) or frees at its end (below
+                  0)
+    every         in templates of programs: 0 for a task of every step; otherwise the task takes place only in the steps
                   ``cycles[every - 1]``; zeros by default
-    need_offsets  (n + 1,) row i starts after the rows ``needs[need_offsets[i]:need_offsets[i + 1]]`` have ended
+    need_offsets  (n + 1,): row i starts after the rows ``needs[need_offsets[i]:need_offsets[i + 1]]`` have ended
     needs         (n_needs,) rows
 
     Raises ConfigError for columns of other shapes and for invalid indices. :meth:`check` checks all other rules.
@@ -239,7 +247,7 @@ class Plan:
         n, grouped = len(self), self.kind >= ALL_REDUCE
         for lane in self.lanes:
             if lane.rank < 0 or not -1 <= lane.queue < len(self.queues):
-                raise ConfigError(f"plan: {lane}: must have a rank of at least 0 and a queue below {len(self.queues)}")
+                raise ConfigError(f"plan: {lane}: its rank must be at least 0 and its queue below {len(self.queues)}")
         limits: list[tuple[str, npt.NDArray[np.number], float, float | Ints]] = [
             ("lane", self.lane, 0, len(self.lanes)), ("kind", self.kind, 0, len(KINDS)),
             ("name", self.name, -1, len(self.names)), ("seconds", self.seconds, 0.0, np.inf),
@@ -256,19 +264,19 @@ class Plan:
                 raise ConfigError(f"plan: {name}[{bad[0]}] = {column[bad[0]]} is out of range")
         bad = np.flatnonzero((self.needs < 0) | (self.needs >= n))
         if len(bad):
-            raise ConfigError(f"plan: needs[{bad[0]}] = {self.needs[bad[0]]} is no row of {n}")
+            raise ConfigError(f"plan: needs[{bad[0]}] = {self.needs[bad[0]]}: must be a row below {n}")
         for i, group in enumerate(self.groups):
             if len(set(group)) != len(group) or not all(0 <= rank < self.n_ranks for rank in group):
-                raise ConfigError(f"plan: groups[{i}] = {group}: must list ranks below {self.n_ranks} once each")
+                raise ConfigError(f"plan: groups[{i}] = {group}: must list distinct ranks below {self.n_ranks}")
         if not set(self.servers) <= set(range(self.n_ranks)):
             raise ConfigError(f"plan: servers = {self.servers}: must be ranks below {self.n_ranks}")
         if self.tensor < 1 or self.n_ranks % self.tensor:
             raise ConfigError(f"plan: tensor = {self.tensor}: must divide the {self.n_ranks} ranks")
         if self.delays and (len(self.delays) != self.n_layers or min(self.delays) < 0):
-            raise ConfigError(f"plan: delays = {self.delays}: must be a number of at least 0 for each of the layers")
+            raise ConfigError(f"plan: delays = {self.delays}: must have one number of at least 0 per layer")
 
     def with_columns(self, **columns: npt.NDArray[Any]) -> Plan:
-        """Return the plan with other columns of the same shape, without checks."""
+        """Return the plan with some columns replaced by others of the same shape, unchecked."""
         plan = copy.copy(self)
         vars(plan).update(columns)
         return plan
@@ -311,12 +319,12 @@ class Plan:
 
     @cached_property
     def lane_rank(self) -> Ints:
-        """The rank of each lane, (n_lanes,)."""
+        """Rank of each lane, (n_lanes,)."""
         return np.array([lane.rank for lane in self.lanes], dtype=np.int64)
 
     @cached_property
     def rank(self) -> Ints:
-        """The rank of each task, (n,)."""
+        """Rank of each task, (n,)."""
         return self.lane_rank[self.lane]
 
     @cached_property
@@ -331,12 +339,12 @@ class Plan:
 
     @cached_property
     def queue(self) -> Ints:
-        """The queue of each task's lane, -1 if it has none, (n,)."""
+        """Queue of each task's lane, -1 if it has none, (n,)."""
         return np.array([lane.queue for lane in self.lanes], dtype=np.int64)[self.lane]
 
     @cached_property
     def previous(self) -> Ints:
-        """The row before each on its lane, -1 for the first and on lanes without an order, (n,)."""
+        """Previous row on the same lane, (n,); -1 for the first row, and on lanes without an order."""
         order = np.argsort(self.lane, kind="stable")
         before = np.full(len(self), -1, dtype=np.int64)
         same = (self.lane[order[1:]] == self.lane[order[:-1]]) & (self.queue[order[1:]] < 0)
@@ -349,7 +357,7 @@ class Plan:
 
     @cached_property
     def collectives(self) -> Ints:
-        """The rows of collectives, in order."""
+        """Rows of collectives, in order."""
         return np.flatnonzero(self.kind >= ALL_REDUCE)
 
     def task(self, row: int) -> str:

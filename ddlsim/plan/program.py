@@ -1,4 +1,4 @@
-"""`StepProgram`: one training step, stored once for all ranks that do the same, and repeated when it is executed."""
+"""`StepProgram`: one training step, stored once for all ranks that do the same, and repeated during execution."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ N_STEPS = 3
 class StepProgram:
     """One step of every rank: templates of tasks, and the ranks that execute them.
 
-    templates    plans of the first steps, of the *places* 0, 1, ... of one copy: the stages of one replica, or a single
-                 worker that stands for all. A task needs tasks of its own copy only. There are at least
-                 :data:`N_STEPS` steps, enough for the last one to show everything that a task needs of earlier steps.
-                 Templates, one for each kind of device, differ only in seconds and in bytes held
-    ranks        (n_copies, n_places) the rank at each place of each copy
-    groups       the ranks of each communicator
-    group_of     (n_copies, n groups of a template) the index in `groups` of a template's group in each copy
-    template_of  (n_copies, n_places) the template of each rank
-    batches      (scale, each, later): micro-batch b of a template is number ``b * scale + copy * each``, plus
+    templates    plans of the first steps, for the *places* 0, 1, ... of one copy: the stages of one replica, or a
+                 single worker that represents all. Tasks depend only on tasks of their own copy. There are at least
+                 :data:`N_STEPS` steps, enough for the last one to have all its dependencies on earlier steps.
+                 Templates, one per kind of device, differ only in seconds and in bytes held
+    ranks        (n_copies, n_places) rank at each place of each copy
+    groups       ranks of each communicator
+    group_of     (n_copies, number of groups in a template) index in `groups` of a template's group, for each copy
+    template_of  (n_copies, n_places) template of each rank
+    batches      (scale, each, later): micro-batch b of a template has the number ``b * scale + copy * each``, plus
                  `later` for each step after the third, if steps overlap
     """
 
@@ -71,12 +71,12 @@ class StepProgram:
         batches: int,
         families: Sequence[Sequence[Sequence[int]]] | None = None,
     ) -> StepProgram:
-        """Return the program in which every rank does the tasks of one template, with the seconds of its workload.
+        """Return the program in which every rank executes one template, with the seconds of its own workload.
 
-        workloads  of each rank
-        make       workload -> template of one rank
-        batches    micro-batches of a rank in a step
-        families   for each group of the template the groups of ranks; None: one of all ranks
+        workloads  workload of each rank
+        make       function from a workload to the template of one rank
+        batches    micro-batches per rank and step
+        families   for each group of the template, the groups of ranks; None: one group of all ranks
         """
         n = len(workloads)
         different = {id(workload): workload for workload in workloads}
@@ -97,10 +97,10 @@ class StepProgram:
         )
 
     def map(self, transform: Callable[..., Plan], *each: Sequence[Any]) -> StepProgram:
-        """Return the program with transformed templates, as the built-in map does: ``transform(template, ...)``, with
-        the template's elements of the sequences `each`.
+        """Return the program with transformed templates.
 
-        Only a program of one copy may get new groups, which are groups of ranks.
+        Each template becomes ``transform(template, ...)``, with its elements of the sequences `each`, as in the
+        built-in map. Only a program of one copy may get new groups, which are groups of ranks.
         """
         templates = tuple(transform(*arguments) for arguments in zip(self.templates, *each, strict=True))
         groups = templates[0].groups
@@ -112,7 +112,7 @@ class StepProgram:
 
     @property
     def cycle(self) -> int:
-        """Steps after which the tasks repeat."""
+        """Number of steps after which the tasks repeat."""
         first = (each.first if isinstance(each, Chosen) else each for each in self.template.cycles)
         return math.lcm(*(n for every in first for n in (every.period, every.unless) if n))
 
@@ -161,7 +161,7 @@ class StepProgram:
         """
         plan = self.unroll_all(steps)
         for chosen in (each for each in plan.cycles if isinstance(each, Chosen)):
-            note = f"all periods are {chosen.steps[0]} steps here; the run sets later ones by {chosen.by}"
+            note = f"all periods are {chosen.steps[0]} steps here; during the run, later ones are set by {chosen.by}"
             cycles = tuple(each.first if each is chosen else each for each in plan.cycles)
             plan = dataclasses.replace(plan, cycles=cycles, notes=(*plan.notes, note))
         return _taking_place(plan)
@@ -233,8 +233,10 @@ class StepProgram:
         return int(self.ranks.max()) + 1
 
     def with_columns(self, **columns: npt.NDArray[Any]) -> StepProgram:
-        """Return the program with other columns of its only template, such as seconds, bytes and kinds of work; they
-        must not change the precedence of tasks."""
+        """Return the program with some columns of its only template replaced, such as seconds, bytes and kinds of work.
+
+        The precedence of tasks must not change.
+        """
         program = dataclasses.replace(self, templates=(self.template.with_columns(**columns),))
         vars(program)["graph"] = self.graph
         return program
@@ -248,7 +250,7 @@ class StepProgram:
         return peak
 
     def written_out(self, steps: int) -> StepProgram:
-        """Return the program in which every rank has its own tasks, of the first `steps` steps."""
+        """Return the program of the first `steps` steps in which every rank has its own tasks."""
         is_written = len(self.ranks) == 1 and not self.template.cycles and self.template.n_steps == steps
         return self if is_written else StepProgram.of(self.unroll(steps))
 
@@ -261,7 +263,7 @@ class StepProgram:
 
     @cached_property
     def copies(self) -> Copies:
-        """The ranks and groups that those of a template stand for."""
+        """Ranks and groups that the template's ranks and groups represent."""
         instances = [[self.groups[i] for i in np.unique(each).tolist()] for each in self.group_of.T]
         return Copies(self.ranks, instances[: len(self.template.groups)])
 
@@ -276,10 +278,10 @@ class StepProgram:
     # ------------------------------------------------------------ execution
 
     def live_steps(self, live: int = LIVE, *, repeat: bool = True) -> LiveSteps:
-        """Return the tasks of the first step (slot 0) and of `live` further ones (slots 1 to `live`), which repeat
-        cyclically unless `repeat` is False.
+        """Return the tasks of the first step (slot 0) and of `live` further steps (slots 1 to `live`).
 
-        Raises ConfigError if the steps after the first differ.
+        The further steps repeat cyclically unless `repeat` is False. Raises ConfigError if the steps after the first
+        differ.
         """
         template, bounds = self.template, np.array(self._bounds)
         every, last = columns(template), template.n_steps - 1 if repeat else live
@@ -395,8 +397,8 @@ class StepProgram:
             np.array_equal(a, b) for of in (shape, inside) for a, b in zip(of(1), of(last), strict=True)
         ):
             raise ConfigError(
-                "plan: steps after the first one differ: they are not alike, so it cannot be gone through over and "
-                "over; let every step do the same, with keys and rows in the same order"
+                "plan: the steps after the first one differ, so the step program cannot repeat them; all "
+                "these steps must have the same keys and rows in the same order"
             )
 
 

@@ -19,8 +19,10 @@ from ddlsim.units import si
 @checked
 @dataclass(frozen=True)
 class UrgentQueue:
-    """The ready collective with the lowest key goes next, at most `in_flight` at a time (Peng et al. 2019,
-    ByteScheduler, section 4)."""
+    """Launch the ready collective with the lowest key first, with at most `in_flight` in progress.
+
+    This is the priority scheduling of ByteScheduler (Peng et al. 2019, section 4).
+    """
 
     in_flight: Count = 4
 
@@ -31,8 +33,11 @@ class UrgentQueue:
 @checked
 @dataclass(frozen=True)
 class FusedQueue:
-    """Every `cycle_time` the ready collectives are fused, in this order, into buffers of at most `threshold` bytes,
-    which are sent one after the other (Sergeev and Del Balso 2018, arXiv:1802.05799, section 4)."""
+    """Every `cycle_time`, fuse the ready collectives into buffers, which are sent one after the other.
+
+    Collectives are fused in the order in which they became ready, up to `threshold` bytes per buffer (Horovod; Sergeev
+    and Del Balso 2018, arXiv:1802.05799, section 4).
+    """
 
     threshold: Bytes = 128 * 2**20
     cycle_time: Duration = 1e-3
@@ -55,7 +60,7 @@ class _MostUrgent:
         self._go_on()
 
     def tick(self, now: float) -> None:
-        raise AssertionError("no tick was asked for")
+        raise AssertionError("unexpected tick")
 
     def _go_on(self) -> None:
         while self.credit and self.waiting:

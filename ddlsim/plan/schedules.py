@@ -1,4 +1,4 @@
-"""Algorithms of a plan's collectives: one for each kind, and an order of its members."""
+"""Algorithms of a plan's collectives, one per kind, and the order of their members."""
 
 from __future__ import annotations
 
@@ -119,5 +119,5 @@ def _wanted(rank_order: str | Sequence[int], plan: Plan, group: tuple[int, ...])
             raise ConfigError(f"rank_order = {rank_order!r}: must be 'given', 'topology' or a list of ranks")
         return "topology" if rank_order == "topology" else np.arange(len(group))
     if sorted(rank_order) != list(range(plan.n_ranks)):
-        raise ConfigError(f"rank_order = {list(rank_order)}: must list each of the ranks 0..{plan.n_ranks - 1} once")
+        raise ConfigError(f"rank_order = {list(rank_order)}: must contain each of the ranks 0..{plan.n_ranks - 1} once")
     return np.array([group.index(rank) for rank in rank_order if rank in group], dtype=np.int64)

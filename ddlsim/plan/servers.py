@@ -1,4 +1,4 @@
-"""From all-reduces to parameter servers: a transformation of plans."""
+"""Transformation of plans: all-reduces become pushes to and pulls from parameter servers."""
 
 from __future__ import annotations
 
@@ -17,16 +17,19 @@ from ddlsim.plan.plan import ALL_REDUCE, COLUMNS, COMPUTE, PUSH_PULL, RECEIVE, S
 
 @checked
 def through_servers(plan: Plan, n_servers: Count = 1) -> Plan:
-    """Return a plan whose ranks push gradients to `n_servers` parameter servers and pull the sums (Li et al. 2014,
-    OSDI, section 3), instead of all-reducing them.
+    """Return a plan that uses parameter servers instead of all-reduces.
 
-    The servers are additional ranks after the workers, each with an equal part of every buffer and a lane "server" on
-    which it takes part in all push-pulls, in the order of the workers' first rows. Raises ConfigError for a plan with
-    servers, and for collectives other than all-reduces of all ranks.
+    Ranks push gradients to `n_servers` servers and pull the sums (Li et al. 2014, OSDI, section 3). The servers are
+    additional ranks after the workers. Each stores an equal part of every buffer, and has a lane "server" with all
+    push-pulls in the order of the workers' first rows.
+
+    Raises ConfigError for a plan with servers, and for collectives other than all-reduces over all ranks.
     """
     rows, n = plan.collectives, plan.n_ranks
     if plan.servers or (plan.kind[rows] != ALL_REDUCE).any() or any(len(group) != n for group in plan.groups):
-        raise ConfigError("through_servers: the plan must have no collectives but all-reduces of all ranks, no servers")
+        raise ConfigError(
+            "through_servers: the plan must have no servers, and no collectives other than all-reduces over all ranks"
+        )
     _, first = np.unique(plan.key[rows], return_index=True)
     copied = rows[np.sort(first)]
     servers = tuple(range(n, n + n_servers))

@@ -49,8 +49,8 @@ class Replay:
         self.size = math.lcm(1, *cuts) ** 2
         if self.size > LIMIT:
             raise ConfigError(
-                f"plan: gradients are scattered over groups of {', '.join(map(str, sorted(cuts)))} ranks; use groups "
-                "of fewer different sizes"
+                f"plan: gradients are scattered over groups of {', '.join(map(str, sorted(cuts)))} ranks; use "
+                "fewer different group sizes"
             )
         self.first = np.zeros(len(self.places), dtype=np.int64)
         self.end = np.full(len(self.places), self.size, dtype=np.int64)
@@ -89,7 +89,7 @@ class Replay:
                 self._do(kind, go[kinds == kind])
             n_done[self.at[go]] += 1
             if not len(go):
-                self._refuse(left[:1], "others sum, update or spread this part in another order")
+                self._refuse(left[:1], "other ranks sum, update or distribute this part in a different order")
             left = left[~np.isin(left, go)]
 
     def _do(self, kind: int, go: Ints) -> None:
@@ -114,10 +114,12 @@ class Replay:
         inside[begins] = False
         second = np.flatnonzero(inside)
         apart = self.end[at[second - 1]] != self.first[at[second]]
-        self._refuse(go[second[apart]], "its range of the part does not begin where that of the member before it ends")
+        self._refuse(
+            go[second[apart]], "its range of the part does not begin at the end of the previous member's range"
+        )
         mixed = (self.marks[at] != self.marks[at[leader]]).any(axis=1) & ~self.updated[at]
         mixed |= self.updated[at] != self.updated[at[leader]]
-        self._refuse(go[mixed], "it brings another sum than the first member of its group does")
+        self._refuse(go[mixed], "its sum differs from that of the first member of its group")
         self.end[at] = np.repeat(self.end[at[begins + size - 1]], size)
         self.first[at] = self.first[at[leader]]
 
@@ -126,7 +128,7 @@ class Replay:
         same = (self.first[at] == self.first[at[leader]]) & (self.end[at] == self.end[at[leader]])
         if kind == PUSH_PULL:  # servers bring nothing
             same |= np.isin(self.plan.rank[self.rows[go]], self.plan.servers)
-        self._refuse(go[~same], "its rank has another range of the part than the first member of the group")
+        self._refuse(go[~same], "its range of the part differs from that of the first member of its group")
         total = np.repeat(np.add.reduceat(self.marks[at], begins, axis=0), size, axis=0)
         position = self.position[go]
         if kind == REDUCE:
@@ -136,7 +138,7 @@ class Replay:
         self.marks[at] = total
         if kind == REDUCE_SCATTER:
             piece, rest = np.divmod(self.end[at] - self.first[at], np.repeat(size, size))
-            self._refuse(go[rest != 0], "it scatters a part that has been scattered twice already; twice is the most")
+            self._refuse(go[rest != 0], "it scatters a part for the third time; at most two are supported")
             self.first[at] += position * piece
             self.end[at] = self.first[at] + piece
 

@@ -1,4 +1,4 @@
-"""Tensor groups in plans: all ranks of a stage, pieces of work, and the collectives between these.
+"""Tensor groups in plans: all ranks of a stage, pieces of work, and the collectives between them.
 
 A plan of pipeline stages has one rank per stage of a replica, and one task per pass. :func:`tensor_ranks` expands it to
 the t ranks that split the layers of each stage: a pass becomes pieces of work with the group's collectives between
@@ -402,13 +402,14 @@ def check_groups(cluster: Cluster, nodes: Ints, *, inside: bool) -> None:
     if any(len(np.unique(np.nonzero(machine == each)[0])) > 1 for each in np.unique(machine)):
         most = int(np.unique(machine, return_counts=True)[1].min())
         raise ConfigError(
-            f"Parallel: tensor = {tensor}: groups of {tensor} neighbours cross machines and share them, the smallest "
-            f"of which has {most} of the workers; use a number that divides those of every machine, or is a multiple "
-            "of them"
+            f"Parallel: tensor = {tensor}: tensor groups would cross machine boundaries unevenly; the "
+            f"smallest machine has {most} of the workers. Use a number that divides the workers of every "
+            "machine, or is a multiple of them"
         )
     if inside and not cluster.grid:
         raise ConfigError(
-            f"Parallel: tp_comm_overlap = True: needs tensor groups inside a machine; those of {tensor} cross machines"
+            "Parallel: tp_comm_overlap = True: tensor groups must be inside one machine, but groups of "
+            f"{tensor} cross machines"
         )
 
 

@@ -1,4 +1,4 @@
-"""A plan as text: descriptions of tasks, and the table of tasks."""
+"""Plans as text: descriptions of tasks, and the table of tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pipeline orders that fill bubbles with the gradients of weights.
+"""Pipeline orders that fill bubbles with the computation of weight gradients.
 
 Qi et al. 2023, arXiv:2401.10241 (ZB-1P, ZB-2P), and 2024, arXiv:2405.15362 (V-shaped placement: ZB-V, V-Half, V-Min).
 The tables are made for passes F, B and W of equal time; others can be executed, with more gaps. With V-shaped placement
@@ -149,6 +149,6 @@ def _filled(order: list[list[Pass]], most: list[int]) -> PassOrder:
                 continue
             out[rank].append(each)
             now.append(each)
-        assert now, "the order of forward and backward passes cannot be kept with so few activations"
+        assert now, "there is no valid order of forward and backward passes with so few activations"
         done.update(now)
     return PassOrder.of(out)

@@ -1,4 +1,4 @@
-"""From questions to a decision: rules of thumb, and the search for the configuration that meets a target."""
+"""Recommendations: a search for the best configuration for a target, with rules of thumb for comparison."""
 
 from ddlsim.planner.decide import recommend as recommend
 from ddlsim.planner.decide import load_question as load_question

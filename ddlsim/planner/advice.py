@@ -1,4 +1,4 @@
-"""The rules of thumb for the configuration that a plan recommends, each with what the simulation says beside it."""
+"""Rules of thumb for the recommended configuration, each compared with the simulation."""
 
 from __future__ import annotations
 
@@ -97,15 +97,14 @@ def _gpus(case: _Case, efficiency: float, plain: Outcome) -> Guideline:
     ratio = overhead / (n * case.compute)
     most = guidelines.largest_n_gpus(ratio, efficiency)
     says = (
-        f"exchange and update take {spread(ratio)} of the time in which one GPU computes the global batch: {n} "
-        f"share it with an efficiency of {percent(guidelines.scaling_efficiency(ratio, n))}, up to {most:,.0f} with "
-        f"{percent(efficiency)}"
+        f"exchange and update take {spread(ratio)} of the time that one GPU computes for the global batch: efficiency "
+        f"{percent(guidelines.scaling_efficiency(ratio, n))} with {n}, {percent(efficiency)} with up to {most:,.0f}"
     )
     step = number_of(plain, "step_time")
     if step is None:
         return Guideline(name, source, says, _missing(plain))
     reached = (n * case.compute + overhead) / (n * step)
-    return Guideline(name, source, says, f"{percent(reached)} (all-reduce, nothing overlaps)")
+    return Guideline(name, source, says, f"{percent(reached)} (all-reduce without overlap)")
 
 
 def _servers(case: _Case, evaluator: Evaluator) -> Guideline:
@@ -117,8 +116,8 @@ def _servers(case: _Case, evaluator: Evaluator) -> Guideline:
         guidelines.n_parameter_servers(nbytes, n, case.bandwidth, case.compute, full_duplex=duplex)
         for duplex in (False, True)
     )
-    says = f"with {half} pushing and pulling hide behind {seconds(case.compute)} of computing"
-    says += f" (with {full} where links are duplex)" if full != half else ""
+    says = f"with {half}, push and pull take no longer than the computing, {seconds(case.compute)}"
+    says += f" (with {full} on full-duplex links)" if full != half else ""
     for where in ("own", "colocated"):
         run = case.plain.with_(strategy=ParameterServer(half, where, overlap="none"))
         outcome = evaluator.outcomes([run])[0]
@@ -128,7 +127,7 @@ def _servers(case: _Case, evaluator: Evaluator) -> Guideline:
     if step is None:
         return Guideline(name, source, says, _missing(outcome))
     exchange = step - case.compute - case.update
-    return Guideline(name, source, says, f"with {half} ({where}) they take {seconds(exchange)}")
+    return Guideline(name, source, says, f"with {half} ({where}), push and pull take {seconds(exchange)}")
 
 
 def _memory(case: _Case, experiment: Experiment) -> Guideline:
@@ -147,14 +146,14 @@ def _medium(case: _Case, plain: Outcome, evaluator: Evaluator) -> Guideline:
         return Guideline(name, source, NOT_AVAILABLE, NOT_AVAILABLE)
     share = guidelines.traffic_share(max(step - case.compute - case.update, 0.0), case.compute + case.update)
     gain = guidelines.medium_speedup(share, 1.0, FASTER)
-    says = f"weights travel {percent(share)} of the time: {FASTER:g} times the bandwidth gives {gain:.3g} x"
+    says = f"transfers take {percent(share)} of the step: {FASTER:g} x bandwidth gives {gain:.3g} x throughput"
     kinds = _kinds_between(case)
     cluster = case.candidate.cluster
     for kind in kinds:
         cluster = cluster.scaled(kind, bandwidth=FASTER)
     faster = evaluator.outcomes([case.plain.with_(cluster=cluster)])[0]
     now = number_of(faster, "step_time")
-    simulated = _missing(faster) if now is None else f"{step / now:.3g} x with faster {', '.join(kinds)}"
+    simulated = _missing(faster) if now is None else f"{step / now:.3g} x with faster {', '.join(kinds)} links"
     return Guideline(name, source, says, simulated)
 
 
@@ -173,7 +172,7 @@ def _helpers(case: _Case, plain: Outcome, evaluator: Evaluator) -> Guideline:
         return Guideline(name, source, f"{NOT_AVAILABLE}: one machine", NOT_AVAILABLE)
     nbytes, m = case.workload.gradient_nbytes, case.machines
     times = [guidelines.byteps_time(nbytes, m, k, case.bandwidth) for k in (0, m // 2, m)]
-    says = f"an exchange takes {seconds(times[0])} without, {seconds(times[1])} with {m // 2}, "
+    says = f"an exchange takes {seconds(times[0])} without helpers, {seconds(times[1])} with {m // 2}, "
     says += f"{seconds(times[2])} with {m}"
     step = number_of(plain, "step_time")
     if step is None:
@@ -184,8 +183,8 @@ def _helpers(case: _Case, plain: Outcome, evaluator: Evaluator) -> Guideline:
     now = number_of(outcome, "step_time")
     others = f"{NOT_AVAILABLE} with helpers: the cluster has too few other machines"
     if now is not None:
-        others = f"{seconds(now - busy)} with {count(m, 'server')} beside them"
-    return Guideline(name, source, says, f"{seconds(step - busy)} without, {others}")
+        others = f"{seconds(now - busy)} with {count(m, 'server')} on other machines"
+    return Guideline(name, source, says, f"{seconds(step - busy)} without helpers, {others}")
 
 
 def _local(case: _Case, plain: Outcome, evaluator: Evaluator) -> Guideline:
@@ -194,18 +193,18 @@ def _local(case: _Case, plain: Outcome, evaluator: Evaluator) -> Guideline:
     if step is None:
         return Guideline(name, source, NOT_AVAILABLE, _missing(plain))
     busy = case.compute + case.update
-    says = f"{guidelines.local_sgd_speedup(max(step - busy, 0.0) / busy, LOCAL_STEPS):.3g} x over every step"
+    says = f"{guidelines.local_sgd_speedup(max(step - busy, 0.0) / busy, LOCAL_STEPS):.3g} x throughput"
     run = case.plain.with_(
         strategy=LocalSGD(LOCAL_STEPS, algorithm=case.algorithm), warmup=LOCAL_STEPS, steps=LOCAL_STEPS
     )
     outcome = evaluator.outcomes([run])[0]
     now = number_of(outcome, "step_time")
-    return Guideline(name, source, says, _missing(outcome) if now is None else f"{step / now:.3g} x")
+    return Guideline(name, source, says, _missing(outcome) if now is None else f"{step / now:.3g} x throughput")
 
 
 def _balance(case: _Case, evaluator: Evaluator) -> Guideline:
     """FLOPs per gradient byte of the model against those per byte of the machine."""
-    name, source = "computing against traffic", "Das et al. 2016"
+    name, source = "computation against communication", "Das et al. 2016"
     workload = case.workload
     flops = 3.0 * workload.model.flops * workload.batch_size * case.candidate.experiment.accumulation
     ratio = flops / workload.gradient_nbytes
@@ -213,8 +212,8 @@ def _balance(case: _Case, evaluator: Evaluator) -> Guideline:
         return Guideline(name, source, f"{ratio:,.0f} FLOPs per byte of gradient", f"{NOT_AVAILABLE}: one machine")
     # a ring moves 2 (m-1)/m bytes per byte of gradient in each direction, once for all devices of a machine
     needed = 2.0 * (case.machines - 1) / case.machines * flops / case.compute / case.bandwidth
-    verdict = "can hide the traffic" if ratio >= needed else "cannot hide all traffic"
-    says = f"{ratio:,.0f} FLOPs per byte of gradient, {needed:,.0f} to keep the links busy: computing {verdict}"
+    verdict = "can hide all communication" if ratio >= needed else "cannot hide all communication"
+    says = f"{ratio:,.0f} FLOPs per byte of gradient against {needed:,.0f} at balance: computation {verdict}"
     outcome = evaluator.outcomes([case.candidate.experiment])[0]
     share = number_of(outcome, "communication_share")
     simulated = _missing(outcome) if share is None else f"exposed communication takes {percent(share)} of the time"
@@ -231,12 +230,12 @@ def _partition(case: _Case) -> Guideline:
     layer = max(layers, key=lambda one: one.n_params)
     groups = guidelines.hybrid_groups(layer.n_params, _inputs(layer), batch, n)
     fewer = sum(_prefers_model(one, batch) for one in layers)
-    best = f"{groups:.3g} groups of {n / groups:.3g} workers move least"
+    best = f"{groups:.3g} groups of {n / groups:.3g} workers"
     if groups in (1.0, n):
-        best = f"{'data' if groups == n else 'model'} parallelism moves least"
+        best = f"{'data' if groups == n else 'model'} parallelism"
     says = (
-        f"{fewer} of {count(len(layers), 'layer')} move fewer bytes shared out than copied; of the one with most "
-        f"weights ({layer.name}) {best}"
+        f"{fewer} of {count(len(layers), 'layer')} {'moves' if fewer == 1 else 'move'} fewer bytes with model than "
+        f"with data parallelism; the largest ({layer.name}) moves the fewest with {best}"
     )
     return Guideline(name, source, says, _exchanges(case, layer, batch))
 
@@ -252,7 +251,7 @@ def _exchanges(case: _Case, layer: Layer, batch_size: int) -> str:
         )
 
     copied, shared = ring("all_reduce", weights), ring("all_gather", inputs) + ring("reduce_scatter", inputs)
-    return f"its gradients take {seconds(copied)} copied, its inputs and their gradients {seconds(shared)} shared out"
+    return f"its exchange takes {seconds(copied)} with data parallelism, {seconds(shared)} with model parallelism"
 
 
 def _inputs(layer: Layer) -> float:

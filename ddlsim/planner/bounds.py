@@ -1,4 +1,4 @@
-"""What no simulation of a configuration can beat, worked out without simulating it, whatever its strategy is called.
+"""Bounds on the figures of a configuration, computed without simulating it, for any strategy.
 
 **Programs.** A strategy with a step program cannot be faster than its longest chain, nor than the bytes of its
 exchanges cross the interfaces of devices and machines: :mod:`ddlsim.plan.bounds`. With jitter, work takes the factors

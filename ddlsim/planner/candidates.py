@@ -1,4 +1,4 @@
-"""The configurations that a plan chooses from, and how long each has to be simulated to know its throughput."""
+"""Candidate configurations of a search, and the number of steps to simulate for the throughput of each."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ REGULAR, OWN_WAYS, RANDOM = (1, 2), (2, 8), (2, 10)
 #: a model of few layers, to look at plans
 SMALL = "lenet5"
 #: why a combination makes no sense
-TOO_MANY = "more workers than devices"
+TOO_MANY = "there are more workers than devices"
 #: how simple a way to exchange gradients is that is not exact
 LEAST_SIMPLE = 3
 
@@ -152,10 +152,10 @@ def candidates(
     senseless: Counter[str] = Counter()
     made = list(_rows(base, clusters, workers, strategies, compressions, batch_sizes, senseless))
     if not made and set(senseless) - {TOO_MANY}:
-        raise ConfigError(f"recommend: no configuration fits together: {text_of_senseless(senseless)}")
+        raise ConfigError(f"recommend: no configuration is valid: {text_of_senseless(senseless)}")
     if not made:
         devices = ", ".join(f"{cluster.name!r} has {len(cluster.workers)} devices" for cluster in clusters)
-        raise ConfigError(f"recommend: no configuration fits together ({devices}); give fewer workers")
+        raise ConfigError(f"recommend: no cluster has enough devices ({devices}); use fewer workers")
     ways = [f"{row.strategy.label.partition(' (')[0]} {row.split}" if row.split else row.strategy for row in made]
     labels = labels_of(ways), labels_of([row.compression for row in made])
     places = _places(clusters)

@@ -1,4 +1,4 @@
-"""Which algorithm computes each convolution, if all their workspaces together must fit into the memory that is left.
+"""Choice of an algorithm for each convolution, with workspaces that fit in the remaining memory.
 
 Zou et al. 2017 (arXiv:1709.06622) pose it as an integer program: minimise the sum of the seconds, one algorithm for
 each layer, the sum of the workspaces within the bound.
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
 
 from ddlsim.arguments import Count, NotNegative, checked, quantity
 from ddlsim.errors import ConfigError
+from ddlsim.extras import needs
 from ddlsim.readable import size
 from ddlsim.units import si
 from ddlsim.workload.compute import Roofline
@@ -52,15 +52,20 @@ def choose_algorithms(options: Options, memory: Memory) -> dict[str, Algorithm]:
     bound = si(memory, "bytes")
     for layer, algorithms in options.items():
         if not algorithms:
-            raise ConfigError(f"choose_algorithms: options[{layer!r}] = (): give each layer one algorithm or more")
+            raise ConfigError(
+                f"choose_algorithms: options[{layer!r}] is empty; each layer needs at least one algorithm"
+            )
     least = sum(min(algorithm.nbytes for algorithm in algorithms) for algorithms in options.values())
     if least > bound:
         raise ConfigError(
-            f"choose_algorithms: memory = {memory!r}: the smallest workspaces together need {size(least)}; give as "
-            "much, or options without a workspace"
+            f"choose_algorithms: memory = {memory!r}: the smallest workspaces need {size(least)} in total; use more "
+            "memory, or add options without a workspace"
         )
     if not options:
         return {}
+    with needs("scipy"):
+        from scipy.optimize import Bounds, LinearConstraint, milp
+
     flat = [(layer, algorithm) for layer, algorithms in options.items() for algorithm in algorithms]
     seconds = np.array([algorithm.seconds for _, algorithm in flat])
     nbytes = np.array([algorithm.nbytes for _, algorithm in flat])
@@ -78,7 +83,8 @@ def choose_algorithms(options: Options, memory: Memory) -> dict[str, Algorithm]:
         options={"mip_rel_gap": 0.0},
     )
     if solved.x is None:
-        raise ConfigError(f"choose_algorithms: no choice found: {solved.message}")
+        reason = solved.message
+        raise ConfigError(f"choose_algorithms: the solver found no solution: {reason}")
     return {layer: algorithm for (layer, algorithm), taken in zip(flat, solved.x, strict=True) if taken > 0.5}
 
 

@@ -1,4 +1,4 @@
-"""From how many workers on one way to exchange gradients beats another: found by bisection between simulated counts."""
+"""Crossovers: numbers of workers from which one strategy is faster than another, found by bisection."""
 
 from __future__ import annotations
 

@@ -69,14 +69,14 @@ LIVES = 20
 
 
 def reliability(candidate: Candidate) -> list[str]:
-    """Return what a plan should say about the failures of its best configuration, nothing where there are none."""
+    """Return the notes of a plan about failures of its best configuration; none without failures."""
     experiment = candidate.experiment
     if not has_life(experiment):
         return []
     result = run(experiment)
     lost = 1.0 - _effective(result)
-    share = f"failures and checkpoints take {percent(lost)} of the best's time"
-    return [f"throughputs are what counts in the end: {share}", *_interval(experiment), *_spares(experiment, result)]
+    share = f"failures and checkpoints take {percent(lost)} of the time of the best configuration"
+    return [f"throughputs are goodputs: {share}", *_interval(experiment), *_spares(experiment, result)]
 
 
 def _effective(result: Result) -> float:
@@ -91,8 +91,8 @@ def _interval(experiment: Experiment) -> list[str]:
         return []
     best = max(found.tried, key=lambda one: one.effective)
     return [
-        f"save every {duration(found.simulated)} ({percent(best.effective)} of the time counts then; Daly: "
-        f"{duration(found.daly)}), where it is asked for every {duration(_every(experiment))}"
+        f"checkpoint every {duration(found.simulated)} instead of every {duration(_every(experiment))} (then "
+        f"{percent(best.effective)} of the time is useful; Daly's formula: every {duration(found.daly)})"
     ]
 
 
@@ -114,9 +114,9 @@ def _spares(experiment: Experiment, result: Result) -> list[str]:
         paid[spares] = effective * machines / (machines + spares)
     best = max(paid, key=lambda spares: paid[spares])
     if best == failures.spares or math.isclose(paid[best], paid[failures.spares], rel_tol=1e-3):
-        return [f"{count(failures.spares, 'spare machine')}: no other number brings more per machine that is there"]
+        return [f"{count(failures.spares, 'spare machine')}: no other number gives more goodput per machine"]
     gain, many = percent(paid[best] / paid[failures.spares] - 1.0), count(best, "spare machine")
-    return [f"with {many} instead of {failures.spares} each machine that is there brings {gain} more"]
+    return [f"{many} instead of {failures.spares} give {gain} more goodput per machine, spares included"]
 
 
 _DIMENSIONS = (
@@ -147,7 +147,7 @@ def reasons(
         if other is not None:
             value = other.candidate.settings[dimension]
             name = _NAMES.get(dimension, dimension)
-            at_best = " at best" if other.figures is None else ""
+            at_best = " at the least" if other.figures is None else ""
             lines.append(f"{name} {value} instead {_consequence(best.figures, figures, target)}{at_best}")
     return tuple(lines)
 
@@ -232,29 +232,32 @@ def recommend(
     jobs: Count | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Plan:
-    """Search clusters, numbers of workers, strategies, compressors and batch sizes for what meets a target best.
+    """Find the clusters, worker counts, strategies, compressors and batch sizes that best meet a target.
 
-    clusters        one or several to choose from: names, paths, graphs or clusters (with prices, where costs matter)
-    model           what is trained, as far as its sizes and compute times go
-    target          what is wanted: a :class:`~ddlsim.Target`
-    samples         that the training has to process (epochs * data set size), for a deadline or a budget
-    training        what is learned, for an accuracy: the finalists are trained with real gradients
-    learning_model  the (small) model that learns, if it is another one than `model`
-    workers         numbers of workers to try; None: powers of two, and all of each cluster
-    strategies      to try; None: four all-reduces, a server on each machine, local SGD over 8 steps.
-                    :class:`~ddlsim.Splits` among them stands for ways to share the model out over workers
-    compressions    to try (of the usual strategies not with local SGD, which costs accuracy itself); None: none, 16
-                    bits, top 1 % with error feedback (none alone where strategies are given)
-    batch_sizes     per worker, with :class:`~ddlsim.Splits` of all together; None: 32, 64 and 128
-    base            an experiment with everything else: precision, jitter, compute, accumulation, seed, ...
-    n_best          how many configurations to return
-    stability       whether to look how stable each throughput is, by three more runs; what differs by less than that
-                    ties, and what ties in time or cost is decided by the rest (docs/planning.md)
-    jobs            processes (None: a core each; a script must then do its work under ``if __name__ == "__main__":``)
-    progress        called with the number of simulations that have ended
+    clusters        one or more clusters to choose from: names, paths, graphs or clusters (with prices, if costs matter)
+    model           model that sizes and compute times are taken from
+    target          limits and aim of the search, a :class:`~ddlsim.Target`
+    samples         samples of the whole training (epochs * data set size), for a deadline or budget
+    training        training settings, for a target accuracy: the finalists are trained with real gradients
+    learning_model  model that is trained, often a small one; None: `model`
+    workers         numbers of workers to try; None: powers of two, and all workers of each cluster
+    strategies      strategies to try; None: four all-reduces, a parameter server on each machine, and local SGD over 8
+                    steps. :class:`~ddlsim.Splits` represents all ways to split the model over workers
+    compressions    compressors to try; None: no compression, 16 bits, and the top 1 % with error feedback (only no
+                    compression if `strategies` is set). By default they are not combined with local SGD, which already
+                    costs accuracy
+    batch_sizes     batch sizes to try, per worker or, with :class:`~ddlsim.Splits`, global; None: 32, 64 and 128
+    base            experiment with all other settings: precision, jitter, compute, accumulation, seed, ...
+    n_best          number of configurations to return
+    stability       measure how stable each throughput is, with three more runs. Configurations that differ by less tie,
+                    and ties in time or cost are decided by other criteria (docs/planning.md)
+    jobs            number of processes; None: one per core, for which a script needs the guard
+                    ``if __name__ == "__main__":``
+    progress        function that is called with the number of finished simulations
 
-    What no bound excludes is simulated. Throughputs are those of a few steps; samples are worth the same whatever the
-    batch and the strategy, except where an accuracy is asked for. Raises ConfigError for what does not fit.
+    Configurations that a bound excludes are not simulated. Throughputs come from a few steps. Without a target
+    accuracy, all samples count the same, whatever the batch size and strategy. Raises ConfigError for incompatible
+    arguments, and if no configuration can be simulated.
     """
     loaded = _clusters(clusters)
     what = _lesson(target, training, learning_model, base, samples)
@@ -312,14 +315,14 @@ def _software(choices: Sequence[Choice]) -> list[str]:
         for choice in choices
         if choice.experiment.stack is None and (device := device_of(choice.candidate)) is not None
     }
-    text = f"software assumed: {listed(names)}; set another by --stack, or stack= of the base"
+    text = f"assumed software stack: {listed(names)}; set another with --stack, or with stack= of the base"
     return [text] if names else []
 
 
 def _clusters(given: ClusterLike | Sequence[ClusterLike]) -> list[Cluster]:
     several = [given] if isinstance(given, str) or not isinstance(given, Sequence) else list(given)
     if not several:
-        raise ConfigError("recommend: clusters is empty; give at least one to choose from")
+        raise ConfigError("recommend: clusters is empty; pass at least one cluster")
     return [load_cluster(one) for one in several]
 
 
@@ -327,9 +330,11 @@ def _template(base: Experiment | None, model: Model, cluster: Cluster) -> Experi
     if base is None:
         return Experiment(cluster, model)
     if base.training is not None:
-        raise ConfigError("recommend: base has a training; give it to recommend as training=")
+        raise ConfigError("recommend: base must not have a training; pass training=... to recommend instead")
     if base.speed is not None and not isinstance(base.speed, Spread):
-        raise ConfigError("recommend: base has a speed per worker, but their number varies; give the cluster speeds")
+        raise ConfigError(
+            "recommend: base has a speed per worker, but the number of workers varies; set speeds in the cluster"
+        )
     return base.with_(cluster=cluster, model=model, time_model=None, compression=None)
 
 
@@ -344,17 +349,21 @@ def _lesson(
     if target.accuracy is None:
         for name, value in (("training", training), ("learning_model", model)):
             if value is not None:
-                raise ConfigError(f"recommend: {name} has no effect without an accuracy: target=Target(accuracy=0.95)")
+                raise ConfigError(
+                    f"recommend: {name} has no effect without a target accuracy; set target=Target(accuracy=0.95)"
+                )
         if target.needs_total and samples is None:
             raise ConfigError(
-                "recommend: a deadline or a budget is about a whole training: give samples=epochs * data set size, or "
-                "an accuracy and a training"
+                "recommend: a deadline or a budget needs the length of the training; set samples=epochs * data set "
+                "size, or a target accuracy and a training"
             )
         return None
     if training is None:
-        raise ConfigError("recommend: an accuracy needs training=ddlsim.Training(...), which says what is learned")
+        raise ConfigError("recommend: a target accuracy needs training=ddlsim.Training(...)")
     if samples is not None:
-        raise ConfigError("recommend: samples has no effect beside an accuracy: the training ends when it is reached")
+        raise ConfigError(
+            "recommend: samples has no effect with a target accuracy, at which the training ends; remove samples"
+        )
     learns = None if model is None else load_model(model)
     return lesson(training, learns, target, float("inf") if base is None else si(base.max_time, "time"))
 
@@ -365,7 +374,7 @@ def _compressions(
     if given is None:
         return list(COMPRESSIONS) if strategies is None else [None]
     if not given:
-        raise ConfigError("recommend: compressions is empty; give [None] to send gradients as they are")
+        raise ConfigError("recommend: compressions is empty; use [None] for no compression")
     return [compression_of(one) for one in given]
 
 
@@ -381,11 +390,11 @@ def _priced(options: Sequence[Candidate], target: Target) -> tuple[bool, list[st
             price_rate(option)
         except ConfigError as error:
             if target.budget is not None:
-                raise ConfigError(f"recommend: a budget needs prices (--price on the command line); {error}") from None
+                raise ConfigError(f"recommend: a budget needs prices (--price on the command line): {error}") from None
             several = len({candidate.place for candidate in options}) > 1
             return False, [
-                f"costs are device-hours, as machines of {option.place} have no price"
-                + ("; one hour counts as much as another, whatever the device" if several else "")
+                f"costs are in device-hours, because machines of {option.place} have no price"
+                + ("; all devices count the same" if several else "")
             ]
     return True, []
 
@@ -393,8 +402,9 @@ def _priced(options: Sequence[Candidate], target: Target) -> tuple[bool, list[st
 def _choices(found: list[Found], what: Lesson | None, search: Search, n_best: int) -> tuple[list[Choice], list[str]]:
     if not any(one.figures is not None for one in found):
         whole = not any(contract.of(one.candidate.experiment.strategy).shares_batch for one in found)
-        hint = "; to share the model out over workers give strategies=[ddlsim.Splits()] (--split)" if whole else ""
-        raise ConfigError(f"recommend: no configuration can be simulated; the first: {found[0].reason}{hint}")
+        hint = "; to split the model over workers, set strategies=[ddlsim.Splits()] (--split)" if whole else ""
+        reason = found[0].reason
+        raise ConfigError(f"recommend: no configuration can be simulated; the first one: {reason}{hint}")
     target = search.target
     if what is not None:
         return trained(found, what, target, search.evaluator, n_best)
@@ -419,29 +429,34 @@ def _notes(
     best = choices[0]
     near = [miss.what for miss in best.misses if miss.share == 0.0 and abs(miss.value / miss.limit - 1.0) < best.spread]
     if near:
-        notes.append(f"the best keeps the {' and the '.join(near)} by less than its throughput is stable to")
+        limits = " and the ".join(near)
+        notes.append(f"the margin to the {limits} of the best configuration is below the stability of its throughput")
     if what is None and not all(choice.exact for choice in choices):
         notes.append(
-            "* learns otherwise than plain SGD (compressed, local steps, ...) and may need more samples; give an "
-            "accuracy and a training to find out"
+            "* learns differently from plain SGD (compression, local steps, ...) and may need more samples; set a "
+            "target accuracy and a training to find out"
         )
     batches = {option.global_batch for option in options}
     if what is None and len(batches) > 1:
+        smallest, largest = min(batches), max(batches)
         notes.append(
-            f"global batches from {min(batches):,} to {max(batches):,} are taken to need as many samples; large ones "
-            "often need more"
+            f"global batches from {smallest:,} to {largest:,} are assumed to need the same number of samples; large "
+            "ones often need more"
         )
     if senseless:
-        notes.append(f"{senseless.total()} combinations make no sense: {text_of_senseless(senseless)}")
+        n_invalid = senseless.total()
+        notes.append(f"{n_invalid} combinations are not valid: {text_of_senseless(senseless)}")
     return notes
 
 
 @checked
 def load_question(source: str | Path, *, allow_code: bool = False) -> dict[str, Any]:
-    """Return what the TOML file `source` asks: the arguments of :func:`~ddlsim.recommend` that it names, by name.
+    """Load the arguments of :func:`~ddlsim.recommend` from a TOML file, by name.
 
-    As in experiment files, "package.module:Name" is refused unless `allow_code`. Raises
-    :class:`~ddlsim.errors.ConfigError` in one line: file, field, value, rule and remedy.
+    source      path of the file (see :mod:`ddlsim.planner.decide` for its keys)
+    allow_code  accept "package.module:Name", which imports and runs code, as in experiment files
+
+    Raises :class:`~ddlsim.errors.ConfigError` with file, field, value, rule and remedy in one line.
     """
     path = Path(source)
     table = read_toml(path)

@@ -1,4 +1,4 @@
-"""Simulating experiments for a plan, each once, on all cores; the results do not depend on how many there are."""
+"""Simulation of a plan's experiments, each once, on all cores; results do not depend on the number of cores."""
 
 from __future__ import annotations
 

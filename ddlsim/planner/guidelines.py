@@ -1,4 +1,4 @@
-"""Rules of thumb from the literature, as closed forms: what a plan shows beside its simulations.
+"""Rules of thumb from the literature, as closed forms that a plan shows next to its simulations.
 
 Each is a pure function of plain numbers: seconds, bytes, bytes/s, counts. They leave out latency, contention,
 stragglers and overlap except where they say otherwise; docs/planning.md derives each one and says where it holds.
@@ -78,7 +78,7 @@ def byteps_time(
     """
     if n_servers > n_machines:
         raise ConfigError(
-            f"byteps_time: n_servers = {n_servers}: must be between 0 and the {n_machines} machines of workers"
+            f"byteps_time: n_servers = {n_servers}: must be from 0 to the number of machines with workers, {n_machines}"
         )
     n, k = n_machines, n_servers
     return 2.0 * n * (n - 1) * nbytes / ((n * n + k * n - 2 * k) * bandwidth)
@@ -108,7 +108,7 @@ def traffic_share(traffic_time: NotNegative, other_time: NotNegative) -> float:
     The breakdown of Wang et al. 2019 (Alibaba-PAI, arXiv:1910.05930): nothing overlaps. Times in s.
     """
     if traffic_time + other_time == 0.0:
-        raise ConfigError("traffic_share: traffic_time = 0, other_time = 0: one of them must be above 0")
+        raise ConfigError("traffic_share: traffic_time and other_time are both 0; at least one must be above 0")
     return traffic_time / (traffic_time + other_time)
 
 

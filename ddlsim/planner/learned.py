@@ -1,4 +1,4 @@
-"""Targets about accuracy: the finalists are trained, as how fast samples pass says nothing about what is learned."""
+"""Target accuracies: the finalists are trained, because throughput does not tell how well they learn."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def lesson(training: Training, model: Model | None, target: Target, max_time: fl
     """Return the lesson for a target. Raises ConfigError for a training that may never end."""
     if training.last_epoch is None and training.updates is None and math.isinf(max_time):
         raise ConfigError(
-            "recommend: the training has no end if the accuracy is never reached: give it epochs or updates, or the "
-            "base experiment a max_time"
+            "recommend: the training would never end if the accuracy were not reached; set epochs or updates of the "
+            "training, or max_time of the base experiment"
         )
     data = training.data if isinstance(training.data, DataSet) else load_data(training.data)
     return Lesson(dataclasses.replace(training, data=data, target_accuracy=target.accuracy), model)
@@ -95,13 +95,15 @@ def trained(
         else:
             choices.append(choice)
     if not choices:
-        raise ConfigError(f"recommend: no finalist can be trained; {notes[0]}")
+        first_failure = notes[0]
+        raise ConfigError(f"recommend: no finalist can be trained: {first_failure}")
     choices = in_order(choices, lambda choice: _levels(choice, target), lambda choice: spread_of(choice.figures))
     n_groups = len({learning_group(one.candidate) for one in found if one.figures is not None})
-    if n_groups > len(chosen):
+    n_trained = len(chosen)
+    if n_groups > n_trained:
         notes.append(
-            f"{len(chosen)} of {n_groups} ways to learn (rule, global batch) were trained: the fastest of each rule, "
-            "then the fastest of all; a smaller batch that was not trained may reach the accuracy sooner"
+            f"only {n_trained} of {n_groups} combinations of update rule and global batch were trained: the fastest of "
+            "each rule, then the fastest overall. A smaller batch may reach the accuracy sooner"
         )
     kept = choices[:n_best]
     exact = next((choice for choice in choices if choice.exact), None)
@@ -133,11 +135,11 @@ def _levels(choice: Choice, target: Target) -> tuple[float, ...]:
 
 def _reasons(choice: Choice, others: dict[Candidate, str]) -> tuple[str, ...]:
     lines = [f"{candidate}: {said}" for candidate, said in others.items() if candidate is not choice.candidate]
-    return (f"{others[choice.candidate]}; trained beside it:", *lines) if lines else (others[choice.candidate],)
+    return (f"{others[choice.candidate]}; also trained:", *lines) if lines else (others[choice.candidate],)
 
 
 def _said(choice: Choice, target: Target) -> str:
     figures: Figures = choice.figures
     if figures.total_time is None or math.isinf(figures.total_time):
-        return f"does not reach it, {choice.accuracy or 0.0:.1%} at best"
+        return f"reaches {choice.accuracy or 0.0:.1%} at best"
     return f"reaches {target.accuracy or 0.0:.1%} after {figures.total_time:,.4g} s"

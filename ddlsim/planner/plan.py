@@ -1,4 +1,4 @@
-"""`Plan`: what :func:`ddlsim.recommend` answers, with the numbers behind it."""
+"""`Plan`: the recommended configurations of :func:`ddlsim.recommend`, with all figures behind them."""
 
 from __future__ import annotations
 
@@ -47,14 +47,16 @@ class Guideline:
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """A configuration that is recommended.
+    """A recommended configuration.
 
-    experiment  what was simulated: ``ddlsim.simulate(choice.experiment)`` does it again
-    figures     throughput, efficiency, and cost rate (USD/s, or devices where machines have no price)
-    misses      each limit of the target with what stands against it; all ``share`` are 0 where it is met
-    reasons     why it, and not another one
-    accuracy    that was reached, where it was trained
-    range       figures at both ends of what published runs disagree on; None: they do not, or it was not simulated
+    candidate   the configuration, with the values of all searched fields
+    experiment  the simulated experiment; ``ddlsim.simulate(choice.experiment)`` repeats it
+    figures     throughput, efficiency, and cost rate (USD/s, or devices if machines have no price)
+    misses      each limit of the target with its value; ``share`` is 0 if the limit is met
+    reasons     why this configuration was chosen
+    accuracy    accuracy reached, if the configuration was trained
+    range       figures with the lowest and highest rates of devices on which published runs disagree; None: they agree,
+                or the range was not simulated
     """
 
     candidate: Candidate
@@ -67,12 +69,12 @@ class Choice:
 
     @property
     def meets_target(self) -> bool:
-        """Whether every limit is kept."""
+        """Whether every limit of the target is met."""
         return all(miss.share == 0.0 for miss in self.misses)
 
     @property
     def exact(self) -> bool:
-        """Whether the workers learn what one would learn with their batches as one."""
+        """Whether the result is that of one worker with the global batch (no compression or local steps)."""
         return self.candidate.exact
 
     @property
@@ -87,12 +89,12 @@ class Choice:
 
     @property
     def efficiency(self) -> float:
-        """Share of what the workers would do without communication."""
+        """Throughput relative to that of the workers without communication."""
         return self.figures.efficiency
 
     @property
     def spread(self) -> float:
-        """Share by which the throughput moves with its inputs, where that was looked at; else 0."""
+        """Relative change of the throughput with tiny changes of the inputs; 0 if it was not measured."""
         return self.figures.spread
 
     def __str__(self) -> str:
@@ -101,17 +103,18 @@ class Choice:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Plan:
-    """What to rent and how to use it.
+    """Result of :func:`ddlsim.recommend`: the best configurations for a target, and all figures behind them.
 
-    target         what was asked for
-    choices        the best few, best first; the best of those that learn exactly is always among them
-    found          what became of every configuration
-    crossovers     from how many workers on one way to exchange gradients beats another
-    sensitivities  what 10 % better parts would bring to the best choice
+    target         limits and aim of the search
+    choices        best configurations, best first. The best one without compression or local steps is always included
+    found          outcome of every configuration: figures, or why it was not simulated
+    crossovers     numbers of workers from which one strategy is faster than another
+    sensitivities  gains of the best choice from parts that are 10 % better
     guidelines     rules of thumb for the best choice
-    notes          what the reader should know
-    priced         costs are in USD; otherwise in device-hours
-    rivals         configurations that may be better than the best within their ranges; None: nothing is disputed
+    notes          assumptions and limits of the result
+    priced         whether costs are in USD; otherwise they are in device-hours
+    rivals         configurations that can be better than the best one, given the ranges of disputed devices; None: no
+                   device is disputed
     """
 
     target: Target
@@ -131,29 +134,33 @@ class Plan:
 
     @property
     def best_exact(self) -> Choice:
-        """The best of those that learn what plain SGD learns. Raises ConfigError if there is none."""
+        """The best choice without compression or local steps. Raises ConfigError if there is none."""
         for choice in self.choices:
             if choice.exact:
                 return choice
-        raise ConfigError("no configuration without compression or local steps was simulated; give such strategies")
+        raise ConfigError(
+            "the plan has no configuration without compression or local steps; add such strategies to the search"
+        )
 
     @property
     def certain(self) -> bool | None:
-        """Whether the best stays the best within all ranges; None where published runs do not disagree."""
+        """Whether the best choice stays the best within all ranges; None if published runs agree."""
         return None if self.rivals is None else not self.rivals
 
     @property
     def meets_target(self) -> bool:
-        """Whether the best choice keeps every limit of the target."""
+        """Whether the best choice meets every limit of the target."""
         return self.best.meets_target
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """One row per configuration, the simulated ones first: what is varied, exact, status, throughput (samples/s),
-        efficiency, time (s of the whole training), cost (USD or device-hours: of it, or of a million samples), miss
-        (worst share by which a limit is missed), step_time (s of an update of the global batch), mfu (share of the
-        devices' peak), memory (bytes of the fullest worker, where a split of the model was looked at), shares of the
-        time, reason."""
+        """Data frame with a row per configuration, the simulated ones first.
+
+        Columns are the searched fields, exact, status, throughput (samples/s), efficiency, time (of the whole training,
+        s), cost (USD or device-hours, of the whole training or of a million samples), miss (largest relative miss of a
+        limit), step_time (of an update of the global batch, s), mfu, memory (of the fullest worker, bytes, for splits
+        of the model), shares of time, and reason.
+        """
         import pandas as pd
 
         return pd.DataFrame([self._row(found) for found in self.found])
@@ -179,8 +186,10 @@ class Plan:
         return {**row, **numbers, **shares, "reason": found.reason}
 
     def cost(self, figures: Figures) -> float:
-        """Return USD, or device-hours where machines have no price: of the whole training, or of a million samples
-        where it is not known how long that is."""
+        """Return the cost in USD, or in device-hours if machines have no price.
+
+        It is that of the whole training, or of a million samples if the length of the training is unknown.
+        """
         seconds = 1e6 / figures.throughput if figures.total_time is None else figures.total_time
         return seconds * figures.cost_rate / (1.0 if self.priced else 3600.0)
 
@@ -301,8 +310,7 @@ def _sensitivities(plan: Plan) -> list[str]:
     rest = len(plan.sensitivities) - len(shown)
     small = all(abs(found.gain) < NOTHING for found in plan.sensitivities[len(shown) :])  # they are sorted
     if rest and small:
-        what = "no other part that is" if shown else "no part that is"
-        shown.append(f"{what} 10 % better changes it by {percent(NOTHING)}")
+        shown.append(f"no {'other ' if shown else ''}part that is 10 % better changes it by {percent(NOTHING)} or more")
     return shown
 
 
@@ -373,7 +381,7 @@ def _searched(plan: Plan) -> str:
     status = Counter(found.status for found in plan.found)
     parts = [f"{count(status[SIMULATED], 'configuration')} simulated"]
     if status[PRUNED]:
-        parts.append(f"{status[PRUNED]} left out because a bound shows that they cannot win")
+        parts.append(f"{status[PRUNED]} excluded by a bound")
     if status[OUT]:
         parts.append(f"{status[OUT]} do not fit")
     return ", ".join(parts)
@@ -383,7 +391,9 @@ def _verdict(plan: Plan) -> list[tuple[str, str]]:
     if plan.meets_target:
         return []
     missed = [miss for miss in plan.best.misses if miss.share > 0.0]
-    return [("impossible", f"nothing meets the target; the nearest misses {' and '.join(map(_missed, missed))}")]
+    return [
+        ("impossible", f"no configuration meets the target; the nearest misses {' and '.join(map(_missed, missed))}")
+    ]
 
 
 def _missed(miss: Miss) -> str:
@@ -434,8 +444,8 @@ def _certainty(plan: Plan) -> list[tuple[str, str]]:
     """Return whether the best stays the best within the ranges."""
     if plan.rivals:
         better = "; ".join(plan.rivals)
-        return [("ranking", f"not certain, as published runs on these devices disagree; may be better: {better}")]
-    text = "certain: the best stays the best where published runs on these devices disagree"
+        return [("ranking", f"uncertain, because published runs on these devices disagree; may be better: {better}")]
+    text = "certain: the best stays the best, although published runs on these devices disagree"
     return [] if plan.rivals is None else [("ranking", text)]
 
 
@@ -447,7 +457,7 @@ def _skipped(plan: Plan) -> Iterator[tuple[str, str]]:
             alike.setdefault(_NUMBER.sub("#", found.reason), []).append(found.reason)
     by_count = sorted(alike.values(), key=lambda reasons: -len(reasons))
     for i, reasons in enumerate(by_count[:N_SKIPPED]):
-        such_as = "such as: " if len(set(reasons)) > 1 else ""
+        such_as = "for example: " if len(set(reasons)) > 1 else ""
         yield ("do not fit" if i == 0 else "", f"{len(reasons)} x {such_as}{reasons[0]}")
     if len(by_count) > N_SKIPPED:
         yield "", f"{sum(map(len, by_count[N_SKIPPED:]))} more: see plan.table"

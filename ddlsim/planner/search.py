@@ -1,4 +1,4 @@
-"""The search: the most promising configurations first, until no other one can be among the best.
+"""Best-first search: configurations are simulated in the order of their bounds, until no other can be among the best.
 
 Candidates are simulated in waves, ordered by what they could reach at best (:mod:`ddlsim.planner.bounds`). After each
 wave those that cannot get among the best any more are left out. Waves have a fixed size, so that the outcome does not
@@ -30,14 +30,14 @@ from ddlsim.ties import in_order, tie
 
 #: relative difference that a plan calls "as much" and "as long": no prediction of a few steps is that sure
 SAME = 0.0005
-#: what decides, in this order, where what was asked ties; and what the worse one is called
+#: the criteria that break ties, in this order, and the text for the worse one
 _REST = {
     "time": "slower",
-    "cost": "dearer",
-    "energy": "with more energy",
+    "cost": "more expensive",
+    "energy": "using more energy",
     "devices": "with more devices",
-    "simplicity": "less simple",
-    "order": "named later",
+    "simplicity": "more complex",
+    "order": "later in the input",
 }
 
 

@@ -1,4 +1,4 @@
-"""`Target`: what a configuration has to reach, how far one is from it, and which of two is better."""
+"""`Target`: the limits and the aim of a search, and the order of configurations that follows from them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _Least = Annotated[float, number(0.0, 1.0, above=True, hint=" (0.9 is 90 %)")]
 
 @dataclass(frozen=True)
 class Figures:
-    """What a configuration does, or a bound on that.
+    """Figures of a configuration, or bounds on them.
 
     throughput   samples/s
-    efficiency   share of what all workers would do if each were alone
-    cost_rate    USD/s, or devices where machines have no price
-    total_time   s of the whole training, where it is known how much that is (inf: it does not get there)
-    power        W, where it is known
-    spread       share by which the throughput moves with its inputs; 0: not examined
+    efficiency   throughput relative to that of the workers without communication
+    cost_rate    USD/s, or number of devices if machines have no price
+    total_time   time of the whole training, s; None: unknown; inf: it never reaches the target
+    power        W; None: unknown
+    spread       relative change of the throughput with tiny changes of the inputs; 0: not measured
     """
 
     throughput: float
@@ -58,17 +58,17 @@ class Miss:
 @checked
 @dataclass(frozen=True)
 class Target:
-    """What is wanted. Everything that is given has to be met.
+    """Limits that a configuration must meet, and whether time or cost counts among those that do.
 
-    deadline    s for the whole training, or "36 h"
-    budget      USD for the whole training
-    efficiency  least share of what the workers would do without communication, e.g. 0.9
-    throughput  least samples/s, or "5000 images/s"
-    accuracy    held-out accuracy that is to be reached; needs a training
-    aim         "time": the fastest of those that meet the rest; "cost": the cheapest. None: the cheapest if there is a
-                deadline or a throughput but no budget, else the fastest
+    deadline    longest time of the whole training: s, or "36 h"
+    budget      highest cost of the whole training, USD
+    efficiency  lowest throughput relative to that of the workers without communication, such as 0.9
+    throughput  lowest throughput: samples/s, or "5000 images/s"
+    accuracy    held-out accuracy to reach; needs a training
+    aim         "time": prefer the fastest configuration; "cost": the cheapest. None: the cheapest if there is a
+                deadline or a throughput but no budget, otherwise the fastest
 
-    Raises ConfigError for limits that make no sense.
+    Raises ConfigError for invalid limits.
     """
 
     deadline: Annotated[float | str, quantity("time", "36 h")] | None = None
@@ -86,19 +86,18 @@ class Target:
 
     @property
     def wants_cheapest(self) -> bool:
-        """Whether the cheapest of those that meet it is the best one, not the fastest."""
+        """Whether the cheapest configuration that meets the limits is the best, instead of the fastest."""
         if self.aim is not None:
             return self.aim == "cost"
         return self.budget is None and (self.deadline is not None or self.throughput is not None)
 
     @property
     def needs_total(self) -> bool:
-        """Whether it is about a whole training."""
+        """Whether a limit refers to the whole training."""
         return self.deadline is not None or self.budget is not None
 
     def misses(self, figures: Figures) -> list[Miss]:
-        """Return all limits with what the figures say about them. One that is missed by rounding only (1e-9 of it) is
-        kept."""
+        """Return all limits with their values. A limit missed only by rounding (1e-9 of it) counts as met."""
         limits: Mapping[str, tuple[object, float | None]] = {
             "deadline": (self.deadline, figures.total_time),
             "budget": (self.budget, figures.total_cost),

@@ -1,1 +1,1 @@
-"""Text tables, timelines and plots of results."""
+"""Printed reports, timelines and figures of results."""

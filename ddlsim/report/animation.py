@@ -1,4 +1,4 @@
-"""A collective played round by round: what each rank holds of each chunk, and which messages changed it."""
+"""Animations of collectives: the contents of each rank's chunks, and the messages, round by round."""
 
 from __future__ import annotations
 
@@ -11,19 +11,22 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from matplotlib.animation import FuncAnimation, PillowWriter
-from matplotlib.axes import Axes
-from matplotlib.colors import to_rgb
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch, Rectangle
-from matplotlib.patheffects import withStroke
 
 from ddlsim.collectives import Schedule, State, states
 from ddlsim.errors import ConfigError
+from ddlsim.extras import needs
 from ddlsim.output_files import replacing, write_text
 from ddlsim.readable import count
 from ddlsim.report.drawing import single
+
+with needs("matplotlib"):
+    from matplotlib.animation import FuncAnimation, PillowWriter
+    from matplotlib.axes import Axes
+    from matplotlib.colors import to_rgb
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch, Rectangle
+    from matplotlib.patheffects import withStroke
 
 Ints = npt.NDArray[np.int64]
 #: what can be drawn, and up to how many chunks cells have a number
@@ -72,19 +75,22 @@ class _Frame:
 
 
 def animate(schedule: Schedule, path: str | Path | None = None, *, seconds: float = 0.8) -> RoundByRound:
-    """Draw a schedule round by round, `seconds` each, and write it to `path` if given: .gif, .webp or .html.
+    """Animate a schedule round by round, and write the animation to `path` if it is set: .gif, .webp or .html.
 
-    A row is a rank, a column a chunk of the buffer. Arrows are the chunks that the round has moved, from sender to
-    receiver: solid where it combined them with what was there, dashed where it overwrote. Of all-reduces, reduces and
-    reduce-scatters a cell says how many contributions it holds, of the others whose data; where it is what the kind of
-    collective promises, it is dark.
+    Rows are ranks, columns are chunks of the buffer. Arrows show the chunks that a round moves, from sender to
+    receiver: solid if they are combined with the receiver's data, dashed if they overwrite it. For all-reduces, reduces
+    and reduce-scatters, a cell shows the number of contributions; for other collectives, the rank whose data it holds.
+    Cells with their final contents are dark.
 
-    Raises ConfigError for more than 32 ranks, 128 chunks or 200 rounds, for other formats, and where the file cannot be
+    seconds  time per round
+
+    Raises ConfigError for more than 32 ranks, 128 chunks or 200 rounds, for other formats, and if the file cannot be
     written.
     """
     kind = None if path is None else Path(path).suffix.lower()
     if kind is not None and kind not in GIFS + PAGES:
-        raise ConfigError(f"{path}: no kind of animation; end the name in one of {', '.join(GIFS + PAGES)}")
+        known = ", ".join(GIFS + PAGES)
+        raise ConfigError(f"{path}: unknown animation format; use one of {known}")
     frames = _frames(schedule)
     made, axes = _canvas([frame.state for frame in frames])
 
@@ -110,12 +116,12 @@ def _save(animation: RoundByRound, path: Path, fps: float) -> None:
 
 def _frames(schedule: Schedule) -> list[_Frame]:
     n_chunks = schedule.n_chunks // schedule.copies
-    for what, n, most in (("ranks", schedule.n_ranks, MOST_RANKS), ("chunks", n_chunks, MOST_CHUNKS)):
-        if n > most:
-            raise ConfigError(f"animate: {n} {what} are too many to draw, above {most}; build the schedule with fewer")
+    for items, n, limit in (("ranks", schedule.n_ranks, MOST_RANKS), ("chunks", n_chunks, MOST_CHUNKS)):
+        if n > limit:
+            raise ConfigError(f"animate: the schedule has {n} {items}, above the limit of {limit}; use fewer {items}")
     played = list(islice(states(schedule), MOST_ROUNDS + 2))
     if len(played) > MOST_ROUNDS + 1:
-        raise ConfigError(f"animate: has more than {MOST_ROUNDS} rounds; build the schedule with fewer ranks or chunks")
+        raise ConfigError(f"animate: the schedule has more than {MOST_ROUNDS} rounds; use fewer ranks or chunks")
     return [_frame(schedule, state, len(played) - 1) for state in played]
 
 

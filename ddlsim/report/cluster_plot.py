@@ -1,4 +1,4 @@
-"""A picture of a cluster: machines below, switches above, links coloured by how much they are used."""
+"""Drawings of clusters: machines below, switches above, and links coloured by utilisation."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from matplotlib.axes import Axes
-from matplotlib.collections import LineCollection
-from matplotlib.colors import LinearSegmentedColormap, Normalize
-from matplotlib.lines import Line2D
-from matplotlib.patches import FancyBboxPatch
-from matplotlib.transforms import ScaledTranslation
 
 from ddlsim.arguments import checked
 from ddlsim.cluster import Cluster
+from ddlsim.extras import needs
 from ddlsim.readable import count, si
 from ddlsim.report.drawing import drawn, noted, save, single
 from ddlsim.run.result import Result
+
+with needs("matplotlib"):
+    from matplotlib.axes import Axes
+    from matplotlib.collections import LineCollection
+    from matplotlib.colors import LinearSegmentedColormap, Normalize
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import FancyBboxPatch
+    from matplotlib.transforms import ScaledTranslation
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

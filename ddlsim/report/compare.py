@@ -1,4 +1,4 @@
-"""Several training runs side by side: when each reached a target, what it sent until then, how well it ended."""
+"""Comparison of training runs: time, updates and bytes to a target accuracy, and final accuracy."""
 
 from __future__ import annotations
 
@@ -25,11 +25,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """What :func:`ddlsim.compare` returns: ``print`` it, or take the numbers from ``table``.
+    """Result of :func:`ddlsim.compare`; print it, or use the numbers in ``table``.
 
-    ``table`` has a row per run: n_seeds and n_reached (the number that reached the target); time (s), updates and
-    nbytes until then: means, or if seeds missed the target medians, in which these are later than all others (inf if
-    that is half of them or more); accuracy and loss at the end; throughput (samples/s); staleness.
+    table      data frame with a row per run: n_seeds, n_reached (seeds that reached the target), time (s), updates and
+               nbytes to the target, final accuracy and loss, throughput (samples/s), staleness. The values to the
+               target are means. If some seeds missed it, they are medians, with those seeds last (inf if half of the
+               seeds or more missed it)
+    target     target accuracy
+    intervals  interval of the time by label, for runs with several seeds
     """
 
     table: pd.DataFrame
@@ -72,15 +75,18 @@ class Comparison:
 
 @checked
 def compare(results: Mapping[str, Result | Seeds], target: Share) -> Comparison:
-    """Return when each of the labelled runs reached the held-out accuracy `target` (0.95 is 95 %), and the rest.
+    """Compare training runs by the time to a target accuracy.
 
-    Runs with several seeds show means with 95 % intervals. Where seeds missed the target, the time is the median over
-    all seeds (:class:`ddlsim.run.seeds.Interval`).
+    results  runs by label, with one seed (:class:`ddlsim.Result`) or several (:class:`ddlsim.Seeds`)
+    target   held-out accuracy; 0.95 is 95 %
+
+    Several seeds give means with 95 % intervals. If some of them missed the target, the time is the median over all
+    seeds (:class:`ddlsim.run.seeds.Interval`). Raises ConfigError for timing-only runs.
     """
     if not 0.0 < target <= 1.0:
         raise ConfigError(f"target = {target!r}: must be above 0 and at most 1 (0.95 is 95 %)")
     if not results:
-        raise ConfigError("compare: there is no result to compare")
+        raise ConfigError("compare: results is empty; pass at least one run")
     rows = {name: _row(result, target) for name, result in results.items()}
     intervals = {name: r.time_to_accuracy(target) for name, r in results.items() if isinstance(r, Seeds)}
     return Comparison(pd.DataFrame.from_dict(rows, orient="index"), target, intervals)
@@ -89,7 +95,7 @@ def compare(results: Mapping[str, Result | Seeds], target: Share) -> Comparison:
 def _row(result: Result | Seeds, target: float) -> dict[str, float]:
     training = result.experiment.training
     if training is None:
-        raise ConfigError("compare: a run has learned nothing: give it training=ddlsim.Training(...)")
+        raise ConfigError("compare: a run is timing-only; set training=ddlsim.Training(...) for every run")
     histories: list[Sequence[Row]] = (
         [run.history for run in result.runs] if isinstance(result, Seeds) else [result.evaluations]
     )

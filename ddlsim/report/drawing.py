@@ -1,4 +1,4 @@
-"""What all pictures share: figures without a screen, colours and markers, names from elsewhere as they are written."""
+"""Common parts of all figures: figures without a display, colours, markers, and literal labels."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.axis import Axis
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure, SubFigure
-from matplotlib.patches import Patch
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from ddlsim.errors import ConfigError
+from ddlsim.extras import needs
 from ddlsim.output_files import replacing
 from ddlsim.printable import shown
 from ddlsim.runtime.recorder import COMMUNICATION, COMPUTE, INPUT, WAITING
+
+with needs("matplotlib"):
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure, SubFigure
+    from matplotlib.patches import Patch
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 if TYPE_CHECKING:
     from ddlsim.run.result import Result
@@ -116,7 +119,8 @@ def save(made: Figure, path: str | Path | None) -> None:
         if not kind:  # as in matplotlib: a picture without a kind is a PNG
             kind, path = "png", path.with_name(f"{path.name}.png") if path.is_file() or not path.exists() else path
         if kind not in known:
-            raise ConfigError(f"{path}: no kind of picture; end the name in one of .{', .'.join(sorted(known))}")
+            formats = ", ".join(f".{suffix}" for suffix in sorted(known))
+            raise ConfigError(f"{path}: unknown image format; use one of {formats}")
         with replacing(path) as file:
             made.savefig(file, format=kind)
 

@@ -1,4 +1,4 @@
-"""Gantt charts: what workers, jobs and lanes of plans did when, as bars in rows.
+"""Gantt charts of workers, jobs and lanes of plans.
 
 :func:`bars_of` selects the bars of a run, :func:`draw` draws bars of any origin. The explorer draws the same bars with
 tools to pan and zoom.
@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from matplotlib.axes import Axes
 
 from ddlsim.arguments import Count, NotNegative, checked
 from ddlsim.errors import ConfigError
@@ -22,6 +21,8 @@ from ddlsim.run.result import Result
 from ddlsim.runtime.recorder import TRANSFER
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from ddlsim.plan import Execution
 
 
@@ -132,15 +133,14 @@ def timeline(
     end: NotNegative | None = None,
     n_workers: Count = 16,
 ) -> Axes:
-    """Draw what the workers (and servers) did between `start` and `end`, in s; by default two steps.
+    """Plot the timeline of the workers and servers between `start` and `end`, in s; two steps by default.
 
-    The result must have been recorded (``result.traced``). At most `n_workers` workers are drawn, evenly
-    spread.
+    The result must be traced (``result.traced``). At most `n_workers` evenly spread workers are drawn.
     """
     begin, stop = _window(result, start, end)
     if not begin < stop or (start is not None and start >= result.simulated_time):
         raise ConfigError(
-            f"timeline: start = {begin:.6g}, end = {stop:.6g}: must be in order and begin within the run's "
+            f"timeline: start = {begin:.6g}, end = {stop:.6g}: start must be before end and before the end of the run, "
             f"{result.simulated_time:.6g} s"
         )
     rows = tracks(result, n_workers)
@@ -184,7 +184,8 @@ def jobs_timeline(
     until = min(last, since + 4.0 * max(result.step_time for *_, result in bands)) if end is None else end
     if not since < min(until, last):
         raise ConfigError(
-            f"plot_timeline: start = {since:.6g}, end = {until:.6g}: must be in order and begin within {last:.6g} s"
+            f"plot_timeline: start = {since:.6g}, end = {until:.6g}: start must be before end and before the end of "
+            f"the last job, {last:.6g} s"
         )
     bars, ticks, low = list[Bar](), dict[float, str](), 0.0
     shown = [some_of(result.n_workers, n_workers) for *_, result in bands]
@@ -213,7 +214,7 @@ def gantt(execution: Execution, path: str | Path | None = None, *, n_ranks: int 
     """
     plan = execution.plan
     if not len(plan):
-        raise ConfigError("plot: the plan has no tasks; there is nothing to draw")
+        raise ConfigError("plot: the plan has no tasks, so there is nothing to draw")
     ranks = some_of(plan.n_ranks, n_ranks)
     lanes = [i for i in np.argsort(plan.lane_rank, kind="stable").tolist() if plan.lane_rank[i] in ranks]
     place = {lane: float(row) for row, lane in enumerate(lanes)}

@@ -1,4 +1,4 @@
-"""A study as one HTML file that needs nothing else: answer, pictures, sortable tables, the manifest of every run."""
+"""Reports of studies as self-contained HTML files: answer, figures, sortable tables, the manifest of every run."""
 
 from __future__ import annotations
 
@@ -289,8 +289,10 @@ def sensitivities_of_best(study: Study, table: Table, metric: str = "") -> list[
 
     points = {point.key: point for point in study.points}
     if any(member.key not in points for member in table.members):
-        others = "or of another version of ddlsim, or of a cluster or model that has been edited since"
-        raise ConfigError(f"the table is that of another study ({others}); run this one")
+        raise ConfigError(
+            "the table belongs to another study, another version of ddlsim, or a cluster or model that has changed "
+            "since; run the study again"
+        )
     if not len(table.summary):
         return []
     _, first = tasks(table)[0]  # of one task: between others nothing is the best
@@ -396,8 +398,8 @@ def _title(common: Mapping[str, str]) -> str:
 def _question(table: Table, fields: Sequence[str]) -> str:
     what = " and ".join(filter(None, [", ".join(fields[:-1]), *fields[-1:]]))
     learns = "accuracy" in table.summary
-    effect = "how fast the model trains and how well it learns" if learns else "how fast the model trains"
-    return f"What do {what} make of {effect}?" if fields else f"{effect.capitalize()}?"
+    effect = "training speed and accuracy" if learns else "training speed"
+    return f"Effect of {what} on {effect}" if fields else effect.capitalize()
 
 
 def _varied_values(table: Table, fields: Sequence[str]) -> list[tuple[str, list[str], int]]:

@@ -1,4 +1,4 @@
-"""Learning curves: accuracy and loss of one run or of several, with intervals where they are of several seeds."""
+"""Learning curves: accuracy and loss of one or more runs, with intervals over seeds."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pandas as pd
-from matplotlib.axes import Axes
 
 from ddlsim.arguments import checked
 from ddlsim.errors import ConfigError, unknown_name
-from ddlsim.report.drawing import COLOURS, figure, save, series_style, titled, wrapped
 from ddlsim.run.result import Result
 from ddlsim.run.seeds import AXES, Seeds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from matplotlib.axes import Axes
 
 #: markers on a line, about
 N_MARKERS = 8
@@ -34,16 +34,22 @@ _NAMES = {"time": "simulated time", "updates": "updates", "epoch": "epochs", "nb
 def plot_learning(
     results: Mapping[str, Result | Seeds] | Result | Seeds, path: str | Path | None = None, *, x: str = "time"
 ) -> tuple[Axes, Axes]:
-    """Draw held-out accuracy and losses over `x`: "time", "updates", "epoch" or "nbytes" (all bytes sent).
+    """Plot held-out accuracy and loss of training runs; return the axes of both.
 
-    `results` are runs by label, of one seed (:class:`ddlsim.Result`) or several (:class:`ddlsim.Seeds`: the mean,
-    and its 95 % interval as a band). A single run is drawn with its training loss.
+    results  a run, or runs by label, with one seed (:class:`ddlsim.Result`) or several (:class:`ddlsim.Seeds`, plotted
+             as the mean with its 95 % interval as a band). For a single run, the training loss is plotted, too
+    path     file to write the figure to; None: none
+    x        horizontal axis: "time", "updates", "epoch" or "nbytes" (total bytes sent)
+
+    Raises ConfigError for an unknown `x`, for no results, and if the file cannot be written.
     """
+    from ddlsim.report.drawing import figure, save, titled
+
     if x not in AXES:
         raise unknown_name("x", x, AXES)
     series = results if isinstance(results, Mapping) else {results.experiment.strategy.label: results}
     if not series:
-        raise ConfigError("plot_learning: there is no result to draw")
+        raise ConfigError("plot_learning: results is empty; pass at least one run")
     curves = {label: _curves(result, x) for label, result in series.items()}
     largest = max(float(curve.index.max()) for each in curves.values() for curve in each.values() if len(curve))
     scale, unit = next((size, name) for least, size, name in _UNITS[x] if largest >= least)
@@ -83,6 +89,8 @@ def _curves(result: Result | Seeds, x: str) -> dict[str, pd.DataFrame]:
 
 def _line(axes: Axes, curve: pd.DataFrame, scale: float, number: int, label: str) -> None:
     """Draw a curve in the colour, style and marker of its number, with the band between its low and high."""
+    from ddlsim.report.drawing import COLOURS, series_style, wrapped
+
     colour, at = COLOURS[number % len(COLOURS)], curve.index.to_numpy(dtype=float) / scale
     every = max(1, len(curve) // N_MARKERS)
     style = series_style(number) | {"linewidth": 1.4, "markevery": (number % every, every)}

@@ -1,4 +1,4 @@
-"""A plan as a picture: the graph of its dependencies, with the longest chain."""
+"""Drawings of plans: the graph of task dependencies, with the longest chain."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.collections import LineCollection
-from matplotlib.patches import Patch, Rectangle
 
 from ddlsim.errors import ConfigError
+from ddlsim.extras import needs
 from ddlsim.plan import KINDS
 from ddlsim.plan.order import Order
 from ddlsim.plan.plan import ALL_REDUCE, RECEIVE, SEND
 from ddlsim.report.drawing import drawn, save, single, some_of, style_legend
 from ddlsim.report.gantt import STYLES
+
+with needs("matplotlib"):
+    from matplotlib.axes import Axes
+    from matplotlib.collections import LineCollection
+    from matplotlib.patches import Patch, Rectangle
 
 if TYPE_CHECKING:
     from ddlsim.plan.plan import Bools, Floats, Ints, Plan
@@ -38,7 +41,7 @@ def graph(plan: Plan, path: str | Path | None = None, *, n_ranks: int = 4) -> Ax
     more than 400 tasks the first are drawn. Raises ConfigError for a plan without tasks.
     """
     if not len(plan):
-        raise ConfigError("plot: the plan has no tasks; there is nothing to draw")
+        raise ConfigError("plot: the plan has no tasks, so there is nothing to draw")
     ranks = some_of(plan.n_ranks, n_ranks)
     order = Order(plan)
     level = np.array(order.ends([1.0] * order.n_events))[order.event] - 1.0

@@ -1,4 +1,4 @@
-"""Plots worth putting in a paper: scaling, breakdown, step times (timelines: :mod:`ddlsim.report.gantt`).
+"""Figures for papers: scaling, breakdown, step times (timelines: :mod:`ddlsim.report.gantt`).
 
 Every function takes results, returns the matplotlib axes and writes a picture if `path` is given (format by its
 suffix). Series differ by marker, line style or hatch as well as by colour, so they survive printing in grey.
@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.axes import Axes
 
 from ddlsim.arguments import checked
 from ddlsim.errors import ConfigError
@@ -30,17 +30,20 @@ from ddlsim.report.drawing import (
 from ddlsim.run.metrics import METRICS
 from ddlsim.run.result import Result
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 
 @checked
 def scaling(
     results: Sequence[Result] | Mapping[str, Sequence[Result]], path: str | Path | None = None
 ) -> tuple[Axes, Axes]:
-    """Draw throughput (with the ideal line) and efficiency against the number of workers.
+    """Plot throughput (with the ideal line) and efficiency over the number of workers.
 
     `results` is a series of results with different numbers of workers, or several series by label.
     """
     if not results or (isinstance(results, Mapping) and not all(results.values())):
-        raise ConfigError("scaling: results is empty; give a result for each number of workers")
+        raise ConfigError("scaling: results is empty; pass a result for each number of workers")
     series = results if isinstance(results, Mapping) else {results[0].experiment.strategy.label: results}
     made = figure(9.0, 3.8)
     left, right = made.subplots(1, 2)

@@ -1,4 +1,4 @@
-"""A bar on the terminal that shows how far a run or a study is. It appears when that takes more than a second."""
+"""Progress bars of runs and studies on the terminal, shown after more than a second."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The published training speed that is nearest to a simulated run, from ``published.toml`` beside this file."""
+"""The published training run nearest to a simulated run, from ``published.toml`` in the same folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures of a study: bars, maps, samples, learning curves, and those of its HTML report."""
+"""Figures of a study: bars, heat maps, scatter plots, learning curves, and the figures of its HTML report."""
 
 from __future__ import annotations
 
@@ -13,15 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import matplotlib as mpl
 import numpy as np
 import numpy.typing as npt
-from matplotlib.axes import Axes
-from matplotlib.axis import Axis
-from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter
 
 from ddlsim.errors import ConfigError, UnitError, unknown_name
+from ddlsim.extras import needs
 from ddlsim.readable import count, in_words, seconds, si, size
 from ddlsim.report.drawing import (
     COLOURS,
@@ -52,6 +48,13 @@ from ddlsim.run.metrics import METRICS
 from ddlsim.run.seeds import half_width, joined_lines
 from ddlsim.units import DIMENSIONS, parse
 
+with needs("matplotlib"):
+    import matplotlib as mpl
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullFormatter
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -70,10 +73,10 @@ N_LOG = 8.0
 
 
 def scaling(table: Table, path: str | Path | None = None, *, metric: str = "throughput") -> Axes:
-    """Draw a metric over the number of workers, a line for each combination of the other fields.
+    """Draw a metric over the number of workers, one line per combination of the other fields.
 
-    Throughput has the ideal line: proportional from the best with the fewest workers. Raises ConfigError if there
-    are fewer than two numbers of workers, or more than :data:`N_SERIES` lines.
+    For throughput, a dotted line shows linear scaling from the best configuration with the fewest workers. Raises
+    ConfigError if there are fewer than two numbers of workers, or more than :data:`N_SERIES` lines.
     """
     known = table.known(metric)
     counts = sorted(known["n_workers"].unique().tolist())
@@ -95,10 +98,10 @@ def scaling(table: Table, path: str | Path | None = None, *, metric: str = "thro
 
 
 def lines(table: Table, field: str, path: str | Path | None = None, *, metric: str = "throughput") -> Axes:
-    """Draw a metric over a varied field, a line for each combination of the others.
+    """Draw a metric over a varied field, one line per combination of the other fields.
 
-    Numbers and texts with a unit ("25 Gbit/s") stand where they belong, on a logarithmic axis if they are all above 0
-    and the largest is :data:`N_LOG` times the smallest; other values beside each other, and no line joins them. Raises
+    Numbers and texts with a unit ("25 Gbit/s") are on a numeric axis, logarithmic if all are above 0 and the largest
+    is at least :data:`N_LOG` times the smallest; other values are categories, not joined by lines. Raises
     ConfigError for a field that is not varied, one with a single value, or more than :data:`N_SERIES` lines.
     """
     if field not in table.axes:
@@ -108,7 +111,8 @@ def lines(table: Table, field: str, path: str | Path | None = None, *, metric: s
     numbers = numbers_of(values)
     places = {value: float(i) for i, value in enumerate(values)} if numbers is None else numbers
     if len(places) < 2:
-        raise ConfigError(f"plot_lines: all configurations have {field} = {next(iter(places))}; vary {field!r}")
+        value = next(iter(places))
+        raise ConfigError(f"plot_lines: all configurations have {field} = {value}; vary {field!r}")
     groups = _series(known, [axis for axis in table.axes if axis != field])
     axes = _lines(groups, field, places, metric, joined=numbers is not None)
     if numbers is None:
@@ -185,14 +189,14 @@ def is_wide(values: Sequence[float]) -> bool:
 
 
 def pareto(table: Table, x: str, y: str, path: str | Path | None = None) -> Axes:
-    """Draw all configurations by two metrics, those that none beats in both joined and numbered from 1 on.
+    """Draw all configurations by two metrics, with the Pareto front joined and numbered from 1.
 
     Raises ConfigError for a metric that no configuration has.
     """
     front, known = table.pareto(x, y), table.known(x, y)
     made, axes = single(9.5, 4.0)
-    axes.plot(known[x], known[y], linestyle="", marker="o", markersize=4, color="#bbbbbb", label="beaten by another")
-    best = "not beaten (Pareto front)"
+    axes.plot(known[x], known[y], linestyle="", marker="o", markersize=4, color="#bbbbbb", label="dominated")
+    best = "Pareto front"
     axes.plot(front[x], front[y], label=best, color=COLOURS[0], marker="o", markersize=6, linestyle="--")
     for i, rows in enumerate(equal_in_front(table, x, y)):
         place = float(rows[x].iloc[0]), float(rows[y].iloc[0])
@@ -221,9 +225,10 @@ def _series(rows: pd.DataFrame, fields: list[str]) -> dict[str, pd.DataFrame]:
         for values, part in rows.groupby(used, sort=False)
     }
     if len(groups) > N_SERIES:
+        n_lines, names = len(groups), ", ".join(used)
         raise ConfigError(
-            f"plot: {len(groups)} lines (every combination of {', '.join(used)}) are too many to tell apart; draw a "
-            f"study that varies less, or take table.summary"
+            f"plot: {n_lines} lines, one per combination of {names}, are too many to distinguish; plot a smaller "
+            "study, or use table.summary"
         )
     return groups
 
@@ -244,9 +249,9 @@ N_LINES = 8
 
 
 def heat_map(table: Table, x: str, y: str, path: str | Path | None = None, *, metric: str = "efficiency") -> Axes:
-    """Draw a metric over two varied fields; where other fields vary too, the best configuration of each cell counts.
+    """Draw a metric over two varied fields; if other fields vary too, each cell has its best configuration.
 
-    Cells without a value (skipped, failed, a target never reached) are hatched. Raises ConfigError for a field that
+    Cells without a value (skipped, failed, a target not reached) are hatched. Raises ConfigError for a field that
     is not varied or has more than :data:`N_CELLS` values.
     """
     columns, rows = _values(table, x), _values(table, y)
@@ -267,7 +272,7 @@ def heat_map(table: Table, x: str, y: str, path: str | Path | None = None, *, me
     title = METRICS[metric].heading + (f" ({unit})" if unit else "")
     others = [axis for axis in varied(table) if axis not in (x, y)]
     title += f", the best over {', '.join(label_of_axis(axis, table.axes) for axis in others)}" if others else ""
-    title += "; hatched: there is none" if np.isnan(cells).any() else ""
+    title += "; hatched: no value" if np.isnan(cells).any() else ""
     titled(made, title)
     save(made, path)
     return axes
@@ -281,7 +286,8 @@ def _values(table: Table, axis: str) -> list[str]:
     numbers = sorted(value for value in values if isinstance(value, int | float))
     texts = list(dict.fromkeys(plain(value) for value in (numbers if len(numbers) == len(values) else values)))
     if len(texts) > N_CELLS:
-        raise ConfigError(f"heat map: {axis} has {len(texts)} values, more than the {N_CELLS} that can be read")
+        n_values = len(texts)
+        raise ConfigError(f"heat map: {axis} has {n_values} values, above the limit of {N_CELLS}; vary fewer values")
     return texts
 
 
@@ -300,7 +306,7 @@ def _write_cells(axes: Axes, cells: Floats, metric: str) -> str:
 
 
 def breakdown(table: Table, path: str | Path | None = None, *, metric: str = "throughput", n: int = N_BARS) -> Axes:
-    """Draw how the workers spent their time, a bar for each of the `n` best configurations by `metric`."""
+    """Draw the shares of the workers' time as bars, for the `n` best configurations by `metric`."""
     best = table.best(metric, n=n)
     fields = varied(table)
     made, axes = single(8.0, 1.5 + 0.42 * len(best))
@@ -326,14 +332,14 @@ def _two_lines(text: str) -> str:
 
 
 def one_change(table: Table, path: str | Path | None = None, *, metric: str = "throughput") -> Axes:
-    """Draw what changing a single field of the best configuration makes of `metric`, the widest range on top.
+    """Draw how `metric` changes with each single field of the best configuration, the widest range on top.
 
     Each dot is a configuration of the study that differs from the best in this field only. Raises ConfigError if
     there is none, or if the best value is 0.
     """
     known, best = table.known(metric), table.best(metric).iloc[0]
     if best[metric] == 0.0:
-        raise ConfigError(f"one change: the best {metric} is 0, which nothing can be compared with in %")
+        raise ConfigError(f"one change: the best {metric} is 0, so relative changes are undefined")
     found: list[tuple[str, list[tuple[float, str]]]] = []
     for field in varied(table):
         rows = rows_of(table, known, best, besides=field)
@@ -341,7 +347,7 @@ def one_change(table: Table, path: str | Path | None = None, *, metric: str = "t
         if len(changes) > 1:
             found.append((field, sorted(changes)))
     if not found:
-        raise ConfigError("one change: no configuration of the study differs from the best in one field only")
+        raise ConfigError("one change: no configuration of the study differs from the best one in a single field")
     found.sort(key=lambda item: item[1][0][0] - item[1][-1][0])
     made, axes = single(8.0, 1.3 + 0.5 * len(found))
     for i, (_, changes) in enumerate(found):
@@ -370,7 +376,7 @@ def tornado(sensitivities: Sequence[Sensitivity], path: str | Path | None = None
     Parts without an effect (a gain that rounds to 0.00 %) have no bar; the label of the axis lists them.
     """
     if not sensitivities:
-        raise ConfigError("tornado: there are no sensitivities; take result.sensitivities() of a run that has ended")
+        raise ConfigError("tornado: sensitivities is empty; pass result.sensitivities() of a completed run")
     names = [f"{'-' if 'latency' in s.what else '+'}{s.change:.0%} {_part(s.what)}" for s in sensitivities]
     without = [_part(s.what) for s in sensitivities if abs(s.gain) < _NO_GAIN]
     found = [(name, 100.0 * s.gain) for name, s in zip(names, sensitivities, strict=True) if abs(s.gain) >= _NO_GAIN]
@@ -401,14 +407,15 @@ def _part(what: str) -> str:
 
 
 def learning(table: Table, path: str | Path | None = None, *, n: int = N_LINES) -> Axes:
-    """Draw held-out accuracy over simulated time, a line for each of the `n` best configurations.
+    """Draw held-out accuracy over simulated time, one line for each of the `n` best configurations.
 
-    Those that reach a target first if there is one, then the most accurate. With several seeds the line is their
-    mean as far as all have come, the band its 95 % interval (Student's t). Raises ConfigError without histories.
+    They are ranked by time to the target accuracy, if there is one, then by accuracy. With several seeds a line is
+    the mean up to the end of the shortest run, with a band for its 95 % interval (Student's t). Raises ConfigError
+    for timing-only studies.
     """
     history = table.history
     if history.empty:
-        raise ConfigError("learning curves: the runs of this study learn nothing; give the base a training")
+        raise ConfigError("learning curves: the runs of this study are timing-only; set the training of the base")
     best = _best_learners(table).head(n)
     made, axes = single(8.0, 4.0)
     for i, (_, settings) in enumerate(best.iterrows()):
@@ -461,17 +468,17 @@ _WRITE: dict[str, Callable[[float], str]] = {
 
 
 def scatter(table: Table, path: str | Path | None = None, *, metric: str = "throughput") -> Axes:
-    """Draw a metric over each varied field, a panel each, a dot for each configuration.
+    """Draw a metric over each varied field, one panel per field and one dot per configuration.
 
-    Above each panel stands Spearman's rank correlation rho of field and metric (1: the metric always rises with the
-    field, 0: no trend), by whose size the panels are in order, :data:`N_PANELS` at most; fields whose values have no
-    order (strategies) go last and have none. Returns the first panel. Raises ConfigError if nothing is varied, and for
-    a metric that no configuration has.
+    The title of a panel is Spearman's rank correlation rho of field and metric (1: the metric always rises with the
+    field, 0: no trend). Panels are sorted by the absolute value of rho, at most :data:`N_PANELS`; fields without an
+    order (such as strategies) come last, without rho. Returns the first panel. Raises ConfigError if nothing is
+    varied, and for a metric that no configuration has.
     """
     known = table.known(metric)
     fields = [field for field in varied(table) if known[field].map(plain).nunique() > 1]
     if not fields:
-        raise ConfigError("scatter: all configurations with a result are the same; vary a field")
+        raise ConfigError("scatter: all configurations with a result are equal; vary at least one field")
     rho = {field: _correlation(known, field, metric) for field in fields}
     order = sorted(fields, key=lambda field: -1.0 if math.isnan(rho[field]) else abs(rho[field]), reverse=True)
     order = order[:N_PANELS]
@@ -554,7 +561,7 @@ _N_BARS = 12
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture: its title, what it shows in a sentence, its data URI, and its width in CSS pixels."""
+    """A figure of the HTML report: title, caption (one sentence), data URI, width in CSS pixels."""
 
     title: str
     caption: str
@@ -565,7 +572,7 @@ class Picture:
 def pictures(
     table: Table, metric: str, sensitivities: Sequence[Sensitivity], best: str, task: str = ""
 ) -> list[Picture]:
-    """Return the pictures that this study has something to show in.
+    """Return the figures of a study: those for which it has data.
 
     metric         by which configurations are ranked
     sensitivities  of the best configuration, which is called `best`; may be empty
@@ -584,16 +591,16 @@ def _all(table: Table, metric: str, sensitivities: Sequence[Sensitivity], best: 
     front = front_of(table)
     if front is not None and len(table.known(*front)) > 1:
         x, y = (METRICS[name].heading for name in front)
-        caption = f"Every configuration by {x} and {y}; the dashed line joins those that no other one beats in both."
+        caption = f"Every configuration by {x} and {y}; the dashed line is the Pareto front."
         found.append(_picture(f"{x.capitalize()} against {y}", caption, pareto(table, *front)))
     found += _samples(table, metric)
     which = "Every configuration" if len(table.known(metric)) <= _N_BARS else f"The {_N_BARS} best configurations"
-    caption = f"{which} by {METRICS[metric].heading}, the best on top, and where the time of their workers went."
-    found.append(_picture("Where the time goes", caption, breakdown(table, metric=metric, n=_N_BARS)))
+    caption = f"{which} by {METRICS[metric].heading}, the best on top, with the shares of their workers' time."
+    found.append(_picture("Time breakdown", caption, breakdown(table, metric=metric, n=_N_BARS)))
     found += _one_change(table, metric)
     if sensitivities:
-        caption = f"The best configuration ({best}) simulated again with one part of it better by a tenth."
-        found.append(_picture("What would help", caption, tornado(sensitivities)))
+        caption = f"The best configuration ({best}) simulated again, each time with one part 10 % better."
+        found.append(_picture("Sensitivity", caption, tornado(sensitivities)))
     if not table.history.empty:
         caption = f"Accuracy of the best configurations ({N_LINES} at most); bands are 95 % intervals over seeds."
         found.append(_picture("Learning curves", caption, learning(table)))
@@ -606,7 +613,7 @@ def _scaling(table: Table, metric: str) -> Iterator[Picture]:
     few, fixed = _few_lines(table, metric)
     if few.summary["n_workers"].nunique() < 2:
         return
-    where = f" Of the other fields the best values: {fixed}." if fixed else ""
+    where = f" Other fields have their best values: {fixed}." if fixed else ""
     for name in ("throughput", "efficiency"):
         heading = METRICS[name].heading
         caption = f"{heading.capitalize()} over the number of workers; bars are 95 % intervals over seeds.{where}"
@@ -651,7 +658,10 @@ def _heat_maps(table: Table, metric: str) -> Iterator[Picture]:
         if len(fields) == 2:
             x, y = sorted(fields, key=lambda field: field != "workers")
             heading = METRICS[name].heading
-            caption = f"The fields that make most of {heading}; where others vary too, the best of each cell."
+            caption = (
+                f"The two fields with the largest effect on {heading}; if others vary too, each cell has its best "
+                "configuration."
+            )
             yield _picture(f"{heading.capitalize()} by {x} and {y}", caption, heat_map(table, x, y, metric=name))
 
 
@@ -662,8 +672,8 @@ def _samples(table: Table, metric: str) -> list[Picture]:
         return []
     heading = METRICS[metric].heading
     caption = (
-        f"Every configuration, {heading} over each field; rho is Spearman's rank correlation, the field that orders "
-        "the configurations most comes first."
+        f"Every configuration, {heading} over each field; rho is Spearman's rank correlation, by whose absolute value "
+        "the panels are sorted."
     )
     return [_picture(f"{heading.capitalize()} over each field", caption, scatter(table, metric=metric))]
 
@@ -673,8 +683,8 @@ def _one_change(table: Table, metric: str) -> list[Picture]:
         axes = one_change(table, metric=metric)
     except ConfigError:  # a sample: no two configurations differ in one field only
         return []
-    caption = f"What {METRICS[metric].heading} becomes if only one field of the best configuration takes other values."
-    return [_picture("One change to the best", caption, axes)]
+    caption = f"{METRICS[metric].heading.capitalize()} if a single field of the best configuration is changed."
+    return [_picture("Effects of single changes", caption, axes)]
 
 
 def _picture(title: str, caption: str, axes: Axes) -> Picture:

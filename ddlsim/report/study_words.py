@@ -1,4 +1,4 @@
-"""What a report of a study calls things: configurations, columns with their units, and the answer in sentences."""
+"""Texts of a study's report: labels of configurations, columns with units, and the answer in sentences."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ def study_notes(table: Table) -> list[str]:
     if len(summary) > N_ROWS:
         text.append(f"... and {len(summary) - N_ROWS} more")
     if _is_ranked(table):
-        several = "those that no other one beats first" if len(table.objectives) > 1 else "the best first"
-        text.append(f"searched for {' and '.join(table.objectives)}; {several}")
+        order = "Pareto-optimal configurations first" if len(table.objectives) > 1 else "best first"
+        text.append(f"searched for {' and '.join(table.objectives)}; {order}")
     if fixed:
-        text.append(f"everywhere: {', '.join(fixed)}")
+        text.append(f"in all configurations: {', '.join(fixed)}")
     if seeds > 1:
         text.append(f"means over {seeds} seeds, +- 95 % intervals (Student's t)")
         text += _nothing_random(table)
@@ -115,7 +115,7 @@ def _nothing_random(table: Table) -> list[str]:
     half = several[[f"{name}_high" for name in names]].to_numpy() - several[names].to_numpy()
     if not len(several) or (abs(half) > 1e-12 * abs(several[names].to_numpy())).any():
         return []
-    return ["all seeds gave the same: nothing in these runs is random; one seed is enough, or give jitter=..."]
+    return ["all seeds gave the same results, because nothing in these runs is random; use one seed, or set jitter=..."]
 
 
 def _notes(found: object) -> list[str]:
@@ -140,7 +140,7 @@ def _ends(table: Table) -> list[str]:
     counts = {status: n for status, n in table.counts.items() if n}
     lines = [", ".join(f"{n} {status}" for status, n in counts.items()) + " of " + count(len(table.members), "point")]
     if table.interrupted:
-        lines[0] += "; interrupted: run it again to go on"
+        lines[0] += "; interrupted: run the study again to continue"
     for status, column, word in (
         ("skipped", "error", "skipped"),
         ("failed", "error", "failed"),
@@ -149,7 +149,7 @@ def _ends(table: Table) -> list[str]:
         reasons = Counter(filter(None, table.frame.loc[table.frame["status"] == status, column]))
         lines += [f"{word} {n}: {reason}" for reason, n in reasons.most_common(N_REASONS)]
         if len(reasons) > N_REASONS:
-            lines.append(f"... and {len(reasons) - N_REASONS} more reasons; see the column {column} of the frame")
+            lines.append(f"... and {len(reasons) - N_REASONS} more reasons; see the column {column} of table.frame")
     return lines
 
 
@@ -233,8 +233,8 @@ def change_lines(table: Table) -> list[str]:
         metric, found = ranked_changes(part, main_metric(table))
         if found:
             best = label_of(part.best(metric).iloc[0], [f for f in varied(part) if f not in task_fields(table)])
-            of = f"{name}: " if name else ""
-            lines.append(f"{of}what one change gives, at the best by {METRICS[metric].heading} ({best}):")
+            of, heading = f"{name}: " if name else "", METRICS[metric].heading
+            lines.append(f"{of}effects of single changes, at the best configuration by {heading} ({best}):")
             lines += [f"  {change}" for change in found[:N_LINES]]
             if len(found) > N_LINES:
                 lines.append(f"  ... and {len(found) - N_LINES} more changes")
@@ -250,7 +250,7 @@ def cost_line(table: Table) -> str:
     if not len(rows):
         return ""
     money = METRICS["cost"].write(float(rows["cost"].sum()))
-    return f"{count(len(rows), 'run')}, each to its end, would cost {money} on these machines"
+    return f"all {count(len(rows), 'run')} to the end would cost {money} on these machines"
 
 
 def _of_field(
@@ -329,7 +329,7 @@ def _effect(gains: Sequence[float], metric: str) -> str:
         return text
     mean = float(by_seed.mean())
     if abs(mean) <= half:
-        return f"{text} ({len(by_seed)} seeds do not tell them apart)"
+        return f"{text} (not significant with {len(by_seed)} seeds)"
     return f"{text} (95 % interval {_written(mean - half, metric)} to {_written(mean + half, metric)})"
 
 
@@ -510,7 +510,7 @@ def answers(table: Table) -> list[Answer]:
         low, high = first[f"{metric}_low"], first[f"{metric}_high"]
         interval = f"95 % interval {write(low)} to {write(high)}" if math.isfinite(low) else ""
         n_equal = int((table.places(ranked, metric) == 0).sum()) - 1
-        equal = f"and {count(n_equal, 'other')} equal: they differ by no more than they are stable to"
+        equal = f"and {count(n_equal, 'other')} tied: the differences are within the stability of the results"
         rest = ranked.iloc[[0, *range(1 + n_equal, len(ranked))]]
         following = _runner_up(table, rest, metric)
         row, value = int(ranked.index[0]), write(first[metric])
@@ -530,7 +530,7 @@ def _runner_up(table: Table, ranked: pd.DataFrame, metric: str) -> str:
     # the seeds are common random numbers, so what counts is the difference that each of them makes
     gap = (_of_seeds(table, second, metric) - _of_seeds(table, first, metric)).dropna()
     if len(gap) > 1 and abs(float(gap.mean())) <= half_width(np.asarray(gap, dtype=np.float64), 0.95):
-        text += f"; {len(gap)} seeds do not tell the two apart"
+        text += f"; the difference is not significant with {len(gap)} seeds"
     return text
 
 

@@ -1,4 +1,4 @@
-"""A result in about fifteen lines of text, and tables of several results."""
+"""Printed summary of a result in about fifteen lines, and tables of several results."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def summary_rows(result: Result, *, simulate: bool = True) -> list[tuple[str, st
     """
     experiment = result.experiment
     rows = [
-        ("throughput" if result.fits else "if it fitted", _throughput(result)),
+        ("throughput" if result.fits else "if it fit", _throughput(result)),
         *_memory(result),
         ("time goes to", _shares(result)),
         *[("bottleneck" if i == 0 else "", text) for i, text in enumerate(_bottleneck(result, simulate))],
@@ -82,7 +82,7 @@ def _throughput(result: Result) -> str:
     """Return tokens/s per device (samples/s for other models), in all, and the MFU."""
     tokens, mfu = result.tokens_per_second, result.mfu
     total, unit = (result.throughput, "samples/s") if tokens is None else (tokens, "tokens/s")
-    text = f"{rate(total / result.n_workers, unit)} per device, {rate(total, unit)} in all"
+    text = f"{rate(total / result.n_workers, unit)} per device, {rate(total, unit)} in total"
     text += "" if tokens is None else f" ({rate(result.throughput)})"
     peak = " of the bf16 peak" if result.experiment.precision in LOW_PRECISIONS else ""
     return text if mfu is None else f"{text}, MFU {percent(mfu)}{peak}"
@@ -93,7 +93,7 @@ def _software(result: Result) -> list[tuple[str, str]]:
     if result.workloads[0].known or not result.workloads[0].by_kernel:
         return []
     stack = result.workloads[0].stack
-    how = ", assumed: --stack or stack= sets another (ddlsim stacks)" if result.assumes_stack else ""
+    how = " (assumed; --stack or stack= sets another, see ddlsim stacks)" if result.assumes_stack else ""
     return [("software", f"{stack.title} ({stack.release}); stack {stack.name}{how}")]
 
 
@@ -139,10 +139,10 @@ def _interval(result: Result, simulate: bool) -> list[tuple[str, str]]:
     causes += [] if isinstance(result.experiment.jitter, NoJitter) else ["jitter"]
     found = result.quick_interval if simulate else vars(result).get("quick_interval")
     if found is None:
-        return [("interval", f"by {' and '.join(causes)}: result.interval() simulates it")]
+        return [("interval", f"from {' and '.join(causes)}: call result.interval() to simulate it")]
     low, high = rate(found.throughput.low), rate(found.throughput.high)
     causes += ["errors of similar predictions"] if result.n_workers > 1 else []
-    text = f"{low} to {high}, {found.throughput.level:.0%} by {' and '.join(causes)}"
+    text = f"{low} to {high} ({found.throughput.level:.0%}), from {' and '.join(causes)}"
     return [("interval", text), *[("note", note) for note in found.throughput.notes]]
 
 
@@ -191,14 +191,15 @@ def _transport(result: Result) -> list[tuple[str, str]]:
     limit = details.connection_limit[used]
     link = int(used[limit.argmin()])
     detail, narrow = details.of(link), float(limit.min())
-    text = f"{detail.transport}: {count(detail.connections, 'connection')} between two workers"
+    connections = f"{count(detail.connections, 'connection')} between two workers"
     carries = result.cluster.channel_capacity[result.cluster.link_channel[link]]
     if narrow < carries:
-        verb = "carries" if detail.connections == 1 else "carry"
+        verb = "reaches" if detail.connections == 1 else "reach"
         kind = result.cluster.link_kind[link]
-        text += f" {verb} {narrow * 8e-9:.4g} of the {carries * 8e-9:.4g} Gbit/s of a {kind}, whatever +bandwidth says"
-        return [("transport", f"{text}; +flow_rate=... changes that, +transport=ideal leaves it out")]
-    return [("transport", f"{text}; +transport=ideal leaves it out")]
+        share = f"{verb} {narrow * 8e-9:.4g} of the {kind}'s {carries * 8e-9:.4g} Gbit/s"
+        text = f"{detail.transport}: {connections} {share}, so more bandwidth has no effect"
+        return [("transport", f"{text}; override with +flow_rate=..., or use +transport=ideal")]
+    return [("transport", f"{detail.transport}: {connections}; use +transport=ideal to ignore its limits")]
 
 
 def _costs(result: Result) -> list[tuple[str, str]]:
@@ -249,14 +250,14 @@ def _compute_times(result: Result) -> list[str]:
 def _bottleneck(result: Result, simulate: bool) -> list[str]:
     found = result.known_sensitivities
     if result.interrupted:
-        return ["not worked out, as the run was interrupted"]
+        return ["not computed, because the run was interrupted"]
     if not found:
-        return ["result.sensitivities() simulates what parts that are 10 % better would bring"]
+        return ["call result.sensitivities() to simulate the effect of parts that are 10 % better"]
     stability = result.known_stability if simulate else vars(result).get("known_stability")
     least = max(0.001, 0.0 if stability is None else stability.throughput_spread)
     if found[0].gain < least:
-        unsure = "" if least == 0.001 else ", which is what the throughput is stable to"
-        return [f"none that is worth it: no single part made 10 % better gives {spread(least)}{unsure}"]
+        unsure = "" if least == 0.001 else ", the stability of the throughput"
+        return [f"none: no single part that is 10 % better gains {spread(least)}{unsure}"]
     return [str(s) for s in found[:N_SENSITIVITIES] if s is found[0] or s.gain >= least]
 
 

@@ -1,4 +1,4 @@
-"""Timelines as Chrome Trace Event files, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
+"""Timelines as files in the Chrome Trace Event Format, for Perfetto (ui.perfetto.dev) and chrome://tracing.
 
 Format: "Trace Event Format" (Google, 2016): complete events ("ph": "X") in microseconds, one process per group
 of tracks, one thread per track, named by metadata events.
@@ -118,7 +118,7 @@ def _part(result: Result, whole: bool) -> _Part:
     n_steps = max(map(len, result.recorder.step_end), default=0)
     left_out = []
     if end < result.simulated_time:
-        left_out.append(f"what begins after {end:.4g} s (steps after the first {N_STEPS}, of {n_steps:,})")
+        left_out.append(f"anything that begins after {end:.4g} s (steps after the first {N_STEPS}, of {n_steps:,})")
     if len(workers) < result.n_workers:
         left_out.append(count(result.n_workers - len(workers), "worker") + f" of {result.n_workers:,}")
     if len(used) > len(channels):

@@ -1,4 +1,4 @@
-"""From an experiment to a result. Names are loaded when first used."""
+"""Simulation of experiments, and their results. Names are loaded when first used."""
 
 import lazy_loader
 

@@ -50,10 +50,10 @@ class _Continuation(_Options):
 def simulate(wanted: _Simulation) -> Result:
     """Simulate a training run and return the result.
 
-    Takes the fields of :class:`~ddlsim.Experiment`, or an experiment, and
+    It takes the fields of :class:`~ddlsim.Experiment`, or an experiment, and these arguments:
 
-    stability         include the stability in the summary and the JSON: three more runs with inputs moved by 1e-12, see
-                      :meth:`ddlsim.Result.stability`. Small runs always include it
+    stability         include the stability in the summary and the JSON: three more runs with inputs perturbed by 1e-12
+                      (:meth:`ddlsim.Result.stability`). Small runs always include it
 
     For training runs:
 
@@ -70,19 +70,20 @@ def simulate(wanted: _Simulation) -> Result:
     for field in dataclasses.fields(Experiment):
         if field.name != "cluster" and fields[field.name] != field.default:
             raise ConfigError(
-                f"simulate: {field.name} has no effect beside an experiment; use experiment.with_({field.name}=...)"
+                f"simulate: {field.name} has no effect if an experiment is passed; use "
+                f"experiment.with_({field.name}=...)"
             )
     return _run(wanted.cluster, wanted)
 
 
 @takes_fields_of(_Continuation)
 def resume(wanted: _Continuation) -> Result:
-    """Resume the run saved at `path` (:meth:`ddlsim.Result.save`), and return the result of the complete run, bit for
-    bit as without the interruption.
+    """Resume the run saved at `path` (:meth:`ddlsim.Result.save`), and return the result of the complete run.
 
-    `experiment` is the saved one, perhaps with another end: epochs, updates, targets, max_time. The simulated clock is
-    replayed from the start, which is fast; the arithmetic continues where it stopped. Raises ConfigError for a damaged
-    file, a different experiment, or an end that the saved run has already passed.
+    The result is identical, bit for bit, to that of an uninterrupted run. `experiment` is the saved experiment, perhaps
+    with another end: epochs, updates, targets, max_time. The simulated clock is replayed from the start, which is fast;
+    the arithmetic continues where it stopped. Raises ConfigError for a damaged file, a different experiment, or an end
+    that the saved run has already passed.
     """
     return _run(wanted.experiment, wanted, load(wanted.path))
 
@@ -109,6 +110,6 @@ def _run(experiment: Experiment, options: _Options, saved: Saved | None = None) 
 
 @checked
 def scaling(experiment: Experiment, workers: Iterable[Count]) -> list[Result]:
-    """Simulate the experiment with each number of workers; the cluster is loaded once."""
+    """Simulate the experiment with each number of workers. The cluster is loaded only once."""
     loaded = dataclasses.replace(experiment, cluster=load_cluster(experiment.cluster))
     return [run(dataclasses.replace(loaded, workers=n)) for n in workers]

@@ -25,11 +25,14 @@ def measured_steps(experiment: Experiment, cluster: Cluster, model: str) -> tupl
     if own is None or experiment.compute is not None or experiment.device is not None:
         return None, ""
     if experiment.precision not in (None, "fp32"):
-        return None, f"the measured steps of {model} are fp32, not {experiment.precision}: not used"
+        return None, f"the measured step times of {model} are not used: they are for fp32, not {experiment.precision}"
     if len({cluster.device_of[node] for node in cluster.workers.tolist()}) > 1:
-        return None, f"the measured steps of {model} do not say on which of the cluster's devices: not used"
+        return None, f"the measured step times of {model} are not used: their device is unknown"
     if len(own.batch_sizes) == 1 and own.batch_sizes[0] != experiment.batch(1):
-        return None, f"the measured steps of {model} are of batch {own.batch_sizes[0]} only: not used"
+        return (
+            None,
+            f"the measured step times of {model} are not used: they are for batch size {own.batch_sizes[0]} only",
+        )
     return own, ""
 
 
@@ -42,7 +45,7 @@ def outside(experiment: Experiment, cluster: Cluster, model: str, n_workers: int
     if n_workers > 1 and any("." in parameter.name for parameter in table.parameters):
         links = beyond(n_workers, [*table.ranks, *(n for curve in table.curves for n in curve.ranks)], "workers")
         if not any(curve.operation in KINDS for curve in table.curves):
-            links += Beyond(0.0, ("extrapolated: no collective was measured, only messages",), PER_MESSAGE)
+            links += Beyond(0.0, ("extrapolated: only messages were measured, no collectives",), PER_MESSAGE)
     own, _ = measured_steps(experiment, cluster, model)
     if own is not None:
         compute = beyond(experiment.batch(n_workers), own.batch_sizes, f"samples of {model}")
@@ -70,13 +73,13 @@ def as_measured(experiment: Experiment, cluster: Cluster, model: str) -> tuple[E
     table = cluster.calibration
     if table is not None and table.jitter is not None and isinstance(experiment.jitter, NoJitter):
         notes.append(
-            f"the calibration knows how steps vary ({table.jitter.type}, {table.jitter.shape:.3g}); this run has no "
-            "jitter: give it, or use ddlsim.predict_interval"
+            f"the calibration contains a jitter of step times ({table.jitter.type}, "
+            f"{table.jitter.shape:.3g}), but this run has none; set jitter, or use ddlsim.predict_interval"
         )
     if found is None:
         return experiment, tuple(notes)
     sizes = found.batch_sizes
-    notes.append(f"compute time of {model} as measured on this cluster, batch {min(sizes)} to {max(sizes)}")
+    notes.append(f"compute time of {model}: measured on this cluster, for batch sizes {min(sizes)} to {max(sizes)}")
     if len(sizes) == 1:
         step: Affine | Measured = Measured(found.c0 + found.c1 * sizes[0], sizes[0])
     else:

@@ -1,4 +1,4 @@
-"""How often to save: Young's and Daly's formulas compared with simulated failure timelines."""
+"""Checkpoint intervals: Young's and Daly's formulas compared with simulated failure timelines."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TRIED = tuple(np.geomspace(0.25, 4.0, 13).tolist())
 
 
 class Tried(NamedTuple):
-    """An interval between checkpoints in s, the effective share of the time, and its standard error."""
+    """A simulated interval between checkpoints in s, the effective share of the time, and its standard error."""
 
     interval: float
     effective: float
@@ -36,7 +36,7 @@ class Tried(NamedTuple):
 
 @dataclass(frozen=True)
 class CheckpointIntervals:
-    """How often to save. Times in s.
+    """Checkpoint intervals from theory and simulation. Times in s.
 
     mtbf       mean time between failures of the job
     cost       s that the training stops for a checkpoint
@@ -53,21 +53,23 @@ class CheckpointIntervals:
 
     @property
     def simulated(self) -> float:
-        """The interval with the largest effective share among those `tried`; its neighbours may be as good, see their
-        errors."""
+        """The interval with the largest effective share among those `tried`.
+
+        Its neighbours may be equally good within their errors.
+        """
         return max(self.tried, key=lambda one: one.effective).interval
 
     @property
     def table(self) -> pd.DataFrame:
-        """One row per interval: interval (s), effective (share of the time that counts), error (standard error)."""
+        """Table with one row per interval: interval (s), effective (share of the time), error (standard error)."""
         import pandas as pd
 
         return pd.DataFrame(list(self.tried))
 
     def _rows(self) -> list[tuple[str, str]]:
         return [
-            ("the job fails", f"every {duration(self.mtbf)}"),
-            ("a checkpoint costs", seconds(self.cost)),
+            ("job failures", f"every {duration(self.mtbf)}"),
+            ("checkpoint cost", seconds(self.cost)),
             ("Young", duration(self.young)),
             ("Daly", duration(self.daly)),
             ("simulated", duration(self.simulated)),
@@ -89,8 +91,7 @@ class CheckpointIntervals:
 
 @checked
 def best_checkpoint_interval(experiment: Experiment, *, lives: Count = 100) -> CheckpointIntervals:
-    """Simulate thirteen intervals between checkpoints with `lives` failure timelines each, and compare them with
-    theory.
+    """Simulate thirteen checkpoint intervals, with `lives` failure timelines each, and compare them with theory.
 
     The experiment needs failures with an mtbf, and checkpoints; their interval does not matter. Theory assumes
     exponential failures; simulated timelines also include Weibull failures, repairs, and the wait for machines.
@@ -100,7 +101,7 @@ def best_checkpoint_interval(experiment: Experiment, *, lives: Count = 100) -> C
     failures, checkpoints = experiment.failures, experiment.checkpoints
     if failures is None or failures.mtbf is None or math.isinf(si(failures.mtbf, "time")) or checkpoints is None:
         raise ConfigError(
-            "best_checkpoint_interval: the experiment needs failures that come at random and checkpoints, such as "
+            "best_checkpoint_interval: the experiment needs random failures and checkpoints, such as "
             "failures=Failures('50000 h'), checkpoints=Checkpoints('10 min', bandwidth='2 GB/s')"
         )
     result = run(experiment.with_(checkpoints=replace(checkpoints, every=math.inf)))
@@ -108,7 +109,9 @@ def best_checkpoint_interval(experiment: Experiment, *, lives: Count = 100) -> C
     start = timeline_of(result)
     mtbf = si(failures.mtbf, "time") / len(parts)
     if not start.cost.stall:
-        raise ConfigError("best_checkpoint_interval: checkpoints that cost nothing are best made after every step")
+        raise ConfigError(
+            "best_checkpoint_interval: checkpoints without a cost are best written after every step; set their cost"
+        )
     daly = daly_interval(mtbf, start.cost.stall)
     least = max(start.cost.stall + start.cost.write, float(start.end_of(np.array(1))))
     tried = []

@@ -28,16 +28,18 @@ def collective_time(
     rank_order: Annotated[str, one_of("given", "topology")] = "given",
     entry_times: Sequence[NotNegative] | None = None,
 ) -> float:
-    """Return the seconds until the last rank has finished a collective on the otherwise idle cluster.
+    """Return the simulated time of one collective on an otherwise idle cluster, in s.
 
-    algorithm    name, function or "package.module:function" (see :func:`ddlsim.collectives.build`), or a
-                 custom schedule
-    nbytes       buffer per rank, bytes or text such as "100 MB"
+    It is the time at which the last rank has finished.
+
+    algorithm    name, function or "package.module:function" (see :func:`ddlsim.collectives.build`), or a custom
+                 schedule
+    nbytes       buffer per rank, in bytes or as text such as "100 MB"
     kind         "all_reduce", "broadcast", "reduce", "reduce_scatter", "all_gather", "all_to_all", "gather" or
                  "scatter"
-    ranks        number of workers, or the places of a sub-group in ``cluster.workers``; None: all workers
+    ranks        number of workers, or the positions of a sub-group in ``cluster.workers``; None: all workers
     rank_order   "given", or "topology" for an order in which a ring crosses each boundary once
-    entry_times  s at which each rank enters; all at 0 by default
+    entry_times  time at which each rank enters, in s; None: all at 0
 
     Raises ConfigError for an unknown algorithm, ranks that the cluster does not have, or a negative size.
     """
@@ -46,7 +48,7 @@ def collective_time(
     nodes = loaded.workers[_places(ranks, loaded)]
     order = np.arange(len(nodes)) if rank_order == "given" else loaded.locality_order(nodes)
     if entry_times is not None and len(entry_times) != len(nodes):
-        raise ConfigError(f"entry_times has {len(entry_times)} entries for {len(nodes)} ranks; give one per rank")
+        raise ConfigError(f"entry_times has {len(entry_times)} entries for {len(nodes)} ranks; pass one per rank")
     if isinstance(algorithm, Schedule):
         schedule = algorithm
         validate(schedule)
@@ -65,6 +67,6 @@ def _places(ranks: int | Sequence[int] | None, cluster: Cluster) -> list[int]:
     places = list(range(min(count, available + 1))) if isinstance(count, int) else list(count)
     if not places or min(places) < 0 or max(places) >= available or len(set(places)) != len(places):
         raise ConfigError(
-            f"ranks = {shown(ranks)}: must be distinct places among the {available} workers of {cluster.name!r}"
+            f"ranks = {shown(ranks)}: must be distinct positions among the {available} workers of {cluster.name!r}"
         )
     return places

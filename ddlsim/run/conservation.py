@@ -1,4 +1,4 @@
-"""What every run must fulfil before it has a result: bytes, seconds and updates that add up.
+"""Conservation checks of every result: bytes, seconds and updates must add up.
 
 Each law compares numbers that different parts of the program have counted:
 
@@ -66,15 +66,16 @@ def check_result(result: Result, loop: Loop, n_samples: int) -> None:
     except ConservationError as error:
         if loop.stands_for:
             raise ConfigError(
-                "tensor groups that are executed as one rank, and messages that are simulated beside their exchanges, "
-                f"together need more of a link than it has ({str(error).partition(_REPORT)[0]}); use fewer "
-                "micro-batches or workers, so that all ranks are executed"
+                "tensor groups executed as one rank and other simulated messages together exceed the "
+                f"capacity of a link ({str(error).partition(_REPORT)[0]}); use fewer micro-batches or "
+                "workers, so that all ranks are executed"
             ) from None
         if not (loop.beside.busy.any() and accounts.busy.any()):
             raise
         raise ConfigError(
-            "cost: collectives whose time is known and messages that are simulated beside them do not slow each other, "
-            f"and together need more of a link than it has ({str(error).partition(_REPORT)[0]}); use cost='simulated'"
+            "cost: collectives of known time and simulated messages do not slow each other down, and "
+            f"together they exceed the capacity of a link ({str(error).partition(_REPORT)[0]}); use "
+            "cost='simulated'"
         ) from None
     check_workers(result.recorder, result.simulated_time)
     _check_updates(result, n_samples)
@@ -163,8 +164,8 @@ def check_workers(recorder: Recorder, seconds: float) -> None:
         if not _ordered(ends, seconds):
             wrong = [end for before, end in pairwise([0.0, *ends]) if not before <= end <= seconds]
             raise ConservationError(
-                f"worker {rank}: a step ends at {wrong[0]:.12g} s, after a later one or the end of the run at "
-                f"{seconds:.12g} s{_REPORT}"
+                f"worker {rank}: a step ends at {wrong[0]:.12g} s, after the end of a later step or of the "
+                f"run at {seconds:.12g} s{_REPORT}"
             )
 
 
@@ -172,13 +173,14 @@ def _check_updates(result: Result, n_samples: int) -> None:
     times, samples = zip(*result.recorder.updates, strict=True)
     if result.efficiency > 1.0 + ROUNDING and not superlinear_causes(result):
         raise ConservationError(
-            f"efficiency {result.efficiency:.6g}: {result.n_workers} workers reach {result.throughput:.6g} samples/s, "
-            f"more than all of them compute without communication{_REPORT}"
+            f"efficiency {result.efficiency:.6g}: {result.n_workers} workers reach "
+            f"{result.throughput:.6g} samples/s, more than all of them would reach without "
+            f"communication{_REPORT}"
         )
     if not _ordered(times, result.simulated_time):
         raise ConservationError(
-            f"updates: the last of {len(times)} at {times[-1]:.12g} s; they are not in order, before the end at "
-            f"{result.simulated_time:.12g} s{_REPORT}"
+            f"updates: the times of {len(times)} updates, up to {times[-1]:.12g} s, are not in order or "
+            f"exceed the end at {result.simulated_time:.12g} s{_REPORT}"
         )
     _equal("updates: samples", sum(samples), "learned from", n_samples, "samples")
     if result.measured_seconds > 0.0:
@@ -190,7 +192,7 @@ def _ordered(times: Sequence[float], end: float) -> bool:
     return all(map(operator.le, [0.0, *times], [*times, end]))
 
 
-_REPORT = "; this is an error in ddlsim, or in a strategy of your own: please report it with the experiment"
+_REPORT = "; this is a bug in ddlsim or in a custom strategy: please report it with the experiment"
 
 
 def _equal(what: str, left: float, than: str, right: float, unit: str) -> None:

@@ -1,4 +1,4 @@
-"""The cost and the energy of a run.
+"""Cost and energy of a run.
 
 A run pays for every machine that holds a worker or that its traffic touches, for its whole time: the machine's price,
 and those of the devices in it that workers use. The machine's price comes from the cluster file, from
@@ -92,8 +92,8 @@ def priced(cluster: Cluster, price: float | str) -> Cluster:
     devices = [_device(cluster, node, None) for node in cluster.workers.tolist()]
     if None in devices:
         raise ConfigError(
-            f"price: cluster {cluster.name!r} does not name its devices, so what {price!r} asks is not known; give a "
-            "price, '3.06 USD/h'"
+            f"price: cluster {cluster.name!r} does not specify its devices, so the price at {price!r} is "
+            "unknown; set a price such as '3.06 USD/h'"
         )
     hosts = cluster.host_of[cluster.workers]
     prices = np.full(len(cluster.host_names), np.nan)
@@ -120,8 +120,8 @@ def host_price(
     known = [device.price for device in devices if device is not None and device.price is not None]
     if not devices or len(known) < len(devices):
         raise ConfigError(
-            f"cost: machine {cluster.host_names[host]!r} of cluster {cluster.name!r} has no price; give one: "
-            "cluster.with_costs(price='3.06 USD/h'), or price = '3.06 USD/h' in [host] of its file"
+            f"cost: machine {cluster.host_names[host]!r} of cluster {cluster.name!r} has no price; set "
+            "one: cluster.with_costs(price='3.06 USD/h'), or price = '3.06 USD/h' in [host] of its file"
         )
     return sum(known)
 
@@ -135,8 +135,8 @@ def energy(result: Outcome) -> float:
         device = _device(cluster, node, result.experiment.device)
         if device is None:
             raise ConfigError(
-                f"energy: the devices of cluster {cluster.name!r}'s workers are unknown; set one, such as "
-                "device='v100' in the experiment, or device = 'v100' in [host] of the cluster's file"
+                f"energy: the workers' devices in cluster {cluster.name!r} are unknown; set device='v100' in "
+                "the experiment, for example, or device = 'v100' in [host] of the cluster file"
             )
         idle = device.power_w if device.idle_power_w is None else device.idle_power_w
         total += busy * device.power_w + (present - busy) * idle

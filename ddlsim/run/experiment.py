@@ -1,4 +1,4 @@
-"""`Experiment`: everything that determines a run, frozen; its manifest can be printed and stored."""
+"""`Experiment`: the complete, immutable description of a run; its manifest can be printed and stored."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def listed_places(value: object, where: str) -> object:
     """Return a list of places as a tuple. Raises ConfigError for an empty one, and for a place that is there twice."""
     places = tuple(cast("Sequence[int]", value))
     if not places or len(set(places)) < len(places):
-        raise ConfigError(f"{where} = {list(places)}: must list one place or more, each once")
+        raise ConfigError(f"{where} = {list(places)}: must list at least one position, each once")
     return places
 
 
@@ -77,7 +77,7 @@ def _speeds(value: object, where: str) -> object:
         return value
     factors = cast("tuple[float, ...]", _FACTORS(value, where))
     if not factors:
-        raise ConfigError(f"{where} = (): must be a list of one factor above 0 per worker, or None")
+        raise ConfigError(f"{where} = (): must contain one factor above 0 per worker, or be None")
     return factors
 
 
@@ -92,9 +92,9 @@ _FAULTS = cast(
     rule_of(tuple[Annotated[AnyFault, "a Stop, a Pause, a LinkFault, RandomFaults or an object with effects"], ...]),
 )
 #: how many workers, or where
-WorkersLike = Count | Annotated[Sequence[Index], "a list of places such as [0, 1, 2, 3]", by(listed_places)]
+WorkersLike = Count | Annotated[Sequence[Index], "a list of positions such as [0, 1, 2, 3]", by(listed_places)]
 StrategyLike = Annotated[
-    Strategy, "an object such as ddlsim.AllReduce('ring') (Splits are for recommend and for studies)"
+    Strategy, "an object such as ddlsim.AllReduce('ring') (Splits are only for recommend and studies)"
 ]
 GradientType = Annotated[str, one_of(*GRADIENT_TYPES)]
 ComputeLike = Annotated[
@@ -106,12 +106,12 @@ SlowDowns = Annotated[Sequence[SlowDown], by(_slow_downs)]
 Neighbours = Annotated[Sequence[Any], by(_neighbours)]
 Faults = Annotated[Sequence[AnyFault], by(_faults)]
 SlowdownLike = Annotated[
-    float | OverlapSlowdown, "a number from 1 on, or a ddlsim.OverlapSlowdown(inside=1.2)", by(_beside)
+    float | OverlapSlowdown, "a number of at least 1, or a ddlsim.OverlapSlowdown(inside=1.2)", by(_beside)
 ]
 SpeedLike = Annotated[
     Sequence[Positive] | Spread, "a list of one factor above 0 per worker, or a ddlsim.Spread()", by(_speeds)
 ]
-TrainingLike = Annotated[Training, "a ddlsim.Training, e.g. Training('digits', rate=0.1, epochs=5)"]
+TrainingLike = Annotated[Training, "a ddlsim.Training, such as Training('digits', rate=0.1, epochs=5)"]
 CompressionLike = Annotated[
     Compression | AnyCompressor, "a compressor such as ddlsim.TopK(0.01), or a ddlsim.Compression"
 ]
@@ -207,13 +207,13 @@ class Experiment:
         object.__setattr__(self, "max_time", max_time)
         if self.training is not None and not self.training.has_end and math.isinf(max_time):
             raise ConfigError(
-                "training has no end: give it epochs, updates, target_accuracy or target_loss, or the run a max_time"
+                "training has no end; set epochs, updates, target_accuracy or target_loss, or max_time for the run"
             )
         if self.training is None and self.time_model is not None:
-            raise ConfigError("time_model has no effect without training; give the model that takes the time as model")
+            raise ConfigError("time_model has no effect without training; pass it as model instead")
         if self.training is not None and self.optimizer is not None:
             raise ConfigError(
-                f"optimizer = {self.optimizer!r} beside training, which has an optimizer of its own; leave it out"
+                f"optimizer = {self.optimizer!r} has no effect with training, which has its own optimizer; leave it out"
             )
         contract.of(self.strategy)  # its methods have the right parameters
         object.__setattr__(self, "compression", compression_of(self.compression))
@@ -227,8 +227,9 @@ class Experiment:
             return
         if self.gradient_dtype not in (None, "fp32"):
             raise ConfigError(
-                f"gradient_dtype = {self.gradient_dtype!r} beside compression: compressors take fp32 and say what "
-                "travels; leave it out (compression=ddlsim.FP16() halves the bytes)"
+                f"gradient_dtype = {self.gradient_dtype!r} cannot be combined with compression: compressors "
+                "take fp32 and determine the format; leave it out (compression=ddlsim.FP16() halves the "
+                "bytes)"
             )
 
     @checked
@@ -239,23 +240,23 @@ class Experiment:
         if isinstance(self.speed, Spread):
             return self.speed.speeds(n_workers, self.seed)
         if len(self.speed) != n_workers:
-            raise ConfigError(f"speed has {len(self.speed)} factors for {n_workers} workers; give one per worker")
+            raise ConfigError(f"speed has {len(self.speed)} factors for {n_workers} workers; pass one per worker")
         return tuple(self.speed)
 
     @property
     def window(self) -> tuple[int, int]:
-        """Warm-up and measured steps: as set, by default whole cycles of the strategy."""
+        """Numbers of warm-up and measured steps: as set, or by default whole cycles of the strategy."""
         warmup, steps = contract.of(self.strategy).whole_cycles(WARMUP, STEPS)
         return warmup if self.warmup is None else self.warmup, steps if self.steps is None else self.steps
 
     @property
     def n_workers(self) -> int | None:
-        """How many workers are asked for, None for as many as the cluster has devices."""
+        """Number of workers requested; None: as many as the cluster has devices."""
         return self.workers if self.workers is None or isinstance(self.workers, int) else len(self.workers)
 
     @checked
     def batch(self, n_workers: Count) -> int:
-        """Return the batch size: as set, by default that of the strategy for `n_workers`."""
+        """Return the batch size: as set, or by default that of the strategy for `n_workers`."""
         return self.batch_size or contract.of(self.strategy).default_batch_size(n_workers)
 
     def with_(self, **changes: object) -> Experiment:
@@ -263,7 +264,7 @@ class Experiment:
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
 
     def to_toml(self) -> str:
-        """Return the text of the file that :func:`ddlsim.load_experiment` reads as this experiment.
+        """Return the experiment as text of a file for :func:`ddlsim.load_experiment`.
 
         Raises ConfigError for anything that files cannot express: cluster and model objects, user-defined parts.
         """
@@ -272,7 +273,7 @@ class Experiment:
         return to_toml(SCHEMA.table(self))
 
     def to_python(self) -> str:
-        """Return the program that makes and runs this experiment. Raises ConfigError as :meth:`to_toml`."""
+        """Return a program that creates and runs this experiment. Raises ConfigError as :meth:`to_toml` does."""
         from ddlsim.run.files import SCHEMA
 
         arguments = SCHEMA.call(self, between=",\n    ")
@@ -280,7 +281,7 @@ class Experiment:
 
     @checked
     def save(self, path: str | Path) -> None:
-        """Write the experiment to `path`: a file for ``ddlsim run``, or, if it ends in .py, a program."""
+        """Write the experiment to `path`: a file for ``ddlsim run`` or, if the name ends in .py, a program."""
         path = Path(path)
         write_text(path, self.to_python() if path.suffix == ".py" else self.to_toml())
 

@@ -86,8 +86,8 @@ def input_note(workloads: Sequence[Workload]) -> tuple[str, ...]:
     if longest <= 0.0:
         return ()
     return (
-        f"input: devices wait up to {longest * 1e3:.3g} ms a step for samples because others of their machine take "
-        "theirs; that is booked as computing",
+        f"input: devices wait up to {longest * 1e3:.3g} ms per step for samples while other devices of their machine "
+        "receive theirs; this time is booked as computing",
     )
 
 
@@ -99,8 +99,8 @@ def check_source(experiment: Experiment, cluster: Cluster, nodes: Sequence[int])
         strategy = contract.of(experiment.strategy)
         if strategy.n_replicas(len(nodes)) != len(nodes):
             raise ConfigError(
-                f"input: with {strategy.name} workers share a batch, and only some of them read samples; it is for "
-                "workers with batches of their own: leave it out"
+                f"input: not supported with {strategy.name}, where workers share a batch and only some of "
+                "them read samples; leave it out"
             )
         return
     if input is None or input.storage is None:
@@ -124,14 +124,14 @@ def storage_node(name: str, cluster: Cluster, where: str) -> int:
     if name not in cluster.node_names:
         if not cluster.storages.size:
             raise ConfigError(
-                f"{where} = {name!r}: cluster {cluster.name!r} has no storage; add [[storage]] to its file, or make "
-                f"one with ddlsim.cluster.with_storage(cluster, {name!r}, read='2 GB/s')"
+                f"{where} = {name!r}: cluster {cluster.name!r} has no storage; add [[storage]] to its file, "
+                f"or use ddlsim.cluster.with_storage(cluster, {name!r}, read='2 GB/s')"
             )
         names = [cluster.node_names[each] for each in cluster.storages.tolist()]
         raise unknown_name("storage", name, names, f"{where}: cluster {cluster.name!r}")
     node = cluster.node(name)
     if cluster.node_kind[node] not in ("storage", "host"):
-        raise ConfigError(f"{where} = {name!r} is a {cluster.node_kind[node]}; name a storage or a host")
+        raise ConfigError(f"{where} = {name!r}: must be a storage or a host, not a {cluster.node_kind[node]}")
     return node
 
 
@@ -151,13 +151,15 @@ def feed_notes(experiment: Experiment, recorder: Recorder, seconds: float) -> li
         return []
     waited = max(booked[INPUT] for booked in recorder.seconds) / seconds
     if input.prefetch == 0:
-        notes.append("input: prefetch = 0: workers ask for a batch when they need it, so nothing hides what it takes")
-    if waited > 0.0 and not si(input.prep_seconds, "time") and input.storage is None:
-        notes.append("input: workers wait for the copies of samples from memory to their devices alone")
-    if any(cache.nbytes >= (input.n_samples or 0) * input.stored_nbytes for cache in input.levels):
         notes.append(
-            "input: a machine's cache has room for the whole data set: later epochs read nothing from the storage"
+            "input: prefetch = 0: workers request a batch only when they need it, so its whole time is exposed"
         )
+    if waited > 0.0 and not si(input.prep_seconds, "time") and input.storage is None:
+        notes.append("input: workers wait only for the copies of samples from host memory to their devices")
+    if any(cache.nbytes >= (input.n_samples or 0) * input.stored_nbytes for cache in input.levels):
+        notes.append("input: a machine's cache holds the whole dataset, so later epochs read nothing from storage")
     if input.levels and input.epoch is None and experiment.training is None:
-        notes.append("input: caches are as full as they get; the first epoch, in which they are empty, is epoch = 1")
+        notes.append(
+            "input: caches are in their steady state; set epoch = 1 for the first epoch, in which they are empty"
+        )
     return notes

@@ -125,7 +125,7 @@ COMPRESSORS: Names = {
 }
 #: keys that tell other files -> what these are, and where they go
 _OTHER_FILES = {
-    "layers": "a model; give it as model, ddlsim run CLUSTER --model FILE",
+    "layers": "a model; use ddlsim run CLUSTER --model FILE",
     "vary": "a study; run it with ddlsim sweep FILE",
     "jobs": "several jobs; run them with ddlsim run FILE, or ddlsim.load_jobs",
 }
@@ -133,7 +133,7 @@ _OTHER_FILES = {
 
 @checked
 def load_experiment(source: str | Path, *, allow_code: bool = False) -> Experiment:
-    """Return the experiment that the TOML file `source` describes.
+    """Load an experiment from a TOML file.
 
     A file cannot run code: an algorithm written as "package.module:function" and a ``type`` as "package.module:Name"
     are rejected unless `allow_code`, which permits custom parts (docs/write_your_own/README.md). Relative names of
@@ -185,7 +185,7 @@ def read_experiment(value: object, where: str, source: Source = UNTRUSTED) -> Ex
     table = with_cluster(cast("Mapping[str, object]", value))
     for key, remedy in _OTHER_FILES.items():
         if key in table:
-            raise ConfigError(f"{where}: has the key {key!r}, so it is no experiment but {remedy}")
+            raise ConfigError(f"{where}: contains the key {key!r}, so it is not an experiment but {remedy}")
     arguments = SCHEMA.arguments(Experiment, table, where, source, ": ")
     for name in ("model", "time_model"):  # may have layers of the user's
         if source.allow_code and isinstance(arguments.get(name), Path):

@@ -1,4 +1,4 @@
-"""A run among co-located jobs."""
+"""`Job`: a run among co-located jobs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def placed(cluster: Cluster, free: Collection[int], n: int, how: str, seed: int 
     Ranks follow :meth:`ddlsim.Cluster.locality_order`. Raises ConfigError if fewer than `n` places are free.
     """
     if n > len(free):
-        raise ConfigError(f"needs {n} devices, but {len(free)} of {cluster.name!r} are free")
+        raise ConfigError(f"needs {n} devices, but only {len(free)} of {cluster.name!r} are free")
     order = cluster.locality_order(cluster.workers).tolist()
     ready = [place for place in order if place in set(free)]
     machine = cluster.host_of[cluster.workers]
@@ -65,22 +65,22 @@ def placed(cluster: Cluster, free: Collection[int], n: int, how: str, seed: int 
 
 PlacementLike = (
     Annotated[str, one_of(*PLACEMENTS)]
-    | Annotated[Sequence[Index], "a placement or a list of places such as [0, 1, 2, 3]", by(listed_places)]
+    | Annotated[Sequence[Index], "a placement or a list of positions such as [0, 1, 2, 3]", by(listed_places)]
 )
 
 
 @checked
 @dataclass(frozen=True)
 class Job:
-    """A run that shares a cluster with others.
+    """A training run that shares a cluster with other jobs.
 
-    experiment  the run; its `workers` give the number of devices, or list them
+    experiment  the run; its `workers` set the number of devices, or list them
     name        name in tables and messages; by default "job 1", "job 2" and so on
-    start       start on the cluster's clock, in s
-    placement   "packed" on neighbouring free devices, "spread" over machines, "random", or a list of places in
-                ``cluster.workers``; has no effect if the experiment lists its places
-    goes_on     continue after the last step until all jobs without `goes_on` have ended, so that no job is ever without
-                the others. (A training ends when it reaches its target.)
+    start       arrival on the cluster's clock, in s
+    placement   "packed" on neighbouring free devices, "spread" over machines, "random", or a list of positions in
+                ``cluster.workers``; has no effect if the experiment lists its devices
+    goes_on     True: the job continues after its last step until all jobs without `goes_on` have ended, so that they
+                are never without its traffic. (A training job still ends when it reaches its target.)
 
     Raises ConfigError for an experiment with co-located jobs of its own, and for two placements.
     """
@@ -95,15 +95,18 @@ class Job:
     def __post_init__(self) -> None:
         workers = self.experiment.workers
         if self.experiment.beside:
-            raise ConfigError("Job: experiment has others beside it; list all jobs, and give none of them `beside`")
+            raise ConfigError("Job: experiment already has co-located jobs; list all jobs instead, and remove `beside`")
         if isinstance(workers, Sequence) and self.placement != "packed":
             raise ConfigError(
-                f"Job: placement = {shown(self.placement)} beside an experiment with workers = {list(workers)}; "
-                "give workers a number, or leave placement out"
+                f"Job: placement = {shown(self.placement)} has no effect with workers = {list(workers)}; set "
+                "workers to a number, or leave placement out"
             )
 
     def phases(self) -> list[tuple[float, float, Job]]:
-        """Return (s, s, the job as it is meanwhile, from 0 s on for ever); empty where it is always there."""
+        """Return (start, end, job during that time) triples; empty if the job is always present.
+
+        The job of each triple is one that starts at 0 s and never ends.
+        """
         start = si(self.start, "time")
         return [(start, math.inf, replace(self, start=0.0))] if start else []
 

@@ -48,26 +48,26 @@ def check_life(experiment: Experiment, cluster: Cluster, nodes: Sequence[int], w
     if free := contract.of(experiment.strategy).is_asynchronous:
         check_free(experiment)
     if failures is None and elastic is not None:
-        raise ConfigError("elastic without failures has no effect; give failures=Failures('50000 h', per='host')")
+        raise ConfigError("elastic has no effect without failures; set failures=Failures('50000 h', per='host')")
     if failures is not None:
         if failures.per == "switch" and len(set(memory_nodes(cluster, nodes))) < 2:
-            raise ConfigError("failures: per = 'switch', but the run is on one machine; use 'host' or 'device'")
+            raise ConfigError("failures: per = 'switch': the run uses a single machine; use 'host' or 'device'")
         if failures.per != "switch":
             failures.events(len(units(failures, cluster, nodes)))  # which reads a trace
         if failures.never_repairs and elastic is None and not free:
             raise ConfigError(
-                "failures: repair = inf: the training would wait for ever once its spares are used up; say how long a "
-                "repair takes, or let it go on with fewer workers, elastic=ddlsim.Elastic()"
+                "failures: repair = inf: training would wait forever once all spares are in use; set a "
+                "repair time, or continue with fewer workers, elastic=ddlsim.Elastic()"
             )
         if failures.warning is not None and checkpoints is None and elastic is None:
             raise ConfigError(
-                f"failures: warning = {failures.warning!r} has no effect without something to do then; give "
+                f"failures: warning = {failures.warning!r} has no effect without checkpoints or elastic; set "
                 "checkpoints, or elastic=ddlsim.Elastic()"
             )
         if elastic is not None and failures.per in ("switch", "job"):
             raise ConfigError(
-                f"elastic: failures per = {failures.per!r} leave no workers that could go on; use 'device', 'host' or "
-                "'rack', or leave elastic out"
+                f"elastic: failures with per = {failures.per!r} leave no workers to continue; use 'device', "
+                "'host' or 'rack', or leave elastic out"
             )
     interval_of(checkpoints, cluster, nodes, workload)
 
@@ -78,18 +78,19 @@ def check_free(experiment: Experiment) -> None:
     if experiment.checkpoints is not None or experiment.elastic is not None:
         name = "checkpoints" if experiment.checkpoints is not None else "elastic"
         raise ConfigError(
-            f"{name}: workers of {label} do not stop for each other: those that fail are missing until they are back, "
-            f"and no worker goes back to a checkpoint; leave {name} out"
+            f"{name}: not supported with {label}, whose workers do not stop for each other: a failed "
+            f"worker is missing until it returns, and no worker resumes from a checkpoint; leave {name} "
+            "out"
         )
     if failures is not None and failures.warning is not None:
         raise ConfigError(
-            f"failures: warning = {failures.warning!r} has no effect: workers of {label} do not stop for each other, "
-            "and save nothing; leave it out"
+            f"failures: warning = {failures.warning!r} has no effect with {label}, whose workers do not "
+            "stop for each other and save no checkpoint; leave it out"
         )
     if failures is not None and failures.per in ("switch", "job"):
         raise ConfigError(
-            f"failures: per = {failures.per!r}: workers of {label} do not stop for each other; use 'device', 'host' or "
-            "'rack'"
+            f"failures: per = {failures.per!r}: not supported with {label}, whose workers do not stop for "
+            "each other; use 'device', 'host' or 'rack'"
         )
 
 
@@ -102,8 +103,8 @@ def check_replicas(experiment: Experiment, stages: Sequence[Stage], workloads: S
     """Raise ConfigError for an elastic run that has no state to resume from after a failure."""
     if experiment.checkpoints is None and holds_parts(stages, workloads):
         raise ConfigError(
-            f"elastic: workers of {experiment.strategy.label} hold parts of the model or of the optimizer's state, "
-            "which are lost with a machine; give checkpoints, from which those who are left go on"
+            f"elastic: workers of {experiment.strategy.label} shard the model or the optimizer state, so "
+            "losing a machine loses state; set checkpoints, from which the remaining workers can resume"
         )
 
 
@@ -163,13 +164,15 @@ def interval_of(
 def _goals(to: str, cluster: Cluster, machines: list[int]) -> list[int]:
     if to == "peers":
         if len(machines) < 2:
-            raise ConfigError("checkpoints: to = 'peers', but the run is on one machine; give bandwidth, or a node")
+            raise ConfigError(
+                "checkpoints: to = 'peers': the run uses a single machine; set bandwidth, or the name of a node"
+            )
         return machines[1:] + machines[:1]
     names = list(cluster.node_names)
     if to not in names:
         hint = nearest(to, names)
         mean = f"did you mean {hint!r}?" if hint else f"its nodes are {', '.join(names[:5])}, ..."
-        raise ConfigError(f"checkpoints: to = {to!r} is no node of cluster {cluster.name!r}, nor 'peers'; {mean}")
+        raise ConfigError(f"checkpoints: to = {to!r}: must be 'peers' or a node of cluster {cluster.name!r}; {mean}")
     return [names.index(to)] * len(machines)
 
 
@@ -198,7 +201,9 @@ def life_of(result: Outcome, timeline: Timeline | None = None, *, life: int = 0)
     """
     experiment = result.experiment
     if not has_life(experiment):
-        raise ConfigError("nothing disturbs the run: give it failures=ddlsim.Failures('50000 h') or checkpoints")
+        raise ConfigError(
+            "the run has no failures and no checkpoints; set failures=ddlsim.Failures('50000 h'), or checkpoints"
+        )
     if result.recorder.down is not None:
         return _life_of_free(result, life)
     failures = experiment.failures or Failures(math.inf)
@@ -259,7 +264,8 @@ def _life_of_free(result: Outcome, life: int) -> Life:
         away = _crashes(failures, result.cluster, result.nodes.tolist(), end, experiment.seed, life)
     elif life:
         raise ConfigError(
-            "lives: where workers do not stop for each other, failures are part of the run; use simulate_seeds"
+            "lives: workers of this strategy do not stop for each other, so failures are part of the run "
+            "itself; use simulate_seeds"
         )
     crashes = [(start, rank, back) for rank, own in enumerate(away) for start, back in own if start < end]
     spent = seconds_missing(failures, [(start, back) for start, _, back in crashes], end)
@@ -334,11 +340,11 @@ def life_notes(experiment: Experiment, *, free: bool) -> tuple[str, ...]:
     notes: list[str] = []
     failures, checkpoints = experiment.failures, experiment.checkpoints
     if failures is not None and checkpoints is None and experiment.elastic is None and not free:
-        notes.append("failures without checkpoints: each takes all the work so far; give checkpoints")
+        notes.append("failures without checkpoints: each failure loses all work so far; set checkpoints")
     if free and failures is not None and experiment.training is None and math.isinf(si(experiment.max_time, "time")):
         notes.append(
-            "failures: a worker that is missing is taken to leave the pace of the others as it is, for 30 days; give "
-            "max_time to simulate what failures do"
+            "failures: the remaining workers are assumed to keep their pace while one is missing, for 30 "
+            "days; set max_time to simulate the failures in detail"
         )
     if experiment.elastic is not None:
         whole = "; every worker takes the same whole number of samples of the global batch"
@@ -347,5 +353,7 @@ def life_notes(experiment: Experiment, *, free: bool) -> tuple[str, ...]:
             f"are interchangeable{whole if experiment.elastic.batch == 'global' else ''}"
         )
     if checkpoints is not None and checkpoints.asynchronous:
-        notes.append("checkpoints: written beside the training, whose messages they are not taken to slow down")
+        notes.append(
+            "checkpoints: written in the background; they are assumed not to slow down the messages of the training"
+        )
     return tuple(notes)

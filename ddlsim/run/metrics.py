@@ -63,17 +63,17 @@ class Metric:
     def remedy(self) -> str:
         """What a run needs to have this metric, after a colon; empty if all runs have it."""
         if "cost" in self.name:
-            return ": give prices, cluster.with_costs(price='3.06 USD/h'), or vary 'cluster.price': ['3.06 USD/h']"
+            return ": set prices, cluster.with_costs(price='3.06 USD/h'), or vary 'cluster.price': ['3.06 USD/h']"
         if "energy" in self.name:
-            return ": name the workers' device, device='v100' in the experiment"
+            return ": set the workers' device, device='v100' in the experiment"
         if self.kind == "stability":
-            return ": give the study stability=True (--stability)"
+            return ": set stability=True in the study (--stability)"
         if self.kind == "life":
-            return ": give the base experiment failures=ddlsim.Failures('50000 h') or checkpoints"
+            return ": set in the base experiment failures=ddlsim.Failures('50000 h') or checkpoints"
         if self.kind == "input":
-            return ": give the base experiment an input, such as ddlsim.Input('imagenet', storage='nfs0')"
+            return ": set input in the base experiment, such as ddlsim.Input('imagenet', storage='nfs0')"
         if self.kind != "run":
-            return ": give the base experiment a training (with a target_accuracy that is reached)"
+            return ": set training in the base experiment (with a target_accuracy that is reached)"
         return ""
 
 

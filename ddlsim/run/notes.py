@@ -39,8 +39,8 @@ def unsent_warnings(n_workers: int, nbytes_sent: float) -> list[str]:
     if n_workers == 1 or nbytes_sent > 0.0:
         return []
     return [
-        f"nothing was sent: the run is over before any of the {n_workers} workers has exchanged anything, so it says "
-        "nothing about the network; take more steps than the strategy makes between two exchanges"
+        f"nothing was sent: the run ended before any of the {n_workers} workers exchanged data, so it says nothing "
+        "about the network; simulate more steps than the strategy makes between two exchanges"
     ]
 
 
@@ -64,11 +64,11 @@ def superlinear_causes(result: Outcome) -> list[str]:
     causes = []
     if stage.state < 1.0:
         causes.append(
-            "every worker updates a share of the weights, the baseline's one worker updates all, "
+            "every worker updates a shard of the weights, but the baseline's single worker updates all of them, "
             f"{seconds(workloads[0].optimizer)} per step"
         )
     if strategy.shares_batch and not workloads[0].timed:
-        causes.append("every worker reads and updates the weights of its part of the layers only")
+        causes.append("every worker reads and updates only the weights of its part of the layers")
     if not isinstance(experiment.jitter, NoJitter) or experiment.slow_downs or experiment.faults:
         causes.append("step times are a random sample, and the baseline is their mean; simulate more steps")
     times = np.diff([time for time, _ in result.measured_updates])
@@ -95,13 +95,15 @@ def handed_over_notes(setting: Setting, monitor: Monitor | None) -> list[str]:
         return []
     notes, steps = [], monitor.evaluated_steps
     if steps and min(steps) < max(steps):
-        notes.append(f"the model handed over is {setting.mixture} that are at their steps {min(steps)} to {max(steps)}")
+        notes.append(
+            f"the final model is {setting.mixture}; the workers are at their steps {min(steps)} to {max(steps)}"
+        )
     if task.network.state_slots:
         nbytes = task.network.initial_state.nbytes
         share = nbytes / task.network.initial_params.nbytes
         notes.append(
-            f"running statistics of batch normalisation go where the parameters go; their {nbytes / 1e3:.4g} kB "
-            f"({share:.2%} of the parameters) are not counted among the bytes sent"
+            "running statistics of batch normalisation are sent along with the parameters, but their "
+            f"{nbytes / 1e3:.4g} kB ({share:.2%} of the parameters) are not counted as bytes sent"
         )
     return notes
 
@@ -117,10 +119,10 @@ def delay_warnings(training: Training | None, staleness: Sequence[int], reason: 
     if training is None or not oldest or not reason.startswith("diverged"):
         return []
     share = math.sin(math.pi / (4 * oldest + 2))
-    rate = f", so {share * training.rate:.2g} here," if isinstance(training.rate, int | float) else ""
+    rate = f" ({share * training.rate:.2g})" if isinstance(training.rate, int | float) else ""
     return [
-        f"gradients were up to {oldest} updates old: on a quadratic that allows {share:.2g} of the rate that is stable "
-        f"without delay, sin(pi / (4 d + 2)); try a rate of {share:.2g} times as much{rate} or one that begins at "
+        f"gradients were up to {oldest} updates old. On a quadratic, the largest stable rate is then {share:.2g} of "
+        f"that without delay, sin(pi / (4 d + 2)). Try {share:.2g} times the rate{rate}, a rate that starts at "
         f"1 / {oldest} of it (Yang et al. 2021, arXiv:1910.05124), or a synchronous strategy"
     ]
 
@@ -146,11 +148,11 @@ def idle_notes(cluster: Cluster, nodes: Ints, channel_nbytes: Floats, all_ways: 
         return []
     at = nodes[cluster.locality_order(nodes)]
     why = (
-        "no more channels lead through every machine: workers are near fewer interfaces on some of them"
+        "no further ring passes through every machine, because some have fewer interfaces near workers"
         if all_ways or not several_ways(cluster, tuple(at.tolist()))
-        else 'NCCL runs a ring on each that is near a worker, as algorithm = "nccl" does'
+        else 'NCCL uses every interface that is near a worker, as does algorithm = "nccl"'
     )
-    return [f"network interfaces: {n_used} of the {n_all} of these machines sent anything; {why}"]
+    return [f"network interfaces: {n_used} of the {n_all} interfaces of these machines were used; {why}"]
 
 
 def late_notes(events: Iterable[object], end: float) -> list[str]:
@@ -181,7 +183,7 @@ def spread_notes(cluster: Cluster) -> list[str]:
         return []
     shares = cluster.channel_capacity / cluster.nominal_capacity
     return [
-        f"unequal links: rates are {shares.min():.3g} to {shares.max():.3g} of those described, sampled with seed "
+        f"unequal links: rates are {shares.min():.3g} to {shares.max():.3g} of the nominal ones, sampled with seed "
         f"{cluster.link_seed}; other seeds have other slow links"
     ]
 
@@ -233,7 +235,7 @@ def uneven_notes(recorder: Recorder) -> list[str]:
         return []
     more = "" if least > 2 else " (take more steps)"
     made = f"worker {steps.index(most)} made {most} steps while worker {steps.index(least)} made {least}{more}"
-    return [f"{made}: throughput and what is learned are mostly those of the fast workers"]
+    return [f"{made}: throughput and the trained model mostly reflect the fast workers"]
 
 
 def learning_notes(experiment: Experiment, reason: str, monitor: Monitor | None) -> list[str]:
@@ -244,7 +246,7 @@ def learning_notes(experiment: Experiment, reason: str, monitor: Monitor | None)
     notes = []
     if experiment.time_model is not None:
         learns, takes = (load_model(m).name for m in (experiment.model, experiment.time_model))
-        notes.append(f"two models: {learns} learns, the clock is that of {takes}")
+        notes.append(f"two models: {learns} is trained, {takes} determines the time")
     if reason.startswith("diverged"):
         notes.append(reason)
     for name, reached in (("target_accuracy", "target accuracy"), ("target_loss", "target loss")):

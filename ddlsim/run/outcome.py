@@ -77,7 +77,7 @@ MANY_STEPS = 232_792_560
 class Outcome:
     """Fields, tables and metrics of a :class:`~ddlsim.Result`: time, cost and energy.
 
-    ``workloads`` are what each worker would compute with the full model (a strategy may give it a part of it, see
+    ``workloads`` describe the computation of each worker with the full model; a strategy may give it only a part (see
     :class:`ddlsim.workload.stage.Stage`).
     """
 
@@ -143,10 +143,10 @@ class Outcome:
 
     @cached_property
     def life(self) -> Life:
-        """The failure timeline of the run, sampled from its seed. All other metrics except goodput, end_time,
-        lost_work, availability, the times of the training and costs refer to the run without failures.
+        """The failure timeline of the run, sampled from its seed.
 
-        Raises ConfigError without failures and checkpoints.
+        All other metrics except goodput, end_time, lost_work, availability, the times of the training and costs refer
+        to the run without failures. Raises ConfigError without failures and checkpoints.
         """
         return life_of(self)
 
@@ -182,22 +182,28 @@ class Outcome:
 
     @property
     def goodput(self) -> float:
-        """Samples per s that counted in the end, over the simulated lifetime. Raises ConfigError as :attr:`life`."""
+        """Samples per second that counted in the end, over the simulated lifetime.
+
+        Raises ConfigError without failures and checkpoints.
+        """
         return useful_samples(self, self.life) / self.life.end
 
     @property
     def lost_work(self) -> float:
-        """Work undone by failures, in s. Raises ConfigError as :attr:`life`."""
+        """Work undone by failures, in s. Raises ConfigError without failures and checkpoints."""
         return self.life.lost
 
     @property
     def availability(self) -> float:
-        """Share of its lifetime in which the training ran. Raises ConfigError as :attr:`life`."""
+        """Share of the simulated lifetime in which training ran.
+
+        Raises ConfigError without failures and checkpoints.
+        """
         return self.life.availability
 
     @property
     def has_life(self) -> bool:
-        """Whether failures or checkpoints take time of the run."""
+        """Whether failures or checkpoints take time in the run."""
         return has_life(self.experiment)
 
     @property
@@ -212,8 +218,10 @@ class Outcome:
 
     @cached_property
     def updates_per_step(self) -> float:
-        """Updates per step of the run: 1 for synchronous strategies; for asynchronous ones, the number of updates that
-        one step of all workers makes."""
+        """Updates per step: 1 for synchronous strategies.
+
+        For asynchronous ones, it is the number of updates that one step of all workers makes.
+        """
         if not self.recorder.staleness:
             return 1.0
         return contract.of(self.experiment.strategy).updates(MANY_STEPS, self.n_workers) / MANY_STEPS
@@ -257,8 +265,7 @@ class Outcome:
 
     @cached_property
     def single_throughput(self) -> float:
-        """Samples per second of the first worker alone, with the full model, without communication or a memory
-        limit."""
+        """Samples per second of the first worker alone, with the full model and without a memory limit."""
         return self._alone[0]
 
     @property
@@ -268,8 +275,11 @@ class Outcome:
 
     @property
     def whole_batch_speedup(self) -> float:
-        """Throughput over that of the first worker alone with all samples of an update, as papers with a fixed global
-        batch report it (Das et al. 2016); smaller than `speedup` if the update of the weights takes time."""
+        """Throughput over that of the first worker alone with all samples of an update.
+
+        Papers with a fixed global batch report it (Das et al. 2016). It is smaller than `speedup` if the update of the
+        weights takes time.
+        """
         workload = self.workloads[0]
         batches = self.samples_per_update * self.updates_per_step / workload.batch_size
         return self.throughput / alone(self.experiment, workload, batches)
@@ -281,14 +291,14 @@ class Outcome:
 
     @property
     def fits(self) -> bool:
-        """Whether the run fits into the devices' memory. If not, times are those of devices with more memory."""
+        """Whether the run fits in the devices' memory. If not, times are those of devices with more memory."""
         return self.memory is None or self.memory.fits
 
     @property
     def mfu(self) -> float | None:
-        """Model FLOPs utilisation: the share of their peak FLOP/s that the devices use.
+        """Model FLOPs utilisation: the share of the peak FLOP/s of the devices that the model uses.
 
-        None if a peak is unknown, or if the step time was set and neither run nor cluster names the devices.
+        None if a peak is unknown, or if the step time was set and neither run nor cluster specifies the devices.
         """
         workloads = self.workloads
         named = self.experiment.device or all(self.cluster.device_of[node] for node in self.nodes)
@@ -305,15 +315,19 @@ class Outcome:
 
     @cached_property
     def shares(self) -> dict[str, float]:
-        """Mean shares of the workers' time: compute, communication, waiting, input (in runs with an input), idle; their
-        sum is 1."""
+        """Mean shares of the workers' time, which add up to 1.
+
+        The keys are compute, communication, waiting, input (if simulated) and idle.
+        """
         table = self.device_seconds
         return {name: float(values.mean() / self.simulated_time) for name, values in table.items()}
 
     @cached_property
     def device_seconds(self) -> dict[str, Floats]:
-        """s that each worker's device spent on compute, communication, waiting, input (of runs that have one) and idle,
-        each (n_workers,)."""
+        """Seconds that each worker's device spent on each activity, (n_workers,) each.
+
+        The activities are compute, communication, waiting, input (if simulated) and idle.
+        """
         kinds = [COMPUTE, COMMUNICATION, WAITING]
         if isinstance(self.experiment.input, Input):
             kinds.append(INPUT)
@@ -323,12 +337,12 @@ class Outcome:
 
     @property
     def mean_staleness(self) -> float:
-        """Mean staleness of the applied gradients (0 for synchronous strategies)."""
+        """Mean staleness of the applied gradients; 0 for synchronous strategies."""
         return float(np.mean(self.recorder.staleness)) if self.recorder.staleness else 0.0
 
     @cached_property
     def staleness_histogram(self) -> dict[int, int]:
-        """Staleness -> number of applied gradients with it (asynchronous strategies)."""
+        """Number of applied gradients for each staleness, in asynchronous strategies."""
         values, counts = np.unique(np.array(self.recorder.staleness, dtype=np.int64), return_counts=True)
         return dict(zip(values.tolist(), counts.tolist(), strict=True))
 
@@ -369,7 +383,7 @@ class Outcome:
 
     @cached_property
     def workers(self) -> pd.DataFrame:
-        """One row per worker: node, device times in s (compute, communication, waiting, idle), steps."""
+        """Table with one row per worker: node, device times in s (compute, communication, waiting, idle), steps."""
         import pandas as pd
 
         names = [self.cluster.node_names[node] for node in self.nodes]
@@ -378,7 +392,10 @@ class Outcome:
 
     @cached_property
     def links(self) -> pd.DataFrame:
-        """One row per directed link (one row for both directions of a half-duplex link): kind, nbytes, utilisation."""
+        """Table with one row per directed link: kind, nbytes, utilisation.
+
+        A half-duplex link has one row for both directions.
+        """
         import pandas as pd
 
         return pd.DataFrame(self.link_columns)
@@ -397,7 +414,7 @@ class Outcome:
 
     @cached_property
     def steps(self) -> pd.DataFrame:
-        """One row per update: time in s, samples."""
+        """Table with one row per update: time in s, samples."""
         import pandas as pd
 
         return pd.DataFrame(self.recorder.updates, columns=["time", "samples"]).rename_axis("update")

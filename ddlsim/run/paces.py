@@ -1,4 +1,4 @@
-"""Events at known times in trainings that are longer than their simulated steps: each event happens once.
+"""Events at known times in training runs that are longer than the simulated steps; each event happens once.
 
 A run of some steps represents a long training, which is assumed to repeat its undisturbed steps. For every set of
 concurrent events, a few steps are simulated during which they all last. An event that begins or ends in the middle of a

@@ -175,7 +175,7 @@ def phase_notes(phases: Sequence[Phase], regimes: Regimes) -> list[str]:
             f"{each.step_time * 1e3:.4g} ms a step without communication{why}"
         )
     if lines:
-        lines.append("speed-up and efficiency are over one worker with the batches and images of the run throughout")
+        lines.append("speedup and efficiency are relative to one worker with the same batches and images")
     return lines
 
 
@@ -296,7 +296,10 @@ def prepare(experiment: Experiment) -> Prepared:
             notes = (*notes, *phase_notes(training.phases, regimes))
     devices = sorted({device.name for _, device in workloads})
     if isinstance(experiment.compute, Measured | Affine) and len(devices) > 1 and experiment.speed is None:
-        notes = (*notes, f"the compute time given counts for {' and '.join(devices)} alike; give speed=[...] if not so")
+        notes = (
+            *notes,
+            f"the given compute time applies to {' and '.join(devices)} alike; set speed=[...] if they differ",
+        )
     exchanged = contract.of(experiment.strategy).exchanges_tables()
     missing = None if exchanged else exchange_left_out(made[0], n_workers, experiment.accumulation)
     left_out = () if missing is None else (missing,)
@@ -363,8 +366,8 @@ def memory_use(
     over = [text for _, text in uses if text]
     if not parts or not worst or len(over) == 1:
         return fullest, over
-    others = f"{len(over) - 1} other parts of the model do not fit either"
-    return fullest, [f"{worst}; {others}; ddlsim.fits says what saves memory"]
+    others = f"{len(over) - 1} further parts of the model do not fit, either"
+    return fullest, [f"{worst}; {others}; see ddlsim.fits for ways to save memory"]
 
 
 def _nodes(experiment: Experiment, cluster: Cluster) -> list[int]:
@@ -375,11 +378,11 @@ def _nodes(experiment: Experiment, cluster: Cluster) -> list[int]:
         if wanted is not None and wanted > n_devices and strategy.defines("check_sizes"):
             wanted = None  # check_sizes reports what this number of devices allows
     if not n_devices:
-        raise ConfigError(f"cluster {cluster.name!r} has no device to place a worker on")
+        raise ConfigError(f"cluster {cluster.name!r} has no device for a worker")
     places = range(n_devices if wanted is None else wanted) if wanted is None or isinstance(wanted, int) else wanted
     if max(places) >= n_devices:
         many = f"workers = {wanted}" if isinstance(wanted, int) else f"workers = {list(places)}: place {max(places)}"
-        hint = f"use at most {n_devices}" if isinstance(wanted, int) else f"places go from 0 to {n_devices - 1}"
+        hint = f"use at most {n_devices}" if isinstance(wanted, int) else f"positions are 0 to {n_devices - 1}"
         raise ConfigError(f"{many}: cluster {cluster.name!r} has {n_devices} devices; {hint}")
     nodes: list[int] = cluster.workers[list(places)].tolist()
     return nodes
@@ -448,13 +451,13 @@ def _without_effect(experiment: Experiment, workload: Workload) -> list[str]:
     if kernels and experiment.flash is None and workload.stack.attention and not workload.flash:
         assert workload.device is not None
         where = f"no fused kernel of stack {workload.stack.name} is known on {workload.device.name}"
-        notes.append(f"attention writes its matrices to memory: {where}; flash=True assumes one")
+        notes.append(f"attention stores its matrices in memory: {where}; set flash=True to assume a fused kernel")
     if experiment.flash is not None and not any(layer.heads for layer in model.layers):
         notes.append(f"flash has no effect: {model.name} has no attention")
     elif experiment.flash is not None and not kernels:
         notes.append(f"flash has no effect on times, only on memory: {workload.basis}")
     if experiment.precision in LOW_PRECISIONS and not kernels and (roofline or not workload.known):
-        notes.append(f"{experiment.precision} computes as fast as bf16 here: {workload.basis}")
+        notes.append(f"{experiment.precision} is as fast as bf16 here: {workload.basis}")
     return notes
 
 

@@ -123,20 +123,22 @@ class Processes:
                 except RuntimeError:  # this process is one of a pool itself, which imports the script for it
                     return None, self._unguarded()
                 except OSError as error:  # too many processes, no memory; or killed before it had begun to read
-                    return None, DdlsimError(f"{self._option}: a process cannot be started: {error}; use fewer")
+                    return None, DdlsimError(
+                        f"{self._option}: a process cannot be started: {error}; use fewer processes"
+                    )
                 self._running.add(worker.process)
             if worker.is_ready():
                 return worker, None
             code = self._ended(worker)
             if code is None or code >= 0:
                 return None, self._unguarded()
-        why = "processes are killed as they start (is there too little memory?); use fewer"
+        why = "processes are killed during their start (not enough memory?); use fewer"
         return None, DdlsimError(f"{self._option}: {why}")
 
     def _unguarded(self) -> ConfigError:
         return ConfigError(
-            f"{self._option}: a process has died as it started. Does your script do its work under if __name__ == "
-            f"'__main__':? Otherwise use {self._option}=1, which also shows the error"
+            f"{self._option}: a process died during its start. Does your script guard its work with if "
+            f"__name__ == '__main__':? Otherwise use {self._option}=1, which also shows the error"
         )
 
     def _ended(self, worker: _Worker) -> int | None:

@@ -100,16 +100,16 @@ STABILITY_MESSAGES = 20_000
 class Result(Outcome):
     """The result of a simulated run. Times in s, sizes in bytes, rates per s.
 
-    ``print(result)`` shows the summary. The properties have the numbers; ``workers``, ``links`` and ``steps`` are
-    pandas tables; ``to_json`` has everything for programs.
+    ``print(result)`` shows a summary. Properties contain the figures; ``workers``, ``links`` and ``steps`` are pandas
+    tables; ``to_json`` exports everything.
     """
 
     @cached_property
     def plan(self) -> Plan:
-        """The task graph of the first step, one cycle of steps, or one cycle of asynchronous workers, without
-        disturbances: ``print`` it, ``check`` it, ``execute`` it on a cluster. See docs/models/plans.md.
+        """The task graph of one step, or of one cycle of steps or of asynchronous workers, without disturbances.
 
-        Raises ConfigError for a custom strategy whose processes decide their next operation.
+        ``print`` it, ``check`` it, ``execute`` it on a cluster. See docs/models/plans.md. Raises ConfigError for a
+        custom strategy whose processes decide their next operation.
         """
         from ddlsim.run.simulate import plan_of_run
 
@@ -117,7 +117,7 @@ class Result(Outcome):
 
     @property
     def plan_nodes(self) -> list[int]:
-        """The node of each rank of the :attr:`plan`: the workers, then the servers. For ``plan.execute``."""
+        """The node of each rank of the :attr:`plan`, workers first, then servers; for ``plan.execute``."""
         return list(contract.of(self.experiment.strategy).plan_nodes(self.cluster, self.nodes.tolist()))
 
     @checked
@@ -145,21 +145,26 @@ class Result(Outcome):
     @property
     def _monitor(self) -> Monitor:
         if self.monitor is None:
-            raise ConfigError("the run has learned nothing: give it training=ddlsim.Training(...)")
+            raise ConfigError("this is a timing-only run; for a training run, set training=ddlsim.Training(...)")
         return self.monitor
 
     @cached_property
     def history(self) -> pd.DataFrame:
-        """One row per evaluation: time (s), updates, samples, epoch, rate, train_loss, loss, accuracy, nbytes,
-        staleness, consensus; see :class:`ddlsim.learning.monitor.Row`. Raises ConfigError without training."""
+        """Table with one row per evaluation.
+
+        Columns: time (s), updates, samples, epoch, rate, train_loss, loss, accuracy, nbytes, staleness, consensus; see
+        :class:`ddlsim.learning.monitor.Row`. Raises ConfigError without training.
+        """
         import pandas as pd
 
         return pd.DataFrame(self.evaluations, columns=list(Row._fields))
 
     @cached_property
     def evaluations(self) -> list[Row]:
-        """The rows of the history, at the times of the run's :attr:`life` if there are failures or checkpoints. Raises
-        ConfigError without training."""
+        """The rows of the history, at the times of the failure timeline if there are failures or checkpoints.
+
+        Raises ConfigError without training.
+        """
         rows = self._monitor.history
         if not self.has_life:
             return rows
@@ -170,27 +175,29 @@ class Result(Outcome):
 
     @property
     def accuracy(self) -> float:
-        """Held-out accuracy at the end, the mean of the last `moving_average` evaluations."""
+        """Final held-out accuracy: the mean of the last `moving_average` evaluations."""
         training = self.experiment.training
         n = training.moving_average if training is not None else 1
         return float(np.mean([row.accuracy for row in self.evaluations[-n:]]))
 
     @checked
     def time_to_accuracy(self, target: Share) -> float:
-        """Return the simulated s until the held-out accuracy (by its moving average) reached `target`, or inf."""
+        """Return the simulated time until the held-out accuracy (moving average) reached `target`, in s, or inf."""
         training = self.experiment.training
         row = first_reaching(self.evaluations, target, training.moving_average if training is not None else 1)
         return float("inf") if row is None else row.time
 
     @cached_property
     def params(self) -> Array:
-        """The parameters of the trained model, shape (n_params,): those of the history's last row."""
+        """The parameters of the trained model at the last row of the history, shape (n_params,)."""
         return self._handed_over.read()
 
     @cached_property
     def statistics(self) -> Array | None:
-        """The running statistics of batch normalisation that belong to ``params``, shape (n_state,), which
-        ``Network.predict`` takes as its `state`; None if the network has none."""
+        """The running statistics of batch normalisation that belong to ``params``, shape (n_state,).
+
+        None if the network has none. ``Network.predict`` takes them as its `state`.
+        """
         statistics = self._handed_over.statistics
         return None if statistics is None else statistics.read()
 
@@ -199,13 +206,17 @@ class Result(Outcome):
         if self.experiment.elastic is not None and self.life.model is not None:
             return self.life.model
         if self._monitor.learner.plane.replaying:
-            raise DdlsimError("the run was interrupted before it had got as far as the saved one; continue that again")
+            raise DdlsimError(
+                "the run was interrupted before it reached the state of the saved run; resume the saved run again"
+            )
         return self._monitor.evaluated
 
     @property
     def can_be_saved(self) -> bool:
-        """Whether :meth:`save` works: for a training run that has not diverged and was not stopped in
-        mid-computation."""
+        """Whether :meth:`save` works.
+
+        It does for training runs that have not diverged and were not stopped in the middle of a computation.
+        """
         one_group = self.experiment.elastic is None
         return one_group and self.monitor is not None and self.monitor.checkpoint is not None
 
@@ -223,7 +234,7 @@ class Result(Outcome):
     # ------------------------------------------------------------ why
 
     def sensitivities(self) -> list[Sensitivity]:
-        """Simulate the run with compute, links or latencies 10 % better, and return the gains, the largest first.
+        """Simulate the run with compute, links or latencies improved by 10 %, and return the gains, the largest first.
 
         This takes several times as long as a few steps of the run. Afterwards ``print(result)`` and :meth:`to_json`
         include the gains. Empty for an interrupted run.
@@ -244,12 +255,12 @@ class Result(Outcome):
 
     @property
     def bottleneck(self) -> Sensitivity:
-        """The part whose improvement by 10 % gains most, the first of :meth:`sensitivities`, which simulates it.
+        """The part whose improvement by 10 % gains the most: the first of :meth:`sensitivities`.
 
-        Raises DdlsimError if the run was interrupted.
+        Simulates the gains on first use. Raises DdlsimError if the run was interrupted.
         """
         if self.interrupted:
-            raise DdlsimError("the run was interrupted, so its bottleneck is not known; simulate it to its end")
+            raise DdlsimError("the run was interrupted, so its bottleneck is unknown; simulate it to its end")
         return self.sensitivities()[0]
 
     # ------------------------------------------------------------ how sure
@@ -272,12 +283,12 @@ class Result(Outcome):
 
     @checked
     def interval(self, *, n_draws: Count = 20, level: float = 0.95, seed: Seed = 0) -> RunInterval:
-        """Return intervals of throughput and step time, from `n_draws` further simulations with values sampled from the
-        uncertainty of the cluster's calibration and with other seeds of the jitter.
+        """Return prediction intervals of throughput and step time.
 
-        The errors of earlier predictions for this strategy widen both ends. Unlike :func:`ddlsim.predict_interval`,
-        this does not add calibrated jitter to a run without jitter. Training runs are simulated without their
-        arithmetic. Raises ConfigError if nothing is uncertain.
+        They come from `n_draws` further simulations with values sampled from the uncertainty of the cluster's
+        calibration and with other seeds of the jitter. Past prediction errors for this strategy widen both ends. Unlike
+        :func:`ddlsim.predict_interval`, this does not add calibrated jitter to a run without jitter. Training runs are
+        simulated without their arithmetic. Raises ConfigError if nothing is uncertain.
         """
         from ddlsim.validation.intervals import interval_of
 
@@ -285,7 +296,10 @@ class Result(Outcome):
 
     @cached_property
     def quick_interval(self) -> RunInterval | None:
-        """The :meth:`interval` if it can be computed quickly, for printing; None for large or certain runs."""
+        """The :meth:`interval` if it can be computed quickly, for printing.
+
+        None for large runs and if nothing is uncertain.
+        """
         limits = (QUICK_MESSAGES, QUICK_STEPS) if self._sampled else (math.inf, STACK_STEPS)
         return self.interval() if self.uncertain and self._is_quick(*limits) else None
 
@@ -299,8 +313,8 @@ class Result(Outcome):
         """Raise ConfigError for a question that needs another simulation of the run, if it had co-located jobs."""
         if self.company:
             raise ConfigError(
-                f"{what}: the run was one of several jobs, and simulated anew it would be alone; simulate it with the "
-                "others as beside=[...], which go on as long as it does"
+                f"{what}: the run was one of several jobs, and another simulation would run it alone; "
+                "simulate it with the others as beside=[...], which continue until it ends"
             )
 
     @checked
@@ -311,13 +325,13 @@ class Result(Outcome):
         size: Annotated[float, number(1e-15, 0.01, hint=", such as 1e-12")] = 1e-12,
         seed: Seed = 0,
     ) -> Stability:
-        """Return how far throughput and step time move when the inputs do: `runs` further simulations in which every
-        link's capacity and latency and every worker's compute time is multiplied by its own factor within 1 +-
-        `size`.
+        """Return how much throughput and step time change if the inputs change slightly.
 
-        If messages contend over several links, the spread may be far larger than `size`; further digits of the result
-        are then meaningless. Training runs are simulated without their arithmetic. `seed` addresses the random factors,
-        which are independent of the run's random numbers. Raises ConfigError for invalid arguments.
+        Each of `runs` further simulations multiplies every link's capacity and latency and every worker's compute time
+        by its own factor within 1 +- `size`. If messages contend over several links, the spread may be far larger than
+        `size`; further digits of the result are then meaningless. Training runs are simulated without their arithmetic.
+        `seed` determines the random factors, which are independent of the run's random numbers. Raises ConfigError for
+        invalid arguments.
         """
         from ddlsim.run.sensitivity import stability_of
 
@@ -326,8 +340,10 @@ class Result(Outcome):
 
     @cached_property
     def known_stability(self) -> Stability | None:
-        """The :meth:`stability` if it was requested (``simulate(..., stability=True)``) or is cheap: at most 20,000
-        messages and 500 steps of workers, without training. None otherwise."""
+        """The :meth:`stability` if it was requested (``simulate(..., stability=True)``) or is cheap; None otherwise.
+
+        It is cheap for up to 20,000 messages and 500 steps of workers, without training.
+        """
         if self.interrupted or not (self.wants_stability or self._is_quick(STABILITY_MESSAGES)):
             return None
         return self.stability()
@@ -358,13 +374,13 @@ class Result(Outcome):
         return page("Result", labelled(summary_rows(self, simulate=False)))
 
     def __repr__(self) -> str:
-        fits = "" if self.fits else " if it fitted into memory"
+        fits = "" if self.fits else " if it fitted in memory"
         figures = f"{self.throughput:.4g} samples/s, efficiency {self.efficiency:.1%}"
         return f"<Result: {self.n_workers} workers, {figures}{fits}>"
 
     @cached_property
     def traced(self) -> Result:
-        """This run with everything recorded for a timeline (simulated again if it was not)."""
+        """This run with all activity recorded for a timeline; simulated again if necessary."""
         if self.busy is not None:
             return self
         self.check_alone("a timeline")
@@ -374,9 +390,11 @@ class Result(Outcome):
 
     @checked
     def save_trace(self, path: str | Path, *, whole: bool = False) -> str:
-        """Write a trace for Perfetto and chrome://tracing, with a track per worker, server and busy link, and return a
-        description of what it omits. With `whole` it has all steps, workers and links; see
-        :func:`ddlsim.report.trace.save_trace`."""
+        """Write a trace for Perfetto and chrome://tracing, and return a description of what it omits.
+
+        It has a track per worker, server and busy link. With `whole` it contains all steps, workers and links; see
+        :func:`ddlsim.report.trace.save_trace`.
+        """
         from ddlsim.report.trace import save_trace
 
         return save_trace(self.traced, path, whole=whole)
@@ -399,8 +417,10 @@ class Result(Outcome):
     def plot_learning(
         self, path: str | Path | None = None, *, x: str = "time"
     ) -> tuple[matplotlib.axes.Axes, matplotlib.axes.Axes]:
-        """Draw accuracy and losses over "time", "updates", "epoch" or "nbytes"; see
-        :func:`ddlsim.report.learning.plot_learning`."""
+        """Plot accuracy and losses over "time", "updates", "epoch" or "nbytes".
+
+        See :func:`ddlsim.report.learning.plot_learning`.
+        """
         from ddlsim.report.learning import plot_learning
 
         return plot_learning({self.experiment.strategy.label: self}, path, x=x)

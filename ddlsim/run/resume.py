@@ -48,9 +48,9 @@ class Saved:
         before, now = _flat(self.manifest), _flat(other)
         for name in dict.fromkeys([*before, *now]):
             if name not in ENDS and before.get(name) != now.get(name):
-                remedy = "only when the run ends may change" if name != "ddlsim" else "continue it with that version"
+                remedy = "only the end of the run may change" if name != "ddlsim" else "continue it with that version"
                 raise ConfigError(
-                    f"{self.path}: {name}: the run was saved with {before.get(name)!r}, this one has "
+                    f"{self.path}: {name}: the run was saved with {before.get(name)!r}, but this one has "
                     f"{now.get(name)!r}; {remedy}"
                 )
 
@@ -94,7 +94,7 @@ def saving(path: str | Path, experiment: Experiment, task: Task) -> Callable[[Ch
     """Return a function that saves runs of `experiment` at `path`. Raises ConfigError if the folder does not exist."""
     folder = Path(path).parent
     if not os.path.isdir(folder):
-        raise ConfigError(f"checkpoint = {str(path)!r}: there is no folder {str(folder)!r}; create it first")
+        raise ConfigError(f"checkpoint = {str(path)!r}: folder {str(folder)!r} does not exist; create it first")
     about = manifest(experiment, task)
     return lambda made: files.write(path, made, about)
 
@@ -103,11 +103,12 @@ def save(result: Result, path: str | Path) -> None:
     """Write the file for :func:`ddlsim.resume`; see :meth:`ddlsim.Result.save`."""
     monitor = result.monitor
     if monitor is None or monitor.learner.task is None:
-        raise ConfigError("the run has learned nothing that could be saved: give it training=ddlsim.Training(...)")
+        raise ConfigError("a timing-only run cannot be saved; for a training run, set training=ddlsim.Training(...)")
     if monitor.checkpoint is None:
         raise ConfigError(
-            f"{path}: cannot be saved: the run ended in the middle of a computation ({result.stop_reason}); the first "
-            "Ctrl-C stops a run where it can be saved, the second at once"
+            f"{path}: cannot be saved: the run was stopped in the middle of a computation "
+            f"({result.stop_reason}). Press Ctrl-C once to stop a run where it can be saved; the second "
+            "Ctrl-C stops it at once"
         )
     files.write(path, monitor.checkpoint, manifest(result.experiment, monitor.learner.task))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import pickle
@@ -9,6 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
@@ -95,7 +97,7 @@ class Seeds:
 
     @cached_property
     def history(self) -> pd.DataFrame:
-        """All evaluations: the seed, and the columns of :attr:`ddlsim.Result.history`."""
+        """Table of all evaluations: the seed, and the columns of :attr:`ddlsim.Result.history`."""
         import pandas as pd
 
         rows = [(run.seed, *row) for run in self.runs for row in run.history]
@@ -121,25 +123,28 @@ class Seeds:
 
     @checked
     def accuracy(self, confidence: Confidence = 0.95) -> Interval:
-        """Return the held-out accuracy at the end, by the moving average of the training."""
+        """Return the final held-out accuracy (moving average) with its confidence interval."""
         n = self._training.moving_average
         ends = [float(np.mean([row.accuracy for row in run.history[-n:]])) for run in self.runs]
         return interval_of(ends, confidence, most=1.0)
 
     @checked
     def times_to_accuracy(self, target: Target) -> list[float]:
-        """Return each seed's simulated s until `target` was reached, inf if it never was."""
+        """Return each seed's simulated time until `target` was reached, in s; inf if it never was."""
         rows = [first_reaching(run.history, target, self._training.moving_average) for run in self.runs]
         return [math.inf if row is None else row.time for row in rows]
 
     @checked
     def time_to_accuracy(self, target: Target, confidence: Confidence = 0.95) -> Interval:
-        """Return the simulated s until `target` was reached, censored at the end of the seeds that never reached it."""
+        """Return the simulated time until `target` was reached, in s, with its confidence interval.
+
+        Seeds that never reach it are censored at their end.
+        """
         return interval_of(self.times_to_accuracy(target), confidence, limits=[run.end_time for run in self.runs])
 
     @checked
     def throughput(self, confidence: Confidence = 0.95) -> Interval:
-        """Return samples/s of all workers together."""
+        """Return the throughput of all workers together, in samples/s, with its confidence interval."""
         return interval_of([run.throughput for run in self.runs], confidence)
 
     @property
@@ -171,18 +176,38 @@ class Seeds:
             rows.append((f"time to {target:g}", f"{self.time_to_accuracy(target)} {unit}"))
         rows.append(("throughput", f"{self.throughput()} {METRICS['throughput'].unit}"))
         if len(self.runs) > 1 and len({run.throughput for run in self.runs}) == 1:
-            rows.append(("", "the same with all seeds: nothing in the clock is random; give jitter=..."))
+            rows.append(("", "the same for all seeds, because nothing random affects the clock; set jitter=..."))
         return rows
 
 
 def half_width(values: Floats, confidence: float) -> Floats:
     """Return half the width of the interval of the mean over the first axis."""
-    from scipy.special import stdtrit
-
     n = len(values)
     if n < 2:
         return np.full(values.shape[1:], math.nan)
-    return np.asarray(stdtrit(n - 1, 0.5 + 0.5 * confidence) * values.std(axis=0, ddof=1) / math.sqrt(n))
+    return np.asarray(t_quantile(n - 1, confidence) * values.std(axis=0, ddof=1) / math.sqrt(n))
+
+
+@functools.lru_cache(maxsize=1024)
+def t_quantile(dof: float, level: float = 0.95) -> float:
+    """Return the t that a variable with Student's t distribution exceeds in size with probability 1 - `level`.
+
+    dof    degrees of freedom, at least 1; with infinitely many it is a normal distribution
+    level  probability of the interval from -t to t
+
+    With t = sqrt(dof) tan(angle) the density is proportional to cos(angle)^(dof - 1), which is integrated by
+    Gauss-Legendre quadrature.
+    """
+    if math.isinf(dof):
+        return NormalDist().inv_cdf(0.5 + 0.5 * level)
+    nodes, weights = np.polynomial.legendre.leggauss(64)
+    norm = math.exp(math.lgamma(0.5 * (dof + 1.0)) - math.lgamma(0.5 * dof)) / math.sqrt(math.pi)
+    low, high = 0.0, 0.5 * math.pi
+    for _ in range(64):
+        angle = 0.5 * (low + high)
+        inside = norm * angle * float(weights @ np.cos(0.5 * angle * (nodes + 1.0)) ** (dof - 1.0))
+        low, high = (angle, high) if inside < level else (low, angle)
+    return math.sqrt(dof) * math.tan(0.5 * (low + high))
 
 
 def joined_lines(lines: Sequence[Floats]) -> tuple[Floats, Floats, Ints]:
@@ -228,10 +253,10 @@ def simulate_seeds(experiment: Experiment, seeds: Many | Sequence[Seed] = 5, pro
     Raises ConfigError for an experiment without training, or one that cannot be sent to other processes.
     """
     if experiment.training is None:
-        raise ConfigError("simulate_seeds: the experiment learns nothing: give it training=ddlsim.Training(...)")
+        raise ConfigError("simulate_seeds: the experiment has no training; set training=ddlsim.Training(...)")
     chosen = range(experiment.seed, experiment.seed + seeds) if isinstance(seeds, int) else tuple(seeds)
     if not chosen or len(set(chosen)) < len(chosen):
-        raise ConfigError(f"seeds = {seeds!r}: must be at least one, and all different")
+        raise ConfigError(f"seeds = {seeds!r}: must contain at least one seed, each once")
     n_processes = min(len(chosen), os.cpu_count() or 1 if processes is None else processes)
     wanted = [experiment.with_(seed=seed) for seed in chosen]
     made = map(_one, wanted) if n_processes == 1 else _in_processes(wanted, n_processes)
@@ -258,7 +283,7 @@ def _in_processes(experiments: list[Experiment], n_processes: int) -> Iterator[S
             yield future.result()
         finished = True
     except ProcessDied as death:
-        raise DdlsimError(f"processes: one of them has died: {death}; use fewer, or processes=1") from None
+        raise DdlsimError(f"processes: a process has died: {death}; use fewer processes, or processes=1") from None
     finally:
         pool.close(at_once=not finished)
 

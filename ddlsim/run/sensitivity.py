@@ -93,12 +93,13 @@ def _with_cluster(experiment: Experiment, cluster: Cluster) -> Experiment:
 
 @dataclass(frozen=True)
 class Stability:
-    """How far a run's numbers move when its inputs are perturbed.
+    """Sensitivity of a run to perturbations of its inputs.
 
     size         largest relative perturbation of an input
-    throughputs  samples/s: of the run itself, then of each perturbed run
-    step_times   s, likewise
-    clock_only   a training run whose arithmetic was not repeated: its values may depend on the order of updates, too
+    throughputs  samples/s of the run itself, then of each perturbed run
+    step_times   step times in s, likewise
+    clock_only   True for a training run whose arithmetic was not repeated: its values may depend on the order of
+                 updates, too
     """
 
     size: float
@@ -118,7 +119,7 @@ class Stability:
 
     @property
     def is_stable(self) -> bool:
-        """Whether the spreads are rounding, not chaos: at most 1e-9, or ten times the perturbation of the inputs."""
+        """Whether the spreads are mere rounding: at most 1e-9, or ten times the perturbation of the inputs."""
         return max(self.throughput_spread, self.step_time_spread) <= max(FLOOR, 10.0 * self.size)
 
     def to_dict(self) -> dict[str, object]:
@@ -132,13 +133,13 @@ class Stability:
 
     def __str__(self) -> str:
         n = len(self.throughputs) - 1
-        inputs = f"with inputs moved by {self.size:g} ({n} run{'' if n == 1 else 's'})"
-        clock = "; its clock alone, not what it learns" if self.clock_only else ""
+        inputs = f"with inputs perturbed by {self.size:g} ({n} run{'' if n == 1 else 's'})"
+        clock = "; this covers its clock, not the trained model" if self.clock_only else ""
         if self.is_stable:
-            return f"throughput stays the same {inputs}{clock}"
+            return f"throughput is unchanged {inputs}{clock}"
         return (
-            f"throughput is stable to {100.0 * self.throughput_spread:.2g} % only, {inputs}: the order in which "
-            f"messages contend hangs on rounding{clock}"
+            f"throughput is stable only to {100.0 * self.throughput_spread:.2g} % {inputs}: the order in which "
+            f"messages contend depends on rounding{clock}"
         )
 
 

@@ -93,8 +93,9 @@ def _check_compressible(model: Model) -> None:
     names = ", ".join(layer.name for layer in model.layers if layer.model_parallel)
     if names:
         raise ConfigError(
-            f"compression: workers do not exchange the gradients of {names} of {model.name}, which learn all the same; "
-            "leave it out, or train a model without embedding_bag layers"
+            f"compression: workers do not exchange the gradients of {names} of {model.name}, although "
+            "these layers are trained; leave compression out, or train a model without embedding_bag "
+            "layers"
         )
 
 
@@ -124,7 +125,7 @@ def _learner(prepared: Prepared, loaded: Experiment, saved: Saved | None, shift:
     if saved is None:
         return Learner(Plane(), task, n_workers, None if shift is None else shift.begin)
     if task is None:
-        raise ConfigError(f"training = None: give the experiment the training that {saved.path} was saved with")
+        raise ConfigError(f"training = None: set the training that {saved.path} was saved with")
     saved.check(manifest(loaded, task))
     learner = Learner(Plane(saved.checkpoint.replay), task, n_workers)
     learner.losses.extend(saved.checkpoint.losses)
@@ -224,13 +225,13 @@ class UnderWay:
             check_free(experiment)
         if setting.compression is not None and not setting.compresses:
             raise ConfigError(
-                f"compression has no effect with {experiment.strategy.label}: nothing that it sends goes through an "
-                "Exchange or Messages (ddlsim.runtime), which compress; leave it out"
+                f"compression has no effect with {experiment.strategy.label}, which sends nothing through an "
+                "Exchange or Messages (ddlsim.runtime); leave it out"
             )
         if self.given.overlap_slowdown not in (None, NO_SLOWDOWN) and not setting.slows:
             setting.notes.append(
-                f"overlap_slowdown has no effect with {experiment.strategy.label}: its workers are processes, which "
-                "compute at full speed even while they communicate"
+                f"overlap_slowdown has no effect with {experiment.strategy.label}, whose workers are "
+                "processes that compute at full speed while they communicate"
             )
         workload = setting.workers[0].workload
         if (workload.host_time or workload.stack.call_time) and not setting.has_fixed_costs:
@@ -251,7 +252,7 @@ class UnderWay:
     def check_horizon(self) -> None:
         """Raise BeyondError if the run waits only for faults that have not been sampled yet."""
         if self._cut_short and not self.stop.reason and self.loop.now >= self.latest:
-            raise BeyondError(f"faults are drawn up to {self.latest} s only")
+            raise BeyondError(f"faults are sampled only up to {self.latest} s")
 
     def go(self, go_on: GoOn, checkpoint: str | Path | None, every: float) -> None:
         """Let `go_on` run it to the end; save a training run at `checkpoint` every `every` s. Ctrl-C stops it."""
@@ -286,7 +287,9 @@ class UnderWay:
         if not recorder.updates:
             if self.interrupted:
                 raise KeyboardInterrupt
-            raise NoUpdateError(f"max_time = {self.latest!r} s is over before the first update; allow more time")
+            raise NoUpdateError(
+                f"max_time = {self.latest!r} s: the run ends before its first update; increase max_time"
+            )
         traffic = loop.traffic()
         result = Result(
             experiment=self.loaded,
@@ -389,14 +392,18 @@ def run(
     stability: bool = False,
     shift: Shift | None = None,
 ) -> Result:
-    """Simulate the experiment and return its result.
+    """Simulate an experiment and return its result.
 
-    ``keep_spans`` records everything for a timeline; ``progress`` is called during a training run; ``saved`` is a run
-    to resume; ``checkpoint`` is the file to which the run is saved every ``checkpoint_every`` s of real time.
-    ``stability`` adds the stability to the result, even if that takes long. ``shift`` is a part of a training in which
-    groups of workers alternate. On Ctrl-C the result so far is returned, marked as interrupted.
+    keep_spans        record all activity, for timelines
+    progress          function that is called during a training run
+    saved             saved run to resume
+    checkpoint        file to which the run is saved
+    checkpoint_every  real time between saves, in s
+    stability         add the stability to the result, even if that takes long
+    shift             part of a training run in which groups of workers alternate
 
-    Raises :class:`~ddlsim.errors.ConservationError` if the result does not add up (:mod:`ddlsim.run.conservation`).
+    On Ctrl-C, the result so far is returned, marked as interrupted. Raises :class:`~ddlsim.errors.ConservationError` if
+    the result does not add up (:mod:`ddlsim.run.conservation`).
     """
     if shift is not None:
         experiment = experiment.with_(

@@ -95,9 +95,9 @@ class Together:
         """
         n_devices, wanted = len(self.cluster.workers), job.n_workers(len(self.cluster.workers))
         if (other := load_cluster(job.experiment.cluster).name) != self.cluster.name:
-            raise ConfigError(f"job {name!r}: is for the cluster {other!r}, but others run on {self.cluster.name!r}")
+            raise ConfigError(f"job {name!r}: its cluster is {other!r}, but other jobs run on {self.cluster.name!r}")
         if wanted > n_devices:
-            raise ConfigError(f"job {name!r}: needs {wanted} devices, but {self.cluster.name!r} has {n_devices}")
+            raise ConfigError(f"job {name!r}: needs {wanted} devices, but {self.cluster.name!r} has only {n_devices}")
         tenant = Tenant(job, name, si(job.start, "time"))
         self.tenants.append(tenant)
         self.clock.at(tenant.came, lambda: self._come(tenant))
@@ -142,8 +142,9 @@ class Together:
             raise type(error)(f"job {tenant.name!r}: {error}") from None
         if has_life(experiment) and tenant.run.recorder.down is None:
             raise ConfigError(
-                f"job {tenant.name!r}: failures and checkpoints that stop a run are modelled on its uncontended step "
-                "times, not on those beside other jobs; remove them, or use asynchronous workers"
+                f"job {tenant.name!r}: failures and checkpoints that stop a run are modelled on uncontended "
+                "step times, so they cannot be combined with other jobs; remove them, or use asynchronous "
+                "workers"
             )
         if tenant.run.monitor is not None:
             tenant.run.monitor.start()
@@ -165,13 +166,13 @@ class Together:
         running = [each for each in self.tenants if each.run is not None and math.isnan(each.end)]
         for each in running:
             if taken := sorted(set(each.places) & set(wanted)):
-                who = f"places {taken} are occupied by job {each.name!r}"
+                who = f"devices {taken} are occupied by job {each.name!r}"
                 break
         else:
-            who = f"it needs {n} devices, but {len(self.free)} of {len(self.cluster.workers)} are free"
+            who = f"it needs {n} devices, but only {len(self.free)} of {len(self.cluster.workers)} are free"
         return (
-            f"job {tenant.name!r}: at {self.network.now:.6g} s {who}; let it start later, place it elsewhere, or give "
-            "queue=True, with which it waits"
+            f"job {tenant.name!r}: at {self.network.now:.6g} s {who}; start it later, place it elsewhere, or set "
+            "queue=True to let it wait"
         )
 
     # ------------------------------------------------------------ running
@@ -225,7 +226,7 @@ class Together:
             tenant.result = run.result()
         elif not self.interrupted:
             raise NoUpdateError(
-                f"job {tenant.name!r}: all others have ended before its first update; give them more steps"
+                f"job {tenant.name!r}: all other jobs ended before its first update; give them more steps"
             )
 
     # ------------------------------------------------------------ what comes of it
@@ -273,7 +274,7 @@ def _node(cluster: Cluster, name: str, traffic: Background) -> int:
         raise unknown_name("node", name, cluster.node_names, f"{traffic.label}: cluster {cluster.name!r}")
     node = cluster.node(name)
     if not cluster.is_endpoint[node]:
-        raise ConfigError(f"{traffic.label}: {name} is a switch of {cluster.name!r}; traffic goes between endpoints")
+        raise ConfigError(f"{traffic.label}: {name} is a switch of {cluster.name!r}; traffic must be between endpoints")
     return node
 
 

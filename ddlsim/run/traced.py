@@ -17,18 +17,19 @@ from ddlsim.workload.model import Model
 @checked
 @dataclass(frozen=True)
 class Traced:
-    """Measured forward and backward times of every layer, from a profiler trace: ``Traced("trace.json")``.
+    """Compute times of layers measured with PyTorch's profiler: ``Traced("trace.json")``.
 
-    path        a PyTorch profiler (Kineto) trace, ``.json`` or ``.json.gz``, taken with ``with_stack=True`` of the
-                same model on the workers' device (:func:`ddlsim.imports.profile_workload` says how layers are matched)
-    batch_size  samples per step in the trace; None: the first dimension of the first module's input, which the trace
-                has with ``record_shapes=True``
+    path        PyTorch profiler (Kineto) trace, ``.json`` or ``.json.gz``, of the same model on the workers' device,
+                taken with ``with_stack=True`` (:func:`ddlsim.imports.profile_workload` describes how layers are
+                matched)
+    batch_size  samples per step in the trace; None: first dimension of the first module's input, which the trace
+                contains with ``record_shapes=True``
 
     The file is read immediately, so the times are part of the experiment, wherever it is simulated. They apply to this
     batch size only. Layers that are not modules in PyTorch (additions, attention) and the update of the parameters,
     which a trace does not attribute to modules, take roofline times.
 
-    Raises :class:`~ddlsim.errors.ConfigError` with the path for a file that is not such a trace.
+    Raises :class:`~ddlsim.errors.ConfigError`, with the path, for a file that is not such a trace.
     """
 
     path: str | Path
@@ -40,12 +41,12 @@ class Traced:
         trace = read_kineto(self.path)
         if not trace.layers:
             raise ConfigError(
-                f"{self.path}: the trace has no layers; take it with torch.profiler.profile(with_stack=True)"
+                f"{self.path}: the trace contains no layers; record it with torch.profiler.profile(with_stack=True)"
             )
         if size is None and not trace.batch_size:
             raise ConfigError(
-                f"{self.path}: the trace does not say its batch size; give Traced(path, batch_size=32), or take it "
-                "with record_shapes=True"
+                f"{self.path}: the trace contains no batch size; use Traced(path, batch_size=32), or record "
+                "it with record_shapes=True"
             )
         object.__setattr__(self, "batch_size", size or trace.batch_size)
         object.__setattr__(self, "layers", trace.layers)
@@ -60,8 +61,8 @@ def traced_workload(
     """
     if batch_size != traced.batch_size:
         raise ConfigError(
-            f"{traced.path}: the steps were traced at batch_size = {traced.batch_size}, not {batch_size}; trace that "
-            "batch size too, or give Affine(c0, c1)"
+            f"{traced.path}: the trace has batch_size = {traced.batch_size}, not {batch_size}; trace that "
+            "batch size too, or use Affine(c0, c1)"
         )
     rest = make_workload(model, device, batch_size, compute=Roofline(), speed=speed, **options)
     layers = [replace(t, forward_s=t.forward_s / speed, backward_s=t.backward_s / speed) for t in traced.layers]

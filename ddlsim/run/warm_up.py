@@ -17,6 +17,7 @@ from ddlsim.compile_messages import Part, teller
 from ddlsim.errors import ConfigError
 from ddlsim.network import Network
 from ddlsim.nn.network import build_network
+from ddlsim.plan.program import StepProgram
 from ddlsim.run.api import simulate
 from ddlsim.strategies import AllReduce, AsyncParameterServer
 from ddlsim.workload.kept import with_kept
@@ -42,7 +43,7 @@ class Warmth:
     nbytes: int
 
     def to_dict(self) -> dict[str, object]:
-        """Return it as plain values."""
+        """Return the fields as plain values."""
         return {**dataclasses.asdict(self), "folders": [str(folder) for folder in self.folders]}
 
     def __str__(self) -> str:
@@ -79,6 +80,14 @@ def _timelines() -> None:
     busy = simulate("office-1gbe", "lenet5", AllReduce("ring"), batch_size=8, workers=4).traced.busy
     if busy is not None:
         busy.of(0)
+
+
+def _bounds() -> None:
+    """Bound a step from below, as the planner does."""
+    plan = simulate("office-1gbe", "lenet5", AllReduce("ring"), batch_size=8, workers=4).plan
+    program = StepProgram.of(plan)
+    program.bound(0, plan.n_steps)
+    program.graph.later_than(0, np.zeros(1, dtype=np.int64), plan.n_steps)
 
 
 def _images() -> None:
@@ -120,6 +129,7 @@ STEPS: tuple[tuple[str, Callable[[], None], float], ...] = (
     ("asynchronous workers", _asynchronous, 6.0),
     ("messages", _messages, 0.3),
     ("timelines", _timelines, 0.5),
+    ("lower bounds", _bounds, 0.5),
     ("gradients of image networks", _images, 13.0),
     ("gradients of transformers", _tokens, 3.0),
     ("targets that are numbers", _targets, 0.3),
@@ -131,13 +141,13 @@ Watcher = Callable[[str, float, float], None]
 
 @checked
 def warm_up(watch: Watcher | None = None) -> Warmth:
-    """Compile everything that simulations and training need into numba's cache, and return a report.
+    """Compile everything that simulations and training need, store it in numba's cache, and return a report.
 
-    `watch` receives the progress; without it, lines on stderr report it (:mod:`ddlsim.compile_messages`). The first
-    call takes 45 s of CPU time, later ones 2 s. Raises ConfigError if the cache cannot be written.
+    `watch` is called with the progress; without it, the progress is printed to stderr (:mod:`ddlsim.compile_messages`).
+    The first call takes 45 s of CPU time, later ones 2 s. Raises ConfigError if the cache cannot be written.
     """
     if teller.remark or not compiler.KEPT:
-        raise ConfigError(f"warm-up: compiled code cannot be kept: {teller.remark}")
+        raise ConfigError(f"warm-up: compiled code cannot be stored: {teller.remark}")
     began, done, total = time.process_time(), 0.0, sum(seconds for _, _, seconds in STEPS)
     compiled: list[str] = []
     step = ""
@@ -162,7 +172,7 @@ def warm_up(watch: Watcher | None = None) -> Warmth:
     files = compiler.files()
     return Warmth(
         compiled=tuple(compiled),
-        functions=sum(file.suffix == ".nbi" for file in files),  # an index for each
+        functions=compiler.n_precompiled() + sum(file.suffix == ".nbi" for file in files),  # an index for each
         seconds=time.process_time() - began,
         folders=tuple(sorted({file.parent for file in files})),
         nbytes=sum(file.stat().st_size for file in files),

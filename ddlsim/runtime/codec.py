@@ -50,14 +50,15 @@ def chosen(setting: Setting, *, servers: bool) -> Compression:
     if setting.compresses:
         return choice
     setting.compresses = True
-    estimate = "their memory traffic" + (" on the workers; the servers' work is free" if servers else "")
+    estimate = "their memory traffic" + (" on the workers; the work of servers takes no time" if servers else "")
     time = "as given" if choice.given is not None else f"that of {estimate}{_selection(choice)}"
-    setting.notes.append(f"compression: {choice.label}; the time to encode and decode is {time}")
+    setting.notes.append(f"compression: {choice.label}; time to encode and decode: {time}")
     for compressor in (choice.compressor, *([choice.down] if choice.down is not None else [])):
         if setting.learner.task is None and compressor.expected_nbytes(1) is None:
             raise ConfigError(
-                f"compression = {title(compressor)}: the size of what it sends depends on values, and the run has "
-                "none; give it training=ddlsim.Training(...), or a compressor of known size such as TopK"
+                f"compression = {title(compressor)}: its compressed size depends on values, which a "
+                "timing-only run does not have; set training=ddlsim.Training(...), or use a compressor of "
+                "known size such as TopK"
             )
     return choice
 
@@ -294,8 +295,8 @@ class Codec:
             return
         if not self.by_piece:
             setting.notes.append(
-                f"compression: the gradient of {task.network.model.name} is compressed as one; bytes and seconds "
-                f"are those of the buckets of {_clock_model(setting).name}"
+                f"compression: the gradient of {task.network.model.name} is compressed as a whole; bytes and "
+                f"seconds are those of the buckets of {_clock_model(setting).name}"
             )
             parts = [slice(0, task.network.n_params)]
         here = timed if self.by_piece else tensor_shapes(task.network.model)
@@ -324,7 +325,11 @@ class Codec:
     def value_notes(self) -> list[str]:
         """What a plan says of sizes that depend on values."""
         name = title(self.choice.compressor)
-        return [] if self.sizes_known else [f"the sizes of what {name} sends depend on values; here they are dense"]
+        return (
+            []
+            if self.sizes_known
+            else [f"the message sizes of {name} depend on values; here they are those of dense messages"]
+        )
 
     def nbytes(self, step: int, piece: int, place: int) -> tuple[float, ...]:
         """Return the bytes of a sender's messages for a piece, one per round; dense to show a plan, where values
@@ -427,8 +432,12 @@ def _joined(*outcomes: Outcome) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class Message:
-    """A message: the received `value`, the bytes of each part, and the s of a worker to encode (towards servers) or
-    decode it (from servers)."""
+    """A message and the cost of its encoding.
+
+    value    value as received
+    sizes    bytes of each part
+    seconds  s that a worker takes to encode it (to servers) or to decode it (from servers)
+    """
 
     value: Value[Array]
     sizes: list[float]
@@ -457,13 +466,14 @@ class _Sender:
 
 
 class Messages:
-    """Messages between workers and `n_parts` servers, each with an equal part of a vector, or among peers; encoded if
-    the run compresses.
+    """Messages between workers and servers, or among workers, encoded if the run compresses.
 
-    owner   name of the strategy, for errors
-    peers   True: models from worker to worker; False: gradients (with ``models`` models) to servers, and models back
+    n_parts  number of servers, each with an equal part of a vector
+    owner    name of the strategy, for errors
+    peers    True: models from worker to worker; False: gradients to servers, and models back
+    models   True: models to servers instead of gradients
 
-    Raises ConfigError for compression that does not fit.
+    Raises ConfigError for incompatible compression.
     """
 
     def __init__(
@@ -492,21 +502,21 @@ class Messages:
     def _check(self, owner: str, choice: Compression, *, peers: bool, models: bool) -> None:
         if peers and choice.down is not None:
             raise ConfigError(
-                f"compression: down = {title(choice.down)} has no effect with {owner}: its workers send each other "
-                "models, there and back the same way; leave it out"
+                f"compression: down = {title(choice.down)} has no effect with {owner}, whose workers send "
+                "each other models in both directions; leave it out"
             )
         for differences in (choice.compressor if models else None, choice.down):
             if differences is None or not differences.traits.no_feedback:
                 continue
             where = "down = " if differences is choice.down else ""
             raise ConfigError(
-                f"compression: {where}{title(differences)}: {owner} sends the difference to what "
-                "the receiver holds, with what was left out before; that is error feedback already, and this "
-                f"compressor must not have more of it ({differences.traits.no_feedback}); use one such as TopK"
+                f"compression: {where}{title(differences)}: {owner} sends the difference to the receiver's "
+                "copy, which already is error feedback; this compressor cannot be combined with it "
+                f"({differences.traits.no_feedback}). Use one such as TopK"
             )
 
     def gradient(self, worker: Worker, vector: Value[Array], part: int | None = None) -> Message:
-        """Return the message with a worker's gradient, whole or its `part`."""
+        """Return the message with a worker's gradient, or with one `part` of it."""
         return self._sent("up", worker, vector, part, model=False)
 
     def model(self, worker: Worker, params: Value[Array], to: int | None = None) -> Message:
@@ -514,11 +524,11 @@ class Messages:
         return self._sent("up" if to is None else f"to {to}", worker, params, None, model=True)
 
     def answer(self, worker: Worker, params: Value[Array], part: int | None = None) -> Message:
-        """Return the message with a server's answer to a worker: `params`, all of them or a server's `part`."""
+        """Return a server's answer to a worker: `params`, or one `part` of them."""
         return self._sent("down", worker, params, part, model=True)
 
     def server_seconds(self, part: int = 0) -> float:
-        """Return the s that a server needs for a push, without its update."""
+        """Return the s that a server needs to process a push, without its update."""
         return 0.0 if self.choice is None else self.seconds.server(self._n(part), 1)
 
     def decode_seconds(self, worker: Worker, message: Message) -> float:
@@ -542,7 +552,7 @@ class Messages:
 
     @property
     def value_notes(self) -> list[str]:
-        """What a plan says of sizes that depend on values."""
+        """Notes of a plan on sizes that depend on values."""
         assert self.choice is not None
         return self._sender("up", 0, 0, self.choice.compressor).codec.value_notes
 

@@ -45,12 +45,14 @@ class _Operation:
 
 
 class Communicator:
-    """Workers that execute collectives together, entered by their places 0..n_ranks-1 in it.
+    """A group of workers that execute collectives together.
 
-    fabric     algorithm, rank order and cost of their collectives
-    workers    the members; by default all workers of the run
-    bystanders nodes of ranks n_ranks.. that enter every collective automatically (parameter servers)
-    owner      name of the strategy, for messages
+    Members enter collectives by their places 0..n_ranks-1 in the group.
+
+    fabric      algorithm, rank order and cost of collectives
+    workers     members; None: all workers of the run
+    bystanders  nodes of further ranks, from n_ranks on, that enter every collective automatically (parameter servers)
+    owner       name of the strategy, for messages
 
     Raises ConfigError if the fabric does not fit the members.
     """
@@ -85,7 +87,9 @@ class Communicator:
             return self.setting.cluster.locality_order(self.nodes)
         n_workers = len(self.setting.workers)
         if not np.array_equal(np.sort(np.asarray(rank_order, dtype=np.int64)), np.arange(n_workers)):
-            raise ConfigError(f"rank_order = {list(rank_order)}: must list each of the ranks 0..{n_workers - 1} once")
+            raise ConfigError(
+                f"rank_order = {list(rank_order)}: must contain each of the ranks 0..{n_workers - 1} once"
+            )
         return np.array([self.place[rank] for rank in rank_order if rank in self.place], dtype=np.int64)
 
     # ------------------------------------------------------------ who is where
@@ -102,18 +106,21 @@ class Communicator:
 
     @functools.cached_property
     def at(self) -> tuple[int, ...]:
-        """Return the node of each member, in their order."""
+        """Nodes of the members, in their order."""
         return tuple(int(self.nodes[place]) for place in self.order.tolist())
 
     def blocks(self, size: int | str) -> list[list[int]]:
-        """Return the places of the members in blocks: one per "machine" (a group of the innermost level of the
-        network), or `size` consecutive members each."""
+        """Return the places of the members in blocks.
+
+        `size` is "machine" for one block per group of the innermost level of the network, or a number of consecutive
+        members per block.
+        """
         if isinstance(size, str):
             return [places.tolist() for places in self.groups]
         return [list(range(self.n_ranks))[first : first + size] for first in range(0, self.n_ranks, size)]
 
     def part(self, places: Sequence[int], fabric: Fabric | None = None, bystanders: Sequence[int] = ()) -> Communicator:
-        """Return the communicator of some of the members, on the same fabric or another one."""
+        """Return a communicator of some of the members, on the same fabric or another one."""
         members = [self.workers[place] for place in places]
         return Communicator(self.setting, fabric or self.fabric, members, bystanders=bystanders, owner=self.owner)
 
@@ -141,7 +148,7 @@ class Communicator:
 
     def _note(self, choice: Choice, nbytes: float) -> None:
         """Note the first time that NCCL runs an algorithm by a protocol."""
-        said, notes = f"nccl: {choice.algorithm} by {choice.protocol} for ", self.setting.notes
+        said, notes = f"nccl: {choice.algorithm} with {choice.protocol} for ", self.setting.notes
         if not any(note.startswith(said) for note in notes):
             notes.append(f"{said}{nbytes / 1e6:.3g} MB")
 
@@ -152,8 +159,10 @@ class Communicator:
     # ------------------------------------------------------------ collectives
 
     def prepare(self, kind: str, algorithm: str | Collective | None = None) -> None:
-        """Check before the run: raise ConfigError if the cost model lacks collectives of a `kind` (by default by the
-        fabric's algorithm)."""
+        """Check before the run that the cost model has collectives of a `kind`, by default with the fabric's algorithm.
+
+        Raises ConfigError if it does not.
+        """
         if self.simulated:
             return
         for phase in self.phases(kind, 1.0, algorithm):
@@ -172,10 +181,10 @@ class Communicator:
         kind: str = "all_reduce",
         algorithm: str | Collective | None = None,
     ) -> simpy.Event:
-        """Let a member enter a collective over `nbytes` now, by default by the fabric's algorithm; return the event of
-        its end for this member.
+        """Enter a collective over `nbytes` now, and return the event of its end for this member.
 
-        All members with the same `key` enter the same collective; when all have, the key may be used again.
+        All members with the same `key` enter the same collective; when all have, the key may be used again. `algorithm`
+        defaults to the fabric's.
         """
         if self.simulated:
             return self.follow(key, worker, nbytes, lambda: self.schedule(nbytes, kind, algorithm))
@@ -199,9 +208,9 @@ class Communicator:
         return loop.join(operation.number, place)
 
     def take(self, key: Hashable, phases: Callable[[], tuple[Phase, ...]], worker: Worker | None = None) -> simpy.Event:
-        """Enter a collective of known time, which consists of `phases` one after the other.
+        """Enter a collective of known time, which consists of consecutive `phases`.
 
-        It starts when all members have entered it and those before it have ended, and ends for all at once.
+        It starts when all members have entered it and the previous ones have ended, and ends for all members at once.
         """
         loop = self.setting.loop
         if worker is not None:
@@ -237,10 +246,11 @@ class Communicator:
             return
         last, first = min(range(self.n_ranks), key=self._entered.__getitem__), next(iter(self._open.values()))
         raise DeadlockError(
-            f"{self.owner}: {MOST_OPEN} collectives are open at {self.setting.loop.now:.6g} s, the first of which "
-            f"{first.n_missing} of {self.n_ranks} workers have not entered: {self.workers[last].name} has entered "
-            f"{self._entered[last]}, others up to {max(self._entered)}; let every member enter every collective, or "
-            "wait for one before the next"
+            f"{self.owner}: {MOST_OPEN} collectives are open at {self.setting.loop.now:.6g} s. "
+            f"{first.n_missing} of {self.n_ranks} workers have not entered the first of them: "
+            f"{self.workers[last].name} has entered {self._entered[last]} collectives, others up to "
+            f"{max(self._entered)}. Every member must enter every collective, or wait for one before the "
+            "next"
         )
 
     def _known_of(self, phases: tuple[Phase, ...]) -> Known:
@@ -254,7 +264,7 @@ class Communicator:
         return self._known[phases]
 
     def phases(self, kind: str, nbytes: float, algorithm: str | Collective | None = None) -> tuple[Phase, ...]:
-        """Return what a collective of known time consists of, by an algorithm other than the fabric's."""
+        """Return the phases of a collective of known time, with an algorithm other than the fabric's if given."""
         if self._by_level(kind, algorithm):
             n_named = str(self.fabric.algorithm).count(",") + 1  # levels beyond those named are one
             inner = self.nested.shape[1:] if n_named == 1 else self.nested.shape[1:][1 - n_named :]
@@ -264,9 +274,12 @@ class Communicator:
     def by_level(
         self, nbytes: float, nested: Ints, between: Phase | None = None, kind: str = "all_reduce"
     ) -> tuple[Phase, ...]:
-        """Return the phases of an exchange over `nbytes` among ``nested`` places: at every level from the innermost
-        outwards each member sums up a part, and between the outermost groups those with the same part all-reduce it, or
-        exchange it as `between` has it. A reduce-scatter consists of the sums only, an all-gather of their reverse."""
+        """Return the phases of a hierarchical exchange over `nbytes` among ``nested`` places.
+
+        At every level, from the innermost outwards, each member sums a part. Between the outermost groups, the members
+        with the same part all-reduce it, or exchange it as in `between`. A reduce-scatter consists of the sums only, an
+        all-gather of their reverse.
+        """
         nodes, phases = np.array(self.nodes)[nested], []
         for axis in range(nested.ndim - 1, -1, -1):
             groups = tuple(map(tuple, np.moveaxis(nodes, axis, -1).reshape(-1, nested.shape[axis]).tolist()))
@@ -291,7 +304,7 @@ class Communicator:
         if self.levels.places is None:
             on_machines = len(self.groups) == len(set(self.setting.hosts(self.nodes).tolist()))
             raise ConfigError(
-                f"{self.owner}: a hierarchical algorithm needs equally many workers "
+                f"{self.owner}: a hierarchical algorithm needs the same number of workers "
                 f"{'on every machine' if on_machines else 'in every innermost group of the network'}, not "
                 f"{sorted(set(map(len, self.groups)))}; use another number of workers, or 'ring'"
             )
@@ -299,7 +312,7 @@ class Communicator:
 
 
 def communicator(setting: Setting, strategy: OnFabric) -> Communicator:
-    """Return the communicator of all workers on a strategy's fabric."""
+    """Return a communicator of all workers, with the strategy's fabric."""
     return Communicator(setting, fabric_of(strategy), owner=type(strategy).__name__)
 
 
@@ -339,5 +352,5 @@ def fastest(cluster: Cluster, nodes: Sequence[int], order: Ints, nbytes: float, 
         time(f"hierarchical({', '.join(chosen[:n_levels])})")
     least = min(times.values())
     best = min(name for name, seconds in times.items() if tie(seconds, least))
-    notes.append(f"auto: {best} for {nbytes / 1e6:.3g} MB ({times[best] * 1e3:.4g} ms)")
+    notes.append(f"auto: {best} is the fastest for {nbytes / 1e6:.3g} MB ({times[best] * 1e3:.4g} ms)")
     return best

@@ -206,8 +206,9 @@ def _known(
         link = int(np.flatnonzero(cluster.link_channel == charge.tightest)[0])
         source, target = (cluster.node_names[ends[link]] for ends in (cluster.link_src, cluster.link_dst))
         setting.notes.append(
-            f"{what}: link {source} -> {target} ({cluster.link_kind[link]}) needs {least * 1e3:.4g} ms for its part of "
-            f"{nbytes / 1e6:.3g} MB, not {seconds * 1e3:.4g} ms: the link's time counts"
+            f"{what}: link {source} -> {target} ({cluster.link_kind[link]}) needs {least * 1e3:.4g} ms "
+            f"for its part of {nbytes / 1e6:.3g} MB, more than the {seconds * 1e3:.4g} ms of the cost "
+            "model; the time of the link is used"
         )
     seconds = max(seconds, least)
     busy = np.where(charge.nbytes > 0.0, seconds, 0.0)
@@ -218,7 +219,7 @@ def _known(
 
 def _undisturbed(setting: Setting) -> str:
     """Return what is left out, where that is so."""
-    return "" if setting.loop.network.is_shared else "; other traffic does not slow them"
+    return "" if setting.loop.network.is_shared else "; other traffic does not slow them down"
 
 
 def _schedule(
@@ -348,20 +349,21 @@ def _by_curve(
     curve = _curve(setting, where, nodes, kind)
     if algorithm_name(algorithm) != curve.algorithm:
         raise ConfigError(
-            f"{where}: the curve of {kind} was fitted to {curve.algorithm!r}, not to {algorithm_name(algorithm)!r}; "
-            f"use algorithm = {curve.algorithm!r}, or calibrate with --algorithm {kind}={algorithm_name(algorithm)}"
+            f"{where}: the curve of {kind} was fitted for {curve.algorithm!r}, not for "
+            f"{algorithm_name(algorithm)!r}; use algorithm = {curve.algorithm!r}, or calibrate with "
+            f"--algorithm {kind}={algorithm_name(algorithm)}"
         )
     (least, most), backend = curve.nbytes, f" by {curve.backend}" if curve.backend else ""
     setting.notes.append(
-        f"cost = 'calibrated': collectives take the time of the measured curve of {kind}{backend}"
-        f"{_undisturbed(setting)}"
+        "cost = 'calibrated': collective times are those of the measured curve of "
+        f"{kind}{backend}{_undisturbed(setting)}"
     )
     warned: list[str] = []
 
     def known(phase: Phase) -> Known:
         cluster, nbytes = setting.cluster, phase.nbytes
         if not least <= nbytes <= most and not warned:
-            warned.append(f"the curve was measured from {least} to {most} bytes; {nbytes:.0f} lie beyond: extrapolated")
+            warned.append(f"the curve was measured from {least} to {most} bytes; {nbytes:.0f} bytes are extrapolated")
             setting.notes.append(warned[0])
         plans = [_schedule(setting, algorithm, group, nbytes, kind) for group in phase.groups]
         seconds, moving, own, wide = 0.0, 0.0, Load(cluster), Load(cluster)
@@ -395,16 +397,21 @@ def _curve(setting: Setting, where: str, nodes: Sequence[int], kind: str) -> Cur
         raise ConfigError(f"{where}: cluster {cluster.name!r} is not calibrated; {remedy}")
     own = [c for c in table.curves if (c.operation, c.inside) == (kind, inside)]
     if not own:
-        raise ConfigError(f"{where}: cluster {cluster.name!r} has no curve of {kind} {place}; {remedy}")
+        raise ConfigError(
+            f"{where}: the calibration of cluster {cluster.name!r} has no curve of {kind} {place}; {remedy}"
+        )
     fitting = [c for c in own if c.ranks[0] <= n <= c.ranks[1]]
     if not fitting:
         known = ", ".join(f"{c.ranks[0]} to {c.ranks[1]}" for c in own)
         raise ConfigError(
-            f"{where}: cluster {cluster.name!r} has curves of {kind} {place} for {known} ranks, not for {n}; {remedy}"
+            f"{where}: the calibration of cluster {cluster.name!r} has curves of {kind} {place} for "
+            f"{known} ranks, not for {n}; {remedy}"
         )
     if len(fitting) > 1:
         backends = " and ".join(sorted(repr(c.backend) for c in fitting))
-        raise ConfigError(f"{where}: {kind} was measured by {backends}; calibrate with --backend, for one of them")
+        raise ConfigError(
+            f"{where}: {kind} was measured with several backends, {backends}; calibrate with --backend to choose one"
+        )
     return fitting[0]
 
 
@@ -416,11 +423,11 @@ def _by_nccl(setting: Setting, where: str, algorithm: str | Collective, kind: st
     wanted, protocol = (_NCCL.get(name), None) if "(" not in name else forced(find(name, kind))
     if name.partition("(")[0] not in _NCCL or (wanted is None and "(" in name):
         raise ConfigError(
-            f"{where}: NCCL has no {name!r}; use algorithm = 'ring', 'double_binary_tree', or 'auto' for what its "
-            "tuner chooses"
+            f"{where}: NCCL has no algorithm {name!r}; use algorithm = 'ring', 'double_binary_tree', or "
+            "'auto' for the choice of its tuner"
         )
     cluster = setting.cluster
-    said = f"cost = 'nccl': collectives take the time that NCCL's tuner expects{_undisturbed(setting)}"
+    said = f"cost = 'nccl': collective times are the estimates of NCCL's tuner{_undisturbed(setting)}"
     if said not in setting.notes:
         setting.notes.append(said)
     seen: set[tuple[str, str]] = set()
@@ -440,7 +447,7 @@ def _by_nccl(setting: Setting, where: str, algorithm: str | Collective, kind: st
             moving = max(moving, bytes_only + slower)
             if (choice.algorithm, choice.protocol) not in seen:
                 seen.add((choice.algorithm, choice.protocol))
-                setting.notes.append(f"nccl: {choice.algorithm} by {choice.protocol} for {nbytes / 1e6:.3g} MB")
+                setting.notes.append(f"nccl: {choice.algorithm} with {choice.protocol} for {nbytes / 1e6:.3g} MB")
             name_of_plan = _SCHEDULE.get(choice.algorithm, f"nccl({choice.algorithm})")
             plan = _schedule(setting, name_of_plan, group, nbytes, kind)
             if choice.algorithm in _SCHEDULE:

@@ -93,12 +93,17 @@ class _Cycles:
         self._chosen = [-1] * len(workers)
         if choose is not None:
             self._chosen = [_first(choose, worker) for worker in workers]
-            self.notes.append("peers are drawn in the run; here each rank sends to the first one that it draws")
+            self.notes.append(
+                "peers are chosen at random during the run; here, each rank sends to the first one that it would choose"
+            )
         #: gradients that an update at the servers takes, where workers wait for it
         counts = [op.number for op in ops if op.kind in (ls.GATHER, ls.GATHER_NEW)]
         self._awaited = counts[0] if any(op.kind == ls.MEET for op in ops) else 1
         if servers and self._awaited < max(len(workers), 2):
-            self.notes.append("the cycles of workers are independent here; the run decides in which order servers act")
+            self.notes.append(
+                "the cycles of workers are independent here; the order in which servers process them is "
+                "decided during the run"
+            )
 
     def step(self, number: int) -> Step:
         """Return the rows of all workers' next cycle."""
@@ -166,11 +171,13 @@ class _Cycles:
             for i, gathered in enumerate(self._gathered):
                 gathered.append(self._serve(worker, i, op.name, 0.0 if op.seconds is None else op.seconds(worker)))
             if 1 < op.number < n:
-                self.notes.append(f"an update takes {op.number} of what has come, the last of which makes it")
+                self.notes.append(
+                    f"an update uses {op.number} of the gradients that have arrived; the last of them triggers it"
+                )
         elif op.kind == ls.MEET and 1 < self._awaited < n:
-            self.notes.append("a worker waits for the update that takes its gradient, which the run decides")
+            self.notes.append("a worker waits for the update that uses its gradient, which is decided during the run")
         elif op.kind == ls.CLOCK and 0 < op.number < ls.MANY:
-            self.notes.append(f"a worker waits where it is more than {op.number} updates ahead of another one")
+            self.notes.append(f"a worker waits if it is more than {op.number} updates ahead of the slowest one")
         elif op.kind == ls.POST:
             for to in self.peers[rank]:
                 lanes = f"to {to}", f"from {rank}"

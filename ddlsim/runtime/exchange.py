@@ -1,4 +1,4 @@
-"""Exchange = route x codec: the vectors of a group's members become one vector, which all of them receive.
+"""Exchanges: a route and a codec turn the vectors of a group's members into one vector that all of them receive.
 
 The *codec* (:mod:`ddlsim.runtime.codec`) determines the encoded bytes and the time of encoding; without a codec vectors
 are sent uncompressed. The *route* is one of
@@ -55,11 +55,11 @@ Vectors = Callable[[int, int], Value[Array]]
 
 
 class Exchange:
-    """Vectors of all members of a communicator, in parts, become their mean.
+    """Base of exchanges in which the members of a communicator average their vectors, part by part.
 
-    what     name of a worker's wait for it
-    codec    None: vectors are sent uncompressed
-    decodes  whether workers decode parts as they arrive; otherwise they wait only for the last one
+    what     name of a worker's wait for the exchange
+    codec    encoding of vectors; None: they are sent uncompressed
+    decodes  True: workers decode parts as they arrive; False: they wait only for the last one
     """
 
     what: str
@@ -72,20 +72,20 @@ class Exchange:
 
     @property
     def route(self) -> Route:
-        """The route of a part."""
+        """Route of a part."""
         return "process"
 
     @property
     def decides(self) -> bool:
-        """Whether its result decides in which further steps it takes place."""
+        """Whether its result decides in which later steps it takes place."""
         return False
 
     def arrived(self, worker: Worker, step: int) -> bool:
-        """Let a worker use its result of a step; return whether that has decided on further steps."""
+        """Let a worker use its result of a step; return whether this has decided on later steps."""
         return False
 
     def encode_seconds(self, worker: Worker, step: int, part: int) -> float:
-        """Return the compute seconds of a worker between the time when a part is ready and its sending."""
+        """Return the s that a worker computes between the time when a part is ready and its sending."""
         if self.codec is None:
             return 0.0
         place, seconds = self.place[worker.rank], 0.0
@@ -95,27 +95,30 @@ class Exchange:
         return seconds
 
     def decode_seconds(self, worker: Worker, step: int, part: int) -> float:
-        """Return the compute seconds of a worker after a part's mean has arrived."""
+        """Return the s that a worker computes after a part's mean has arrived."""
         return 0.0
 
     def carry(self, worker: Worker, step: int, parts: Sequence[int], nbytes: float) -> simpy.Event:
-        """Send a worker's parts, `nbytes` without codec, as one now; return the event of the mean's arrival."""
+        """Send several parts of a worker as one now, and return the event of the mean's arrival.
+
+        `nbytes` is their size without a codec.
+        """
         raise NotImplementedError
 
     def schedule(self, step: int, parts: Sequence[int], nbytes: float) -> tuple[Schedule, float]:
-        """Return the one collective of parts, and the bytes of its buffer, where the route is a schedule."""
+        """Return the schedule of the single collective of the parts, and the bytes of its buffer."""
         raise NotImplementedError
 
     def phases(self, step: int, parts: Sequence[int], nbytes: float) -> tuple[Phase, ...]:
-        """Return the phases of the one collective of parts, if its time is known."""
+        """Return the phases of the single collective of the parts, if its time is known."""
         raise NotImplementedError
 
     def calls(self, step: int, parts: Sequence[int], nbytes: float, place: int = 0) -> list[Call]:
-        """Return the collectives that a member enters in turn, for parts that are `nbytes` without codec."""
+        """Return the collectives that a member enters one after the other, for parts of `nbytes` without a codec."""
         raise NotImplementedError
 
     def service(self, step: int, part: int) -> Service:
-        """Return the bytes that servers receive and answer for an encoded part."""
+        """Return the bytes that servers receive and send back for an encoded part."""
         raise NotImplementedError
 
     @property
@@ -129,8 +132,8 @@ class Exchange:
             return nbytes
         if not self.codec.sizes_known:
             raise ConfigError(
-                f"compression: {title(self.codec.choice.compressor)}: the size of what it sends depends on values, but "
-                "what is fused in buffers must have known sizes; use overlap = 'none', 'layer' or 'ddp', or a "
+                f"compression: {title(self.codec.choice.compressor)}: its compressed size depends on values, "
+                "but tensor fusion needs known sizes; use overlap = 'none', 'layer' or 'ddp', or a "
                 "compressor such as TopK"
             )
         return sum(sum(self._nbytes(0, piece, 0)) for piece, _ in self._encoded(part, 0))
@@ -223,8 +226,8 @@ class CollectiveExchange(Exchange):
         compressor, traits = choice.compressor, choice.compressor.traits
         if choice.down is not None:
             raise ConfigError(
-                f"compression: down = {title(choice.down)} has no effect with {communicator.owner}, whose workers all "
-                "end with the mean; leave it out, or use ParameterServer"
+                f"compression: down = {title(choice.down)} has no effect with {communicator.owner}, where all "
+                "workers receive the mean; leave it out, or use ParameterServer"
             )
         if self.algorithm is not None:
             fabric = communicator.fabric
@@ -234,9 +237,9 @@ class CollectiveExchange(Exchange):
         if hierarchical(communicator.fabric.algorithm) and self.collective == "all_gather":
             if not self._known:
                 raise ConfigError(
-                    f"{communicator.owner}: algorithm = {communicator.fabric.algorithm!r} with {title(compressor)}: "
-                    "the size of what it sends depends on values; use 'ring', or a compressor of known size such as "
-                    "TopK"
+                    f"{communicator.owner}: algorithm = {communicator.fabric.algorithm!r} with "
+                    f"{title(compressor)}: its compressed size depends on values; use 'ring', or a compressor of "
+                    "known size such as TopK"
                 )
             assert communicator.nested.size  # says if groups have unequally many
             self.machines = [places.tolist() for places in communicator.groups]
@@ -260,8 +263,9 @@ class CollectiveExchange(Exchange):
             )
         elif like.machines != self.machines:
             raise ConfigError(
-                f"{communicator.owner}: algorithm = {communicator.fabric.algorithm!r} with {title(compressor)}: the "
-                "stages' replicas lie on machines in different ways; use 'ring'"
+                f"{communicator.owner}: algorithm = {communicator.fabric.algorithm!r} with "
+                f"{title(compressor)}: the replicas of the stages are distributed differently over machines; "
+                "use 'ring'"
             )
         else:
             self.codec = like.codec
@@ -271,8 +275,8 @@ class CollectiveExchange(Exchange):
         communicator = self.communicator
         if self.collective in ("majority_vote", "gtopk_tree"):
             raise ConfigError(
-                f"{communicator.owner}: cost = {communicator.fabric.cost!r} with {name}: no library has the collective "
-                f"{self.collective!r}, so its time is unknown; use cost = 'simulated'"
+                f"{communicator.owner}: cost = {communicator.fabric.cost!r} with {name}: no library provides "
+                f"the collective {self.collective!r}, so its time is unknown; use cost = 'simulated'"
             )
         for kind in ("reduce_scatter", "all_gather") if self.machines else (self._payload_kind,):
             communicator.prepare(kind, self.algorithm if kind == self.kind else None)
@@ -281,12 +285,12 @@ class CollectiveExchange(Exchange):
         if self.collective == "all_reduce":
             if self._payload_kind == self.kind:
                 return
-            text = "by all-reduces: others need its first messages whole"
+            text = "with all-reduces: other collectives need its first messages complete"
         else:
             back = "" if self.kind == "reduce_scatter" else ", ring all-gather"
             how = {
                 "all_gather": "a ring all-gather",
-                "majority_vote": f"a majority vote (shards of bits to their counters{back})",
+                "majority_vote": f"a majority vote (shards of bits sent to their counters{back})",
                 "gtopk_tree": "a binomial tree that merges on the way",
             }[self.collective]
             algorithm = algorithm_name(self.algorithm or self.communicator.fabric.algorithm)
@@ -631,7 +635,7 @@ class ThroughServers(Exchange):
 
     @property
     def plan_notes(self) -> list[str]:
-        working = ["threads of servers work on what arrives (ServerWork), which takes time beside these tasks"]
+        working = ["threads of servers process what arrives (ServerWork), which takes time in addition to these tasks"]
         return [*super().plan_notes, *(working if self.codec is None else [])]
 
     def _push(self, step: int, piece: int, place: int) -> float:
@@ -745,8 +749,9 @@ class InGroups(Exchange):
         super().__init__(communicator)
         if len({len(places) for places in groups}) > 1:
             raise ConfigError(
-                f"{communicator.owner}: fabric = {fabric} among the workers of a machine needs equally many on each, "
-                f"not {sorted({len(places) for places in groups})}; use another number of workers, or leave it out"
+                f"{communicator.owner}: fabric = {fabric} inside machines needs the same number of workers on "
+                f"each machine, not {sorted({len(places) for places in groups})}; use another number of "
+                "workers, or leave it out"
             )
         self.what = "all-reduce"
         self._halves = halves_of(fabric, communicator.owner)
@@ -909,10 +914,11 @@ class Rounds:
 
 
 class Averaging(Rounds):
-    """The all-reduce that gives every member the mean of all members' vectors, round by round; blocking, or in the
-    background while workers compute.
+    """All-reduce that gives every member the mean of all members' vectors, round by round.
 
-    share   bytes of a vector as a share of all parameters
+    It blocks, or runs in the background while workers compute.
+
+    share  bytes of a vector, as a share of those of all parameters
     """
 
     def __init__(
@@ -945,7 +951,7 @@ class Averaging(Rounds):
     def finish(self, worker: Worker, key: object) -> Computation:
         """Wait until a round has ended for this worker, and return its result.
 
-        The wait is booked as waiting until the last worker had entered, as communication from then on.
+        The time until the last worker has entered is booked as waiting, the rest as communication.
         """
         number, start = self._numbers[key], worker.loop.now
         current = self._rounds[number]

@@ -1,5 +1,4 @@
-"""The plan of steps as a run executes them: with the seconds of encoding and decoding, and the collectives and bytes of
-encoded vectors."""
+"""Plans of steps as executed in a run, with encoding and decoding times and the collectives of encoded vectors."""
 
 from __future__ import annotations
 

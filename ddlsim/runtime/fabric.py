@@ -52,19 +52,19 @@ Cost = Annotated[str, one_of(*COSTS)]
 @checked
 @dataclass(frozen=True)
 class Fabric:
-    """How the members of a group execute their collectives: ``simulate(..., fabric=Fabric("hierarchical"))``.
+    """How a group executes its collectives: ``simulate(..., fabric=Fabric("hierarchical"))``.
 
-    algorithm   name of an all-reduce ("ring", "nccl", "hierarchical", "double_binary_tree", ...), a function
-                ``n_ranks -> Schedule``, ``"package.module:function"``, or "auto": the fastest in simulation, for each
-                size. "default" is "nccl" for machines with several GPUs and several paths between them that NCCL uses
-                (NVLinks, network interfaces, parallel switches); "hierarchical" if machines have one worker each and
-                it is faster on the network's levels; otherwise "ring"
-    rank_order  "topology" (neighbours in the network are neighbours in the ring, as NCCL arranges them),
-                "given" (the cluster's order, as MPI ranks), or a permutation of the ranks
-    cost        time of a collective: "simulated" message by message; "calibrated" by the curve measured on this
-                cluster (see docs/calibration.md); "nccl" by the estimate of NCCL's tuner for `algorithm`, which is
-                "ring" or "double_binary_tree" ("auto" and "nccl" use the faster one) or, for "hierarchical", for its
-                calls on every level
+    algorithm   name of an all-reduce ("ring", "nccl", "hierarchical", "double_binary_tree", ...), a function ``n_ranks
+                -> Schedule``, ``"package.module:function"``, or "auto": the fastest in simulation, for each size.
+                "default" is "nccl" for machines with several GPUs and several paths between them that NCCL uses
+                (NVLinks, network interfaces, parallel switches); "hierarchical" if machines have one worker each and it
+                is faster on the network's levels; otherwise "ring"
+    rank_order  "topology" (neighbours in the network are neighbours in the ring, as NCCL arranges them), "given" (the
+                cluster's order, as for MPI ranks), or a permutation of the ranks
+    cost        source of collective times: "simulated", message by message; "calibrated", the curve measured on this
+                cluster (see docs/calibration.md); "nccl", the estimate of NCCL's tuner for `algorithm`, which is "ring"
+                or "double_binary_tree" ("auto" and "nccl" use the faster one) or, for "hierarchical", for its calls on
+                every level
     """
 
     algorithm: AllReduceAlgorithm = "default"
@@ -108,7 +108,7 @@ class OnFabric:
 @checked
 @dataclass(frozen=True, kw_only=True)
 class WithFabric(OnFabric):
-    """The fields of a :class:`Fabric`, for strategies to inherit; ``simulate(..., fabric=...)`` sets them."""
+    """Mixin with the fields of a :class:`Fabric`, for strategies; ``simulate(..., fabric=...)`` sets them."""
 
     algorithm: AllReduceAlgorithm = "default"
     rank_order: RankOrder = "topology"

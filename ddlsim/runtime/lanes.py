@@ -1,5 +1,7 @@
-"""Runs in which each worker repeats its own cycle of operations: the kernel executes the cycles, and Python follows
-their log."""
+"""Runs in which each worker repeats its own cycle of operations.
+
+The kernel executes the cycles, and Python follows their log.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,9 @@ import simpy
 
 from ddlsim.errors import DdlsimError, DeadlockError
 from ddlsim.network import lanes as ls
+from ddlsim.network.addresses import addresses, send_address
 from ddlsim.network.calendar import EVENT, N_CALENDAR, SEQUENCE
 from ddlsim.network.devices import DEVICE, SLOW
-from ddlsim.network.pointers import addresses, send_address
 from ddlsim.network.state import Bools, Floats, Ints, Records
 from ddlsim.network.tasks import N_WOKEN
 from ddlsim.runtime.codec import Messages
@@ -104,7 +106,7 @@ class Lanes:
         setting.slows = True
         no_effect = ""
         if with_servers:
-            no_effect = ": workers wait for servers, and compute nothing meanwhile"
+            no_effect = ": workers wait for servers without computing"
         elif len(self.tables.crashes):  # what a crash undoes is planned when the work begins
             no_effect = " on workers that fail while their peers go on"
         if no_effect:
@@ -242,10 +244,11 @@ class Lanes:
         gone = [rank for rank, own in enumerate(crashes) if own and own[-1][0] <= now and own[-1][1] == math.inf]
         if gone:
             return DdlsimError(
-                f"at {now:.6g} s nothing is left to happen: the workers {gone} have crashed and never come back, and "
-                "the others wait for them; give failures a repair time, or choose a strategy that needs fewer of them"
+                f"at {now:.6g} s, no event is left: the workers {gone} have crashed and never return, and the "
+                "others wait for them; set a repair time for failures, or choose a strategy that needs fewer "
+                "workers"
             )
-        return DeadlockError(f"deadlock at {now:.6g} s: nothing is left to happen, but the run goes on")
+        return DeadlockError(f"deadlock at {now:.6g} s: no event is left, but the run has not ended")
 
     # ------------------------------------------------------------ processes, such as those that bring samples
 

@@ -390,4 +390,4 @@ class Loop:
     def _who_waits(self) -> str:
         who = "; ".join(f"{name} waits for {what}" for name, what in list(self.waiting.items())[:8])
         more = f" and {len(self.waiting) - 8} more" if len(self.waiting) > 8 else ""
-        return f"deadlock at {self.now:.6g} s: nothing is left to happen, but {who or 'the run has not ended'}{more}"
+        return f"deadlock at {self.now:.6g} s: no event is left, but {who or 'the run has not ended'}{more}"

@@ -180,7 +180,7 @@ class OwnModels:
         self._advance(rank, step * len(self._operations) + self._operations.index((operation, number)) + 1)
 
     def gradient(self, step: int, place: int) -> Value[Array]:
-        raise AssertionError("workers with models of their own bring what their rules say")
+        raise AssertionError("workers with separate models contribute what their rules return")
 
     # ------------------------------------------------------------ values
 
@@ -236,7 +236,7 @@ class _ByGroup:
         return self.rounds[group]
 
     def mean(self, step: int, gradients: Sequence[Value[Array]]) -> Value[Array]:
-        raise AssertionError("every worker has a model of its own")
+        raise AssertionError("every worker has its own model")
 
 
 def run_local_steps(setting: Setting, rules: Sequence[Rule], *, owner: str) -> list[Replica]:

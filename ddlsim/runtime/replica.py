@@ -1,5 +1,7 @@
-"""Common parts of decentralised strategies: a model per worker, local steps, the count of updates, and a common model
-with an outer optimizer."""
+"""Common parts of decentralised strategies.
+
+They are a model per worker, local steps, the count of updates, and a common model with an outer optimizer.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +35,10 @@ class Periodic(WithFabric):
 class Replica:
     """A worker with its own model (``worker.params``) and optimizer state.
 
-    ``step`` counts its local steps; ``n_samples`` is the number of samples of all workers after the same number of
-    steps. It determines the learning rate, which must not depend on the progress of others. ``ended`` counts the
-    workers that have ended each step.
+    step       number of its local steps
+    n_samples  number of samples of all workers after the same number of steps, which determines the learning rate,
+               independently of the progress of others
+    ended      number of workers that have ended each step
     """
 
     worker: Worker
@@ -51,7 +54,7 @@ class Replica:
         self.forget()
 
     def forget(self) -> None:
-        """Start the optimizer (its momentum) anew."""
+        """Reset the optimizer state, such as momentum."""
         self.state = self.worker.learner.optimizer_state(self.worker.params)
 
     def after(self, params: Value[Array], gradient: Value[Array]) -> tuple[Value[Array], State]:
@@ -61,7 +64,7 @@ class Replica:
         return learner.update(params, gradient, self.state, self.rate)
 
     def local_step(self) -> Process:
-        """x_i <- x_i - eta g_i(x_i)"""
+        """Make a local step, x_i <- x_i - eta g_i(x_i)."""
         worker = self.worker
         gradient = yield from worker.gradient()
         yield from worker.optimizer_step()
@@ -80,7 +83,7 @@ class Replica:
         self.n_samples += (self.worker.samples_per_step if samples is None else samples) * self.n_workers
 
     def end_step(self) -> None:
-        """End a worker's part of a synchronous step, which is an update when the last worker has ended it."""
+        """End a worker's part of a synchronous step; the step is an update when the last worker has ended it."""
         self.worker.end_step()
         self.ended[self.step] += 1
         if self.ended[self.step] == self.n_workers:
@@ -101,7 +104,7 @@ def replicas_of(setting: Setting) -> list[Replica]:
 
 
 def start_replicas(setting: Setting, work: Callable[[Replica], Process]) -> list[Replica]:
-    """Start a process per worker; the run hands over the mean of their models."""
+    """Start one process per worker. The final model of the run is the mean of the workers' models."""
     replicas = replicas_of(setting)
     for replica in replicas:
         setting.loop.env.process(work(replica))
@@ -111,15 +114,16 @@ def start_replicas(setting: Setting, work: Callable[[Replica], Process]) -> list
 def need_values(setting: Setting, owner: str, why: str) -> None:
     """Raise ConfigError in a timing-only run, for a strategy that needs values."""
     if setting.learner.task is None:
-        raise ConfigError(f"{owner}: {why}; give the run data with training=ddlsim.Training('digits', ...)")
+        raise ConfigError(f"{owner}: {why}; set training=ddlsim.Training('digits', ...)")
 
 
 class Outer:
-    """The model w, which an outer ``optimizer`` moves while the run's own one makes the workers' local steps.
+    """The global model w, updated by an outer ``optimizer``; the run's optimizer makes the workers' local steps.
 
-    Its gradient is the workers' mean model update, w - mean_i(x_i), possibly compressed (Reddi et al. 2021, "Adaptive
-    Federated Optimization", arXiv:2003.00295, algorithm 1). It computes in float64 and rounds w once, to the dtype of
-    the parameters. Running statistics of batch normalisation bypass it, as momentum could make a variance negative.
+    The gradient of the outer optimizer is the workers' mean model update, w - mean_i(x_i), possibly compressed (Reddi
+    et al. 2021, "Adaptive Federated Optimization", arXiv:2003.00295, algorithm 1). It computes in float64 and rounds w
+    once, to the dtype of the parameters. Running statistics of batch normalisation bypass it, as momentum could make a
+    variance negative.
 
     params  w, shape (n_params,); the initial model at first
     """
@@ -132,7 +136,7 @@ class Outer:
         self._state: State = self.plane.apply(lambda w: self.optimizer.init(w.astype(np.float64)), self.params)
 
     def towards(self, mean: Value[Array], rate: float, unit: float = 1.0) -> Value[Array]:
-        """Return w after a step of `rate` with the gradient (w - mean) / unit; its statistics are those of `mean`."""
+        """Return w after a step of `rate` with the gradient (w - mean) / unit; statistics are those of `mean`."""
 
         def away(params: Array, mean: Array) -> Array:
             return (params.astype(np.float64) - mean) / unit
@@ -141,12 +145,12 @@ class Outer:
         return self.params
 
     def follow(self, mean: Value[Array]) -> Value[Array]:
-        """Return `mean`, which is w now."""
+        """Set w to `mean`, and return it."""
         self.params = mean
         return mean
 
     def step(self, gradient: Value[Array], rate: float) -> Value[Array]:
-        """Return w after a step of `rate`; its statistics take in those of the batches that the gradient is made of."""
+        """Return w after a step of `rate`; its statistics include those of the batches behind the gradient."""
 
         def moved(params: Array, gradient: Array, state: OptimizerState) -> tuple[Array, OptimizerState]:
             wide = params.astype(np.float64), gradient.astype(np.float64)

@@ -1,4 +1,4 @@
-"""The work of synchronous parameter servers on a tensor, and its time.
+"""Memory-bound work of synchronous parameter servers on a tensor, and its time.
 
 The model is MXNet's (``src/kvstore/kvstore_dist.h``, ``kvstore_dist_server.h``) on ps-lite
 (``include/ps/kv_app.h``). A tensor goes from a device to the memory of its machine, and from there to the servers. A
@@ -25,20 +25,20 @@ Passes = Annotated[float, number(0.0, hint=" passes, such as 2")]
 @checked
 @dataclass(frozen=True)
 class ServerWork:
-    """A server's work on its part of a tensor, in passes: how often it reads or writes all bytes of the part.
+    """Memory-bound work of a parameter server, in passes over the bytes of its part of a tensor.
 
     memory       bytes/s that a thread reads and writes: 10 GB/s, about what STREAM (McCalpin 1995) reaches with one
                  thread on a server of the 2010s
-    threads      number of threads that handle requests and copy answers together. Each handles its own tensors; a new
-                 tensor goes to the thread with the fewest bytes so far (BytePS: GetThreadID in its server)
-    together     bytes/s of pushes and updates that several cores work on together (OpenMP), at most the memory
-                 bandwidth of a socket, such as "60 GB/s"; None: a single thread does them like all other work
+    threads      number of threads that handle requests and copy answers. Each handles its own tensors; a new tensor
+                 goes to the thread with the fewest bytes so far (BytePS: GetThreadID in its server)
+    together     bytes/s of pushes and updates processed by several cores together (OpenMP), at most the memory
+                 bandwidth of a socket, such as "60 GB/s"; None: a single thread processes them like all other work
     first_push   2: a worker's push is read and written to the buffer
     push         3: the buffer and a further worker's push are read, the sum is written
     update       2: the sum is copied over the parameters; 3: SGD; 5: SGD with momentum (two arrays are read and
                  written, one is read)
     pull         2: the parameters are copied into each answer; 0: they are sent without a copy
-    deliver      2: a worker's machine, in one thread of its own, copies the servers' answers together
+    deliver      2: on a worker's machine, a separate thread copies the servers' answers together
     whole_below  size in bytes below which a tensor is not split but sent to one server, in round-robin order (MXNet:
                  MXNET_KVSTORE_BIGARRAY_BOUND, a million elements, so "4 MB")
     """
@@ -59,7 +59,7 @@ class ServerWork:
         return 1.0 / si(shared, "bandwidth")
 
     def bound(self) -> float:
-        """Return the size in bytes from which tensors are split."""
+        """Return the smallest size of tensors that are split, in bytes."""
         return si(self.whole_below, "bytes")
 
 

@@ -66,8 +66,9 @@ def check_layers(kind: str, learner: Learner, servers: int) -> None:
     if servers > 1 and hasattr(optimizer, "bounds"):
         name = type(optimizer).__name__
         raise ConfigError(
-            f"{kind}: servers = {servers} with the optimizer {name}: {name} needs the norms of whole layers, but each "
-            "server holds a part of the parameters that ends inside a layer; use servers = 1, or SGD, Momentum or Adam"
+            f"{kind}: servers = {servers}: the optimizer {name} needs the norms of complete layers, but "
+            "each server stores a part of the parameters that ends inside a layer; use servers = 1, or "
+            "SGD, Momentum or Adam"
         )
 
 
@@ -79,8 +80,8 @@ def note_lock_step(setting: Setting) -> None:
     varied = any(w.factors is not UNVARIED or w.slow_downs for w in workers)
     if len(workers) > 1 and len(times) == 1 and not varied:
         setting.notes.append(
-            "equal compute times without jitter: workers that start together keep meeting at the server; real ones "
-            "drift apart (give jitter=...)"
+            "equal compute times without jitter: workers that start together keep arriving at the server "
+            "together; real workers drift apart (set jitter=...)"
         )
 
 
@@ -100,8 +101,8 @@ def server_nodes(cluster: Cluster, workers: list[int], n_servers: int, placement
         where = "machines without workers"
     if n_servers > len(places):
         raise ConfigError(
-            f"ParameterServer: servers = {n_servers} with placement {placement!r}: cluster {cluster.name!r} has "
-            f"{len(places)} {where}; use fewer servers{_remedy(placement)}"
+            f"ParameterServer: servers = {n_servers}, placement = {placement!r}: cluster {cluster.name!r} "
+            f"has only {len(places)} {where}; use fewer servers{_remedy(placement)}"
         )
     spread = [places[i * len(places) // n_servers] for i in range(n_servers)]
     return spread if placement == "colocated" else places[:n_servers]
@@ -137,10 +138,12 @@ class Threads:
 
 
 class Servers:
-    """A strategy's servers with an equal part of the parameters each, to which workers send gradients or `models`.
+    """Parameter servers of a strategy, each with an equal part of the parameters.
 
-    messages    to them and back
-    apply_time  of an update, s
+    Workers send them gradients or, with `models`, models.
+
+    messages    messages to servers and back
+    apply_time  time of an update, in s
 
     Raises ConfigError if there are not enough machines.
     """
@@ -171,12 +174,12 @@ class Servers:
         )
 
     def up(self, worker: Worker, message: Message) -> simpy.Event:
-        """Send a worker's packed message; the event is when all servers have their part."""
+        """Send a worker's encoded message, and return the event that all servers have their parts."""
         sends = zip(self.nodes, message.sizes, strict=True)
         return all_of(worker.loop, [worker.loop.send(worker.node, node, nbytes) for node, nbytes in sends])
 
     def down(self, worker: Worker, message: Message) -> simpy.Event:
-        """Send an answer; the event is when the worker has all of it."""
+        """Send an answer, and return the event that the worker has all of it."""
         sends = zip(self.nodes, message.sizes, strict=True)
         return all_of(worker.loop, [worker.loop.send(node, worker.node, nbytes) for node, nbytes in sends])
 

@@ -1,4 +1,4 @@
-"""The setting that a run gives to its strategy, and the interface of strategies."""
+"""`Setting`: the environment of a strategy in a run; and `Strategy`: the interface of strategies."""
 
 from __future__ import annotations
 
@@ -28,16 +28,20 @@ class Setting:
     At its start, a strategy sets ``model`` to a function that returns the parameters to hand over if the run ended now.
     If workers have separate models, it also sets ``replicas`` to a function that returns all their parameters,
     ``steps`` to one that returns the local steps of each, and ``mixture`` to one that returns the model in terms of
-    them. If there is a single optimizer state, ``optimizer`` is a function that returns it. ``seed`` is that of all
-    random streams. With ``compression``, exchanges and messages compress their data and set ``compresses``; plans set
-    ``slows`` if workers are slower while they communicate, and ``has_fixed_costs`` as their steps and collectives take
-    what the stack says. ``whole`` are the workloads of the workers if each had
-    the whole model. Without random compute times, ``jitter`` is NoJitter. ``crashes`` holds the outages (s, s) of each
-    worker, if workers do not stop for each other, and with ``machines_crash`` those of everything on its machine.
+    them. If there is a single optimizer state, ``optimizer`` is a function that returns it.
 
-    ``plan`` is a function that returns the tasks of ranks in a number of steps (None: in one cycle of steps) as
-    executed, without disturbances. The executor of tasks, or of cycles of operations, sets it, and processes may. With
-    ``shows_plan`` nothing will be executed: every rank has its own tasks, and sizes that depend on values are dense.
+    seed            seed of all random streams
+    compression     compression of exchanges and messages, which set ``compresses``
+    slows           set by plans whose workers are slower while they communicate
+    has_fixed_costs set by plans whose steps and collectives have the fixed costs of the stack
+    whole           workloads of the workers if each had the whole model
+    jitter          NoJitter without random compute times
+    crashes         outages (s, s) of each worker, if workers do not stop for each other; with ``machines_crash`` those
+                    of everything on its machine
+    plan            function that returns the tasks of ranks in a number of steps (None: in one cycle of steps) as
+                    executed, without disturbances. The executor of tasks, or of cycles of operations, sets it, and
+                    processes may
+    shows_plan      nothing will be executed: every rank has its own tasks, and sizes that depend on values are dense
     """
 
     cluster: Cluster
@@ -77,12 +81,15 @@ class Setting:
 
 
 class Strategy(Protocol):
-    """A distributed training algorithm. :mod:`ddlsim.strategies.contract` lists further methods that it may define.
-    Report each update with its samples: ``worker.stop.updated(n_samples)``."""
+    """A distributed training algorithm.
+
+    :mod:`ddlsim.strategies.contract` lists further methods that it may define. Report each update with its samples:
+    ``worker.stop.updated(n_samples)``.
+    """
 
     @property
     def label(self) -> str:
-        """A short name for tables, e.g. "all-reduce (ring, ddp)"."""
+        """Short name for tables, such as "all-reduce (ring, ddp)"."""
 
     def start(self, setting: Setting) -> None:
         """Create the simpy processes of all workers (and servers)."""

@@ -1,4 +1,4 @@
-"""Several runs on one network: the run with the earliest event goes on, up to the next event of another run.
+"""Several runs on one network: the run with the earliest event advances, up to the next event of another run.
 
 Each run has its own loop, so its events keep their own order; runs interact only through the bandwidth of shared
 channels. Runs that share no channel give the same results, bit for bit, as when simulated separately.
@@ -82,7 +82,7 @@ class SharedClock:
                 self._go(waiting[0], coming)
             elif not self._parties:
                 if coming == np.inf:
-                    raise DeadlockError("nothing is left to happen, but not everything has ended")
+                    raise DeadlockError("no event is left, but some runs have not ended")
                 self.network.advance(coming)
                 if not self.network.others_wait:
                     self._begin()
@@ -100,8 +100,8 @@ class SharedClock:
             if self._next[number] == np.inf and not self.network.is_under_way(number) and number not in waiting:
                 waits = "; ".join(f"{name} waits for {what}" for name, what in list(party.loop.waiting.items())[:8])
                 raise DeadlockError(
-                    f"{party.name}: deadlock at {self.network.now:.6g} s: others go on, but nothing of it is left to "
-                    f"happen{'; ' * bool(waits)}{waits}"
+                    f"{party.name}: deadlock at {self.network.now:.6g} s: no event of this run is left, although "
+                    f"other runs continue{'; ' * bool(waits)}{waits}"
                 )
 
     def _begin(self) -> None:

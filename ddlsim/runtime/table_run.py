@@ -205,8 +205,8 @@ def run_table(
     first = setting.workers[0]
     if first.workload_at is not None:
         raise ConfigError(
-            "training: growing_batch and phases change the seconds of a step, which this strategy takes from one plan; "
-            "run each batch size by itself"
+            "training: growing_batch and phases change the step time, but this strategy executes one "
+            "plan for the whole run; simulate each batch size separately"
         )
     run = TableRun(
         setting, lambda workloads: program, exchanges, folding=folding,
@@ -363,7 +363,7 @@ class TableRun:
         if step or call:
             program = program.map(functools.partial(with_fixed_costs, step=step, call=call))
         if call and program.template.queues:
-            what = f"call_time of stack {first.stack.name} does not delay collectives that a queue launches"
+            what = f"call_time of stack {first.stack.name} does not delay collectives launched by a queue"
             self.setting.notes.append(what)
         if self.setting.compression is not None and not program.template.cycles:
             plan = program.unroll(1)
@@ -649,7 +649,9 @@ class Calls:
         if exchange is None:
             every = [exchanges.exchange(other, group, parts=parts) for other in range(len(KINDS))]
             names = " and ".join(name for name, other in zip(KINDS, every, strict=True) if other is not None)
-            raise ConfigError(f"plan: {plan.task(row)}: a run of {owner} has no such exchange; it has {names}")
+            raise ConfigError(
+                f"plan: {plan.task(row)}: {owner} has no such exchange during a run; its exchanges: {names}"
+            )
         return exchange
 
     @functools.cached_property

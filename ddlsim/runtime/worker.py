@@ -78,9 +78,9 @@ class StopRule:
         since, *_ = (*(time for time, _ in self.recorder.updates[-1:]), 0.0)
         waits = f" and waits for {self.loop.waiting[name]}" if (name := f"worker {last}") in self.loop.waiting else ""
         raise DeadlockError(
-            f"no update since {since:.6g} s, in {self._n_steps} steps of workers: {name} has made {steps[last]}{waits},"
-            f" others up to {max(steps)}; count updates (worker.stop.updated), and let every worker enter what others "
-            "wait for"
+            f"no update since {since:.6g} s, in {self._n_steps} steps of workers: {name} has completed "
+            f"{steps[last]}{waits}, others up to {max(steps)}. Report updates with worker.stop.updated, "
+            "and let every worker enter the collectives that others wait for"
         )
 
     def updated(self, n_samples: int) -> None:
@@ -108,11 +108,13 @@ class StopRule:
 
 @dataclass
 class Worker:
-    """One worker: it computes gradients and books its time. `rank` is its place among the workers.
+    """A worker: it computes gradients and books its time.
 
-    ``params`` are its current parameters, shape (n_params,); in timing-only runs they are ABSENT. If batches grow or
-    images change, ``workload_at`` returns its workload at an epoch: the same object while it is unchanged. If the input
-    is simulated, ``feed`` provides the samples.
+    rank         its position among the workers
+    params       current parameters, shape (n_params,); ABSENT in timing-only runs
+    workload_at  function that returns its workload at an epoch, if batches grow or images change; the same object while
+                 it is unchanged
+    feed         source of samples, if the input is simulated
     """
 
     rank: int
@@ -155,7 +157,7 @@ class Worker:
     # ------------------------------------------------------------ gradients
 
     def gradient(self) -> Computation:
-        """Compute the gradient of the next batch at ``params``: the time now, the value when it is read."""
+        """Compute the gradient of the next batch at ``params``: its time now, its value when it is read."""
         yield from self.begin_step()
         value = self.draw()
         yield from self.forward()
@@ -180,7 +182,7 @@ class Worker:
             self.recorder.worker(self.rank, COMPUTE, what, start, self.loop.now)
 
     def begin_step(self) -> Process:
-        """Draw the step's jitter; with gradient accumulation compute all micro-steps but the last."""
+        """Sample the step's jitter; with gradient accumulation, compute all micro-steps but the last."""
         if self.owed:
             seconds, self.owed = self.owed, 0.0
             yield from self.compute(seconds, "evaluation")
@@ -224,7 +226,7 @@ class Worker:
     # ------------------------------------------------------------ blocking
 
     def block(self, event: simpy.Event, what: str) -> Process:
-        """Do nothing until `event`; the time is booked by the caller with :meth:`book`."""
+        """Wait for `event`; the caller books the time with :meth:`book`."""
         self.loop.waiting[self.name] = what
         self.recorder.begin(self.rank, COMMUNICATION, what, self.loop.now)
         yield event

@@ -1,4 +1,4 @@
-"""The distributed training algorithms. A strategy is a frozen dataclass with `label` and `start`."""
+"""Distributed training algorithms (strategies): frozen dataclasses with a `label` and a `start` method."""
 
 from ddlsim.runtime import Setting as Setting, Strategy as Strategy
 from ddlsim.runtime.server_work import ServerWork as ServerWork

@@ -37,15 +37,17 @@ from ddlsim.workload.compute import Workload
 class AllReduce(OnFabric):
     """Synchronous SGD: all workers average their gradients in every step.
 
-    overlap     "none", "layer", "ddp", "horovod", "priority", or a policy with its own settings
+    overlap     when gradients are sent: "none", "layer", "ddp", "horovod", "priority", or a policy object such as
+                DdpBuckets("50 MiB")
     algorithm, rank_order, cost
-                the :class:`~ddlsim.Fabric` of the all-reduce; ``simulate(..., fabric=...)`` sets them, too
+                the :class:`~ddlsim.Fabric` of the all-reduce, which ``simulate(..., fabric=...)`` can also set
     shared_norms
-                with LARS or LAMB, each of N workers computes the norms of 1/N of the layers, and an all-gather by this
-                algorithm ("bruck", "ring", ...) distributes them (Shi et al. 2021, arXiv:2010.10458, "parallel tensor
-                operator"): the same values in less time. None: every worker computes all norms
-    no_sync     with accumulation: True sums gradients once per update, as in DDP's ``no_sync`` context; False sums
-                after every micro-step, with the same values and `accumulation` times the bytes
+                algorithm of an all-gather ("bruck", "ring", ...) for LARS and LAMB: each of N workers computes the
+                norms of 1/N of the layers, and the all-gather distributes them (Shi et al. 2021, arXiv:2010.10458,
+                "parallel tensor operator"). This saves time and gives the same values. None: every worker computes all
+                norms
+    no_sync     with gradient accumulation: True sums gradients once per update, as in DDP's ``no_sync`` context; False
+                sums them after every micro-step, which gives the same values but sends `accumulation` times the bytes
     """
 
     algorithm: AllReduceAlgorithm = "default"
@@ -57,7 +59,7 @@ class AllReduce(OnFabric):
 
     @property
     def label(self) -> str:
-        """Algorithm and overlap, and the cost model unless it is simulation."""
+        """Algorithm and overlap, and the cost model unless collectives are simulated."""
         overlap = self.overlap if isinstance(self.overlap, str) else type(self.overlap).__name__
         norms = "" if self.shared_norms is None else ", shared norms"
         norms += "" if self.no_sync else ", sums in every micro-step"
@@ -74,9 +76,9 @@ class AllReduce(OnFabric):
         start_group(setting, overlap, members, sums, self.shared_norms, no_sync=self.no_sync)
 
     def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
-        """Return the step of workers with these workloads, gradients uncompressed.
+        """Return the step program for these workloads, without compression.
 
-        The program does not depend on `algorithm`, `rank_order` and `cost`, which decide how long collectives take.
+        It does not depend on `algorithm`, `rank_order` and `cost`, which decide only how long collectives take.
         """
         shared = self.shared_norms is not None
         overlap = overlap_named(self.overlap)
@@ -104,13 +106,14 @@ def start_group(
     accumulation, compresses = setting.workers[0].accumulation, setting.compression is not None
     if shared_norms is not None and (compresses or not members.simulated):
         raise ConfigError(
-            "AllReduce: shared_norms needs dense gradients and collectives that are simulated message by message; "
-            "leave compression and cost out, or shared_norms"
+            "AllReduce: shared_norms needs uncompressed gradients and cost = 'simulated'; remove shared_norms, or "
+            "compression and cost"
         )
 
     if compresses and accumulation > 1 and not no_sync:
         raise ConfigError(
-            "AllReduce: no_sync = False would add a compression error in every micro-step; remove it, or compression"
+            "AllReduce: no_sync = False would compress, and add an error, in every micro-step; remove no_sync or "
+            "compression"
         )
 
     def make(workloads: Sequence[Workload]) -> StepProgram:

@@ -145,17 +145,20 @@ class _Downpour:
 @checked
 @dataclass(frozen=True)
 class AsyncParameterServer(UpdatesServers):
-    """Asynchronous SGD (Downpour, Dean et al. 2012, section 4.1): the server applies each gradient when it
-    arrives, w <- w - eta * g_i(w_{t - tau}), and answers with the parameters; workers do not wait for each other.
+    """Asynchronous SGD through parameter servers (Downpour SGD, Dean et al. 2012, section 4.1).
 
-    Staleness tau is counted per update: the updates applied to the shard between a worker's pull and its push.
+    A server applies each gradient as soon as it arrives, w <- w - eta * g_i(w_{t - tau}), and replies with its
+    parameters. Workers do not wait for each other. The staleness tau of a gradient is the number of updates that the
+    server applied between the worker's pull and its push.
 
-    apply_time          s that a server needs for one update of its shard
-    accumulate          mini-batches between two exchanges: meanwhile the worker makes local steps, w_i <- w_i - eta g,
-                        and then pushes the sum of its gradients (the paper's n_fetch = n_push, its algorithm 7.1)
-    staleness_scaling   "inverse": gradients are divided by tau > 0 (Zhang et al. 2016); ExponentialPenalty(rho):
-                        multiplied with rho^tau (Chan and Lane 2014); or an object with a ``factor(staleness)``
-    delay_compensation  DelayCompensation(lambda): corrects gradients for their age (Zheng et al. 2017)
+    servers             number of parameter servers, each with an equal shard of the parameters
+    placement           "own" machines, or "colocated" with the workers
+    apply_time          time in which a server applies one update to its shard: s, or "1 ms"
+    accumulate          mini-batches between two exchanges. Meanwhile the worker makes local steps, w_i <- w_i - eta g;
+                        then it pushes the sum of its gradients (n_fetch = n_push in the paper, algorithm 7.1)
+    staleness_scaling   "inverse" divides gradients by tau > 0 (Zhang et al. 2016); ExponentialPenalty(rho) multiplies
+                        them by rho^tau (Chan and Lane 2014); any object with a method ``factor(staleness)`` works
+    delay_compensation  DelayCompensation(lambda) corrects gradients for their age (Zheng et al. 2017)
     """
 
     servers: Count = 1
@@ -168,13 +171,14 @@ class AsyncParameterServer(UpdatesServers):
     def __post_init__(self) -> None:
         if self.delay_compensation is not None and self.accumulate > 1:
             raise ConfigError(
-                f"AsyncParameterServer: delay_compensation with accumulate = {self.accumulate}: it corrects one "
-                "gradient at the pulled parameters, not a sum along the worker's own steps; use accumulate = 1"
+                f"AsyncParameterServer: delay_compensation cannot be combined with accumulate = {self.accumulate}, "
+                "because it corrects a single gradient at the pulled parameters, not a sum over local steps; use "
+                "accumulate = 1"
             )
 
     @property
     def label(self) -> str:
-        """Number and place of the servers, and the options in use."""
+        """Number and placement of the servers, and the options in use."""
         parts = [f"{self.servers} {self.placement}"]
         if self.accumulate > 1:
             parts.append(f"every {self.accumulate}")
@@ -186,7 +190,7 @@ class AsyncParameterServer(UpdatesServers):
         return f"asynchronous parameter server ({', '.join(parts)})"
 
     def updates(self, steps: int, n_workers: int) -> int:
-        """Every push is an update."""
+        """Return the number of updates: one per push."""
         return math.ceil(steps * n_workers / self.accumulate)
 
     def start(self, setting: Setting) -> None:

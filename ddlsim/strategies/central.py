@@ -94,11 +94,11 @@ class OfK(WithServers):
 
     @property
     def label(self) -> str:
-        """Its name with the number."""
+        """The value of k and the name of the method."""
         return f"{self.k}-{self.kind}"
 
     def updates(self, steps: int, n_workers: int) -> int:
-        """One update for every k gradients."""
+        """Return the number of updates: one per k gradients."""
         return math.ceil(steps * n_workers / self.k)
 
     def check_k(self, setting: Setting) -> None:
@@ -106,16 +106,21 @@ class OfK(WithServers):
         n_workers = len(setting.workers)
         if self.k > n_workers:
             name = type(self).__name__
-            raise ConfigError(f"{name}: k = {self.k}: there are {n_workers} workers; use at most {n_workers}")
+            raise ConfigError(f"{name}: k = {self.k} exceeds the number of workers; use at most {n_workers}")
 
 
 @checked
 @dataclass(frozen=True)
 class KAsync(OfK):
-    """K-async SGD (Dutta et al. 2018, arXiv:1803.01113, section 2): the server waits for k learners,
-    w <- w - eta (1/k) sum g, and answers these; the others go on with their current parameters.
+    """K-async SGD: an update uses gradients of the first k workers (Dutta et al. 2018, arXiv:1803.01113, section 2).
 
-    k = N is synchronous, k = 1 asynchronous.
+    The server waits for gradients from k different workers, makes the update w <- w - eta (1/k) sum g, and sends the
+    new parameters to these k workers. The others continue with the parameters that they have. k = 1 is asynchronous
+    SGD; with k equal to the number of workers this is synchronous SGD.
+
+    k  number of workers per update
+    servers, placement, apply_time
+       as for :class:`~ddlsim.AsyncParameterServer`; all servers update at once
     """
 
     kind = "async"
@@ -132,9 +137,16 @@ class KAsync(OfK):
 @checked
 @dataclass(frozen=True)
 class KBatchAsync(OfK):
-    """K-batch-async SGD (Dutta et al. 2018, AISTATS, arXiv:1803.01113, section 2): the server waits for k
-    mini-batches from any learners, w <- w - eta (1/k) sum g. A learner that has pushed pulls the current parameters
-    at once; no learner waits or is cancelled."""
+    """K-batch-async SGD: an update uses the next k gradients (Dutta et al. 2018, arXiv:1803.01113, section 2).
+
+    The server waits for k gradients, which may come from the same worker, and makes the update
+    w <- w - eta (1/k) sum g. After a push, a worker pulls the current parameters and continues at once: no worker
+    waits, and no work is cancelled.
+
+    k  number of gradients (mini-batches) per update
+    servers, placement, apply_time
+       as for :class:`~ddlsim.AsyncParameterServer`; all servers update at once
+    """
 
     kind = "batch-async"
 
@@ -148,18 +160,20 @@ class KBatchAsync(OfK):
 @checked
 @dataclass(frozen=True)
 class SoftSync(WithServers):
-    """n-softsync (Zhang, Gupta, Lian and Liu 2016, arXiv:1511.05950, section 3): the server waits for
-    c = floor(N/n) gradients from any workers, then
+    """n-softsync SGD (Zhang, Gupta, Lian and Liu 2016, arXiv:1511.05950, section 3).
+
+    With N workers, the server waits for c = floor(N/n) gradients from any workers and makes the update
 
         w <- w - (1/c) sum_l alpha(tau_l) g_l,    alpha(tau) = alpha_0 / tau for tau > 0, else alpha_0.
 
-    A worker that has pushed pulls the current parameters and goes on; n = N is asynchronous SGD. Staleness
-    tau is the number of updates between the pull and the push, about n on average.
-    (The paper's hardsync, which waits for all workers, is :class:`~ddlsim.ParameterServer`.)
+    After a push, a worker pulls the current parameters and continues at once. The staleness tau of a gradient is the
+    number of updates between the worker's pull and its push, about n on average. n = N is asynchronous SGD. (The
+    paper's hardsync, which waits for all workers, is :class:`~ddlsim.ParameterServer`.)
 
-    staleness_scaling   "inverse" is the paper's alpha(tau); None keeps alpha_0; else as AsyncParameterServer's
+    n                   the n of n-softsync, at most N
+    staleness_scaling   "inverse": the paper's alpha(tau); None: always alpha_0; others as for AsyncParameterServer
     servers, placement, apply_time
-                        as for :class:`~ddlsim.AsyncParameterServer`; an update is made by all servers at once
+                        as for :class:`~ddlsim.AsyncParameterServer`; all servers update at once
     """
 
     n: Count
@@ -167,18 +181,18 @@ class SoftSync(WithServers):
 
     @property
     def label(self) -> str:
-        """The n of its name, and the scaling."""
+        """The value of n, and the staleness scaling."""
         scaling = self.staleness_scaling
         name = scaling if isinstance(scaling, str) else "constant rate" if scaling is None else type(scaling).__name__
         return f"{self.n}-softsync ({name})"
 
     def _count(self, n_workers: int) -> int:
         if self.n > n_workers:
-            raise ConfigError(f"SoftSync: n = {self.n}: there are {n_workers} workers; use at most {n_workers}")
+            raise ConfigError(f"SoftSync: n = {self.n} exceeds the number of workers; use at most {n_workers}")
         return n_workers // self.n
 
     def updates(self, steps: int, n_workers: int) -> int:
-        """One update for every c gradients."""
+        """Return the number of updates: one per c gradients."""
         return math.ceil(steps * n_workers / self._count(n_workers))
 
     def start(self, setting: Setting) -> None:
@@ -195,29 +209,33 @@ def _slack(value: object, where: str) -> object:
     try:
         return whole(0)(value, where)
     except ConfigError as error:
-        raise ConfigError(f"{error}, or math.inf") from None
+        raise ConfigError(f"{error}, or math.inf for no limit") from None
 
 
 @checked
 @dataclass(frozen=True)
 class StaleSynchronous(WithServers):
-    """Stale synchronous parallel (Ho et al. 2013, NIPS, section 2): every gradient is applied when it arrives,
-    w <- w - eta g_i, but no worker may run ahead of the slowest by more than `slack` clocks.
+    """Stale synchronous parallel: workers drift apart by at most `slack` steps (Ho et al. 2013, NIPS, section 2).
 
-    The convention here: worker i's clock is the number of its gradients that have been applied; after each it is
-    held, before it pulls, as long as clock_i - min_j clock_j > slack. slack = 0 is a barrier after every step
-    (BSP; the N gradients of a step are added, not averaged), slack = math.inf asynchronous SGD.
+    The server applies every gradient when it arrives, w <- w - eta g_i. The clock of worker i is the number of its
+    gradients that have been applied. After each of them the worker waits, before its next pull, while
+    clock_i - min_j clock_j > slack.
+
+    slack  largest lead over the slowest worker, in steps. 0: a barrier after every step (BSP, where the N gradients of
+           a step are added, not averaged); math.inf: asynchronous SGD
+    servers, placement, apply_time
+           as for :class:`~ddlsim.AsyncParameterServer`; all servers update at once
     """
 
     slack: Annotated[float, by(_slack)]
 
     @property
     def label(self) -> str:
-        """Its name with the slack."""
+        """The slack."""
         return f"stale synchronous (slack {self.slack})"
 
     def updates(self, steps: int, n_workers: int) -> int:
-        """Every gradient is an update."""
+        """Return the number of updates: one per gradient."""
         return steps * n_workers
 
     def start(self, setting: Setting) -> None:

@@ -136,8 +136,8 @@ class Contract:
     def program(self, workloads: Sequence[Workload], accumulation: int) -> StepProgram:
         """Step program of all workers. Default: ConfigError, because processes decide their next operation."""
         raise ConfigError(
-            f"plan: {self.strategy.label} has no step program, as its processes decide what comes next; define "
-            "program(workloads, accumulation), or set setting.plan in start, to show what they do"
+            f"plan: {self.strategy.label} has no step program, because its processes decide during the run what to do "
+            "next; define program(workloads, accumulation), or set setting.plan in start"
         )
 
     @_optional
@@ -147,7 +147,7 @@ class Contract:
 
     @_optional
     def plan_nodes(self, cluster: Cluster, nodes: Sequence[int]) -> Sequence[int]:
-        """Node of each rank of the plan, given those of the workers. Default: those, because every rank is a worker."""
+        """Node of each rank of the plan, given those of the workers. Default: `nodes`, since each rank is a worker."""
         return list(nodes)
 
     @_optional
@@ -180,8 +180,8 @@ class Contract:
         """The strategy with its collectives on a fabric. Default: ConfigError. ``ddlsim.WithFabric`` has this."""
         raise ConfigError(
             f"fabric has no effect with {self.strategy.label}, which has no collectives: its workers send messages to "
-            "servers or to each other; leave it out (a strategy of your own with collectives inherits "
-            "ddlsim.WithFabric)"
+            "servers or to each other. Remove fabric; a custom strategy with collectives must inherit from "
+            "ddlsim.WithFabric"
         )
 
     # ------------------------------------------------------------ variants
@@ -239,7 +239,7 @@ class Contract:
         for rank, stage in enumerate(stages):
             if not isinstance(stage, Stage):
                 raise ConfigError(
-                    f"{self.name}.stage: returned {stage!r} for rank {rank}; must return a Stage, such as "
+                    f"{self.name}.stage returned {stage!r} for rank {rank}; it must return a Stage, such as "
                     "Stage(workload.cut(first, end))"
                 )
         return stages
@@ -256,7 +256,7 @@ class Contract:
 
     def _whole(self, number: int, method: str, why: str = "") -> int:
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise ConfigError(f"{self.name}.{method}: returned {number!r}{why}; must be a whole number of at least 1")
+            raise ConfigError(f"{self.name}.{method} returned {number!r}{why}; it must return an integer of at least 1")
         return number
 
     def micro_batches(self, batch_size: int, n_workers: int, accumulation: int) -> int:
@@ -269,8 +269,9 @@ class Contract:
             return accumulation
         if accumulation > 1:
             raise ConfigError(
-                f"accumulation = {accumulation}: the batch size of {self.name} is that of an update, of all workers "
-                f"together; leave it out, or use batch_size={accumulation * batch_size}"
+                f"accumulation = {accumulation}: {self.name} takes the global batch size of an update, so there is "
+                f"nothing to accumulate; remove accumulation, and set batch_size={accumulation * batch_size} for the "
+                "same number of samples"
             )
         return batch_size // (self.samples_at_once(batch_size, n_workers) * self.n_replicas(n_workers))
 
@@ -302,18 +303,18 @@ def _methods_of(kind: type) -> Mapping[str, Any]:
                 continue
             computed = isinstance(attribute, property | functools.cached_property)
             bound = attribute if computed else _bound(attribute, object(), kind)
-            wanted = f"{name}({', '.join((*positional, *('*',) * bool(by_keyword), *by_keyword))})"
+            signature = f"{name}({', '.join((*positional, *('*',) * bool(by_keyword), *by_keyword))})"
+            owner = kind.__name__
             if not callable(bound):
-                what = "a property" if computed else shown(attribute)
+                found = "a property" if computed else shown(attribute)
                 raise ConfigError(
-                    f"{kind.__name__}.{name}: is {what}; must be a method {wanted}, or a field of a dataclass"
+                    f"{owner}.{name} is {found}; it must be a method {signature}, or a field of a dataclass"
                 )
             try:
                 inspect.signature(bound).bind(*positional, **dict.fromkeys(by_keyword))
             except TypeError:
-                raise ConfigError(
-                    f"{kind.__name__}.{name}: has the parameters {inspect.signature(bound)}; must be {wanted}"
-                ) from None
+                parameters = inspect.signature(bound)
+                raise ConfigError(f"{owner}.{name} has the parameters {parameters}; it must be {signature}") from None
             methods[name], place[name] = attribute, i
             break
     for name, described in _DESCRIBES.items():

@@ -32,15 +32,23 @@ def _continued(mean: Array, params: Array, begun: Array) -> Array:
 @checked
 @dataclass(frozen=True)
 class DaSGD(Periodic):
-    """Local SGD with delayed averaging (Zhou et al. 2020, arXiv:2006.00441): the average of the models is merged
-    in `delay` d local steps after the all-reduce began.
+    """Local SGD with delayed averaging (Zhou et al. 2020, arXiv:2006.00441).
 
-    x_i <- x_i - eta g_i(x_i)                      always
-    s_i = x_i, all-reduce s                        at steps k with k mod tau = 0
-    x_i <- xi x_i + (1 - xi) (1/N) sum_j s_j       at steps k with (k - d) mod tau = 0, s of d steps ago
+    Workers merge the average of their models d local steps after the all-reduce began, so the all-reduce overlaps
+    computation:
 
-    `merge` is xi. With d >= 1 one all-reduce overlaps the computation (d = tau: at all times). With d = 0 and
-    xi = 0 this is :class:`~ddlsim.LocalSGD`; with xi = 1 the workers are independent.
+    x_i <- x_i - eta g_i(x_i)                      in every step
+    s_i = x_i, all-reduce s                        in steps k with k mod tau = 0
+    x_i <- xi x_i + (1 - xi) (1/N) sum_j s_j       in steps k with (k - d) mod tau = 0, with s from d steps before
+
+    With d = tau, an all-reduce is in flight at all times. With d = 0 and xi = 0 this is :class:`~ddlsim.LocalSGD`; with
+    xi = 1 the workers are independent.
+
+    period  tau, the local steps between two averages
+    delay   d, from 0 to `period`
+    merge   xi, the weight of a worker's own model
+    algorithm, rank_order, cost
+            the :class:`~ddlsim.Fabric` of the all-reduce
     """
 
     period: Count = 4
@@ -49,7 +57,7 @@ class DaSGD(Periodic):
 
     def __post_init__(self) -> None:
         if self.delay > self.period:
-            raise ConfigError(f"DaSGD: delay = {self.delay!r}: must be a whole number of steps from 0 to the period")
+            raise ConfigError(f"DaSGD: delay = {self.delay!r}: must be from 0 to the period of {self.period} steps")
 
     @property
     def label(self) -> str:
@@ -61,7 +69,7 @@ class DaSGD(Periodic):
         return Average(Every(self.period), self.delay)
 
     def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
-        """Return the steps of workers with these workloads."""
+        """Return the step program for these workloads."""
         return local_steps(workloads, [self._average], accumulation)
 
     def start(self, setting: Setting) -> None:
@@ -78,15 +86,23 @@ class DaSGD(Periodic):
 @checked
 @dataclass(frozen=True)
 class OverlapLocalSGD(Periodic):
-    """Overlap-Local-SGD (Wang, Liang and Joshi 2020, arXiv:2002.09539): every `period` steps the models are
-    pulled towards an anchor z, which is the average of one period before and has arrived meanwhile.
+    """Overlap-Local-SGD: local SGD that pulls models towards an anchor, which is averaged in the background.
+
+    Wang, Liang and Joshi 2020, arXiv:2002.09539. After every `period` local steps, workers move towards the anchor z
+    and start the all-reduce for the next one, which has until the next pull to finish:
 
     x_i <- (1 - alpha) x_i + alpha z
-    v <- beta v + (1/N) sum_i x_i - z;   z <- z + v      by an all-reduce that takes until the next pull
+    v <- beta v + (1/N) sum_i x_i - z;   z <- z + v
 
-    `momentum` is beta; the first z is the initial model. As in the authors' code each worker keeps its own
-    part v_i = beta v_i + x_i - z and the all-reduce carries z + v_i. Running statistics of batch normalisation have no
-    momentum (it could carry a variance below 0): those of z are the mean of the workers'.
+    The first anchor is the initial model. As in the authors' code, each worker keeps its own v_i = beta v_i + x_i - z,
+    and the all-reduce averages z + v_i. Running statistics of batch normalisation are averaged without momentum, which
+    could make a variance negative.
+
+    period    local steps between two pulls
+    alpha     strength of the pull, from 0 to 1
+    momentum  beta
+    algorithm, rank_order, cost
+              the :class:`~ddlsim.Fabric` of the all-reduce
     """
 
     period: Count = 4
@@ -103,7 +119,7 @@ class OverlapLocalSGD(Periodic):
         return Average(Every(self.period), self.period, first=self.period)
 
     def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
-        """Return the steps of workers with these workloads."""
+        """Return the step program for these workloads."""
         return local_steps(workloads, [self._average], accumulation)
 
     def start(self, setting: Setting) -> None:
@@ -130,10 +146,15 @@ class OverlapLocalSGD(Periodic):
 @checked
 @dataclass(frozen=True)
 class CoCoDSGD(Periodic):
-    """Computation and communication decoupled SGD (Shen et al. 2019, IJCAI, algorithm 1): the models are averaged
-    while the workers make the next `period` local steps, and the steps are added to the average.
+    """CoCoD-SGD: computation and communication decoupled SGD (Shen et al. 2019, IJCAI, algorithm 1).
+
+    The models are averaged while the workers make their next tau local steps, which are then added to the average:
 
     s_i = x_i, all-reduce s;   tau local steps;   x_i <- (1/N) sum_j s_j + (x_i - s_i)
+
+    period  tau, the local steps per average
+    algorithm, rank_order, cost
+            the :class:`~ddlsim.Fabric` of the all-reduce
     """
 
     period: Count = 4
@@ -148,7 +169,7 @@ class CoCoDSGD(Periodic):
         return Average(Every(self.period, 1), self.period - 1, at_begin=True)
 
     def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
-        """Return the steps of workers with these workloads."""
+        """Return the step program for these workloads."""
         return local_steps(workloads, [self._average], accumulation)
 
     def start(self, setting: Setting) -> None:

@@ -1,4 +1,4 @@
-"""Elastic averaging SGD: workers with their own parameters, tied to a center by springs."""
+"""Elastic averaging SGD: an elastic force pulls the workers' models towards a center, and the center towards them."""
 
 from __future__ import annotations
 
@@ -69,19 +69,24 @@ class _Springs(UpdateRule):
 @checked
 @dataclass(frozen=True)
 class ElasticAveraging(WithServers):
-    """Elastic averaging SGD (Zhang, Choromanska and LeCun 2015, NIPS, arXiv:1412.6651, equations 5 and 6):
+    """Elastic averaging SGD (Zhang, Choromanska and LeCun 2015, NIPS, arXiv:1412.6651, equations 5 and 6).
+
+    Each worker trains its own model x_i, which an elastic force ties to a center z at the servers:
 
         x_i <- x_i - eta g_i(x_i) - alpha (x_i - z),    z <- z + alpha sum_i (x_i - z)
 
-    with the elastic terms in every `period`-th step. The model is the center z; the optimizer runs at the workers.
-    A local step (of all workers, if they are synchronous) counts as an update; staleness is the number of times
-    that others have moved the center since the worker's last exchange.
+    The elastic terms apply in every `period`-th step. The center z is the model that is evaluated; the optimizer runs
+    on the workers. A local step counts as an update (if `synchronous`, the step of all workers together). Staleness is
+    the number of times that other workers have moved the center since a worker's last exchange.
 
-    alpha        moving rate; the paper's beta = N alpha is 0.9
-    period       steps of a worker between two exchanges, the paper's tau
-    synchronous  True: all workers exchange at once; False: each on its own, x_i with z (the paper's algorithm 1)
+    An exchange is a push of x_i and a pull of z, each of the size of the parameters. The first exchange is skipped,
+    because all models are still equal.
 
-    An exchange is a push of x_i and a pull of z, S bytes each. The first is left out, as all models are equal then.
+    alpha        moving rate; the paper uses N alpha = beta = 0.9
+    period       steps between two exchanges of a worker, the paper's tau
+    synchronous  True: all workers exchange at once; False: each exchanges with z on its own (the paper's algorithm 1)
+    servers, placement, apply_time
+                 as for :class:`~ddlsim.AsyncParameterServer`; all servers update at once
     """
 
     alpha: Annotated[float, number(0.0, 1.0, hint=", e.g. 0.9 / N")]
@@ -90,7 +95,7 @@ class ElasticAveraging(WithServers):
 
     @property
     def label(self) -> str:
-        """Synchrony and period."""
+        """Whether exchanges are synchronous, and the period."""
         return f"elastic averaging ({'' if self.synchronous else 'a'}synchronous, every {self.period})"
 
     def cycle(self) -> int:
@@ -98,7 +103,7 @@ class ElasticAveraging(WithServers):
         return self.period
 
     def updates(self, steps: int, n_workers: int) -> int:
-        """A local step, of all workers or of each, is an update."""
+        """Return the number of updates: one per local step, of all workers together if they are synchronous."""
         return steps if self.synchronous else steps * n_workers
 
     def start(self, setting: Setting) -> None:

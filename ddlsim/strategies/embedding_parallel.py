@@ -16,7 +16,7 @@ from ddlsim.plan import StepProgram
 from ddlsim.plan.embeddings import embeddings
 from ddlsim.plan.program import LIVE
 from ddlsim.plan.schedules import Schedules
-from ddlsim.readable import size
+from ddlsim.readable import count, size
 from ddlsim.runtime.fabric import Collectives, RankOrder, algorithm_of
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.table_run import by_schedules, run_table
@@ -47,31 +47,36 @@ MANY = 5
 def in_order(overlap: str | InOrder, where: str) -> str | InOrder:
     """Return an overlap whose buckets are sent in order; raises ConfigError for other overlaps."""
     if not isinstance(overlap_named(overlap, where), InOrder):
-        raise ConfigError(f"{where} = {overlap!r}: must be 'none', 'layer', 'ddp' or DdpBuckets(...)")
+        raise ConfigError(f"{where} = {overlap!r}: must be one of 'none', 'layer', 'ddp', or DdpBuckets(...)")
     return overlap
 
 
 @checked
 @dataclass(frozen=True)
 class EmbeddingParallel(DealtOut):
-    """Embedding tables distributed over the workers, two data-parallel MLPs, and all-to-alls between them (Naumov et
-    al. 2019, arXiv:1906.00091, section 4; TorchRec: Ivchenko et al. 2022). ``batch_size`` is the global batch size.
+    """Training of recommendation models with sharded embedding tables and data-parallel MLPs.
 
-    sharding         "table-wise", "row-wise" (sums by reduce-scatter, gradients by all-gather) or "column-wise"
-    data_parallel    size in bytes up to which a table is replicated on every worker, and its gradients all-reduced
-    host             host memory for the tables that do not fit in the device's; None: none
-    table_optimizer  "sgd", or "rowwise_adagrad", which keeps 4 bytes a row
-    table_dtype      of the numbers in tables
-    indices          "exchanged" in the step; "prefetched" beside the step before (TorchRec's TrainPipelineSparseDist);
-                     "local": each worker reads those of its tables by itself (NVIDIA's DLRM)
-    bottom_mlp       "data-parallel", or "one rank": the first worker computes it for all samples and, from 5 workers
-                     on, holds no tables (NVIDIA's DLRM)
-    random_access    memory bandwidth of random rows as a share of the streaming bandwidth. 0.75 is an assumption
-    overlap          of the MLPs' gradients with the backward pass: "ddp", "layer", "none" or DdpBuckets(...)
-    algorithm, rank_order  of their all-reduce, as for :class:`~ddlsim.AllReduce`
+    All-to-alls connect the tables with the MLPs (Naumov et al. 2019, arXiv:1906.00091, section 4; TorchRec: Ivchenko et
+    al. 2022). ``batch_size`` is the global batch size. Values are those of synchronous SGD with the whole batch,
+    wherever the tables are. The model assumes that all rows of a table are equally likely, and that one kernel performs
+    the lookups in all tables of a worker.
 
-    Values are those of synchronous SGD with the whole batch, wherever the tables are. The model assumes that all rows
-    of a table are equally likely, and that one kernel does the lookups of all tables of a worker.
+    sharding         "table-wise", "row-wise" (reduce-scatter of sums, all-gather of gradients) or "column-wise"
+    data_parallel    tables of at most this size, in bytes, are replicated on every worker and their gradients
+                     all-reduced
+    host             host memory for tables that do not fit in device memory; None: do not use host memory
+    table_optimizer  "sgd", or "rowwise_adagrad", which keeps 4 bytes of state per row
+    table_dtype      data type of the tables
+    indices          how workers get the indices for their tables: "exchanged" within the step; "prefetched" during the
+                     step before (TorchRec's TrainPipelineSparseDist); "local": each worker reads the indices for its
+                     own tables (NVIDIA's DLRM)
+    bottom_mlp       "data-parallel", or "one rank": the first worker computes the bottom MLP for all samples and, with
+                     5 or more workers, holds no tables (NVIDIA's DLRM)
+    random_access    memory bandwidth for random rows as a share of the streaming bandwidth; 0.75 is an assumption
+    overlap          when the MLPs' gradients are sent during the backward pass: "ddp", "layer", "none" or
+                     DdpBuckets(...)
+    algorithm, rank_order
+                     algorithm and rank order of the MLPs' all-reduce, as for :class:`~ddlsim.AllReduce`
     """
 
     sharding: Annotated[str, one_of(*SHARDINGS)] = "table-wise"
@@ -88,27 +93,27 @@ class EmbeddingParallel(DealtOut):
 
     @property
     def label(self) -> str:
-        """How tables are sharded, and where the bottom MLP runs."""
+        """The sharding of the tables, and the placement of the bottom MLP."""
         more = ", bottom MLP on one rank" if self.bottom_mlp == "one rank" else ""
         return f"embedding parallel ({self.sharding}{more})"
 
     # ------------------------------------------------------------ where tables are
 
     def placement(self, workload: Workload, n_workers: int) -> Placement:
-        """Return which worker holds which part of which table.
+        """Return the placement of the tables on `n_workers` workers.
 
-        Raises ConfigError, with what would fit, where there is no room.
+        Raises ConfigError, with configurations that fit, if a table does not fit in memory.
         """
         found = self._place(workload, n_workers)
         if isinstance(found, Placement):
             return found
         space, model = self._space(workload, n_workers), workload.model
-        table = tables_of(model)[found.table]
+        table, total = tables_of(model)[found.table], self._total(workload, space)
+        room, remedies = size(max(space.device, 0.0)), self._remedies(workload, n_workers)
         raise ConfigError(
-            f"EmbeddingParallel({self.sharding!r}): the tables of {model.name} do not fit: {size(space.nbytes(found))} "
-            f"of table {found.table} ({table.rows:,} rows of {table.dim}) find no room on {n_workers} workers with "
-            f"{size(max(space.device, 0.0))} each for tables, {self._total(workload, space)} in all; "
-            f"{self._remedies(workload, n_workers)}"
+            f"EmbeddingParallel({self.sharding!r}): the tables of {model.name} do not fit on {n_workers} workers: "
+            f"there is no room for {size(space.nbytes(found))} of table {found.table} ({table.rows:,} rows of "
+            f"{table.dim} numbers). The tables need {total}, and each worker has {room} left for them; {remedies}"
         )
 
     def _total(self, workload: Workload, space: Space) -> str:
@@ -139,7 +144,7 @@ class EmbeddingParallel(DealtOut):
         tables = tables_of(workload.model)
         if not tables:
             raise ConfigError(
-                f"EmbeddingParallel: model {workload.model.name!r} has no embedding_bag layers; use AllReduce"
+                f"EmbeddingParallel: the model {workload.model.name!r} has no embedding_bag layers; use AllReduce"
             )
         without = frozenset({0} if self._root is not None and n_workers >= MANY else ())
         limit = si(self.data_parallel, "bytes")
@@ -162,15 +167,15 @@ class EmbeddingParallel(DealtOut):
         return memory_of(model, workload.batch_size, workload.precision, Holding(workload.rule or "momentum"))
 
     def collectives(self) -> Collectives:
-        """Return the algorithm of the MLPs' all-reduce."""
+        """Return the algorithm of the MLPs' all-reduce by its field."""
         return Collectives({"algorithm": self.algorithm})
 
     def exchanges_tables(self) -> bool:
-        """Return True: the exchange of tables is part of the step."""
+        """Return True, because the exchange of table rows is part of the step."""
         return True
 
     def stage(self, workload: Workload, rank: int, n_workers: int) -> Stage:
-        """Return a worker's part: the MLPs, its tables, and its lookups for all samples."""
+        """Return a worker's stage: the MLPs, its tables, and the lookups in them for all samples."""
         placement, space = self.placement(workload, n_workers), self._space(workload, n_workers)
         dense, shards, copies = self._dense(workload), placement.of(rank), placement.replicated_params
         tables = sum(space.on_device(shard) for shard in shards)
@@ -197,7 +202,7 @@ class EmbeddingParallel(DealtOut):
         return policy
 
     def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
-        """Return the step of workers with these workloads (:func:`ddlsim.plan.embeddings`)."""
+        """Return the step program for these workloads (:func:`ddlsim.plan.embeddings`)."""
         whole_batch(accumulation, "EmbeddingParallel")
         n, first = len(workloads), workloads[0]
         placement = self.placement(first, n)
@@ -223,7 +228,7 @@ class EmbeddingParallel(DealtOut):
         )  # fmt: skip
 
     def start(self, setting: Setting) -> None:
-        """Start all workers. Raises ConfigError for what a step as a table cannot do."""
+        """Start all workers. Raises ConfigError for options that a static step program does not support."""
         each = [worker.workload for worker in setting.workers]
         accumulation = setting.workers[0].accumulation
         program = self.program(each, accumulation)
@@ -245,9 +250,9 @@ class EmbeddingParallel(DealtOut):
             totals.append(memory.total)
         low, high = int(np.argmin(totals)), int(np.argmax(totals))
         hosted = sum(shard.on_host for shard in placement.shards)
-        also = f"; {hosted} parts of tables lie on hosts" if hosted else ""
-        also += f"; {len(placement.replicated)} tables are on all workers" if placement.replicated else ""
+        also = f"; {hosted} table shards are in host memory" if hosted else ""
+        also += f"; {len(placement.replicated)} tables are replicated on all workers" if placement.replicated else ""
         return (
-            f"memory: {size(totals[high])} on worker {high} ({len(placement.of(high))} parts of tables) down to "
-            f"{size(totals[low])} on worker {low} ({len(placement.of(low))}){also}"
+            f"memory: from {size(totals[low])} on worker {low} ({count(len(placement.of(low)), 'table shard')}) to "
+            f"{size(totals[high])} on worker {high} ({len(placement.of(high))}){also}"
         )

@@ -1,4 +1,4 @@
-"""Synchronous SGD of mixtures of experts with experts distributed over workers."""
+"""Synchronous SGD on mixture-of-experts models whose experts are distributed over the workers."""
 
 from __future__ import annotations
 
@@ -29,16 +29,17 @@ from ddlsim.workload.stage import Stage
 @checked
 @dataclass(frozen=True)
 class ExpertParallel(DealtOut):
-    """Data parallelism in which groups of consecutive workers divide the experts of every layer, and exchange tokens
-    in two all-to-alls per layer and pass (Lepikhin et al. 2021, GShard, arXiv:2006.16668; DeepSpeed-MoE:
-    Rajbhandari et al. 2022, arXiv:2201.05596). ``batch_size`` is the global batch size.
+    """Data parallelism with expert parallelism, for mixture-of-experts models.
 
-    ways        workers per group (the degree of expert parallelism); None: all workers
-    overlap     of gradients with the backward pass: "ddp", "layer", "none" or DdpBuckets(...)
-    algorithm   of all-reduces; ``all_to_all`` of the exchanges of tokens; ``rank_order`` as for
-                :class:`~ddlsim.AllReduce`
+    Groups of consecutive workers divide the experts of every layer and exchange tokens in two all-to-alls per layer
+    and pass (Lepikhin et al. 2021, GShard, arXiv:2006.16668; Rajbhandari et al. 2022, DeepSpeed-MoE, arXiv:2201.05596).
+    ``batch_size`` is the global batch size. The model assumes that all experts receive the same number of tokens.
 
-    All experts get the same number of tokens.
+    ways        degree of expert parallelism, that is, workers per group; None: all workers
+    overlap     when gradients are sent during the backward pass: "ddp", "layer", "none" or DdpBuckets(...)
+    algorithm   algorithm of the all-reduces
+    all_to_all  algorithm of the all-to-alls
+    rank_order  as for :class:`~ddlsim.AllReduce`
     """
 
     ways: Count | None = None
@@ -53,11 +54,11 @@ class ExpertParallel(DealtOut):
         return f"expert parallel ({'all' if self.ways is None else self.ways} ways)"
 
     def collectives(self) -> Collectives:
-        """Return the algorithms of its all-reduces and all-to-alls."""
+        """Return the algorithms of the all-reduces and all-to-alls by their fields."""
         return Collectives({"algorithm": self.algorithm, "all_to_all": self.all_to_all})
 
     def stage(self, workload: Workload, rank: int, n_workers: int) -> Stage:
-        """Return a worker's part: its experts, and the tokens that it sends and receives."""
+        """Return a worker's stage: the dense layers, its experts, and buffers for the tokens that it exchanges."""
         ways, model = self._ways(n_workers), workload.model
         layers = tuple(
             dataclasses.replace(layer, n_params=n, tensors=(("own", n),)) if n < layer.n_params else layer
@@ -71,7 +72,7 @@ class ExpertParallel(DealtOut):
         return Stage(workload, memory=dataclasses.replace(memory, buffers=memory.buffers + exchanged))
 
     def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
-        """Return the step of workers with these workloads (:func:`ddlsim.plan.experts.experts`)."""
+        """Return the step program for these workloads (:func:`ddlsim.plan.experts.experts`)."""
         whole_batch(accumulation, "ExpertParallel")
         policy = overlap_named(self.overlap)
         assert isinstance(policy, InOrder)
@@ -81,7 +82,7 @@ class ExpertParallel(DealtOut):
         return n_workers if self.ways is None else self.ways
 
     def start(self, setting: Setting) -> None:
-        """Start all workers. Raises ConfigError for what a step as a table cannot do."""
+        """Start all workers. Raises ConfigError for options that a static step program does not support."""
         each = [worker.workload for worker in setting.workers]
         algorithms = {"all_reduce": self.algorithm, "all_to_all": self.all_to_all}
         program = self.program(each, setting.workers[0].accumulation)

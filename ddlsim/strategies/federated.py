@@ -1,4 +1,4 @@
-"""Federated learning: a server samples clients, which train on their own data for some steps."""
+"""Federated learning: servers combine models that sampled clients have trained on their own data."""
 
 from __future__ import annotations
 
@@ -27,21 +27,24 @@ from ddlsim.streams import stream
 @checked
 @dataclass(frozen=True)
 class FedAvg(WithServers):
-    """Federated averaging (McMahan et al. 2017, AISTATS, arXiv:1602.05629, algorithm 1). In every round, of K clients
+    """Federated averaging (McMahan et al. 2017, AISTATS, arXiv:1602.05629, algorithm 1).
 
-    S = max(C K, 1) of them, sampled at random
-    w_k <- w, then w_k <- w_k - eta g_k(w_k) for all local steps     each k of S
-    w <- sum_k (n_k / n) w_k                                         over k of S, n = sum_k n_k
+    In every round, the server samples max(C K, 1) of the K clients. They train the current model w on their own data,
+    and the mean of their models, weighted by their n_k samples, is the next model:
 
-    The clients are the run's workers, n_k the samples of their shards. A round is one update, from the samples of all
-    its steps. Clients keep no state between rounds: the run's optimizer, plain SGD in the paper, is reset in each.
-    With C = 1 and one local step this is synchronous SGD (up to rounding).
+    w_k <- w;   w_k <- w_k - eta g_k(w_k) for each local step;   w <- sum_k (n_k / n) w_k with n = sum_k n_k
 
-    fraction      C
-    local_steps   of a client in a round; or
-    epochs        passes over its shard, the paper's E
+    Each worker is a client, and its shard of the data has n_k samples. A round counts as one update with the samples of
+    all its local steps. Clients keep no state between rounds, so the run's optimizer (plain SGD in the paper) starts
+    anew in each round. With C = 1 and one local step this is synchronous SGD, up to rounding.
+
+    Set either `local_steps` or `epochs`.
+
+    fraction      C, the share of clients per round
+    local_steps   local steps of a client per round
+    epochs        passes of a client over its shard per round, the paper's E
     servers, placement, apply_time
-                  as for :class:`~ddlsim.AsyncParameterServer`; models go to and from all servers at once
+                  as for :class:`~ddlsim.AsyncParameterServer`; clients exchange models with all servers at once
     """
 
     fraction: Annotated[float, number(0.0, 1.0, above=True, hint=" (0.1 is a tenth of the clients)")] = 0.1
@@ -57,16 +60,16 @@ class FedAvg(WithServers):
 
     @property
     def label(self) -> str:
-        """Share of the clients, and their work."""
+        """Share of clients per round, and their local work."""
         work = f"{self.epochs:g} epochs" if self.epochs is not None else f"{self.local_steps} steps"
         return f"FedAvg ({self.fraction:.3g} of the clients, {work})"
 
     def n_drawn(self, n_workers: int) -> int:
-        """Return the number of clients in a round."""
+        """Return the number of clients per round."""
         return max(round(self.fraction * n_workers), 1)
 
     def updates(self, steps: int, n_workers: int) -> int:
-        """An update for the local steps of a round."""
+        """Return the number of updates: one per round."""
         return math.ceil(steps * n_workers / (self.n_drawn(n_workers) * (self.local_steps or 1)))
 
     def start(self, setting: Setting) -> None:
@@ -93,7 +96,7 @@ class _Rounds(UpdateRule):
     def __init__(self, strategy: FedAvg, setting: Setting) -> None:
         super().__init__(Servers(strategy, setting, models=True))
         self.count, self.params = strategy.n_drawn(len(setting.workers)), setting.learner.initial
-        self.notes = [f"{self.count} clients are drawn for each round, and the update takes the models of all of them"]
+        self.notes = [f"each round samples {self.count} clients, and its update averages all of their models"]
         self.follows = True  # an update samples the clients of the next round
         self._strategy, self._draws = strategy, stream(setting.seed, 0, "rounds")
         self._clients = [_Client(worker) for worker in setting.workers]
@@ -109,7 +112,7 @@ class _Rounds(UpdateRule):
             Op(ls.STEP, follow=lambda worker: clients[worker.rank].step()),
         ]
         steps = repeated(step, lambda worker: self._n_steps[worker.rank])
-        invited = Op(ls.MEET, "a round that it is drawn for", number=1)
+        invited = Op(ls.MEET, "a round that samples it", number=1)
         self.serve([Op(ls.NOTE, follow=self._begin), *steps], [], [invited], first=invited)
         self._draw(now=True)
 
@@ -148,22 +151,25 @@ class _Rounds(UpdateRule):
 @checked
 @dataclass(frozen=True)
 class FedBuff(WithServers):
-    """Buffered asynchronous aggregation (Nguyen et al. 2022, AISTATS, arXiv:2106.06639, algorithms 1 and 2):
+    """FedBuff: asynchronous federated learning with buffered aggregation (Nguyen et al. 2022, arXiv:2106.06639).
 
-    w_k <- w, then w_k <- w_k - eta g_k(w_k), `local_steps` times; the client sends Delta_k = w - w_k
-    w <- ServerOpt(w, (1/K) sum_k Delta_k / sqrt(1 + tau_k))       at the server, as soon as K of them have come
+    A client trains the current model for some local steps and sends the difference Delta_k = w - w_k. As soon as the
+    server's buffer holds K of them, it updates the model (algorithms 1 and 2):
 
-    Clients do not wait for each other: a client that has sent its Delta takes the current model and goes on, as a new
-    client in its place (the number of workers is the number of concurrent clients). Staleness tau is the number of
+    w_k <- w;   w_k <- w_k - eta g_k(w_k) for each local step
+    w <- ServerOpt(w, (1/K) sum_k Delta_k / sqrt(1 + tau_k))
+
+    Clients do not wait for each other. After a worker has sent its Delta, it pulls the current model and acts as the
+    next client, so the number of workers is the number of concurrent clients. The staleness tau is the number of
     updates between the pull and the push. Clients keep no state between rounds, as in :class:`~ddlsim.FedAvg`.
 
-    local_steps        of a client, the paper's Q
+    local_steps        local steps of a client, the paper's Q
     buffer             K; 10 in the paper
-    staleness_scaling  "square-root" is the paper's; None, "inverse" and others as for AsyncParameterServer
-    outer, outer_rate  ServerOpt and its learning rate eta_g: w <- w - eta_g Delta in the algorithm, Momentum(0.3) in
-                       experiments
+    staleness_scaling  "square-root", as in the paper; None, "inverse" and others as for AsyncParameterServer
+    outer, outer_rate  ServerOpt and its learning rate eta_g. The paper's algorithm uses w <- w - eta_g Delta, its
+                       experiments Momentum(0.3)
     servers, placement, apply_time
-                       as for :class:`~ddlsim.AsyncParameterServer`; an update is made by all servers at once
+                       as for :class:`~ddlsim.AsyncParameterServer`; all servers update at once
     """
 
     local_steps: Count
@@ -174,11 +180,11 @@ class FedBuff(WithServers):
 
     @property
     def label(self) -> str:
-        """Steps and buffer."""
+        """Local steps and buffer size."""
         return f"FedBuff ({self.local_steps} steps, buffer of {self.buffer})"
 
     def updates(self, steps: int, n_workers: int) -> int:
-        """An update for every full buffer."""
+        """Return the number of updates: one per full buffer."""
         return math.ceil(steps * n_workers / (self.buffer * self.local_steps))
 
     def start(self, setting: Setting) -> None:

@@ -54,47 +54,48 @@ OF_STAGE_3 = ("prefetch", "shard", "units")
 @checked
 @dataclass(frozen=True)
 class FSDP:
-    """Sharded data parallelism: ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054; DeepSpeed) and PyTorch FSDP (Zhao et
-    al. 2023, arXiv:2304.11277).
+    """Data parallelism with sharded optimizer state, gradients and weights: ZeRO and PyTorch FSDP.
 
-    The batch size of a run is the global one, of an update, as in DeepSpeed: each worker computes
+    ZeRO: Rajbhandari et al. 2020, arXiv:1910.02054, implemented in DeepSpeed. FSDP: Zhao et al. 2023, arXiv:2304.11277.
+
+    ``batch_size`` is the global batch size of an update, as in DeepSpeed. Each worker computes
     ``batch_size / (workers * micro_batch)`` micro-batches one after the other.
 
-    stage         1 shards the optimizer's state; 2 the gradients too; 3 the weights too, which are gathered unit by
-                  unit for each pass (FSDP's FULL_SHARD)
-    micro_batch   samples that a worker computes at once; None: its share of the batch
+    stage         1 shards the optimizer state, 2 also the gradients, 3 also the weights, which are then gathered unit
+                  by unit for each pass (FSDP's FULL_SHARD)
+    micro_batch   samples per micro-batch and worker; None: one micro-batch, the worker's share of the batch
     no_sync       True: accumulate unsharded gradients locally, which takes memory, and reduce-scatter them after the
-                  last micro-batch. False: stages 2 and 3 reduce-scatter those of every micro-batch. Stage 1 always
-                  accumulates locally
-    recompute     activations that are computed again in the backward pass (checkpointing): "none", "selective"
-                  (attention's matrices), "operators" (every second product and element-wise work of transformer
-                  layers), "full" (transformer layers), or "early-stop": transformer layers as far as
-                  anything in them needs it, without the last product (PyTorch's checkpoint, use_reentrant=False)
+                  last micro-batch. False: stages 2 and 3 reduce-scatter the gradients of every micro-batch. Stage 1
+                  always accumulates locally
+    recompute     activations to recompute in the backward pass (activation checkpointing): "none"; "selective", the
+                  matrices of attention; "operators", every second matrix product and the element-wise operations of
+                  transformer layers; "full", transformer layers; "early-stop", transformer layers without their last
+                  matrix product, whose output nothing needs (PyTorch's checkpoint, use_reentrant=False)
     recompute_share
                   share of the transformer layers that recompute, evenly spread (Megatron-LM's --recompute-num-layers,
-                  torchtitan's "selective" for every n-th layer); of this strategy only, as stages of a pipeline
-                  recompute in all of their layers
-    param_dtype   dtype of gathered weights. None: the dtype of the computation; "fp32": each rank casts the gathered
+                  torchtitan's "selective" for every n-th layer). :class:`~ddlsim.Parallel` has no such option: its
+                  stages recompute in all of their layers
+    param_dtype   data type of gathered weights. None: that of the computation; "fp32": each rank casts the gathered
                   weights (autocast)
     reduce_scatter, all_gather, rank_order, cost
                   as for :class:`~ddlsim.ShardedUpdate`
 
-    Stages 1 and 2 also have
+    For stages 1 and 2 only:
 
     overlap       buckets that are reduce-scattered during the backward pass and gathered during the next forward pass:
                   "ddp" (the default), "layer" or DdpBuckets(...); "none": all at once after the backward pass
 
-    and stage 3 has
+    For stage 3 only:
 
-    prefetch      units that may be gathered ahead of the one that computes; 1 by default
+    prefetch      number of units to gather ahead of the one that computes; 1 by default
     reshard       True: free the weights after the forward pass and gather them again for the backward pass; False:
                   keep them (SHARD_GRAD_OP)
-    units         first layer of each unit; None: one unit per transformer layer, and the layers before and after them;
-                  in other networks one per block
-    shard         size of a sharding group of neighbouring workers, such as the GPUs of a machine (HYBRID_SHARD; with
-                  ``reshard=False`` _HYBRID_SHARD_ZERO2). The groups are replicas, which all-reduce their shards of the
-                  gradients; None: one group of all workers
-    all_reduce    algorithm of this all-reduce; the default algorithm if None
+    units         first layer of each unit. None: each transformer layer is a unit, as are the layers before and after
+                  them; models without transformer layers have a unit per block
+    shard         size of a sharding group of neighbouring workers, such as the GPUs of a machine (HYBRID_SHARD, or
+                  _HYBRID_SHARD_ZERO2 with ``reshard=False``). The groups are replicas, which all-reduce their shards of
+                  the gradients. None: all workers form one group
+    all_reduce    algorithm of this all-reduce; None: the default algorithm
 
     LARS and LAMB need the norms of whole tensors: each rank computes the sums of squares of its shards, and a small
     all-reduce adds them up (:func:`ddlsim.plan.norms.with_partial_norms`). Compression applies to the gradients that
@@ -120,31 +121,33 @@ class FSDP:
 
     def __post_init__(self) -> None:
         if self.stage < 3:
-            said = [name for name in OF_STAGE_3 if getattr(self, name) is not None]
-            said += [] if self.reshard else ["reshard"]
-            if said:
+            of_stage_3 = [name for name in OF_STAGE_3 if getattr(self, name) is not None]
+            of_stage_3 += [] if self.reshard else ["reshard"]
+            if of_stage_3:
+                name, value = of_stage_3[0], getattr(self, of_stage_3[0])
                 raise ConfigError(
-                    f"FSDP: {said[0]} = {getattr(self, said[0])!r}: has no effect with stage = {self.stage}, whose "
-                    "ranks keep whole weights; use stage=3, or leave it out"
+                    f"FSDP: {name} = {value!r} has no effect with stage = {self.stage}, which does not shard the "
+                    f"weights; use stage=3, or remove {name}"
                 )
         elif self.overlap is not None:
             raise ConfigError(
-                f"FSDP: overlap = {self.overlap!r}: has no effect with stage = 3, which communicates unit by unit. "
+                f"FSDP: overlap = {self.overlap!r} has no effect with stage = 3, which communicates unit by unit. "
                 "Set units and prefetch instead, or remove overlap"
             )
         if self.stage == 1 and self.no_sync:
             raise ConfigError(
-                "FSDP: no_sync = True: has no effect with stage = 1, which always does this; remove it, or use stage=2"
+                "FSDP: no_sync = True has no effect with stage = 1, which always accumulates locally; remove no_sync, "
+                "or use stage=2"
             )
         if self.recompute_share < 1.0 and self.recompute == "none":
             raise ConfigError(
-                f"FSDP: recompute_share = {self.recompute_share}: has no effect with recompute = 'none'; set "
-                "recompute, or leave it out"
+                f"FSDP: recompute_share = {self.recompute_share} has no effect with recompute = 'none'; set recompute, "
+                "or remove recompute_share"
             )
         if self.all_reduce is not None and self.shard is None:
             raise ConfigError(
-                f"FSDP: all_reduce = {algorithm_name(self.all_reduce)!r} sums gradients over copies of a shard, and "
-                "only shard= makes copies; set shard, or leave all_reduce out"
+                f"FSDP: all_reduce = {algorithm_name(self.all_reduce)!r} has no effect without shard, because there "
+                "are no replicas to reduce over; set shard, or remove all_reduce"
             )
 
     @property
@@ -160,14 +163,16 @@ class FSDP:
         return f"FSDP (stage {self.stage}{more}{cost_suffix(self.cost)})"
 
     def collectives(self) -> Collectives:
-        """Return the algorithms of all three kinds and their cost."""
+        """Return the algorithms of the reduce-scatter, all-gather and all-reduce, and their cost."""
         algorithms = {"reduce_scatter": self.reduce_scatter, "all_gather": self.all_gather}
         more = {} if self.all_reduce is None else {"all_reduce": self.all_reduce}
         return Collectives(algorithms | more, self.cost)
 
     def on_fabric(self, fabric: Fabric) -> FSDP:
-        """Return the strategy with the two halves of a fabric's all-reduce as its collectives. Raises ConfigError for
-        an all-reduce without such halves."""
+        """Return the strategy with the reduce-scatter and all-gather of the fabric's all-reduce.
+
+        Raises ConfigError for an all-reduce that does not consist of these two.
+        """
         reduce_scatter, all_gather = halves_of(fabric, self.label)
         return dataclasses.replace(
             self,
@@ -185,20 +190,21 @@ class FSDP:
         return 1 if self.prefetch is None else self.prefetch
 
     def default_batch_size(self, n_workers: int) -> int:
-        """Return the samples of one micro-batch per worker."""
+        """Return the batch size with one micro-batch per worker."""
         return n_workers * (self.micro_batch or 1)
 
     def micro_batch_size(self, batch_size: int, n_workers: int) -> int:
-        """Return the samples that a worker computes at once. Raises ConfigError, with the nearest batch sizes, for a
-        batch that cannot be divided evenly."""
+        """Return the samples per micro-batch and worker.
+
+        Raises ConfigError, with the nearest valid batch sizes, if the batch cannot be divided evenly.
+        """
         at_once = n_workers * (self.micro_batch or 1)
         if batch_size % at_once:
             below = batch_size - batch_size % at_once
-            near = " or ".join(str(each) for each in (below, below + at_once) if each)
-            each = "" if self.micro_batch is None else f" x micro_batch {self.micro_batch}"
-            raise ConfigError(
-                f"batch_size = {batch_size}: must be a multiple of {at_once}, {n_workers} workers{each}; use {near}"
-            )
+            nearest = " or ".join(str(each) for each in (below, below + at_once) if each)
+            factors = f"{n_workers} workers"
+            factors += "" if self.micro_batch is None else f" x micro_batch {self.micro_batch}"
+            raise ConfigError(f"batch_size = {batch_size}: must be a multiple of {at_once} ({factors}); use {nearest}")
         return self.micro_batch or batch_size // n_workers
 
     def check_sizes(self, model: Model, batch_size: int, n_workers: int) -> None:
@@ -207,13 +213,14 @@ class FSDP:
             divisors = [n for n in range(1, n_workers + 1) if n_workers % n == 0]
             near = sorted(divisors, key=lambda n: abs(math.log(n / self.shard)))[:4]  # type: ignore[operator]
             raise ConfigError(
-                f"FSDP: shard = {self.shard}: must divide the {n_workers} workers; use one of {listed(sorted(near))}"
+                f"FSDP: shard = {self.shard}: must divide the number of workers, {n_workers}; use one of "
+                f"{listed(sorted(near))}"
             )
         units, n_layers = self.units, len(model.layers)
         if units is not None and not (units and list(units) == sorted({0, *units}) and units[-1] < n_layers):
             raise ConfigError(
-                f"FSDP: units = {list(units)}: must be layers of {model.name}, 0 and others below {n_layers}, "
-                "increasing; leave it out for transformer layers or blocks"
+                f"FSDP: units = {list(units)}: must be increasing layer numbers that start with 0 and are below "
+                f"{n_layers}, the number of layers of {model.name}; remove units to use transformer layers or blocks"
             )
 
     def split_sizes(self, n_workers: int) -> dict[str, object]:
@@ -229,9 +236,11 @@ class FSDP:
         return FSDP(stage=self.stage)
 
     def stages(self, workloads: Sequence[Workload]) -> list[Stage]:
-        """Return what workers compute (the whole model) and the memory that it takes: with P parameters in fp16 and
-        Adam 4 P + 12 P / N bytes in stage 1, 2 P + 14 P / N in stage 2, and 16 P / N in stage 3 plus the gathered
-        weights of `prefetch` + 1 units."""
+        """Return each worker's stage: the full model, with the memory that sharding leaves.
+
+        With P parameters in fp16 and Adam on N workers, these are 4 P + 12 P / N bytes in stage 1, 2 P + 14 P / N in
+        stage 2, and 16 P / N in stage 3, plus the gathered weights of `prefetch` + 1 units.
+        """
         n_workers = len(workloads)
         state = 1.0 / (n_workers if self.shard is None else self.shard)
         return [Stage(each, state=state, memory=_memory(self, each, n_workers)) for each in workloads]
@@ -247,8 +256,10 @@ class FSDP:
     # ------------------------------------------------------------ what they do
 
     def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
-        """Return the step of `accumulation` micro-batches of each worker (:func:`ddlsim.plan.sharded`,
-        :func:`ddlsim.plan.fully_sharded`)."""
+        """Return the step program with `accumulation` micro-batches per worker.
+
+        It is built by :func:`ddlsim.plan.sharded` or :func:`ddlsim.plan.fully_sharded`.
+        """
         model = workloads[0].model
         each = [_recomputing(workload, self.recompute, self.recompute_share) for workload in workloads]
         kept = _memory(self, workloads[0], len(workloads)).activations
@@ -288,19 +299,19 @@ class FSDP:
         compressor = setting.compression.compressor
         if self.shard is not None:
             raise ConfigError(
-                f"compression: FSDP: shard = {self.shard}: gradients are summed twice, in groups and over copies of "
-                "shares, so they would be compressed anew on the way; leave shard out, or use "
-                "AllReduce('hierarchical'), which compresses between machines"
+                f"compression: FSDP with shard = {self.shard} sums gradients twice, within groups and between "
+                "replicas, and would compress them twice; remove shard, or use AllReduce('hierarchical'), which "
+                "compresses between machines"
             )
         if accumulation > 1 and self.stage > 1 and not self.no_sync:
             raise ConfigError(
-                f"compression: FSDP: the gradients of each of {accumulation} micro-batches are scattered by "
-                "themselves, and would bring an error each; use no_sync=True, which scatters their sum, or a larger "
+                f"compression: FSDP reduce-scatters the gradients of each of {accumulation} micro-batches, and would "
+                "add a compression error each time; use no_sync=True, which reduce-scatters their sum, or a larger "
                 "micro_batch"
             )
         if compressor.traits.whole and len(plan.parts) > 1:
             raise ConfigError(
-                f"compression: FSDP: {title(compressor)} is of the whole gradient, which is scattered in "
+                f"compression: {title(compressor)} needs the whole gradient, but FSDP reduce-scatters it in "
                 f"{len(plan.parts)} parts; use stage=1 or 2 with overlap='none', or a compressor such as TopK"
             )
         sizes = [rounded(part.nbytes) for part in plan.parts]
@@ -311,8 +322,10 @@ class FSDP:
         return slices if self.stage == 3 else slices[::-1]
 
     def start(self, setting: Setting) -> None:
-        """Start all workers. Raises ConfigError for a custom optimizer that works layer by layer, and for a compression
-        that does not apply."""
+        """Start all workers.
+
+        Raises ConfigError for a custom optimizer that needs whole layers, and for unsupported compression.
+        """
         check_shares("FSDP", setting)
         each = [worker.workload for worker in setting.workers]
         accumulation = setting.workers[0].accumulation
@@ -348,8 +361,8 @@ def _recomputing(workload: Workload, recompute: str, share: float = 1.0) -> Work
         return workload
     if not any(layer.heads for layer in workload.model.layers):
         raise ConfigError(
-            f"FSDP: recompute = {recompute!r}: {workload.model.name} has no attention and no transformer layers; leave "
-            "it out"
+            f"FSDP: recompute = {recompute!r} has no effect, because {workload.model.name} has no transformer layers; "
+            "remove recompute"
         )
     if share < 1.0:
         every = _recomputing(workload, recompute).backward

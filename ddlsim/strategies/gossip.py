@@ -1,5 +1,7 @@
-"""Gossip: decentralised SGD over a graph, synchronous (D-PSGD, CHOCO-SGD) or asynchronous with random partners
-(AD-PSGD: pairwise averaging; GoSGD: push-sum)."""
+"""Decentralised SGD on a graph of workers: synchronous (D-PSGD, CHOCO-SGD), or asynchronous with random partners.
+
+AD-PSGD averages pairs of models; GoSGD pushes weighted models (push-sum).
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ from ddlsim.strategies.mixing import (
 )
 from ddlsim.streams import stream
 
-#: who takes whose models with which weights
+#: a graph of workers, or the weights with which they average models
 Mixing = Annotated[
     str | Graph | Weights | Sequence[Sequence[float]] | npt.NDArray[np.float64],
     by(functools.partial(check_graph, weights=True)),
@@ -148,16 +150,19 @@ class Neighbours:
 @checked
 @dataclass(frozen=True)
 class DPSGD:
-    """Decentralised parallel SGD (Lian et al. 2017, arXiv:1705.09056, algorithm 1): in every step
+    """D-PSGD: decentralised parallel SGD (Lian et al. 2017, arXiv:1705.09056, algorithm 1).
+
+    In every step, each worker averages its model with those of its neighbours and applies its gradient:
 
     x_i <- sum_j W_ij x_j - eta g_i(x_i)
 
-    Only neighbours in the graph communicate. Parameters are exchanged while the gradient is computed, which
-    the algorithm allows, so a step takes the longer of the two. A worker's step ends when all messages that it
-    sends and receives have arrived.
+    Only neighbours in the graph communicate. Models are exchanged while the gradient is computed, as the algorithm
+    allows, so a step takes the longer of the two. A worker's step ends when all messages that it sends and receives
+    have been delivered.
 
-    graph  "ring" (along the ranks, 1/3 each), "complete", "bipartite", a networkx graph of ranks (with
-           Metropolis-Hastings weights), or W itself (N, N): doubly stochastic, row i what worker i takes
+    graph  "ring" (in rank order, with weights 1/3), "complete", "bipartite", a networkx graph of ranks (with
+           Metropolis-Hastings weights), or the matrix W, (N, N): doubly stochastic, with the weights that worker i uses
+           in row i
     """
 
     graph: Mixing = "ring"
@@ -189,19 +194,21 @@ class DPSGD:
 @checked
 @dataclass(frozen=True)
 class CHOCOSGD:
-    """Decentralised SGD with compressed communication (Koloskova, Stich and Jaggi 2019, arXiv:1902.00340, algorithm 2):
+    """CHOCO-SGD: decentralised SGD with compressed messages (Koloskova, Stich and Jaggi 2019, arXiv:1902.00340).
+
+    In every step, worker i sends the compressed change q_i of its model to its neighbours (algorithm 2):
 
     x_i <- x_i - eta g_i(x_i)
-    q_i = Q(x_i - y_i), sent to the neighbours;   y_j <- y_j + q_j, for oneself and for all neighbours
+    q_i = Q(x_i - y_i);   y_j <- y_j + q_j for worker i and all of its neighbours j
     x_i <- x_i + gamma sum_j W_ij (y_j - y_i)
 
-    y_i is the public copy of x_i, which all neighbours hold; all start from the initial model (from 0 in the paper). Q
-    is the compressor of the run, ``simulate(..., compression=TopK(0.01))``; without one y_i = x_i. The messages depend
-    on the gradient, so they cannot overlap its computation. The optimizer of the run makes the local steps.
+    y_i is the public copy of x_i, which all neighbours hold. It starts as the initial model (as 0 in the paper). Q is
+    the compressor of the run, ``simulate(..., compression=TopK(0.01))``; without one, y_i = x_i. The run's optimizer
+    makes the local steps. Messages depend on the gradient, so they cannot overlap its computation.
 
-    gamma  consensus step size: 1 for uncompressed messages, smaller for stronger compression (the paper tunes it: 0.04
-           for the largest 1 %; theorem 4 gives a safe value)
-    graph  as of :class:`~ddlsim.DPSGD`
+    gamma  consensus step size: 1 without compression, smaller with stronger compression. The paper tunes it, to 0.04
+           for the largest 1 % of the elements; its theorem 4 gives a safe value
+    graph  as for :class:`~ddlsim.DPSGD`
     """
 
     gamma: Annotated[float, number(0.0, 1.0, above=True, hint=", e.g. 1.0 without compression")]
@@ -240,16 +247,19 @@ class CHOCOSGD:
 @checked
 @dataclass(frozen=True)
 class ADPSGD:
-    """Asynchronous decentralised parallel SGD (Lian et al. 2018, arXiv:1710.06952, algorithm 1): a worker averages
-    with one random neighbour j while it computes a gradient, then applies the gradient.
+    """AD-PSGD: asynchronous decentralised parallel SGD (Lian et al. 2018, arXiv:1710.06952, algorithm 1).
 
-    x_i, x_j <- (x_i + x_j) / 2   at one instant;   x_i <- x_i - eta g_i(x_i as it was when the gradient began)
+    While worker i computes a gradient at its model x_i', it averages its model with that of a random neighbour j; then
+    it applies the gradient:
 
-    The graph must be bipartite, as in the paper: the workers on one side send their parameters and wait for the
-    average; those on the other side answer while they compute and never wait, so there is no deadlock.
-    Staleness is the number of updates by all workers between the start of a gradient and its use.
+    x_i, x_j <- (x_i + x_j) / 2   atomically;   x_i <- x_i - eta g_i(x_i')
 
-    graph  "ring" (of an even number), "bipartite" (every even rank with every odd one), or a networkx graph of ranks
+    The graph must be bipartite, as in the paper. Workers on one side send their parameters and wait for the average;
+    workers on the other side reply while they compute and never wait, so there is no deadlock. Staleness is the number
+    of updates by all workers between the start of a gradient and its use.
+
+    graph  "ring" (of an even number of workers), "bipartite" (edges between all even and all odd ranks), or a networkx
+           graph of ranks
     """
 
     graph: Annotated[str | Graph, by(check_graph)] = "bipartite"
@@ -260,7 +270,7 @@ class ADPSGD:
         return f"AD-PSGD ({describe(self.graph)})"
 
     def updates(self, steps: int, n_workers: int) -> int:
-        """Every local step is an update."""
+        """Return the number of updates: one per local step of each worker."""
         return steps * n_workers
 
     def start(self, setting: Setting) -> None:
@@ -388,14 +398,15 @@ class Peer:
 @checked
 @dataclass(frozen=True)
 class GossipSGD:
-    """GoSGD (Blot et al. 2016, arXiv:1611.09726): sum-weight gossip.
+    """GoSGD: asynchronous SGD with sum-weight gossip (Blot et al. 2016, arXiv:1611.09726).
 
-    A worker merges the messages that have arrived, makes a local step, and with probability p halves the weight of its
-    parameters and sends them, after the step, to a random neighbour. Workers do not wait for each other;
-    sum_i w_i x_i is preserved, pushes in flight included. A worker has one push in flight at a time and waits for it
-    before the next one.
+    In every step, a worker merges the models that have arrived and makes a local step. Then, with probability p, it
+    halves the weight of its model and pushes model and weight to a random neighbour. Workers do not wait for each
+    other, but a worker waits until its previous push has been delivered before it pushes again. The weighted sum of the
+    models, pushes in flight included, is preserved.
 
-    graph  "complete" (any worker, as in the paper), "ring", "bipartite", or a networkx graph of ranks
+    probability  p, above 0 and at most 1
+    graph        "complete" (any worker, as in the paper), "ring", "bipartite", or a networkx graph of ranks
     """
 
     probability: Annotated[float, number(0.0, 1.0, above=True, hint=" (0.1 is 10 %)")] = 0.1
@@ -407,7 +418,7 @@ class GossipSGD:
         return f"gossip SGD (p = {self.probability:g}, {describe(self.graph)})"
 
     def updates(self, steps: int, n_workers: int) -> int:
-        """Every local step is an update."""
+        """Return the number of updates: one per local step of each worker."""
         return steps * n_workers
 
     def start(self, setting: Setting) -> None:
@@ -448,7 +459,7 @@ class _Gossip:
         self.lanes = Lanes(
             setting, ops, first.workload.gradient_nbytes, first.samples_per_step, choose=self._choose,
             served=self._arrived if learns else None, batch=0, messages=messages,
-            notes=[f"a rank pushes its model in a step with probability {self.probability:g}"],
+            notes=[f"in each step, a rank pushes its model with probability {self.probability:g}"],
         )  # fmt: skip
 
     def _choose(self, worker: Worker) -> int:

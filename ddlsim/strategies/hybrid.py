@@ -1,4 +1,4 @@
-"""Synchronous SGD in which each layer is split over groups of workers of its own size (Das et al. 2016)."""
+"""Hybrid parallelism: each layer is data parallel, model parallel or a mix of both (Das et al. 2016)."""
 
 from __future__ import annotations
 
@@ -42,30 +42,36 @@ InOrder = NoOverlap | PerLayer | DdpBuckets | WhileWaiting
 
 def _in_order(overlap: str | InOrder, where: str) -> str | InOrder:
     if not isinstance(overlap_named(overlap, where), InOrder):
-        raise ConfigError(f"{where} = {overlap!r}: must be 'none', 'layer', 'ddp', DdpBuckets(...) or WhileWaiting()")
+        raise ConfigError(
+            f"{where} = {overlap!r}: must be one of 'none', 'layer', 'ddp', DdpBuckets(...), or WhileWaiting()"
+        )
     return overlap
 
 
 @checked
 @dataclass(frozen=True)
 class Distribution:
-    """Every layer in ``data`` groups of ``model`` workers, like the distributions of MLSL (Sridharan et al. 2018,
-    arXiv:1801.08030): ``Hybrid(Distribution(data=4, model=16))``. Layers with fewer than ``model`` outputs keep data
-    parallelism.
+    """The same split for every layer of :class:`~ddlsim.Hybrid`: ``Hybrid(Distribution(data=4, model=16))``.
+
+    Like the distributions of Intel MLSL (Sridharan et al. 2018, arXiv:1801.08030). Layers with fewer than `model`
+    outputs stay data parallel.
+
+    data   number of groups
+    model  workers per group, which divide the outputs of a layer; `data` * `model` is the number of workers
     """
 
     data: Count
     model: Count
 
     def groups(self, workload: Workload, n_workers: int) -> dict[str, int]:
-        """Return the groups of each layer. Raises ConfigError for another number of workers."""
+        """Return the number of groups by layer name. Raises ConfigError unless `n_workers` is data * model."""
         if self.data * self.model != n_workers:
             fit = [m for m in range(1, n_workers + 1) if n_workers % m == 0]
             near = sorted(sorted(fit, key=lambda m: abs(m - self.model))[:2])
             use = " or ".join(f"data={n_workers // m}, model={m}" for m in near)
             raise ConfigError(
-                f"Distribution: data {self.data} x model {self.model} = {self.data * self.model}: must be the "
-                f"{n_workers} workers; use {use}"
+                f"Distribution: data {self.data} x model {self.model} = {self.data * self.model}: must equal the "
+                f"number of workers, {n_workers}; use {use}"
             )
         layers = workload.model.layers
         return {layers[i].name: self.data for i, n in splittable(workload.model).items() if n >= self.model}
@@ -74,23 +80,26 @@ class Distribution:
 @checked
 @dataclass(frozen=True)
 class Hybrid(DealtOut, WithFabric):
-    """Data parallelism, model parallelism, or a mix of the two for each layer (Das et al. 2016, arXiv:1602.06709): G
-    groups of N / G workers, where each group divides the outputs of the layer among its workers. ``batch_size`` is the
-    global batch size.
+    """Data parallelism, model parallelism, or a mix of the two, chosen for each layer.
 
-    groups      G by layer name, as ``{"fc6": 1, "fc7": 2}``; all other layers have G = N, data parallelism. "balance":
-                the numbers with which a worker receives the fewest bytes in a step. Distribution(data, model): the same
-                for all layers
-    overlap     of gradients with the backward pass: "layer", "ddp", "none", DdpBuckets(...) or WhileWaiting()
-    micro_batches
-                that a worker computes one after the other, before the gradients of all of them are summed
-    algorithm, rank_order, cost
-                the :class:`~ddlsim.Fabric` on which gradients are summed; all other exchanges are simulated
+    Das et al. 2016, arXiv:1602.06709. The N workers form G groups, and the workers of a group divide the outputs of the
+    layer among them. G = N is data parallelism, G = 1 model parallelism. ``batch_size`` is the global batch size.
 
     Dense layers and convolutions outside of branches can be split (:mod:`ddlsim.plan.layouts`). Each group gathers
-    inputs before the layer and reduce-scatters their gradients after it. The gradients of the weights, of which each
-    worker of a group holds a part, are all-reduced over the groups. Compression applies only to layers that are not
-    split; the parts of split layers are small.
+    inputs before the layer and reduce-scatters their gradients after it. Each worker of a group holds a part of the
+    weights, whose gradients are all-reduced over the groups. Compression applies only to layers that are not split; the
+    parts of split layers are small.
+
+    groups      G by layer name, such as ``{"fc6": 1, "fc7": 2}``, with G = N for all other layers; "balance": the
+                numbers that minimise the bytes that a worker receives per step; Distribution(data, model): the same G
+                for all layers
+    overlap     when gradients are sent during the backward pass: "layer", "ddp", "none", DdpBuckets(...) or
+                WhileWaiting()
+    micro_batches
+                micro-batches per worker and step, computed one after the other before their gradients are summed
+    algorithm, rank_order, cost
+                the :class:`~ddlsim.Fabric` of the gradients' all-reduces; all other exchanges are simulated message by
+                message
     """
 
     groups: Literal["balance"] | Mapping[str, Count] | Distribution = "balance"
@@ -103,7 +112,7 @@ class Hybrid(DealtOut, WithFabric):
 
     @property
     def label(self) -> str:
-        """Number of groups by layer."""
+        """Number of groups by layer, and number of micro-batches."""
         more = "" if self.micro_batches == 1 else f", {self.micro_batches} micro-batches"
         more += cost_suffix(self.cost)
         if isinstance(self.groups, str):
@@ -117,9 +126,9 @@ class Hybrid(DealtOut, WithFabric):
         return Hybrid(overlap=self.overlap)
 
     def layout(self, workload: Workload, n_workers: int) -> Layout:
-        """Return the number of groups in which `n_workers` workers compute each layer.
+        """Return the number of groups of each layer for `n_workers` workers.
 
-        Raises ConfigError, with valid values, for layers and numbers that do not fit the model or the worker count.
+        Raises ConfigError, with valid values, if `groups` does not fit the model or the number of workers.
         """
         model = workload.model
         if isinstance(self.groups, Distribution):
@@ -131,7 +140,7 @@ class Hybrid(DealtOut, WithFabric):
         return balanced_layout(model, n_workers, samples, ELEMENT_NBYTES[workload.precision], gradient)
 
     def stage(self, workload: Workload, rank: int, n_workers: int) -> Stage:
-        """Return a worker's part: its weights, its activations, and the tensors that it gathers."""
+        """Return a worker's stage: its weights, its activations, and the tensors that it gathers."""
         layout, model = self.layout(workload, n_workers), workload.model
         layers = list(model.layers)
         for i in layout.split:
@@ -143,7 +152,7 @@ class Hybrid(DealtOut, WithFabric):
         return Stage(workload, memory=dataclasses.replace(memory, activations=memory.activations + gathered))
 
     def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
-        """Return the step of workers with these workloads (:func:`ddlsim.plan.hybrid.hybrid`)."""
+        """Return the step program for these workloads (:func:`ddlsim.plan.hybrid.hybrid`)."""
         return self._program(workloads, accumulation, overlap_named(self.overlap))
 
     def _program(self, workloads: Sequence[Workload], accumulation: int, policy: Overlap) -> StepProgram:
@@ -157,7 +166,7 @@ class Hybrid(DealtOut, WithFabric):
         )
 
     def start(self, setting: Setting) -> None:
-        """Start all workers. Raises ConfigError for a custom optimizer that works layer by layer."""
+        """Start all workers. Raises ConfigError for a custom optimizer that needs whole layers."""
         check_shares("Hybrid", setting)
         each = [worker.workload for worker in setting.workers]
         policy, accumulation = as_compressed(overlap_named(self.overlap), setting), setting.workers[0].accumulation
@@ -166,9 +175,11 @@ class Hybrid(DealtOut, WithFabric):
         schedules = Schedules(program.unroll(1), self.algorithm, setting.cluster, nodes, self.rank_order)
         layers = each[0].model.layers
         if isinstance(self.groups, str):
-            names = [f"{layers[i].name} {layout.groups[i]}" for i in layout.split]
+            groups = [f"{layers[i].name} {layout.groups[i]}" for i in layout.split]
             setting.notes.append(
-                f"groups: {', '.join(names)}; {'all others' if names else 'all'} {len(each)} (data parallelism)"
+                f"number of groups by layer: {', '.join(groups)}; all other layers are data parallel"
+                if groups
+                else "groups = 'balance': all layers are data parallel"
             )
         parts, only = list[slice](), None
         if setting.compression is not None:
@@ -176,7 +187,9 @@ class Hybrid(DealtOut, WithFabric):
             only = Elements.without(setting, layout.split) if layout.split else None
             dense = [layers[i].name for i in layout.split if layout.groups[i] > 1]
             if dense:
-                setting.notes.append(f"compression: what workers sum of {', '.join(dense)}, which are split, is dense")
+                setting.notes.append(
+                    f"compression: the gradients of split layers ({', '.join(dense)}) stay uncompressed"
+                )
 
         def exchanges(gradients: Vectors, plan: Plan) -> OfReplicas:
             dense = OfGroups(setting, setting.workers, plan.groups, schedules)

@@ -128,7 +128,7 @@ def _start(setting: Setting, center: CentralModel, *, again: bool) -> None:
     rounds = _Rounds(center)
     center.servers.plan(
         gradient(setting, None),
-        [f"an update takes the first {center.count} gradients; other workers drop what they do and start again"],
+        [f"an update uses the first {center.count} gradients; the other workers abandon theirs and start again"],
     )
     for worker in setting.workers:
         setting.loop.env.process(rounds.work(worker, again=again))
@@ -137,7 +137,7 @@ def _start(setting: Setting, center: CentralModel, *, again: bool) -> None:
 def _note_dropped(setting: Setting, label: str, count: int) -> None:
     """Note which samples count if an update takes `count` gradients and drops the others."""
     setting.notes.append(
-        f"{label}: throughput counts the samples of the {count} gradients that make an update, not those of dropped "
+        f"{label}: throughput counts only the samples of the {count} gradients in each update, not those of abandoned "
         "work"
     )
 
@@ -145,17 +145,21 @@ def _note_dropped(setting: Setting, label: str, count: int) -> None:
 @checked
 @dataclass(frozen=True)
 class KSync(OfK):
-    """K-sync SGD (Dutta et al. 2018, AISTATS, arXiv:1803.01113, section 2): the server waits for the first k
-    learners, w <- w - eta (1/k) sum g; the others are cancelled, and all start again with the new parameters.
+    """K-sync SGD: a step uses the gradients of the k fastest workers (Dutta et al. 2018, arXiv:1803.01113, section 2).
 
-    A learner stops computing when the new parameters reach it; a gradient in flight at that time arrives late
-    and is dropped. k = N is synchronous SGD.
+    The server waits for the first k gradients, makes the update w <- w - eta (1/k) sum g, and sends the new parameters
+    to all workers. A worker stops computing when they reach it and starts again; a gradient in flight at that time
+    arrives late and is dropped. With k equal to the number of workers this is synchronous SGD.
+
+    k  number of workers per update
+    servers, placement, apply_time
+       as for :class:`~ddlsim.AsyncParameterServer`; all servers update at once
     """
 
     kind = "sync"
 
     def updates(self, steps: int, n_workers: int) -> int:
-        """One update a step."""
+        """Return the number of updates: one per step."""
         return steps
 
     def start(self, setting: Setting) -> None:
@@ -170,9 +174,16 @@ class KSync(OfK):
 @checked
 @dataclass(frozen=True)
 class KBatchSync(OfK):
-    """K-batch-sync SGD (Dutta et al. 2018, arXiv:1803.01113, section 2): the server waits for k mini-batches from
-    any learners; a learner that has pushed starts another at the same parameters; work that is unfinished when
-    the new parameters arrive is cancelled."""
+    """K-batch-sync SGD: a step uses the first k gradients of any workers (Dutta et al. 2018, arXiv:1803.01113).
+
+    The server waits for k gradients, makes an update with their mean, and sends the new parameters to all workers
+    (section 2 of the paper). Until these arrive, a worker that has pushed a gradient computes another one with the same
+    parameters. Work that is unfinished when they arrive is cancelled.
+
+    k  number of gradients (mini-batches) per update
+    servers, placement, apply_time
+       as for :class:`~ddlsim.AsyncParameterServer`; all servers update at once
+    """
 
     kind = "batch-sync"
 
@@ -187,14 +198,17 @@ class KBatchSync(OfK):
 @checked
 @dataclass(frozen=True)
 class BackupWorkers(WithServers):
-    """Synchronous SGD with b backup workers (Chen, Pan, Monga, Bengio and Jozefowicz 2016, arXiv:1604.00981,
-    section 3): of N + b workers, the gradients of the first N make the step, w <- w - eta (1/N) sum g; those of
-    the other b are dropped.
+    """Synchronous SGD with backup workers: a step drops the gradients of the b slowest of N + b workers.
 
-    backups  b; the run's workers are the N + b
+    Chen, Pan, Monga, Bengio and Jozefowicz 2016, arXiv:1604.00981, section 3. The first N gradients make the update
+    w <- w - eta (1/N) sum g.
+
+    backups  b; the run's ``workers`` include the backups
     restart  True: the new parameters are sent to all workers, and late workers abandon their gradients
-             (:class:`KSync` with k = N); False: late workers finish, push, learn that it is too late, and pull
-             (the paper's algorithms 3 and 4, as in TensorFlow's SyncReplicasOptimizer)
+             (:class:`KSync` with k = N). False: late workers finish and push their gradients, which are dropped, and
+             then pull (the paper's algorithms 3 and 4, as in TensorFlow's SyncReplicasOptimizer)
+    servers, placement, apply_time
+             as for :class:`~ddlsim.AsyncParameterServer`; all servers update at once
     """
 
     backups: Index
@@ -202,7 +216,7 @@ class BackupWorkers(WithServers):
 
     @property
     def label(self) -> str:
-        """Its name with the number."""
+        """Number of backup workers."""
         return f"{self.backups} backup workers{'' if self.restart else ' (late ones finish)'}"
 
     def start(self, setting: Setting) -> None:
@@ -210,8 +224,8 @@ class BackupWorkers(WithServers):
         n_needed = len(setting.workers) - self.backups
         if n_needed < 1:
             raise ConfigError(
-                f"BackupWorkers: backups = {self.backups}: of {len(setting.workers)} workers at least one must be "
-                f"no backup; use at most {len(setting.workers) - 1}"
+                f"BackupWorkers: backups = {self.backups}: at least one of the {len(setting.workers)} workers must not "
+                f"be a backup; use at most {len(setting.workers) - 1}"
             )
         center = CentralModel(self, setting, n_needed, drop_late=not self.restart)
         if self.backups > 0:

@@ -35,12 +35,17 @@ from ddlsim.workload.compute import Workload
 @checked
 @dataclass(frozen=True)
 class LocalSGD(Periodic):
-    """Average the parameters after every `period` local steps (Stich 2019, arXiv:1805.09767, algorithm 1):
+    """Local SGD: workers average their parameters after every `period` local steps.
+
+    Stich 2019, arXiv:1805.09767, algorithm 1:
 
     x_i <- x_i - eta g_i(x_i);   every tau steps   x_i <- (1/N) sum_j x_j
 
-    Before ``start_epoch`` workers average gradients in every step (post-local SGD, Lin et al. 2020,
-    arXiv:1808.07217). ``algorithm``, ``rank_order`` and ``cost`` are those of :class:`~ddlsim.AllReduce`.
+    period       tau, the local steps between two averages
+    start_epoch  before this epoch, workers average gradients in every step instead (post-local SGD, Lin et al. 2020,
+                 arXiv:1808.07217)
+    algorithm, rank_order, cost
+                 the :class:`~ddlsim.Fabric` of the all-reduce, as for :class:`~ddlsim.AllReduce`
     """
 
     period: Count = 8
@@ -48,23 +53,24 @@ class LocalSGD(Periodic):
 
     @property
     def label(self) -> str:
-        """Period and algorithm, and the cost model unless it is simulation."""
+        """Period and algorithm, and the cost model unless collectives are simulated."""
         after = f" after epoch {self.start_epoch:g}" if self.start_epoch else ""
         return f"local SGD ({self.period} steps{after}, {fabric_label(self.algorithm, self.cost)})"
 
     def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
-        """Return the steps of workers with these workloads.
+        """Return the step program for these workloads.
 
-        Raises ConfigError for a `start_epoch`: without data there are no epochs.
+        Raises ConfigError if `start_epoch` is set, because a step program has no epochs.
         """
         if self.start_epoch:
             raise ConfigError(
-                f"plan: LocalSGD: start_epoch = {self.start_epoch:g} depends on data; leave it out to see it"
+                f"plan: LocalSGD has no static task graph with start_epoch = {self.start_epoch:g}, because epochs "
+                "depend on the data; remove start_epoch to inspect the plan"
             )
         return local_steps(workloads, [Average(Every(self.period))], accumulation)
 
     def start(self, setting: Setting) -> None:
-        """Start all workers. Raises ConfigError for a `start_epoch` in a timing-only run, which has no epochs."""
+        """Start all workers. Raises ConfigError if `start_epoch` is set in a timing-only run, which has no epochs."""
         if self.start_epoch:
             need_values(setting, f"LocalSGD: start_epoch = {self.start_epoch:g}", "epochs are passes over data")
         members = communicator(setting, self)
@@ -96,15 +102,19 @@ def _steps_before(setting: Setting, epoch: float) -> int:
 @checked
 @dataclass(frozen=True)
 class QsparseLocalSGD(Periodic):
-    """Local SGD that sends compressed model updates, with error feedback (Basu et al. 2019, arXiv:1906.02367,
-    algorithm 1):
+    """Qsparse-local-SGD: local SGD with compressed model updates and error feedback.
 
-    x_i <- x_i - eta g_i(x_i)                                   `period` H times, from x_i = x
+    Basu et al. 2019, arXiv:1906.02367, algorithm 1:
+
+    x_i <- x_i - eta g_i(x_i)                                   H times, starting from x_i = x
     q_i = C(m_i + x - x_i);   m_i <- m_i + x - x_i - q_i;   x <- x - (1/N) sum_i q_i
 
     Equivalent to :class:`~ddlsim.LocalSGD` in a run with ``compression=compressor``.
 
-    compressor  C with its memory m_i: in the paper Top_k or Rand_k, and signs or a quantisation of the rest
+    period      H, the local steps between two exchanges
+    compressor  C with its memory m_i. The paper uses Top_k or Rand_k, combined with signs or quantisation
+    algorithm, rank_order, cost
+                the :class:`~ddlsim.Fabric` of the exchange
     """
 
     period: Count = 8
@@ -117,11 +127,11 @@ class QsparseLocalSGD(Periodic):
         return f"Qsparse local SGD ({self.period} steps, {title(self.compressor)}, {fabric})"
 
     def start(self, setting: Setting) -> None:
-        """Start all workers. Raises ConfigError in a run with another compression."""
+        """Start all workers. Raises ConfigError if the run sets a different compression."""
         if setting.compression not in (None, Compression(self.compressor)):
             raise ConfigError(
-                f"compression: QsparseLocalSGD already has compressor = {title(self.compressor)}; set it only once, or "
-                "use LocalSGD with compression"
+                f"compression: QsparseLocalSGD already compresses with {title(self.compressor)}; set the compressor "
+                "only once, or use LocalSGD with compression"
             )
         setting.compression = Compression(self.compressor)
         rule = Rule(Average(Every(self.period)), [communicator(setting, self)])
@@ -131,16 +141,22 @@ class QsparseLocalSGD(Periodic):
 @checked
 @dataclass(frozen=True)
 class HierarchicalLocalSGD(Periodic):
-    """Local SGD with a period for each level (Lin et al. 2020, arXiv:1808.07217, "hierarchical local SGD"):
+    """Hierarchical local SGD: averages within blocks of workers, and less often over all workers.
 
-    x_i <- x_i - eta g_i(x_i)                                    always
-    x_i <- the mean of the models in its block                   after every H local steps, `period`
-    x_i <- the mean of all models                                after every H^b such block steps, `block_period`
+    Lin et al. 2020, arXiv:1808.07217:
 
-    A block step averages over the links inside each block. H^b = 1 is :class:`~ddlsim.LocalSGD`.
+    x_i <- x_i - eta g_i(x_i)                      in every step
+    x_i <- the mean of the models in its block     after every H local steps
+    x_i <- the mean of all models                  after every H^b averages of the block
 
-    block  "machine": one block per machine or, if machines hold one worker each, per innermost group of the network,
-           such as a rack; or the number of consecutive ranks in a block
+    Averages within a block use the links inside the block. With H^b = 1 this is :class:`~ddlsim.LocalSGD`.
+
+    period        H
+    block_period  H^b
+    block         "machine": one block per machine or, if machines hold one worker each, one per innermost group of the
+                  network, such as a rack; or the number of consecutive ranks per block
+    algorithm, rank_order, cost
+                  the :class:`~ddlsim.Fabric` of the all-reduces
     """
 
     period: Count = 2
@@ -154,7 +170,7 @@ class HierarchicalLocalSGD(Periodic):
         return f"hierarchical local SGD ({periods}, {fabric_label(self.algorithm, self.cost)})"
 
     def cycle(self) -> int:
-        """Steps between two averages over all workers."""
+        """Return the number of steps between two averages over all workers."""
         return self.period * self.block_period
 
     def start(self, setting: Setting) -> None:
@@ -163,8 +179,8 @@ class HierarchicalLocalSGD(Periodic):
         blocks = [members.part(places) for places in members.blocks(self.block)]
         if len(setting.workers) > 1 and len(blocks) in (1, len(setting.workers)):
             setting.notes.append(
-                f"{self.label}: {'all workers are in one block' if len(blocks) == 1 else 'every block is one worker'}, "
-                "so there is one level only; give block=a number of workers, or use LocalSGD"
+                f"{self.label}: {'all workers are in one block' if len(blocks) == 1 else 'each block has one worker'}, "
+                "so there is only one level; set block to a number of workers, or use LocalSGD"
             )
         nested = Every(self.period, unless=self.period * self.block_period)
         groups = [[worker.rank for worker in part.workers] for part in blocks]
@@ -205,30 +221,37 @@ class _AdaptivePeriod:
 @checked
 @dataclass(frozen=True)
 class AdaComm(Periodic):
-    """Local SGD that averages more often as the loss falls (Wang and Joshi 2019, arXiv:1810.08313, section 4):
+    """AdaComm: local SGD that averages more often as the loss falls (Wang and Joshi 2019, arXiv:1810.08313, section 4).
 
-    tau_l = ceil( sqrt(F_l / F_0) tau_0 )
+    In interval l, the workers average their models after every tau_l local steps:
 
-    F_0 is the loss of the initial model, F_l that of the average at the start of interval l. An interval is a
-    number of averaging rounds, or simulated time such as "60 s" (it ends with the first average after it). The
-    losses are those of the held-out samples, whose evaluation takes no simulated time.
+        tau_l = ceil( sqrt(F_l / F_0) tau_0 )
+
+    F_0 is the loss of the initial model, and F_l that of the averaged model at the start of the interval. Losses are
+    evaluated on the held-out samples, which takes no simulated time.
+
+    period    tau_0
+    interval  length of an interval: a number of averages, or simulated time such as "60 s"; it ends with the first
+              average after that time
+    algorithm, rank_order, cost
+              the :class:`~ddlsim.Fabric` of the all-reduce
     """
 
     period: Count = 16
     interval: Count | Annotated[str, quantity("time", "60 s")] = 10
 
     def between(self) -> float:
-        """Return the interval: rounds, or s."""
+        """Return the length of an interval: a number of averages, or s."""
         return si(self.interval, "time")
 
     @property
     def label(self) -> str:
-        """First period and algorithm."""
+        """Initial period and algorithm."""
         return f"AdaComm (from {self.period} steps, {fabric_label(self.algorithm, self.cost)})"
 
     def start(self, setting: Setting) -> None:
-        """Start all workers. Raises ConfigError in a timing-only run: the period depends on the loss."""
-        need_values(setting, "AdaComm", "it averages as often as the loss says")
+        """Start all workers. Raises ConfigError in a timing-only run, because the period depends on the loss."""
+        need_values(setting, "AdaComm", "its period depends on the loss")
         first_loss = setting.learner.evaluate(setting.learner.initial)[0]
         # a loss that grows, as where training diverges, lengthens the period
         steps = Chosen([self.period], max(4 * self.period, 250), "the loss")

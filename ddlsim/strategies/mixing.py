@@ -1,4 +1,4 @@
-"""Communication graphs and weights of gossip: graphs of ranks and doubly stochastic matrices."""
+"""Communication graphs of decentralised SGD: graphs of ranks, and doubly stochastic matrices of weights."""
 
 from __future__ import annotations
 
@@ -46,10 +46,13 @@ def check_graph(graph: object, where: str, *, weights: bool = False) -> str | Gr
     if hasattr(graph, "edges") and hasattr(graph, "is_directed"):
         found: Graph = graph  # type: ignore[assignment]
         if found.is_directed():
-            raise ConfigError(f"{where} is directed; neighbours talk both ways, so give graph.to_undirected()")
+            raise ConfigError(
+                f"{where} is directed, but neighbours exchange in both directions; use graph.to_undirected()"
+            )
         return found
     if not weights:
-        raise ConfigError(f"{where} = {type(graph).__name__}: must be one of {', '.join(NAMES)}, or a networkx graph")
+        kind = type(graph).__name__
+        raise ConfigError(f"{where}: expected one of {', '.join(NAMES)}, or a networkx graph of ranks; got {kind}")
     return _check_weights(where, graph)
 
 
@@ -58,20 +61,21 @@ def _check_weights(where: str, graph: object) -> Weights:
     try:
         matrix = np.array(graph, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):
+        kind = type(graph).__name__
         raise ConfigError(
-            f"{where} = {type(graph).__name__}: must be one of {', '.join(NAMES)}, a networkx graph of ranks, or a "
-            "matrix of weights"
+            f"{where}: expected one of {', '.join(NAMES)}, a networkx graph of ranks, or a matrix of weights; got "
+            f"{kind}"
         ) from None
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.size:
-        raise ConfigError(f"{where} has shape {matrix.shape}; a matrix of weights is (workers, workers)")
+        raise ConfigError(f"{where} has shape {matrix.shape}; a matrix of weights must have shape (workers, workers)")
     if not np.isfinite(matrix).all() or matrix.min() < 0.0:
-        raise ConfigError(f"{where} holds {matrix.min():g}; weights must be finite and not negative")
-    for axis, what in ((1, "row"), (0, "column")):
+        raise ConfigError(f"{where} contains {matrix.min():g}; weights must be finite and not negative")
+    for axis, line in ((1, "row"), (0, "column")):
         sums = matrix.sum(axis=axis)
         worst = int(np.abs(sums - 1.0).argmax())
         if abs(sums[worst] - 1.0) > _TOLERANCE:
             raise ConfigError(
-                f"{where}: {what} {worst} sums to {sums[worst]:.9g}; rows and columns must sum to 1, or the mean of "
+                f"{where}: {line} {worst} sums to {sums[worst]:.9g}; rows and columns must sum to 1, or the mean of "
                 "the models would drift"
             )
     return tuple(tuple(row) for row in matrix.tolist())
@@ -99,9 +103,10 @@ def neighbours(owner: str, graph: str | Graph, n_workers: int) -> list[list[int]
 def _listed(owner: str, graph: Graph, n_workers: int) -> list[list[int]]:
     nodes = set(graph.nodes)
     if nodes != set(range(n_workers)):
+        last = n_workers - 1
         raise ConfigError(
-            f"{owner}: graph has {len(nodes)} nodes; they must be the ranks 0..{n_workers - 1} of the {n_workers} "
-            "workers (networkx.convert_node_labels_to_integers)"
+            f"{owner}: the {len(nodes)} nodes of graph must be the ranks of the {n_workers} workers, 0 to {last}; "
+            "rename them with networkx.convert_node_labels_to_integers"
         )
     near: list[set[int]] = [set() for _ in range(n_workers)]
     for edge in graph.edges:
@@ -121,7 +126,7 @@ def mixing_matrix(owner: str, graph: str | Graph | Weights, n_workers: int) -> F
     """
     if isinstance(graph, tuple):
         if len(graph) != n_workers:
-            raise ConfigError(f"{owner}: graph is a matrix for {len(graph)} workers, but there are {n_workers}")
+            raise ConfigError(f"{owner}: graph is a matrix for {len(graph)} workers, but the run has {n_workers}")
         return np.array(graph)
     near = neighbours(owner, graph, n_workers)
     matrix = np.zeros((n_workers, n_workers))
@@ -147,9 +152,9 @@ def agreement(owner: str, matrix: Floats) -> str:
         return ""
     rate = contraction(matrix)
     if rate > 1.0 - _TOLERANCE:
-        return f"{owner}: |lambda_2(W)| = 1: some workers never agree; join the parts of the graph"
+        return f"{owner}: |lambda_2(W)| = 1, so some workers never reach consensus; connect the parts of the graph"
     halved = math.log(0.5) / math.log(max(rate, sys.float_info.min))
-    return f"{owner}: |lambda_2(W)| = {rate:.6g}: without gradients disagreement halves in {halved:.3g} steps"
+    return f"{owner}: |lambda_2(W)| = {rate:.6g}, so without gradients, disagreement halves every {halved:.3g} steps"
 
 
 def bipartition(owner: str, graph: str | Graph, near: Sequence[Sequence[int]]) -> list[bool]:
@@ -169,8 +174,8 @@ def bipartition(owner: str, graph: str | Graph, near: Sequence[Sequence[int]]) -
                     queue.append(j)
                 elif side[j] == side[i]:
                     raise ConfigError(
-                        f"{owner}: graph = {describe(graph)!r} of {len(near)} workers is not bipartite (ranks {i} and "
-                        f"{j} are neighbours on one side), so exchanges could wait for each other in a circle; use "
-                        "graph='bipartite', or a ring of an even number"
+                        f"{owner}: graph = {describe(graph)!r} of {len(near)} workers is not bipartite, because ranks "
+                        f"{i} and {j} are neighbours on the same side, so exchanges could deadlock; use "
+                        "graph='bipartite', or a ring with an even number of workers"
                     )
     return [side[rank] for rank in range(len(near))]

@@ -27,14 +27,19 @@ from ddlsim.workload.compute import Workload
 @checked
 @dataclass(frozen=True)
 class BMUF(Periodic):
-    """Blockwise model-update filtering (Chen and Huo 2016, ICASSP): momentum on top of local SGD.
+    """BMUF (blockwise model-update filtering): local SGD with block momentum (Chen and Huo 2016, ICASSP).
 
-    Every `period` local steps, with the mean x of the workers' models and the global model W:
+    After every `period` local steps, with the mean x of the workers' models and the global model W:
 
     G = x - W;   Delta <- eta Delta + zeta G;   W <- W + Delta;   x_i <- W
 
-    eta is ``block_momentum`` (None: 1 - 1/N, which the paper found to work), zeta ``block_rate``. This is the
-    paper's classical block momentum.
+    This is the paper's classical block momentum.
+
+    period          local steps between two averages
+    block_momentum  eta; None: 1 - 1/N, which worked well in the paper
+    block_rate      zeta
+    algorithm, rank_order, cost
+                    the :class:`~ddlsim.Fabric` of the all-reduce
     """
 
     period: Count = 8
@@ -42,7 +47,7 @@ class BMUF(Periodic):
     block_rate: Positive = 1.0
 
     def momentum(self, n_workers: int) -> float:
-        """Return the block momentum among `n_workers`."""
+        """Return the block momentum for `n_workers` workers."""
         return 1.0 - 1.0 / n_workers if self.block_momentum is None else self.block_momentum
 
     @property
@@ -51,7 +56,7 @@ class BMUF(Periodic):
         return f"BMUF ({self.period} steps, {fabric_label(self.algorithm, self.cost)})"
 
     def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
-        """Return the steps of workers with these workloads."""
+        """Return the step program for these workloads."""
         return local_steps(workloads, [Average(Every(self.period))], accumulation)
 
     def start(self, setting: Setting) -> None:
@@ -63,18 +68,22 @@ class BMUF(Periodic):
 @checked
 @dataclass(frozen=True)
 class DiLoCo(Periodic):
-    """Distributed low-communication training (Douillard et al. 2023, arXiv:2311.08105, algorithm 1):
+    """DiLoCo: distributed low-communication training (Douillard et al. 2023, arXiv:2311.08105, algorithm 1).
 
-    theta_i <- InnerOpt(theta_i, g_i(theta_i))                     `period` H times, from theta_i = theta
+    Each worker makes H local steps from the common model theta; the mean change is a gradient for the outer optimizer:
+
+    theta_i <- InnerOpt(theta_i, g_i(theta_i))                     H times, starting from theta_i = theta
     Delta = (1/N) sum_i (theta - theta_i);   theta <- OuterOpt(theta, Delta)
 
-    The inner optimizer is the run's and keeps its state. In the paper it is AdamW, with decoupled decay:
+    The inner optimizer is that of the run, and keeps its state. The paper uses AdamW, which has decoupled weight decay:
     ``Training(optimizer=Adam(weight_decay=0.1))``. With ``outer=SGD()`` and ``outer_rate=1`` this is
-    :class:`~ddlsim.LocalSGD`, with ``outer=Adam()`` FedAdam over all workers.
+    :class:`~ddlsim.LocalSGD`; with ``outer=Adam()`` it is FedAdam over all workers.
 
-    period      H, 500 in the paper
-    outer       OuterOpt: Nesterov momentum 0.9 in the paper
-    outer_rate  its learning rate: 0.7 in the paper
+    period      H; 500 in the paper
+    outer       OuterOpt; Nesterov momentum of 0.9 in the paper
+    outer_rate  learning rate of OuterOpt; 0.7 in the paper
+    algorithm, rank_order, cost
+                the :class:`~ddlsim.Fabric` of the all-reduce
     """
 
     period: Count = 500
@@ -88,7 +97,7 @@ class DiLoCo(Periodic):
         return f"DiLoCo ({self.period} steps, outer {outer}, {fabric_label(self.algorithm, self.cost)})"
 
     def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
-        """Return the steps of workers with these workloads."""
+        """Return the step program for these workloads."""
         return local_steps(workloads, [Average(Every(self.period))], accumulation)
 
     def start(self, setting: Setting) -> None:
@@ -100,20 +109,24 @@ class DiLoCo(Periodic):
 @checked
 @dataclass(frozen=True)
 class SlowMo(Periodic):
-    """Slow momentum (Wang, Tantia, Ballas and Rabbat 2020, arXiv:1910.00643, algorithm 1), with local SGD as its base:
+    """SlowMo: local SGD with slow momentum (Wang, Tantia, Ballas and Rabbat 2020, arXiv:1910.00643, algorithm 1).
 
-    x_i <- x_i - gamma d_i                          `period` tau times, from x_i = x; d_i of the run's optimizer
+    Each worker makes tau local steps, with d_i from the run's optimizer. Then momentum is applied to the mean change:
+
+    x_i <- x_i - gamma d_i                          tau times, starting from x_i = x
     u <- beta u + (x - (1/N) sum_i x_i) / gamma
     x <- x - alpha gamma u
 
     gamma is the learning rate of the latest local step; if it is 0, the models are only averaged. With beta = 0,
-    alpha = 1 and maintained buffers this is :class:`~ddlsim.LocalSGD`.
+    alpha = 1 and buffers = "maintain" this is :class:`~ddlsim.LocalSGD`.
 
-    period    tau; tune this and the next two to the task
-    momentum  beta, the slow momentum
-    slow_rate alpha, the slow learning rate
-    buffers   the base optimizer's state after an average (line 2): "maintain" or "reset". The paper's third option,
-              averaging it, would also send it and is not supported
+    period     tau. Tune `period`, `momentum` and `slow_rate` to the task
+    momentum   beta, the slow momentum
+    slow_rate  alpha, the slow learning rate
+    buffers    what happens to the state of the run's optimizer after an average (line 2 of the algorithm): "maintain"
+               or "reset". The paper's third option, averaging it, is not supported because the state would be sent, too
+    algorithm, rank_order, cost
+               the :class:`~ddlsim.Fabric` of the all-reduce
     """
 
     period: Count = 48
@@ -127,7 +140,7 @@ class SlowMo(Periodic):
         return f"SlowMo ({self.period} steps, {self.momentum:g}, {fabric_label(self.algorithm, self.cost)})"
 
     def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
-        """Return the steps of workers with these workloads."""
+        """Return the step program for these workloads."""
         return local_steps(workloads, [Average(Every(self.period))], accumulation)
 
     def start(self, setting: Setting) -> None:

@@ -1,4 +1,4 @@
-"""When gradients are sent: after the backward pass, bucket by bucket during it, fused, or by priority.
+"""Overlap policies: gradients are sent after the backward pass, bucket by bucket during it, fused, or by priority.
 
 Each class is one policy (:class:`Overlap`). A *bucket* is ready when
 the backward pass has gone through its layers (:mod:`ddlsim.workload.buckets`).
@@ -26,9 +26,10 @@ from ddlsim.workload.compute import Workload
 
 
 class Overlap(Protocol):
-    """When gradients are sent. ``buckets`` is enough: workers exchange them in order, during the backward pass.
+    """Policy for when gradients are sent: a frozen dataclass with a method ``buckets``.
 
-    Any other policy also defines ``program(workloads, accumulation)``, which returns a step program, for example by
+    With this method alone, workers exchange the buckets in order during the backward pass. Any other policy also
+    defines ``program(workloads, accumulation)``, which returns a step program, for example by
     :func:`ddlsim.plan.data_parallel` with a custom queue or with changed tasks.
     """
 
@@ -41,7 +42,7 @@ class Overlap(Protocol):
 @checked
 @dataclass(frozen=True)
 class NoOverlap:
-    """Exchange all gradients at once, after the backward pass."""
+    """Overlap policy: exchange all gradients at once, after the backward pass."""
 
     def buckets(self, workload: Workload) -> tuple[Bucket, ...]:
         return one_bucket(workload)
@@ -50,8 +51,10 @@ class NoOverlap:
 @checked
 @dataclass(frozen=True)
 class PerLayer:
-    """Wait-free backpropagation: each layer's gradients are sent as soon as they are ready, in that order (Zhang et al.
-    2017, Poseidon, section 3.1)."""
+    """Overlap policy: send the gradients of each layer as soon as they are ready.
+
+    Known as wait-free backpropagation (Zhang et al. 2017, Poseidon, section 3.1).
+    """
 
     def buckets(self, workload: Workload) -> tuple[Bucket, ...]:
         return per_layer(workload)
@@ -60,8 +63,13 @@ class PerLayer:
 @checked
 @dataclass(frozen=True)
 class DdpBuckets:
-    """PyTorch DistributedDataParallel: buckets of at least `cap` bytes, the first of `first` (Li et al. 2020,
-    VLDB 13(12), section 3.2), exchanged in order during the backward pass."""
+    """Overlap policy of PyTorch DistributedDataParallel: buckets that are exchanged in order during the backward pass.
+
+    Li et al. 2020, VLDB 13(12), section 3.2.
+
+    cap    minimum size of a bucket: bytes, or "25 MiB"
+    first  minimum size of the first bucket
+    """
 
     cap: Bytes = 25 * 2**20
     first: Bytes = 2**20
@@ -73,11 +81,12 @@ class DdpBuckets:
 @checked
 @dataclass(frozen=True)
 class WhileWaiting:
-    """The buckets of another policy, which progress only while workers wait for them: a library without asynchronous
-    progress, such as MPI without a progress thread (Hoefler and Lumsdaine 2008, Message progression in parallel
-    computing: to thread or not to thread?). So nothing overlaps the backward pass.
+    """Overlap policy of a library without asynchronous progress, such as MPI without a progress thread.
 
-    overlap  "layer", "ddp" or DdpBuckets(...)
+    Messages progress only while workers wait for them, so nothing overlaps the backward pass (Hoefler and Lumsdaine
+    2008, "Message progression in parallel computing: to thread or not to thread?").
+
+    overlap  policy that defines the buckets: "layer", "ddp" or DdpBuckets(...)
     """
 
     overlap: Literal["layer", "ddp"] | DdpBuckets = "layer"
@@ -90,9 +99,14 @@ class WhileWaiting:
 @checked
 @dataclass(frozen=True)
 class HorovodFusion:
-    """Horovod: every `cycle_time` the coordinator fuses the tensors that are ready on all workers into buffers
-    of at most `threshold` bytes and reduces them one after the other (Sergeev and Del Balso 2018,
-    arXiv:1802.05799, section 4; defaults of HOROVOD_FUSION_THRESHOLD and HOROVOD_CYCLE_TIME)."""
+    """Overlap policy of Horovod: tensors that are ready on all workers are fused into buffers.
+
+    In every cycle, the coordinator fuses them and reduces the buffers one after the other (Sergeev and Del Balso 2018,
+    arXiv:1802.05799, section 4).
+
+    threshold   maximum size of a buffer: bytes, or "128 MiB"; HOROVOD_FUSION_THRESHOLD with its default
+    cycle_time  time between two cycles: s, or "1 ms"; HOROVOD_CYCLE_TIME with its default
+    """
 
     threshold: Bytes = 128 * 2**20
     cycle_time: Duration = 1e-3
@@ -101,7 +115,7 @@ class HorovodFusion:
         return per_layer(workload)
 
     def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
-        """Return the step of workers with these workloads."""
+        """Return the step program for these workloads."""
         queue = FusedQueue(self.threshold, self.cycle_time)
         return data_parallel(workloads, None, self.buckets, accumulation=accumulation, queue=queue)
 
@@ -109,8 +123,14 @@ class HorovodFusion:
 @checked
 @dataclass(frozen=True)
 class Priority:
-    """Tensors cut into pieces of `partition` bytes, those nearest the input first, `in_flight` at a time. The next
-    forward pass starts as its layers arrive (Jayarajan et al. 2019, P3; Peng et al. 2019, ByteScheduler)."""
+    """Overlap policy that splits tensors into pieces and sends those nearest the input first.
+
+    The next forward pass starts as soon as its first layers have arrived (Jayarajan et al. 2019, P3; Peng et al. 2019,
+    ByteScheduler).
+
+    partition  size of a piece: bytes, or "4 MB"
+    in_flight  number of pieces in flight at a time
+    """
 
     partition: Bytes = 4e6
     in_flight: Count = 4
@@ -119,7 +139,7 @@ class Priority:
         return partitioned(workload, si(self.partition, "bytes"))
 
     def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
-        """Return the step of workers with these workloads."""
+        """Return the step program for these workloads."""
         queue = UrgentQueue(self.in_flight)
         return data_parallel(workloads, None, self.buckets, accumulation=accumulation, queue=queue, layer_by_layer=True)
 
@@ -147,7 +167,7 @@ def overlap_named(overlap: str | Overlap, where: str = "overlap") -> Overlap:
                 "DdpBuckets('25 MiB'): a frozen dataclass with a method buckets(workload)"
             )
         if type(overlap).__hash__ is None:
-            raise ConfigError(f"{where} = {shown(overlap)}: can change; make it @dataclass(frozen=True)")
+            raise ConfigError(f"{where} = {shown(overlap)}: must be immutable; make its class @dataclass(frozen=True)")
         return overlap
     if overlap not in _NAMES:
         raise unknown_name("overlap", overlap, _NAMES, where.partition(":")[0])
@@ -168,7 +188,7 @@ def as_compressed(overlap: Overlap, setting: Setting) -> Overlap:
     if choice is None or not choice.compressor.traits.whole or isinstance(overlap, NoOverlap):
         return overlap
     setting.notes.append(
-        f"compression: {choice.label} is of the whole gradient, so nothing travels beside the backward pass"
+        f"compression: {choice.label} needs the whole gradient, so no communication overlaps the backward pass"
     )
     return NoOverlap()
 
@@ -181,16 +201,19 @@ def buckets_of(overlap: Overlap, workload: Workload) -> tuple[Bucket, ...]:
     """
     buckets, owner = tuple(overlap.buckets(workload)), f"{type(overlap).__name__}.buckets"
     if not buckets or not all(isinstance(bucket, Bucket) for bucket in buckets):
-        raise ConfigError(f"{owner}: must return ddlsim.runtime.Bucket objects, one or more, not {shown(buckets)}")
-    total, whole = sum(bucket.nbytes for bucket in buckets), workload.gradient_nbytes
-    if not math.isclose(total, whole, rel_tol=1e-9):
-        raise ConfigError(f"{owner}: the buckets hold {total:.10g} bytes, the gradients {whole:.10g}; put each in one")
+        raise ConfigError(f"{owner} returned {shown(buckets)}; it must return at least one ddlsim.runtime.Bucket")
+    total, gradients = sum(bucket.nbytes for bucket in buckets), workload.gradient_nbytes
+    if not math.isclose(total, gradients, rel_tol=1e-9):
+        raise ConfigError(
+            f"{owner}: the buckets hold {total:.10g} bytes, but the gradients have {gradients:.10g}; put every "
+            "gradient into exactly one bucket"
+        )
     for earlier, later in itertools.pairwise(buckets):
         if later.ready_layer > earlier.ready_layer:
             raise ConfigError(
-                f"{owner}: the bucket that is ready with layer {later.ready_layer} comes after that of layer "
-                f"{earlier.ready_layer}, but the backward pass goes from the last layer to the first; return buckets "
-                "in the order in which they are ready"
+                f"{owner}: the bucket of layer {later.ready_layer} follows that of layer {earlier.ready_layer}, but "
+                "the backward pass runs from the last layer to the first; return buckets in the order in which they "
+                "become ready"
             )
     return buckets
 
@@ -204,8 +227,8 @@ def program(overlap: Overlap, workloads: Sequence[Workload], accumulation: int, 
     if policy.defines("program"):
         if not no_sync:
             raise ConfigError(
-                f"AllReduce: no_sync = False: {type(overlap).__name__} sums gradients once per step; use "
-                "overlap='none', 'layer' or 'ddp'"
+                f"AllReduce: no_sync = False cannot be combined with overlap = {type(overlap).__name__}, which sums "
+                "gradients once per step; use overlap='none', 'layer' or 'ddp'"
             )
         return policy.program(workloads, accumulation)
     return data_parallel(

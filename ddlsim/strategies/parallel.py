@@ -68,46 +68,49 @@ BUCKETS: dict[str, Callable[[Workload], Sequence[Bucket]]] = {
 @checked
 @dataclass(frozen=True)
 class Parallel(WithFabric):
-    """SGD on a model that is split over ``pipeline`` x ``tensor`` workers, in ``data`` replicas.
+    """Tensor, pipeline and data parallelism: ``data`` replicas of a model split over ``pipeline`` x ``tensor`` workers.
 
-    The batch size of a run is the global one, of an update, as in Megatron-LM and DeepSpeed: each replica computes
-    ``batch_size / (data * micro_batch)`` micro-batches. Worker i is rank i of the mesh
-    (:class:`~ddlsim.plan.Mesh`): tensor groups have consecutive ranks, then come the replicas of a stage.
+    ``batch_size`` is the global batch size of an update, as in Megatron-LM and DeepSpeed. Each replica computes
+    ``batch_size / (data * micro_batch)`` micro-batches. Worker i is rank i of the mesh (:class:`~ddlsim.plan.Mesh`):
+    the workers of a tensor group have consecutive ranks, followed by the other replicas of the stage.
 
     tensor       workers per tensor group, which split the layers of a stage
                  (:func:`ddlsim.workload.tensor_parallel.tensor_parallel`)
     pipeline     number of stages
     data         number of replicas; None: the number of workers / (pipeline * tensor)
-    micro_batch  samples that a worker computes at once; None: 1, and with "pipedream" all samples of its replica
-    order        "gpipe", "1f1b", "zb-1p", "zb-2p", "zb-v", "v-half" or "v-min" (docs/models/splitting.md), or a table:
-                 for every stage a list of ("F", "B" or "W", chunk, micro-batch). All these are synchronous SGD.
-                 Without a flush between updates: "pipedream", which updates after every micro-batch, stage i of p with
-                 gradients of weights that are p - 1 - i updates old, and "2bw", one update old on all stages
+    micro_batch  samples per micro-batch; None: 1 or, with "pipedream", all samples of the replica
+    order        order of forward and backward passes. Synchronous: "gpipe", "1f1b", "zb-1p", "zb-2p", "zb-v", "v-half",
+                 "v-min" (docs/models/splitting.md), or a table with a list of (kind, chunk, micro-batch) for every
+                 stage, where the kind is "F", "B" or "W". Asynchronous, without a flush between updates: "pipedream",
+                 which updates after every micro-batch with gradients that stage i of p computes on weights p - 1 - i
+                 updates old, and "2bw", with weights one update old on all stages
                  (:mod:`ddlsim.plan.asynchronous_pipeline`)
-    interleave   chunks of layers per stage, with "1f1b" and with tables
-    cut          where stages are cut: "balanced" makes the slowest stage as fast as possible; "layers" gives each
-                 (chunk of a) stage the same number of transformer layers, as in Megatron-LM and with DeepSpeed's
-                 partition_method "type:transformer"; the first has the embedding and the last the output layer as well
-    sequence     sequence parallelism: split the tensors that tensor parallelism replicates by tokens
+    interleave   chunks of layers per stage, for "1f1b" and tables
+    cut          where the model is cut into stages: "balanced" minimises the time of the slowest stage; "layers" gives
+                 each chunk the same number of transformer layers, as Megatron-LM and DeepSpeed's partition_method
+                 "type:transformer" do; the first chunk also has the embedding, and the last one the output layer
+    sequence     sequence parallelism: split by tokens the tensors that tensor parallelism replicates
     tp_comm_overlap
-                 overlap the exchanges of sequence parallelism with matrix products, in chunks, as Megatron-LM's
+                 overlap the communication of sequence parallelism with matrix products, in chunks, as Megatron-LM's
                  --tp-comm-overlap does (:mod:`ddlsim.workload.beside`)
-    recompute    activations to recompute instead of keeping them: "none", "selective" (attention's matrices),
-                 "operators" (every second product), "full" (transformer layers), "early-stop" (these without their last
-                 product), or "stage": chunks keep only their input and repeat the forward pass
-    sharded      replicas update a shard of each bucket and all-gather the rest (ZeRO stage 1); with `overlap` the
-                 all-gathers overlap the next forward passes. "full": replicas hold shards of weights, gradients and
+    recompute    activations to recompute in the backward pass: "none"; "selective", the matrices of attention;
+                 "operators", every second matrix product; "full", transformer layers; "early-stop", transformer layers
+                 without their last product; "stage", everything but the inputs of chunks
+    sharded      True: replicas update a shard of each bucket and all-gather the rest (ZeRO stage 1); with `overlap`,
+                 the all-gathers overlap the next forward passes. "full": replicas shard weights, gradients and
                  optimizer state (FSDP2 on meshes of two or three axes, as in torchtitan). With one stage, transformer
-                 layers are gathered one by one for each pass, as in :class:`~ddlsim.FSDP`; stages of a pipeline gather
-                 theirs once per step, keep them, and accumulate gradients of all micro-batches before scattering them
-    p2p          while tensors are in flight between stages, ranks compute ("overlapped"), wait for both directions at
-                 once ("exchange", as Megatron-LM), or for one after the other ("in turns", as DeepSpeed)
-    overlap      buckets that replicas sum during the last backward passes: "none" (chunk by chunk), "layer", "ddp", or
-                 those of Megatron Core ("megatron": the larger of 40 million parameters and a million per replica);
-                 with sharded="full" they are transformer layers
+                 layers are gathered one by one for each pass, as in :class:`~ddlsim.FSDP`. The stages of a pipeline
+                 gather their layers once per step, keep them, and accumulate the gradients of all micro-batches before
+                 the reduce-scatter
+    p2p          what ranks do while tensors are in flight between stages: "overlapped", they compute; "exchange", they
+                 wait for both directions at once, as in Megatron-LM; "in turns", they wait for one direction after the
+                 other, as in DeepSpeed
+    overlap      buckets that replicas sum during the last backward passes: "none" (one per chunk), "layer", "ddp", or
+                 "megatron" (Megatron Core's: 40 million parameters or, if larger, a million per replica). With
+                 sharded="full", the buckets are transformer layers
     algorithm, rank_order, cost
-                 the :class:`~ddlsim.Fabric` on which replicas sum; all other exchanges are simulated (in tensor
-                 groups with NCCL's algorithms if this one is NCCL's)
+                 the :class:`~ddlsim.Fabric` of the sums over replicas. All other communication is simulated message by
+                 message, in tensor groups with NCCL's algorithms if `algorithm` is one of them
     """
 
     tensor: Count = 1
@@ -127,46 +130,45 @@ class Parallel(WithFabric):
     def __post_init__(self) -> None:
         per_stage = self._chunks_per_stage
         for name, default in (("sharded", False), ("p2p", "overlapped")):
-            if self._asynchronous and getattr(self, name) != default:
+            if self._asynchronous and (value := getattr(self, name)) != default:
                 raise ConfigError(
-                    f"Parallel: {name} = {getattr(self, name)!r}: needs an order whose steps end before the next "
-                    f"begin, not {self.order!r}"
+                    f"Parallel: {name} = {value!r} needs a synchronous order such as '1f1b', not {self.order!r}"
                 )
         if self.sharded == "full":
             fixed: dict[str, object] = {"overlap": "ddp"}
             if self.pipeline == 1:  # passes go layer by layer
                 fixed |= {"order": "1f1b", "interleave": 1, "p2p": "overlapped"}
             for name, usual in fixed.items():
-                if getattr(self, name) != usual:
+                if (value := getattr(self, name)) != usual:
                     raise ConfigError(
-                        f"Parallel: {name} = {getattr(self, name)!r}: has no effect with sharded = 'full', which "
-                        "communicates layer by layer; leave it out, or use sharded=True"
+                        f"Parallel: {name} = {value!r} has no effect with sharded = 'full', which communicates layer "
+                        f"by layer; remove {name}, or use sharded=True"
                     )
             if self.recompute == "stage":
                 raise ConfigError(
-                    "Parallel: recompute = 'stage': is for stages that keep their weights; use recompute='full' with "
-                    "sharded='full'"
+                    "Parallel: recompute = 'stage' cannot be combined with sharded = 'full', because stages must keep "
+                    "their weights; use recompute='full'"
                 )
         if self.interleave > 1 and isinstance(self.order, str) and self.order != "1f1b":
             raise ConfigError(
-                f"Parallel: interleave = {self.interleave}: has no effect with order = {self.order!r}, which has "
-                f"{per_stage} chunk{'s' * (per_stage > 1)} per stage; leave it out, or use '1f1b'"
+                f"Parallel: interleave = {self.interleave} has no effect with order = {self.order!r}, which has "
+                f"{count(per_stage, 'chunk')} per stage; remove interleave, or use order='1f1b'"
             )
         if self.p2p == "in turns" and (self.order != "1f1b" or self.interleave > 1):
             raise ConfigError(
-                "Parallel: p2p = 'in turns': needs order = '1f1b' and interleave = 1 only, as in DeepSpeed; use "
-                "'exchange'"
+                "Parallel: p2p = 'in turns' needs order = '1f1b' and interleave = 1, as in DeepSpeed; use "
+                "p2p='exchange' for other orders"
             )
         table = pass_order(self.order, 2, 2, 2 * per_stage) if isinstance(self.order, str) else self.order
         if (self.tensor > 1 or self._again != "none") and any(each[0] == "W" for passes in table for each in passes):
             raise ConfigError(
-                "Parallel: order: gradients of weights apart from those of inputs (W) go with tensor = 1 and recompute "
-                "'none' or 'stage' only; use 'gpipe' or '1f1b'"
+                "Parallel: orders with separate weight gradients (W) need tensor = 1 and recompute = 'none' or "
+                "'stage'; use order='gpipe' or '1f1b'"
             )
 
     @property
     def label(self) -> str:
-        """Sizes and order."""
+        """Sizes of the mesh, order of passes, and fabric."""
         order = self.order if isinstance(self.order, str) else "own order"
         chunks = f" x {self.interleave}" if self.interleave > 1 else ""
         more = "" if self.recompute == "none" else f", {self.recompute} recomputation"
@@ -193,7 +195,7 @@ class Parallel(WithFabric):
         return stage_delays(str(self.order), self.pipeline) if self._asynchronous else (0,) * self.pipeline
 
     def n_workers(self) -> int | None:
-        """Number of workers of the layout, if `data` is set."""
+        """Return the number of workers of the mesh if `data` is set, otherwise None."""
         return None if self.data is None else self.data * self.pipeline * self.tensor
 
     def mesh(self, n_workers: int) -> Mesh:
@@ -201,24 +203,25 @@ class Parallel(WithFabric):
         return _mesh(n_workers, self.data, self.pipeline, self.tensor)
 
     def default_batch_size(self, n_workers: int) -> int:
-        """Return the samples of as many micro-batches per replica as there are stages ("pipedream" has one)."""
+        """Return the batch size with one micro-batch per stage in each replica (with "pipedream", a single one)."""
         data = self.data or max(n_workers // (self.pipeline * self.tensor), 1)
         return data * (self.micro_batch or 1) * (1 if self.order == "pipedream" else self.pipeline)
 
     def micro_batch_size(self, batch_size: int, n_workers: int) -> int:
-        """Return the samples that a worker computes at once."""
+        """Return the samples per micro-batch. Raises ConfigError for an invalid batch size."""
         data, micro_batch = self.mesh(n_workers).data, self.micro_batch or 1
         at_once = data * micro_batch
         if batch_size % at_once:  # of a run, `check_sizes` has said what works
             raise ConfigError(
-                f"batch_size = {batch_size}: must be a multiple of {at_once}, data {data} x micro_batch {micro_batch}"
+                f"batch_size = {batch_size}: must be a multiple of {at_once} (data {data} x micro_batch {micro_batch})"
             )
         if self.order != "pipedream":
             return micro_batch
         if self.micro_batch not in (None, batch_size // data):
             raise ConfigError(
-                f"Parallel: micro_batch = {self.micro_batch}: 'pipedream' updates after every micro-batch, of "
-                f"{batch_size // data} samples in each of {data} replicas; leave it out, or use batch_size={at_once}"
+                f"Parallel: micro_batch = {self.micro_batch} does not fit order = 'pipedream', which updates after "
+                f"every micro-batch, here of {batch_size // data} samples in each of {data} replicas; remove "
+                f"micro_batch, or use batch_size={at_once}"
             )
         return batch_size // data
 
@@ -233,7 +236,7 @@ class Parallel(WithFabric):
         return sizes | {"data": self.mesh(n_workers).data, "stage": stage, "shard": None}
 
     def scaled_down(self) -> Parallel:
-        """Return an equally exact strategy for two workers and any model; one with a table of passes is kept."""
+        """Return an equally exact strategy for two workers and any model; itself if its order is a table."""
         if not isinstance(self.order, str):
             return self
         return dataclasses.replace(self, tensor=1, pipeline=min(self.pipeline, 2), data=None, micro_batch=1,
@@ -245,7 +248,7 @@ class Parallel(WithFabric):
         return self.mesh(n_workers).data
 
     def stages(self, workloads: Sequence[Workload]) -> list[Stage]:
-        """Return each worker's part of the model, and its memory without activations."""
+        """Return each worker's stage, with its memory without activations."""
         cuts, mesh = self._cuts(workloads), self.mesh(len(workloads))
         stages: dict[tuple[int, int], Stage] = {}  # by workload and place; it takes long to ask for each of thousands
         places = np.empty(mesh.n_ranks, dtype=np.int64)
@@ -305,8 +308,8 @@ class Parallel(WithFabric):
         """Return the whole model as one rank of a tensor group computes it."""
         if self._again != "none" and not any(layer.heads for layer in workload.model.layers):
             raise ConfigError(
-                f"Parallel: recompute = {self.recompute!r}: {workload.model.name} has no attention and no transformer "
-                "layers; use 'stage'"
+                f"Parallel: recompute = {self.recompute!r} has no effect, because {workload.model.name} has no "
+                "transformer layers; use recompute='stage'"
             )
         return _tensor_parallel(
             workload, self.tensor, sequence=self.sequence, recompute=self._again, tp_comm_overlap=self.tp_comm_overlap
@@ -321,9 +324,9 @@ class Parallel(WithFabric):
     # ------------------------------------------------------------ what they do
 
     def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
-        """Return the step of `accumulation` micro-batches of each replica: rank r is worker r.
+        """Return the step program with `accumulation` micro-batches per replica; rank r is worker r.
 
-        Raises ConfigError for an order that does not fit the number of micro-batches.
+        Raises ConfigError if the order does not fit the number of micro-batches.
         """
         if self.tensor == 1:
             return self._of_stages(workloads, accumulation)
@@ -364,9 +367,9 @@ class Parallel(WithFabric):
         return _Groups(plans, kinds, shards, chunks_at(shards[0].workload, cuts), not self.sequence)
 
     def peak_memory(self, workloads: Sequence[Workload], micro_batches: int) -> Floats:
-        """Return the peak memory of activations of each rank of the plan, in bytes, (n_ranks,).
+        """Return the peak memory of activations on each rank of the plan, (n_ranks,) bytes.
 
-        Raises ConfigError as :meth:`plan` does.
+        Raises ConfigError if the order does not fit the number of micro-batches.
         """
         if self._asynchronous:
             return np.repeat(self._of_groups(workloads, 1, micro_batches).plans[0].peak_memory(), self.tensor)
@@ -467,8 +470,8 @@ class Parallel(WithFabric):
             fabric, parts = fabric_of(self), list[slice]()
             if setting.compression is not None and self.sharded == "full" and mesh.pipeline == 1:
                 raise ConfigError(
-                    "compression: Parallel: sharded = 'full': scatters gradients of each micro-batch by themselves; "
-                    "use FSDP(no_sync=True), or sharded=True"
+                    "compression: Parallel with sharded = 'full' reduce-scatters the gradients of each micro-batch, "
+                    "and would add a compression error each time; use FSDP(no_sync=True), or sharded=True"
                 )
             if setting.compression is not None:
                 compressor = setting.compression.compressor
@@ -494,7 +497,7 @@ class Parallel(WithFabric):
             why_not = why_not or "members compute at different speeds"
         is_known = self.cost != "simulated" and len(members) > self.pipeline
         if is_known:
-            why_not = why_not or "replicas exchange in known times"
+            why_not = why_not or "the time of the replicas' collectives is not simulated"
         if why_not and not many:
             return None
         folding = fold(groups.plans[0], groups.passes, members, groups.slowest, setting.cluster, in_groups, others)
@@ -504,17 +507,17 @@ class Parallel(WithFabric):
         tasks = count(groups.n_tasks, "task")
         if len(folding.shared[0]) and (network.is_shared or network.changes or is_known):
             raise ConfigError(
-                f"Parallel: tensor = {self.tensor}: the ranks have {tasks} in {groups.plans[0].n_steps} steps, more "
-                f"than the {MOST_TASKS:,} that are executed, and none can stand for others, because {why_not} and "
-                "members share links; use fewer micro-batches or workers"
+                f"Parallel: tensor = {self.tensor}: the ranks have {tasks} in {groups.plans[0].n_steps} steps, above "
+                f"the limit of {MOST_TASKS:,}, and one rank cannot represent its tensor group, because {why_not} and "
+                "the group shares links; use fewer micro-batches or workers"
             )
         ranks = f"{len(members)} of {members.size} ranks"
-        text = f"tensor groups: {ranks} are executed, one for each group of {self.tensor}"
+        executed = f"tensor groups: {ranks} are executed, one per group of {self.tensor}"
         setting.notes.append(
-            f"{text}, although {why_not}: the slowest member counts, and exchanges take what they take on idle links; "
-            f"all ranks would have {tasks}"
+            f"{executed}, although {why_not}, because all ranks would have {tasks}. Each group has the compute times "
+            "of its slowest member, and its exchanges take as long as on idle links"
             if why_not
-            else f"{text}, whose members do the same at the same times on links of their own"
+            else f"{executed}: the members of a group do the same at the same times and share no links"
         )
         return folding
 
@@ -530,10 +533,10 @@ class Parallel(WithFabric):
     def folded_program(
         self, workloads: Sequence[Workload], micro_batches: int, cluster: Cluster, nodes: Sequence[int]
     ) -> Folded | None:
-        """Return the program with one worker per tensor group, whose exchanges take as long as those of the fastest
-        group on idle links; None if workers differ or steps overlap.
+        """Return a program with one worker per tensor group; None if workers differ or steps overlap.
 
-        Raises ConfigError for sizes and an order that do not fit the numbers of workers and micro-batches.
+        The exchanges of every group take as long as those of the fastest group on idle links. Raises ConfigError for
+        sizes or an order that do not fit the numbers of workers and micro-batches.
         """
         if self._asynchronous or len({id(workload) for workload in workloads}) > 1:
             return None
@@ -611,8 +614,8 @@ class _Groups:
         if tensor > 1:
             if self.n_tasks > MOST_WRITTEN:
                 raise ConfigError(
-                    f"plan: Parallel: tensor = {tensor}: the ranks have {count(self.n_tasks, 'task')}, more than the "
-                    f"{MOST_WRITTEN:,} that are written out; use fewer micro-batches or workers"
+                    f"plan: Parallel with tensor = {tensor}: the plan would have {count(self.n_tasks, 'task')}, above "
+                    f"the limit of {MOST_WRITTEN:,}; use fewer micro-batches or workers"
                 )
             following = None if schedules is None else schedules.following
             return tensor_ranks(self.plans, self.passes, tensor, self.kinds, following)
@@ -686,7 +689,7 @@ def equal_layers(workload: Workload, chunks: int) -> tuple[int, ...]:
         works = [n for n in range(1, len(ranges) + 1) if len(ranges) % n == 0]
         near = " or ".join(str(n) for n in sorted(sorted(works, key=lambda n: abs(n - chunks))[:2]))
         raise ConfigError(
-            f"Parallel: cut = 'layers': pipeline x chunks = {chunks}: does not divide the {len(ranges)} transformer "
+            f"Parallel: cut = 'layers': the number of chunks, {chunks}, must divide the {len(ranges)} transformer "
             f"layers of {workload.model.name}; use {near or 'cut = balanced'}"
         )
     return tuple(first for first, _ in ranges[:: len(ranges) // chunks][1:])

@@ -1,4 +1,4 @@
-"""Parameter servers, synchronous (CaffeOnSpark, MXNet dist_sync)."""
+"""Synchronous SGD through parameter servers, as in CaffeOnSpark and MXNet's dist_sync."""
 
 from __future__ import annotations
 
@@ -30,19 +30,23 @@ from ddlsim.workload.compute import Workload
 @checked
 @dataclass(frozen=True)
 class ParameterServer(PlacesServers):
-    """Synchronous SGD through servers: push g_i; server: w <- w - eta * (1/N) sum_i g_i; pull w.
+    """Synchronous SGD through parameter servers (Li et al. 2014, OSDI).
 
-    servers          number of servers, one shard each (Li et al. 2014, OSDI)
+    Workers push their gradients g_i. When all have arrived, the servers apply w <- w - eta * (1/N) sum_i g_i, and the
+    workers pull w.
+
+    servers          number of servers, each with a shard of the parameters
     placement        "own" machines, or "colocated" with the workers
-    overlap          as for :class:`~ddlsim.AllReduce`
-    local_reduction  sum inside each machine first and push once per machine (with one worker per machine: per innermost
-                     group of the network, such as a rack): True or "tree" (a binomial tree), or "star" (all copy to one
-                     device, as in MXNet's dist_device_sync)
-    work             memory traffic of a server (ServerWork); None: sums take the ``reduce_time`` of its host, all other
-                     work takes no time
-    fabric           instead of `local_reduction`: the workers of each machine reduce-scatter their gradients on it,
-                     each pushes and pulls its shard, and they all-gather (BytePS: Jiang et al. 2020, OSDI, section
-                     4.2, with NCCL inside machines); ``simulate(..., fabric=...)`` sets it, too
+    overlap          when gradients are sent, as for :class:`~ddlsim.AllReduce`
+    local_reduction  sum gradients inside each machine first and push once per machine (if machines have one worker
+                     each, once per innermost group of the network, such as a rack): True or "tree", a binomial tree;
+                     "star", all workers copy to one device, as in MXNet's dist_device_sync
+    work             memory traffic of a server, a :class:`~ddlsim.ServerWork`; None: sums take the ``reduce_time`` of
+                     the server's host, and all other work takes no time
+    fabric           :class:`~ddlsim.Fabric` inside machines, instead of `local_reduction`: the workers of a machine
+                     reduce-scatter their gradients, each pushes and pulls its shard, and they all-gather the parameters
+                     (BytePS: Jiang et al. 2020, OSDI, section 4.2, with NCCL inside machines).
+                     ``simulate(..., fabric=...)`` can also set it
     """
 
     servers: Count = 1
@@ -55,13 +59,13 @@ class ParameterServer(PlacesServers):
     def __post_init__(self) -> None:
         if self.fabric is not None and self.local_reduction:
             raise ConfigError(
-                f"ParameterServer: local_reduction = {self.local_reduction!r} with fabric = {self.fabric}: both add up "
-                "inside machines; use one of them"
+                f"ParameterServer: local_reduction = {self.local_reduction!r} and fabric = {self.fabric} both sum "
+                "gradients inside machines; set only one of them"
             )
 
     @property
     def label(self) -> str:
-        """Number and place of the servers, and the reduction inside machines."""
+        """Number and placement of the servers, and the reduction inside machines."""
         inside = (
             ""
             if self.fabric is None
@@ -70,7 +74,7 @@ class ParameterServer(PlacesServers):
         return f"parameter server ({self.servers} {self.placement}{inside})"
 
     def on_fabric(self, fabric: Fabric) -> ParameterServer:
-        """Return the strategy with a fabric for the workers of each machine."""
+        """Return the strategy with a fabric inside machines."""
         return dataclasses.replace(self, fabric=fabric)
 
     def start(self, setting: Setting) -> None:
@@ -115,12 +119,14 @@ class ParameterServer(PlacesServers):
         start_group(setting, overlap, members, sums)
 
     def plan(self, workloads: Sequence[Workload], steps: int = 1, accumulation: int = 1) -> Plan:
-        """Return the tasks of workers with these workloads, and of the servers, which have the next ranks, in `steps`
-        steps. ``local_reduction`` and ``fabric`` change only how the tasks are executed."""
+        """Return the plan of `steps` steps, with the servers as the ranks after the workers.
+
+        ``local_reduction`` and ``fabric`` change only how its tasks are executed.
+        """
         if self.work is not None:
             raise ConfigError(
-                "plan: servers with work decide in the run which of them gets a small tensor; leave work out, or "
-                "simulate it and use result.plan"
+                "plan: ParameterServer has no static task graph with work, because small tensors are assigned to "
+                "servers during the run; remove work, or simulate the run and use result.plan"
             )
         program = AllReduce(overlap=self.overlap).program(workloads, accumulation)
         return through_servers(program.unroll(steps), self.servers)
@@ -129,11 +135,11 @@ class ParameterServer(PlacesServers):
         if self.local_reduction or self.fabric is not None:
             name = "local_reduction" if self.local_reduction else "fabric"
             raise ConfigError(
-                f"ParameterServer: {name} adds up gradients inside machines, which compressed ones do not allow; leave "
-                "it out"
+                f"ParameterServer: {name} sums gradients inside machines, which is not possible with compression; "
+                f"remove {name} or compression"
             )
         if self.work is not None:
             raise ConfigError(
-                "ParameterServer: work is that of dense gradients; what compressed ones cost servers is the cost of "
-                "ddlsim.Compression: leave work out"
+                "ParameterServer: work describes the cost of uncompressed gradients; remove work, and set the cost of "
+                "compressed gradients with ddlsim.Compression(cost=...)"
             )

@@ -1,4 +1,4 @@
-"""Gradient sums of ranks that share parts of a model: part by part, on a fabric."""
+"""Gradient sums over replicas of a split model, for each part of the gradient, on a fabric."""
 
 from __future__ import annotations
 
@@ -164,19 +164,18 @@ def compressible_parts(
     """
     if compressor.expected_nbytes(1) is None and len(plan.rows(SEND)):
         raise ConfigError(
-            f"compression: Parallel: the size of what {title(compressor)} sends depends on values, so it goes message "
-            "by message, which messages between stages cannot tell from theirs; use a compressor of known size such as "
-            "TopK, or pipeline=1"
+            "compression: Parallel with pipeline stages needs messages of known size, but the size of "
+            f"{title(compressor)} messages depends on the values; use a compressor such as TopK, or pipeline=1"
         )
     if tensor > 1:
         raise ConfigError(
-            f"compression: Parallel: tensor = {tensor}: members of a tensor group have shares of every tensor, which "
-            "are not compressed; leave compression out, or use tensor=1"
+            f"compression: Parallel does not support compression with tensor = {tensor}, because ranks hold only "
+            "shards of the tensors; remove compression, or use tensor=1"
         )
     if any(part.tied >= 0 for part in plan.parts):
         raise ConfigError(
-            "compression: Parallel: layers that share weights sum their gradients apart, which is not compressed; "
-            "leave compression out, or use a model without tied_dense"
+            "compression: Parallel does not support compression for models whose stages share weights, because their "
+            "gradients are summed separately; remove compression, or use a model without tied_dense"
         )
     sizes = [rounded(float(np.sum(chunk.workload.tensor_nbytes))) for chunk in chunks]
     starts = np.cumsum([0, *sizes])[:-1].tolist()

@@ -1,4 +1,4 @@
-"""Synchronous SGD in which every worker updates its shard of the parameters."""
+"""Synchronous SGD with a sharded optimizer: every worker updates its shard of the parameters."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from ddlsim.workload.stage import Stage
 def _in_order(overlap: str | Overlap, where: str) -> str | Overlap:
     if contract.of(overlap_named(overlap, where)).defines("program"):
         raise ConfigError(
-            f"{where} = {shown(overlap)}: buckets are cut in shards once, not fused or cut again on the way; use "
-            "'none', 'layer', 'ddp', or an overlap that is nothing but its buckets"
+            f"{where} = {shown(overlap)}: buckets that are fused or split during the step cannot be sharded; use "
+            "'none', 'layer', 'ddp', or a policy that defines only buckets"
         )
     return overlap
 
@@ -38,19 +38,22 @@ def _in_order(overlap: str | Overlap, where: str) -> str | Overlap:
 @checked
 @dataclass(frozen=True)
 class ShardedUpdate:
-    """Reduce-scatter the gradients, update a shard of the parameters on each worker, all-gather the updated shards.
+    """Synchronous SGD with a sharded optimizer: each worker updates one shard of the parameters.
 
-    The "distributed weight update" of Intel MLSL (Sridharan et al. 2018, arXiv:1801.08030) and stage 1 of ZeRO
-    (Rajbhandari et al. 2020, arXiv:1910.02054, section 5.1): the bytes of a ring all-reduce, 1/N of the
-    optimizer's time and state, and the values of synchronous SGD.
+    Workers reduce-scatter the gradients, update their shards, and all-gather the parameters. This is the "distributed
+    weight update" of Intel MLSL (Sridharan et al. 2018, arXiv:1801.08030) and stage 1 of ZeRO (Rajbhandari et al. 2020,
+    arXiv:1910.02054, section 5.1). It sends the bytes of a ring all-reduce, needs 1/N of the optimizer's time and
+    state, and gives the values of synchronous SGD.
 
-    reduce_scatter, all_gather  names of such collectives, or functions ``n_ranks -> Schedule``
-    rank_order, cost            as for :class:`~ddlsim.AllReduce`; `cost` applies to both collectives
-    overlap                     "none"; or "layer", "ddp", or a policy that only defines buckets, as DdpBuckets(...).
-                                Buckets are reduce-scattered during the backward pass and gathered during the next
-                                forward pass, as in Megatron-LM's distributed optimizer (:func:`ddlsim.plan.sharded`)
+    reduce_scatter, all_gather
+                algorithm of each collective: a name, or a function ``n_ranks -> Schedule``
+    rank_order, cost
+                as for :class:`~ddlsim.AllReduce`; both apply to both collectives
+    overlap     "none", "layer", "ddp", or a policy that defines only buckets, such as DdpBuckets(...). Buckets are
+                reduce-scattered during the backward pass and all-gathered during the next forward pass, as in
+                Megatron-LM's distributed optimizer (:func:`ddlsim.plan.sharded`)
 
-    LARS and LAMB need the norms of whole tensors, which a small all-reduce computes from those of shards
+    LARS and LAMB need the norms of whole tensors, which a small all-reduce computes from the norms of shards
     (:func:`ddlsim.plan.norms.with_partial_norms`).
     """
 
@@ -62,7 +65,7 @@ class ShardedUpdate:
 
     @property
     def label(self) -> str:
-        """The algorithms, the overlap if there is one, and the cost model unless it is simulation."""
+        """The algorithms, the overlap if there is one, and the cost model unless collectives are simulated."""
         policy = overlap_named(self.overlap)
         name = self.overlap if isinstance(self.overlap, str) else type(policy).__name__
         more = ("" if isinstance(policy, NoOverlap) else f", {name}") + cost_suffix(self.cost)
@@ -73,7 +76,7 @@ class ShardedUpdate:
         return Collectives({"reduce_scatter": self.reduce_scatter, "all_gather": self.all_gather}, self.cost)
 
     def on_fabric(self, fabric: Fabric) -> ShardedUpdate:
-        """Return the strategy with the two halves of a fabric's all-reduce as its collectives."""
+        """Return the strategy with the reduce-scatter and all-gather of the fabric's all-reduce."""
         return dataclasses.replace(
             self,
             reduce_scatter=fabric.algorithm,
@@ -83,11 +86,11 @@ class ShardedUpdate:
         )
 
     def stage(self, workload: Workload, rank: int, n_workers: int) -> Stage:
-        """Return what a worker holds: the whole model, and its shard of the optimizer's state."""
+        """Return a worker's stage: the full model, with a shard of the optimizer state."""
         return Stage(workload, state=1.0 / n_workers)
 
     def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
-        """Return the step of workers with these workloads."""
+        """Return the step program for these workloads."""
         policy = overlap_named(self.overlap)
         overlaps, buckets = not isinstance(policy, NoOverlap), functools.partial(buckets_of, policy)
         return sharded(workloads, None, buckets, accumulation=accumulation, overlap=overlaps)
@@ -99,8 +102,8 @@ class ShardedUpdate:
         policy = overlap_named(self.overlap)
         if as_compressed(policy, setting) is not policy:
             raise ConfigError(
-                "ShardedUpdate: the compressor is of the whole gradient, which overlaps cut in buckets; "
-                "use overlap='none'"
+                "ShardedUpdate: the compressor needs the whole gradient, but overlap splits it into buckets; use "
+                "overlap='none'"
             )
         parts = backwards(buckets_of(policy, setting.workers[0].workload))
 

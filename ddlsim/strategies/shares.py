@@ -24,8 +24,8 @@ class DealtOut:
             near = sorted({max(batch_size // n, 1) * n, -(-batch_size // n) * n})
             several = f" x {self.micro_batches} micro-batches" if self.micro_batches > 1 else ""
             raise ConfigError(
-                f"batch_size = {batch_size}: {type(self).__name__} deals it out over {n_workers} workers{several}; use "
-                f"{' or '.join(map(str, near))}"
+                f"batch_size = {batch_size}: {type(self).__name__} needs a multiple of {n}, for {n_workers} "
+                f"workers{several}; use {' or '.join(map(str, near))}"
             )
         return batch_size // n
 
@@ -33,7 +33,7 @@ class DealtOut:
 def whole_batch(accumulation: int, name: str) -> None:
     """Raise ConfigError for an `accumulation`, which the strategy `name` does not support."""
     if accumulation > 1:
-        raise ConfigError(f"accumulation = {accumulation}: {name} takes the whole batch at once; use 1")
+        raise ConfigError(f"accumulation = {accumulation}: {name} does not accumulate gradients; use accumulation=1")
 
 
 def check_shares(name: str, setting: Setting) -> None:
@@ -41,6 +41,6 @@ def check_shares(name: str, setting: Setting) -> None:
     task = setting.learner.task
     if task is not None and hasattr(task.optimizer, "with_bounds") and rule_of(task.optimizer) not in NORMS:
         raise ConfigError(
-            f"{name}: optimizer = {type(task.optimizer).__name__} works layer by layer, but ranks hold only parts of "
-            "layers, and the communication it needs is unknown; use AllReduce, or a bundled optimizer such as LAMB()"
+            f"{name}: the optimizer {type(task.optimizer).__name__} needs whole layers, but ranks hold only parts of "
+            "them, and its communication is not modelled; use AllReduce, or a bundled optimizer such as LAMB()"
         )

@@ -1,4 +1,4 @@
-"""Averaging a part of the parameters in every step."""
+"""Sparse parameter averaging: workers average a random part of their parameters in every step."""
 
 from __future__ import annotations
 
@@ -35,16 +35,19 @@ def _put(params: Array, indices: npt.NDArray[np.int64], values: Array) -> Array:
 @checked
 @dataclass(frozen=True)
 class SPARTA(WithFabric):
-    """Sparse parameter averaging (Exo Labs 2025, "SPARTA"; ``SPARTAStrategy`` of exogym): in every step
+    """SPARTA: sparse parameter averaging (Exo Labs 2025; ``SPARTAStrategy`` in exogym).
 
-    x_i <- x_i - eta g_i(x_i)
-    x_i[S] <- (1/N) sum_j x_j[S]        S: the share p of all parameters, drawn anew, the same on all workers
+    In every step, the workers make a local step and average a random share p of the parameters, the set S:
 
-    All workers derive S from a common seed, so only values are sent: p times the bytes of the parameters. Running
-    statistics of batch normalisation stay local. With p = 1 this is :class:`~ddlsim.LocalSGD` with period 1.
+    x_i <- x_i - eta g_i(x_i);   x_i[S] <- (1/N) sum_j x_j[S]
 
-    p  share of the parameters; by default the authors' value. round(p n) of n parameters, at least 1, are sampled
-       without replacement (exogym samples each independently)
+    All workers derive the same S from a common seed, so they send only values: p times the bytes of the parameters.
+    Running statistics of batch normalisation stay local. With p = 1 this is :class:`~ddlsim.LocalSGD` with period 1.
+
+    p  share of the parameters; the default is the authors' value. Of n parameters, round(p n) but at least 1 are
+       sampled without replacement (exogym samples each parameter independently)
+    algorithm, rank_order, cost
+       the :class:`~ddlsim.Fabric` of the all-reduce
     """
 
     p: Annotated[float, number(0.0, 1.0, above=True, hint=" (0.005 is half a percent)")] = 0.005
@@ -59,15 +62,15 @@ class SPARTA(WithFabric):
         return Average(Every(1), share=self.p)
 
     def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
-        """Return the steps of workers with these workloads."""
+        """Return the step program for these workloads."""
         return local_steps(workloads, [self._average], accumulation)
 
     def start(self, setting: Setting) -> None:
         """Start all workers. Raises ConfigError in a run that compresses."""
         if setting.compression is not None:
             raise ConfigError(
-                "compression: SPARTA sends other parameters in every step, which are no small differences to anything; "
-                "leave it out and lower p, or use LocalSGD(1) with compression"
+                "compression: SPARTA does not support compression, because it sends a different subset of the "
+                "parameters in every step; lower p instead, or use LocalSGD(1) with compression"
             )
 
         @lru_cache(maxsize=2)  # workers are at most one step apart

@@ -1,4 +1,4 @@
-"""Valid combinations of the sizes of a split model, and the nearest valid ones to an invalid one."""
+"""Rules for the sizes of a split model, and the valid sizes nearest to invalid ones."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Rules:
     def _width(self, tensor: int) -> str:
         """Return why the layers cannot be split over `tensor` ranks; empty if they can."""
         if tensor > 1 and not any(layer.heads for layer in self.model.layers):
-            return f"tensor = {tensor}: splits attention and the dense layers behind it; {self.model.name} has none"
+            return f"tensor = {tensor}: {self.model.name} has no attention layers, which tensor parallelism needs"
         return split_error(self.model, tensor)[0]
 
     def unit(self, sizes: Sizes) -> tuple[int, str]:
@@ -83,8 +83,8 @@ class Rules:
         together, why = sizes.data * sizes.micro_batch, f"data {sizes.data} x micro_batch {sizes.micro_batch}"
         if sizes.interleave > 1 and self.strategy.order == "1f1b" and sizes.pipeline > 1:
             return together * sizes.pipeline, (
-                f"{why} x pipeline {sizes.pipeline}, as interleaved stages (interleave = {sizes.interleave}) take as "
-                "many micro-batches in turn as there are stages"
+                f"{why} x pipeline {sizes.pipeline}, because stages with interleave = {sizes.interleave} take turns of "
+                f"{sizes.pipeline} micro-batches"
             )
         return together, why
 
@@ -94,37 +94,38 @@ class Rules:
         if t * p * d != self.n_workers:
             product = f"pipeline {p} x tensor {t} = {p * t}: must divide"
             if self.strategy.data is not None:
-                product = f"data {d} x pipeline {p} x tensor {t} = {d * p * t}: must be"
-            return f"Parallel: {product} the {self.n_workers} workers"
+                product = f"data {d} x pipeline {p} x tensor {t} = {d * p * t}: must equal"
+            return f"Parallel: {product} the number of workers, {self.n_workers}"
         if self.stages is not None and p != self.stages:
-            return f"Parallel: pipeline = {p}: the table of order is for {self.stages} stages"
+            return f"Parallel: pipeline = {p}: must be {self.stages}, the number of stages in the table of order"
         return self.widths(t) or self._chunks(p, max(self.per_stage, sizes.interleave)) or self._batch(sizes)
 
     def _chunks(self, pipeline: int, per_stage: int) -> str:
         n, most = pipeline * per_stage, self.layers
         what = f"pipeline = {pipeline}" if per_stage == 1 else f"pipeline {pipeline} x {per_stage} chunks = {n}"
         if self.strategy.cut == "layers" and (not most or most % n):
-            none = "" if most else "; use cut='balanced'"
+            if not most:
+                return f"Parallel: cut = 'layers': {self.model.name} has no transformer layers; use cut='balanced'"
             return (
-                f"Parallel: cut = 'layers': {what}: does not divide the {most} transformer layers of {self.model.name}"
-                f"{none}"
+                f"Parallel: cut = 'layers' with {what}: the number of chunks must divide the {most} transformer layers "
+                f"of {self.model.name}"
             )
-        return f"Parallel: {what}: {self.model.name} has {most} layers" if n > most else ""
+        return f"Parallel: {what}: {self.model.name} has only {most} layers" if n > most else ""
 
     def _batch(self, sizes: Sizes) -> str:
         unit, why = self.unit(sizes)
         if sizes.batch_size % unit:
-            return f"batch_size = {sizes.batch_size}: must be a multiple of {unit}, {why}"
+            return f"batch_size = {sizes.batch_size}: must be a multiple of {unit} ({why})"
         least = unit * sizes.pipeline
         if self.strategy.order == "2bw" and sizes.batch_size < least:
             return (
-                f"batch_size = {sizes.batch_size}: must be at least {least}, {why} x pipeline {sizes.pipeline}, as "
-                "'2bw' needs a micro-batch for each stage"
+                f"batch_size = {sizes.batch_size}: must be at least {least} ({why} x pipeline {sizes.pipeline}), "
+                "because '2bw' needs a micro-batch for each stage"
             )
         if self.batches is not None and sizes.batch_size != unit * self.batches:
             return (
-                f"batch_size = {sizes.batch_size}: must be {unit * self.batches}, {why} x the {self.batches} "
-                "micro-batches in the table of order"
+                f"batch_size = {sizes.batch_size}: must be {unit * self.batches} ({why} x {self.batches} micro-batches "
+                "in the table of order)"
             )
         return ""
 
@@ -167,11 +168,11 @@ def known_order(order: object, where: str) -> object:
         for j, (kind, chunk, micro) in enumerate(passes):
             if kind not in ("F", "B", "W") or min(chunk, micro) < 0:
                 raise ConfigError(
-                    f"{where}[{i}][{j}] = {(kind, chunk, micro)}: must be 'F', 'B' or 'W', a chunk and a micro-batch, "
-                    "counted from 0"
+                    f"{where}[{i}][{j}] = {(kind, chunk, micro)}: must be ('F', 'B' or 'W', chunk, micro-batch), with "
+                    "chunks and micro-batches numbered from 0"
                 )
     if not stages or not all(stages):
-        raise ConfigError(f"{where} = {shown(order)}: must have a list of passes for every stage")
+        raise ConfigError(f"{where} = {shown(order)}: must contain a list of passes for every stage")
     return order
 
 

@@ -1,4 +1,4 @@
-"""`Splits`: the search space of layouts of a model on workers."""
+"""`Splits`: the search space for splitting a model over workers."""
 
 from __future__ import annotations
 
@@ -30,32 +30,33 @@ SIZES = (
 MOST_CHUNKS = 4
 #: why combinations make no sense
 PRODUCT = "tensor x pipeline x data is not the number of workers"
-GLOBAL_BATCH = "the batch is no multiple of data x micro_batch"
-WHOLE = "stage 2 of ZeRO goes with tensor = 1 and pipeline = 1"
-GROUPS = "shard does not divide the workers"
+GLOBAL_BATCH = "the batch size is not a multiple of data x micro_batch"
+WHOLE = "stage 2 of ZeRO needs tensor = 1 and pipeline = 1"
+GROUPS = "shard does not divide the number of workers"
 
 
 @checked
 @dataclass(frozen=True)
 class Splits:
-    """Search space of the sizes of :class:`~ddlsim.Parallel` and :class:`~ddlsim.FSDP`. Every combination compatible
-    with the worker count and batch size is simulated.
+    """Search space for the sizes of :class:`~ddlsim.Parallel` and :class:`~ddlsim.FSDP`.
 
-    The batch sizes of the search are global ones, of an update, as for these two.
+    Every combination that is compatible with the number of workers and the batch size is simulated. Batch sizes are
+    global, as for these two strategies. Every field except `algorithm` is a sequence of values to try.
 
-    tensor       None: all divisors of the workers per machine and of the model's heads
-    pipeline     None: all divisors of the remaining workers, up to the number of the model's blocks
+    tensor       None: all divisors of both the workers per machine and the model's attention heads
+    pipeline     None: all divisors of the remaining workers, up to the number of blocks in the model
     data         None: all remaining workers
-    micro_batch  samples that a worker computes at once
-    order        of passes; only "1f1b" can be interleaved
-    interleave   chunks per stage; None: numbers up to 4 that divide the transformer layers evenly
+    micro_batch  samples per micro-batch
+    order        orders of passes; only "1f1b" is interleaved
+    interleave   chunks per stage; None: the numbers up to 4 that divide the transformer layers evenly
     recompute    None: "none", "selective" and "full" if the model has attention, otherwise "none" and "stage"
-    sequence     sequence parallelism in tensor groups
-    stage        of ZeRO: replicas shard the optimizer (1), gradients (2) and weights (3); 0: nothing. 2 is FSDP,
-                 without tensor groups and pipelines; with these 3 is ``Parallel(sharded="full")``
-    shard        with stage 3: size of a sharding group (HYBRID_SHARD); None: all workers
-    cut, p2p     of pipelines, as for ``Parallel``
-    algorithm    of the replicas' all-reduce
+    sequence     whether tensor groups use sequence parallelism
+    stage        ZeRO stages: replicas shard nothing (0), the optimizer state (1), also the gradients (2), also the
+                 weights (3). Stage 2 is FSDP and needs tensor = pipeline = 1; stage 3 of a split model is
+                 ``Parallel(sharded="full")``
+    shard        sizes of sharding groups with stage 3 (HYBRID_SHARD); None: all workers
+    cut, p2p     as for ``Parallel``
+    algorithm    algorithm of the replicas' all-reduce
     """
 
     tensor: Sequence[Count] | None = None
@@ -75,13 +76,15 @@ class Splits:
     def __post_init__(self) -> None:
         for name in SIZES:
             if getattr(self, name) is not None and not len(getattr(self, name)):
-                raise ConfigError(f"Splits: {name} is empty; give at least one value to try")
+                raise ConfigError(f"Splits: {name} is empty; add at least one value to try")
         if self.shard is not None and 3 not in self.stage:
-            raise ConfigError(f"Splits: shard = {list(self.shard)}: needs stage 3; leave shard out, or add 3 to stage")
+            raise ConfigError(
+                f"Splits: shard = {list(self.shard)} has no effect without stage 3; add 3 to stage, or remove shard"
+            )
 
     @property
     def label(self) -> str:
-        """The common algorithm."""
+        """The all-reduce algorithm of all combinations."""
         return f"splits ({algorithm_name(self.algorithm)})"
 
     def ways(

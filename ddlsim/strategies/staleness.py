@@ -20,7 +20,10 @@ class Scaling(Protocol):
 
 @dataclass(frozen=True)
 class InverseStaleness:
-    """alpha(tau) = alpha_0 / tau for tau > 0 (Zhang, Gupta, Lian and Liu 2016, arXiv:1511.05950, section 3)."""
+    """Learning rate divided by staleness: alpha(tau) = alpha_0 / tau for tau > 0.
+
+    Zhang, Gupta, Lian and Liu 2016, arXiv:1511.05950, section 3.
+    """
 
     def factor(self, staleness: int) -> float:
         """Return 1 / tau, and 1 for tau = 0."""
@@ -30,8 +33,12 @@ class InverseStaleness:
 @checked
 @dataclass(frozen=True)
 class ExponentialPenalty:
-    """alpha(tau) = rho^tau alpha_0 (Chan and Lane 2014, Interspeech, "Distributed asynchronous optimization of
-    convolutional neural networks")."""
+    """Learning rate that decays exponentially with staleness: alpha(tau) = rho^tau alpha_0.
+
+    Chan and Lane 2014, Interspeech, "Distributed asynchronous optimization of convolutional neural networks".
+
+    rho  factor per update of staleness, above 0 and at most 1
+    """
 
     rho: Annotated[float, number(0.0, 1.0, above=True)]
 
@@ -42,8 +49,10 @@ class ExponentialPenalty:
 
 @dataclass(frozen=True)
 class SquareRootStaleness:
-    """alpha(tau) = alpha_0 / sqrt(1 + tau) (Xie, Koyejo and Gupta 2019, arXiv:1903.03934, polynomial with a = 1/2;
-    Nguyen et al. 2022, arXiv:2106.06639)."""
+    """Learning rate that decays with the square root of staleness: alpha(tau) = alpha_0 / sqrt(1 + tau).
+
+    Xie, Koyejo and Gupta 2019, arXiv:1903.03934 (polynomial with a = 1/2); Nguyen et al. 2022, arXiv:2106.06639.
+    """
 
     def factor(self, staleness: int) -> float:
         """Return 1 / sqrt(1 + tau)."""
@@ -68,16 +77,18 @@ def scaled(gradient: Value[Array], scaling: Scaling | None, staleness: int) -> V
 @checked
 @dataclass(frozen=True)
 class DelayCompensation:
-    """DC-ASGD (Zheng et al. 2017, ICML, arXiv:1609.08326, algorithm 2): the server applies
+    """DC-ASGD: delay compensation of stale gradients (Zheng et al. 2017, ICML, arXiv:1609.08326, algorithm 2).
 
-        g + lambda g * g * (w_t - w_bak)
+    Instead of a gradient g, the server applies
 
-    w_bak being the parameters that the worker had pulled and g * g standing for the diagonal of the Hessian.
+        g + lambda g * g * (w_t - w_bak),
 
-    variance_control  lambda, or lambda_0 with `adaptive`
-    adaptive          decay m of the mean square: lambda_t = lambda_0 / sqrt(MeanSquare_t + 1e-7) with
-                      MeanSquare_t = m MeanSquare_(t-1) + (1 - m) g * g, element by element (DC-ASGD-a);
-                      None: lambda is constant (DC-ASGD-c)
+    where w_bak are the parameters that the worker pulled, and g * g approximates the diagonal of the Hessian.
+
+    variance_control  lambda; the paper's lambda_0 if `adaptive` is set
+    adaptive          decay m of the mean square of gradients: lambda_t = lambda_0 / sqrt(MeanSquare_t + 1e-7) with
+                      MeanSquare_t = m MeanSquare_(t-1) + (1 - m) g * g for each element (DC-ASGD-a); None: constant
+                      lambda (DC-ASGD-c)
     """
 
     variance_control: NotNegative = 0.04

@@ -1,4 +1,4 @@
-"""What-if studies: many experiments, simulated once each, on all cores or a cluster, in a store that survives.
+"""What-if studies: many experiments, each simulated once, on all cores or a cluster, with results in a store.
 
 Names are loaded when first used: a worker process needs none of them.
 """

@@ -107,7 +107,8 @@ def _replaced(value: object, tree: Mapping[str, object], where: str, units: Mapp
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         known = [f.name for f in dataclasses.fields(value)]
     else:
-        raise UnknownPathError(f"{where}.{next(iter(tree))}: {where} = {value!r} has no fields to change")
+        field = next(iter(tree))
+        raise UnknownPathError(f"{where}.{field}: {where} = {value!r} has no fields")
     new: dict[str, object] = {}
     for name, branch in tree.items():
         if name not in known:
@@ -123,8 +124,8 @@ def _replaced(value: object, tree: Mapping[str, object], where: str, units: Mapp
     try:
         return dataclasses.replace(value, **new)
     except TypeError as error:  # a text where a number is meant, say
-        given = ", ".join(f"{name} = {field!r}" for name, field in new.items())
-        raise ConfigError(f"{where}: {given} does not fit: {error}") from None
+        settings = ", ".join(f"{name} = {field!r}" for name, field in new.items())
+        raise ConfigError(f"{where}: {settings} has the wrong type: {error}") from None
 
 
 def _with_items(values: Sequence[object], tree: Mapping[str, object], where: str) -> list[object]:
@@ -139,9 +140,10 @@ def _with_items(values: Sequence[object], tree: Mapping[str, object], where: str
             fields = dict.fromkeys(field for each in values for field in getattr(each, "__dataclass_fields__", ()))
             raise _unknown(name, list(fields), where)
         if len(having) > 1:
+            n_with, n_all = len(having), len(values)
             raise UnknownPathError(
-                f"{where}.{name}: {len(having)} of the {len(values)} have this field; name one by its number, "
-                f"{where}.0.<field>"
+                f"{where}.{name}: {n_with} of the {n_all} items in {where} have this field; choose one by its number, "
+                f"as in {where}.0.{name}"
             )
         items.setdefault(having[0], {})[name] = branch
     changed = list(values)
@@ -166,8 +168,8 @@ def _device(value: object, cluster: object) -> Device:
     names = {loaded.device_of[node] for node in loaded.workers.tolist()}
     if len(names) != 1 or (only := names.pop()) is None:
         raise ConfigError(
-            f"device: the workers of cluster {loaded.name!r} do not all have one known device; name it in the "
-            "experiment, device='v100'"
+            f"device: the workers of cluster {loaded.name!r} do not all have the same known device; set it in the "
+            "experiment, as in device='v100'"
         )
     return load_device(only)
 
@@ -178,7 +180,8 @@ def _cluster(cluster: Cluster, tree: Mapping[str, object]) -> Cluster:
         where = f"cluster.{name}"
         if name in kinds:
             if not isinstance(branch, dict):
-                raise UnknownPathError(f"{where}: name what to change: {where}.{', '.join(_LINK_FIELDS)}")
+                fields = ", ".join(f"{where}.{field}" for field in _LINK_FIELDS)
+                raise UnknownPathError(f"{where}: the field of the links is missing; use one of {fields}")
             for field, value in branch.items():
                 cluster = _with_links(cluster, name, field, value)
         elif isinstance(branch, dict):
@@ -214,8 +217,8 @@ def _with_links(cluster: Cluster, kind: str, field: str, value: object) -> Clust
 def _with_flow_rate(cluster: Cluster, chosen: Bools, rate: float, where: str) -> Cluster:
     details = cluster.details
     if details is None or not (chosen & (details.transport != "")).any():
-        hint = f"name a transport, {cluster.name}+transport=tcp-cubic"
-        raise UnknownPathError(f"{where}: these links have no connections; {hint}")
+        hint = f"{cluster.name}+transport=tcp-cubic"
+        raise UnknownPathError(f"{where}: these links have no transport with connections; set one, as in {hint}")
     rates = np.where(chosen & (details.transport != ""), rate, details.flow_rate)
     return dataclasses.replace(cluster, details=dataclasses.replace(details, flow_rate=rates))
 

@@ -1,4 +1,4 @@
-"""What an experiment is, as text: two experiments with the same text give the same result.
+"""Canonical text of an experiment: two experiments with the same text have the same result.
 
 Names are not enough: a cluster, a model, a data set or a function may be another one under the same name. Their
 contents go into the text as digests. The source code of user-defined classes does not: start a new store after changing

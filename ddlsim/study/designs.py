@@ -1,8 +1,8 @@
-"""Which configurations a study looks at: every combination, given ones, or a sample of them.
+"""Designs of a study: every combination of values, a list of configurations, or a sample.
 
-``grid`` takes every combination, ``list`` the first values of all fields, then the second ones, and so on; ``random``
-draws each field on its own, ``latin-hypercube`` so that every field's range is covered evenly (McKay, Beckman and
-Conover 1979, Technometrics 21(2); :class:`scipy.stats.qmc.LatinHypercube`).
+``grid`` takes every combination; ``list`` takes the first values of all fields, then the second ones, and so on;
+``random`` samples each field independently; ``latin-hypercube`` covers the range of every field evenly (McKay, Beckman
+and Conover 1979, Technometrics 21(2); :class:`scipy.stats.qmc.LatinHypercube`).
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ MAX_POINTS = 100_000
 @checked
 @dataclass(frozen=True)
 class Range:
-    """All numbers from `low` to `high`, for the designs that sample: ``Range("1 Gbit/s", "100 Gbit/s", log=True)``.
+    """A range of numbers to sample from: ``Range("1 Gbit/s", "100 Gbit/s", log=True)``.
 
-    Texts with a unit give such texts, "12.34 Gbit/s", of four digits.
+    For use with the designs "random" and "latin-hypercube", and with a search.
 
-    log    the logarithm is spread evenly, not the number
-    whole  whole numbers only
+    low, high  bounds: numbers, or texts with a unit. Sampled values then have a unit and four digits, "12.34 Gbit/s"
+    log        distribute the logarithm evenly instead of the number
+    whole      only whole numbers
     """
 
     low: float | str
@@ -45,11 +46,13 @@ class Range:
     def __post_init__(self) -> None:
         low, high = _si(self.low), _si(self.high)
         if not (math.isfinite(low) and math.isfinite(high) and low < high):
-            raise ConfigError(f"Range({shown(self.low)}, {shown(self.high)}): low must be below high, both finite")
+            raise ConfigError(f"Range({shown(self.low)}, {shown(self.high)}): low must be below high, and both finite")
         if self.log and low <= 0.0:
             raise ConfigError(f"Range({shown(self.low)}, {shown(self.high)}, log=True): low must be above 0")
         if self.whole and math.ceil(low) > math.floor(high):
-            raise ConfigError(f"Range({shown(self.low)}, {shown(self.high)}, whole=True): no whole number lies there")
+            raise ConfigError(
+                f"Range({shown(self.low)}, {shown(self.high)}, whole=True): the range contains no whole number"
+            )
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -58,11 +61,11 @@ class Range:
         return (math.ceil(low), math.floor(high)) if self.whole else (low, high)
 
     def at(self, share: float) -> float | int | str:
-        """Return the value that lies `share` (0 to 1) of the way up."""
+        """Return the value at a `share` of the range, from 0 (`low`) to 1 (`high`)."""
         return self.written(self.number(share))
 
     def written(self, number: float) -> float | int | str:
-        """Return a number of the range as it stands in an experiment, with a unit if the bounds have one."""
+        """Return a number of the range as an experiment has it, with a unit if the bounds have one."""
         units = [_unit(bound) for bound in (self.high, self.low) if isinstance(bound, str)]
         if not units or self.whole:
             return int(number) if self.whole else float(number)
@@ -70,7 +73,7 @@ class Range:
         return f"{number / factor:.4g} {unit}"
 
     def number(self, share: float) -> float | int:
-        """Return the number that lies `share` (0 to 1) of the way up, in SI units."""
+        """Return the number at a `share` of the range, from 0 to 1, in SI units."""
         low, high = self.bounds
         half = 0.5 if self.whole else 0.0  # every whole number has the same share of the way
         if self.log:
@@ -99,29 +102,34 @@ def rows_of(
         raise unknown_name("design", design, DESIGNS)
     sampled = design in ("random", "latin-hypercube")
     if sampled and (isinstance(n_points, bool) or not isinstance(n_points, int) or n_points < 1):
-        raise ConfigError(f"n_points = {shown(n_points)}: design = {design!r} needs how many to draw, at least 1")
+        raise ConfigError(f"n_points = {shown(n_points)}: design = {design!r} needs a number of points, at least 1")
     if n_points is not None and n_points > MAX_POINTS:
-        raise ConfigError(f"n_points = {shown(n_points)}: a study has at most {MAX_POINTS} points; draw fewer")
+        raise ConfigError(f"n_points = {shown(n_points)}: must be at most {MAX_POINTS}")
     if not sampled and n_points is not None:
-        raise ConfigError(f"n_points = {shown(n_points)} has no effect with design = {design!r}; remove it")
+        raise ConfigError(f"n_points = {shown(n_points)} has no effect with design = {design!r}; remove n_points")
     for path, values in vary.items():
         if isinstance(values, Range):
             if not sampled:
-                raise ConfigError(f"vary[{path!r}] = {shown(values)}: design = {design!r} needs single values: a list")
+                raise ConfigError(
+                    f"vary[{path!r}] = {shown(values)}: design = {design!r} needs a list of values, not a range; use "
+                    "design='random' to sample the range"
+                )
         elif len(values) == 0:
-            raise ConfigError(f"vary[{path!r}] is empty; give at least one value, or leave the field out")
+            raise ConfigError(f"vary[{path!r}] is empty; add at least one value, or remove the field")
     if sampled:
         assert n_points is not None
         return _sample(vary, _shares(design, n_points, len(vary), seed))
     listed = {path: list(values) for path, values in vary.items() if not isinstance(values, Range)}
     if design == "grid" and math.prod(len(values) for values in listed.values()) > MAX_POINTS:
         n = " x ".join(str(len(values)) for values in listed.values())
-        raise ConfigError(f"design = 'grid' has {n} points, more than {MAX_POINTS}; sample them: design = 'random'")
+        raise ConfigError(
+            f"design = 'grid' has {n} points, above the limit of {MAX_POINTS}; use design = 'random' to sample them"
+        )
     if design == "grid":
         return [dict(zip(listed, row, strict=True)) for row in itertools.product(*listed.values())]
     if len({len(values) for values in listed.values()}) > 1:
         lengths = ", ".join(f"{path}: {len(values)}" for path, values in listed.items())
-        raise ConfigError(f"design = 'list' takes the fields' values together, so as many of each ({lengths})")
+        raise ConfigError(f"design = 'list' needs the same number of values for every field, got {lengths}")
     return [dict(zip(listed, row, strict=True)) for row in zip(*listed.values(), strict=True)] or [{}]
 
 
@@ -140,8 +148,8 @@ def spread(row: Mapping[str, object]) -> dict[str, object]:
         paths = paths_of(key)
         values = [value] if len(paths) == 1 else value
         if not isinstance(values, tuple | list) or len(values) != len(paths):
-            rule = f"must be {len(paths)} values, one for each of these fields"
-            raise ConfigError(f"vary[{shown(key)}]: {shown(value)} {rule}")
+            n_fields = len(paths)
+            raise ConfigError(f"vary[{shown(key)}]: {shown(value)} must be {n_fields} values, one for each field")
         found |= zip(paths, values, strict=True)
     return found
 
@@ -151,9 +159,13 @@ def _shares(design: str, n_points: int, n_fields: int, seed: int) -> npt.NDArray
     generator = np.random.default_rng(seed)
     if design == "random" or n_fields == 0:
         return generator.random((n_points, n_fields))
-    from scipy.stats import qmc
-
-    return np.asarray(qmc.LatinHypercube(n_fields, rng=generator).random(n_points))
+    # the points of scipy.stats.qmc.LatinHypercube: one in each of n_points equal parts of every field's range
+    generator = generator.spawn(1)[0]
+    within = generator.uniform(size=(n_points, n_fields))
+    parts = np.tile(np.arange(1, n_points + 1), (n_fields, 1))
+    for row in parts:
+        generator.shuffle(row)
+    return np.asarray((parts.T - within) / n_points)
 
 
 def _sample(vary: Mapping[str, Sequence[object] | Range], shares: npt.NDArray[np.float64]) -> list[dict[str, object]]:
@@ -178,4 +190,4 @@ def _si(value: float | str) -> float:
             return parse(value, dimension)
         except UnitError:
             continue
-    raise UnitError(f"Range: {shown(value)} is no number with a known unit; write it like '25 Gbit/s' or '10 us'")
+    raise UnitError(f"Range: {shown(value)} is not a number with a known unit; write it like '25 Gbit/s' or '10 us'")

@@ -1,4 +1,4 @@
-"""The points of a study: handing them out to workers and storing what comes back, whatever dies meanwhile."""
+"""Distribution of a study's points to worker processes, with storage of their results and recovery from failures."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Count:
-    """How far a study is: points in all, and how many of them are done, skipped and failed."""
+    """Progress of a study: the number of points in total, done, skipped and failed."""
 
     total: int
     done: int
@@ -57,7 +57,7 @@ class Count:
 
     @property
     def finished(self) -> int:
-        """Points that need no more work."""
+        """Number of points that need no more work."""
         return self.done + self.skipped + self.failed
 
 
@@ -135,7 +135,7 @@ class _Dispatcher:
         except DdlsimError:
             raise
         except Exception as error:  # whatever an executor raises that has been shut down
-            raise DdlsimError(f"the executor takes no more work ({error}); run the study again to go on") from None
+            raise DdlsimError(f"the executor accepts no more work ({error}); run the study again to continue") from None
 
     def take(self, future: Future[Answer]) -> None:
         """Store what a worker has handed in, or find out what to do instead."""
@@ -147,7 +147,7 @@ class _Dispatcher:
         except BrokenExecutor:
             raise _broken() from None
         except CancelledError:
-            raise DdlsimError("the executor has given up its work; run the study again to go on") from None
+            raise DdlsimError("the executor cancelled its work; run the study again to continue") from None
         except DdlsimError:
             raise
         except Exception as error:  # the worker could not do it: died several times, lacks a module, ...
@@ -201,15 +201,15 @@ class _Dispatcher:
 
 
 def _broken() -> DdlsimError:
-    return DdlsimError("the executor has broken: a worker has died; run the study again with a new one")
+    return DdlsimError("a worker of the executor died; run the study again with a new executor")
 
 
 def _listed(tasks: Sequence[Task]) -> str:
     """Return which points are tried again."""
     names = [task.name or task.key for task in tasks]
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    are = f"{len(names)} points are" if len(names) > 1 else "1 point is"
-    return f"{are} tried again: {'; '.join(names[:_NAMED])}{more}"
+    points = "1 point" if len(names) == 1 else f"{len(names)} points"
+    return f"simulating {points} again: {'; '.join(names[:_NAMED])}{more}"
 
 
 def _say(line: str) -> None:
@@ -218,14 +218,14 @@ def _say(line: str) -> None:
 
 @dataclass(frozen=True)
 class Point:
-    """One experiment of a study.
+    """One experiment of a study: a configuration with one seed.
 
-    settings    dotted path -> value as the table shows it
-    seed        of the experiment
-    experiment  with cluster, model and data loaded; None if the settings do not fit together
-    error       why they do not
-    key         under which its result is stored
-    text        that the key is the digest of
+    settings    values of the varied fields by dotted path, as the table shows them
+    seed        seed of the experiment
+    experiment  the experiment, with its cluster, model and data loaded; None if the settings are not compatible
+    error       why the settings are not compatible
+    key         key of the result in the store, a digest of `text`
+    text        canonical description of the experiment
     """
 
     settings: Mapping[str, object]

@@ -1,4 +1,4 @@
-"""Where points are simulated: in this process, in others on this machine, or wherever an executor takes them."""
+"""Executors of a study's points: this process, several processes on this computer, or a user's executor."""
 
 from __future__ import annotations
 
@@ -56,7 +56,10 @@ def open_pool(
     """
     if executor is not None:
         if jobs is not None:
-            raise ConfigError(f"jobs = {jobs!r} has no effect beside an executor; set how many workers that one has")
+            raise ConfigError(
+                f"jobs = {jobs!r} has no effect with an executor; remove jobs, and set the number of workers of the "
+                "executor"
+            )
         return _Given(executor, packer) if isinstance(executor, Executor) else _Dask(executor, packer)
     n = _n_cores() if jobs is None else jobs
     return _Inline() if n == 1 else Local(min(n, max(n_at_once, len(experiments))), packer, experiments)

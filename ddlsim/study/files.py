@@ -1,4 +1,4 @@
-"""Studies from TOML files: the base experiment as in an experiment file, and lists of what its fields take.
+"""Studies from TOML files: the base experiment as in an experiment file, and lists of values for its fields.
 
 .. code-block:: toml
 
@@ -47,10 +47,12 @@ _OPTIONAL = frozenset(field.name for field in dataclasses.fields(Experiment) if 
 
 @checked
 def load_study(source: str | Path, *, allow_code: bool = False) -> Study:
-    """Return the study that the TOML file `source` describes.
+    """Load a study from a TOML file.
 
-    As in experiment files, "package.module:Name" is refused unless `allow_code`. Raises
-    :class:`~ddlsim.errors.ConfigError` in one line: file, field, value, rule and remedy.
+    source      path of the file (see :mod:`ddlsim.study.files` for its keys)
+    allow_code  accept "package.module:Name", which imports and runs code, as in experiment files
+
+    Raises :class:`~ddlsim.errors.ConfigError` with file, field, value, rule and remedy in one line.
     """
     path = Path(source)
     here = Source(path.parent, allow_code)
@@ -61,11 +63,12 @@ def load_study(source: str | Path, *, allow_code: bool = False) -> Study:
         for name in table.keys() - known:
             raise unknown_name("key", name, known, str(path))
         if varied is None:
-            raise ConfigError(f"{path}: key 'vary' is missing; add vary = ...")
+            raise ConfigError(f"{path}: the key 'vary' is missing; add a table [vary]")
         raise ConfigError(f"{path}: vary = {shown(varied)}: must be a table of fields and their values")
     arguments: dict[str, Any] = SCHEMA.arguments(Study, table, str(path), here, ": ", partial=True)
     if missing := [name for name in required(Study) if name not in (*arguments, "vary")]:
-        raise ConfigError(f"{path}: key {missing[0]!r} is missing; add {missing[0]} = ...")
+        key = missing[0]
+        raise ConfigError(f"{path}: the key {key!r} is missing; add {key} = ...")
     arguments["vary"] = {field: _values(path, field, values, here) for field, values in varied.items()}
     try:
         return Study(**arguments)
@@ -80,7 +83,7 @@ def _values(path: Path, field: str, values: object, source: Source) -> list[obje
     if isinstance(values, Mapping):
         return SCHEMA.build(Range, values, where, source)
     if not isinstance(values, Sequence) or isinstance(values, str):
-        raise ConfigError(f"{where} = {shown(values)}: must be a list of values, also if it is only one")
+        raise ConfigError(f"{where} = {shown(values)}: must be a list of values, even for a single value")
     return [_value(field, value, f"{where}[{i}]", source) for i, value in enumerate(values)]
 
 

@@ -1,4 +1,4 @@
-"""Experiments as bytes, for other processes: clusters, models and data travel once per process, not once per point.
+"""Experiments as bytes for other processes, to which clusters, models and data are sent only once.
 
 A message names these by digest. A process that gets a message keeps the parts that came with it, and asks for those
 that it does not know. The same part is then the same object for every point that a process simulates, with the routes
@@ -83,8 +83,8 @@ class Packer:
             pickler.dump(list(jobs))
         except Exception as error:  # whatever a class raises that cannot be pickled
             raise ConfigError(
-                f"an experiment cannot be sent to other processes ({error}); define its functions and classes in a "
-                "module, or use jobs=1"
+                f"the experiment cannot be sent to other processes ({error}); define its functions and classes in an "
+                "importable module, or use jobs=1"
             ) from None
         fresh = [digest for digest in pickler.found if digest not in self._pickles]
         for digest in fresh:

@@ -1,8 +1,8 @@
-"""Searching the space of a study instead of simulating all of it: what to look for, with which sampler, how long.
+"""`Search`: objective, sampler and length of a search that replaces the design of a study.
 
-Optuna (Akiba et al. 2019, KDD, https://optuna.org) proposes configurations, `batch` at a time, from what came of those
-before: by a tree-structured Parzen estimator (``tpe``: Bergstra et al. 2011, NeurIPS), by the genetic algorithm NSGA-II
-(``nsga2``: Deb et al. 2002, IEEE Trans. Evol. Comput. 6(2)), or at ``random``.
+Optuna (Akiba et al. 2019, KDD, https://optuna.org) proposes `batch` configurations at a time from the results of
+earlier ones: by a tree-structured Parzen estimator (``tpe``: Bergstra et al. 2011, NeurIPS), by the genetic algorithm
+NSGA-II (``nsga2``: Deb et al. 2002, IEEE Trans. Evol. Comput. 6(2)), or at ``random``.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ SAMPLERS = ("tpe", "nsga2", "random")
 @checked
 @dataclass(frozen=True)
 class Search:
-    """How a study looks for the best configurations (extra: ``pip install 'ddlsim[optuna]'``).
+    """Search for the best configurations of a study, with Optuna (``pip install 'ddlsim[optuna]'``).
 
-    objective  metric, or several: those of :data:`ddlsim.run.metrics.METRICS`, which says whether more is better. Of
-               several the configurations are looked for that no other one beats (``study.pareto``)
-    n_trials   different configurations, at most; fewer if there are no more
-    sampler    "tpe", "nsga2" (with a population of 20) or "random" (default: "tpe" for one metric, "nsga2" for several)
-    batch      configurations that are proposed before anything is known of any of them: as many can be simulated at
-               once. The trials depend on it, but not on how many processes simulate
-    seed       of the sampler
-    prune      give up the other seeds of a configuration whose mean over the seeds so far is worse than the median of
-               those before it (one metric, several seeds)
+    objective  one or more metrics of :data:`ddlsim.run.metrics.METRICS`, which also defines whether higher is better.
+               With several, the search looks for Pareto-optimal configurations (``study.pareto``)
+    n_trials   maximum number of different configurations
+    sampler    "tpe", "nsga2" (with a population of 20) or "random"; None: "tpe" for one metric, "nsga2" for several
+    batch      number of configurations that are proposed together and can be simulated in parallel. The trials depend
+               on it, but not on the number of processes
+    seed       seed of the sampler
+    prune      skip the remaining seeds of a configuration whose mean so far is worse than the median of earlier
+               configurations; needs one metric and several seeds
     """
 
     objective: str | Sequence[str]
@@ -45,36 +45,40 @@ class Search:
 
     def __post_init__(self) -> None:
         if not self.metrics or len(set(self.metrics)) < len(self.metrics):
-            raise ConfigError(f"Search: objective = {shown(self.objective)}: must be a metric, or different ones")
+            raise ConfigError(
+                f"Search: objective = {shown(self.objective)}: must be a metric, or a list of different metrics"
+            )
         for name in self.metrics:
             if name not in METRICS:
                 raise unknown_name("metric", name, METRICS, "Search: objective")
         if self.prune and len(self.metrics) > 1:
-            raise ConfigError(f"Search: prune = True needs one metric, and objective has {len(self.metrics)}; leave it")
+            raise ConfigError(
+                f"Search: prune = True needs one metric, but objective has {len(self.metrics)}; remove prune"
+            )
 
     def check(self, vary: Vary, n_seeds: int) -> None:
-        """Refuse a space that cannot be searched, and pruning where there is nothing to prune. Raises ConfigError."""
+        """Raise ConfigError for a space that cannot be searched, and for pruning with a single seed."""
         if not vary:
-            raise ConfigError("vary is empty: there is nothing to search; give at least one field")
+            raise ConfigError("vary is empty, so there is nothing to search; add at least one field")
         for key, values in vary.items():
             listed = values.values() if isinstance(values, Mapping) else () if isinstance(values, Range) else values
             if not isinstance(values, Range) and not len(values):
-                raise ConfigError(f"vary[{key!r}] is empty; give at least one value, or leave the field out")
+                raise ConfigError(f"vary[{key!r}] is empty; add at least one value, or remove the field")
             single = (one for value in listed for one in (value if isinstance(value, tuple | list) else [value]))
             for family in (one for one in single if "strategy" in paths_of(key) and contract.of(one).defines("ways")):
                 raise ConfigError(
-                    f"vary[{key!r}]: {type(family).__name__} stands for many configurations, which a search cannot "
-                    "propose one by one; name single ones, or take design = 'grid' or ddlsim.recommend"
+                    f"vary[{key!r}]: {type(family).__name__} represents many configurations, which a search cannot "
+                    "propose one by one; list strategies instead, or use design = 'grid' or ddlsim.recommend"
                 )
         if self.prune and n_seeds == 1:
-            raise ConfigError("Search: prune = True has no effect with one seed; give seeds=3, or leave it")
+            raise ConfigError("Search: prune = True has no effect with one seed; set seeds=3, or remove prune")
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """The names in `objective`."""
+        """The metrics in `objective`."""
         return (self.objective,) if isinstance(self.objective, str) else tuple(self.objective)
 
     @property
     def sampler_used(self) -> str:
-        """The sampler, also where none is named."""
+        """The sampler that is used if `sampler` is None, too."""
         return self.sampler or ("tpe" if len(self.metrics) == 1 else "nsga2")

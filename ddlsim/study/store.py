@@ -1,4 +1,4 @@
-"""The file that a study writes to: SQLite, one row per finished point, under the key of what was simulated.
+"""The store of a study: an SQLite file with one row per finished point, under the key of its experiment.
 
 A point is stored in one transaction as it is handed in, so a process killed at any moment leaves a whole file with
 every point stored before; SQLite's write-ahead log takes care of that (https://www.sqlite.org/wal.html; the file must
@@ -45,8 +45,8 @@ REACHED, LOSSES = "_to_accuracy", ("loss",)
 ROUNDING = 1e-6
 
 
-def _damaged(what: str, value: object, rule: str) -> ConfigError:
-    return ConfigError(f"is damaged: {what} = {shown(value)} must be {rule}; restore a copy, or give another file")
+def _damaged(field: str, value: object, rule: str) -> ConfigError:
+    return ConfigError(f"is damaged: {field} = {shown(value)} must be {rule}; restore a copy, or use another file")
 
 
 def _value(text: object, what: str) -> Any:
@@ -254,7 +254,8 @@ class Store:
         self._close: Callable[[], None] = lambda: None
         self._owner = f"{platform.node()} {os.getpid()} {uuid.uuid4().hex}"
         if path is not None and not os.path.isdir(Path(path).parent):
-            raise ConfigError(f"{path}: cannot be written: there is no folder {str(Path(path).parent)!r}; create it")
+            folder = str(Path(path).parent)
+            raise ConfigError(f"{path}: cannot be written, because the folder {folder!r} does not exist; create it")
         with self._named():
             if only_read:
                 self._db, self._close = connected(self.path, BUSY)
@@ -272,17 +273,17 @@ class Store:
             application = self._number("PRAGMA application_id")
             if application != APPLICATION_ID:
                 if self._only_read or self._number("SELECT count(*) FROM sqlite_master"):
-                    raise ConfigError(f"{self.path}: is a database, but no store of a study; give another file")
+                    raise ConfigError(f"{self.path} is a database, but not the store of a study; use another file")
                 self._make()
             version = self._number("PRAGMA user_version")
             if version != SCHEMA_VERSION:
                 raise ConfigError(
-                    f"{self.path}: has version {version} of the format, this ddlsim knows version {SCHEMA_VERSION}; "
-                    "read it with the version that wrote it, or give another file"
+                    f"{self.path} has version {version} of the format, but this ddlsim reads version "
+                    f"{SCHEMA_VERSION}; read it with the version that wrote it, or use another file"
                 )
             damage = " ".join(str(self._db.execute("PRAGMA quick_check(1)").fetchone()[0]).split())
             if damage != "ok":
-                raise ConfigError(f"{self.path}: is damaged ({damage}); restore a copy, or give another file")
+                raise ConfigError(f"{self.path} is damaged ({damage}); restore a copy, or use another file")
             if not self._only_read:
                 self._db.execute("PRAGMA journal_mode = WAL")
                 self._db.execute("PRAGMA synchronous = NORMAL")
@@ -343,7 +344,7 @@ class Store:
         with self._named():
             rows = self._db.execute(query, (study,)).fetchall()
         if not rows:
-            raise ConfigError(f"{self.path}: is damaged: its study has no points; restore a copy, or give another file")
+            raise ConfigError(f"{self.path} is damaged: its study has no points; restore a copy, or use another file")
         with self._checked():
             return [
                 Member(str(key), settings_of(settings, axes), int(number_of(seed, "seed")))
@@ -466,11 +467,13 @@ class Store:
         except sqlite3.OperationalError as error:
             code = getattr(error, "sqlite_errorcode", 0)  # Python's own, for a text that is none, have no code
             remedy = _REMEDIES.get(code & 0xFF, "choose another place")
-            raise ConfigError(f"{self.path}: cannot be written or read as a store: {error}; {remedy}") from None
+            raise ConfigError(f"{self.path}: the store cannot be read or written: {error}; {remedy}") from None
         except UnicodeDecodeError:  # SQLite shows what is damaged
-            raise ConfigError(f"{self.path}: is damaged; restore a copy, or give another file") from None
+            raise ConfigError(f"{self.path} is damaged; restore a copy, or use another file") from None
         except sqlite3.DatabaseError as error:
-            raise ConfigError(f"{self.path}: is no store of a study, or damaged: {error}; give another file") from None
+            raise ConfigError(
+                f"{self.path}: not the store of a study, or a damaged one ({error}); use another file"
+            ) from None
 
 
 def _is_running(process: int) -> bool:

@@ -1,4 +1,4 @@
-"""`Study`: many experiments that differ in some fields, simulated once each, and what they say together."""
+"""`Study`: many experiments that differ in some fields, each simulated once, and their combined results."""
 
 from __future__ import annotations
 
@@ -123,26 +123,27 @@ class Row(NamedTuple):
 @checked
 @dataclass(frozen=True, eq=False)
 class Study:
-    """A base experiment, and the values that some of its fields take.
+    """A set of experiments that vary some fields of a base experiment.
 
-    base         the experiment; what is not varied is as here
-    vary         dotted path -> values: ``{"workers": [8, 16], "cluster.nic.bandwidth": ["25 Gbit/s", "100 Gbit/s"]}``
-                 (see :mod:`ddlsim.study.changes` for the paths), by the name that the table is to show if it is a
-                 mapping (``{"strategy": {"slow": AllReduce("ring", "none"), "fast": AllReduce("auto")}}``), or a
+    base         experiment with the values of all other fields
+    vary         values by dotted path: ``{"workers": [8, 16], "cluster.nic.bandwidth": ["25 Gbit/s", "100 Gbit/s"]}``
+                 (see :mod:`ddlsim.study.changes` for the paths). Values are a list, a mapping from names for the table
+                 to values (``{"strategy": {"slow": AllReduce("ring", "none"), "fast": AllReduce("auto")}}``), or a
                  :class:`~ddlsim.study.Range` to sample from. Fields that change together share a key:
-                 ``{"model, batch_size": [("resnet50", 64), ("bert-large", 8)]}``. A :class:`~ddlsim.Splits` among
-                 the strategies stands for all ways to share the model out that go with the rest
-    seeds        how many seeds each configuration is simulated with, from the base's own on, or which. They are the
-                 same for all: compared configurations see the same random numbers
+                 ``{"model, batch_size": [("resnet50", 64), ("bert-large", 8)]}``. A :class:`~ddlsim.Splits` among the
+                 strategies represents all valid ways to split the model
+    seeds        number of seeds per configuration, starting with that of `base`, or a list of seeds. All configurations
+                 use the same seeds, so that they see the same random numbers
     design       "grid": all combinations; "list": the first values of all fields, then the second, ...; "random" and
                  "latin-hypercube": a sample of `n_points`
-    design_seed  of the sampling
-    search       propose configurations one after the other instead, by what came of those before: a
-                 :class:`~ddlsim.study.Search` for the best by some metric. Values may be ranges then, too
-    stability    whether each point is simulated three times more, with its inputs moved by 1e-12, so that the table
-                 says how stable its throughput is (column throughput_spread) and ranks nothing below that
+    n_points     number of points to sample
+    design_seed  seed of the sample
+    stability    simulate each point three more times, with its inputs changed by 1e-12, so that the table shows how
+                 stable its throughput is (column throughput_spread) and does not rank smaller differences
+    search       a :class:`~ddlsim.study.Search`, which proposes configurations from the results of earlier ones,
+                 instead of a design; values can also be ranges
 
-    Raises ConfigError for a path that leads nowhere in any configuration, an empty design and values given twice.
+    Raises ConfigError for a path that exists in no configuration, an empty design, and repeated fields.
     """
 
     base: Experiment
@@ -159,22 +160,25 @@ class Study:
     def __post_init__(self) -> None:
         for path, values in self.vary.items():
             if isinstance(values, str) or not isinstance(values, Sequence | Mapping | Range):
-                raise ConfigError(f"vary[{path!r}] = {values!r}: must be a list of values, also if it is only one")
+                raise ConfigError(f"vary[{path!r}] = {values!r}: must be a list of values, even for a single value")
             for name in values if isinstance(values, Mapping) else ():
                 if not isinstance(name, str) or not name:
-                    raise ConfigError(f"vary[{path!r}]: the name {name!r} must be a text; write {{'name': value}}")
+                    raise ConfigError(f"vary[{path!r}]: the name {name!r} must be a non-empty text, as in {{'a': 1}}")
         paths = [path for key in self.vary for path in paths_of(key)]
         if twice := [path for path in paths if paths.count(path) > 1]:
-            raise ConfigError(f"vary: {twice[0]!r} stands there twice; keep one")
+            repeated = twice[0]
+            raise ConfigError(f"vary: the field {repeated!r} occurs twice; remove one of the two")
         if "seed" in paths:
-            raise ConfigError("vary['seed']: give the seeds as seeds=..., so that all configurations have the same")
+            raise ConfigError("vary['seed'] is not supported; set seeds=..., so that all configurations use the same")
         seeds = self._seeds
         if not seeds or len(set(seeds)) < len(seeds) or len(seeds) > MAX_POINTS:
-            raise ConfigError(f"seeds = {shown(self.seeds)}: must be how many, at least 1, or different whole numbers")
+            raise ConfigError(
+                f"seeds = {shown(self.seeds)}: must be the number of seeds, at least 1, or a list of different seeds"
+            )
         if self.search is not None:
             self.search.check(self.vary, len(seeds))
             if (self.design, self.n_points, self.design_seed) != ("grid", None, 0):
-                raise ConfigError("search: design, n_points and design_seed have no effect beside it; remove them")
+                raise ConfigError("design, n_points and design_seed have no effect with search; remove them")
         self._check_paths()
 
     @property
@@ -236,9 +240,10 @@ class Study:
 
     @cached_property
     def points(self) -> list[Point]:
-        """All points in the order of the design, the seeds of a configuration after each other.
+        """All points in the order of the design, with the seeds of a configuration one after the other.
 
-        Those of a search are known when it has run. Raises ConfigError before, and if no configuration fits together.
+        Raises ConfigError if no configuration is valid. The points of a search are known once it has run; before, this
+        raises ConfigError.
         """
         if self.search is not None:
             self.table  # noqa: B018  # refuses if there is none
@@ -252,7 +257,8 @@ class Study:
             for point in self._of_row(base, row, {path: labels[path][i] for path in self.vary})
         ]
         if points and not any(point.experiment for point in points):
-            raise ConfigError(f"no configuration fits together; the first: {points[0].error}")
+            reason = points[0].error
+            raise ConfigError(f"no configuration of the study is valid; the first one: {reason}")
         return points
 
     def _of_row(self, base: Experiment, row: Row, settings: Mapping[str, object]) -> Iterator[Point]:
@@ -292,19 +298,20 @@ class Study:
         add: bool = False,
         progress: bool | Progress | None = None,
     ) -> Table:
-        """Simulate all points that are not in the store yet, and return the table of all.
+        """Simulate all points that are not in the store yet, and return the table of all points.
 
-        store         SQLite file that keeps every finished point, made if there is none; None: nothing is kept
-        executor      a ``distributed.Client``, or any ``concurrent.futures.Executor``, ``mpi4py.futures``' too
-        jobs          processes on this machine, where there is no executor (default: a core each; 1: in this
-                      process). A script that uses several must do its work under ``if __name__ == "__main__":``
-        retry_failed  simulate points again that have failed before
-        add           put this study into a store of another one
-        progress      show how far it is (default: on a terminal), or a function that is called with a
+        store         SQLite file for the results, created if it does not exist; None: results are not stored
+        executor      a ``distributed.Client``, or any ``concurrent.futures.Executor``, such as that of
+                      ``mpi4py.futures``
+        jobs          number of processes on this computer, without an executor; None: one per core; 1: this process.
+                      A script that uses several needs the guard ``if __name__ == "__main__":``
+        retry_failed  simulate points that have failed before once more
+        add           allow a store that contains another study
+        progress      whether to show a progress bar (None: on a terminal), or a function that is called with a
                       :class:`~ddlsim.study.Count` as points finish
 
-        Results do not depend on the executor. Ctrl-C ends it early with ``table.interrupted``; running it again goes
-        on from there. Raises ConfigError for a store that cannot be used, DdlsimError if an executor breaks.
+        Results do not depend on the executor. Ctrl-C ends the study early and sets ``table.interrupted``; another call
+        continues from there. Raises ConfigError for an unusable store, and DdlsimError if an executor fails.
         """
         with Store(store) as opened:
             self._check_store(opened, add)
@@ -364,15 +371,15 @@ class Study:
         other = bases[-1]
         name = next(name for name in mine if mine[name] != other.get(name))
         raise ConfigError(
-            f"{store.path}: holds another study, whose base has {name} = {other.get(name)!r}, not {mine[name]!r}; give "
-            "another file, or add=True (--add) to keep both in one"
+            f"{store.path}: contains another study, whose base has {name} = {other.get(name)!r} instead of "
+            f"{mine[name]!r}; use another file, or add=True (--add) to store both in this one"
         )
 
     @property
     def table(self) -> Table:
         """The table of the last run. Raises ConfigError before the first."""
         if "table" not in self._finished:
-            raise ConfigError("the study has not been run: table = study.run(store='study.sqlite')")
+            raise ConfigError("the study has not been run; call study.run(store='study.sqlite') first")
         return self._finished["table"]
 
     best = _of_table(Table.best)
@@ -383,11 +390,11 @@ class Study:
 
     @checked
     def save_html(self, path: str | Path, *, title: str = "", question: str = "", metric: str = "") -> None:
-        """Write the report of the last run as one HTML file, with the sensitivities of its best configuration.
+        """Write a report of the last run as a single HTML file, with the sensitivities of its best configuration.
 
-        Those are worked out by some more runs of that configuration. `metric` says what makes the best; see
-        :func:`ddlsim.report.html.html_report`. Raises ConfigError if the study has not been run, for a metric that no
-        configuration has, and if the file cannot be written.
+        Sensitivities need a few more runs of that configuration. `metric` defines the best one; for the other arguments
+        see :func:`ddlsim.report.html.html_report`. Raises ConfigError if the study has not been run, for a metric that
+        no configuration has, and if the file cannot be written.
         """
         from ddlsim.report.html import save_html, sensitivities_of_best
 
@@ -395,9 +402,9 @@ class Study:
         save_html(self.table, path, title=title, question=question, metric=metric, sensitivities=found)
 
     def to_toml(self) -> str:
-        """Return the text of the file that :func:`ddlsim.study.load_study` reads as this study.
+        """Return this study as the text of a TOML file for :func:`ddlsim.study.load_study`.
 
-        Raises ConfigError for anything that files cannot express: cluster and model objects, user-defined parts.
+        Raises ConfigError for parts that a file cannot express, such as cluster and model objects.
         """
         varied = (f"{toml_key(key)} = {toml_value(_unstructured(key, values))}" for key, values in self.vary.items())
         options = {name: value for name, value in self._options.items() if name != "search"}
@@ -406,7 +413,7 @@ class Study:
         return "\n".join([text.lstrip("\n"), "[vary]", *varied, searching])
 
     def to_python(self) -> str:
-        """Return a program that runs this study. Raises ConfigError for clusters and models that are objects."""
+        """Return a Python program that runs this study. Raises ConfigError for cluster and model objects."""
         varied = (f"    {key!r}: {SCHEMA.expression(values, key)},\n" for key, values in self.vary.items())
         options = "".join(f", {name}={SCHEMA.expression(value, name)}" for name, value in self._options.items())
         return (
@@ -421,7 +428,7 @@ class Study:
         return {name: each for name, each in changed_arguments(self).items() if name not in ("base", "vary")}
 
     def with_(self, **changes: object) -> Study:
-        """Return the study with some fields changed."""
+        """Return a copy of the study with some fields changed."""
         return replace(self, **changes)  # type: ignore[arg-type]
 
 
@@ -496,7 +503,7 @@ def _ways(family: Contract, experiment: Experiment, loader: Loader) -> list[obje
     ways = list(family.ways(cluster, model, n_workers, batch_size, senseless))
     if not ways:
         raise ConfigError(
-            f"{family.name}: no way to share {model.name} out over {n_workers} workers with batch_size = "
+            f"{family.name}: no valid way to split {model.name} over {n_workers} workers with batch_size = "
             f"{batch_size}: {text_of_senseless(senseless)}"
         )
     return ways

@@ -1,4 +1,4 @@
-"""What a study has found: a row per point, a row per configuration, and the best of these."""
+"""Results of a study: a row per point, a row per configuration, and the best configurations."""
 
 from __future__ import annotations
 
@@ -38,16 +38,18 @@ def dataset_of(table: Table) -> xarray.Dataset:
     try:
         import xarray
     except ImportError:
-        raise ConfigError("to_xarray needs xarray: pip install 'ddlsim[xarray]'") from None
+        raise ConfigError("to_xarray needs xarray; install it with: pip install 'ddlsim[xarray]'") from None
     frame = table.frame
     dims = [*table.axes, "seed"]
     values = {name: list(dict.fromkeys(frame[name].tolist())) for name in dims}
     shape = tuple(len(found) for found in values.values())
     if math.prod(shape) > MAX_CELLS:
         sizes = " x ".join(str(n) for n in shape)
+        n_points = len(frame)
         raise ConfigError(
-            f"to_xarray: {len(frame)} points in an array of {sizes}, more than {MAX_CELLS:,}: they are a sample, no "
-            "grid; use table.frame, or table.frame.to_xarray() for one dimension"
+            f"to_xarray: the array of {sizes} elements for {n_points} points exceeds the limit of {MAX_CELLS:,}, "
+            "because the points are a sample and not a grid; use table.frame, or table.frame.to_xarray() for one "
+            "dimension"
         )
     places = {name: {value: i for i, value in enumerate(found)} for name, found in values.items()}
     at = tuple(np.array([places[name][value] for value in frame[name].tolist()]) for name in dims)
@@ -85,14 +87,14 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """The outcome of a study.
+    """Results of a study.
 
-    axes         dotted paths that are varied
+    axes         dotted paths of the varied fields
     members      the points, in the order of the design
-    outcomes     key of a point -> how it ended; a point that is not there is missing
+    outcomes     outcome by key of a point; points without one are missing
     interrupted  whether the study was stopped before its end
-    experiments  key of a point -> its experiment as JSON, for the manifests in reports
-    objectives   metrics that were searched for; the text has the best first then
+    experiments  experiment as JSON by key of a point, for the manifests in reports
+    objectives   metrics of a search; the printed table then starts with the best configurations
     """
 
     axes: Sequence[str]
@@ -104,11 +106,12 @@ class Table:
 
     @cached_property
     def frame(self) -> pd.DataFrame:
-        """One row per point: the varied fields, seed, status ("done", "skipped", "failed", "missing"), the workers,
-        numbers of the result (:data:`ddlsim.run.metrics.METRICS`), stop_reason, notes and warnings, and error: why it
-        was skipped or has failed.
+        """Data frame with a row per point.
 
-        A number that is not known (a cost without prices) is NaN; a target that was never reached is inf.
+        Columns are the varied fields, seed, status ("done", "skipped", "failed", "missing"), the number of workers, the
+        metrics of the result (:data:`ddlsim.run.metrics.METRICS`), stop_reason, notes, warnings, and error, the reason
+        why the point was skipped or has failed. An unknown number, such as a cost without prices, is NaN; the time to a
+        target that was never reached is inf.
         """
         import pandas as pd
 
@@ -129,8 +132,10 @@ class Table:
 
     @cached_property
     def history(self) -> pd.DataFrame:
-        """All evaluations of runs that learn: the varied fields, seed, and the columns of
-        :attr:`ddlsim.Result.history`."""
+        """Data frame with a row per evaluation of training runs.
+
+        Columns are the varied fields, seed, and the columns of :attr:`ddlsim.Result.history`.
+        """
         import pandas as pd
 
         from ddlsim.learning.monitor import Row
@@ -144,10 +149,13 @@ class Table:
 
     @cached_property
     def summary(self) -> pd.DataFrame:
-        """One row per configuration that has been simulated: the varied fields, the workers, the number of seeds
-        `n`, and for each metric the mean over seeds with its 95 % interval by Student's t, as metric, metric_low and
-        metric_high (NaN for a single seed). If seeds missed a target, metric is the median, in which they are later
-        than all others; ``n_reached`` is the number of seeds that reached it."""
+        """Data frame with a row per simulated configuration.
+
+        Columns are the varied fields, the number of workers, the number of seeds `n`, and for each metric the mean over
+        seeds with its 95 % interval by Student's t, as metric, metric_low and metric_high (NaN for a single seed). If
+        some seeds missed a target, the metric is the median, with those seeds later than all others; ``n_reached`` is
+        the number of seeds that reached the target.
+        """
         import pandas as pd
 
         frame = self.frame
@@ -170,31 +178,31 @@ class Table:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Status -> number of points."""
+        """Number of points by status."""
         states = [self.outcomes[m.key].status if m.key in self.outcomes else MISSING for m in self.members]
         return {status: states.count(status) for status in (DONE, SKIPPED, FAILED, MISSING)}
 
     @property
     def units(self) -> dict[str, str]:
-        """Metric -> unit ("" for shares and counts)."""
+        """Unit by metric ("" for shares and counts)."""
         return {name: metric.unit for name, metric in METRICS.items()}
 
     @checked
     def best(self, metric: str = "throughput", n: Count = 1) -> pd.DataFrame:
-        """Return the `n` configurations with the best mean of a metric, the best first, as rows of the summary.
+        """Return the `n` configurations with the best mean of a metric, best first, as rows of the summary.
 
-        Higher is better for throughput, speedup, efficiency, compute_share and accuracy, lower for all others. Those
-        that tie (see :meth:`places`) stay in the order of the design.
+        Higher is better for throughput, speedup, efficiency, compute_share and accuracy, lower for all other metrics.
+        Ties (see :meth:`places`) stay in the order of the design. Raises ConfigError for an unknown metric.
         """
         known = self.known(metric)
         order = np.argsort(self.places(known, metric), kind="stable")
         return known.iloc[order[:n]]
 
     def places(self, rows: pd.DataFrame, metric: str) -> Ints:
-        """Return the place of each of some rows of the summary by a metric, 0 for the best, shape (n_rows,).
+        """Return the place of each of some rows of the summary by a metric, shape (n_rows,), with 0 for the best.
 
-        Rows tie, and share a place, where they differ by less than the larger of their throughput_spread (for what
-        the clock says; of studies with ``stability=True``), and by less than 1e-9 in any case: :mod:`ddlsim.ties`.
+        Rows tie, and share a place, if they differ by less than 1e-9 or, for metrics of simulated time in a study with
+        ``stability=True``, by less than the larger throughput_spread of the two (:mod:`ddlsim.ties`).
         """
         sign = -1.0 if METRICS[metric].larger_is_better else 1.0
         spreads = None
@@ -204,13 +212,14 @@ class Table:
 
     @checked
     def pareto(self, *metrics: str) -> pd.DataFrame:
-        """Return the configurations that no other one beats in one of the metrics without being worse in another,
-        by means over seeds, in the order of the first metric. Those that tie in a metric do not beat each other in it.
+        """Return the Pareto-optimal configurations, in the order of the first metric.
 
-        Raises ConfigError for a metric that there is not, or that no configuration has (a cost without prices).
+        No other configuration is better in one of these metrics without being worse in another, by means over seeds;
+        ties count as equal. Raises ConfigError for an unknown metric, or one that no configuration has, such as a cost
+        without prices.
         """
         if len(metrics) < 2:
-            raise ConfigError(f"pareto{metrics!r}: give at least two metrics, e.g. 'time_to_accuracy', 'cost'")
+            raise ConfigError(f"pareto{metrics!r}: needs at least two metrics, such as 'time_to_accuracy' and 'cost'")
         known = self.known(*metrics)
         values = np.stack([self.places(known, name) for name in metrics], axis=1)
         beaten = [bool(((values <= row).all(axis=1) & (values < row).any(axis=1)).any()) for row in values]
@@ -221,22 +230,23 @@ class Table:
     def known(self, *metrics: str) -> pd.DataFrame:
         """Return the rows of the summary in which all these metrics are known and finite.
 
-        Raises ConfigError for a metric that there is not, or that no configuration has.
+        Raises ConfigError for an unknown metric, or one that no configuration has.
         """
         summary = self.summary
         for metric in metrics:
             if metric not in METRICS:
                 raise unknown_name("metric", metric, METRICS)
             if metric not in summary or not np.isfinite(summary[metric].to_numpy(np.float64)).any():
-                raise ConfigError(f"{metric} is not known for any configuration{METRICS[metric].remedy}")
+                remedy = METRICS[metric].remedy
+                raise ConfigError(f"no configuration has a known {metric}{remedy}")
         finite = np.isfinite(summary[list(metrics)].to_numpy(np.float64)).all(axis=1)
         return summary.iloc[np.flatnonzero(finite)]
 
     @checked
     def save(self, path: str | Path) -> None:
-        """Write the frame as ``.csv``, ``.parquet`` (needs pyarrow) or ``.json`` (a list of rows), by the suffix.
+        """Write the frame to a file: ``.csv``, ``.parquet`` (needs pyarrow) or ``.json`` (a list of rows).
 
-        In CSV, texts that a spreadsheet would run as formulas begin with an apostrophe (:mod:`ddlsim.output_files`).
+        In CSV, texts that a spreadsheet would run as formulas start with an apostrophe (:mod:`ddlsim.output_files`).
         Raises ConfigError for other formats, and if the file cannot be written.
         """
         path = Path(path)
@@ -248,19 +258,21 @@ class Table:
                     file.write(self.frame.to_parquet(None, index=False))
                 except ImportError:
                     raise ConfigError(
-                        f"{path}: writing Parquet needs pyarrow: pip install 'ddlsim[parquet]'; or use .csv"
+                        f"{path}: writing Parquet needs pyarrow; install it with: pip install 'ddlsim[parquet]', or "
+                        "use .csv"
                     ) from None
         elif path.suffix == ".json":
             write_text(path, self.frame.to_json(orient="records", indent=1))
         else:
-            raise ConfigError(f"{path}: cannot write the format {path.suffix!r}; use .csv, .parquet or .json")
+            raise ConfigError(f"{path}: unknown format {path.suffix!r}; use .csv, .parquet or .json")
 
     @checked
     def save_html(self, path: str | Path, *, title: str = "", question: str = "", metric: str = "") -> None:
-        """Write the report as one HTML file: answer, pictures, sortable tables, the manifest of every run; see
-        :func:`ddlsim.report.html.html_report`.
+        """Write a report as a single HTML file, with the answer, figures, sortable tables and the manifest of every
+        run.
 
-        Raises ConfigError for a metric that no configuration has, and if the file cannot be written.
+        For the arguments see :func:`ddlsim.report.html.html_report`. Raises ConfigError for a metric that no
+        configuration has, and if the file cannot be written.
         """
         from ddlsim.report.html import save_html
 
@@ -269,16 +281,16 @@ class Table:
     def to_xarray(self) -> xarray.Dataset:
         """Return the points as an ``xarray.Dataset`` (extra: ``pip install 'ddlsim[xarray]'``).
 
-        Dimensions are the varied fields and ``seed``, with the values as in the frame for coordinates. The metrics and
-        ``n_workers`` are variables with attributes ``units`` ("1" of shares and counts) and ``long_name``: NaN where
-        nothing has been simulated, which the variable ``status`` explains ("done", "skipped", "failed", "missing").
-        Raises ConfigError without xarray, and for samples, whose points are in no grid.
+        Dimensions are the varied fields and ``seed``, and their values are the coordinates. The metrics and
+        ``n_workers`` are variables with the attributes ``units`` ("1" for shares and counts) and ``long_name``. Points
+        that were not simulated are NaN; the variable ``status`` has the reason ("skipped", "failed", "missing").
+        Raises ConfigError if xarray is missing, and for large samples, whose points form no grid.
         """
         return dataset_of(self)
 
     @checked
     def plot_scaling(self, path: str | Path | None = None, *, metric: str = "throughput") -> matplotlib.axes.Axes:
-        """Draw a metric over the number of workers; see :func:`ddlsim.report.study_figures.scaling`."""
+        """Plot a metric over the number of workers; see :func:`ddlsim.report.study_figures.scaling`."""
         from ddlsim.report.study_figures import scaling
 
         return scaling(self, path, metric=metric)
@@ -287,14 +299,14 @@ class Table:
     def plot_lines(
         self, field: str, path: str | Path | None = None, *, metric: str = "throughput"
     ) -> matplotlib.axes.Axes:
-        """Draw a metric over any varied field; see :func:`ddlsim.report.study_figures.lines`."""
+        """Plot a metric over any varied field; see :func:`ddlsim.report.study_figures.lines`."""
         from ddlsim.report.study_figures import lines
 
         return lines(self, field, path, metric=metric)
 
     @checked
     def plot_pareto(self, x: str, y: str, path: str | Path | None = None) -> matplotlib.axes.Axes:
-        """Draw two metrics of all configurations; see :func:`ddlsim.report.study_figures.pareto`."""
+        """Plot two metrics of all configurations; see :func:`ddlsim.report.study_figures.pareto`."""
         from ddlsim.report.study_figures import pareto
 
         return pareto(self, x, y, path)
@@ -329,16 +341,16 @@ def _means(values: pd.DataFrame) -> dict[str, float]:
 
 @checked
 def load_table(store: str | Path) -> Table:
-    """Return the table of the study that was run last with a store, as far as it has got.
+    """Return the table of the latest study in a store, which may still be running.
 
-    Raises ConfigError if there is no such store, or no study in it.
+    Raises ConfigError if the store does not exist or contains no study.
     """
     if not os.path.isfile(store):
-        raise ConfigError(f"{store}: no such file; a study writes it: study.run(store={str(store)!r})")
+        raise ConfigError(f"{store}: no such file; study.run(store={str(store)!r}) creates it")
     with Store(store, only_read=True) as opened:
         studies = opened.studies()
         if not studies:
-            raise ConfigError(f"{store}: has no study in it yet; run one: study.run(store={str(store)!r})")
+            raise ConfigError(f"{store}: contains no study yet; run one with study.run(store={str(store)!r})")
         study, _, axes = studies[-1]
         members = opened.members(study, axes)
         keys = {member.key for member in members}

@@ -1,4 +1,4 @@
-"""The trials of a search as points: rounds of them to be simulated, and what their outcomes say about the next."""
+"""The trials of a search: rounds of points to simulate, proposed from the outcomes of earlier ones."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Proposals:
         try:
             import optuna
         except ImportError:
-            raise ConfigError("a search needs Optuna: pip install 'ddlsim[optuna]'") from None
+            raise ConfigError("a search needs Optuna; install it with: pip install 'ddlsim[optuna]'") from None
         self._search = search
         self._values = {key: list(values) if isinstance(values, Mapping) else values for key, values in vary.items()}
         self._space: dict[str, BaseDistribution] = {key: _space(values) for key, values in self._values.items()}
@@ -265,4 +265,5 @@ class Trials:
         done = [outcome for outcome in self._outcomes.values() if outcome.status == DONE]
         for name in self._search.metrics:
             if done and all(outcome.record.get(name) is None for outcome in done):
-                raise ConfigError(f"Search: objective: {name} is not known of any configuration{METRICS[name].remedy}")
+                remedy = METRICS[name].remedy
+                raise ConfigError(f"Search: objective: no configuration has a known {name}{remedy}")

@@ -1,4 +1,4 @@
-"""What a worker process does: simulate points, and keep of each result what the table shows."""
+"""Work of a study's processes: simulate points, and record the part of each result that the table shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`calibrate`: a cluster whose simulated times are those that were measured, with what is uncertain about them."""
+"""`calibrate`: fit a cluster to measurements, with the uncertainty of the fit."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.measure import Measurement
 from ddlsim.measure.table import OPERATIONS
 from ddlsim.readable import percent, size
+from ddlsim.run.seeds import t_quantile
 from ddlsim.schema import refuse_code
 from ddlsim.validation.calibration_text import shown
 from ddlsim.validation.cases import Case, candidates, chosen_algorithms, fewest_hosts, make_case
@@ -35,7 +36,7 @@ from ddlsim.validation.compute_fit import ComputeFit, fit_compute
 from ddlsim.validation.curves import Curve, Interval, curve_time, fit_curve, interval_at, parts_of
 from ddlsim.validation.jitter_fit import JitterFit, fit_jitter
 from ddlsim.validation.links import LinkRow, fit_links
-from ddlsim.validation.log_fit import Floats, LogFit, fit_noise, minus_log_likelihood, t_quantile, told
+from ddlsim.validation.log_fit import Floats, LogFit, fit_noise, minus_log_likelihood, told
 from ddlsim.validation.sources import Reader, read_sources
 
 # ---------------------------------------------------------------- choice of measurements and algorithms
@@ -94,7 +95,7 @@ def _likeliest(cluster: Cluster, links: list[LinkRow], options: Sequence[str]) -
     best = min(unlikely, key=lambda option: unlikely[option])  # of equals that of runs
     told = ", ".join(f"{option} {value:.1f}" for option, value in unlikely.items())
     runs = "" if best == usual else f"; runs use {usual} unless they set algorithm = {best!r}"
-    return _by(best, links, cluster), f"fitted as {best}, the likeliest (-ln of the likelihood: {told}){runs}"
+    return _by(best, links, cluster), f"fitted as {best}, the most likely one (-ln of the likelihood: {told}){runs}"
 
 
 def _by(algorithm: str, links: Sequence[LinkRow], cluster: Cluster) -> list[LinkRow]:
@@ -135,14 +136,14 @@ def contradictions(
             continue
         try:
             values = fit_links(before, rows)[0].values
-            alone = f"; fitted by themselves: {', '.join(f'{name} {shown(name, x)}' for name, x in values.items())}"
+            alone = f". Fitted separately: {', '.join(f'{name} {shown(name, x)}' for name, x in values.items())}"
         except ConfigError:  # one size of messages
             alone = ""
         used, name = (", ".join(dict.fromkeys(r.row.backend for r in group if r.row.backend)) for group in (own, rows))
         yield (
-            f"warning: {len(rows)} measurements by {name} contradict the links {WHERE[own[0].link_class]}, which are "
-            f"those of {len(own)} by {used}: {percent(off)} off on average{alone}; runs use {used}, for others "
-            f"calibrate with --backend {rows[0].row.backend}"
+            f"warning: {len(rows)} measurements by {name} contradict the links {WHERE[own[0].link_class]}, which were "
+            f"fitted to {len(own)} measurements by {used}: mean error {percent(off)}{alone}. Runs use {used}; for "
+            f"{name}, calibrate with --backend {rows[0].row.backend}"
         )
 
 
@@ -156,13 +157,15 @@ _Fit: TypeAlias = tuple[LogFit, dict[str, float], list[LinkRow]]
 
 @dataclass(frozen=True)
 class Parameter:
-    """A fitted number (s or bytes/s) with its 95 % confidence interval, and what the cluster file said before.
+    """A fitted parameter (s or bytes/s) with its 95 % confidence interval.
 
-    nbytes        least and most of what it was fitted to: other sizes are extrapolated
-    informed      share of the knowledge that comes from measurements, the rest being the prior
-    prior         expected value, and the factor within which it was expected two times out of three; None: no prior
-    bounds        least and most that the fit allowed; None: no bounds
-    scatter       (spread, dof, absolute) of what it was fitted to, as in :class:`Calibration`
+    file      value in the cluster file before the fit
+    nbytes    smallest and largest message size of the fit; predictions for other sizes are extrapolations
+    informed  share of the information that comes from measurements; the rest is the prior
+    prior     (expected value, factor): the true value is expected within this factor with probability 2/3; None: no
+              prior
+    bounds    limits of the fit; None: no limits
+    scatter   (spread, dof, absolute) of the measurements that it was fitted to, as in :class:`Calibration`
     """
 
     name: str
@@ -178,18 +181,18 @@ class Parameter:
 
     @property
     def link_class(self) -> str:
-        """ "between" or "inside" (hosts), "" of parameters of hosts."""
+        """Location of the links: "between" or "inside" hosts; "" for parameters of hosts."""
         return self.name.rpartition(".")[0]
 
     @property
     def wider(self) -> float:
-        """How much wider than of a normal an interval is, as few degrees of freedom reach further."""
+        """Width of a t interval relative to a normal one, for the degrees of freedom of the fit."""
         return t_quantile(self.scatter[1]) / t_quantile(math.inf)
 
 
 @dataclass(frozen=True)
 class Residual:
-    """A measurement and what the calibrated cluster says, s; `fitted` if the parameters were fitted to it."""
+    """A measurement and its prediction on the calibrated cluster, in s; `fitted`: the parameters were fitted to it."""
 
     operation: str
     backend: str
@@ -202,26 +205,30 @@ class Residual:
 
     @property
     def error(self) -> float:
-        """Predicted over measured, minus 1."""
+        """Relative error: predicted over measured, minus 1."""
         return self.predicted / self.measured - 1.0
 
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """A calibrated `cluster` and how sure it is. ``print`` shows it; :meth:`save` writes it as a cluster file.
+    """A calibrated `cluster` with the uncertainty of its parameters.
 
-    parameters   what was fitted (names of :data:`ddlsim.cluster.calibrated.PARAMETERS`)
-    covariance   (n, n) of the natural logarithms of the parameters
-    spread, dof  scatter of ln(predicted / measured) of the measurements of the links between hosts (without any: inside
-                 hosts), degrees of freedom; each parameter has that of its own measurements
-    absolute     s by which times scatter besides, which only short messages show
-    ranks        least and most of the measurements that the links were fitted to
-    curves       how operations deviate from the simulation by size: :meth:`time` applies them, and runs with
-                 ``cost = "calibrated"``; others use the parameters only
-    compute      step times over the batch size, by model
-    jitter       variability of step times, None if it is not known
-    residuals    every measurement of messages that fits the cluster, as the cluster without curves predicts it
-    versions     of the software that was measured, where the measurements say it
+    parameters   fitted parameters (names in :data:`ddlsim.cluster.calibrated.PARAMETERS`)
+    covariance   (n, n), of the natural logarithms of the parameters
+    spread, dof  standard deviation of ln(predicted / measured) for links between hosts (if there are none, inside
+                 hosts), and its degrees of freedom; each parameter has those of its own measurements
+    absolute     additional scatter in s, independent of size, which matters for short messages only
+    ranks        smallest and largest number of ranks in the measurements of links
+    curves       size-dependent deviations of operations from the simulation, used by :meth:`time` and by runs with
+                 ``cost = "calibrated"``; everything else uses the parameters only
+    compute      step time over the batch size, for each model
+    jitter       distribution of step times; None: not measured
+    residuals    every measurement of messages that the cluster has room for, with its prediction without curves
+    sources      files of the measurements
+    notes        notes and warnings on the fit
+    versions     software versions recorded in the measurements
+
+    Printing it shows a summary; :meth:`save` writes it as a cluster file.
     """
 
     cluster: Cluster
@@ -245,18 +252,19 @@ class Calibration:
         n_hosts: Count | None = None, *, backend: str = "", algorithm: str | None = None, version: str = "",
         allow_code: bool = False,
     ) -> Interval:  # fmt: skip
-        """Return the seconds of an operation of :data:`ddlsim.measure.OPERATIONS`, with the interval (95 %) in which
-        one more measurement of it would lie.
+        """Predict the time of an operation of :data:`ddlsim.measure.OPERATIONS`, in s.
 
-        n_hosts   number of machines; None: as measured with this number of ranks, else one rank on each machine, or, if
-                  the cluster has fewer machines than ranks, evenly on the fewest machines with room for them
-        backend   whose curve applies; "" if there is only one
-        algorithm of a collective, instead of that of the curve or the usual one; then without the curve
-        version   of the software, as in the measurements; another one than was measured is extrapolated
-        allow_code  whether the algorithm of the curve, which the cluster's file names, may be code to import
+        The interval contains one further measurement with a probability of 95 %.
 
-        Uses the operation's curve if there is one, else the simulation on the calibrated cluster. Raises ConfigError
-        for an unknown operation, or ranks that the cluster has no room for.
+        n_hosts     number of machines; None: as measured with this number of ranks, else one rank per machine or, if
+                    the cluster has fewer machines than ranks, evenly on the fewest machines with enough devices
+        backend     backend whose curve applies; "" if there is only one
+        algorithm   algorithm of a collective, instead of the usual one; the curve is then not used
+        version     software version, as in the measurements; the prediction for any other version is an extrapolation
+        allow_code  whether the algorithm that the cluster file sets for the curve may be imported code
+
+        Uses the operation's curve if there is one, otherwise the simulation on the calibrated cluster. Raises
+        ConfigError for an unknown operation, or for more ranks than the cluster has room for.
         """
         known = [*OPERATIONS["point_to_point"], *OPERATIONS["collective"]]
         if operation not in known:
@@ -315,8 +323,10 @@ class Calibration:
         return fitting[0] if fitting else None
 
     def simulated(self, case: Case, outside: Beyond) -> Interval:
-        """Return the simulated time of a case that is so far `outside` of what was measured; its uncertainty by how it
-        changes with each parameter."""
+        """Return the simulated time of a case with its interval, from the sensitivity to each parameter.
+
+        `outside` is the distance of the case from the measurements, which widens the interval.
+        """
         value = case.seconds(self.cluster)
         slopes = np.zeros(len(self.parameters))
         shares: dict[str, float] = {}  # by class of links, of which each has the scatter of its own fit
@@ -342,15 +352,18 @@ class Calibration:
 
     @property
     def scatter(self) -> dict[str, float]:
-        """Scatter of ln(predicted / measured) by class of links, as normal intervals of 95 % need it."""
+        """Scatter of ln(predicted / measured) per class of links, scaled for normal intervals of 95 %."""
         return {p.link_class: p.wider * p.scatter[0] for p in self.parameters if p.link_class}
 
     def drawn(self, random: np.random.Generator, *, curves: bool = False, outside: Beyond = INSIDE) -> Cluster:
-        """Return the cluster with parameters drawn from their uncertainty; or, for runs whose collectives take the time
-        of `curves`, with the curves' factors drawn, which were fitted beside the best parameters.
+        """Return the cluster with parameters sampled from their uncertainty.
 
-        Besides their own uncertainty, the scatter around the fit makes all of them slower or faster together, and so
-        does what the run is `outside` of the measurements.
+        curves   True: sample the factors of the curves instead, for runs whose collectives use them; they were fitted
+                 along with the best parameters
+        outside  distance of the run from the measurements
+
+        In addition to the uncertainty of each parameter, a common factor represents the scatter around the fit and the
+        distance `outside`.
         """
         if curves:
             from ddlsim.validation.calibration_file import attached
@@ -376,12 +389,12 @@ class Calibration:
 
     @checked
     def compute_of(self, model: str) -> ComputeFit | None:
-        """Return the step times of the model called `model`, or None if they were not measured."""
+        """Return the fitted step times of `model`, or None if they were not measured."""
         return next((fit for fit in self.compute if fit.model == model), None)
 
     @checked
     def save(self, path: str | Path, source: str | Path) -> None:
-        """Write the cluster `source` (a path or bundled name, with options) to `path` as TOML, with the calibration."""
+        """Write the cluster `source` (a path or bundled name, with options) and the calibration to `path` as TOML."""
         from ddlsim.validation.calibration_file import write_calibration
 
         write_calibration(self, Path(path), source)
@@ -413,22 +426,24 @@ def calibrate(
     n_ranks: Count | None = None,
     version: str | None = None,
 ) -> Calibration:
-    """Fit the cluster to measurements: latency and bandwidth of the links between and inside hosts, overhead, speed of
-    adding up, cost curves over the size, compute time over the batch size, and the distribution of step times.
+    """Fit a cluster to measurements.
 
-    measurements  files or folders of any kind that :mod:`ddlsim.measure` or :mod:`ddlsim.imports` reads, or rows
-    cluster       what they were measured on
-    algorithms    kind of collective -> algorithm that the library used. Collectives with a named algorithm take part
-                  in the fit of the links; others only where there is no point-to-point measurement, as
-                  :data:`ddlsim.validation.ALGORITHMS` (a ring for all-reduce)
-    backend       use only rows of this backend ("mpi", "gloo", "nccl", ...); rows without one count always
-    n_hosts, model, operation, n_ranks, version   what the files do not say (see
+    The fit determines latency and bandwidth of the links between and inside hosts, overheads, the speed of reductions,
+    cost curves over message size, compute time over batch size, and the distribution of step times.
+
+    measurements  files or folders in any format that :mod:`ddlsim.measure` or :mod:`ddlsim.imports` reads, or rows
+    cluster       cluster on which they were measured
+    algorithms    algorithm used by the library, for each kind of collective. Collectives with a given algorithm
+                  contribute to the fit of the links; others only if there are no point-to-point measurements, with the
+                  algorithms in :data:`ddlsim.validation.ALGORITHMS` (a ring for all-reduce)
+    backend       use only rows of this backend ("mpi", "gloo", "nccl", ...) and rows without one
+    n_hosts, model, operation, n_ranks, version   values that the files lack (see
                   :func:`ddlsim.imports.to_measurements` and :func:`ddlsim.imports.read_any`)
     step_times    s of single steps of one worker, for the jitter
-    reader        a function of the path that returns :class:`~ddlsim.imports.Timing` rows, for files of other kinds
+    reader        function that takes a path and returns :class:`~ddlsim.imports.Timing` rows, for other file formats
 
-    Raises ConfigError, saying what to measure, for input that does not determine the parameters, and for measurements
-    that the cluster has no room for.
+    Raises ConfigError, with the measurements to add, if the input does not determine the parameters; and for
+    measurements that do not fit on the cluster.
     """
     described = load_cluster(cluster)
     loaded = with_spread(described, 0.0)  # what was measured between two machines is taken for that of average ones
@@ -440,7 +455,7 @@ def calibrate(
     times = [*found.step_times, *step_times]
     if not rows and not times:
         known = sorted({row.backend for row in found.rows})
-        raise ConfigError(f"calibration: no measurement of backend {backend!r}; there are {known}")
+        raise ConfigError(f"calibration: no measurements with backend {backend!r}; available: {known}")
     chosen_algorithms(algorithms)  # raises for an unknown kind
     links, notes = placed(rows, loaded, algorithms)
     notes = [*found.notes, *notes]
@@ -527,11 +542,11 @@ def _bad_fit(residuals: Sequence[Residual]) -> list[str]:
     if not errors or sum(errors) / len(errors) < BAD_FIT:
         return []
     worst = sorted({r.nbytes for r in residuals if abs(r.error) > 2.0 * BAD_FIT})
-    ends = f"{size(worst[0])} to {size(worst[-1])}" if worst else "none by itself"
+    ends = f"{size(worst[0])} to {size(worst[-1])}" if worst else "none"
     return [
-        f"warning: a bad fit: {100.0 * sum(errors) / len(errors):.0f} % off on average; off by more than "
-        f"{200.0 * BAD_FIT:.0f} %: {len(worst)} sizes, {ends}: latency, bandwidth, frames and a burst do not explain "
-        "these links; look at these sizes again, or use the curve of the operation"
+        f"warning: poor fit: the mean error is {100.0 * sum(errors) / len(errors):.0f} %, and {len(worst)} sizes "
+        f"({ends}) deviate by more than {200.0 * BAD_FIT:.0f} %. Latency, bandwidth, frames and a burst do not explain "
+        "these links; check the measurements of these sizes, or use the curve of the operation"
     ]
 
 
@@ -541,7 +556,7 @@ def _mixed(links: Sequence[LinkRow]) -> list[str]:
     for backend in dict.fromkeys(link.row.backend for link in links):
         versions = dict.fromkeys(r.row.version for r in links if r.row.version and r.row.backend == backend)
         if len(versions) > 1:
-            found.append(f"warning: {len(versions)} versions of software fitted as one: {'; '.join(versions)}")
+            found.append(f"warning: {len(versions)} software versions fitted together: {'; '.join(versions)}")
     return found
 
 

@@ -1,4 +1,4 @@
-"""A calibration in a cluster file: the file as it was, and below it the `[calibration]` table (docs/calibration.md)."""
+"""Calibrations in cluster files: the original file, followed by a `[calibration]` table (docs/calibration.md)."""
 
 from __future__ import annotations
 
@@ -64,7 +64,9 @@ def write_calibration(calibration: Calibration, path: Path, source: str | Path) 
     text = text.partition(MARK)[0].rstrip()
     table = parse_toml(text, str(source))
     if "calibration" in table:
-        raise ConfigError(f"{source}: has a [calibration] that was not written by ddlsim calibrate; remove it")
+        raise ConfigError(
+            f"{source}: contains a [calibration] table that was not written by ddlsim calibrate; remove it"
+        )
     if "name" not in table:  # the name is that of the file, which changes
         text = f"name = {toml_value(calibration.cluster.name)}\n{text}"
     written = to_toml({"calibration": PLAIN.table(_table(calibration))}).lstrip()
@@ -79,14 +81,14 @@ def attached(calibration: Calibration) -> Calibration:
 
 @checked
 def load_calibration(source: str | Path | Cluster) -> Calibration:
-    """Return the calibration of a cluster, or of a cluster file (a path or bundled name).
+    """Load the calibration of a cluster or cluster file (a path or bundled name).
 
-    Raises ConfigError in one line where there is none.
+    Raises ConfigError in one line if it has none.
     """
     cluster = load_cluster(source)  # finds what is wrong with a file
     name = cluster.name if isinstance(source, Cluster) else source
     if cluster.calibration is None:
-        raise ConfigError(f"{name}: has no [calibration]; write one with ddlsim calibrate")
+        raise ConfigError(f"{name}: contains no [calibration] table; create one with ddlsim calibrate")
     try:
         return _calibration(cluster.calibration, cluster)
     except ConfigError as error:

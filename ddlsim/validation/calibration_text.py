@@ -1,4 +1,4 @@
-"""A calibration in a few lines of text."""
+"""Text summary of a calibration."""
 
 from __future__ import annotations
 

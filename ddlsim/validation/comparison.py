@@ -1,4 +1,4 @@
-"""`validate`: measured runs against their simulation, and where the difference comes from.
+"""`validate`: compare measured runs with their simulation, and find the causes of differences.
 
 Conditions on rows such as ``workers <= 4 and strategy == all-reduce``: comparisons joined by `and`, nothing else.
 
@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
-from scipy.optimize import brentq
 
 from ddlsim.arguments import Index, NotNegative, checked, one_of
 from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.cluster.cluster import ClusterLike
 from ddlsim.errors import ConfigError, shown, unknown_name
+from ddlsim.extras import needs
 from ddlsim.run.experiment import StrategyLike
 from ddlsim.validation.calibration import Calibration
 from ddlsim.validation.calibration_file import load_calibration
@@ -47,7 +47,7 @@ MOST_JITTER = 1.0
 
 @dataclass(frozen=True)
 class Cause:
-    """The prediction would be right if `what` were changed by `factor` (for waiting: by jitter of this variation)."""
+    """A possible cause of an error: changing `what` by `factor` would correct it (for waiting: jitter of this CV)."""
 
     what: str
     factor: float
@@ -59,7 +59,7 @@ class Cause:
 
     def __str__(self) -> str:
         if self.what == "waiting":
-            return f"steps that scatter by {self.factor:.0%}"
+            return f"jitter of {self.factor:.0%}"
         if self.factor >= 2.0:
             return f"{self.what} x {self.factor:.2g}"
         return f"{self.what} {100.0 * (self.factor - 1.0):+.0f} %"
@@ -93,6 +93,9 @@ def causes(run: RunModel, fitted: Fitted, predicted: float) -> list[Cause]:
 
 def _root(time: Callable[[float], float], goal: float, at_zero: float, end: float) -> float | None:
     """Return x between 0 and `end` at which time(x) is `goal`, or None if even `end` is not enough."""
+    with needs("scipy"):
+        from scipy.optimize import brentq
+
     sign = math.copysign(1.0, goal - at_zero)
     if sign * (time(end) - goal) < 0.0:
         return None
@@ -135,7 +138,7 @@ def parse_condition(text: str, numbers: Sequence[str], texts: Sequence[str]) -> 
         match = _COMPARISON.fullmatch(part)
         if match is None:
             raise ConfigError(
-                f"condition {shown(text)}: {shown(part.strip())} is no comparison; write it like "
+                f"condition {shown(text)}: {shown(part.strip())} is not a comparison; expected for example "
                 "'workers <= 4 and batch_size == 32'"
             )
         column, sign = match[1], match[2]
@@ -144,12 +147,12 @@ def parse_condition(text: str, numbers: Sequence[str], texts: Sequence[str]) -> 
             try:
                 found.append((column, sign, float(value)))
             except ValueError:
-                raise ConfigError(
-                    f"condition {shown(text)}: {column} is a number, not {shown(value)}; correct it"
-                ) from None
+                raise ConfigError(f"condition {shown(text)}: {column} is a number, but {shown(value)} is not") from None
         elif column in texts:
             if sign not in ("==", "=", "!="):
-                raise ConfigError(f"condition {shown(text)}: {column} is a text; compare it by == or !=")
+                raise ConfigError(
+                    f"condition {shown(text)}: {column} is a text, which can only be compared with == or !="
+                )
             found.append((column, sign, value))
         else:
             raise unknown_name("column", column, [*numbers, *texts], f"condition {shown(text)}")
@@ -170,7 +173,7 @@ N_EXPLAINED, WORTH_EXPLAINING = 3, 0.03
 
 @dataclass(frozen=True)
 class Compared:
-    """One measured run beside its prediction; throughputs in samples/s. `fitted`: the fit has seen it."""
+    """A measured run and its prediction; throughputs in samples/s. `fitted`: the run was used in the fit."""
 
     run: MeasuredRun
     label: str
@@ -181,21 +184,22 @@ class Compared:
 
     @property
     def error(self) -> float:
-        """Predicted over measured throughput, minus 1."""
+        """Relative error: predicted over measured throughput, minus 1."""
         return self.predicted / self.run.throughput - 1.0
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Errors of `n` runs.
+    """Error statistics of `n` runs.
 
-    mean_absolute    mean of |predicted / measured - 1|
-    geometric_mean   exp(mean of |ln(predicted / measured)|) - 1
-    worst            the error farthest from 0
-    in_interval      share of measured values in their intervals, None without intervals
-    kendall_tau      agreement of the orders of all runs by throughput: 1 the same, -1 reversed; None for one run
-    options, right   pairs of runs that differ only in strategy, algorithm or overlap, and those of which the prediction
-                     says rightly which is faster
+    mean_absolute   mean of |predicted / measured - 1|
+    geometric_mean  exp(mean of |ln(predicted / measured)|) - 1
+    worst           largest error by magnitude
+    in_interval     share of measured values inside their intervals; None without intervals
+    kendall_tau     rank correlation of predicted and measured throughput: 1 for the same order, -1 for the reverse;
+                    None for a single run
+    options, right  number of pairs of runs that differ only in strategy, algorithm or overlap, and number of those
+                    whose faster run is predicted correctly
     """
 
     n: int
@@ -210,9 +214,10 @@ class Summary:
 
 @dataclass(frozen=True, eq=False)
 class Validation:
-    """Every measured run beside its prediction, in the order of the file. ``print`` shows it.
+    """Measured runs and their predictions, in the order of the file. Printing it shows a summary.
 
-    known   what the predictions rest on: fitted values and their uncertainty
+    known   basis of the predictions: fitted values and their uncertainty
+    fit_on  condition for the runs used in the fit; None: no fit
     """
 
     cluster: Cluster
@@ -222,8 +227,11 @@ class Validation:
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """One row per run: its columns, measured, predicted, error, low, high (samples/s), used ("fit" or "held out"),
-        notes, cause."""
+        """Table with one row per run.
+
+        Columns: those of the file, measured, predicted, error, low, high (samples/s), used ("fit" or "held out"),
+        notes, cause.
+        """
         import pandas as pd
 
         rows = []
@@ -239,32 +247,32 @@ class Validation:
 
     @checked
     def summary(self, *, fitted: bool) -> Summary | None:
-        """Return the errors of the runs that were used in the fit, or of those held out; None if there are none."""
+        """Return the error statistics of the fitted or of the held-out runs; None if there are none."""
         rows = [row for row in self.rows if row.fitted == fitted]
         return _summary(rows) if rows else None
 
     @property
     def error(self) -> float:
-        """Mean absolute error of the runs held out (of all where none is)."""
+        """Mean absolute error of the held-out runs, or of all runs if none are held out."""
         found = self.summary(fitted=False) or self.summary(fitted=True)
         assert found is not None  # there is at least one run
         return found.mean_absolute
 
     @checked
     def within(self, tolerance: NotNegative) -> bool:
-        """Return whether the mean absolute error of the runs held out is at most `tolerance` (0.1: 10 %)."""
+        """Return whether the mean absolute error of the held-out runs is at most `tolerance` (0.1 means 10 %)."""
         return self.error <= tolerance
 
     @checked
     def plot(self, path: str | Path | None = None) -> matplotlib.axes.Axes:
-        """Draw measured against predicted throughput and the line where both are equal."""
+        """Plot predicted against measured throughput, with the line of equality."""
         from ddlsim.validation.comparison_text import measured_against_predicted
 
         return measured_against_predicted(self, path)
 
     @checked
     def save_html(self, path: str | Path, title: str = "Measured and predicted runs") -> None:
-        """Write a page with the summary, the picture and every run. Raises ConfigError if it cannot be written."""
+        """Write an HTML page with the summary, the plot and all runs. Raises ConfigError if it cannot be written."""
         from ddlsim.validation.comparison_text import save_page
 
         save_page(self, path, title)
@@ -293,23 +301,23 @@ def validate(
     calibration: Calibration | None = None,
     explain: Index = N_EXPLAINED,
 ) -> Validation:
-    """Simulate measured training runs and compare.
+    """Compare measured training runs with their simulation.
 
     runs         CSV file (docs/validation.md), or rows
-    cluster      what they ran on; a calibrated file brings step times, jitter and uncertainty with it
-    model        of rows without one
-    fit_on       condition such as "workers <= 4": these runs are fitted first, the others held out. None: no fit
-    fit          what is fitted: "compute", "network" or both
-    strategy     of rows without one, and with its settings where rows leave them open
-    calibration  of the cluster, where it is not in its file
-    explain      number of largest errors (above 3 %) for which causes are sought by simulation
+    cluster      cluster of the runs; a calibrated file provides step times, jitter and uncertainty as well
+    model        model of rows without one
+    fit_on       condition on the runs to fit, such as "workers <= 4"; the others are held out. None: no fit
+    fit          quantities to fit: "compute", "network" or both
+    strategy     strategy of rows without one; its settings apply where a row leaves them open
+    calibration  calibration of the cluster, if its file has none
+    explain      number of runs with large errors (above 3 %) for which the likely causes are searched by simulation
 
-    Raises ConfigError with file, line and column for units, names and values that do not fit, for workers that the
-    cluster does not have and models that its devices' memory does not hold.
+    Raises ConfigError, with file, line and column, for invalid units, names and values, for more workers than the
+    cluster has, and for models that do not fit in device memory.
     """
     measured = read_runs(runs) if isinstance(runs, str | Path) else list(runs)
     if not measured:
-        raise ConfigError("validate: there are no measured runs; give at least one")
+        raise ConfigError("validate: runs is empty; pass at least one measured run")
     condition = None if fit_on is None else parse_condition(fit_on, NUMBERS, TEXTS)
     loaded = load_cluster(cluster)
     known = calibration if calibration is not None else _own(cluster)
@@ -318,7 +326,7 @@ def validate(
     models = [make_run_model(row, base, default, strategy, known) for row in measured]
     used = [condition is not None and condition.holds(row.cells()) for row in measured]
     if condition is not None and not any(used):
-        raise ConfigError(f"fit_on = {fit_on!r}: no run fulfils it; choose rows to fit, or leave fit_on out")
+        raise ConfigError(f"fit_on = {fit_on!r}: no run satisfies this condition; change it, or leave fit_on out")
     knowledge = fit_runs([m for m, u in zip(models, used, strict=True) if u], known, fit)
     steps = [m.step_time(knowledge.fitted) for m in models]
     rows = [_compared(m, s, u, knowledge) for m, s, u in zip(models, steps, used, strict=True)]
@@ -336,7 +344,7 @@ def _own(cluster: object) -> Calibration | None:
     try:
         return load_calibration(cluster)
     except ConfigError as error:
-        if "has no [calibration]" in str(error):
+        if "contains no [calibration]" in str(error):
             return None
         raise
 
@@ -354,7 +362,8 @@ def _compared(model: RunModel, step_time: float, fitted: bool, known: Knowledge)
 
 
 def _summary(rows: Sequence[Compared]) -> Summary:
-    from scipy.stats import kendalltau
+    with needs("scipy"):
+        from scipy.stats import kendalltau
 
     errors = np.array([row.error for row in rows])
     known = [row for row in rows if row.interval is not None]

@@ -1,4 +1,4 @@
-"""A comparison of measured runs and predictions as text, as a picture, and as a page of HTML."""
+"""Comparison of measured and predicted runs as text, plot and HTML page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from ddlsim.cluster.calibrated import PARAMETERS
 from ddlsim.output_files import write_text
 from ddlsim.printable import shown
 from ddlsim.readable import percent, rate, seconds
-from ddlsim.report.drawing import COLOURS, figure, log_numbers, save, titled
 from ddlsim.run.metrics import METRICS
 from ddlsim.text_tables import aligned
 from ddlsim.validation.calibration_text import shown as shown_value
@@ -56,10 +55,10 @@ def notes(validation: Validation) -> list[str]:
     for key, line in fitted_values.compute.items():
         lines.append(f"fitted step of {' '.join(key)} = {seconds(line.c0)} + {seconds(line.c1)} x batch size")
     for key, factor in fitted_values.factors.items():
-        lines.append(f"fitted compute time of {' '.join(key)}: {factor:.4g} times that assumed")
+        lines.append(f"fitted compute time of {' '.join(key)}: {factor:.4g} times the assumed one")
     for row in validation.rows:
         if row.causes:
-            lines.append(f"{row.label}: off by {100.0 * row.error:+.1f} %; right with {_causes(row)}")
+            lines.append(f"{row.label}: error {100.0 * row.error:+.1f} %, explained by {_causes(row)}")
     return lines
 
 
@@ -96,6 +95,8 @@ BAND = 0.10
 
 def measured_against_predicted(validation: Validation, path: str | Path | None = None) -> Axes:
     """Draw one point per run on logarithmic axes: hollow where it was fitted, with intervals, a diagonal and +-10 %."""
+    from ddlsim.report.drawing import COLOURS, figure, log_numbers, save, titled
+
     made = figure(5.2, 4.8)
     axes = made.subplots()
     values = [value for row in validation.rows for value in (row.run.throughput, row.predicted)]

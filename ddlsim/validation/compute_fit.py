@@ -1,4 +1,4 @@
-"""Compute time of a training step over the batch size, c0 + c1 * batch, from measured steps of one worker."""
+"""Linear fit of the compute time of a training step, c0 + c1 * batch size, to measured steps of one worker."""
 
 from __future__ import annotations
 
@@ -8,20 +8,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import nnls
 
 from ddlsim.arguments import Count, Positive, checked
 from ddlsim.errors import ConfigError
-from ddlsim.validation.log_fit import Floats, spread_of, t_quantile
+from ddlsim.extras import needs
+from ddlsim.run.seeds import t_quantile
+from ddlsim.validation.log_fit import Floats, spread_of
 from ddlsim.workload.compute import Affine, Measured
 
 
 @dataclass(frozen=True, eq=False)
 class ComputeFit:
-    """Seconds of a step of `model`: ``c0 + c1 * batch_size``, with the covariance of (c0, c1).
+    """Linear fit of the step time of `model`: ``c0 + c1 * batch_size``, in s.
 
-    spread, dof   scatter of ln(predicted / measured), degrees of freedom
-    batch_sizes   those measured. With only one the line goes through the origin, and :attr:`compute` refuses others
+    covariance   (2, 2), of (c0, c1)
+    spread, dof  scatter of ln(predicted / measured), and its degrees of freedom
+    batch_sizes  measured batch sizes. If there is only one, the line passes through the origin, and :attr:`compute`
+                 rejects other sizes
     """
 
     model: str
@@ -34,19 +37,19 @@ class ComputeFit:
 
     @property
     def compute(self) -> Affine | Measured:
-        """What an experiment takes as its ``compute``."""
+        """Value for the ``compute`` field of an experiment."""
         return self.times(1.0)
 
     @checked
     def times(self, factor: Positive) -> Affine | Measured:
-        """Return the compute time multiplied by `factor`."""
+        """Return the compute time multiplied by `factor`, as for :attr:`compute`."""
         if len(self.batch_sizes) == 1:
             batch = self.batch_sizes[0]
             return Measured(factor * (self.c0 + self.c1 * batch), batch)
         return Affine(factor * self.c0, factor * self.c1)
 
     def drawn(self, random: np.random.Generator) -> ComputeFit:
-        """Return the fit with coefficients drawn from their uncertainty, times what the scatter around them allows."""
+        """Return the fit with coefficients sampled from their uncertainty, and a common factor from the scatter."""
         wider = t_quantile(self.dof) / t_quantile(math.inf)
         values, vectors = np.linalg.eigh(self.covariance)  # which may be singular
         moved = wider * (vectors * np.sqrt(np.maximum(values, 0.0))) @ random.standard_normal(2)
@@ -56,7 +59,7 @@ class ComputeFit:
 
     @checked
     def interval(self, batch_size: Count) -> tuple[float, float, float]:
-        """Return (low, value, high) of the seconds of a step, for one more measurement (95 %)."""
+        """Return the 95 % prediction interval (low, value, high) of a step time, in s."""
         row = np.array([1.0, batch_size])
         value = self.c0 + self.c1 * batch_size
         sd = math.sqrt(float(row @ self.covariance @ row) / value**2 + self.spread**2)
@@ -66,12 +69,15 @@ class ComputeFit:
 
 @checked
 def fit_compute(model: str, batch_sizes: Sequence[Count], seconds: Sequence[Positive]) -> ComputeFit:
-    """Return the line through step times (s) that has the least relative errors; neither coefficient is negative."""
+    """Fit a line to step times (s) by least squares of relative errors, with non-negative coefficients."""
     if not batch_sizes or len(batch_sizes) != len(seconds):
         raise ConfigError(
-            f"fit_compute: {len(batch_sizes)} batch sizes and {len(seconds)} step times: give one or more, as many "
-            "of each"
+            f"fit_compute: {len(batch_sizes)} batch sizes and {len(seconds)} step times; pass the same "
+            "number of both, at least one"
         )
+    with needs("scipy"):
+        from scipy.optimize import nnls
+
     batch, times = np.asarray(batch_sizes, dtype=np.float64), np.asarray(seconds, dtype=np.float64)
     known = tuple(sorted(set(np.asarray(batch_sizes).tolist())))
     columns = np.column_stack([np.ones_like(batch), batch]) / times[:, None]

@@ -1,4 +1,4 @@
-"""Cost curves: how one operation deviates from the simulation by size, where libraries switch protocols.
+"""Cost curves: size-dependent deviations of an operation from the simulation, such as protocol switches of a library.
 
 :mod:`ddlsim.runtime.costs` has the formula. Curves are continuous, with at most three pieces, or pieces between
 all measured sizes: Hockney's latency and bandwidth (1994, Parallel Computing 20(3)) for each of them. Their number and
@@ -24,23 +24,27 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import nnls
 
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.calibrated import Beyond
+from ddlsim.extras import needs
+from ddlsim.run.seeds import t_quantile
 from ddlsim.runtime.costs import Parts
 from ddlsim.runtime.costs import columns as columns_of
 from ddlsim.runtime.costs import parts_of as simulated_parts
 from ddlsim.validation.links import LinkRow
-from ddlsim.validation.log_fit import LEAST, NOISE, Floats, scatter, spread_of, t_quantile
+from ddlsim.validation.log_fit import LEAST, NOISE, Floats, scatter, spread_of
 
 MAX_PIECES = 3
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A prediction between `low` and `high` with probability `level`; `value` is the best single number, and `notes`
-    say in what it is beyond what was measured."""
+    """A prediction, between `low` and `high` with probability `level`.
+
+    value  best single prediction
+    notes  respects in which the prediction extrapolates beyond the measurements
+    """
 
     low: float
     value: float
@@ -54,16 +58,17 @@ class Interval:
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """Factors on the simulation of one `operation` by one `backend`, between hosts or `inside` one.
+    """Measured factors on the simulated time of an `operation` with a `backend`.
 
-    per_message   factor on latencies and overheads
-    sizes         (n_pieces - 1,) bytes at which the next piece begins
-    per_byte      (n_pieces,) factor on the time of the bytes in each piece
-    covariance    of (per_message, *per_byte)
-    spread, dof   scatter of ln(predicted / measured) as left-out sizes would have it, degrees of freedom
-    nbytes, ranks least and most that were measured
-    left_out      (n_pieces - 1,) of a curve through every size, what it is off in the logarithm at each of `sizes` when
-                  that is left out, halved; else ()
+    inside         True: inside a host; False: between hosts
+    per_message    factor on latencies and overheads
+    sizes          (n_pieces - 1,) sizes in bytes at which the next piece begins
+    per_byte       (n_pieces,) factor on the time per byte in each piece
+    covariance     of (per_message, *per_byte)
+    spread, dof    cross-validated scatter of ln(predicted / measured), and its degrees of freedom
+    nbytes, ranks  smallest and largest measured size and number of ranks
+    left_out       (n_pieces - 1,) for a curve through every size: half of the logarithmic error at each of `sizes` when
+                   that size is left out; otherwise ()
     """
 
     operation: str
@@ -82,12 +87,11 @@ class Curve:
 
     @property
     def plain(self) -> bool:
-        """Whether the simulation says the same without the curve."""
+        """Whether the curve changes nothing: all factors are 1."""
         return self.per_message == 1.0 and self.per_byte == (1.0,)
 
     def drawn(self, random: np.random.Generator) -> Curve:
-        """Return the curve with factors drawn from their uncertainty, and all of them longer or shorter together by the
-        scatter around the curve."""
+        """Return the curve with factors sampled from their uncertainty, and a common factor from the scatter."""
         wider = t_quantile(self.dof) / t_quantile(math.inf)  # few degrees of freedom reach further
         values, vectors = np.linalg.eigh(self.covariance)
         moved = wider * (vectors * np.sqrt(np.maximum(values, 0.0))) @ random.standard_normal(len(values))
@@ -109,6 +113,9 @@ def fit_curve(rows: Sequence[LinkRow], cluster: Cluster, algorithm: str, absolut
 
     Times that scatter by `absolute` s besides count less the shorter they are.
     """
+    with needs("scipy"):
+        from scipy.optimize import nnls
+
     rows = sorted(rows, key=lambda r: r.row.nbytes)
     parts = [parts_of(r, cluster) for r in rows]
     seconds = np.array([r.row.median_s for r in rows])

@@ -1,4 +1,4 @@
-"""Prediction intervals of runs: what the calibration is unsure about, and the chance in the workers' step times."""
+"""Prediction intervals of runs, from the uncertainty of the calibration and the jitter of step times."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from ddlsim.errors import ConfigError
 from ddlsim.run.calibrated import family, measured_steps, outside
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.result import Result
+from ddlsim.run.seeds import t_quantile
 from ddlsim.run.simulate import clock_of, complete
 from ddlsim.strategies import contract
 from ddlsim.streams import stream
@@ -24,7 +25,7 @@ from ddlsim.validation.calibration import Calibration
 from ddlsim.validation.calibration_file import load_calibration
 from ddlsim.validation.compute_fit import ComputeFit
 from ddlsim.validation.curves import Interval
-from ddlsim.validation.log_fit import Floats, t_quantile
+from ddlsim.validation.log_fit import Floats
 from ddlsim.workload.compute import Affine, Measured
 from ddlsim.workload.jitter import NoJitter
 from ddlsim.workload.model import load_model
@@ -34,7 +35,7 @@ from ddlsim.workload.model import load_model
 class RunInterval:
     """The `result` with the calibrated values, and intervals of `throughput` (samples/s) and `step_time` (s).
 
-    throughputs   (n_draws,) samples/s of every draw
+    throughputs  (n_draws,) samples/s of every sample
     """
 
     result: Result
@@ -43,7 +44,7 @@ class RunInterval:
     throughputs: Floats
 
     def to_dict(self) -> dict[str, object]:
-        """Return both intervals as plain values."""
+        """Return both intervals as a dictionary of plain values."""
         both = {"throughput": self.throughput, "step_time": self.step_time}
         ends = {name: {"low": t.low, "high": t.high} for name, t in both.items()}
         more = {"notes": list(self.throughput.notes)} if self.throughput.notes else {}
@@ -83,15 +84,18 @@ def predict_interval(
     level: Level = 0.95,
     seed: Seed = 0,
 ) -> RunInterval:
-    """Simulate the experiment with values sampled from the uncertainty of a calibration; return quantiles.
+    """Predict throughput and step time with intervals, from the uncertainty of a calibration.
 
-    calibration   as :func:`ddlsim.calibrate` returns it, or a calibrated cluster file. None: that of the experiment's
-                  cluster; if the cluster has none, only jitter is sampled, if there is any
-    n_draws       number of simulations, each with a different seed
-    seed          of the samples
+    Simulates the experiment `n_draws` times with sampled parameters and returns quantiles.
 
-    The errors of earlier predictions for this strategy widen both ends. If no measured family resembles the run, a note
-    of the intervals says so. Raises ConfigError if nothing is uncertain (one worker, no jitter).
+    calibration  result of :func:`ddlsim.calibrate`, or a calibrated cluster file; None: the calibration of the
+                 experiment's cluster or, if it has none, only the jitter is sampled
+    n_draws      number of simulations, each with a different seed
+    level        probability of the interval
+    seed         seed of the samples
+
+    Past prediction errors for this strategy widen both ends. If no measured family of runs resembles this one, the
+    notes of the interval contain a remark. Raises ConfigError if nothing is uncertain (one worker, no jitter).
     """
     if isinstance(calibration, str | Path):
         calibration = load_calibration(calibration)
@@ -108,8 +112,9 @@ def predict_interval(
         like = with_stack(like, result, base)
     if not draws and not like.slower:
         raise ConfigError(
-            "predict_interval: nothing is uncertain: one worker with a given compute time, without jitter; give "
-            "calibration=ddlsim.calibrate(...), a calibrated cluster file or jitter"
+            "predict_interval: nothing is uncertain, because the run has one worker with a fixed compute "
+            "time and no jitter; set calibration=ddlsim.calibrate(...), a calibrated cluster file or "
+            "jitter"
         )
     times = _interval(result.step_time, np.array([draw.step_time for draw in draws]), level, like)
     rates = _interval(1.0 / result.throughput, 1.0 / throughputs, level, like)

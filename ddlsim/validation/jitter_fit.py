@@ -1,4 +1,4 @@
-"""The distribution of step times by maximum likelihood, and how well it fits (Kolmogorov and Smirnov)."""
+"""Maximum-likelihood fit of the distribution of step times, and its goodness of fit (Kolmogorov-Smirnov)."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import brentq
-from scipy.special import digamma, gammainc, gammaincinv, gammaln, ndtr
 
 from ddlsim.arguments import Positive, Seed, checked
 from ddlsim.errors import ConfigError
+from ddlsim.extras import needs
 from ddlsim.streams import stream
 from ddlsim.validation.log_fit import Floats
 from ddlsim.workload.jitter import Gamma, Lognormal, ShiftedExponential
@@ -27,11 +26,11 @@ Fitted = Lognormal | Gamma | ShiftedExponential
 
 @dataclass(frozen=True)
 class JitterFit:
-    """The fitted `jitter`, a factor on compute time, and `base_s`, the s that it multiplies.
+    """The fitted `jitter`, a factor on compute time, and `base_s`, the time in s that it multiplies.
 
-    ks        largest distance between the distribution and that of the samples
-    p_value   share of samples drawn from the fitted distribution itself that lie farther from their own fit: small
-              values say that it is none of the three (parametric bootstrap, since the parameters were fitted)
+    ks       Kolmogorov-Smirnov distance between the fitted distribution and the samples
+    p_value  share of samples from the fitted distribution that lie farther from their own fit (a parametric bootstrap).
+             A small value means that none of the three distributions fits
     """
 
     jitter: Fitted
@@ -42,15 +41,18 @@ class JitterFit:
 
     @property
     def shape(self) -> float:
-        """Coefficient of variation; of a shifted exponential the mean excess."""
+        """Coefficient of variation; for a shifted exponential, the mean excess."""
         return self.jitter.mean_extra if isinstance(self.jitter, ShiftedExponential) else self.jitter.cv
 
     @property
     def median_factor(self) -> float:
-        """The factor that half of the steps exceed: what a measured median step contains."""
+        """Median of the factor, which a measured median step contains."""
         if isinstance(self.jitter, Lognormal):
             return 1.0 / math.sqrt(1.0 + self.jitter.cv**2)
         if isinstance(self.jitter, Gamma):
+            with needs("scipy"):
+                from scipy.special import gammaincinv
+
             return float(gammaincinv(self.jitter.cv**-2, 0.5)) * self.jitter.cv**2
         return 1.0 + self.jitter.mean_extra * math.log(2.0)
 
@@ -69,6 +71,10 @@ def _lognormal(x: Floats) -> tuple[Lognormal, float]:
 
 def _gamma(x: Floats) -> tuple[Gamma, float]:
     """The shape k solves ln k - digamma(k) = ln(mean) - mean(ln) (Choi and Wette 1969, Technometrics 11(4))."""
+    with needs("scipy"):
+        from scipy.optimize import brentq
+        from scipy.special import digamma
+
     gap = math.log(x.mean()) - float(np.log(x).mean())
     shape = float(brentq(lambda log_k: log_k - digamma(math.exp(log_k)) - gap, -7.0, 25.0))
     return Gamma(math.exp(-0.5 * shape)), float(x.mean())
@@ -94,6 +100,9 @@ def _log_likelihood(jitter: Fitted, base: float, x: Floats) -> float:
         z2 = (np.log(factor) + 0.5 * variance) ** 2 / variance
         return float(np.sum(-0.5 * z2 - np.log(x)) - 0.5 * len(x) * math.log(2.0 * math.pi * variance))
     if isinstance(jitter, Gamma):
+        with needs("scipy"):
+            from scipy.special import gammaln
+
         k = jitter.cv**-2
         return float(np.sum((k - 1.0) * np.log(k * factor) - k * factor - gammaln(k)) + len(x) * math.log(k / base))
     extra = jitter.mean_extra
@@ -101,6 +110,9 @@ def _log_likelihood(jitter: Fitted, base: float, x: Floats) -> float:
 
 
 def _cdf(jitter: Fitted, base: float, x: Floats) -> Floats:
+    with needs("scipy"):
+        from scipy.special import gammainc, ndtr
+
     factor = x / base
     if isinstance(jitter, Lognormal):
         variance = math.log1p(jitter.cv**2)
@@ -118,14 +130,16 @@ def _distance(jitter: Fitted, base: float, x: Floats) -> float:
 
 @checked
 def fit_jitter(step_times: Sequence[Positive], *, seed: Seed = 0) -> JitterFit | None:
-    """Return the most likely of lognormal, gamma and shifted exponential for `step_times` (s), None if constant.
+    """Fit the distribution of step times (s) by maximum likelihood: lognormal, gamma or shifted exponential.
 
-    `seed` is of the bootstrap behind the p-value. Raises ConfigError for fewer than 20 times, or times that are not
-    above 0.
+    Returns None if all times are equal. `seed` is the seed of the bootstrap for the p-value. Raises ConfigError for
+    fewer than 20 times, or times that are not positive.
     """
     x = np.asarray(step_times, dtype=np.float64)
     if len(x) < LEAST:
-        raise ConfigError(f"step_times: {len(x)} times: jitter needs at least {LEAST}; measure more steps")
+        raise ConfigError(
+            f"step_times: {len(x)} values, but a fit of jitter needs at least {LEAST}; measure more steps"
+        )
     if not (np.isfinite(x).all() and (x > 0.0).all()):
         raise ConfigError(f"step_times: {x[~(x > 0.0)][:1]}: must be finite and above 0 s")
     if x.std() < CONSTANT * x.mean():

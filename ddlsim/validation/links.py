@@ -1,4 +1,4 @@
-"""Latency, bandwidth and overhead of the links for which the simulation takes as long as what was measured.
+"""Fit of the latency, bandwidth and overhead of links to measured times.
 
 What links do besides carrying bytes at a rate, as far as one-way messages tell: frames and a token bucket.
 
@@ -28,6 +28,7 @@ from ddlsim.cluster import Cluster
 from ddlsim.cluster.calibrated import DEFAULT_TRANSPORT, current_parameters, reference_ends, with_parameters
 from ddlsim.cluster.details import PROTOCOLS
 from ddlsim.errors import ConfigError
+from ddlsim.extras import needs
 from ddlsim.measure import Measurement
 from ddlsim.readable import size
 from ddlsim.runtime.costs import parts_of
@@ -124,7 +125,8 @@ def _starts(nbytes: Floats, seconds: Floats, wire_rate: float) -> Iterator[Shape
 
 def _fitted(nbytes: Floats, seconds: Floats, start: Shape, with_burst: bool) -> Shape:
     """Return the most likely shape of a kind, with its criterion."""
-    from scipy.optimize import least_squares
+    with needs("scipy"):
+        from scipy.optimize import least_squares
 
     free = ["latency", *(["rate"] if start.fitted_rate else []), *(["burst"] if with_burst else [])]
     k, n = len(free) + 2, len(seconds)
@@ -249,8 +251,8 @@ def _fit(
             name = f"{link_class}.{quantity}"
             if name not in given:
                 raise ConfigError(
-                    f"cluster {cluster.name!r} has no links {link_class} hosts that two workers use, but there are "
-                    "measurements of them; describe these links, or leave the measurements out"
+                    f"cluster {cluster.name!r} has no links {link_class} hosts that two workers use, but there "
+                    "are measurements of such links; add the links to the cluster, or leave the measurements out"
                 )
             value = given[name] or TYPICAL_LATENCY
             names.append(name)
@@ -280,8 +282,9 @@ def _fit(
         priors.append(Prior(seconds, LATENCY_SD if given["overhead"] else 2 * LATENCY_SD))
     elif overhead:
         notes.append(
-            f"overhead per message left at {given['overhead'] * 1e6:.4g} us as in the file, the rest is latency: only "
-            "several messages at once tell them apart (name the algorithm of a measured all-to-all)"
+            f"overhead per message: kept at {given['overhead'] * 1e6:.4g} us as in the file, so the "
+            "remaining time counts as latency; only measurements with several concurrent messages "
+            "distinguish them (name the algorithm of a measured all-to-all)"
         )
     fit = fit_logs(lambda values: _times(cluster, rows, names, values), measured, names, start, priors, most)
     return fit, fixed, notes + _uninformed(fit, most)
@@ -303,7 +306,7 @@ def _shape(cluster: Cluster, rows: Sequence[LinkRow]) -> tuple[Shape | None, lis
     found = [kind, f"a burst of {shape.burst:.4g} B" if shape.burst else ""]
     return shape, [
         f"links between hosts: {' and '.join(part for part in found if part)}, found in one-way messages (AICc "
-        f"{shape.criterion:.1f}; of latency and bandwidth alone {plain.criterion:.1f})"
+        f"{shape.criterion:.1f}; with latency and bandwidth alone {plain.criterion:.1f})"
     ]
 
 
@@ -318,8 +321,9 @@ def _check_sizes(cluster: Cluster, rows: Sequence[LinkRow]) -> None:
                 continue
             hosts = "between hosts" if link_class == "between" else "inside a host"
             raise ConfigError(
-                f"calibration: links {hosts}: bandwidth cannot be told from latency by one size "
-                f"({own[0].operation} of {own[0].nbytes} bytes): measure one_way at >= 2 sizes, such as 8 B and 16 MiB"
+                f"calibration: links {hosts}: a single size ({own[0].operation} of {own[0].nbytes} bytes) "
+                "cannot determine both bandwidth and latency; measure one_way at >= 2 sizes, such as 8 B and "
+                "16 MiB"
             )
 
 
@@ -365,10 +369,12 @@ def _uninformed(fit: LogFit, most: Mapping[str, float]) -> list[str]:
     notes = []
     for (name, value), ends in zip(fit.values.items(), fit.bounds, strict=True):
         if value < 1.01 * ends[0] or (value > 0.99 * ends[1] and name not in most):
-            notes.append(f"{name} ended at the bound of its search: the cluster file is too far from what was measured")
+            notes.append(
+                f"{name} reached a limit of its search range: the cluster file is too far from the measurements"
+            )
     for name, share in zip(fit.names, fit.informed.tolist(), strict=True):
         if share < 0.5:
             remedy = remedies.get(name.partition(".")[2], "measure several pairs at once")
             basis = "Linux's default" if name == "between.window" else "the cluster file"
-            notes.append(f"{name} rests on {basis}: the measurements hardly tell it; {remedy}")
+            notes.append(f"{name} comes mainly from {basis}, because the measurements hardly determine it; {remedy}")
     return notes

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import least_squares
-from scipy.stats import t as student
 
 from ddlsim.errors import ConfigError
+from ddlsim.extras import needs
+from ddlsim.run.seeds import t_quantile
 
 Floats = npt.NDArray[np.float64]
 
@@ -69,7 +69,6 @@ def weights_of(errors: Floats, seconds: Floats, relative: float, absolute: float
 
 #: relative errors beyond this count linearly instead of squared, so that single outliers do not lead
 ROBUST = 0.15
-LEVEL = 0.95
 #: parameters are looked for within this of where the search starts, in the logarithm (a factor of 160,000)
 REACH = 12.0
 #: rows from which on short times may scatter more than long ones, and how often their scatter is fitted
@@ -120,11 +119,6 @@ class LogFit:
         return math.exp(self.logs[i] - half), max(most, self.values[name])
 
 
-def t_quantile(dof: float, level: float = LEVEL) -> float:
-    """Return how many standard deviations an interval of probability `level` reaches to each side (Student's t)."""
-    return float(student.ppf(0.5 + level / 2, dof))
-
-
 def told(informed: Floats, dof: float) -> Floats:
     """Return what standard deviations count in intervals that are `dof` degrees of freedom wide, shape (n,).
 
@@ -166,6 +160,9 @@ def fit_logs(
     it. No parameter exceeds what `most` says of it. The covariance is spread^2 (J'J)^-1. Raises ConfigError if no
     parameters make the prediction finite.
     """
+    with needs("scipy"):
+        from scipy.optimize import least_squares
+
     centre = np.log([prior.value for prior in priors])
     weight = NOISE / np.array([prior.sd for prior in priors])
 
@@ -177,7 +174,7 @@ def fit_logs(
 
     begin = np.log(np.asarray(start, dtype=np.float64))
     if not np.isfinite(residuals(begin)).all():
-        raise ConfigError("calibration: the simulation gives no finite time for some measurement; check the sizes")
+        raise ConfigError("calibration: the simulated time of a measurement is not finite; check the sizes")
     ceiling = np.log([(most or {}).get(name, np.inf) for name in names])
     least, ends = begin - REACH, np.minimum(begin + REACH, ceiling)
     point = np.minimum(begin, ends - 1e-6)

@@ -1,4 +1,4 @@
-"""Fit compute time and network to some of the measured runs, and know how sure the rest can be predicted."""
+"""Fit of compute time and network to some of the measured runs, with the uncertainty for the remaining ones."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import numpy as np
 
 from ddlsim.cluster.calibrated import Beyond, beyond
 from ddlsim.run.calibrated import family
+from ddlsim.run.seeds import t_quantile
 from ddlsim.validation.calibration import Calibration
 from ddlsim.validation.compute_fit import fit_compute
 from ddlsim.validation.curves import Interval, interval_at
 from ddlsim.validation.links import BANDWIDTH_SD, LATENCY_SD, TYPICAL_LATENCY
-from ddlsim.validation.log_fit import Floats, Prior, fit_logs, spread_of, t_quantile
+from ddlsim.validation.log_fit import Floats, Prior, fit_logs, spread_of
 from ddlsim.validation.run_model import ComputeKey, Fitted, RunModel
 from ddlsim.workload.compute import Affine
 

@@ -1,4 +1,4 @@
-"""From a measured run to its simulation: experiment, placement, and a few factors that can be changed."""
+"""Simulation of a measured run: its experiment, its placement, and a few adjustable factors."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def make_run_model(
     try:
         loaded = load_model(measured.model) if measured.model else model
         if loaded is None:
-            raise ConfigError("column model: is missing; add it, or give model=")
+            raise ConfigError("column model is missing; add it, or set model=")
         placed, nodes = _placed(load_cluster(measured.cluster) if measured.cluster else cluster, measured)
         compute: Affine | Measured | None = None
         jitter: Jitter = NoJitter()
@@ -156,7 +156,7 @@ def strategy_in(measured: MeasuredRun, default: Strategy) -> Strategy:
     known: set[str] = {f.name for f in dataclasses.fields(made)} if dataclasses.is_dataclass(made) else set()
     for name in options:
         if name not in known:
-            raise ConfigError(f"column {name}: {type(made).__name__} has none; leave it empty")
+            raise ConfigError(f"column {name}: {type(made).__name__} has no such setting; leave the cell empty")
     return dataclasses.replace(made, **options) if dataclasses.is_dataclass(made) else made
 
 
@@ -165,7 +165,8 @@ def _placed(cluster: Cluster, measured: MeasuredRun) -> tuple[Cluster, list[int]
     available = cluster.workers.tolist()
     if measured.workers > len(available):
         raise ConfigError(
-            f"column workers: {measured.workers}, but cluster {cluster.name!r} has {len(available)} devices"
+            f"column workers: {measured.workers} workers, but cluster {cluster.name!r} has only "
+            f"{len(available)} devices"
         )
     first = available[: measured.workers]
     if measured.nodes is None or len(set(cluster.host_of[first].tolist())) == measured.nodes:
@@ -174,8 +175,8 @@ def _placed(cluster: Cluster, measured: MeasuredRun) -> tuple[Cluster, list[int]
     wide = [nodes for nodes in workers_by_machine(cluster) if len(nodes) >= per_host][: measured.nodes]
     if len(wide) < measured.nodes:
         raise ConfigError(
-            f"column nodes: {measured.workers} workers on {measured.nodes} nodes are {per_host} on each; "
-            f"cluster {cluster.name!r} has {len(wide)} nodes with as many"
+            f"column nodes: {measured.workers} workers on {measured.nodes} nodes are {per_host} per node, "
+            f"but cluster {cluster.name!r} has only {len(wide)} nodes with that many devices"
         )
     chosen = [node for nodes in wide for node in nodes[:per_host]][: measured.workers]
     graph = cluster.to_graph()

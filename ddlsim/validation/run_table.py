@@ -1,4 +1,4 @@
-"""Measured training runs from a CSV file. The format is told in docs/validation.md."""
+"""Measured training runs from a CSV file. docs/validation.md describes the format."""
 
 from __future__ import annotations
 
@@ -31,10 +31,13 @@ _HEAD = re.compile(r"\s*(\w+)\s*(?:\(([^)]*)\)|\[([^\]]*)\])?\s*")
 @checked
 @dataclass(frozen=True, kw_only=True)
 class MeasuredRun:
-    """A run that was measured. `throughput` is of all workers together, samples/s; `place` is "file: line".
+    """A measured training run.
 
-    `shared_batch` is whether batch_size is that of all workers together, as FSDP and Parallel have it. What is None (or
-    1, for accumulation) was not said.
+    throughput    samples/s of all workers together
+    place         "file: line" where it was read
+    shared_batch  whether batch_size is the total of all workers, as for FSDP and Parallel
+
+    None (or 1, for accumulation) means that the value was not given.
     """
 
     workers: Count
@@ -56,27 +59,30 @@ class MeasuredRun:
 
     def __post_init__(self) -> None:
         if self.nodes is not None and self.nodes > self.workers:
-            raise ConfigError(f"{self.place}: nodes = {self.nodes}: more than its {self.workers} workers; correct one")
+            raise ConfigError(
+                f"{self.place}: nodes = {self.nodes}: must be at most the number of workers, {self.workers}; "
+                "correct one of them"
+            )
 
     @property
     def samples(self) -> int:
-        """Samples of a step of all workers."""
+        """Samples per step of all workers together."""
         return (1 if self.shared_batch else self.workers) * self.batch_size * self.accumulation
 
     @property
     def step_time(self) -> float:
-        """Seconds of a step of all workers."""
+        """Step time in s."""
         return self.samples / self.throughput
 
     def cells(self) -> dict[str, float | int | str | None]:
-        """Return the row by column, for conditions."""
+        """Return the values by column, for conditions."""
         found = {each.name: getattr(self, each.name) for each in fields(self) if each.name in COLUMNS}
         return {**found, "step_time": self.step_time}
 
 
 @checked
 def read_runs(path: str | Path, *, allow_code: bool = False) -> list[MeasuredRun]:
-    """Return the measured runs in the CSV file `path`, in order.
+    """Read measured runs from a CSV file, in order.
 
     allow_code  whether algorithm and overlap may be "package.module:Name", which is imported
 
@@ -88,15 +94,15 @@ def read_runs(path: str | Path, *, allow_code: bool = False) -> list[MeasuredRun
             reader = csv.reader(file, strict=True)
             lines = [(reader.line_num, [cell.strip() for cell in cells]) for cells in reader]
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; name a CSV file of measured runs") from None
+        raise ConfigError(f"{path}: no such file; expected a CSV file of measured runs") from None
     except UnicodeDecodeError:
         decoded(read_bytes(path), str(path))  # raises, with line and byte
         raise
     except (OSError, ValueError, csv.Error) as error:
-        raise ConfigError(f"{path}: cannot be read as CSV: {error}; is it the right file?") from None
+        raise ConfigError(f"{path}: cannot be read as CSV ({error}); is it the right file?") from None
     lines = [(number, cells) for number, cells in lines if any(cells) and not cells[0].startswith("#")]
     if len(lines) < 2:
-        raise ConfigError(f"{path}: holds no measured run; write a line of column names, then one run per line")
+        raise ConfigError(f"{path}: contains no measured runs; write a line of column names, then one run per line")
     columns = _columns(lines[0][1], f"{path}: line {lines[0][0]}")
     runs = [_run(columns, cells, f"{path}: line {number}") for number, cells in lines[1:]]
     for run in () if allow_code else runs:
@@ -113,24 +119,26 @@ def _columns(head: list[str], place: str) -> list[tuple[str, str]]:
             raise unknown_name("column", match[1] if match else text, COLUMNS, place)
         name, unit = match[1], match[2] or match[3] or ""
         if unit and name not in ("throughput", "step_time"):
-            raise ConfigError(f"{place}: column {shown(text)}: {name} has no unit; remove it")
+            raise ConfigError(f"{place}: column {shown(text)}: {name} takes no unit; remove it")
         if any(name == other for other, _ in found):
-            raise ConfigError(f"{place}: column {name!r} is there twice; remove one")
+            raise ConfigError(f"{place}: column {name!r} occurs twice; remove one")
         found.append((name, unit))
     names = [name for name, _ in found]
     for name in ("workers", "batch_size"):
         if name not in names:
             raise ConfigError(f"{place}: column {name!r} is missing; add it")
     if sum(name in names for name in RATES) != 1:
-        raise ConfigError(f"{place}: needs one of the columns {', '.join(RATES)}, like 'step_time (ms)'")
+        raise ConfigError(f"{place}: needs one of the columns {', '.join(RATES)}, such as 'step_time (ms)'")
     if "tokens_per_s" in names and "model" not in names:
-        raise ConfigError(f"{place}: column 'model' is missing, whose sequences tokens_per_s counts; add it")
+        raise ConfigError(
+            f"{place}: column 'model' is missing, which tokens_per_s needs for the sequence length; add it"
+        )
     return found
 
 
 def _run(columns: list[tuple[str, str]], cells: list[str], place: str) -> MeasuredRun:
     if len(cells) != len(columns):
-        raise ConfigError(f"{place}: {len(cells)} cells for {len(columns)} columns; quote text that has commas")
+        raise ConfigError(f"{place}: {len(cells)} cells for {len(columns)} columns; quote texts that contain commas")
     whole: dict[str, int] = {}
     rates: dict[str, float] = {}
     words: dict[str, str] = {}
@@ -140,7 +148,7 @@ def _run(columns: list[tuple[str, str]], cells: list[str], place: str) -> Measur
             rates[name] = _quantity(cell, "samples/s" if name == "tokens_per_s" else unit, name, where)
         elif not cell:
             if name in ("workers", "batch_size"):
-                raise ConfigError(f"{where}: is empty; write a whole number")
+                raise ConfigError(f"{where}: is empty; enter a whole number")
         elif name in NUMBERS:
             whole[name] = _whole(cell, where)
         else:
@@ -152,7 +160,7 @@ def _run(columns: list[tuple[str, str]], cells: list[str], place: str) -> Measur
         run = make(**given, throughput=1.0, place=place, shared_batch=shared)
         if "tokens_per_s" in rates:
             if not run.model:
-                raise ConfigError("column model: is empty; tokens_per_s counts its sequences")
+                raise ConfigError("column model is empty; tokens_per_s needs it for the sequence length")
             rates["throughput"] = rates["tokens_per_s"] / load_model(run.model).input_shape[0]
         elif "step_time" in rates:
             rates["throughput"] = run.samples / rates["step_time"]
@@ -163,7 +171,7 @@ def _run(columns: list[tuple[str, str]], cells: list[str], place: str) -> Measur
 
 def _whole(cell: str, where: str) -> int:
     if not re.fullmatch(r"[-+]?[0-9]{1,9}", cell):
-        raise ConfigError(f"{where}: {shown(cell)} is no whole number of at most nine digits; correct it")
+        raise ConfigError(f"{where}: {shown(cell)} must be a whole number of at most nine digits")
     return int(cell)
 
 
@@ -172,14 +180,14 @@ def _quantity(cell: str, unit: str, name: str, where: str) -> float:
     dimension = "time" if name == "step_time" else "rate"
     example = "step_time (ms)" if name == "step_time" else "throughput (images/s)"
     if not cell:
-        raise ConfigError(f"{where}: is empty; measure it, or leave the row out")
+        raise ConfigError(f"{where}: is empty; add the measured value, or leave the row out")
     try:
         value = float(cell)
     except ValueError:
         pass
     else:
         if not unit:
-            remedy = f"write it in the head of the column, like {example!r}"
+            remedy = f"add it to the name of the column, such as {example!r}"
             raise ConfigError(f"{where}: {shown(cell)} has no unit; {remedy}")
         cell = f"{value!r} {unit}" if math.isfinite(value) else cell
     try:

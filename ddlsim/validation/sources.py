@@ -1,4 +1,4 @@
-"""Measurements from whatever files there are."""
+"""Measurements from files of any supported format."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def read_sources(
         path = Path(item)
         found.sources.append(str(item))
         if not os.path.exists(path):
-            raise ConfigError(f"{path}: no such file; give a folder of python -m ddlsim.measure, or a log")
+            raise ConfigError(f"{path}: no such file; use a folder of python -m ddlsim.measure, or a log file")
         if path.is_dir() or path.suffix == ".jsonl" or _is_table(path):
             found.rows += read_measurements(path)
         else:
@@ -62,9 +62,9 @@ def read_sources(
             _read_other(path, found, n_hosts, model, None if kind else reader, own, version or "")
             used |= {"version"} if len(found.rows) > n_before else set()
     for name in [name for name in (*facts, *(["version"] if version else [])) if name not in used]:
-        raise ConfigError(f"calibration: {name} has no effect: none of the files leaves it open; leave it out")
+        raise ConfigError(f"calibration: {name} has no effect, because all files contain it; leave it out")
     if not (found.rows or found.step_times):
-        raise ConfigError("calibration: no measurements; give a folder that python -m ddlsim.measure has written")
+        raise ConfigError("calibration: no measurements; use a folder written by python -m ddlsim.measure")
     return found
 
 
@@ -94,7 +94,9 @@ def _read_other(
         found.step_times += [step.seconds for step in content.steps]
         content = content.collectives
     if not isinstance(content, tuple):
-        raise ConfigError(f"{path}: is a {type(content).__name__}, which has nothing to calibrate with; leave it out")
+        raise ConfigError(
+            f"{path}: is a {type(content).__name__}, which contains nothing to calibrate with; leave it out"
+        )
     refused: list[ConfigError] = []
     n_before = len(found.rows)
     for timing in content:
@@ -105,4 +107,4 @@ def _read_other(
     if refused:
         if len(found.rows) == n_before and not found.step_times:
             raise refused[0]
-        found.notes.append(f"{path}: {len(refused)} rows left out, the first: {refused[0]}")
+        found.notes.append(f"{path}: {len(refused)} rows ignored, the first because: {refused[0]}")

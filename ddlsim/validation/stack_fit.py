@@ -1,11 +1,12 @@
-"""Fit a software stack to measured runs of a few devices, to predict larger ones with an interval.
+"""Fit a software stack to measured runs on a few devices, to predict larger runs with intervals.
 
-Of what makes a step, the hardware's rates and the network are known better than what software makes of them. So a stack
-is fitted by a few of its numbers: `gemm`, the share of the rate of matrix products that is left in a step; and, where
-the measurements tell them from it, `elementwise`, the bytes of element-wise kernels, `step_time`, a fixed time per
-update, and `call_time`, one per collective. A number is added if it narrows the interval of a further run; a fixed time
-also if without it the squared errors, in units of :data:`~ddlsim.validation.log_fit.NOISE`, are larger by more than 2
-(Akaike's criterion), since two runs can tell two numbers, but leave no errors.
+The rates of the hardware and the network are better known than the efficiency of the software that uses them. So the
+fit adjusts a few numbers of the stack: `gemm`, the fraction of the matrix-product rate that a step reaches; and, if the
+measurements can distinguish them, `elementwise`, the bytes of element-wise kernels, `step_time`, a fixed time per
+update, and `call_time`, a fixed time per collective. A number is added if it narrows the prediction interval of a
+further run. A fixed time is also added if the squared errors without it, in units of
+:data:`~ddlsim.validation.log_fit.NOISE`, are larger by more than 2 (Akaike's criterion): two runs can determine two
+numbers but leave no residuals.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ from ddlsim.errors import ConfigError, DdlsimError
 from ddlsim.readable import percent
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.prepare import prepare
+from ddlsim.run.seeds import t_quantile
 from ddlsim.run.simulate import complete
 from ddlsim.strategies import contract
 from ddlsim.text_tables import aligned
 from ddlsim.validation.compute_fit import fit_compute
 from ddlsim.validation.links import DISTINCT
-from ddlsim.validation.log_fit import NOISE, Floats, LogFit, Prior, fit_logs, spread_of, t_quantile
+from ddlsim.validation.log_fit import NOISE, Floats, LogFit, Prior, fit_logs, spread_of
 from ddlsim.validation.run_model import DEFAULT_STRATEGY, strategy_in
 from ddlsim.validation.run_table import MeasuredRun
 from ddlsim.validation.stack_runs import Source, fit_calls, read_stack_sources
@@ -45,10 +47,10 @@ FITTED = {"gemm": 0.3, "elementwise": 0.7, "step_time": 5.0, "call_time": 5.0}
 FIXED = {"step_time": (1e-3, 1e-3), "call_time": (1e-5, 2e-5)}
 #: what tells a number that the measurements do not tell
 REMEDIES = {
-    "gemm": "runs of a model that is timed by kernels tell it",
-    "elementwise": "three runs, of models of several widths, tell it",
-    "step_time": "a run with another batch size or number of micro-batches tells it",
-    "call_time": "a run with other buckets tells it, or collectives of two sizes",
+    "gemm": "runs of a model with kernel-level timing determine it",
+    "elementwise": "three runs, with models of several widths, determine it",
+    "step_time": "a run with another batch size or number of micro-batches determines it",
+    "call_time": "a run with other buckets determines it, or collectives of two sizes",
 }
 #: relative change of a number by which its effect is measured, change that ends the search, and rounds at most
 STEP, DONE, ROUNDS = 0.02, 1e-3, 6
@@ -56,10 +58,12 @@ STEP, DONE, ROUNDS = 0.02, 1e-3, 6
 
 @dataclass(frozen=True, eq=False)
 class StackFit:
-    """A fitted `stack`, the runs and their simulated throughput (samples/s), and `fit`, with what it is sure of.
+    """A fitted `stack`, the runs, and their simulated throughput (samples/s).
 
-    calls     the fit of call_time to collectives that were measured by themselves
-    left_out  of each number that was not fitted, why
+    base      stack before the fit
+    fit       fitted numbers with their uncertainty
+    calls     fit of call_time to separately measured collectives
+    left_out  numbers that were not fitted, with the reason
     """
 
     stack: Stack
@@ -83,7 +87,7 @@ class StackFit:
         return {name: (value, *fit.interval(name)) for fit in fits for name, value in fit.values.items()}
 
     def to_dict(self) -> dict[str, object]:
-        """Return the fitted numbers with their intervals (95 %), the spread, and each run, as plain values."""
+        """Return the fitted numbers with their 95 % intervals, the spread and all runs as plain values."""
         numbers = {name: {"value": value, "interval": ends} for name, (value, *ends) in self._numbers.items()}
         rows = [
             {"place": run.place, "measured": run.throughput, "predicted": value}
@@ -105,7 +109,7 @@ class StackFit:
             return "\n".join(lines)
         low, high = self.stack.spread
         lines.append(
-            f"mean error {percent(self.error)}; another run computes {low:.3f} to {high:.3f} times as long, 95 %"
+            f"mean error {percent(self.error)}; a further run takes {low:.3f} to {high:.3f} times as long (95 %)"
         )
         rows = [("run", "measured", "predicted", "error")]
         for run, value in zip(self.runs, self.predicted, strict=True):
@@ -124,20 +128,20 @@ def calibrate_stack(
     strategy: str | None = None,
     batch_size: Count | None = None,
 ) -> StackFit:
-    """Fit a stack to measured runs, traces of a run, and logs of collectives.
+    """Fit a software stack to measured training runs, traces of a run, and logs of collectives.
 
-    runs        CSV files of runs (docs/validation.md), traces of PyTorch's profiler or in Chakra's format, logs of
+    runs        CSV files of runs (docs/validation.md), traces from PyTorch's profiler or in Chakra format, logs of
                 collectives (nccl-tests), or rows of these
-    stack       where the fit starts, and what it keeps of the rest
-    cluster     of rows without one, of traces and logs; it counts as known
-    model       of rows without one, and of traces
-    strategy    of traces, as in files of runs
-    batch_size  of traces, as the strategy counts it; None: what the trace says
+    stack       initial stack; everything that is not fitted stays as it is here
+    cluster     cluster of rows without one, of traces and of logs; it is not fitted
+    model       model of rows without one, and of traces
+    strategy    strategy of traces, as in files of runs
+    batch_size  batch size of traces, as the strategy counts it; None: as in the trace
 
-    Runs of models that are not timed by kernels need runs of one worker beside them, which give their compute time. The
-    fitted stack has the interval of a further run: the scatter of the fitted runs, by Student's t for their number and
-    that of the fitted values.
-    Raises ConfigError for runs that cannot be simulated, and for models whose times do not depend on the stack.
+    Models without kernel-level timing also need single-worker runs, which determine their compute time. The fitted
+    stack includes the prediction interval of a further run: the scatter of the fitted runs with Student's t, for their
+    number and the number of fitted values. Raises ConfigError for runs that cannot be simulated, and for models whose
+    times do not depend on the stack.
     """
     base = known = load_stack(stack)
     measured, collectives = read_stack_sources(runs, cluster, strategy, batch_size)
@@ -178,7 +182,7 @@ def experiment_of(
     try:
         if chosen is None or trained is None:
             missing = "cluster" if chosen is None else "model"
-            raise ConfigError(f"column {missing}: is missing; add it, or give {missing}=")
+            raise ConfigError(f"column {missing} is missing; add it, or set {missing}=")
         strategy = strategy_in(run, DEFAULT_STRATEGY)
         warmup, steps = contract.of(strategy).whole_cycles(1, 1)
         experiment = Experiment(
@@ -191,8 +195,8 @@ def experiment_of(
         alone = [each for each in beside if each.workers == 1 and _trained(each) == _trained(run)]
         if not alone:
             raise ConfigError(
-                f"{workload.basis}: this does not depend on a stack; leave the run out, or add runs of one worker, "
-                "beside which it tells the stack's fixed times"
+                f"{workload.basis}: this time does not depend on the stack; leave the run out, or add runs of "
+                "one worker, from which the fixed times of the stack can be derived"
             )
         passes = [each.step_time / each.accumulation for each in alone]
         experiment = experiment.with_(compute=fit_compute("", [each.batch_size for each in alone], passes).compute)

@@ -1,4 +1,4 @@
-"""What a software stack is fitted to: runs, traces of a run, and collectives that were measured by themselves."""
+"""Input of a stack fit: training runs, traces of a run, and collectives measured separately."""
 
 from __future__ import annotations
 
@@ -56,23 +56,25 @@ def read_stack_sources(
         elif not isinstance(found, Plan):
             collectives += read_sources([source], n_hosts=alone).rows
         elif machine is None:
-            raise ConfigError(f"{source}: its exchanges need a cluster; give cluster=")
+            raise ConfigError(f"{source}: contains communication, which needs a cluster; set cluster=")
         else:
             traced[str(source)] = found.n_ranks, found.execute(machine).seconds / found.n_steps, 0
     for path, first in list(kineto.items())[:1]:
         steps = [step.seconds for trace in kineto.values() for step in trace.steps]
         if not steps:
-            raise ConfigError(f"{path}: has no ProfilerStep; trace with torch.profiler.profile(schedule=...)")
+            raise ConfigError(f"{path}: contains no ProfilerStep; trace with torch.profiler.profile(schedule=...)")
         traced[path] = first.n_ranks, float(np.median(steps)), first.batch_size
         if len(kineto) == first.n_ranks > 1 and machine is not None:  # else waiting for other ranks is in the times
             widest = int(np.bincount(machine.host_of[machine.workers]).max())
             known = [t for t in fastest_over_ranks(list(kineto.values())) if t.nbytes and t.operation in COLLECTIVES]
             collectives += [m for t in known for m in to_measurements([t], n_hosts=-(-t.n_ranks // widest))]
     if not traced and (strategy is not None or batch_size is not None):
-        raise ConfigError("strategy and batch_size are of traces, and no trace is given; runs have columns for them")
+        raise ConfigError(
+            "strategy and batch_size apply to traces only, but there is no trace; runs have columns for them"
+        )
     for place, (n_ranks, seconds, samples) in traced.items():
         if not samples and batch_size is None:
-            raise ConfigError(f"{place}: does not say its batch size; give it (--batch), or record_shapes=True")
+            raise ConfigError(f"{place}: contains no batch size; set it (--batch), or trace with record_shapes=True")
         run = MeasuredRun(workers=n_ranks, batch_size=1, throughput=1.0, strategy=strategy, place=place)
         shared = contract.of(strategy_in(run, DEFAULT_STRATEGY)).shares_batch
         run = replace(run, batch_size=batch_size or samples * (n_ranks if shared else 1), shared_batch=shared)
@@ -89,7 +91,7 @@ def fit_calls(rows: Sequence[Measurement], cluster: ClusterLike | None, stack: S
     if len({row.nbytes for row in rows}) < 2:
         return None
     if cluster is None:
-        raise ConfigError("calibrate --stack: collectives need the cluster that was measured; give cluster=")
+        raise ConfigError("calibrate --stack: measured collectives need the cluster on which they ran; set cluster=")
     loaded, measured = load_cluster(cluster), np.array([row.median_s for row in rows])
     cases = [make_case(row, loaded, {row.operation: candidates(row, None)[0]}) for row in rows]
     simulated, prior = np.array([case.seconds(loaded) for case in cases]), Prior(stack.call_time or CALL, CALL_SD)

@@ -59,8 +59,8 @@ def test_run_says_what_a_trace_leaves_out(tmp_path):
     trace = str(tmp_path / "t.json.gz")
     arguments = ["run", "office-1gbe", "-m", "lenet5", "--steps", "5", "--no-bottleneck", "--trace", trace]
     short, whole = (CliRunner().invoke(cli.app, [*arguments, *more]).stderr for more in ([], ["--trace-whole"]))
-    assert f"{trace} leaves out what begins after" in short
-    assert "; --trace-whole writes all of them" in short
+    assert f"{trace} does not contain anything that begins after" in short
+    assert "; use --trace-whole to include all" in short
     assert whole.endswith(f"wrote {trace}\n")
 
 
@@ -163,7 +163,7 @@ def test_a_transport_is_switched_off_in_one_word(tmp_path):
     path, times = tmp_path / "alexnet.toml", {}
     for name, says in (("cloud-25g-16x8-v100", True), ("cloud-25g-16x8-v100+transport=ideal", False)):
         text = run("run", name, "-m", "alexnet", "-n", "9", "-b", "64", "--steps", "1")
-        assert ("13.6 of the 23.54 Gbit/s of a nic" in text) == says
+        assert ("13.6 of the nic's 23.54 Gbit/s" in text) == says
         assert ("transport tcp-cubic (13.6 Gbit/s each)" in run("show", "topology", name)) == says
         path.write_text(f'cluster = "{name}"\nmodel = "alexnet"\nworkers = 9\nbatch_size = 64\nsteps = 1\n')
         times[name] = ddlsim.simulate(name, "alexnet", batch_size=64, workers=9, steps=1).step_time
@@ -203,7 +203,7 @@ def test_show_topology(tmp_path):
         (["run", "nothing.toml"], ["nothing.toml"]),
         (["show", "model", "vgg166"], ["unknown model 'vgg166'", "did you mean 'vgg16'?"]),
         (["show", "topology", "dgx1", "--plot", "x.png"], ["unknown cluster 'dgx1'"]),
-        (["show", "plan", "nowhere.et"], ["nowhere.et: no such file, nor nowhere.0.et beside it"]),
+        (["show", "plan", "nowhere.et"], ["nowhere.et: no such file, and there is no nowhere.0.et in its folder"]),
         (["show", "plan", "pyproject.toml"], ["pyproject.toml"]),
         (["run", "office-1gbe", "-m", "lenet5", "--steps", "1", "--trace", "/no/such/dir/t.json"], ["t.json"]),
     ],
@@ -269,17 +269,17 @@ def test_run_leaves_out_what_would_help():
     arguments = ["run", "office-1gbe", "-m", "lenet5", "-n", "2", "--steps", "2", "--no-bottleneck"]
     printed = CliRunner().invoke(cli.app, arguments)
     assert printed.exit_code == 0
-    assert "bottleneck    result.sensitivities() simulates" in printed.stdout
+    assert "bottleneck    call result.sensitivities() to simulate" in printed.stdout
 
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["run"], "ddlsim run: missing argument 'WHAT'; ddlsim run -h says what it takes"),
+        (["run"], "ddlsim run: missing argument 'WHAT'; see ddlsim run -h"),
         (["run", "office-1gbe", "--modle", "lenet5"], "no such option: --modle"),
-        (["run", "office-1gbe", "--batch-size"], "option '--batch-size' requires an argument; ddlsim -h"),
+        (["run", "office-1gbe", "--batch-size"], "option '--batch-size' requires an argument; see ddlsim -h"),
         (["show", "modle"], "no such command 'modle'"),
-        (["--nope"], "ddlsim: no such option: --nope; ddlsim -h"),
+        (["--nope"], "ddlsim: no such option: --nope; see ddlsim -h"),
         (["devices", "v100", "h100"], "extra argument"),
     ],
 )
@@ -349,19 +349,19 @@ def test_software_without_effect_is_noted():
 
 def test_precision_and_flash_that_times_do_not_depend_on_are_noted():
     text = run("run", "dgx-h100-pod", "-m", "resnet50", "-n", "8", "--precision", "fp8", "--no-bottleneck")
-    assert "fp8 computes as fast as bf16 here: roofline of h100" in text
+    assert "fp8 is as fast as bf16 here: roofline of h100" in text
     text = run("run", "dgx1-v100", "-m", "gpt2", "-b", "1", "--steps", "1", "--flash", "--no-bottleneck")
     assert "flash has no effect on times, only on memory: roofline of v100" in text
     text = run(
         "run", "gb200-nvl72", *LLAMA[1:], "-n", "8", "--steps", "1", "--stack", "megatron-2024", "--no-bottleneck"
     )
-    assert "no fused kernel of stack megatron-2024 is known on gb200; flash=True assumes one" in text
+    assert "no fused kernel of stack megatron-2024 is known on gb200; set flash=True to assume a fused kernel" in text
 
 
 def test_a_device_shows_its_rates():
     """What products and fused attention reach of the peak, and where that comes from."""
     out = run("devices", "h100")
-    assert "fp8 1979 (products reach 73%)" in out
+    assert "fp8 1979 (matrix products reach 73%)" in out
     assert "flash-2 32% forward" in out
     assert "ddlsim.measure --only kernels" in out
     assert "convolutional networks" in run("devices", "v100")

@@ -87,15 +87,18 @@ def test_an_imported_cluster_is_run_by_its_file(call):
         (("nope.txt",), "nope.txt: no such file"),
         (("topo.txt", "--operation", "all_reduce"), "is read as nvidia-smi, which accepts"),
         (("topo.txt", "--bandwidth", "25 GB/s", "--device", "v1000"), "unknown device 'v1000'; did you mean 'v100'?"),
-        (("topo.txt", "--set", "pcie"), "--set 'pcie': write name=value"),
+        (("topo.txt", "--set", "pcie"), "--set 'pcie': must be name=value"),
         (("topo.txt", "--kind", "nvidia"), "unknown kind 'nvidia'; did you mean 'nvidia-smi'?"),
-        (("topo.txt", "--bandwidth", "25 GB/s", "-m", "alexnet"), "--model has no effect: topo.txt is nvidia-smi"),
+        (
+            ("topo.txt", "--bandwidth", "25 GB/s", "-m", "alexnet"),
+            "--model has no effect, because topo.txt is nvidia-smi",
+        ),
         (
             ("topo.txt", "--bandwidth", "25 GB/s", "--device", "v100", "-o", "c.txt"),
             "cannot write the format '.txt'; use .toml, .json or",
         ),
-        (("ping.txt", "-o", "c.toml"), "measurements are written as a table; name a file that ends in .csv"),
-        (("astra.yml", "--hosts", "2"), "--hosts has no effect: astra.yml is astra; leave it out"),
+        (("ping.txt", "-o", "c.toml"), "measurements are written as a CSV table; choose a name that ends in .csv"),
+        (("astra.yml", "--hosts", "2"), "--hosts has no effect, because astra.yml is astra; leave it out"),
         (("ping.txt", "-o", "c.csv", "--hosts", "1"), "none"),
     ],
 )

@@ -45,7 +45,7 @@ def test_an_interrupted_run_prints_what_it_has_and_simulates_no_more(interrupted
     printed = CliRunner().invoke(cli.app, [*RUN, "--trace", str(tmp_path / "t.json")])
     assert printed.exit_code == 130
     assert printed.stdout.splitlines()[0].split() == ["interrupted", "after", "5", "updates"]
-    assert "not worked out" in printed.stdout
+    assert "not computed" in printed.stdout
     assert len(started) == 1
     assert not list(tmp_path.iterdir())
 
@@ -97,7 +97,7 @@ def test_an_interrupt_during_the_sensitivities_leaves_the_run(monkeypatch):
     assert len(n_runs) == 3
     shown = next(line for line in printed.stdout.splitlines() if line.startswith("throughput"))
     assert shown in str(finished)
-    assert "not worked out" in printed.stdout
+    assert "not computed" in printed.stdout
 
 
 def test_a_variant_cut_short_is_not_compared(monkeypatch):
@@ -117,9 +117,12 @@ def test_a_variant_cut_short_is_not_compared(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([*RUN, "--trace", "no/such/folder/t.json"], ["no/such/folder/t.json", "no folder", "create it"]),
-        ([*RUN, "--timeline", "t.abc"], ["t.abc: no kind of picture", ".png, .pdf"]),
-        (["scaling", "office-1gbe", "-n", "1,2", "--plot", "none/s.png"], ["none/s.png", "no folder 'none'"]),
+        ([*RUN, "--trace", "no/such/folder/t.json"], ["no/such/folder/t.json", "does not exist", "create it"]),
+        ([*RUN, "--timeline", "t.abc"], ["t.abc: unknown picture format", ".png, .pdf"]),
+        (
+            ["scaling", "office-1gbe", "-n", "1,2", "--plot", "none/s.png"],
+            ["none/s.png", "folder 'none' does not exist"],
+        ),
         (["run", "missing.toml"], ["missing.toml: no such file", "ddlsim topologies"]),
         (["run", "typo.toml"], ["typo.toml", "unknown key 'cluser'; did you mean 'cluster'?"]),
         (["run", "seconds.toml"], ["seconds.toml: max_time = 5: must be a text with a unit like '8 h'"]),

@@ -66,7 +66,7 @@ def test_a_run_is_saved_and_continued(file, tmp_path):
     assert again["simulated_time"] == whole["simulated_time"]
     assert run(file, "--resume", saved).stdout == run(file).stdout
     error = run(file, "--resume", saved, "--seed", "1", code=1).exception
-    assert "seed: the run was saved with 0, this one has 1" in str(error)
+    assert "seed: the run was saved with 0, but this one has 1" in str(error)
 
 
 @pytest.mark.parametrize("option", ["--plot-learning", "--save", "--resume"])

@@ -141,7 +141,7 @@ def test_a_run_says_that_interfaces_are_idle_and_nccl_ring_leaves_none():
         ddlsim.simulate("dgx-a100-pod", "resnet50", ddlsim.AllReduce(name), workers=16, steps=2)
         for name in ("ring", "nccl_ring")
     )
-    assert any("network interfaces: 2 of the 16 of these machines" in note for note in one.notes)
+    assert any("network interfaces: 2 of the 16 interfaces of these machines" in note for note in one.notes)
     assert not any("network interfaces" in note for note in all_of_them.notes)
     assert all_of_them.step_time < one.step_time
     sharded = ddlsim.simulate(
@@ -158,7 +158,7 @@ def test_a_run_says_that_interfaces_are_idle_and_nccl_ring_leaves_none():
 def test_where_a_machine_has_one_worker_no_more_channels_are_advised(name):
     result = ddlsim.simulate("dgx-a100-pod", "lenet5", ddlsim.AllReduce(name), workers=[0, 1, 8, 9, 17], steps=2)
     (note,) = (note for note in result.notes if note.startswith("network interfaces: 2 of the 16"))
-    assert "no more channels lead through every machine" in note
+    assert "no further ring passes through every machine" in note
 
 
 def test_blocks_of_the_wrong_member_are_found():

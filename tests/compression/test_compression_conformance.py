@@ -208,7 +208,7 @@ def test_zero_gradient_stays_zero(compressor):
 def test_nan_is_refused(compressor, bad):
     vector = gradient(1)
     vector[[17, 40]] = bad
-    with pytest.raises(ConfigError, match=r"2 of 203 elements are NaN or infinite, the first at 17.*clip"):
+    with pytest.raises(ConfigError, match=r"2 of 203 elements are NaN or infinite .*the first is element 17.*clip"):
         compressor.encode(vector, compressor.init(N, seed=7), stream(1, 0, "encode"))
 
 
@@ -216,7 +216,7 @@ def test_nan_is_refused(compressor, bad):
 def test_wrong_type_or_shape_is_refused(compressor):
     state = compressor.init(N, seed=7)
     for wrong in (gradient(1).astype(np.float64), gradient(1).reshape(7, 29)):
-        with pytest.raises(ConfigError, match="must be a flat float32 vector"):
+        with pytest.raises(ConfigError, match="expected a flat float32 vector"):
             compressor.encode(wrong, state, stream(1, 0, "encode"))
 
 
@@ -253,7 +253,7 @@ def test_only_linear_payloads_are_summed(compressor):
     if compressor.traits.collective == "all_reduce":
         assert average(compressor, payloads).nbytes == payloads[0].nbytes
         return
-    with pytest.raises(ConfigError, match=r"cannot be summed by an all-reduce: .*; use its own collective"):
+    with pytest.raises(ConfigError, match=r"an all-reduce cannot sum its payloads, because .*; use its own collective"):
         average(compressor, payloads)
 
 

@@ -76,9 +76,9 @@ def test_a_sketch_is_of_the_whole_gradient(strategy):
     more = {"placement": "colocated"} if strategy is ParameterServer else {}
     results = [run(CountSketch(K, 5, 1000), strategy(overlap=overlap, **more)) for overlap in ("none", "ddp", "layer")]
     assert [result.step_time for result in results] == [results[0].step_time] * 3
-    assert not any("of the whole gradient" in note for note in results[0].notes)
-    assert all(any("of the whole gradient" in note for note in result.notes) for result in results[1:])
-    with pytest.raises(ddlsim.ConfigError, match="ShardedUpdate: the compressor is of the whole gradient"):
+    assert not any("needs the whole gradient" in note for note in results[0].notes)
+    assert all(any("needs the whole gradient" in note for note in result.notes) for result in results[1:])
+    with pytest.raises(ddlsim.ConfigError, match="ShardedUpdate: the compressor needs the whole gradient"):
         run(CountSketch(K, 5, 1000), ddlsim.ShardedUpdate(overlap="ddp"))
 
 

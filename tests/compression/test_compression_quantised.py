@@ -127,8 +127,8 @@ def test_a_level_of_no_elements_is_zero():
 
 def test_error_feedback_refuses_what_it_would_spoil():
     for inner, why in [
-        (SignSGD(), "bare signs carry no magnitude"),
-        (DGC(steps_per_stage=1), "keeps what it did not send already"),
+        (SignSGD(), "signs have no magnitude"),
+        (DGC(steps_per_stage=1), "keeps what it has not sent"),
         (RandomK(0.1, rescale=True), "set rescale = False"),
         (ErrorFeedback(TopK(0.1)), "wrap it once"),
         (QSGD(22), r"error can be 1.03 times .* raise n_levels above sqrt\(bucket_size\) = 22.6"),

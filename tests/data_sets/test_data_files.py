@@ -40,9 +40,9 @@ def test_idx_plain_and_packed(tmp_path: Path):
     [
         (b"", "not an IDX file"),
         (b"\x89PNG" + bytes(40), "not an IDX file"),
-        (idx(IMAGES)[:-1], "do not fit the sizes"),
-        (idx(CLASSES) + bytes(20), "exchanged"),
-        (idx(IMAGES[:5]), "6 labels do not fit the 5 images"),
+        (idx(IMAGES)[:-1], "do not match the shape"),
+        (idx(CLASSES) + bytes(20), "swapped"),
+        (idx(IMAGES[:5]), "has 6 labels, but .* has 5 images"),
     ],
 )
 def test_bad_idx(tmp_path: Path, content: bytes, words: str):
@@ -73,7 +73,7 @@ def test_cifar10_and_100(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(b"", "0 bytes"), (bytes(3072), "binary version"), (cifar_records([10]), "label 10 is above 9")],
+    [(b"", "0 bytes"), (bytes(3072), "binary version"), (cifar_records([10]), "label 10 is not below 10")],
 )
 def test_bad_cifar(tmp_path: Path, content: bytes, words: str):
     (tmp_path / "a.bin").write_bytes(content)
@@ -113,10 +113,10 @@ def test_bad_archives(tmp_path: Path):
     with pytest.raises(ConfigError, match="single array"):
         read_npz(path)
     np.savez(path, images=IMAGES[0], labels=CLASSES)
-    with pytest.raises(ConfigError, match=r"samples \(5, 4\) and labels \(6,\) do not fit"):
+    with pytest.raises(ConfigError, match=r"samples of shape \(5, 4\) do not match labels of shape \(6,\)"):
         read_npz(path)
     np.savez(path, images=IMAGES, labels=np.zeros((6, 14), np.uint8))
-    with pytest.raises(ConfigError, match="several labels"):
+    with pytest.raises(ConfigError, match=r"labels of shape .* are not supported"):
         read_npz(path)
 
 
@@ -161,7 +161,7 @@ def test_bad_image_folders(tmp_path: Path):
     with pytest.raises(ConfigError, match="is not a folder"):
         read_images(tmp_path / "none")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ConfigError, match="found images of 0 classes"):
+    with pytest.raises(ConfigError, match="contains images of 0 classes"):
         read_images(tmp_path / "empty")
     write_images(tmp_path / "set", ["a/1.png", "b/1.png"])
     (tmp_path / "set" / "a" / "2.jpg").write_bytes(b"not a jpeg")
@@ -237,10 +237,10 @@ def test_a_pickle_runs_nothing(tmp_path, capsys):
     root = tmp_path / "cifar-10-batches-py"
     root.mkdir()
     (root / "data_batch_1").write_bytes(pickle.dumps({b"data": Evil(), b"labels": [1]}))
-    with pytest.raises(ConfigError, match=r"data_batch_1: is no batch .* names builtins.print, which is not read"):
+    with pytest.raises(ConfigError, match=r"data_batch_1 is not a batch .* refers to builtins.print, and only NumPy"):
         load_data(root)
     (root / "data_batch_1").write_bytes(b"\x80\x04nonsense")
-    with pytest.raises(ConfigError, match="data_batch_1: is no batch of CIFAR's Python version"):
+    with pytest.raises(ConfigError, match="data_batch_1 is not a batch of CIFAR's Python version"):
         load_data(root)
     assert capsys.readouterr().out == ""
 
@@ -264,11 +264,11 @@ def test_tokens_and_targets_come_from_arrays_and_archives(tmp_path):
 @pytest.mark.parametrize(
     ("labels", "said"),
     [
-        ([0.5, np.nan, 1.0], "holds NaN or infinity"),
-        ([0.5, 1.0], "do not fit"),
-        ([[0, 1], [1, 0], [1, 1]], "do not fit"),
-        (["a", "b", "c"], "must be whole numbers"),
-        ([True, False, True], "must be whole numbers"),
+        ([0.5, np.nan, 1.0], "contains NaN or infinity"),
+        ([0.5, 1.0], "do not match"),
+        ([[0, 1], [1, 0], [1, 1]], "do not match"),
+        (["a", "b", "c"], "expected whole numbers"),
+        ([True, False, True], "expected whole numbers"),
     ],
 )
 def test_labels_that_are_none(labels, said):

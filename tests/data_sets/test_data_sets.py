@@ -129,10 +129,13 @@ def test_streams_of_ranks_and_seeds_differ():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: from_arrays(np.zeros((3, 2)), [0, 1]), r"samples \(3, 2\) and labels \(2,\)"),
+        (
+            lambda: from_arrays(np.zeros((3, 2)), [0, 1]),
+            r"samples of shape \(3, 2\) do not match labels of shape \(2,\)",
+        ),
         (lambda: from_arrays(np.zeros((2, 2)), [0j, 1j]), "type complex128"),
         (lambda: from_arrays(np.zeros((2, 2)), [0, -1]), "label -1"),
-        (lambda: from_arrays([[1.0], [np.nan]], [0, 1]), "sample 1 holds NaN"),
+        (lambda: from_arrays([[1.0], [np.nan]], [0, 1]), "sample 1 contains NaN"),
         (lambda: split(load_digits(), 1797, 0), "held_out = 1797"),
         (lambda: split(load_digits(), 1.5, 0), "held_out = 1.5"),
         (lambda: shapes(10, size=4), "size = 4"),

@@ -171,7 +171,7 @@ def test_what_cannot_be_used_is_said_on_every_screen(address, chromium, width):
     page.page.get_by_label("Batch size").press("Enter")
     page.settings()
     page.press("Run")
-    page.page.locator("#main").get_by_text("batch size is empty; give a number").wait_for()
+    page.page.locator("#main").get_by_text("batch size is empty; enter a number").wait_for()
     assert page.wrong == []
 
 
@@ -183,11 +183,11 @@ def test_what_if_keeps_a_run_and_compares_it(address, chromium, tmp_path):
     page.press("Start")
     page.page.get_by_text("B is A so far.").wait_for()
     page.fill("Batch size", "64")
-    page.page.get_by_text("What was changed").wait_for()
+    page.page.get_by_text("Changes", exact=True).wait_for()
     row = page.page.get_by_role("row", name=re.compile("^throughput "))
     a, b = (row.get_by_role("cell").nth(i).inner_text() for i in (1, 2))
     assert a != b
-    page.press("What would help A and B")
+    page.press("Possible improvements of A and B")
     page.page.get_by_text("+10% compute speed").wait_for()
     page.press("Export as TOML and Python")
     assert f"throughput: {a} -> {b}\n" in printed_by(page.exported("what_if.py"), tmp_path)

@@ -66,7 +66,7 @@ def test_a_mistake_of_the_program_is_told_and_logged(page, caplog):
     page.start("scaling", lambda _: 1 // 0)
     page.next()
     (said,) = page.said
-    assert said == "no: scaling failed: ZeroDivisionError, see the terminal (a mistake in ddlsim: report it)"
+    assert said == "no: scaling failed: ZeroDivisionError; see the terminal (a bug in ddlsim: please report it)"
     assert "Traceback" in caplog.text
 
 

@@ -207,19 +207,19 @@ def test_every_screen_runs_with_its_defaults(screen, cluster, tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("query", "left_out"),
     [
-        ({"steps": 10**8}, "steps of the address is ignored: 100000000 is more than 1000; type it into the form"),
-        ({"workers": 10**6}, "workers of the address is ignored"),
-        ({"batch_size": 1e300}, "batch_size of the address is ignored"),
-        ({"batch_size": "much"}, "batch_size of the address is ignored"),
-        ({"others": "x" * 300}, "others of the address is ignored: it has 300 characters"),
-        ({"others": "# \n" * 1000}, "others of the address is ignored: it has 3000 characters"),
-        ({"cluster": "/etc/" + "../etc/" * 50 + "passwd"}, "cluster of the address is ignored"),
-        ({"settings": {"a": ["x" * 10] * 1000}}, "settings of the address is ignored"),
-        ({"settings": eval("[" * 150 + "]" * 150)}, "settings of the address is ignored: settings: nested more"),
-        ({"settings": [1]}, "settings of the address is ignored"),
-        ({"cluster": "//evil.example/share/x.toml"}, "cluster of the address is ignored: it names a folder of another"),
-        ({"model": "\\\\evil.example\\x.toml"}, "model of the address is ignored: it names a folder of another"),
-        ({"others": 'compute = { type = "traced", path = "//evil.example/x" }'}, "others of the address is ignored"),
+        ({"steps": 10**8}, "steps in the address is ignored: 100000000 is more than 1000; type it into the form"),
+        ({"workers": 10**6}, "workers in the address is ignored"),
+        ({"batch_size": 1e300}, "batch_size in the address is ignored"),
+        ({"batch_size": "much"}, "batch_size in the address is ignored"),
+        ({"others": "x" * 300}, "others in the address is ignored: it has 300 characters"),
+        ({"others": "# \n" * 1000}, "others in the address is ignored: it has 3000 characters"),
+        ({"cluster": "/etc/" + "../etc/" * 50 + "passwd"}, "cluster in the address is ignored"),
+        ({"settings": {"a": ["x" * 10] * 1000}}, "settings in the address is ignored"),
+        ({"settings": eval("[" * 150 + "]" * 150)}, "settings in the address is ignored: settings: is nested more"),
+        ({"settings": [1]}, "settings in the address is ignored"),
+        ({"cluster": "//evil.example/share/x.toml"}, "cluster in the address is ignored: it refers to a folder of"),
+        ({"model": "\\\\evil.example\\x.toml"}, "model in the address is ignored: it refers to a folder of"),
+        ({"others": 'compute = { type = "traced", path = "//evil.example/x" }'}, "others in the address is ignored"),
     ],
 )  # fmt: skip
 def test_an_address_has_limits(query, left_out):
@@ -246,7 +246,7 @@ VALUES = st.recursive(
 def test_any_address_is_taken_or_left_out_and_imports_nothing(query):
     setup = Setup(started=False)
     for line in fill_in(setup, query):
-        assert " of the address is ignored: " in line
+        assert " in the address is ignored: " in line
         assert "\n" not in line
     assert not setup.started
     with contextlib.suppress(ddlsim.DdlsimError):
@@ -292,7 +292,7 @@ def test_no_page_quotes_a_file_that_is_no_cluster(name, tmp_path):
         assert "SECRET" not in message(str(error.value)).object
     place = app.screens(Setup(screen="cluster", cluster=str(path)), Now())[1]
     assert errors(place) == [message(f"{path}: SECRET").object]
-    assert f"{path}: cannot be used here; run the ddlsim command in a terminal to see why" in errors(place)[0]
+    assert f"{path}: cannot be used here; run the ddlsim command in a terminal to see the reason" in errors(place)[0]
     for card in place.select(pn.Card):  # the exported file, too
         card.collapsed = False
     assert not any("SECRET" in text for text in texts(place))
@@ -307,7 +307,7 @@ def test_errors_end_with_the_name_of_a_file(tmp_path):
     for place in ("", "other fields: compute: "):
         for line in ("", ":7"):
             text = message(f"{place}{path}{line}: begins with 'SECRET', which: is none").object
-            assert f"{place}{path}: cannot be used here; run the ddlsim command in a terminal to see why" in text
+            assert f"{place}{path}: cannot be used here; run the ddlsim command in a terminal to see the reason" in text
             assert "SECRET" not in text
     assert "office-1gbee" in message("unknown cluster 'office-1gbee': did you mean").object
 

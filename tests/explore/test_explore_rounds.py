@@ -52,7 +52,7 @@ def test_a_ring_on_a_star_takes_what_its_closed_form_says():
     # every round moves a quarter of the buffer
     assert played.times[1] == pytest.approx(form.alpha + 25e6 * form.beta)
     assert ("closed form", "120.1 ms") in numbers(played)
-    assert "every two ranks have the same" in closed_form(played)
+    assert "the same for every two ranks" in closed_form(played)
 
 
 def test_the_closed_form_says_where_pairs_differ_and_is_left_out_where_there_is_none():
@@ -74,7 +74,7 @@ def test_the_closed_form_says_where_pairs_differ_and_is_left_out_where_there_is_
         (Question("no-such"), "no-such"),
         (Question(STAR, algorithm="rong"), "did you mean 'ring'"),
         (Question(STAR, nbytes="many"), "many"),
-        (Question(STAR, "broadcast", "chain", 4, "1 GB", None), "chain cuts 1 GB in 1024 chunks, more than 256"),
+        (Question(STAR, "broadcast", "chain", 4, "1 GB", None), "chain cuts 1 GB in 1024 chunks, more than the 256"),
     ],
 )
 def test_what_cannot_be_played_is_said_in_a_line(question, text):
@@ -86,7 +86,7 @@ def test_what_cannot_be_played_is_said_in_a_line(question, text):
 def test_one_rank_has_nothing_to_do():
     played = play(Question(STAR, n_ranks=1), QUIET)
     assert (played.n_rounds, played.times, played.closed_form) == (0, [0.0], None)
-    assert in_words(played, 0) == "Before the first round: every rank is whole."
+    assert in_words(played, 0) == "Before the first round: every rank is complete."
     assert durations(played, 0) == ""
 
 
@@ -98,11 +98,11 @@ def test_segments_are_of_pipelined_algorithms():
 
 def test_words_of_rounds():
     played = play(Question(STAR, n_ranks=4), QUIET)
-    assert in_words(played, 0) == "Before the first round: 0 of 4 ranks are whole."
+    assert in_words(played, 0) == "Before the first round: 0 of 4 ranks are complete."
     assert in_words(played, 1) == (
-        "Round 1 of 6: 4 messages of a chunk, added; 20.02 ms, ends after 20.02 ms; 0 of 4 ranks are whole."
+        "Round 1 of 6: 4 messages of a chunk, added; 20.02 ms, ends after 20.02 ms; 0 of 4 ranks are complete."
     )
-    assert in_words(played, 6).endswith("written over; 20.02 ms, ends after 120.1 ms; every rank is whole.")
+    assert in_words(played, 6).endswith("overwritten; 20.02 ms, ends after 120.1 ms; every rank is complete.")
     assert ranges([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
 
 

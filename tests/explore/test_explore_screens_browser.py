@@ -49,7 +49,7 @@ def test_scaling_shows_a_chart_a_table_and_the_study(address, chromium, tmp_path
     row.wait_for()  # the table of other numbers may have one, too
     playwright.expect(page.page.get_by_role("row")).to_have_count(4)
     assert canvas(page) > 1000
-    page.page.get_by_text("no bands: nothing is uncertain here").wait_for()
+    page.page.get_by_text("no bands: there is neither jitter").wait_for()
     assert page.fits()
     page.picture(f"scaling-{width}-{theme}")
     page.press("Export as TOML and Python")
@@ -74,7 +74,7 @@ def test_learning_shows_points_live_and_can_be_cancelled(address, chromium, widt
     assert canvas(page) != before, "points come while it learns"
     page.picture(f"learning-{width}-{theme}")
     page.press("Cancel")
-    page.page.get_by_text(re.compile(r"cancelled; the \d+ points that had been reached stay")).wait_for(timeout=SOON)
+    page.page.get_by_text(re.compile(r"cancelled; the first \d+ points remain")).wait_for(timeout=SOON)
     kept = canvas(page)
     page.page.wait_for_timeout(3000)
     assert canvas(page) == kept, "nothing comes any more, and nothing goes"
@@ -95,14 +95,14 @@ def test_a_collective_is_stepped_to_its_end_and_every_rank_is_whole(address, chr
     page.press("Start")
     time = page.tile("time")
     said = page.page.locator(".words")
-    said.get_by_text("Before the first round: 0 of 8 ranks are whole.").wait_for()
+    said.get_by_text("Before the first round: 0 of 8 ranks are complete.").wait_for()
     for number in range(1, 4):
         page.page.locator("button.next").click()
         said.get_by_text(f"Round {number} of 14:").wait_for()
     page.picture(f"collective-{width}-{theme}")
     page.page.locator("button.play").click()
-    said.get_by_text(re.compile(r"^Round 14 of 14: .* every rank is whole\.$")).wait_for()
-    page.page.get_by_label("64 of 64 that are promised are whole").wait_for()
+    said.get_by_text(re.compile(r"^Round 14 of 14: .* every rank is complete\.$")).wait_for()
+    page.page.get_by_label("64 of 64 required blocks are complete").wait_for()
     assert page.fits()
     page.press("Export as TOML and Python")
     printed = printed_by(page.exported("collective.py"), tmp_path).splitlines()

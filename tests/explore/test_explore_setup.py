@@ -90,7 +90,7 @@ def test_other_fields_are_lines_of_an_experiment_file(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("batch_size = 3", "other fields: batch_size has a place of its own in the form; say it there"),
+        ("batch_size = 3", "other fields: batch_size has its own field in the form; set it there"),
         ("max_tme = 3", "other fields: unknown key 'max_tme'; did you mean 'max_time'?"),
         ("faults = [{", "other fields: not valid TOML: "),
         ('[compute]\ntype = "os:abort"', "would import code"),
@@ -126,9 +126,9 @@ def test_settings_are_written_as_in_files():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"accumulation": None}, "accumulation is empty; give a number"),
+        ({"accumulation": None}, "accumulation is empty; enter a number"),
         ({"batch_size": 0}, "Experiment: batch_size = 0: must be a whole number of at least 1"),
-        ({"cluster": " "}, "cluster is empty; choose one, or give the path of a file"),
+        ({"cluster": " "}, "cluster is empty; choose one, or enter the path of a file"),
         ({"strategy": "all-reduc"}, "unknown strategy 'all-reduc'; did you mean 'all-reduce'?"),
         ({"settings": {"algorithm": "rign"}}, "rign"),
         ({"settings": {"k": 3}}, "k"),

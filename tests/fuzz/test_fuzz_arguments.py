@@ -19,6 +19,11 @@ pytestmark = pytest.mark.posix  # an alarm ends what hangs
 SHARE = 0.005
 
 
+def test_every_public_callable_has_arguments_for_a_valid_call():
+    assert not [name for name, _, make in public() if make is None], "add valid calls to argument_calls.CALLS"
+
+
+@pytest.mark.slow  # calls all of them, simulations and calibrations included
 def test_every_public_callable_has_a_valid_call():
     wrong = {name: what for name, what in valid_calls() if what}
     assert not wrong, "\n".join(f"{name}: {what}" for name, what in wrong.items())

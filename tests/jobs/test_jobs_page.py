@@ -35,7 +35,7 @@ def test_what_the_page_shows_runs(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ("start_s\n0\n", "has no column 'workers'"),
+        ("start_s\n0\n", "a.csv: column 'workers' is missing"),
         ("start_s,workers,color\n0,1,red\n", "unknown column 'color'"),
         ("start_s,workers\nsoon,1\n", ":2: start_s = 'soon'"),
         ("start_s,workers\n0,many\n", ":2: workers = 'many'"),

@@ -191,7 +191,7 @@ def test_what_a_killed_laboratory_leaves_is_removed_when_the_next_one_starts(sta
             next_one = start("--operations", "all_reduce:ring", "--sizes", "64 KiB", "--repetitions", "1")
             _, errors = next_one.communicate(timeout=60)
             assert next_one.returncode == 0, errors
-            assert "note: removed 5 network namespaces that killed runs have left\n" in errors
+            assert "note: removed 5 network namespaces left by killed runs\n" in errors
             assert namespaces_of(killed) == []
             assert sleeper.wait(timeout=30) == -signal.SIGKILL
             assert len(namespaces_of(running)) == 4

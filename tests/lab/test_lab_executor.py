@@ -85,7 +85,13 @@ def test_a_wrong_result_is_seen_and_told():
 def test_a_rank_that_waits_for_a_message_nobody_sends_says_so():
     program = program_of(Schedule(2, 1, ((messages([0], [1], reduce=True),),)), 1, 64)
     here, there = socket.socketpair()
-    with here, there, pytest.raises(LabError, match=r"nothing moved for 0\.05 s: waits in lane 0, step 0 for rank 0"):
+    with (
+        here,
+        there,
+        pytest.raises(
+            LabError, match=r"no byte was sent or received for 0\.05 s, while waiting in lane 0, step 0 for rank 0"
+        ),
+    ):
         Executor(program, {(0, 0): here}, np.zeros(16, np.float32)).run(patience=0.05)
 
 
@@ -100,7 +106,7 @@ def test_a_rank_whose_peer_is_gone_says_so():
 def test_a_rank_that_ends_too_soon_is_named():
     ours, theirs = Pipe()
     theirs.close()
-    with ours, pytest.raises(LabError, match=r"rank 0 \(alpha\) ended before it was told to"):
+    with ours, pytest.raises(LabError, match=r"rank 0 \(alpha\) ended unexpectedly"):
         Ranks((ours,), ("alpha",)).hear(1.0)
 
 

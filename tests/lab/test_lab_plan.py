@@ -62,7 +62,9 @@ def test_connections_have_the_congestion_control_that_links_name():
     assert plan(with_detail(three, transport="tcp-bbr")).congestion == "bbr"
     racks = cluster(two_racks(2, **STAR, trunk_bandwidth="100 Mbit/s"))
     mixed = with_detail(with_detail(racks, transport="tcp-reno", kinds=["nic"]), transport="tcp-bbr", kinds=["trunk"])
-    with pytest.raises(ConfigError, match="links name tcp-bbr and tcp-reno; a connection crosses several"):
+    with pytest.raises(
+        ConfigError, match="links have different transports, tcp-bbr and tcp-reno, but a connection crosses several"
+    ):
         plan(mixed)
 
 
@@ -70,15 +72,15 @@ def test_a_congestion_control_that_the_kernel_lacks_is_refused(monkeypatch):
     monkeypatch.setattr(laboratory, "check_computer", lambda: None)
     monkeypatch.setattr(laboratory, "congestion_control", lambda name: "cubic")
     reno = with_detail(cluster(star(2, **STAR)), transport="tcp-reno")
-    with pytest.raises(ConfigError, match=r"tcp-reno, which this kernel does not have; modprobe tcp_reno, or add"):
+    with pytest.raises(ConfigError, match=r"tcp-reno, which this kernel does not have; run modprobe tcp_reno, or add"):
         next(compare(reno, parse_operations("point_to_point:one_way"), [65536]))
 
 
 def test_an_efficiency_that_frames_do_not_have_is_told():
     (note,) = plan(cluster(star(2, **STAR))).notes
     assert note == (
-        "TCP/IP on Ethernet leaves 94.15% of a link to payload, the cluster's efficiency says 1: "
-        "predictions differ by as much"
+        "TCP/IP on Ethernet leaves 94.15% of a link for payload, but the cluster file specifies 100.00%; "
+        "predictions and measurements differ by this ratio"
     )
 
 
@@ -92,7 +94,7 @@ def test_a_tree_of_switches_is_built():
 def test_a_machine_is_one_place_whatever_is_in_it():
     cabling = plan(cluster(star(2, **STAR, efficiency=0.9415, host=MultiGpu(n_gpus=1))))
     assert len(cabling.place_names) == 3
-    assert cabling.notes == ("links inside machines are not made",)
+    assert cabling.notes == ("the lab leaves out links inside machines",)
 
 
 def one_way():
@@ -106,12 +108,12 @@ def one_way():
 @pytest.mark.parametrize(
     ("graph", "says"),
     [
-        pytest.param(lambda: ring(4, **STAR), "closes a loop.*leave out", id="ring"),
+        pytest.param(lambda: ring(4, **STAR), "closes a loop.*remove parallel links", id="ring"),
         pytest.param(lambda: leaf_spine(2, 2, 2, **STAR), "closes a loop", id="clos"),
         pytest.param(lambda: star(3, **STAR, shared=True), "shares its capacity", id="shared"),
         pytest.param(lambda: star(2, **STAR, host=MultiGpu(n_gpus=2)), "has several workers", id="gpus"),
         pytest.param(lambda: star(65, **STAR), "has 65 workers.*2 to 64", id="large"),
-        pytest.param(one_way, "leads one way only; add the link back", id="one-way"),
+        pytest.param(one_way, "has no link in the opposite direction; add one", id="one-way"),
     ],
 )
 def test_what_cannot_be_built_is_refused_in_one_line(graph, says):
@@ -120,7 +122,9 @@ def test_what_cannot_be_built_is_refused_in_one_line(graph, says):
 
 
 def test_frames_that_are_not_tcp_are_refused():
-    with pytest.raises(ConfigError, match="frames of 1500 bytes with 20 of headers are not TCP/IP on Ethernet"):
+    with pytest.raises(
+        ConfigError, match="frames with 1500 bytes of payload and 20 bytes of headers are not TCP/IP on Ethernet"
+    ):
         plan(with_detail(cluster(star(2, **STAR)), frame_header=20, frame_payload=1500))
 
 
@@ -136,9 +140,9 @@ def test_operations_are_read():
     ("text", "says"),
     [
         ("all_reduse:ring", "unknown operation 'all_reduse'; did you mean 'all_reduce'"),
-        ("all_reduce", "needs an algorithm, like all_reduce:ring"),
+        ("all_reduce", "the algorithm is missing; write, for example, all_reduce:ring"),
         ("point_to_point:oneway", "did you mean 'one_way'"),
-        ("parameter_server:two", "'two' is no number of servers"),
+        ("parameter_server:two", "'two' is not a number of servers"),
         (" , ", "is empty"),
     ],
     ids=["kind", "algorithm", "message", "servers", "empty"],
@@ -200,7 +204,9 @@ def test_latency_that_the_kernel_cannot_make_is_refused(monkeypatch):
     monkeypatch.setattr(laboratory, "check_computer", lambda: None)
     monkeypatch.setattr(laboratory, "has_netem", lambda: False)
     slow = cluster(star(2, bandwidth="1 Gbit/s", latency="2 ms"))
-    with pytest.raises(ConfigError, match=r"'star-2': a link latency of 2000 us needs netem.*give links at most 50 us"):
+    with pytest.raises(
+        ConfigError, match=r"'star-2': a link latency of 2000 us needs netem.*use latencies of at most 50 us"
+    ):
         next(compare(slow, parse_operations("all_reduce:ring"), [64]))
 
 
@@ -208,13 +214,17 @@ def test_what_may_wait_at_a_port_is_the_queue_of_its_bucket():
     port = plan(cluster(star(2, **STAR))).cables[0].there
     (command,) = laboratory._shaped("port0", port, 1500, 8 * 2**20)
     assert command.endswith(" limit 8388608")
-    with pytest.raises(ConfigError, match="queue = 1000 bytes: a port must hold at least two frames"):
+    with pytest.raises(ConfigError, match="queue = 1000 bytes: must hold at least two frames"):
         next(compare(cluster(star(2, **STAR)), parse_operations("all_reduce:ring"), [64], queue=1000))
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
-    [([], "name a cluster"), (["office-1gbe", "--clean"], "leave 'office-1gbe' out"), (["dgx1-v100"], "has several")],
+    [
+        ([], "lab: set the cluster"),
+        (["office-1gbe", "--clean"], "leave 'office-1gbe' out"),
+        (["dgx1-v100"], "has several"),
+    ],
     ids=["none", "both", "gpus"],
 )
 def test_the_command_refuses_in_one_line(arguments, says):

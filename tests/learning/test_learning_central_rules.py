@@ -235,7 +235,7 @@ def test_cancelled_gradients_are_never_computed(monkeypatch):
 ], ids=lambda s: s.label)  # fmt: skip
 def test_rules_for_whole_layers_need_one_server(strategy, optimizer):
     training = ddlsim.Training(updates=3, optimizer=optimizer)
-    with pytest.raises(ConfigError, match=r"needs the norms of whole layers.*use servers = 1"):
+    with pytest.raises(ConfigError, match=r"needs the norms of complete layers.*use servers = 1"):
         learn(strategy, training=training)
 
 
@@ -245,5 +245,5 @@ def test_elastic_workers_have_whole_layers():
 
 
 def test_compensating_sums_is_refused():
-    with pytest.raises(ConfigError, match="delay_compensation with accumulate = 2"):
+    with pytest.raises(ConfigError, match="delay_compensation cannot be combined with accumulate = 2"):
         ddlsim.AsyncParameterServer(accumulate=2, delay_compensation=ddlsim.DelayCompensation())

@@ -342,25 +342,25 @@ LEARNING = ddlsim.Training("digits", updates=2)
 
 @pytest.mark.parametrize(("change", "message"), [
     ({"strategy": ddlsim.AllReduce(overlap="horovod"), "compression": ddlsim.Threshold(0.1), "training": LEARNING},
-     "size of what it sends depends on values, but .* buffers must have known sizes; use overlap = 'none'"),
+     "compressed size depends on values, but tensor fusion needs known sizes; use overlap = 'none'"),
     ({"strategy": ddlsim.AllReduce(overlap=ddlsim.Priority("100 B")), "compression": ddlsim.PowerSGD(2)},
-     "'.*' is shared out over several servers, or partitions; .* overlap = 'layer'"),
-    ({"strategy": ddlsim.ParameterServer(local_reduction=True)}, "local_reduction adds up gradients"),
-    ({"strategy": Computing()}, "no effect with computing: nothing that it sends goes through an Exchange"),
-    ({"strategy": ddlsim.DPSGD(), "compression": ErrorFeedback(ddlsim.TopK(0.1))}, "error feedback already"),
-    ({"strategy": ddlsim.ElasticAveraging(0.2), "compression": ErrorFeedback(ddlsim.TopK(0.1))}, "error feedback alre"),
+     "'.*' is divided among several servers or partitions; .* overlap = 'layer'"),
+    ({"strategy": ddlsim.ParameterServer(local_reduction=True)}, "local_reduction sums gradients"),
+    ({"strategy": Computing()}, "no effect with computing, which sends nothing through an Exchange"),
+    ({"strategy": ddlsim.DPSGD(), "compression": ErrorFeedback(ddlsim.TopK(0.1))}, "already is error feedback"),
+    ({"strategy": ddlsim.ElasticAveraging(0.2), "compression": ErrorFeedback(ddlsim.TopK(0.1))}, "is error feedback"),
     ({"strategy": ddlsim.DPSGD(), "compression": ddlsim.Compression(ddlsim.TopK(0.1), down=ddlsim.FP16())},
      "down = FP16 has no effect with DPSGD"),
     ({"compression": ddlsim.Compression(ddlsim.TopK(0.1), down=ddlsim.FP16())}, "down = FP16 has no effect"),
     ({"compression": "top-k"}, "must be a compressor such as ddlsim.TopK"),
     ({"compression": ddlsim.TopK}, "must be a compressor such as ddlsim.TopK"),
-    ({"compression": ddlsim.PowerSGD(2, {"w": (2, 949)})}, "takes the shapes from its model; leave them out"),
-    ({"compression": ddlsim.PowerSGD(2), "strategy": ddlsim.ParameterServer(2)}, "'.*' is shared out over several"),
+    ({"compression": ddlsim.PowerSGD(2, {"w": (2, 949)})}, "takes the shapes from its model; remove them"),
+    ({"compression": ddlsim.PowerSGD(2), "strategy": ddlsim.ParameterServer(2)}, "'.*' is divided among several"),
     ({"compression": ddlsim.PowerSGD(2), "strategy": ddlsim.AsyncParameterServer(2)}, "use one server"),
-    ({"gradient_dtype": "fp16"}, "gradient_dtype = 'fp16' beside compression"),
-    ({"compression": ddlsim.Threshold(0.1)}, "depends on values, and the run has none"),
+    ({"gradient_dtype": "fp16"}, "gradient_dtype = 'fp16' cannot be combined with compression"),
+    ({"compression": ddlsim.Threshold(0.1)}, "depends on values, which a timing-only run does not have"),
     ({"compression": ddlsim.Compression(ddlsim.TopK(0.1), down=ErrorFeedback(ddlsim.TopK(0.1))),
-      "strategy": ddlsim.AsyncParameterServer()}, r"down = ErrorFeedback\(TopK\).*error feedback already"),
+      "strategy": ddlsim.AsyncParameterServer()}, r"down = ErrorFeedback\(TopK\).*already is error feedback"),
 ])  # fmt: skip
 def test_what_does_not_fit_is_said(change, message):
     given = {"model": "digits-cnn", "workers": 2, "compression": ddlsim.TopK(0.1)} | change
@@ -379,7 +379,7 @@ def test_bad_compression_is_refused(make, message):
 
 
 @pytest.mark.parametrize(("workers", "compressor", "message"), [
-    (12, ddlsim.TopK(0.1), r"equally many workers on every machine, not \[4, 8\]"),
+    (12, ddlsim.TopK(0.1), r"the same number of workers on every machine, not \[4, 8\]"),
     (16, ddlsim.Threshold(0.1), "depends on values"),
 ])  # fmt: skip
 def test_hierarchies_that_do_not_fit_are_refused(workers, compressor, message):

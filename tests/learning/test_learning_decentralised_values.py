@@ -255,11 +255,11 @@ def in_words(value):
     (lambda: ddlsim.AdaComm(interval="10 MB"), "size, not a time"),
     (lambda: ddlsim.BMUF(block_momentum=1.0), "at least 0 and below 1"),
     (lambda: ddlsim.BMUF(block_rate=0.0), "block_rate = 0.0: must be finite and above 0"),
-    (lambda: ddlsim.DaSGD(4, delay=5), "DaSGD: delay = 5: must be a whole number of steps from 0 to the period"),
+    (lambda: ddlsim.DaSGD(4, delay=5), "DaSGD: delay = 5: must be from 0 to the period of 4 steps"),
     (lambda: ddlsim.DaSGD(merge=50), "DaSGD: merge = 50: must be between 0 and 1"),
     (lambda: ddlsim.OverlapLocalSGD(alpha=2), "OverlapLocalSGD: alpha = 2"),
     (lambda: ddlsim.OverlapLocalSGD(momentum=1), "OverlapLocalSGD: momentum = 1"),
-    (lambda: ddlsim.ShardedUpdate(overlap="horovod"), "overlap = 'horovod': buckets are cut in shards once"),
+    (lambda: ddlsim.ShardedUpdate(overlap="horovod"), "overlap = 'horovod': buckets that are fused or split"),
     (lambda: ddlsim.ShardedUpdate(overlap="lyer"), "unknown overlap 'lyer'; did you mean 'layer'"),
     (lambda: ddlsim.ShardedUpdate(reduce_scatter=3), "ShardedUpdate: reduce_scatter = 3: must be a name"),
     (lambda: ddlsim.LocalSGD(algorithm="rign"), "did you mean 'ring'"),
@@ -271,9 +271,9 @@ def test_bad_fields_are_refused(make, message):
 
 
 @pytest.mark.parametrize(("strategy", "more", "message"), [
-    (ddlsim.LocalSGD(4, start_epoch=2), {}, "start_epoch = 2: epochs are passes over data; give the run data"),
-    (ddlsim.AdaComm(), {}, "AdaComm: it averages as often as the loss says; give the run data"),
-    (ddlsim.LocalSGD(rank_order=(0, 0)), {}, r"must list each of the ranks 0\.\.1 once"),
+    (ddlsim.LocalSGD(4, start_epoch=2), {}, "start_epoch = 2: epochs are passes over data; set training="),
+    (ddlsim.AdaComm(), {}, "AdaComm: its period depends on the loss; set training="),
+    (ddlsim.LocalSGD(rank_order=(0, 0)), {}, r"must contain each of the ranks 0\.\.1 once"),
 ], ids=in_words)  # fmt: skip
 def test_what_does_not_fit_the_run_is_refused(strategy, more, message):
     with pytest.raises(ConfigError, match=message):

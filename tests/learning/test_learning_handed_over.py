@@ -378,11 +378,13 @@ def test_statistics_that_are_lost_are_an_error(normalised):
             inner = setting.model
             setting.model = lambda: setting.learner.plane.apply(np.copy, inner())
 
-    with pytest.raises(DdlsimError, match="the model has no running statistics, which its batch normalisation needs"):
+    with pytest.raises(
+        DdlsimError, match="the parameters have lost the running statistics that batch normalisation needs"
+    ):
         equally_fast(normalised, Careless(), 2, 3)
     plane = Plane()
     a, b = model_of(plane, [1.0], [4.0]), model_of(plane, [1.0], [4.0])
-    with pytest.raises(DdlsimError, match="2 models and 1 other values are mixed at once"):
+    with pytest.raises(DdlsimError, match="2 models cannot be mixed together with 1 other values"):
         plane.mix(lambda x, y, z: x + y + z, a, b, plane.constant(np.ones(1)))
 
 
@@ -391,7 +393,9 @@ def test_a_variance_that_overshoots_below_zero_has_diverged(normalised):
     state = network.initial_state.copy()
     state[network.state_slots[1].start] = -1e-3
     assert network.state_slots[1].name.endswith("running_var")
-    with pytest.raises(DivergedError, match="running_var of the model is negative: its moving average overshoots"):
+    with pytest.raises(
+        DivergedError, match="running_var of the model is negative, because its moving average overshoots"
+    ):
         evaluation(network, load_digits(), network.initial_params, state)
 
 
@@ -404,6 +408,9 @@ def test_networks_without_batch_normalisation_have_none():
 # ---------------------------------------------------------------- what the result says
 
 
+MEAN = "the mean of the models of workers"
+
+
 def noted(strategy, n, **more):
     training = ddlsim.Training("digits", rate=RATE, updates=30, evaluate_every=10)
     return ddlsim.simulate(STAR, "digits-cnn", strategy, BATCH, n, training=training, **more)
@@ -413,19 +420,19 @@ def noted(strategy, n, **more):
     ("strategy", "speed", "note"),
     [
         # 30 updates at speeds of 1, 1/2 and 1/4: 18 + 8 + 4, or (who exchanges waits) 17 + 9 + 4
-        (ddlsim.GossipSGD(0.5), (1.0, 0.5, 0.25), "the mean of the models of workers that are at their steps 4 to 18"),
+        (ddlsim.GossipSGD(0.5), (1.0, 0.5, 0.25), f"{MEAN}; the workers are at their steps 4 to 18"),
         # nobody waits within a period of 4: when the slow one ends its 30th step, the others have ended their 32nd
-        (ddlsim.LocalSGD(4), (1.0, 0.9, 0.25), "the mean of the models of workers that are at their steps 30 to 32"),
+        (ddlsim.LocalSGD(4), (1.0, 0.9, 0.25), f"{MEAN}; the workers are at their steps 30 to 32"),
         (
             ddlsim.ElasticAveraging(0.2, 4, synchronous=False), (1.0, 0.5, 0.25),
-            "the center, which has been moved by workers that are at their steps 4 to 17",
+            "the center, which has been moved by workers; the workers are at their steps 4 to 17",
         ),
     ],
     ids=lambda each: getattr(each, "label", ""),
 )  # fmt: skip
 def test_a_mean_of_workers_at_different_steps_is_said_to_be_one(strategy, speed, note):
     result = noted(strategy, 3, speed=speed, compute=ddlsim.Measured("50 ms", BATCH))
-    assert f"the model handed over is {note}" in result.notes
+    assert f"the final model is {note}" in result.notes
 
 
 IN_STEP = [
@@ -443,8 +450,8 @@ def test_the_bytes_of_statistics_are_said_not_to_count(normalised):
     """8 means and 8 variances of 4 bytes each, beside 36 + 8 + 8 + 650 parameters."""
     result = equally_fast(normalised, ddlsim.AllReduce("ring"), 2, 3)
     note = (
-        "running statistics of batch normalisation go where the parameters go; their 0.064 kB (2.28% of the "
-        "parameters) are not counted among the bytes sent"
+        "running statistics of batch normalisation are sent along with the parameters, but their 0.064 kB "
+        "(2.28% of the parameters) are not counted as bytes sent"
     )
     assert note in result.notes
     assert not [note for note in noted(ddlsim.AllReduce("ring"), 2).notes if "statistics" in note]

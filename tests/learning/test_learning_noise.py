@@ -61,7 +61,7 @@ def test_noise_grows_as_a_model_learns():
 
 
 @pytest.mark.parametrize(("call", "message"), [
-    (lambda: noise_scale([np.ones(3)], 8), "1 gradients of 8 samples: give at least 2"),
+    (lambda: noise_scale([np.ones(3)], 8), "got 1 gradients of 8 samples; pass at least 2"),
     (lambda: ddlsim.gradient_noise_scale("digits-cnn", "digits", n_batches=1), "at least 2"),
     (lambda: ddlsim.gradient_noise_scale("digits-cnn", "digits", np.ones(3, np.float32)), "params of shape"),
     (lambda: ddlsim.gradient_noise_scale("lenet5", "digits"), "samples of shape"),

@@ -62,7 +62,7 @@ def test_qsparse_is_local_sgd_with_compression():
 def test_compression_is_said_once():
     again = learn(ddlsim.QsparseLocalSGD(3, SOME), 2, 16, training=training(4), compression=SOME)
     assert again.params.tobytes() == simulated(ddlsim.QsparseLocalSGD(3, SOME), 2, 4).tobytes()
-    with pytest.raises(ConfigError, match=r"QsparseLocalSGD already has compressor = ErrorFeedback\(TopK\)"):
+    with pytest.raises(ConfigError, match=r"QsparseLocalSGD already compresses with ErrorFeedback\(TopK\)"):
         learn(ddlsim.QsparseLocalSGD(3, SOME), 2, compression=ddlsim.FP16())
 
 
@@ -196,12 +196,12 @@ def test_blocks_take_fabrics_and_a_part_of_the_cluster(workers, fabric):
 
 
 @pytest.mark.parametrize(("block", "said"), [
-    (1, "every block is one worker"), (4, "all workers are in one block"), ("machine", "every block is one worker"),
+    (1, "each block has one worker"), (4, "all workers are in one block"), ("machine", "each block has one worker"),
     (2, None),
 ])  # fmt: skip
 def test_one_level_is_said_to_be_one(block, said):
     notes = timed(ddlsim.HierarchicalLocalSGD(2, 2, block)).notes
-    found = [note for note in notes if "one level only" in note]
+    found = [note for note in notes if "only one level" in note]
     assert len(found) == (0 if said is None else 1)
     assert said is None or said in found[0]
 
@@ -209,7 +209,7 @@ def test_one_level_is_said_to_be_one(block, said):
 def test_a_run_that_is_over_before_the_first_exchange_says_so():
     """500 steps are the paper's period, a run makes 10 if nothing is said."""
     warnings = [timed(strategy, steps=10).warnings for strategy in (ddlsim.DiLoCo(), ddlsim.DiLoCo(10))]
-    assert warnings[0][0].startswith("nothing was sent: the run is over before any of the 4 workers")
+    assert warnings[0][0].startswith("nothing was sent: the run ended before any of the 4 workers")
     assert warnings[1] == ()
     assert timed(ddlsim.DiLoCo(), 1, steps=10).warnings == ()
 

@@ -155,7 +155,7 @@ def test_a_measured_step_is_scaled_by_the_roofline(pooled):
 def test_what_does_not_fit_a_phase_is_told_before_the_run(pooled):
     with pytest.raises(ddlsim.ConfigError, match="measured with batch_size = 4, not 2"):
         run(pooled, AllReduce(), compute=ddlsim.Measured("1 ms", 4))
-    with pytest.raises(ddlsim.ConfigError, match="growing_batch beside phases"):
+    with pytest.raises(ddlsim.ConfigError, match="growing_batch cannot be combined with phases"):
         Training(phases=(Phase(1),), growing_batch=ddlsim.GrowingBatch(8, (1.0,)))
     with pytest.raises(ddlsim.ConfigError, match=r"epochs = 0"):
         Phase(0)
@@ -205,7 +205,9 @@ def test_with_two_models_images_shrink_in_proportion(pooled):
     assert prepared.regimes.stages[32, 0][0].workload.model.input_shape == (3, 112, 112)
     notes = ddlsim.simulate(experiment).notes
     assert any(note.startswith("phase 0: 1 epochs with samples of size 112, batch 32") for note in notes)
-    assert any(note.startswith("speed-up and efficiency are over one worker with the batches") for note in notes)
+    assert any(
+        note.startswith("speedup and efficiency are relative to one worker with the same batches") for note in notes
+    )
 
 
 def test_a_run_in_phases_can_be_continued(pooled, tmp_path):

@@ -68,7 +68,7 @@ def test_payloads_and_states_of_ddlsim_come_back(tmp_path):
 
 def test_what_cannot_be_saved_is_named_and_nothing_is_left(tmp_path):
     for value in (object(), np.array([object()]), {1, 2}):
-        with pytest.raises(ConfigError, match=r"holds a .*(object|ndarray|set), which cannot be saved"):
+        with pytest.raises(ConfigError, match=r"contains a .*(object|ndarray|set), which cannot be saved"):
             back(tmp_path, value)
     assert list(tmp_path.iterdir()) == []
 
@@ -95,7 +95,7 @@ def test_a_file_cannot_name_other_classes(name, tmp_path):
     def change(text):
         text["results"][0][1][1] = name
 
-    with pytest.raises(ConfigError, match=r"run.npz: is not a saved run, or damaged: .*; save the run again"):
+    with pytest.raises(ConfigError, match=r"run.npz: not a saved run, or a damaged one .*; save the run again"):
         read(rewritten(tmp_path, change))
 
 
@@ -118,7 +118,7 @@ def test_a_file_cannot_bring_pickled_objects(tmp_path):
     "half-a-value", "list-manifest", "format-text", "another-count", "more-fields", "fewer-fields",
 ])  # fmt: skip
 def test_other_contents_are_damaged_files(change, tmp_path):
-    with pytest.raises(ConfigError, match="is not a saved run, or damaged"):
+    with pytest.raises(ConfigError, match="not a saved run, or a damaged one"):
         read(rewritten(tmp_path, change))
 
 
@@ -129,7 +129,7 @@ def test_other_contents_are_damaged_files(change, tmp_path):
 def test_losses_and_times_that_no_run_has(losses, times, tmp_path):
     """A run whose loss is not finite has ended as diverged; one whose file says otherwise has been changed."""
     write(tmp_path / "run.npz", Checkpoint(Replay(), losses, times), {})
-    with pytest.raises(ConfigError, match=r"run.npz: is not a saved run, or damaged: a loss or a time"):
+    with pytest.raises(ConfigError, match=r"run.npz: not a saved run, or a damaged one \(a loss or time"):
         read(tmp_path / "run.npz")
 
 
@@ -140,7 +140,7 @@ def test_a_number_changed_in_place_is_noticed(tmp_path):
     with np.load(path) as file:
         parts = dict(file)
     np.savez(path, **{**parts, "array 0": np.arange(50.0) + 1e-9})
-    with pytest.raises(ConfigError, match="its contents are not those that were written"):
+    with pytest.raises(ConfigError, match="its contents do not match their digest"):
         read(path)
     np.savez(path, **parts)
     assert read(path)[1] == {"a": 1}
@@ -148,7 +148,7 @@ def test_a_number_changed_in_place_is_noticed(tmp_path):
 
 @pytest.mark.parametrize("other", [FORMAT - 1, FORMAT + 1])
 def test_another_format_is_refused(tmp_path, other):
-    with pytest.raises(ConfigError, match=rf"format = {other}: .* of format {FORMAT}; continue the run"):
+    with pytest.raises(ConfigError, match=rf"the file has format {other}, .* reads format {FORMAT}; resume the"):
         read(rewritten(tmp_path, lambda text: text.update(format=other)))
 
 
@@ -175,11 +175,11 @@ def test_other_files_are_not_saved_runs(tmp_path):
     path = tmp_path / "run.npz"
     for content in (b"", b"hello", b"\x93NUMPY\x01\x00"):
         path.write_bytes(content)
-        with pytest.raises(ConfigError, match="is not a saved run, or damaged"):
+        with pytest.raises(ConfigError, match="not a saved run, or a damaged one"):
             read(path)
     with zipfile.ZipFile(path, "w") as file:
         file.writestr("run.npy", "x")
-    with pytest.raises(ConfigError, match="is not a saved run, or damaged"):
+    with pytest.raises(ConfigError, match="not a saved run, or a damaged one"):
         read(path)
-    with pytest.raises(ConfigError, match="is not a saved run, or damaged"):
+    with pytest.raises(ConfigError, match="not a saved run, or a damaged one"):
         read(tmp_path)

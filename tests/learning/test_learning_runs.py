@@ -130,7 +130,7 @@ def test_evaluation_costs_time_only_if_asked():
 def test_a_diverging_run_says_when_and_who():
     result = learn(ddlsim.AllReduce("ring"), training=ddlsim.Training(rate=1e30, updates=100))
     assert result.stop_reason.startswith("diverged: the loss of worker ")
-    assert "at its step" in result.stop_reason
+    assert "in its step" in result.stop_reason
     assert "lower the learning rate" in str(result)
 
 
@@ -163,11 +163,11 @@ def test_the_clock_may_be_that_of_another_model():
     assert large.params.tobytes() == small.params.tobytes()
     timing = ddlsim.simulate(STAR, "resnet18", ddlsim.AllReduce("ring"), 16, 4, steps=18, optimizer="sgd")
     assert large.throughput == pytest.approx(timing.throughput, rel=1e-9)
-    assert any("digits-cnn learns, the clock is that of resnet18" in note for note in large.notes)
+    assert any("digits-cnn is trained, resnet18 determines the time" in note for note in large.notes)
 
 
 @pytest.mark.parametrize(("change", "message"), [
-    ({"model": "lenet5"}, "data 'digits' has samples of shape"),
+    ({"model": "lenet5"}, "data set 'digits' has samples of shape"),
     ({"training": ddlsim.Training()}, "training has no end"),
     ({"training": "digits"}, "must be a ddlsim.Training"),
     ({"training": None, "time_model": "resnet50"}, "time_model has no effect without training"),
@@ -239,8 +239,12 @@ def test_the_loss_of_a_regression_is_the_mean_over_targets(line):
 @pytest.mark.parametrize(
     ("data", "more", "said"),
     [
-        (plane()[0], {}, "has numbers to predict, not classes, but loss = 'cross_entropy'; use 'mean_squared_error'"),
-        (plane(shape=1)[0], {"loss": "mean_squared_error"}, "has labels (1,) of type float32 for each sample"),
+        (
+            plane()[0],
+            {},
+            "loss = 'cross_entropy' needs classes (integers), but the data set 'arrays' has regression targets",
+        ),
+        (plane(shape=1)[0], {"loss": "mean_squared_error"}, "has labels of shape (1,) and type float32 per sample"),
         (plane()[0], {"loss": "mean_squared_error", "sharding": "by_class"}, "use 'iid' or 'shared'"),
         (plane()[0], {"loss": "mean_squared_error", "sharding": ddlsim.Dirichlet(0.5)}, "use 'iid' or 'shared'"),
         (plane()[0], {"loss": "mean_squared_error", "target_accuracy": 0.9}, "use target_loss"),

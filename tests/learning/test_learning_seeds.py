@@ -12,7 +12,7 @@ from scipy import stats
 import ddlsim
 from ddlsim.errors import ConfigError
 from ddlsim.learning.monitor import Row
-from ddlsim.run.seeds import SeedRun, Seeds
+from ddlsim.run.seeds import SeedRun, Seeds, t_quantile
 
 
 def experiment(strategy=None, **more):
@@ -56,6 +56,13 @@ def test_intervals_are_students():
     assert (found.n, found.n_missed, found.median) == (4, 0, 0.45)
 
 
+@pytest.mark.parametrize("level", [0.5, 0.95, 0.999])
+def test_quantiles_of_students_t_are_scipys(level):
+    for dof in (1, 2, 2.5, 3, 9, 50.5, 199):
+        assert t_quantile(dof, level) == pytest.approx(stats.t.ppf(0.5 + level / 2, dof), rel=1e-10)
+    assert t_quantile(math.inf, level) == pytest.approx(stats.norm.ppf(0.5 + level / 2), rel=1e-12)
+
+
 def test_intervals_do_not_go_beyond_what_there_is():
     """0.7 and 0.9 are 0.8 +- 12.7 * 0.1; an accuracy is at most 1, and no time is below 0."""
     found = made_up([0.1, 0.7], [0.1, 0.9])
@@ -78,7 +85,7 @@ def test_texts_stand_below_each_other():
 
 
 def test_a_clock_without_chance_says_so():
-    remark = "the same with all seeds: nothing in the clock is random"
+    remark = "the same for all seeds, because nothing random affects the clock"
     several = made_up([0.1, 0.9], [0.1, 0.8])
     assert remark not in str(several)
     equal = tuple(dataclasses.replace(run, throughput=100.0) for run in several.runs)
@@ -194,18 +201,18 @@ def test_a_comparison_has_the_numbers_of_each_run():
 
 
 @pytest.mark.parametrize(("call", "message"), [
-    (lambda: ddlsim.simulate_seeds(ddlsim.Experiment(STAR, "lenet5")), "learns nothing"),
+    (lambda: ddlsim.simulate_seeds(ddlsim.Experiment(STAR, "lenet5")), "the experiment has no training"),
     (lambda: ddlsim.simulate_seeds(experiment(), 0), "from 1 to"),
-    (lambda: ddlsim.simulate_seeds(experiment(), [1, 1]), "all different"),
+    (lambda: ddlsim.simulate_seeds(experiment(), [1, 1]), "must contain at least one seed, each once"),
     (lambda: ddlsim.simulate_seeds(experiment(), 2, processes=0), "processes = 0"),
     (lambda: ddlsim.simulate_seeds(experiment(ddlsim.AllReduce(lambda n: None)), 2, processes=2), "use processes=1"),
     (lambda: made_up([0.1]).curve("acuracy"), "did you mean 'accuracy'"),
     (lambda: made_up([0.1]).curve(x="times"), "did you mean 'time'"),
     (lambda: made_up([0.1], [0.2]).accuracy(95), "confidence = 95"),
-    (lambda: ddlsim.plot_learning({}), "no result"), (lambda: ddlsim.compare({}, 0.9), "no result"),
+    (lambda: ddlsim.plot_learning({}), "results is empty"), (lambda: ddlsim.compare({}, 0.9), "results is empty"),
     (lambda: ddlsim.plot_learning(made_up([0.1]), x="step"), "unknown x 'step'"),
     (lambda: ddlsim.compare({"a": made_up([0.1])}, 95), "target = 95"),
-    (lambda: ddlsim.compare({"a": ddlsim.simulate(STAR, "lenet5", workers=2, steps=2)}, 0.9), "learned nothing"),
+    (lambda: ddlsim.compare({"a": ddlsim.simulate(STAR, "lenet5", workers=2, steps=2)}, 0.9), "is timing-only"),
 ], ids=range(13))  # fmt: skip
 def test_what_does_not_fit_is_said(call, message):
     with pytest.raises(ConfigError, match=message):

@@ -69,7 +69,7 @@ def test_sparta_takes_fabrics_and_a_part_of_the_cluster(model, fabric):
 
 
 def test_sparta_is_not_compressed_again(model):
-    with pytest.raises(ConfigError, match="compression: SPARTA sends other parameters in every step"):
+    with pytest.raises(ConfigError, match="compression: SPARTA does not support compression"):
         timed(model, ddlsim.SPARTA(), compression=ddlsim.FP16())
 
 

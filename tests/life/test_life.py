@@ -194,7 +194,7 @@ def test_weibull_failures_have_the_mean_and_are_as_seeded():
 
 def test_no_checkpoint_is_ever_reached(monkeypatch):
     monkeypatch.setattr("ddlsim.life.engine.HOPELESS", 1000)
-    with pytest.raises(DdlsimError, match="no checkpoint is reached"):
+    with pytest.raises(DdlsimError, match="they never leave time for the 5000 s of training until a checkpoint"):
         live(even(1000, 10.0, every=5000.0), Failures(1.0, restart=0.0, repair=0.0), [[0]], math.inf)
 
 
@@ -218,16 +218,16 @@ def test_a_thousand_worlds_end():
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: Failures(), "give either mtbf"),
+        (lambda: Failures(), "Failures: set either mtbf"),
         (lambda: Failures("50 GB"), "mtbf"),
         (lambda: Failures("5 h", per="devise"), "did you mean 'device'"),
         (lambda: Failures("5 h", per="job", spares=1), "no machine fails"),
-        (lambda: Failures("5 h", per="switch", spares=1), "replace no switch"),
-        (lambda: Checkpoints("10 min"), "nothing says what they cost"),
-        (lambda: Checkpoints("10 min", to="peers", bandwidth="2 GB/s"), "give one of them"),
-        (lambda: Checkpoints("10 min", stall="3 s", bandwidth="2 GB/s"), "give one of them"),
-        (lambda: Checkpoints("10 min", stall="3 s", asynchronous=True), "how long writing takes"),
-        (lambda: Cost(5.0, 10.0, 0.0).check(14.0), "one takes 15 s"),
+        (lambda: Failures("5 h", per="switch", spares=1), "spare machines cannot replace a switch"),
+        (lambda: Checkpoints("10 min"), "the cost of a checkpoint is unknown"),
+        (lambda: Checkpoints("10 min", to="peers", bandwidth="2 GB/s"), "set only one of them"),
+        (lambda: Checkpoints("10 min", stall="3 s", bandwidth="2 GB/s"), "set only one of them"),
+        (lambda: Checkpoints("10 min", stall="3 s", asynchronous=True), "the write time is unknown"),
+        (lambda: Cost(5.0, 10.0, 0.0).check(14.0), "but a checkpoint takes 15 s"),
     ],
 )  # fmt: skip
 def test_what_makes_no_sense_is_refused(make, says):
@@ -238,10 +238,10 @@ def test_what_makes_no_sense_is_refused(make, says):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("when,unit\n1,0\n", "no column 'time_s'"),
+        ("when,unit\n1,0\n", "column 'time_s' is missing"),
         ("time_s,unit\nsoon,0\n", ":2: time_s = 'soon'"),
         ("time_s,unit\n1,0\n2,-1\n", ":3: unit = '-1'"),
-        ("time_s,unit\n1,7\n", "unit = 7 is not there: the run has 4 parts"),
+        ("time_s,unit\n1,7\n", "unit = 7: must be 0 to 3, because the run has 4 parts"),
         ("time_s,unit\n5\n", ":2: unit"),
     ],
 )
@@ -278,5 +278,5 @@ def test_a_pace_and_its_reverse(share, data):
 @pytest.mark.slow
 def test_failures_are_not_drawn_without_limit(monkeypatch):
     monkeypatch.setattr("ddlsim.life.failures.MOST", 1000)
-    with pytest.raises(ConfigError, match=r"more than 1,000 failures of 3 parts in .*; shorten the run's max_time"):
+    with pytest.raises(ConfigError, match=r"more than 1,000 failures of 3 parts in .*; reduce max_time"):
         live(even(10**6, 10.0, every=100.0), Failures("1000 s", restart=0.0, repair=0.0), [[0]] * 3, 1e12)

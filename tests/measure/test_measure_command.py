@@ -64,7 +64,7 @@ def test_two_mpi_ranks_measure_everything_once(tmp_path):
     assert f"{len(rows)} rows added" in first.stderr
     again = call(MPI, "--out", tmp_path, *LITTLE, "--model", "digits-cnn")
     assert again.returncode == 0, again.stderr
-    assert f"added to {tmp_path / 'measurements.csv'}, {len(rows)} were there" in again.stderr
+    assert f"added to {tmp_path / 'measurements.csv'}, which had {len(rows)} rows" in again.stderr
     all_rows = read_measurements(tmp_path)  # there are more if there was no time for all the first time
     assert all_rows[: len(rows)] == rows
     assert len({row.key for row in all_rows}) == len(all_rows)
@@ -100,14 +100,20 @@ def test_two_torch_ranks_measure_everything(tmp_path):
     ("arguments", "message"),
     [
         (["--budget", "2"], "error: --budget: '2' has no unit; write a time like '10 us' (SI unit: s)"),
-        (["--budget", "0 s"], "error: --budget 0 s: must be above 0; write it like '2 min'"),
-        (["--batch-sizes", "8,x"], "error: --batch-sizes 8,x: 'x' is no number above 0; write them like 1,8,32"),
-        (["--input-shape", "3"], "error: --input-shape 3 is for --module; add one, or leave it out"),
+        (["--budget", "0 s"], "error: --budget 0 s: must be above 0, such as '2 min'"),
+        (
+            ["--batch-sizes", "8,x"],
+            "error: --batch-sizes 8,x: 'x' is not a number above 0; expected a list such as 1,8,32",
+        ),
+        (["--input-shape", "3"], "error: --input-shape 3: needs --module; add that option, or leave --input-shape out"),
         (["--backend", "ncll"], "error: unknown backend 'ncll'; did you mean 'nccl'?"),
-        (["--profile", "p.json"], "error: --profile p.json: goes with --only kernels; add that, or leave it out"),
+        (
+            ["--profile", "p.json"],
+            "error: --profile p.json: needs --only kernels; add that option, or leave --profile out",
+        ),
         (
             ["--only", "kernels", "--max-size", "1 MiB"],
-            "error: --max-size has no effect on --only kernels, which measures one device; leave it out",
+            "error: --max-size has no effect with --only kernels, which measures one device; leave it out",
         ),
     ],
     ids=["unit", "budget", "batch", "shape", "backend", "profile", "kernels"],
@@ -120,8 +126,8 @@ def test_a_bad_command_line_is_one_line(tmp_path, arguments, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--out", "measured/"], "error: --out measured/: is no name of a device file; write it like my-gpu.toml"),
-        (["--out", "gpu.toml", "--budget", "0 s"], "error: --budget 0 s: must be above 0; write it like '5 min'"),
+        (["--out", "measured/"], "error: --out measured/: must be the name of a TOML file, such as my-gpu.toml"),
+        (["--out", "gpu.toml", "--budget", "0 s"], "error: --budget 0 s: must be above 0, such as '5 min'"),
     ],
 )
 def test_the_kernels_need_a_file_and_time(arguments, message):
@@ -158,4 +164,4 @@ def test_without_mpi_and_torch_there_is_help(tmp_path):
     assert refused.returncode == 2
     assert refused.stderr.startswith("error: mpi4py is not installed; pip install 'ddlsim[measure]'")
     asked = call(launch, "--out", tmp_path, "--backend", "gloo")
-    assert asked.stderr.startswith("error: backend 'gloo' needs PyTorch, which is not installed; pip install torch")
+    assert asked.stderr.startswith("error: backend 'gloo' needs PyTorch, which is not installed: pip install torch")

@@ -108,11 +108,13 @@ def test_h100_and_h200():
         assert rates.backward == pytest.approx(other.kernels.attention[name].backward, rel=0.05)
 
 
-@pytest.mark.parametrize(("left_out", "message"), [("gemm", "no products"), ("memory", "no memory-bound kernels")])
+@pytest.mark.parametrize(
+    ("left_out", "message"), [("gemm", "no matrix products"), ("memory", "no memory-bound kernels")]
+)
 def test_an_incomplete_profile_is_one_line(left_out, message):
     measured = profile("h100")
     del measured[left_out]
-    with pytest.raises(ConfigError, match=re.escape(f"profile of NVIDIA H100 80GB HBM3: has {message}")):
+    with pytest.raises(ConfigError, match=re.escape(f"profile of NVIDIA H100 80GB HBM3: contains {message}")):
         device_of(measured)
 
 

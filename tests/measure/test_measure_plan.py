@@ -68,9 +68,9 @@ def test_only_some_experiments():
     ("arguments", "message"),
     [
         ({"only": ["memroy"]}, "--only: unknown experiment 'memroy'; did you mean 'memory'?"),
-        ({"only": ["step"]}, "give --model or --module"),
+        ({"only": ["step"]}, "set --model or --module"),
         ({"only": ["collective"]}, "start more ranks"),
-        ({"only": ["memory"], "models": ["lenet5"]}, "--only memory: lenet5 would not be timed; add step"),
+        ({"only": ["memory"], "models": ["lenet5"]}, "--only memory: steps of lenet5 would not be timed; add step"),
         ({"models": ["lenet5"], "batch_sizes": []}, "--batch-sizes is empty"),
         ({"max_nbytes": 3}, "--max-size 3 B: 1 ranks need at least 4 B"),
     ],

@@ -52,15 +52,15 @@ def test_json_lines_and_a_folder(tmp_path):
         ("collective,all_reduce,8,1,1.5,1", "nbytes = 1.5: must be a whole number"),
         ("collective,all_reduce,x,1,4,1", "n_ranks = 'x': must be a whole number"),
         ("collective,all_reduce,0,1,4,1", "n_ranks = 0: must be a whole number of at least 1"),
-        ("collective,all_reduce,8,9,4,1", "n_hosts = 9: 8 ranks cannot be on more hosts"),
+        ("collective,all_reduce,8,9,4,1", "n_hosts = 9: 8 ranks cannot be on more hosts than ranks"),
         ("collective,all_reduce,1,1,4,1", "n_ranks = 1: a collective needs at least 2 ranks"),
         ("collective,allreduce,8,1,4,1", "unknown collective operation 'allreduce'; did you mean 'all_reduce'?"),
         ("collectiv,all_reduce,8,1,4,1", "unknown experiment 'collectiv'; did you mean 'collective'?"),
-        ("collective,all_reduce,8,1,,1", "nbytes is missing or 0: collective needs a size"),
-        ("point_to_point,one_way,3,1,4,1", "n_ranks = 3: point_to_point has two ranks for each pair; make it even"),
-        ("step,training,1,1,,1", "batch_size is missing: a step time needs model and batch_size"),
+        ("collective,all_reduce,8,1,,1", "nbytes is missing or 0; collective needs a size"),
+        ("point_to_point,one_way,3,1,4,1", "n_ranks = 3: must be even, because point_to_point has two ranks per pair"),
+        ("step,training,1,1,,1", "batch_size is missing; a step needs model and batch_size"),
         ("step,training,1,1,4,1", "nbytes = 4: a step has no message size; leave it out"),
-        ("memory,copy,1,1,4,1,5", "7 cells for 6 columns; put quotes round text that has commas"),
+        ("memory,copy,1,1,4,1,5", "7 cells for 6 columns; quote texts that contain commas"),
     ],
     ids=lambda value: value.replace(",", "_") if value[:3] in ("col", "poi", "ste", "mem") else "",
 )
@@ -74,7 +74,7 @@ def test_a_bad_row_is_named(tmp_path, row, message):
 
 def test_quantiles_must_rise(tmp_path):
     path = written(tmp_path, f"{HEADER},p25_s,max_s\nmemory,copy,1,1,4,2,1,1.5\n")
-    with pytest.raises(ConfigError, match=r"line 2: max_s = 1.5: must be at least the quantile before it"):
+    with pytest.raises(ConfigError, match=r"line 2: max_s = 1\.5: must be at least the previous quantile"):
         read_measurements(path)
 
 
@@ -82,12 +82,12 @@ def test_quantiles_must_rise(tmp_path):
     ("name", "text", "message"),
     [
         ("a.csv", "experiment,median\n", "line 1: unknown column 'median'; did you mean 'median_s'?"),
-        ("b.csv", f"{HEADER},nbytes\n", "line 1: column 'nbytes' is there twice"),
-        ("c.csv", f"{HEADER}\n", "holds no measurement"),
-        ("d.jsonl", '{"experiment": \n', "line 1: not valid JSON"),
-        ("e.jsonl", "[1]\n", "line 1: is no object"),
+        ("b.csv", f"{HEADER},nbytes\n", "line 1: column 'nbytes' occurs twice"),
+        ("c.csv", f"{HEADER}\n", "contains no measurements"),
+        ("d.jsonl", '{"experiment": \n', "line 1: invalid JSON"),
+        ("e.jsonl", "[1]\n", "line 1: must be an object"),
         ("f.jsonl", '{"experiment": "memory", "n_rank": 2}\n', "line 1: unknown key 'n_rank'; did you mean"),
-        ("g.xlsx", "", "unknown format '.xlsx'"),
+        ("g.xlsx", "", "cannot write the format '.xlsx'"),
     ],
     ids=lambda value: value if value.endswith(("csv", "jsonl", "xlsx")) else "",
 )
@@ -101,7 +101,7 @@ def test_a_bad_file_is_named(tmp_path, name, text, message):
 def test_missing_and_binary_files(tmp_path):
     with pytest.raises(ConfigError, match="no such file"):
         read_measurements(tmp_path / "none.csv")
-    with pytest.raises(ConfigError, match=r"holds no \.csv or \.jsonl file"):
+    with pytest.raises(ConfigError, match=r"contains no \.csv or \.jsonl file"):
         read_measurements(tmp_path)
     (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="invalid UTF-8"):

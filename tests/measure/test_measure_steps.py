@@ -58,15 +58,15 @@ def test_a_step_of_a_module(torch, monkeypatch, name, shape):
 @pytest.mark.parametrize(
     ("name", "shape", "message"),
     [
-        ("torch_example:none", (4,), "write it like torchvision.models:resnet50"),
+        ("torch_example:none", (4,), "expected a name such as torchvision.models:resnet50"),
         ("torch_exampel:linear", (4,), "No module named 'torch_exampel'"),
-        ("torch_example", (4,), "write it like"),
-        ("torch_example:NUMBER", (4,), "is a int; name a function"),
-        ("torch_example:linear", (), "needs --input-shape"),
+        ("torch_example", (4,), "expected a name such as"),
+        ("torch_example:NUMBER", (4,), "is a int; must be a function"),
+        ("torch_example:linear", (), "--input-shape is missing"),
         ("torch_example:linear", (3,), "does --input-shape fit?"),
         ("torch_example:pair", (1, 4), "returns tuple, not a tensor"),
         ("torch_example:embedding", (4,), "leave --input-shape out"),
-        ("builtins:dict", (4,), "gives no torch.nn.Module"),
+        ("builtins:dict", (4,), "returns no trainable torch.nn.Module"),
     ],
     ids=range(9),
 )

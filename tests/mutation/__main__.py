@@ -95,7 +95,7 @@ class Reach:
 
 def _compiled(source: str) -> bool:
     """Whether a module's code is compiled, so that no tracer sees it."""
-    return "numba" in source or "network.compiled" in source or "ddlsim.nn.simd" in source
+    return "numba" in source or "ddlsim.compiler import" in source
 
 
 def _around(source: str, line: int) -> list[range]:

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from ddlsim.network import distinct as module
-from ddlsim.network.distinct import distinct
+from ddlsim.network import executor
+from ddlsim.network.executor import distinct
 
 
-@pytest.mark.parametrize("most", [module.MOST, 1])
+@pytest.mark.parametrize("most", [executor.MOST_PLACES, 1])
 def test_as_numpy_does(most, monkeypatch):
-    monkeypatch.setattr(module, "MOST", most)
+    monkeypatch.setattr(executor, "MOST_PLACES", most)
     rng = np.random.default_rng(0)
     for below, n in ((1, 3), (7, 0), (50, 20), (1000, 5000)):
         numbers = rng.integers(0, below, n)

@@ -183,11 +183,11 @@ def test_bad_input_is_named():
     for arguments, words in (
         ((params[1:], x, labels), r"params of shape \(1897,\)"),
         ((params.astype(float), x, labels), "type float64"),
-        ((params, x[:, :, :5], labels), r"samples of shape \(4, 1, 5, 8\).*give \(n, 1, 8, 8\)"),
+        ((params, x[:, :, :5], labels), r"samples of shape \(4, 1, 5, 8\).*expected \(n, 1, 8, 8\)"),
         ((params, x[:0], labels[:0]), "n at least 1"),
-        ((params, x, labels[:2]), "do not fit 4 samples"),
-        ((params, x, labels + 8), "label 1[0-7] is not one of the network's 10 classes"),
-        ((params, x, labels.astype(float)), "whole numbers"),
+        ((params, x, labels[:2]), "do not match 4 samples"),
+        ((params, x, labels + 8), "label 1[0-7] is not one of the network's classes, 0 to 9"),
+        ((params, x, labels.astype(float)), "integer labels"),
     ):
         with pytest.raises(ConfigError, match=words):
             network.loss_and_gradient(*arguments)
@@ -199,7 +199,7 @@ def test_bad_input_is_named():
         build_network(replace(load_model("dlrm")), 0)
     with pytest.raises(ConfigError, match=r"'amoebanet-d'.*layer 'stem2.*slice1' cannot be trained"):
         build_network("amoebanet-d", 0)
-    with pytest.raises(ConfigError, match="heads with a loss of their own"):
+    with pytest.raises(ConfigError, match="auxiliary heads with their own loss"):
         build_network("googlenet+aux", 0)
 
 
@@ -220,7 +220,7 @@ def test_attention_of_other_kinds_is_refused(tmp_path, key: str):
     attention = f'{{ type = "attention", heads = 4, {key} }}'
     layers = f'[{{ type = "embedding", vocabulary = 5, dim = 8 }}, {attention}]'
     path.write_text(f'title = "Mine"\ninput = [4]\ntrainable = true\nlayers = {layers}\n')
-    with pytest.raises(ConfigError, match=f"attention with {key.split()[0]} set has costs but no gradients"):
+    with pytest.raises(ConfigError, match=f"attention with {key.split()[0]} set has a cost but no gradient"):
         build_network(str(path), 0)
 
 

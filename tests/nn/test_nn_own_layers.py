@@ -124,8 +124,8 @@ def test_what_is_wrong_in_a_file(text, layer, said, tmp_path):
 @pytest.mark.parametrize(
     ("layer", "said"),
     [
-        (TimedOnly, "layer 'TimedOnly1' cannot be trained: .* no gradients .no methods forward and"),
-        (Lying, "init makes {'weights': 4} elements, cost says {'weight': 4}"),
+        (TimedOnly, "layer 'TimedOnly1' cannot be trained: .* no gradient .no methods forward and"),
+        (Lying, "init returns {'weights': 4} elements, but cost declares {'weight': 4}"),
     ],
 )
 def test_what_cannot_be_trained(layer, said, tmp_path):
@@ -161,11 +161,11 @@ class Wrong(Scale):
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        ("shape", r"forward gives \(3, 1, 5\); cost says \(3, 4, 5\) for 3 samples"),
-        ("batch", "a sample's output depends on the others"),
-        ("gradient", "the gradient of 'x' is .* differences say"),
-        ("name", "backward gives the gradient of 'w', which is no tensor of it"),
-        ("missing", r"backward gives gradients of \[\], not of \['weight'\]"),
+        ("shape", r"for 3 samples, forward returns \(3, 1, 5\), but cost declares \(3, 4, 5\)"),
+        ("batch", "the output for a sample depends on the other samples"),
+        ("gradient", "the gradient of 'x' is .* finite differences give"),
+        ("name", "backward returns a gradient of 'w', which is not a tensor of the layer"),
+        ("missing", r"backward returns gradients of \[\], not of \['weight'\]"),
         ("in place", "changes its input or its tensors in place"),
     ],
 )
@@ -288,7 +288,7 @@ def test_an_own_dropout_drops_while_it_trains_only_with_a_stream_per_layer(tmp_p
     drops = [layer for layer in network._chain.all() if getattr(layer, "rule", None)]
     assert [layer.stream for layer in drops] == [0, 1]
     assert not np.array_equal(drops[0].kept > 0.0, drops[1].kept > 0.0)
-    with pytest.raises(ddlsim.ConfigError, match=r"rng = None: layer 'Drops1' draws random numbers"):
+    with pytest.raises(ddlsim.ConfigError, match=r"rng = None, but the layer 'Drops1' needs random numbers"):
         network.loss_and_gradient(params, x, labels)
 
 
@@ -342,8 +342,8 @@ class Deaf(Normed):
 @pytest.mark.parametrize(
     ("layer", "said"),
     [
-        (Forgets, "a sample's output depends on the others; add buffers for the statistics of a batch"),
-        (Ignores, "a sample's output depends on the others; use buffers if train is False"),
+        (Forgets, "the output for a sample depends on the other samples; add buffers for the statistics of a batch"),
+        (Ignores, "the output for a sample depends on the other samples; use buffers if train is False"),
         (Unseeded, "its outputs differ from call to call; in training, draw from forward's parameter rng"),
         (Silent, r"forward must return the batch's \['running_mean', 'running_var'\] as a third value"),
         (Deaf, "has buffers; its forward must take train and buffers"),

@@ -65,7 +65,7 @@ def test_tables_start_within_the_root_of_their_rows():
 
 @pytest.mark.parametrize(
     ("inputs", "text"),
-    [("[3]", "it looks up 4 ids, which must be the last of its inputs"), ("[2, 4]", "it looks up 4 ids")],
+    [("[3]", "it looks up 4 ids, but its input, which must end with them,"), ("[2, 4]", "it looks up 4 ids")],
 )
 def test_inputs_without_ids_are_refused(tmp_path: Path, inputs: str, text: str):
     path = tmp_path / "net.toml"
@@ -76,7 +76,7 @@ def test_inputs_without_ids_are_refused(tmp_path: Path, inputs: str, text: str):
 
 def test_ids_beyond_a_table_are_refused(bags: Path):
     network = build_network(bags, 0)
-    with pytest.raises(ConfigError, match="layer 't': 5 is no id; samples must be whole numbers from 0 to 4"):
+    with pytest.raises(ConfigError, match="layer 't': 5 is not an id; samples must be whole numbers from 0 to 4"):
         network.predict(network.initial_params, np.array([[0, 0, 5, 0, 0, 0]]))
 
 

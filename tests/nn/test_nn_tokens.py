@@ -123,17 +123,17 @@ def test_what_does_not_fit_is_said(model: str, chosen: ddlsim.Training, says: st
 
 def test_samples_that_are_no_tokens():
     network = build_network("char-transformer", 0)
-    with pytest.raises(ConfigError, match="28 is no id; samples must be whole numbers from 0 to 27"):
+    with pytest.raises(ConfigError, match="28 is not an id; samples must be whole numbers from 0 to 27"):
         network.predict(network.initial_params, np.full((1, 32), 28.0))
-    with pytest.raises(ConfigError, match=r"0\.5 is no id"):
+    with pytest.raises(ConfigError, match=r"0\.5 is not an id"):
         network.predict(network.initial_params, np.full((1, 32), 0.5))
-    with pytest.raises(ConfigError, match=r"needs \(1, 32\) whole numbers"):
+    with pytest.raises(ConfigError, match=r"needs integer labels of shape \(1, 32\)"):
         network.loss_and_gradient(network.initial_params, np.zeros((1, 32)), [3])
 
 
 def test_labels_of_tokens_need_one_for_each():
     images = load_data("digits")
-    with pytest.raises(ConfigError, match="do not fit"):
+    with pytest.raises(ConfigError, match="do not match"):
         DataSet("x", images.x, np.zeros((len(images.x), 3), np.int64), images.class_names)
 
 
@@ -143,5 +143,7 @@ def test_an_output_tied_to_no_embedding_is_refused(tmp_path: Path):
         'title = "test"\ntrainable = true\ninput = [5]\nlayers = [\n'
         "{ type = 'embedding', vocabulary = 9, dim = 8 }, { type = 'tied_dense', name = 'head', units = 7 } ]\n"
     )
-    with pytest.raises(ConfigError, match="layer 'head' cannot be trained: no embedding of 7 tokens and 8 features"):
+    with pytest.raises(
+        ConfigError, match="layer 'head' cannot be trained: it needs an earlier embedding of 7 tokens and 8 features"
+    ):
         build_network(path, 0)

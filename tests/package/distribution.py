@@ -25,7 +25,16 @@ SCRIPTS, SUFFIX = ("Scripts", ".exe") if sys.platform == "win32" else ("bin", ""
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
 #: folders of the checkout that a source distribution has, and what it has beside them
 FOLDERS = ("accuracy", "benchmarks", "ddlsim", "deviations", "docs", "examples", "models", "tests", "topologies")
-FILES = {".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "pyproject.toml"}
+FILES = {
+    ".gitignore",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "LICENSE",
+    "Makefile",
+    "README.md",
+    "hatch_build.py",
+    "pyproject.toml",
+}
 #: what mypy says of names that are loaded when they are first used, in a user's file
 TYPES = {
     "ddlsim.simulate('office-1gbe')": "ddlsim.run.result.Result",
@@ -168,7 +177,9 @@ def installed(request, built, tmp_path_factory):
 def test_the_command_runs(installed, tmp_path):
     assert run(installed / "ddlsim", "--version", cwd=tmp_path).strip() == ddlsim.__version__
     shown = run(installed / "ddlsim", "run", "office-1gbe", "--model", "lenet5", "--workers", "4", cwd=tmp_path)
-    assert re.search(r"^throughput +[\d,.]+ samples/s per device, [\d,.]+ samples/s in all", shown, re.MULTILINE), shown
+    assert re.search(r"^throughput +[\d,.]+ samples/s per device, [\d,.]+ samples/s in total", shown, re.MULTILINE), (
+        shown
+    )
 
 
 def test_what_is_bundled_is_found(installed, tmp_path):
@@ -189,18 +200,71 @@ print(*ddlsim.cluster_names(), *ddlsim.model_names(), *ddlsim.device_names())
     run(installed / "python", "-m", "pip", "check", cwd=tmp_path)
 
 
-def test_a_study_becomes_a_page(installed, tmp_path):
-    """Processes are started, a store is written, and the templates of the page are there."""
+def test_installing_takes_at_most_350_mb(installed, tmp_path):
+    """Without extras, without the environment's own pip and setuptools, and without compiled modules."""
+    code = """
+from importlib.metadata import distributions
+files = {file.locate() for d in distributions() if d.name not in ("pip", "setuptools") for file in d.files}
+print(sum(file.stat().st_size for file in files if file.suffix != ".pyc" and file.exists()))
+"""
+    assert 250e6 < float(run(installed / "python", "-c", code, cwd=tmp_path)) < 350e6
+
+
+def test_a_study_becomes_a_table(installed, tmp_path):
+    """Processes are started, and a store is written. A report has pictures, and the error names what they need."""
     (tmp_path / "study.toml").write_text(STUDY, encoding="utf-8")
     run(installed / "ddlsim", "sweep", "study.toml", "--out", "study.sqlite", "--jobs", "2", cwd=tmp_path)
-    run(installed / "ddlsim", "report", "study.sqlite", "--html", "report.html", cwd=tmp_path)
-    assert "office-1gbe" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "2 done of 2 points" in run(installed / "ddlsim", "report", "study.sqlite", cwd=tmp_path)
+    report = [str(installed / "ddlsim"), "report", "study.sqlite", "--html", "report.html"]
+    done = subprocess.run(report, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, "pip install 'ddlsim[plots]'" in done.stderr) == (2, True), done.stderr
+
+
+@pytest.fixture(scope="module")
+def precompiled(tools, tmp_path_factory):
+    """The folder with a wheel that has the kernels as machine code."""
+    if sys.platform != "linux" or shutil.which("cc") is None:
+        pytest.skip("needs Linux and a C compiler")
+    folder = tmp_path_factory.mktemp("precompiled")
+    run(tools / "python", "-m", "build", "--wheel", "--outdir", folder, ROOT, cwd=folder, DDLSIM_PRECOMPILE="1")
+    return folder
+
+
+def test_a_precompiled_wheel_is_for_all_pythons_and_has_one_more_file(built, precompiled):
+    name = only(precompiled, "*.whl").name
+    assert re.fullmatch(rf"ddlsim-{ddlsim.__version__}-cp311-abi3-manylinux_2_\d+_x86_64\.whl", name)
+    assert in_wheel(precompiled) - in_wheel(built) == {"ddlsim/_precompiled.abi3.so"}
+    assert in_wheel(built) <= in_wheel(precompiled)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_precompiled_wheel_compiles_nothing_and_writes_nothing(precompiled, version, tmp_path):
+    python = interpreter(version)
+    if python is None:
+        pytest.skip(f"there is no Python {version} on this machine")
+    programs = new_environment(tmp_path / "user", python, only(precompiled, "*.whl"))
+    package = only(tmp_path / "user", "venv/lib/python*/site-packages/ddlsim")
+    before = sorted(package.rglob("*"))
+    for path in [package, *before]:
+        path.chmod(path.stat().st_mode & ~0o222)
+    code = """
+import sys, ddlsim
+ddlsim.simulate("office-1gbe", "resnet50", workers=4)
+ddlsim.simulate("office-1gbe", "lenet5", ddlsim.AsyncParameterServer(), batch_size=8, workers=4)
+ddlsim.simulate("office-1gbe", "shapes-cnn", batch_size=4, workers=4, training=ddlsim.Training("shapes", updates=2))
+print("numba" in sys.modules)
+"""
+    nowhere = tmp_path / "cache"
+    environment = {"PYTHONDONTWRITEBYTECODE": "1", "NUMBA_CACHE_DIR": str(nowhere)}
+    assert run(programs / "python", "-W", "error", "-c", code, cwd=tmp_path, **environment) == "False\n"
+    assert sorted(package.rglob("*")) == before
+    assert not nowhere.exists()
 
 
 @pytest.fixture(scope="module")
 def environment(built, tmp_path_factory):
-    """One more, for what need not be tried with every Python: with the stubs that mypy needs for pandas."""
-    wheel = f"{only(built, '*.whl')}[typing]"
+    """One more, for what need not be tried with every Python: with plots and fits, and the stubs of pandas for mypy."""
+    wheel = f"{only(built, '*.whl')}[fit,plots,typing]"
     return new_environment(tmp_path_factory.mktemp("user") / "user", sys.executable, wheel, "mypy")
 
 
@@ -211,6 +275,14 @@ def test_what_the_readme_shows_runs(environment, tmp_path):
     for n, code in enumerate(blocks):
         (tmp_path / f"block{n}.py").write_text(code, encoding="utf-8")
         assert run(environment / "python", "-W", "error", f"block{n}.py", cwd=tmp_path, MPLBACKEND="agg").strip(), code
+
+
+def test_a_study_becomes_a_page(environment, tmp_path):
+    """The templates of the page are there."""
+    (tmp_path / "study.toml").write_text(STUDY, encoding="utf-8")
+    run(environment / "ddlsim", "sweep", "study.toml", "--out", "study.sqlite", cwd=tmp_path)
+    run(environment / "ddlsim", "report", "study.sqlite", "--html", "report.html", cwd=tmp_path)
+    assert "office-1gbe" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
 def test_a_type_checker_knows_the_types(environment, tmp_path):

@@ -137,7 +137,7 @@ def test_a_gradient_that_goes_into_another_update():
     """All of one rank's passes of a micro-batch in the next step, beside those of another there."""
     plan = pipeline(stages(2), Mesh(pipeline=2), 2, "2bw", steps=4)
     row = next(row for row in plan.rows(BACKWARD) if plan.batch[row] == 3 and plan.first[row] == 0)
-    refuses(with_value(plan, "step", row, 2), "its gradient is in another update than that of")
+    refuses(with_value(plan, "step", row, 2), "its gradient belongs to a different update than")
 
 
 def test_gradients_before_those_of_the_last_update_are_used():
@@ -156,7 +156,7 @@ def test_gradients_before_those_of_the_last_update_are_used():
 def test_delays_that_are_none():
     plan = pipeline(stages(2), Mesh(pipeline=2), 1, "pipedream", steps=2)
     for delays in ((1,), (1, -1)):
-        with pytest.raises(ConfigError, match="a number of at least 0 for each of the layers"):
+        with pytest.raises(ConfigError, match="must have one number of at least 0 per layer"):
             dataclasses.replace(plan, delays=delays)
 
 
@@ -215,10 +215,10 @@ def refusal(plan):
 
 
 @pytest.mark.parametrize(("more", "text"), [
-    ({"order": "pipedream", "micro_batches": 2}, "micro_batches = 2: 'pipedream' updates after each; use 1, or '2bw'"),
-    ({"order": "2bw", "micro_batches": 2}, "micro_batches = 2: '2bw' needs as many as stages in a step, 3, or more"),
-    ({"order": "2bw", "micro_batches": 3, "p2p": "exchange"}, "p2p = 'exchange': needs an order whose steps end"),
-    ({"order": "2bw", "micro_batches": 3, "sharded": True}, "sharded = True: needs an order whose steps end before"),
+    ({"order": "pipedream", "micro_batches": 2}, "'pipedream' updates the weights after every micro-batch"),
+    ({"order": "2bw", "micro_batches": 2}, "'2bw' needs at least one micro-batch per stage (3)"),
+    ({"order": "2bw", "micro_batches": 3, "p2p": "exchange"}, "use an order whose steps do not overlap"),
+    ({"order": "2bw", "micro_batches": 3, "sharded": True}, "use an order whose steps do not overlap"),
 ])  # fmt: skip
 def test_what_does_not_go_together(more, text):
     with pytest.raises(ConfigError, match=re.escape(text)):
@@ -226,9 +226,11 @@ def test_what_does_not_go_together(more, text):
 
 
 def test_chunks_and_shared_weights():
-    with pytest.raises(ConfigError, match="6 chunks: order 'pipedream' needs one for each of the 3 ranks"):
+    with pytest.raises(ConfigError, match="order 'pipedream' needs one chunk per stage, but there are 6 chunks for 3"):
         pipeline(stages(6), Mesh(pipeline=3), 1, "pipedream")
-    with pytest.raises(ConfigError, match=r"share weights \(tied_dense\), which differ in age with 'pipedream'"):
+    with pytest.raises(
+        ConfigError, match=r"the first and the last stage share weights \(tied_dense\), whose ages differ with"
+    ):
         pipeline(balanced(workload("gpt2", 1), 2), Mesh(pipeline=2), 1, "pipedream")
 
 

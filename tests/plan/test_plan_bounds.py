@@ -58,7 +58,7 @@ def test_the_critical_path_is_the_longest_path(seed, least):
 def test_the_critical_path_by_hand():
     assert hand_made().critical_path() == 1.0 + 2.0 + 0.5 + 0.25
     assert hand_made().critical_path(least=1.0) == 1.0 + 2.0 + 1.0 + 0.25  # the all-reduce beside other work of 0.5 s
-    with pytest.raises(ConfigError, match="least must be seconds of at least 0"):
+    with pytest.raises(ConfigError, match="least: must be at least 0 s"):
         hand_made().critical_path(least=-1.0)
     assert Draft().plan().critical_path() == 0.0
 
@@ -95,7 +95,7 @@ def test_a_cycle_has_no_critical_path():
     draft = Draft()
     draft.work(0, 1.0, "a", needs=[1])
     draft.work(0, 1.0, "b")
-    with pytest.raises(ConfigError, match="wait for each other in a circle"):
+    with pytest.raises(ConfigError, match="dependency cycle"):
         draft.plan().critical_path()
 
 
@@ -194,7 +194,7 @@ def test_ranks_of_one_machine_cross_nothing():
     draft.message(0, 1, 1e9)
     plan = draft.plan()
     assert plan.cut(network(), nodes=[1, 1]).seconds == 0.0
-    with pytest.raises(ConfigError, match="must be 2 nodes"):
+    with pytest.raises(ConfigError, match="must list 2 nodes of cluster 'star-4'"):
         plan.cut(network(), nodes=[1])
 
 

@@ -128,8 +128,8 @@ def test_what_a_trace_cannot_say(tmp_path):
     first = draft.work(0, 1.0)
     draft.work(1, 1.0, needs=[first])
     for plan, text in (
-        (draft.plan(), r"to_chakra: row 1 .*needs row 0 .*: a trace has no needs between ranks"),
-        (data_parallel(workload(), 2, queue=Mine()), "no trace can say how it decides"),
+        (draft.plan(), r"to_chakra: row 1 .*depends on row 0 .* of another rank, which a trace cannot express"),
+        (data_parallel(workload(), 2, queue=Mine()), "cannot be stored in a trace"),
     ):
         with pytest.raises(ConfigError, match=text):
             plan.to_chakra(tmp_path / "x.et")
@@ -139,14 +139,14 @@ def test_what_a_trace_cannot_say(tmp_path):
 def test_files_of_a_plan_that_were_changed(tmp_path):
     files = two_ranks().to_chakra(tmp_path / "p.et")
     files[1].unlink()
-    with pytest.raises(ConfigError, match=r"p.0.et: is one of 2 files of a plan, 1 of which"):
+    with pytest.raises(ConfigError, match=r"p\.0\.et: the plan consists of 2 files, but only 1 are there"):
         read_chakra(files[0])
     two_ranks().to_chakra(tmp_path / "p.et")
     data = files[0].read_bytes()
     changes = ((b"n_layers", b"n_lovers"), (b"ddlsim.kind", b"ddlsim.mind"), (b"[[0, 1]]", b"[[0, 9]]"))
     for old, new in changes:
         files[0].write_bytes(data.replace(old, new))
-        with pytest.raises(ConfigError, match=r"p.0.et: (its ddlsim attributes are damaged|plan: groups\[0\])"):
+        with pytest.raises(ConfigError, match=r"p.0.et: (the ddlsim attributes are damaged|plan: groups\[0\])"):
             read_chakra(files[0])
 
 
@@ -221,9 +221,9 @@ def test_what_travels_takes_its_time_whoever_starts_it(tmp_path):
 @pytest.mark.parametrize("text", ["{}", '{"a": 1}', '{"name": "x"}', '{"traceEvents": []}', '{"version": "0.0.4"}'])
 def test_other_json_is_no_empty_plan(tmp_path, text):
     (tmp_path / "x.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"x.json: (?:message 0: .* is no field of a node|has no node)"):
+    with pytest.raises(ConfigError, match=r"x.json: (?:message 0: .* is not a field of a node|contains no nodes)"):
         read_chakra(tmp_path / "x.json")
-    with pytest.raises(ConfigError, match=r"t.0.et: has no node; is it a Chakra trace"):
+    with pytest.raises(ConfigError, match=r"t\.0\.et: contains no nodes; is it a Chakra trace"):
         read_chakra(written(tmp_path, [], [node(1, 0)]))
 
 
@@ -243,11 +243,13 @@ def test_process_groups(tmp_path):
     told = put(8, put(1, '[\'[{"pg_name": "even", "ranks": [2, 0]}, {"pg_name": "odd", "ranks": [1, 3]}]\']'))
     (tmp_path / "t.0.et").write_bytes(HEAD + node(7, 1, told) + nodes(0)[0])
     assert set(read_chakra(path).groups) == {(2, 0), (1, 3)}
-    with pytest.raises(ConfigError, match=r"t.0.et: process group 'odd' has rank 9, but the traces are of 4 ranks"):
+    with pytest.raises(
+        ConfigError, match=r"t\.0\.et: process group 'odd' contains rank 9, but there are traces of 4 ranks only"
+    ):
         read_chakra(path, groups={"even": [0, 2], "odd": [1, 9]})
     with pytest.raises(ConfigError, match=r"rank 0 is not in its group \[2, 3\]"):
         read_chakra(path, groups={"even": [2, 3]})
-    with pytest.raises(ConfigError, match=r"group 'even' is \(0, 0\); must list ranks, once each"):
+    with pytest.raises(ConfigError, match=r"group 'even' = \(0, 0\): must be a list of distinct ranks"):
         read_chakra(path, groups={"even": [0, 0]})
 
 
@@ -265,7 +267,7 @@ def test_every_collective_of_the_schema(tmp_path, kind, as_kind, nbytes):
 
 def test_operations_at_a_speed(tmp_path):
     path = written(tmp_path, [node(1, COMP, attribute("num_ops", 13, 10**9), attribute("tensor_size", 13, 10**6))])
-    with pytest.raises(ConfigError, match=r"node 1 \('n', COMP_NODE\): has num_ops = 1000000000 and no duration; give"):
+    with pytest.raises(ConfigError, match=r"node 1 \('n', COMP_NODE\): has num_ops = 1000000000 but no duration"):
         read_chakra(path)
     assert read_chakra(path, flops="1 TFLOP/s").execute(SWITCH).seconds == pytest.approx(1e-3)
     slow = read_chakra(path, flops="1 TFLOP/s", memory_bandwidth="100 MB/s")
@@ -297,24 +299,24 @@ def test_attributes_of_every_type(tmp_path):
     [
         ([node(1, COMP, needs=[2])], r"t.0.et: node 1 \('n', COMP_NODE\): depends on node 2, which is not in the file"),
         ([node(1, COMP), node(1, COMP)], r"node 1 .*another node has the same number"),
-        ([node(1, COMP, needs=[2]), node(2, COMP, needs=[1]), collective(3, 0, 5)], "t.0.et: node .*in a circle"),
-        ([node(1, COMP, put(11, b""))], "message 1: its node has a field 11, like those of schemas before 0.0.4"),
-        ([node(1, 8)], r"t.0.et: message 1: node 1 has the type 8; the schema knows 0 to 7"),
-        ([collective(1, 10, 5)], "comm_type = 10: the schema knows 0 to 9"),
+        ([node(1, COMP, needs=[2]), node(2, COMP, needs=[1]), collective(3, 0, 5)], r"t.0.et: node .*dependency cycle"),
+        ([node(1, COMP, put(11, b""))], r"message 1: the node has field 11, as in schemas before 0\.0\.4"),
+        ([node(1, 8)], r"t\.0\.et: message 1: node 1 has type 8; the schema defines types 0 to 7"),
+        ([collective(1, 10, 5)], "comm_type = 10: the schema defines 0 to 9"),
         ([collective(1, 0, -5)], "comm_size = -5: must be a whole number of at least 0"),
-        ([node(1, COLLECTIVE, attribute("comm_size", 9, 5))], "has no comm_type, without which"),
-        ([node(1, COLLECTIVE, attribute("comm_type", 9, 0))], r"t.0.et: node 1 .*has no comm_size, without which"),
+        ([node(1, COLLECTIVE, attribute("comm_size", 9, 5))], "has no comm_type, which a plan needs"),
+        ([node(1, COLLECTIVE, attribute("comm_type", 9, 0))], r"t.0.et: node 1 .*has no comm_size, which"),
         ([node(1, COLLECTIVE, attribute("comm_type", 9, 0), attribute("is_cpu_op", 27, 1))], "has no comm_size"),
         ([node(1, SEND, attribute("comm_dst", 7, 1))], "has no comm_size"),
-        ([node(1, 2, attribute("tensor_size", 13, 5), attribute("is_cpu_op", 27, 1))], "moves memory in no time"),
+        ([node(1, 2, attribute("tensor_size", 13, 5), attribute("is_cpu_op", 27, 1))], "accesses memory but has no"),
         ([collective(1, 0, 5, attribute("involved_dim", 28, put(1, b"\1\0")))], r"involved_dim = \[True, False\]"),
-        ([message(1, 5, 1, sends=True)], r"t.0.et: node 1 .*no task receives it: 1 messages go from rank 0 to rank 1"),
+        ([message(1, 5, 1, sends=True)], r"t.0.et: node 1 .*no task receives it: rank 0 sends 1 messages"),
         ([message(1, 5, 1, sends=False)], "no task sends it"),
         ([message(1, 5, 99, sends=True)], "no task receives it"),
         ([node(1, SEND, attribute("comm_size", 9, 5))], "has no comm_dst"),
-        ([message(1, 5, 1, sends=True) + message(2, 5, 0, sends=True)], "comm_dst = 0: is the rank itself"),
+        ([message(1, 5, 1, sends=True) + message(2, 5, 0, sends=True)], "comm_dst = 0: must be another rank"),
         ([node(1, SEND, attribute("comm_src", 7, 3), attribute("comm_size", 9, 5))], "comm_src = 3, in the file of"),
-        ([node(1, 2, attribute("tensor_size", 13, 5))], "MEM_LOAD_NODE.*moves memory in no time"),
+        ([node(1, 2, attribute("tensor_size", 13, 5))], "MEM_LOAD_NODE.*accesses memory but has no duration"),
         ([collective(1, 0, 5), collective(2, 0, 5)], "rank 1 of its group never enters this collective: it enters 1"),
         ([collective(1, 0, 6)], r"t.1.et: node 1 .*: is all_reduce of 5 bytes, .*t.0.et: node 1 .* all_reduce of 6"),
     ],
@@ -326,15 +328,17 @@ def test_what_a_plan_cannot_say_is_refused(tmp_path, nodes, text):
 
 
 def test_files_that_are_missing(tmp_path):
-    with pytest.raises(ConfigError, match=r"t.et: no such file, nor t.0.et beside it"):
+    with pytest.raises(ConfigError, match=r"no such file, and there is no t\.0\.et in its folder"):
         read_chakra(tmp_path / "t.et")
     written(tmp_path, [collective(1, 0, 5)], [], [collective(1, 0, 5)])
     (tmp_path / "t.1.et").unlink()
-    with pytest.raises(ConfigError, match=r"t.1.et: no such file, but t.2.et is there; give one file per rank"):
+    with pytest.raises(
+        ConfigError, match=r"t\.1\.et: no such file, although there is t\.2\.et; provide one file per rank"
+    ):
         read_chakra(tmp_path / "t.et")
     (tmp_path / "t.2.et").unlink()
     path = written(tmp_path, [node(1, COMP)], [])
-    with pytest.raises(ConfigError, match="n_ranks = 4: there are 2 files"):
+    with pytest.raises(ConfigError, match="n_ranks = 4 has no effect with 2 files"):
         read_chakra(path, n_ranks=4)
 
 
@@ -395,8 +399,11 @@ def test_what_the_jsonizer_makes_of_a_trace_is_the_same_plan(tmp_path, snake):
         (as_json(*JSON)[:-9], r"j\.json:8: message 2 is not valid JSON: .*; is the file complete\?"),
         (as_json(*JSON).replace("COMP_NODE", "CUDA_NODE"), "message 1: type = 'CUDA_NODE' is unknown; known: INV"),
         (as_json(*JSON).replace('"7"', '"-7"'), "message 1.durationMicros: '-7' must be a whole number"),
-        (as_json(*JSON).replace("dataDeps", "parents"), "message 2: 'parents' is no field of a node"),
-        (as_json(*JSON).replace('"name": "comm_type",', ""), r"message 2.attr\[0\]: has no name; give every"),
+        (as_json(*JSON).replace("dataDeps", "parents"), "message 2: 'parents' is not a field of a node"),
+        (
+            as_json(*JSON).replace('"name": "comm_type",', ""),
+            r"message 2\.attr\[0\]: has no name; every attribute needs one",
+        ),
         (as_json(*JSON[:1], [1]), "message 1: must be an object"),
     ],
     ids=["cut", "type", "negative", "field", "nameless", "list"],

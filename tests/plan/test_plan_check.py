@@ -60,11 +60,11 @@ def test_a_receive_without_a_send():
 
 
 def test_a_message_to_a_rank_that_does_not_receive_it():
-    refuses(with_value(a_message(), "peer", 1, 0), "no task receives it: the other end is row 2")
+    refuses(with_value(a_message(), "peer", 1, 0), "has no matching receive; the task at the other end is row 2")
 
 
 def test_a_message_whose_ends_differ_in_size():
-    refuses(with_value(a_message(), "nbytes", 2, 5.0), "has 1000000 bytes, row 2", " 5")
+    refuses(with_value(a_message(), "nbytes", 2, 5.0), "has 1000000 bytes, but row 2", " 5")
 
 
 def test_two_messages_with_one_key():
@@ -92,7 +92,7 @@ def test_a_collective_of_a_stranger():
 
 def test_a_collective_whose_members_disagree():
     plan = hand_made()
-    refuses(with_value(plan, "nbytes", 7, 5.0), "row 7", "row 6", "differ in bytes: 5, 1e+06")
+    refuses(with_value(plan, "nbytes", 7, 5.0), "row 7", "row 6", "but differ in bytes: 5 and 1e+06")
 
 
 def queued(queue, **more):
@@ -109,7 +109,7 @@ def test_queues_are_proved():
 def test_a_collective_in_two_queues():
     plan = queued(UrgentQueue())
     lanes = [lane if lane.rank != 1 else lane._replace(queue=-1) for lane in plan.lanes]
-    refuses(changed(plan, lanes=tuple(lanes)), "differ in queue: -1, 0")
+    refuses(changed(plan, lanes=tuple(lanes)), "but differ in queue: -1 and 0")
 
 
 def test_a_queue_of_two_groups():
@@ -118,8 +118,8 @@ def test_a_queue_of_two_groups():
         draft.all_reduce(group, 1.0)
     plan = draft.plan()
     lanes = tuple(lane._replace(queue=0) for lane in plan.lanes)
-    refuses(changed(plan, lanes=lanes, queues=(UrgentQueue(),)), "its queue serves another group too")
-    with pytest.raises(ConfigError, match="a queue below 0"):
+    refuses(changed(plan, lanes=lanes, queues=(UrgentQueue(),)), "its queue is also used by another group")
+    with pytest.raises(ConfigError, match="its queue below 0"):
         changed(plan, lanes=lanes)
 
 
@@ -146,7 +146,11 @@ def test_needs_in_a_circle():
     draft = Draft()
     first = draft.work(0, 1.0, "a", lane="x", needs=[1])
     draft.work(0, 1.0, "b", lane="y", needs=[first])
-    refuses(draft.plan(), "row 0 (rank 0 x: a, step 0) waits for row 1 (rank 0 y: b, step 0), which it needs", "circle")
+    refuses(
+        draft.plan(),
+        "row 0 (rank 0 x: a, step 0) waits for row 1 (rank 0 y: b, step 0), which it needs",
+        "dependency cycle",
+    )
 
 
 def test_a_lane_that_waits_for_what_stands_behind():
@@ -159,7 +163,13 @@ def test_a_lane_that_waits_for_what_stands_behind():
 def test_collectives_entered_in_conflicting_orders():
     plan = two_ranks()
     first, second = rows(plan, ALL_REDUCE, rank=1)[:2]
-    refuses(swapped(plan, first, second), "circle", "all-reduce of part 0", "all-reduce of part 1", "same collective")
+    refuses(
+        swapped(plan, first, second),
+        "dependency cycle",
+        "all-reduce of part 0",
+        "all-reduce of part 1",
+        "same collective",
+    )
 
 
 def test_two_ranks_that_wait_for_each_others_message():
@@ -167,7 +177,7 @@ def test_two_ranks_that_wait_for_each_others_message():
     draft.message(0, 1, 1.0, "there")
     draft.message(1, 0, 1.0, "back")
     plan = draft.plan()  # each rank now receives before it sends
-    refuses(reordered(plan, [3, 0, 1, 2]), "circle", "which sends to it", "before it on its lane")
+    refuses(reordered(plan, [3, 0, 1, 2]), "dependency cycle", "which sends to it", "before it on its lane")
 
 
 # ---------------------------------------------------------------- passes
@@ -176,28 +186,28 @@ def test_two_ranks_that_wait_for_each_others_message():
 def test_a_micro_batch_that_never_goes_backward():
     plan = two_ranks()
     gone = rows(plan, BACKWARD, rank=1, step=1)
-    refuses(without(plan, gone), "batch 1 of step 1 never goes backward")
+    refuses(without(plan, gone), "batch 1 of step 1 has no backward pass")
 
 
 def test_a_layer_that_never_goes_backward():
     plan = two_ranks()
     gone = rows(plan, BACKWARD)[1]
     first = plan.first[gone]
-    refuses(without(plan, [gone]), f"layer {first} never goes backward for this batch")
+    refuses(without(plan, [gone]), f"layer {first} has no backward pass for this batch")
 
 
 def test_a_layer_that_goes_backward_twice():
     plan = two_ranks()
     row = rows(plan, BACKWARD)[1]
-    refuses(with_value(plan, "end", row, plan.end[row] + 1), "a second time", "goes backward")
+    refuses(with_value(plan, "end", row, plan.end[row] + 1), "has a second backward pass for this batch")
 
 
 def test_a_layer_that_never_goes_forward():
     plan = two_ranks()
     row = rows(plan, FORWARD)[0]
     short = with_value(plan, "end", row, 3)
-    refuses(short, f"row {row} (rank 0 compute: forward of layers 0..2", "layer 3 never goes forward")
-    refuses(with_value(plan, "first", row, 3), "layer 0 never goes forward")
+    refuses(short, f"row {row} (rank 0 compute: forward of layers 0..2", "layer 3 has no forward pass for")
+    refuses(with_value(plan, "first", row, 3), "layer 0 has no forward pass")
 
 
 def test_a_pass_without_a_micro_batch():
@@ -219,7 +229,7 @@ def test_backward_on_another_rank():
     plan = hand_made()
     a, b = plan.lane[1], plan.lane[4]
     moved = with_value(with_value(plan, "lane", 1, b), "lane", 4, a)
-    refuses(moved, "activations are on another rank")
+    refuses(moved, "runs without its activations, which are on")
 
 
 # ---------------------------------------------------------------- gradients
@@ -266,7 +276,7 @@ def test_groups_of_groups_sum_once():
                 latest.update(zip(group, made, strict=True))
         for rank in range(4):
             draft.work(rank, 0.0, kind="update", layers=(0, 1), needs=[latest[rank]])
-        draft.plan().check() if text is None else refuses(draft.plan(), f"is {text} in part 0; it must be once")
+        draft.plan().check() if text is None else refuses(draft.plan(), f"is {text} in part 0; it must be summed once")
 
 
 def test_a_bucket_that_leaves_before_it_is_full():
@@ -327,23 +337,23 @@ def test_one_rank_updates_for_all():
     exchanged(("reduce", (2, 0, 1, 3)), "update", ("broadcast", (2, 0, 1, 3)), updates=[2], steps=2).check()
     refuses(exchanged(("reduce", (2, 0, 1, 3)), "update", updates=[2]), "rank 0", "no update follows")
     refuses(exchanged(("reduce", (2, 0, 1, 3)), "update", ("broadcast", (0, 1, 2, 3)), updates=[2]),
-            "row 13 (rank 0 stream: broadcast of part 0", "part 0 is not updated afterwards")  # fmt: skip
+            "row 13 (rank 0 stream: broadcast of part 0", "part 0 is not updated on its")  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("levels", "texts"),
     [
-        ([SCATTER, "update"], ["row 12 (rank 0", "afterwards its rank has 0.25 of the updated weights"]),
-        ([SCATTER, "update", ("all_gather", *PAIRS)], ["rank 0", "has 0.5 of the updated weights of part 0"]),
-        ([SCATTER, "update", ("all_gather", (1, 0, 2, 3))], ["does not begin where that of the member before it ends"]),
+        ([SCATTER, "update"], ["row 12 (rank 0", "afterwards, its rank has only 0.25 of the updated weights"]),
+        ([SCATTER, "update", ("all_gather", *PAIRS)], ["rank 0", "has only 0.5 of the updated weights of part 0"]),
+        ([SCATTER, "update", ("all_gather", (1, 0, 2, 3))], ["its range of the part does not begin"]),
         ([("reduce_scatter", *PAIRS), "update", ("all_gather", *PAIRS)], ["batch 2 is never summed in part 0"]),
-        ([SCATTER, ("all_reduce", (0, 1, 2, 3)), "update", GATHER], ["another range of the part than the first"]),
+        ([SCATTER, ("all_reduce", (0, 1, 2, 3)), "update", GATHER], ["differs from that of the first member"]),
         ([("all_reduce", *PAIRS), "update", ("all_reduce", *ACROSS)], ["may start before", "whose gradients it uses"]),
-        ([("reduce_scatter", *PAIRS), ("all_gather", *ACROSS), "update"], ["does not begin where that of the member"]),
+        ([("reduce_scatter", *PAIRS), ("all_gather", *ACROSS), "update"], ["its range of the part does not begin"]),
         ([("reduce_scatter", *PAIRS), "update", ("all_gather", *PAIRS)], ["row 12", "batch 2 is never summed"]),
-        ([("all_to_all", (0, 1, 2, 3)), "update"], ["row 8", "all-to-all of part 0", "nothing of a part is summed"]),
+        ([("all_to_all", (0, 1, 2, 3)), "update"], ["row 8", "all-to-all of part 0", "cannot sum or gather a part"]),
         ([("reduce_scatter", *PAIRS), ("reduce_scatter", *ACROSS), "update", ("all_gather", *PAIRS)],
-         ["row 21 (rank 1", "does not begin where"]),
+         ["row 21 (rank 1", "its range of the part does not begin"]),
     ],
 )  # fmt: skip
 def test_what_is_never_whole(levels, texts):
@@ -354,7 +364,7 @@ def test_shards_of_shards_of_shards():
     """Of eight ranks, in pairs of pairs of pairs."""
     pairs = [[(rank, rank | bit) for rank in range(8) if not rank & bit] for bit in (1, 2, 4)]
     levels = [*(("reduce_scatter", *each) for each in pairs), "update"]
-    refuses(exchanged(*levels, n_ranks=8), "reduce-scatter", "a part that has been scattered twice already")
+    refuses(exchanged(*levels, n_ranks=8), "reduce-scatter", "it scatters a part for the third time")
 
 
 def test_weights_that_are_used_before_they_are_gathered():
@@ -366,13 +376,15 @@ def test_weights_that_are_used_before_they_are_gathered():
     gather = rows(plan, KINDS.index("all_gather"))[0]
     scattered = rows(plan, KINDS.index("reduce_scatter"))[0]
     early = with_value(plan, "needs", plan.need_offsets[gather], scattered)
-    refuses(early, f"row {gather} (rank 0 stream: all-gather", "may start before", "update", "whose weights it brings")
+    refuses(
+        early, f"row {gather} (rank 0 stream: all-gather", "may start before", "update", "whose weights it distributes"
+    )
 
 
 def test_sums_of_different_gradients_are_not_put_together():
     """Each pair gathers shards of sums of other ranks' gradients."""
     levels = [("reduce_scatter", (0, 2), (3, 1)), ("all_gather", (0, 1), (3, 2)), "update"]
-    refuses(exchanged(*levels), "brings another sum than the first member of its group")
+    refuses(exchanged(*levels), "its sum differs from that of the first member of its group")
 
 
 def test_ranks_that_do_it_in_another_order():
@@ -386,7 +398,7 @@ def test_ranks_that_do_it_in_another_order():
     after = draft.work(1, 0.1, kind="update", layers=(0, 1), needs=[scattered[1]])
     gathered = draft.collective("all_gather", (0, 1), 1e6, [[], [after]], part=0)
     draft.work(0, 0.1, kind="update", layers=(0, 1), needs=[gathered[0]])
-    refuses(draft.plan(), "row 8 (rank 1 stream: all-gather", "brings another sum than the first member")
+    refuses(draft.plan(), "row 8 (rank 1 stream: all-gather", "its sum differs from that of the first member")
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
@@ -401,7 +413,7 @@ def test_sharded_updates_are_proved(overlap, accumulation):
     if overlap:
         refuses(early, f"row {forward} (rank 1 compute: forward", "all-gather", "whose weights it uses")
     gathers = np.flatnonzero((plan.kind == KINDS.index("all_gather")) & (plan.part == 2) & (plan.step == 1))
-    refuses(without(plan, gathers), "has 0.333 of the updated weights of part 2")
+    refuses(without(plan, gathers), "its rank has only 0.333 of the updated weights of part 2")
 
 
 def test_servers_are_proved():
@@ -412,7 +424,7 @@ def test_servers_are_proved():
     refuses(without(plan, gone), "update", "step 1", "is never summed in part 3")
     refuses(without(plan, gone[-1:]), "push-pull of part 3, step 1", "rank 4 of its group never enters")
     for servers in ((), (3,), (0, 4), (0, 1, 2, 3, 4)):
-        refuses(changed(plan, servers=servers), "push-pull", "its group must be workers and, behind them, servers")
+        refuses(changed(plan, servers=servers), "push-pull", "its group must consist of workers followed by servers")
     with pytest.raises(ConfigError, match=r"servers = \(9,\): must be ranks below 5"):
         changed(plan, servers=(9,))
 
@@ -420,7 +432,7 @@ def test_servers_are_proved():
 def test_a_queue_of_two_kinds():
     plan = queued(UrgentQueue())
     one = np.flatnonzero(plan.key == plan.key[rows(plan, ALL_REDUCE)[3]])
-    refuses(with_value(plan, "kind", one, KINDS.index("all_gather")), "its queue serves another kind too")
+    refuses(with_value(plan, "kind", one, KINDS.index("all_gather")), "its queue is also used by another kind")
 
 
 def test_a_broadcast_is_no_barrier_for_its_root():
@@ -435,7 +447,7 @@ def test_a_broadcast_is_no_barrier_for_its_root():
         if works:
             reordered(plan, order).check()
         else:
-            refuses(reordered(plan, order), "circle", "which comes before another member of its collective")
+            refuses(reordered(plan, order), "dependency cycle", "which comes before another member of its collective")
 
 
 # ---------------------------------------------------------------- weights
@@ -456,25 +468,25 @@ def test_a_forward_pass_before_the_update():
 
 def test_a_step_without_an_update():
     plan = two_ranks()
-    refuses(without(plan, rows(plan, UPDATE)), "is never used: no update follows")
+    refuses(without(plan, rows(plan, UPDATE)), "is never used, because no update follows")
 
 
 def test_an_update_of_a_few_layers_only():
     plan = two_ranks()
     row = rows(plan, UPDATE)[0]
-    refuses(with_value(plan, "first", row, 100), "is never used: no update follows")
+    refuses(with_value(plan, "first", row, 100), "is never used, because no update follows")
 
 
 def test_a_second_update():
     plan = hand_made()
-    refuses(with_value(with_value(plan, "kind", 2, UPDATE), "end", 2, 1), "is updated a second time")
+    refuses(with_value(with_value(plan, "kind", 2, UPDATE), "end", 2, 1), "part 0 is updated twice in this step")
 
 
 def test_weights_of_a_rank_that_does_not_update_them():
     """A rank that only goes forward in step 1 uses what nobody has updated there."""
     plan = two_ranks(steps=2)
     moved = rows(plan, FORWARD, rank=0, step=1)
-    refuses(with_value(plan, "lane", moved, 2), "activations are on another rank")
+    refuses(with_value(plan, "lane", moved, 2), "runs without its activations, which are on")
 
 
 # ---------------------------------------------------------------- columns
@@ -490,7 +502,7 @@ def test_weights_of_a_rank_that_does_not_update_them():
         ("lane", 77, r"lane\[0\] = 77"),
         ("end", 2, r"end\[0\] = 2"),
         ("step", 100, r"step\[0\] = 100"),
-        ("needs", 99, r"needs\[0\] = 99 is no row"),
+        ("needs", 99, r"needs\[0\] = 99: must be a row below 10"),
     ],
 )
 def test_columns_that_point_to_nothing(column, value, text):

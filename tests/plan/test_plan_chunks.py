@@ -108,14 +108,14 @@ def test_gradients_of_weights_are_half_of_the_backward_pass():
 
 def test_what_does_not_fit():
     work = chain([1.0] * 3, [1.0] * 3)
-    with pytest.raises(ConfigError, match="stages = 4: chain has 3 layers; use 3 at most"):
+    with pytest.raises(ConfigError, match="stages = 4: chain has only 3 layers; use at most 3"):
         balanced(work, 4)
-    with pytest.raises(ConfigError, match="stages 2 x chunks 2 = 4: chain has 3 layers; use 3 at most"):
+    with pytest.raises(ConfigError, match="stages 2 x chunks 2 = 4: chain has only 3 layers; use at most 3"):
         balanced(work, 2, 2)
-    with pytest.raises(ConfigError, match="stages = 3: chain has 2 pieces between the layers where it may be cut"):
+    with pytest.raises(ConfigError, match="stages = 3: chain has only 2 pieces between the layers where it may be cut"):
         balanced(work, 3, at=[1])
     with pytest.raises(ConfigError, match="at = 5: must be a layer of chain, below 3"):
         balanced(work, 1, at=[5])
     for cuts in ([0], [2, 1], [1, 1], [3]):
-        with pytest.raises(ConfigError, match="increasing, from 1 to 2"):
+        with pytest.raises(ConfigError, match="from 1 to 2, before which chain is cut"):
             chunks_at(work, cuts)

@@ -120,9 +120,9 @@ def test_memory_counts_the_own_experts(workload: Workload):
 @pytest.mark.parametrize(
     ("model", "workers", "ways", "text"),
     [
-        ("mixtral-8x7b", 4, 3, "ways = 3: must divide the 4 ranks; use one of 1, 2, 4"),
-        ("mixtral-8x7b", 6, 6, "ways = 6: must divide the 8 experts of .*; with 6 ranks use one of 1, 2"),
-        ("lenet5", 4, 2, "model 'lenet5' has no mixture_of_experts; use data_parallel"),
+        ("mixtral-8x7b", 4, 3, "ways = 3: must divide the number of ranks, 4; use one of 1, 2, 4"),
+        ("mixtral-8x7b", 6, 6, "ways = 6: must divide the 8 experts of .*; with 6 ranks, use one of 1, 2"),
+        ("lenet5", 4, 2, "model 'lenet5' has no mixture_of_experts layer; use data_parallel"),
     ],
 )
 def test_what_does_not_match_is_said(model: str, workers: int, ways: int, text: str):

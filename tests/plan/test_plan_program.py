@@ -232,7 +232,7 @@ CAPABILITIES = {
         ddlsim.SoftSync(2, apply_time="0.2 ms"),
         lambda plan: (
             set(plan.seconds[rows(plan, name="update")].tolist()) == {2e-4}
-            and "an update takes 2" in " ".join(plan.notes)
+            and "an update uses 2 of the gradients" in " ".join(plan.notes)
         ),
     ),
     "an update that waits for all": Capability(ddlsim.ElasticAveraging(0.2, 2), waits_for_all),
@@ -244,7 +244,7 @@ CAPABILITIES = {
         lambda plan: {int(plan.peer[row]) for row in rows(plan, "send", rank=0)} == {1, N - 1} and of_own_rank(plan),
     ),
     "peers drawn by chance": Capability(
-        ddlsim.ADPSGD(), lambda plan: "peers are drawn" in " ".join(plan.notes) and of_own_rank(plan)
+        ddlsim.ADPSGD(), lambda plan: "peers are chosen at random" in " ".join(plan.notes) and of_own_rank(plan)
     ),
     # what stays Python: periods chosen at run time, sampled clients, restarts
     "a period that the loss decides": Capability(
@@ -254,7 +254,7 @@ CAPABILITIES = {
         {"training": learning()},
     ),
     "sampled clients": Capability(
-        ddlsim.FedAvg(0.5, local_steps=2), lambda plan: "2 clients are drawn" in " ".join(plan.notes)
+        ddlsim.FedAvg(0.5, local_steps=2), lambda plan: "each round samples 2 clients" in " ".join(plan.notes)
     ),
     "restarts": Capability(ddlsim.KSync(2), lambda plan: "start again" in " ".join(plan.notes)),
 }

@@ -104,7 +104,7 @@ def test_the_command_asks_the_question_and_options_go_before_it(tmp_path, monkey
 
 @pytest.mark.parametrize(("text", "said"), [
     ("stage = [0, 1]", "strategies[0].stage[0] = 4: must be a whole number from 0 to 3"),
-    ("cut = [", "strategies[0]: Splits: shard = [8]: needs stage 3; leave shard out, or add 3 to stage"),
+    ("cut = [", "strategies[0]: Splits: shard = [8] has no effect without stage 3; add 3 to stage, or remove shard"),
     ('type = "splits"', "unknown type 'split'; did you mean 'splits'?"),
     ('aim = "time"', "target.aim = 'speed': must be 'time' or 'cost'"),
     ('precision = "fp16"', "base: unknown key 'precisions'; did you mean 'precision'?"),
@@ -151,12 +151,17 @@ def test_a_study_says_which_configurations_have_no_way():
     assert first.experiment.strategy == Parallel(tensor=2, pipeline=4, micro_batch=2, sequence=True)
     assert first.experiment.batch_size == 4
     assert second.experiment is None
-    assert "no way to share bert-base out over 8 workers with batch_size = 3: 1 x the batch is no" in second.error
+    assert (
+        "no valid way to split bert-base over 8 workers with batch_size = 3: 1 x the batch size is not a"
+        in second.error
+    )
 
 
 def test_one_run_takes_one_way(tmp_path):
-    with pytest.raises(ConfigError, match=r"must be an object such as .* \(Splits are for recommend and for studies\)"):
+    with pytest.raises(
+        ConfigError, match=r"must be an object such as .* \(Splits are only for recommend and studies\)"
+    ):
         simulate("dgx1-v100", "bert-base", Splits())
     path = written(tmp_path, 'cluster = "dgx1-v100"\nmodel = "bert-base"\nstrategy = {type = "splits"}')
-    with pytest.raises(ConfigError, match="Splits are for recommend and for studies"):
+    with pytest.raises(ConfigError, match="Splits are only for recommend and studies"):
         ddlsim.load_experiment(path)

@@ -60,7 +60,7 @@ def test_where_nothing_is_disputed_there_is_no_range() -> None:
     assert answer.choices[0].range is None
     assert "disagree" not in str(answer)
     assert answer.to_dict()["certain"] is None
-    assert "software assumed: torchtitan; set another by --stack" in str(answer)
+    assert "assumed software stack: torchtitan; set another with --stack" in str(answer)
 
 
 @pytest.mark.parametrize(("factor", "certain"), [(0.7, True), (1.05, False), (2.0, True)])
@@ -81,7 +81,7 @@ def test_a_machine_whose_rate_is_disputed_beside_another(factor: float, certain:
         priced, "llama-3-8b", Target(aim="cost"), workers=[8], strategies=[FSDP()], batch_sizes=[8], jobs=1, n_best=1
     )
     assert answer.certain is certain
-    assert ("not certain, as published runs" in str(answer)) is not certain
+    assert ("uncertain, because published runs" in str(answer)) is not certain
     if not certain:
         assert answer.rivals is not None
         assert answer.best.candidate.place not in answer.rivals[0]

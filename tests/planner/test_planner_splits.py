@@ -174,7 +174,7 @@ def test_what_is_tried():
     assert {each["interleave"] for each in sizes if each["pipeline"] == 4} == {1, 3}
     assert {each["sequence"] for each in sizes if each["tensor"] == 1} == {False}
     assert len({tuple(each.items()) for each in sizes}) == len(sizes)
-    assert set(senseless) == {"the batch is no multiple of data x micro_batch"}
+    assert set(senseless) == {"the batch size is not a multiple of data x micro_batch"}
 
 
 def test_stages_cuts_and_sends_are_tried_too():
@@ -193,7 +193,7 @@ def test_stages_cuts_and_sends_are_tried_too():
         (cut, p2p) for cut in splits.cut for p2p in splits.p2p
     }
     assert {way.sharded for way in split} == {False, True, "full"}
-    assert senseless["stage 2 of ZeRO goes with tensor = 1 and pipeline = 1"] == 3 * 2
+    assert senseless["stage 2 of ZeRO needs tensor = 1 and pipeline = 1"] == 3 * 2
     assert all(each.exact for each in found)
     assert {each.sizes["stage"] for each in found} == {0, 1, 2, 3}
     assert "stage 3 in groups of 8" in str(next(each for each in found if each.sizes["shard"] == 8))
@@ -238,9 +238,9 @@ def test_what_does_not_go_together_is_counted():
     found, senseless = options([Splits(tensor=(2, 3), pipeline=(2, 4), data=(4,), micro_batch=(1, 5))], batch=32)
     assert {each.sizes["tensor"] for each in found} == {2}
     assert senseless["tensor x pipeline x data is not the number of workers"] == 3
-    assert senseless["the batch is no multiple of data x micro_batch"] == 1
+    assert senseless["the batch size is not a multiple of data x micro_batch"] == 1
     split = Splits(order=("zb-1p",), recompute=("full",), tensor=(1,))
-    with pytest.raises(ConfigError, match=r"fits together: .* x Parallel: order: gradients of weights"):
+    with pytest.raises(ConfigError, match=r"is valid: .* x Parallel: orders with separate weight gradients"):
         options([split])
 
 

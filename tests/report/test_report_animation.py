@@ -89,9 +89,9 @@ def long():
 @pytest.mark.parametrize(
     ("schedule", "path", "message"),
     [
-        (lambda: build("ring", 33), None, "33 ranks are too many to draw, above 32"),
-        (lambda: build("naive_ring", 4), "a.mp4", r"a.mp4: no kind of animation; end the name in one of .gif, .webp"),
-        (lambda: Schedule(2, 129, build("ring", 2).lanes), None, "129 chunks are too many to draw, above 128"),
+        (lambda: build("ring", 33), None, "the schedule has 33 ranks, above the limit of 32"),
+        (lambda: build("naive_ring", 4), "a.mp4", r"a.mp4: unknown animation format; use one of .gif, .webp"),
+        (lambda: Schedule(2, 129, build("ring", 2).lanes), None, "the schedule has 129 chunks, above the limit of 128"),
         (long, None, "more than 200 rounds"),
         (lambda: build("ring", 2), "nowhere/a.gif", "nowhere"),
     ],

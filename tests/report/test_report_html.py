@@ -140,8 +140,8 @@ def test_what_users_write_is_text_and_nothing_else(html):
 def test_title_answer_front_and_reasons_are_there(html, page):
     assert page.text["h1"] == "Study of resnet50 on rented"
     words = " ".join(re.sub(r"<[^>]*>", " ", html).split())
-    assert "At the best configuration by throughput (64 workers, ring, NIC bandwidth 100 Gbit/s)" in words
-    assert words.index("What one change gives") < words.index("Best throughput")
+    assert "From the best configuration by throughput (64 workers, ring, NIC bandwidth 100 Gbit/s)" in words
+    assert words.index("Effects of single changes") < words.index("Best throughput")
     assert "Best throughput 5,847 samples/s 95 % interval" in words
     assert "Cheapest per million samples" in words
     front = study().pareto("throughput", "cost_per_sample")
@@ -192,8 +192,8 @@ def test_models_do_not_compete_and_equal_ones_stand_once():
 def test_what_runs_cost_is_shown_where_they_have_an_end():
     """Four runs of 3 USD each."""
     words = " ".join(re.sub(r"<[^>]*>", " ", html_report(learners())).split())
-    assert "4 runs, each to its end, would cost 12 USD on these machines." in words
-    assert "4 runs, each to its end, would cost 12 USD on these machines" in str(learners())
+    assert "all 4 runs to the end would cost 12 USD on these machines." in words
+    assert "all 4 runs to the end would cost 12 USD on these machines" in str(learners())
     # the slow one never reaches the target, so changes are told by the accuracy
     assert "At the best configuration by accuracy (fast), unless another is named: fast instead of slow:" in words
     assert "would cost" not in str(study())  # a few steps
@@ -260,7 +260,7 @@ def test_a_study_that_learns_is_ranked_by_its_target():
 def test_a_study_in_which_nothing_ended_still_says_why():
     table = Table(["workers"], [Member("a", {"workers": 8}, 0)], {"a": Outcome(FAILED, "ValueError: no")})
     page = Page(html_report(table))
-    assert "No configuration has been simulated to its end" in page.text["strong"]
+    assert "No configuration has completed" in page.text["strong"]
     assert "ValueError: no" in page.text["td"]
     assert not page.all("img")
 
@@ -283,14 +283,14 @@ def test_a_study_that_was_stopped_says_so():
     table = study(spoil=False)
     kept = {key: outcome for key, outcome in table.outcomes.items() if key.startswith("8-")}
     text = html_report(Table(table.axes, table.members, kept, interrupted=True))
-    assert "8 done, 24 missing; interrupted: run the study again to go on." in " ".join(text.split())
-    assert "not simulated yet: run the study again to go on" in text
+    assert "8 done, 24 missing; interrupted: run the study again to continue." in " ".join(text.split())
+    assert "not simulated yet: run the study again to continue" in text
 
 
 def test_an_unknown_metric_is_refused():
     with pytest.raises(ConfigError, match="unknown metric 'througput'; did you mean 'throughput'"):
         html_report(study(), metric="througput")
-    with pytest.raises(ConfigError, match="energy is not known"):
+    with pytest.raises(ConfigError, match="no configuration has a known energy"):
         html_report(study(), metric="energy")
 
 
@@ -302,21 +302,21 @@ def test_from_a_study_to_the_page_and_from_its_store_by_the_command(tmp_path):
     made.save_html(page)
     whole = page.read_text(encoding="utf-8")
     Page(whole)
-    assert "What would help" in whole
+    assert "Sensitivity" in whole
     assert "Study of lenet5 on office-1gbe" in whole
     command = ["report", str(store), "--html", str(page)]
     done = CliRunner().invoke(app, [*command, "--question", "Why?"])
     assert done.exit_code == 0, done.output
     again = page.read_text(encoding="utf-8")
     assert "Why?" in again
-    assert "What would help" not in again  # a store has no experiments to simulate
+    assert "Sensitivity" not in again  # a store has no experiments to simulate
     same, other = tmp_path / "same.toml", tmp_path / "other.toml"
     same.write_text(TOML)
     other.write_text(TOML.replace("[8, 32]", "[8, 64]"))
     assert CliRunner().invoke(app, [*command, "--study", str(same)]).exit_code == 0
     assert page.read_text(encoding="utf-8") == whole
     refused = CliRunner().invoke(app, [*command, "--study", str(other)])
-    assert "the table is that of another study" in str(refused.exception)
+    assert "the table belongs to another study" in str(refused.exception)
     assert str(load_table(store)) in CliRunner().invoke(app, ["report", str(store)]).stdout
 
 
@@ -325,8 +325,8 @@ def test_from_a_study_to_the_page_and_from_its_store_by_the_command(tmp_path):
     [
         (["nowhere.sqlite"], "nowhere.sqlite: no such file"),
         (["study.sqlite", "--title", "x"], "--title has no effect without --html"),
-        (["study.sqlite", "--html", "report.pdf"], "name a file that ends in .html"),
-        (["study.sqlite", "--html", "nowhere/report.html"], "there is no folder 'nowhere'"),
+        (["study.sqlite", "--html", "report.pdf"], "choose a name that ends in .html"),
+        (["study.sqlite", "--html", "nowhere/report.html"], "the folder 'nowhere' does not exist"),
     ],
     ids=["no-store", "no-page", "no-html", "no-folder"],
 )

@@ -166,7 +166,7 @@ def test_studies_of_lives_are_judged_by_goodput_and_those_with_input_say_what_wa
     head, *rows = str(lives).splitlines()
     assert "goodput/s" in head
     assert METRICS["goodput"].column[1](lives.summary["goodput"].iloc[0]) in rows[0]
-    assert "at the best by goodput (seldom)" in str(lives)
+    assert "at the best configuration by goodput (seldom)" in str(lives)
     assert lives.summary["throughput"].nunique() == 1
 
     mixed = ddlsim.Study(base, {"failures": {"none": None, "some": base.failures}}).run(jobs=1)
@@ -190,7 +190,7 @@ def test_a_run_that_fits_opens_with_throughput_and_memory():
     tokens = 512 * result.throughput
     assert result.tokens_per_second == tokens
     assert throughput.split(None, 1)[1].startswith(
-        f"{tokens / 16:,.0f} tokens/s per device, {tokens:,.0f} tokens/s in all ("
+        f"{tokens / 16:,.0f} tokens/s per device, {tokens:,.0f} tokens/s in total ("
     )
     mfu = 3 * ddlsim.load_model("bert-large").flops * result.throughput / (16 * 15.7e12)
     assert result.mfu == pytest.approx(mfu, rel=1e-12)
@@ -212,9 +212,9 @@ def test_a_run_that_does_not_fit_says_so_first():
     first, second, *rest = str(result).splitlines()
     assert re.match("memory +does not fit: ", first)
     assert "has 34.4 GB; the largest batch that fits is 17" in first
-    assert second.startswith("if it fitted")
+    assert second.startswith("if it fit ")
     assert not [line for line in rest if line.startswith(("throughput", "warning"))]
-    assert repr(result).endswith("if it fitted into memory>")
+    assert repr(result).endswith("if it fitted in memory>")
     assert not result.fits
     assert json.loads(result.to_json())["fits"] is False
 

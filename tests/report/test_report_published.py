@@ -24,7 +24,7 @@ def test_a_language_model_as_typed_opens_with_what_people_ask_for(llama):
     assert llama.experiment.batch_size == 64
     text = str(llama)
     stack = ddlsim.load_stack("torchtitan")
-    assert f"{stack.title} ({stack.release}); stack torchtitan, assumed: --stack or stack= sets another" in text
+    assert f"{stack.title} ({stack.release}); stack torchtitan (assumed; --stack or stack= sets another" in text
     assert f"simulated: {llama.tokens_per_second / 64:,.0f} with" in text
 
 

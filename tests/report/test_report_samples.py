@@ -40,5 +40,5 @@ def test_only_fields_with_many_values_call_for_it(tmp_path):
     assert (tmp_path / "sample.png").stat().st_size > 5000
     assert "Throughput over each field" in html_report(sample())
     assert "over each field" not in html_report(study())
-    with pytest.raises(ConfigError, match="scatter: all configurations with a result are the same"):
+    with pytest.raises(ConfigError, match="scatter: all configurations with a result are equal"):
         scatter(sample(1))

@@ -29,7 +29,7 @@ def test_cells_of_a_heat_map_are_the_best_of_the_other_fields(tmp_path):
 def test_a_heat_map_refuses_what_it_cannot_show():
     with pytest.raises(ConfigError, match=r"unknown varied field 'worker'.*did you mean 'workers'"):
         heat_map(study(), "worker", "strategy")
-    with pytest.raises(ConfigError, match="heat map: workers has 17 values, more than the 16"):
+    with pytest.raises(ConfigError, match="heat map: workers has 17 values, above the limit of 16"):
         heat_map(study(workers=tuple(range(1, 18)), spoil=False), "workers", "strategy")
 
 
@@ -96,7 +96,7 @@ def test_one_change_shows_the_neighbours_of_the_best():
 def test_one_change_needs_neighbours():
     table = study(spoil=False)
     alone = dataclasses.replace(table, members=[table.members[0], table.members[-1]])  # nothing in common
-    with pytest.raises(ConfigError, match="differs from the best in one field only"):
+    with pytest.raises(ConfigError, match="differs from the best one in a single field"):
         one_change(alone)
 
 
@@ -111,7 +111,7 @@ def test_bars_of_a_tornado_are_gains():
     assert [label.get_text() for label in axes.get_yticklabels()] == ["+10% compute speed", "-10% NIC latency"]
     assert axes.get_xlabel() == "change in throughput (%)\nno effect: NVLink bandwidth"
     assert not tornado(found[2:]).patches
-    with pytest.raises(ConfigError, match="there are no sensitivities"):
+    with pytest.raises(ConfigError, match="sensitivities is empty"):
         tornado([])
 
 
@@ -128,7 +128,7 @@ def test_learning_curves_are_means_over_seeds():
     band = axes.collections[0].get_paths()[0].vertices
     assert band[:, 1].max() == pytest.approx(80.0 + 12.7062 * 40.0, rel=1e-4)
     assert axes.get_ylim()[1] <= 102.0  # there is no accuracy beyond
-    with pytest.raises(ConfigError, match="learn nothing"):
+    with pytest.raises(ConfigError, match="timing-only"):
         learning(study())
 
 
@@ -160,7 +160,7 @@ def test_changes_are_read_off_the_table():
     assert {"16 instead of 8 workers", "32 instead of 16 workers", "64 instead of 32 workers"} <= found.keys()
     assert len(found) == 5
     text = str(study())
-    assert "what one change gives, at the best by throughput (64 workers, ring, NIC bandwidth 100 Gbit/s):" in text
+    assert "effects of single changes, at the best configuration by throughput (64 workers, ring, NIC" in text
     assert str(bandwidth) in text
 
 
@@ -169,7 +169,7 @@ def test_changes_have_intervals_over_seeds():
     and +20.2 % the interval is 20.1 +- 1.27 %."""
     table = study(workers=(8,), spoil=False)
     for factors, words in (
-        ((1.1, 1.3), "throughput +20.0 % (2 seeds do not tell them apart)"),
+        ((1.1, 1.3), "throughput +20.0 % (not significant with 2 seeds)"),
         ((1.2, 1.202), "throughput +20.1 % (95 % interval +18.8 % to +21.4 %)"),
     ):
         outcomes = dict(table.outcomes)
@@ -207,7 +207,7 @@ def test_seeds_that_contradict_each_other_tell_nothing_apart():
         for key, value in other.items()
     }
     best = answers(dataclasses.replace(table, outcomes={**table.outcomes, **changed}))[0]
-    assert best.next.endswith("; 2 seeds do not tell the two apart")
+    assert best.next.endswith("; the difference is not significant with 2 seeds")
 
 
 def test_bandwidths_of_the_grid_are_labelled_with_their_field():

@@ -4,7 +4,7 @@ import pytest
 
 from ddlsim import Experiment, Lognormal, NoJitter, Study
 
-REMARK = "all seeds gave the same: nothing in these runs is random"
+REMARK = "all seeds gave the same results, because nothing in these runs is random"
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def test_nobody_waits_for_those_who_never_come_back(name, tmp_path):
 
 def test_where_too_few_are_left_it_is_said(tmp_path):
     failures = traced(tmp_path, *[(2.5, rank, "inf") for rank in range(5)])
-    with pytest.raises(DdlsimError, match=r"the workers \[0, 1, 2, 3, 4\] have crashed and never come back"):
+    with pytest.raises(DdlsimError, match=r"the workers \[0, 1, 2, 3, 4\] have crashed and never return"):
         simulated(ddlsim.KAsync(2), failures, max_time=math.inf, training=Training("digits", updates=1000))
     cut = simulated(ddlsim.KAsync(2), failures, max_time="50 s")
     assert cut.stop_reason == "max_time"
@@ -153,10 +153,19 @@ def test_a_thousand_random_failure_worlds(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"checkpoints": Checkpoints("10 min", stall="5 s")}, "checkpoints: workers of .* do not stop for each other"),
-        ({"elastic": Elastic()}, "elastic: workers of .* do not stop for each other"),
-        ({"failures": Failures("1 h", per="job")}, "failures: per = 'job': workers of .* do not stop"),
-        ({"strategy": ddlsim.AllReduce(), "failures": Failures("1 h", repair=math.inf)}, "would wait for ever"),
+        (
+            {"checkpoints": Checkpoints("10 min", stall="5 s")},
+            "checkpoints: not supported with .*, whose workers do not stop",
+        ),
+        ({"elastic": Elastic()}, "elastic: not supported with .*, whose workers do not stop"),
+        (
+            {"failures": Failures("1 h", per="job")},
+            "failures: per = 'job': not supported with .*, whose workers do not stop",
+        ),
+        (
+            {"strategy": ddlsim.AllReduce(), "failures": Failures("1 h", repair=math.inf)},
+            "training would wait forever once",
+        ),
     ],
 )
 def test_what_makes_no_sense(fields, message):
@@ -298,9 +307,9 @@ def test_answers_of_before_do_not_count_for_what_comes_after(tmp_path):
 def test_notes_ask_for_nothing_that_is_refused_or_given(name):
     failures = Failures("40 s", per="host", repair="8 s", restart="2 s")
     notes = [*simulated(FREE[name], failures, max_time="60 s", steps=10**6).notes]
-    assert not any("give checkpoints" in note or "give max_time" in note for note in notes)
+    assert not any("set checkpoints" in note or "set max_time" in note for note in notes)
     notes = simulated(FREE[name], failures, max_time=math.inf).notes
-    assert any("give max_time" in note for note in notes)
+    assert any("set max_time" in note for note in notes)
     with pytest.raises(ConfigError, match="leave checkpoints out"):
         simulated(FREE[name], failures, checkpoints=Checkpoints("1 min", stall="1 s"))
 

@@ -222,11 +222,11 @@ def test_files_have_it(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"failures": None}, "elastic without failures"),
-        ({"failures": Failures("2 h", per="job")}, "elastic: failures per = 'job'"),
-        ({"strategy": ddlsim.FSDP(), "compute": None}, "elastic: workers of .* hold parts"),
+        ({"failures": None}, "elastic has no effect without failures"),
+        ({"failures": Failures("2 h", per="job")}, "elastic: failures with per = 'job'"),
+        ({"strategy": ddlsim.FSDP(), "compute": None}, "elastic: workers of .* shard the model"),
         ({"strategy": ddlsim.AsyncParameterServer()}, "do not stop for each other"),
-        ({"elastic": Elastic(5)}, "elastic: min_workers = 5, but the run has 4 workers"),
+        ({"elastic": Elastic(5)}, "elastic: min_workers = 5: must be at most the number of workers, 4"),
     ],
 )
 def test_what_does_not_go_with_it(changes, message):
@@ -351,7 +351,7 @@ def test_learning_groups_have_faults_on_the_clock(tmp_path):
 @pytest.mark.parametrize(("changes", "message"), [
     ({"elastic": Elastic(1, batch="global"), "compute": Measured("1 s", 12), "batch_size": 12},
      "elastic: a group of 3 workers: the step was measured with batch_size = 12"),
-    ({"elastic": Elastic(5)}, "elastic: min_workers = 5, but the run has 4 workers"),
+    ({"elastic": Elastic(5)}, "elastic: min_workers = 5: must be at most the number of workers, 4"),
 ])  # fmt: skip
 def test_what_is_wrong_is_raised_at_the_call(tmp_path, changes, message):
     with pytest.raises(ConfigError, match=message):

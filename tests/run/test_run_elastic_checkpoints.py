@@ -148,7 +148,7 @@ def test_times_add_up_whatever_fails(share, data, tmp_path_factory):
 
 def test_it_says_what_is_missing(tmp_path):
     failures = traced(tmp_path, (100.0, 3, 1e9))
-    with pytest.raises(ConfigError, match=r"hold parts of the model .* give checkpoints"):
+    with pytest.raises(ConfigError, match="shard the model or the optimizer state"):
         timed(failures, strategy=ddlsim.FSDP(), checkpoints=None)
-    with pytest.raises(ConfigError, match="one takes 30 s"):
+    with pytest.raises(ConfigError, match="but a checkpoint takes 30 s"):
         timed(failures, checkpoints=Checkpoints("25 s", stall="30 s"))

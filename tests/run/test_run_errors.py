@@ -61,7 +61,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model": "lenet"}, "unknown model 'lenet'; did you mean 'lenet5'?"),
     ({"model": "no/such.toml"}, "no/such.toml: no such file"),
     ({"cluster": "dgx1-v10"}, "unknown cluster 'dgx1-v10'; did you mean 'dgx1-v100'?"),
-    ({"strategy": AllReduce("ring", rank_order=(0, 1))}, "must list each of the ranks 0..3 once"),
+    ({"strategy": AllReduce("ring", rank_order=(0, 1))}, "must contain each of the ranks 0..3 once"),
     ({"strategy": "ring"}, "strategy = 'ring': must be an object such as ddlsim.AllReduce('ring')"),
     ({"strategy": AllReduce}, "must be an object such as ddlsim.AllReduce('ring')"),
     ({"device": "v10"}, "unknown device 'v10'; did you mean 'v100'?"),
@@ -79,16 +79,16 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"max_time": 0.0}, "max_time = 0.0: must be above 0, e.g. '8 h'"),
     ({"max_time": float("nan")}, "max_time = nan: must be above 0, e.g. '8 h'"),
     ({"max_time": "3 GB"}, "'3 GB' is a size, not a time"),
-    ({"max_time": 1e-9}, "max_time = 1e-09 s is over before the first update; allow more time"),
-    ({"speed": [1.0, 2.0]}, "speed has 2 factors for 4 workers; give one per worker"),
+    ({"max_time": 1e-9}, "max_time = 1e-09 s: the run ends before its first update"),
+    ({"speed": [1.0, 2.0]}, "speed has 2 factors for 4 workers; pass one per worker"),
     ({"max_time": True}, "max_time = True: must be a number or a text like '8 h'"),
     ({"speed": [1.0, 1.0, 1.0, 0.0]}, "speed[3] = 0.0: must be finite and above 0"),
     ({"speed": ["fast"] * 4}, "speed[0] = 'fast': must be a number, finite and above 0"),
     ({"speed": 2.0}, "speed = 2.0: must be a list"),
-    ({"speed": []}, "speed = (): must be a list of one factor above 0 per worker"),
+    ({"speed": []}, "speed = (): must contain one factor above 0 per worker"),
     ({"modell": "lenet5"}, "simulate: unknown argument 'modell'; did you mean 'model'?"),
     ({"slow_downs": [3]}, "slow_downs[0] = 3: must be a SlowDown"),
-    ({"slow_downs": SlowDown(9, 0.0, 1.0, 2.0)}, "is not among the 4 workers"),
+    ({"slow_downs": SlowDown(9, 0.0, 1.0, 2.0)}, "but there are only 4 workers"),
     ({"jitter": "exponential"}, "jitter = 'exponential': must be an object such as ddlsim.Lognormal(0.1)"),
     ({"jitter": 0.3}, "jitter = 0.3: must be an object such as ddlsim.Lognormal(0.1)"),
     ({"compute": "97 ms"}, "compute = '97 ms': must be a Measured, Affine, PerKernel, Roofline or Traced, such as"),
@@ -100,16 +100,16 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"strategy": ParameterServer(1)},
-        "ParameterServer: servers = 1 with placement 'own': cluster 'star-4' has 0 machines without workers; "
+        "ParameterServer: servers = 1, placement = 'own': cluster 'star-4' has only 0 machines without workers; "
         "use fewer servers, fewer workers, or placement 'colocated'",
     ),
     (
         {"strategy": AsyncParameterServer(3), "workers": 2},
-        "servers = 3 with placement 'own': cluster 'star-4' has 2 machines without workers",
+        "servers = 3, placement = 'own': cluster 'star-4' has only 2 machines without workers",
     ),
     (
         {"strategy": ParameterServer(5, "colocated")},
-        "servers = 5 with placement 'colocated': cluster 'star-4' has 4 machines with workers; use fewer servers",
+        "cluster 'star-4' has only 4 machines with workers; use fewer servers",
     ),
 ]  # fmt: skip
 
@@ -167,7 +167,7 @@ def test_parts_refuse(make: Callable[[], object], text: str) -> None:
 def test_an_experiment_takes_no_second_set_of_arguments(changes: dict[str, Any], field: str) -> None:
     experiment = Experiment(STAR, "lenet5", steps=1, warmup=0)
     assert simulate(experiment).n_workers == 4
-    with pytest.raises(ConfigError, match=f"{field} has no effect beside an experiment; use experiment.with_"):
+    with pytest.raises(ConfigError, match=f"{field} has no effect if an experiment is passed; use experiment.with_"):
         simulate(experiment, **changes)
     assert simulate(experiment.with_(**changes)).experiment.manifest()[field] == changes[field]
 

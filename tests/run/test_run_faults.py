@@ -78,9 +78,9 @@ def test_files_and_studies_have_them(tmp_path):
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        (Stop(4, 0, 1), r"faults: rank 4 of Stop\(.*\) is not among the 4 workers"),
+        (Stop(4, 0, 1), r"faults: Stop\(ranks=\(4,\), start=0\.0, duration=1\.0\) affects rank 4"),
         (LinkFault("h9", SWITCH, 0, 1), r"faults: cluster 'star-6': unknown node 'h9'; did you mean 'h5'"),
-        (LinkFault("h0", "h1", 0, 1), r"no link of cluster .* joins h0 and h1; the neighbours of h0 are"),
+        (LinkFault("h0", "h1", 0, 1), "cluster 'star-6' has no link between h0 and h1; the neighbours"),
     ],
 )
 def test_faults_of_what_is_not_there(fault, message):
@@ -317,13 +317,13 @@ def test_it_happens_once_in_a_lifetime(elastic):
 @pytest.mark.parametrize(
     ("effect", "message"),
     [
-        ({"slowed": [(4, 2.0)]}, "faults: rank 4 of Given.* is not among the 4 workers"),
-        ({"stopped": [-1]}, "faults: rank -1 of Given"),
-        ({"links": [(10**6, 0.5)]}, r"faults: channel 1000000 of Given.* is not among the \d+ channels"),
-        ({"avoided": frozenset([10**6])}, "faults: link 1000000 of Given"),
+        ({"slowed": [(4, 2.0)]}, r"faults: Given\(\) affects rank 4, but there are only 4 workers"),
+        ({"stopped": [-1]}, r"faults: Given\(\) affects rank -1"),
+        ({"links": [(10**6, 0.5)]}, r"faults: Given\(\) affects channel 1000000, but there are only 12 channels"),
+        ({"avoided": frozenset([10**6])}, r"faults: Given\(\) affects link 1000000"),
         ({"slowed": [(0, 0.5)]}, "faults: factor 0.5 of Given.*: must be at least 1 for workers"),
-        ({"start": "1 s"}, "faults: Given.* lasts from '1 s' to 3.0: must be s in order"),
-        ({"start": 3.0}, "faults: Given.* lasts from 3.0 to 3.0: must be s in order"),
+        ({"start": "1 s"}, r"faults: Given\(\) lasts from '1 s' to 3\.0"),
+        ({"start": 3.0}, r"faults: Given\(\) lasts from 3\.0 to 3\.0: must be increasing times in s"),
     ],
 )
 def test_effects_that_cannot_be_are_refused(effect, message):

@@ -76,7 +76,7 @@ def test_one_rank_stands_for_a_tensor_group_all_the_same(strategy: Parallel) -> 
 def test_queues_and_asynchronous_workers_say_what_they_leave_out() -> None:
     stack = replace(BASE, step_time=STEP, call_time=CALL)
     queued = simulate(strategy=AllReduce("ring", Priority("4 MB", 4)), stack=stack, **CONV)
-    assert any("does not delay collectives that a queue launches" in note for note in queued.notes)
+    assert any("does not delay collectives launched by a queue" in note for note in queued.notes)
     loose = simulate(strategy=AsyncParameterServer(1, "colocated"), stack=stack, **CONV)
     assert any("step_time and call_time of stack pytorch have no effect" in note for note in loose.notes)
 

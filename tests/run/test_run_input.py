@@ -185,7 +185,7 @@ def test_what_never_leaves_the_cache_is_not_read_again():
     assert ends[19] - ends[18] == pytest.approx(0.016, **EXACT)
     late = run(cached, compute=0.001)
     assert late.step_time == pytest.approx(0.016, **EXACT)
-    assert any("as full as they get" in note for note in late.notes)
+    assert any("caches are in their steady state" in note for note in late.notes)
 
 
 def test_lru_is_worth_less():
@@ -411,7 +411,7 @@ def test_jobs_share_what_serves_samples(name, strategy):
     ("input", "message"),
     [
         ({"storage": "nfs"}, r"input: storage: cluster '.*': unknown storage 'nfs'; did you mean 'nfs0'\?"),
-        ({"storage": "switch"}, "input: storage = 'switch' is a switch; name a storage or a host"),
+        ({"storage": "switch"}, "input: storage = 'switch': must be a storage or a host"),
     ],
 )
 def test_places_that_are_no_storage(input, message):

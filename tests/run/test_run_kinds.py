@@ -8,7 +8,7 @@ import ddlsim
 from ddlsim.data import from_arrays
 
 MEASURED = ddlsim.Measured("100 ms", 8)
-NOTE = "the compute time given counts for k80 and m60 and p100 alike; give speed=[...] if not so"
+NOTE = "the given compute time applies to k80 and m60 and p100 alike; set speed=[...] if they differ"
 
 
 def test_every_kind_of_device_has_its_compute_time_in_the_summary() -> None:
@@ -33,7 +33,7 @@ def test_one_compute_time_for_several_devices_is_noted(more: dict[str, object], 
 
 def test_a_file_of_another_kind_is_named(tmp_path: Path) -> None:
     path = tmp_path / "x.toml"
-    for text, message in (("layers = []", "no experiment but a model"), ("[vary]", "ddlsim sweep")):
+    for text, message in (("layers = []", "so it is not an experiment but a model"), ("[vary]", "ddlsim sweep")):
         path.write_text(text)
         with pytest.raises(ddlsim.ConfigError, match=message):
             ddlsim.load_experiment(path)

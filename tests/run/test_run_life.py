@@ -86,7 +86,7 @@ def test_bytes_of_a_checkpoint_go_over_the_network():
     assert peers.stall == pytest.approx(nbytes / 4 / 1e9)  # each over its own
     beside = ddlsim.simulate(experiment(checkpoints=Checkpoints("10 min", to="peers", asynchronous=True)))
     assert (beside.life.timeline.cost.stall, beside.life.timeline.cost.write) == (0.0, peers.stall)
-    assert any("not taken to slow down" in note for note in beside.notes)
+    assert any("assumed not to slow down" in note for note in beside.notes)
     fewer = Checkpoints("10 min", bandwidth="1 GB/s", nbytes="500 MB", load="7 s")
     cost = ddlsim.simulate(experiment(checkpoints=fewer)).life.timeline.cost
     assert (cost.stall, cost.load) == (0.5, 7.0)
@@ -145,10 +145,13 @@ def test_files_say_all_of_it(tmp_path):
     ("changes", "says"),
     [
         ({"strategy": ddlsim.AsyncParameterServer()}, "do not stop for each other"),
-        ({"checkpoints": Checkpoints("10 s", bandwidth="1 MB/s")}, "one takes"),
-        ({"checkpoints": Checkpoints("10 min", to="peer")}, "did you mean 'peers'|no node of cluster"),
-        ({"checkpoints": Checkpoints("10 min", to="peers"), "workers": 1}, "on one machine"),
-        ({"failures": Failures("5 h", per="switch"), "cluster": "dgx1-v100", "workers": 2}, "on one machine"),
+        ({"checkpoints": Checkpoints("10 s", bandwidth="1 MB/s")}, r"but a checkpoint takes 204\.456 s"),
+        ({"checkpoints": Checkpoints("10 min", to="peer")}, "must be 'peers' or a node of cluster 'star-5'"),
+        ({"checkpoints": Checkpoints("10 min", to="peers"), "workers": 1}, "the run uses a single machine"),
+        (
+            {"failures": Failures("5 h", per="switch"), "cluster": "dgx1-v100", "workers": 2},
+            "the run uses a single machine",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_runs(changes, says):
@@ -179,7 +182,7 @@ def test_the_best_interval_is_dalys():
     assert found.tried[0].effective < at_daly.effective > found.tried[-1].effective
     assert "Young" in str(found)
     assert len(found.table) == 13
-    with pytest.raises(ConfigError, match="needs failures that come at random"):
+    with pytest.raises(ConfigError, match="needs random failures"):
         ddlsim.best_checkpoint_interval(experiment(failures=None))
 
 
@@ -203,10 +206,10 @@ def test_spot_machines_are_cheaper_and_warn():
     assert result.cost_rate == pytest.approx(0.4 * 4 * 3.0 / 3600.0)
     assert result.cost == pytest.approx(0.4 * 4 * 3.0 * 30 * 24)
     assert result.lost_work < 0.05 * plain.lost_work
-    with pytest.raises(ConfigError, match="warning = '2 min' has no effect without something to do"):
+    with pytest.raises(ConfigError, match="warning = '2 min' has no effect without checkpoints or elastic"):
         ddlsim.simulate(experiment(cluster=cluster, checkpoints=None, **spot))
     free = {"strategy": ddlsim.AsyncParameterServer(), "checkpoints": None}
-    with pytest.raises(ConfigError, match="warning = '2 min' has no effect: workers of"):
+    with pytest.raises(ConfigError, match="warning = '2 min' has no effect with "):
         ddlsim.simulate(experiment(cluster=cluster, **free, **spot))
     free["failures"] = Failures("2 h", per="host", discount=0.6)
     assert ddlsim.simulate(experiment(cluster=cluster, **free)).cost_rate == pytest.approx(

@@ -119,7 +119,7 @@ def test_every_strategy_has_them_as_if_they_were_put_down(name):
         result = simulated(strategy, faults=faults, seed=3)
         assert result.drawn_faults
         same(result, simulated(strategy, seed=3, **by_hand(result)))
-        assert any("came at random" in note for note in result.notes)
+        assert any("occurred at random" in note for note in result.notes)
     everything = simulated(strategy, faults=list(KINDS.values()), seed=3)
     assert {type(each) for each in everything.drawn_faults} == {SlowDown, Stop, LinkFault}
     same(everything, simulated(strategy, seed=3, **by_hand(everything)))
@@ -133,7 +133,7 @@ def test_none_is_a_run_without():
     for other in (never, seldom):
         same(plain, other)
         assert other.drawn_faults == ()
-        assert any("none of those that come at random came in the" in note for note in other.notes)
+        assert any("no random fault occurred in the" in note for note in other.notes)
 
 
 @pytest.mark.parametrize("max_time", [math.inf, 2.0])
@@ -257,8 +257,8 @@ def test_files_of_jobs_have_them(tmp_path):
         ({"kind": "link", "factor": 1.0}, "factor = 1.0 with kind='link': must be below 1"),
         ({"per": "link", "factor": 2.0}, "per = 'link' with kind='slow': must be one of host, device"),
         ({"kind": "link", "per": "device"}, "per = 'device' with kind='link': must be one of host, link, switch"),
-        ({"kind": "link", "factor": 0.5, "reroute": 1.0}, "reroute = 1.0 is for links that are down"),
-        ({"kind": "stop", "reroute": 1.0}, "reroute = 1.0 is for links that are down"),
+        ({"kind": "link", "factor": 0.5, "reroute": 1.0}, r"reroute = 1\.0 applies only to links that are down"),
+        ({"kind": "stop", "reroute": 1.0}, r"reroute = 1\.0 applies only to links that are down"),
     ],
 )
 def test_arguments_are_checked(how, message):
@@ -275,5 +275,5 @@ def test_parts_that_are_not_there():
         ddlsim.simulate(ring, "lenet5", faults=RandomFaults("1 h", "1 s", kind="link", per="switch"), steps=1)
     with pytest.raises(ConfigError, match=r"per = 'host': cluster .* has no links between its machines"):
         ddlsim.simulate(machine, "lenet5", faults=RandomFaults("1 h", "1 s", kind="link"), steps=1)
-    with pytest.raises(ConfigError, match="simulate_jobs: faults: kind = 'slow' happens to workers"):
+    with pytest.raises(ConfigError, match="simulate_jobs: faults: kind = 'slow' affects workers"):
         ddlsim.simulate_jobs([Job(ddlsim.Experiment(CLOS, "lenet5", steps=1))], faults=[KINDS["slow host"]])

@@ -62,8 +62,10 @@ def test_connections_that_limit_are_the_bottleneck() -> None:
     assert gains(result)["rate of connections"] == pytest.approx(before / after - 1, rel=1e-6)
     assert gains(result)["bandwidth of nic"] == pytest.approx(0.0, abs=1e-9)
     assert str(result.bottleneck).startswith("+10% rate of connections gives +9")
-    said = "tcp-cubic: 1 connection between two workers carries 5 of the 10 Gbit/s of a nic, whatever +bandwidth says"
-    assert f"{said}; +flow_rate=... changes that" in str(result)
+    said = (
+        "tcp-cubic: 1 connection between two workers reaches 5 of the nic's 10 Gbit/s, so more bandwidth has no effect"
+    )
+    assert f"{said}; override with +flow_rate=..." in str(result)
     ideal = with_detail(half, transport="ideal")
     plain = simulate(ideal, "alexnet", AllReduce("ring", NoOverlap()), 8, steps=2, warmup=0, compute=Measured(0.01, 8))
     assert "transport" not in str(plain)
@@ -151,7 +153,7 @@ def test_printing_simulates_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     result = ring_run(0.3)
     _ = result.speedup, result.known_stability  # what the summary of a short run works out, once
     monkeypatch.setattr("ddlsim.run.sensitivity.complete", lambda experiment: pytest.fail("simulated"))
-    assert "bottleneck    result.sensitivities() simulates" in str(result)
+    assert "bottleneck    call result.sensitivities() to simulate" in str(result)
     assert result.known_sensitivities is None
     monkeypatch.undo()
     result.sensitivities()

@@ -53,14 +53,14 @@ def test_more_than_linear_is_explained(tmp_path):
     result = simulate(FAST, model(tmp_path, DENSE), ddlsim.Hybrid({"dense1": 1}), 32, device="v100")
     assert result.efficiency > 1.0
     (note,) = [note for note in result.notes if "above 100 %" in note]
-    assert "every worker reads and updates the weights of its part" in note
+    assert "every worker reads and updates only the weights of its part" in note
     assert "above 100 %" in str(result)
 
 
 def test_sharded_updates_are_explained():
     result = simulate(FAST, "vgg16", ddlsim.ShardedUpdate(), 1, device="v100", optimizer="adam")
     assert result.efficiency > 1.0
-    assert [note for note in result.notes if "above 100 %: every worker updates a share of the weights" in note]
+    assert [note for note in result.notes if "above 100 %: every worker updates a shard of the weights" in note]
 
 
 def test_more_than_linear_without_a_cause_is_an_error():

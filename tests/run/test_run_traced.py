@@ -102,7 +102,7 @@ def test_the_times_are_a_part_of_the_experiment(trace):
 
 def test_what_does_not_fit_is_said(trace, tmp_path):
     traced = ddlsim.Traced(trace)
-    with pytest.raises(ConfigError, match=r"trace.json: the steps were traced at batch_size = 32, not 64; trace that"):
+    with pytest.raises(ConfigError, match=r"trace\.json: the trace has batch_size = 32, not 64"):
         ddlsim.simulate(experiment(traced, batch_size=64))
     with pytest.raises(ConfigError, match=r"the trace has 1 modules of type 'dense', but the model 'lenet5'"):
         ddlsim.simulate(experiment(traced).with_(model="lenet5"))
@@ -110,7 +110,9 @@ def test_what_does_not_fit_is_said(trace, tmp_path):
     with pytest.raises(ConfigError, match=r"unknown.json: the class of module 'MyAttention_0' in the trace"):
         ddlsim.simulate(experiment(ddlsim.Traced(unknown)))
     bare = write(tmp_path / "bare.json", [])
-    with pytest.raises(ConfigError, match=r"bare.json: the trace has no layers; take it with .*with_stack=True"):
+    with pytest.raises(
+        ConfigError, match=r"bare\.json: the trace contains no layers; record it with .*with_stack=True"
+    ):
         ddlsim.Traced(bare)
     with pytest.raises(ConfigError, match="batch_size = 0"):
         ddlsim.Traced(trace, batch_size=0)
@@ -118,7 +120,9 @@ def test_what_does_not_fit_is_said(trace, tmp_path):
 
 def test_a_trace_without_shapes_needs_its_batch_size(tmp_path):
     path = write(tmp_path / "trace.json", shape=None)
-    with pytest.raises(ConfigError, match=r"trace.json: the trace does not say its batch size; give Traced\(path"):
+    with pytest.raises(
+        ConfigError, match=r"trace\.json: the trace contains no batch size; use Traced\(path, batch_size=32\)"
+    ):
         ddlsim.Traced(path)
     assert ddlsim.Traced(path, batch_size=32).batch_size == 32
 

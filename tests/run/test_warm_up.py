@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 import ddlsim
-from ddlsim import cli, compiler
+from ddlsim import cli, compiler, numba_compiler
 from ddlsim.compile_messages import teller
 from ddlsim.errors import ConfigError
 
@@ -28,7 +28,7 @@ def test_everything_is_compiled_and_kept(compiled):
     assert 0.0 < done[-1] < seen[-1][2]
     assert list(warmth.compiled) == compiled
     files = [file.name for file in compiler.files()]
-    own = [cache.stem for cache in compiler._caches if cache.function.__module__.startswith("ddlsim.")]
+    own = [cache.stem for cache in numba_compiler._caches if cache.function.__module__.startswith("ddlsim.")]
     assert len(own) > 45
     assert [stem for stem in own if f"{stem}.nbi" not in files] == []
     del compiled[:]
@@ -52,5 +52,5 @@ def test_the_command_says_where_and_how_much():
 
 def test_where_nothing_can_be_kept_there_is_no_use(monkeypatch):
     monkeypatch.setattr(teller, "remark", "no folder for compiled code is writable; set NUMBA_CACHE_DIR")
-    with pytest.raises(ConfigError, match=r"warm-up: compiled code cannot be kept: no folder .* NUMBA_CACHE_DIR"):
+    with pytest.raises(ConfigError, match="warm-up: compiled code cannot be stored: no folder"):
         ddlsim.warm_up()

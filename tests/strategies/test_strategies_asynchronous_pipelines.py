@@ -187,12 +187,12 @@ def test_memory_has_all_versions():
 
 
 @pytest.mark.parametrize(("strategy", "more", "text"), [
-    ({"order": "pipedream", "micro_batch": 2}, {}, "micro_batch = 2: 'pipedream' updates after every micro-batch, of "),
+    ({"order": "pipedream", "micro_batch": 2}, {}, "micro_batch = 2 does not fit order = 'pipedream', which updates "),
     ({"order": "2bw", "micro_batch": 16}, {},
-     "batch_size = 32: must be at least 64, data 2 x micro_batch 16 x pipeline 2, as '2bw' needs"),
+     "batch_size = 32: must be at least 64 (data 2 x micro_batch 16 x pipeline 2), because '2bw' needs"),
     ({"order": "pipedreams"}, {}, "unknown pipeline order 'pipedreams'; did you mean 'pipedream'"),
-    ({"order": "pipedream", "interleave": 2}, {}, "interleave = 2: has no effect with order = 'pipedream'"),
-    ({"order": "2bw", "sharded": True}, {}, "sharded = True: needs an order whose steps end before the next begin"),
+    ({"order": "pipedream", "interleave": 2}, {}, "interleave = 2 has no effect with order = 'pipedream'"),
+    ({"order": "2bw", "sharded": True}, {}, "sharded = True needs a synchronous order"),
 ])  # fmt: skip
 def test_what_does_not_fit(strategy, more, text):
     with pytest.raises(ConfigError, match=re.escape(text)):
@@ -221,7 +221,7 @@ def test_the_rate_that_a_delay_allows(delay):
             w.append(w[-1] - rate * w[-1 - delay])
         assert (max(np.abs(w[-50:])) < 1e-3) == stable
     (text,) = delay_warnings(Training("digits", rate=2.0), [0, delay, 1], "diverged: the loss is nan")
-    assert f"so {limit:.2g} here" in text
+    assert f"the rate ({limit:.2g})" in text
     assert delay_warnings(Training("digits"), [0, delay], "target loss") == []
     assert delay_warnings(Training("digits"), [0], "diverged: the loss is nan") == []
 

@@ -314,10 +314,10 @@ def test_accumulating_pushes_once_for_several_batches() -> None:
 
 @pytest.mark.parametrize(("make", "message"), [
     (lambda: KSync(0), "KSync: k = 0: must be a whole number of at least 1"),
-    (lambda: run(KSync(9)), "KSync: k = 9: there are 8 workers; use at most 8"),
-    (lambda: run(KAsync(9)), "KAsync: k = 9: there are 8 workers"),
-    (lambda: run(SoftSync(9)), "SoftSync: n = 9: there are 8 workers"),
-    (lambda: run(BackupWorkers(8)), "backups = 8: of 8 workers at least one must be no backup; use at most 7"),
+    (lambda: run(KSync(9)), "KSync: k = 9 exceeds the number of workers; use at most 8"),
+    (lambda: run(KAsync(9)), "KAsync: k = 9 exceeds the number of workers"),
+    (lambda: run(SoftSync(9)), "SoftSync: n = 9 exceeds the number of workers"),
+    (lambda: run(BackupWorkers(8)), "backups = 8: at least one of the 8 workers must not be a backup; use at most 7"),
     (lambda: BackupWorkers(-1), "backups = -1: must be a whole number of at least 0"),
     (lambda: StaleSynchronous(-1), "slack = -1: must be a whole number of at least 0, or math.inf"),
     (lambda: StaleSynchronous(1.5), "slack = 1.5"),
@@ -337,7 +337,7 @@ def test_what_does_not_fit_is_said(make, message: str) -> None:
 
 # ---------------------------------------------------------------- workers that keep meeting
 
-MEETING = "equal compute times without jitter: workers that start together keep meeting"
+MEETING = "equal compute times without jitter: workers that start together keep arriving at the server together"
 
 
 @pytest.mark.parametrize(
@@ -396,8 +396,8 @@ def test_where_work_is_dropped_the_result_says_whose_samples_count(strategy: Str
     assert result.samples_per_update == 8 * k
     (note,) = [note for note in result.notes if "throughput counts" in note]
     assert note == (
-        f"{strategy.label}: throughput counts the samples of the {k} gradients that make an update, not those of "
-        "dropped work"
+        f"{strategy.label}: throughput counts only the samples of the {k} gradients in each update, not those of "
+        "abandoned work"
     )
 
 

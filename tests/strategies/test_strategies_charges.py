@@ -83,7 +83,7 @@ def test_a_link_that_the_tuner_does_not_look_at_is_noted():
     """The trunk between two racks is a hundredth of what the machines' links are."""
     cluster = Cluster.from_graph(racks(2, 2, bandwidth="10 Gbit/s", latency="5 us", trunk_bandwidth="100 Mbit/s"))
     result = one_step(cluster, "nccl", 4)
-    (note,) = [n for n in result.notes if "the link's time counts" in n]
+    (note,) = [n for n in result.notes if "the time of the link is used" in n]
     assert note.startswith("cost = 'nccl': link ")
     assert "trunk" in note
     assert result.end_time == pytest.approx(one_step(cluster, "simulated", 4).end_time, rel=0.01)
@@ -105,7 +105,7 @@ def test_nccl_uses_the_links_that_it_claims(name, n, algorithm):
         charge = spread_alone(cluster, cluster.workers[:n].tolist(), nbytes, theirs)
         assert charge.seconds <= wanted * (1 + 1e-9)
     result = one_step(cluster, "nccl", n, "resnet50", algorithm)
-    assert not [note for note in result.notes if "the link's time counts" in note]
+    assert not [note for note in result.notes if "the time of the link is used" in note]
     assert result.links["utilisation"].max() <= 1.0
 
 

@@ -116,8 +116,9 @@ def test_what_does_not_fit_is_said_with_what_does(big: Path):
         ddlsim.simulate("dgx1-v100", big, EmbeddingParallel(), batch_size=8192)
     text = str(error.value)
     assert "\n" not in text
-    assert text.startswith("EmbeddingParallel('table-wise'): the tables of big do not fit: 51.6 GB of table 0 (100,")
-    assert "on 8 workers with 17.1" in text
+    assert text.startswith("EmbeddingParallel('table-wise'): the tables of big do not fit on 8 workers: ")
+    assert "no room for 51.6 GB of table 0 (100," in text
+    assert "each worker has 17.1" in text
     for fits in ("'row-wise' fits", "'column-wise' fits", "host=HostMemory('64 GB') fits"):
         assert fits in text
     for strategy in (
@@ -134,15 +135,18 @@ def test_what_lies_on_the_host_is_slow(big: Path):
         for rate in (1.0, 0.5)
     )
     assert fast.throughput > slow.throughput
-    assert "1 parts of tables lie on hosts" in fast.notes[0]
+    assert "1 table shards are in host memory" in fast.notes[0]
 
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"batch_size": 1001}, "batch_size = 1001: EmbeddingParallel deals it out over 8 workers; use 1000 or 1008"),
+        (
+            {"batch_size": 1001},
+            "batch_size = 1001: EmbeddingParallel needs a multiple of 8, for 8 workers; use 1000 or 1008",
+        ),
         ({"batch_size": 1}, "use 8"),
-        ({"accumulation": 2}, "accumulation = 2: the batch size of EmbeddingParallel is that of an update"),
+        ({"accumulation": 2}, "accumulation = 2: EmbeddingParallel takes the global batch size of an update"),
         ({"model": "resnet50"}, "model 'resnet50' has no embedding_bag layers; use AllReduce"),
         ({"compression": ddlsim.FP16()}, "compression has no effect"),
     ],
@@ -154,7 +158,7 @@ def test_what_it_cannot_do_is_said(arguments: dict[str, object], text: str):
 
 
 def test_what_a_table_knows_nothing_of_is_said():
-    with pytest.raises(ConfigError, match="overlap = 'horovod': must be 'none'"):
+    with pytest.raises(ConfigError, match="overlap = 'horovod': must be one of 'none'"):
         EmbeddingParallel(overlap="horovod")
 
 

@@ -51,7 +51,9 @@ def test_collectives_that_wait_for_a_worker_end_the_run(cost: str, monkeypatch: 
         ddlsim.simulate(CLUSTER, "lenet5", strategy, compute=ddlsim.Measured("1 ms", 32), device="v100")
     text = str(caught.value)
     assert text.startswith("LeavesOneOut: 20 collectives are open at 0.02")
-    assert "the first of which 1 of 3 workers have not entered: worker 2 has entered 0, others up to 2" in text
+    assert (
+        "1 of 3 workers have not entered the first of them: worker 2 has entered 0 collectives, others up to 2" in text
+    )
     assert "\n" not in text
 
 
@@ -60,7 +62,9 @@ def test_steps_without_an_update_end_the_run(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(DeadlockError) as caught:
         ddlsim.simulate(CLUSTER, "lenet5", LeavesOneOut(brings=False), compute=ddlsim.Measured("1 ms", 32))
     text = str(caught.value)
-    assert text.startswith("no update since 0 s, in 30 steps of workers: worker 2 has made 3 and waits for what nobody")
+    assert text.startswith(
+        "no update since 0 s, in 30 steps of workers: worker 2 has completed 3 and waits for what nobody"
+    )
     assert "\n" not in text
 
 

@@ -80,9 +80,9 @@ def test_a_part_of_the_cluster_is_a_cluster_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("workers", "message"),
     [
-        ([0, 99], r"workers = \[0, 99\]: place 99: cluster .* has 8 devices; places go from 0 to 7"),
-        ([0, 0], r"workers = \[0, 0\]: must list one place or more, each once"),
-        ([], r"workers = \[\]: must list one place or more, each once"),
+        ([0, 99], r"workers = \[0, 99\]: place 99: cluster .* has 8 devices; positions are 0 to 7"),
+        ([0, 0], r"workers = \[0, 0\]: must list at least one position, each once"),
+        ([], r"workers = \[\]: must list at least one position, each once"),
         (17, "workers = 17: cluster .* has 8 devices; use at most 8"),
         ([0, -1], "workers"),
     ],
@@ -113,7 +113,9 @@ def test_calls_that_run_side_by_side_are_charged_together() -> None:
     """No shortcut takes less than the tightest link needs for all that it carries."""
     result = step(LocalSGD(1), compression=ddlsim.TopK(0.1), fabric=Fabric("hierarchical", cost="nccl"))
     assert float(result.links["busy"].max()) <= 1.0 + 1e-9
-    with pytest.raises(ConfigError, match="equally many workers on every machine"):
+    with pytest.raises(ConfigError, match="the same number of workers on every machine"):
         step(LocalSGD(1), workers=12, fabric=Fabric("hierarchical", cost="nccl"))
-    with pytest.raises(ConfigError, match="FSDP: a hierarchical algorithm needs equally many workers on every machine"):
+    with pytest.raises(
+        ConfigError, match="FSDP: a hierarchical algorithm needs the same number of workers on every machine"
+    ):
         ddlsim.simulate("dgx-a100-pod", "resnet50", ddlsim.FSDP(reduce_scatter="hierarchical", cost="nccl"), 48, 12)

@@ -40,7 +40,7 @@ def test_vgg_on_aws():
     result = simulate("aws-10g-16", "vgg-a", Hybrid("balance"), batch_size=256, steps=3)
     data = simulate("aws-10g-16", "vgg-a", Hybrid({}), batch_size=256, steps=3)
     assert result.throughput > 1.5 * data.throughput
-    assert result.notes == ("groups: fc6 1, fc7 1, fc8 2; all others 16 (data parallelism)",)
+    assert result.notes == ("number of groups by layer: fc6 1, fc7 1, fc8 2; all other layers are data parallel",)
     assert result.samples_per_update == 256
 
 
@@ -77,11 +77,11 @@ def test_memory_is_that_of_the_parts():
 @pytest.mark.parametrize(
     ("groups", "batch_size", "text"),
     [
-        ({"fc6": 3}, 256, r"groups\['fc6'\] = 3: must divide the 16 workers; use 1, 2, 4"),
+        ({"fc6": 3}, 256, r"groups\['fc6'\] = 3: must divide the number of workers, 16; use 1, 2, 4"),
         ({"fc66": 4}, 256, r"groups of vgg-a: unknown layer 'fc66'.*did you mean 'fc6'"),
         ({"fc6": 0}, 256, r"groups\['fc6'\] = 0: must be a whole number of at least 1"),
         ("balanced", 256, "groups = 'balanced': must be"),
-        ({}, 100, "batch_size = 100: Hybrid deals it out over 16 workers; use 96 or 112"),
+        ({}, 100, "batch_size = 100: Hybrid needs a multiple of 16, for 16 workers; use 96 or 112"),
     ],
 )
 def test_what_does_not_match_is_said(groups, batch_size, text):
@@ -92,11 +92,11 @@ def test_what_does_not_match_is_said(groups, batch_size, text):
 
 def test_layers_in_branches_and_narrow_layers_are_not_split():
     name = next(layer.name for layer in load_model("resnet50").layers if "conv" in layer.name[3:])
-    with pytest.raises(ConfigError, match="cannot be split: only dense layers and convolutions outside of branches"):
+    with pytest.raises(ConfigError, match="only dense layers and convolutions outside of branches can"):
         simulate("aws-10g-16", "resnet50", Hybrid({name: 1}), batch_size=256)
     with pytest.raises(ConfigError, match=r"groups\['fc'\] = 1: 16 workers cannot share 10 outputs; use 2, 4, 8"):
         simulate("aws-10g-16", "resnet18-cifar", Hybrid({"fc": 1}), batch_size=256)
-    with pytest.raises(ConfigError, match="accumulation = 2: the batch size of Hybrid is that of an update"):
+    with pytest.raises(ConfigError, match="accumulation = 2: Hybrid takes the global batch size of an update"):
         simulate("aws-10g-16", "vgg-a", Hybrid(), batch_size=256, accumulation=2)
 
 

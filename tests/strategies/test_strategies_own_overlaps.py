@@ -56,14 +56,17 @@ def test_buckets_are_enough():
 @pytest.mark.parametrize(
     ("overlap", "said"),
     [
-        (Own("left out"), r"Own\.buckets: the buckets hold \d+ bytes, the gradients 246824; put each in one"),
-        (Own("twice"), r"Own\.buckets: the buckets hold \d+ bytes, the gradients 246824"),
-        (Own("order"), r"Own\.buckets: the bucket that is ready with layer \d+ comes after that of layer 0, but"),
-        (Own("none"), r"Own\.buckets: must return ddlsim\.runtime\.Bucket objects, one or more, not \(\)"),
-        (Own("sizes"), r"Own\.buckets: must return ddlsim\.runtime\.Bucket objects"),
+        (
+            Own("left out"),
+            r"Own\.buckets: the buckets hold \d+ bytes, but the gradients have 246824; put every gradient",
+        ),
+        (Own("twice"), r"Own\.buckets: the buckets hold \d+ bytes, but the gradients have 246824"),
+        (Own("order"), r"Own\.buckets: the bucket of layer \d+ follows that of layer 0, but"),
+        (Own("none"), r"Own\.buckets returned \(\); it must return at least one ddlsim\.runtime\.Bucket"),
+        (Own("sizes"), r"Own\.buckets returned .*; it must return at least one ddlsim\.runtime\.Bucket"),
         (Own, "overlap = .*Own.*: must be one of none, layer, .* a frozen dataclass with a method buckets"),
         (object(), "overlap = .*: must be one of none, layer"),
-        (Changing(), r"overlap = .*Changing.*: can change; make it @dataclass\(frozen=True\)"),
+        (Changing(), r"overlap = .*Changing.*: must be immutable; make its class @dataclass\(frozen=True\)"),
         ("os:no_such", "overlap 'os:no_such': .*; expected 'package.module:Name'"),
     ],
 )

@@ -174,7 +174,7 @@ def test_sums_of_hierarchies_are_dense_inside_machines():
 def test_sizes_that_depend_on_values_are_dense(name, times):
     dense = experiment(name).with_(training=ddlsim.Training("digits", rate=0.02, updates=4))
     plan = plan_of_run(dense.with_(compression=cp.Threshold(0.1)))
-    assert "the sizes of what Threshold sends depend on values; here they are dense" in plan.notes
+    assert "the message sizes of Threshold depend on values; here they are those of dense messages" in plan.notes
     assert plan.nbytes.sum() == pytest.approx(times * plan_of_run(dense).nbytes.sum())
 
 
@@ -196,7 +196,9 @@ def test_processes_can_tell_their_plan():
             setting.plan = lambda steps: program.unroll(1 if steps is None else steps)
 
     run = {"batch_size": 8, "workers": 2, "steps": 1, "warmup": 0}
-    with pytest.raises(ConfigError, match="has no step program, as its processes decide what comes next; define"):
+    with pytest.raises(
+        ConfigError, match="has no step program, because its processes decide during the run what to do next; define"
+    ):
         _ = ddlsim.simulate("office-1gbe", "lenet5", Silent(), **run).plan
     ddlsim.simulate("office-1gbe", "lenet5", Telling(), **run).plan.check()
 

@@ -66,9 +66,9 @@ def test_workers_of_a_machine_scatter_and_gather_on_a_fabric(work: ServerWork | 
         simulate(cluster, "digits-cnn", ParameterServer(fabric=fabric), **learning) for fabric in (None, Fabric("nccl"))
     )
     assert one.params.tolist() == other.params.tolist()
-    with pytest.raises(ConfigError, match=r"needs equally many on each, not \[1, 4\]"):
+    with pytest.raises(ConfigError, match=r"needs the same number of workers on each machine, not \[1, 4\]"):
         simulate(cluster, "cifar-cnn", ParameterServer(fabric=Fabric()), workers=5, batch_size=8)
-    with pytest.raises(ConfigError, match="both add up inside machines; use one of them"):
+    with pytest.raises(ConfigError, match="both sum gradients inside machines; set only one of them"):
         ParameterServer(local_reduction=True, fabric=Fabric())
 
 

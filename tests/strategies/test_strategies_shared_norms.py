@@ -90,8 +90,8 @@ def test_plans_are_proved(overlap):
 @pytest.mark.parametrize(("strategy", "more", "message"), [
     (AllReduce(shared_norms="ring"), {"optimizer": ddlsim.Momentum(0.9)}, "momentum has no norms of layers"),
     (AllReduce(overlap="priority", shared_norms="ring"), {}, "layers are updated one by one"),
-    (AllReduce(shared_norms="ring"), {"compression": ddlsim.TopK(0.1)}, "shared_norms needs dense gradients"),
-    (AllReduce(shared_norms="ring", cost="nccl"), {}, "shared_norms needs dense gradients"),
+    (AllReduce(shared_norms="ring"), {"compression": ddlsim.TopK(0.1)}, "shared_norms needs uncompressed gradients"),
+    (AllReduce(shared_norms="ring", cost="nccl"), {}, "shared_norms needs uncompressed gradients"),
 ])  # fmt: skip
 def test_where_norms_cannot_be_shared(strategy, more, message):
     with pytest.raises(ddlsim.ConfigError, match=message):
@@ -101,6 +101,6 @@ def test_where_norms_cannot_be_shared(strategy, more, message):
 def test_names_of_all_gathers():
     with pytest.raises(ddlsim.ConfigError, match="AllReduce"):
         AllReduce(shared_norms="rings")
-    with pytest.raises(ddlsim.ConfigError, match="no optimizer is given"):
+    with pytest.raises(ddlsim.ConfigError, match="no optimizer is set"):
         ddlsim.simulate(CLUSTER, "resnet50", AllReduce(shared_norms="ring"))
     assert "shared norms" in AllReduce(shared_norms="bruck").label

@@ -139,7 +139,7 @@ def test_memory_is_looked_at_for_what_a_worker_holds() -> None:
     many = simulate(CLUSTER, "bert-large", GPipe(64), batch_size=4, steps=1, warmup=0)
     (warning,) = many.warnings  # of the fullest stage
     assert re.match(r"bert-large, layers \d+ to \d+ with batch size 64 x 4 in fp32 needs about", warning)
-    assert "; 3 other parts of the model do not fit either; ddlsim.fits says what saves memory" in warning
+    assert "; 3 further parts of the model do not fit, either; see ddlsim.fits for ways to save memory" in warning
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ def test_a_stage_that_is_none_is_refused() -> None:
         def stage(self, workload: Workload, rank: int, n_workers: int) -> Workload:
             return workload
 
-    with pytest.raises(ConfigError, match=r"Wrong.stage: returned Workload.* for rank 0; must return a Stage"):
+    with pytest.raises(ConfigError, match=r"Wrong.stage returned Workload.* for rank 0; it must return a Stage"):
         simulate(Experiment(CLUSTER, "lenet5", Wrong(), 8))
     workload = make_workload(load_model("lenet5"), load_device("v100"), 4)
     with pytest.raises(ConfigError, match="cut: layers 3 to 2 of lenet5: must be a range within 0 to"):

@@ -87,14 +87,14 @@ def test_steps_that_differ_are_refused():
         seconds[-2] += 1.0
         return StepProgram.of(dataclasses.replace(plan, seconds=seconds))
 
-    with pytest.raises(DdlsimError, match="not alike"):
+    with pytest.raises(DdlsimError, match="the steps after the first one differ"):
         ddlsim.simulate("office-1gbe", "resnet50", Table(uneven), workers=2, batch_size=8)
 
 
 def test_one_plan_is_of_one_batch_size():
     training = ddlsim.Training("digits", updates=5, phases=(ddlsim.Phase(1, batch=8),))
     table = Table(data_parallel)
-    with pytest.raises(ddlsim.ConfigError, match="growing_batch and phases change the seconds of a step"):
+    with pytest.raises(ddlsim.ConfigError, match="growing_batch and phases change the step time"):
         ddlsim.simulate("office-1gbe", "digits-cnn", table, 8, training=training)
 
 

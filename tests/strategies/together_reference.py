@@ -398,7 +398,7 @@ class Rounds:
 
     def enter(self, worker):
         """Wait until the client is drawn, and pull the model: it is what the client works with then."""
-        yield from wait(worker, self.drawn[worker.rank], "a round that it is drawn for")
+        yield from wait(worker, self.drawn[worker.rank], "a round that samples it")
         self.drawn[worker.rank] = self.env.event()
         answer = self.servers.messages.answer(worker, self.params)
         yield from self.servers.pull(worker, answer)

@@ -59,7 +59,9 @@ def test_samples_are_no_grid_and_xarray_is_asked_for(monkeypatch, table):
     sample = Study(BASE.with_(steps=1), space, design="random", n_points=3).run(jobs=1)
     assert sample.to_xarray().sizes["batch_size"] == 3
     monkeypatch.setattr("ddlsim.study.table.MAX_CELLS", 8)
-    with pytest.raises(ddlsim.ConfigError, match="3 points in an array of 3 x 3 x 1, more than 8: they are a sample"):
+    with pytest.raises(
+        ddlsim.ConfigError, match="the array of 3 x 3 x 1 elements for 3 points exceeds the limit of 8, because"
+    ):
         sample.to_xarray()
     monkeypatch.setitem(sys.modules, "xarray", None)
     with pytest.raises(ddlsim.ConfigError, match=r"pip install 'ddlsim\[xarray\]'"):

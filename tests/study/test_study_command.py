@@ -62,7 +62,7 @@ def test_a_sweep_prints_a_table_and_writes_all_points(tmp_path, study):
         (["--table", "points.xlsx"], "cannot write the format '.xlsx'"),
         (["--add"], "--add has no effect without --out"),
         (["--jobs", "0"], "jobs = 0: must be a whole number"),
-        (["--out", "nowhere/study.sqlite"], "there is no folder 'nowhere'"),
+        (["--out", "nowhere/study.sqlite"], "the folder 'nowhere' does not exist"),
         (["--dask", "tcp://127.0.0.1:9", "--jobs", "2"], "--jobs has no effect with --dask"),
     ],
     ids=["format", "add", "jobs", "folder", "both"],
@@ -92,7 +92,7 @@ def test_ctrl_c_ends_a_sweep_that_goes_on_later(tmp_path, study):
         os.killpg(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
-    assert "interrupted: run it again to go on" in out
+    assert "interrupted: run the study again to continue" in out
     assert "Traceback" not in err
     assert 0 < load_table(store).counts["done"] < 1600
 

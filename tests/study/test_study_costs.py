@@ -155,10 +155,10 @@ def test_an_asynchronous_worker_whose_machine_is_away_draws_no_power(tmp_path):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: simulated(machines()).cost, "machine 'h0' .* has no price; give one: cluster.with_costs"),
+        (lambda: simulated(machines()).cost, "machine 'h0' .* has no price; set one: cluster.with_costs"),
         (
             lambda: simulated(star(2, bandwidth="1 Gbit/s", latency="1 us"), device=None).energy,
-            "the devices of cluster .*s workers are unknown; set one",
+            "the workers' devices in cluster .* are unknown; set device",
         ),
         (lambda: machines(price="3 W"), "is a power, not a price"),
         (lambda: ddlsim.Cluster.from_graph(machines()).with_costs(switch_power=-1.0), "must be finite and not neg"),
@@ -200,7 +200,7 @@ def test_a_cloud_s_price_is_that_of_a_machine_s_devices():
     table = ddlsim.Study(base, {"cluster.price": ["aws", "2 USD/h"]}).run(jobs=1)
     costs = table.frame["cost_per_sample"]
     assert costs[0] / costs[1] == pytest.approx(55.04 / 2.0)
-    with pytest.raises(ddlsim.ConfigError, match="'aws' has no price for device 'knl-7230'"):
+    with pytest.raises(ddlsim.ConfigError, match="the catalogue has no price of 'aws' for device 'knl-7230'"):
         priced(ddlsim.load_cluster("theta"), "aws")
-    with pytest.raises(ddlsim.ConfigError, match="does not name its devices, so what 'aws' asks is not known"):
+    with pytest.raises(ddlsim.ConfigError, match="does not specify its devices, so the price at 'aws' is unknown"):
         priced(ddlsim.load_cluster(star(2, bandwidth="1 Gbit/s", latency="1 us")), "aws")

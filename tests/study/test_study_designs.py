@@ -146,7 +146,10 @@ def test_random_faults_are_varied():
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("faults.duration", "faults.duration: 2 of the 2 have this field; name one by its number, faults.0.<field>"),
+        (
+            "faults.duration",
+            "faults.duration: 2 of the 2 items in faults have this field; choose one by its number, as in faults.0.",
+        ),
         ("faults.mtbff", "faults.mtbff: unknown field 'mtbff'; did you mean 'mtbf'?"),
         ("faults.7.mtbf", "faults.7: unknown field '7'"),
         ("faults.0.mtbff", "faults.0.mtbff: unknown field 'mtbff'; did you mean 'mtbf'?"),
@@ -171,14 +174,20 @@ def test_values_are_checked_together_not_one_after_the_other():
         ({"strategy.algoritm": ["ring"]}, "strategy.algoritm: unknown field 'algoritm'; did you mean 'algorithm'?"),
         ({"cluster.nci.bandwidth": ["1 Gbit/s"]}, "cluster.nci: unknown field 'nci'; did you mean 'nic'?"),
         ({"cluster.nic.bandwith": ["1 Gbit/s"]}, "'bandwith'; did you mean 'bandwidth'?"),
-        ({"cluster.nic": ["1 Gbit/s"]}, "cluster.nic: name what to change: cluster.nic.bandwidth"),
-        ({"cluster.nic.flow_rate": ["1 Gbit/s"]}, "cluster.nic.flow_rate: these links have no connections; name a"),
-        ({"compute.step_time": ["1 ms"]}, "compute.step_time: compute = None has no fields to change"),
+        (
+            {"cluster.nic": ["1 Gbit/s"]},
+            "cluster.nic: the field of the links is missing; use one of cluster.nic.bandwidth",
+        ),
+        (
+            {"cluster.nic.flow_rate": ["1 Gbit/s"]},
+            "cluster.nic.flow_rate: these links have no transport with connections; set one",
+        ),
+        ({"compute.step_time": ["1 ms"]}, "compute.step_time: compute = None has no fields"),
         ({"device.peak_flop.fp32": [1e12]}, "'peak_flop'; did you mean 'peak_flops'?"),
-        ({"seed": [1, 2]}, "give the seeds as seeds="),
+        ({"seed": [1, 2]}, "set seeds="),
         ({"workers": 8}, "must be a list of values"),
-        ({"workers": []}, "is empty; give at least one value"),
-        ({"workers": Range(1, 8)}, "design = 'grid' needs single values"),
+        ({"workers": []}, "is empty; add at least one value"),
+        ({"workers": Range(1, 8)}, "design = 'grid' needs a list of values"),
     ],
     ids=["field", "part", "kind", "link", "whole-kind", "ideal", "none", "device", "seed", "scalar", "empty", "range"],
 )
@@ -193,17 +202,20 @@ def test_paths_and_values_that_cannot_be_used(vary, message):
     ("fields", "message"),
     [
         ({"design": "gird"}, "did you mean 'grid'?"),
-        ({"design": "random"}, "needs how many to draw"),
+        ({"design": "random"}, "needs a number of points"),
         ({"n_points": 3}, "has no effect with design = 'grid'"),
-        ({"design": "list", "vary": {"workers": [1, 2], "steps": [1]}}, r"as many of each \(workers: 2, steps: 1\)"),
+        (
+            {"design": "list", "vary": {"workers": [1, 2], "steps": [1]}},
+            r"the same number of values for every field, got workers: 2, steps: 1",
+        ),
         ({"seeds": 0}, "seeds = 0: must be a whole number from 1 to 100000"),
-        ({"seeds": [1, 1]}, "different whole numbers"),
-        ({"vary": {"workers": {2: 2}}}, r"vary\['workers'\]: the name 2 must be a text"),
-        ({"vary": {"workers": {}}}, "is empty; give at least one value"),
-        ({"vary": {"workers, steps": [(2, 3), 4]}}, "4 must be 2 values, one for each of these fields"),
-        ({"vary": {"workers, steps": [(2, 3)], "steps": [4]}}, "vary: 'steps' stands there twice"),
+        ({"seeds": [1, 1]}, "list of different seeds"),
+        ({"vary": {"workers": {2: 2}}}, r"vary\['workers'\]: the name 2 must be a non-empty text"),
+        ({"vary": {"workers": {}}}, "is empty; add at least one value"),
+        ({"vary": {"workers, steps": [(2, 3), 4]}}, "4 must be 2 values, one for each field"),
+        ({"vary": {"workers, steps": [(2, 3)], "steps": [4]}}, "vary: the field 'steps' occurs twice"),
         ({"vary": {"workers, setps": [(2, 3)]}}, "did you mean 'steps'?"),
-        ({"vary": {"workers, seed": [(2, 3)]}}, "give the seeds as seeds="),
+        ({"vary": {"workers, seed": [(2, 3)]}}, "set seeds="),
         ({"base": "cluster"}, "base = 'cluster': must be an Experiment"),
     ],
     ids=[
@@ -255,7 +267,9 @@ def test_what_does_not_fit_is_skipped_with_the_reason():
 
 
 def test_a_study_in_which_nothing_fits_is_an_error():
-    with pytest.raises(ddlsim.ConfigError, match="no configuration fits together; the first: Experiment: batch_size"):
+    with pytest.raises(
+        ddlsim.ConfigError, match="no configuration of the study is valid; the first one: Experiment: batch_size"
+    ):
         Study(BASE, {"batch_size": [0, -1]}).run(jobs=1)
 
 
@@ -413,8 +427,8 @@ def test_files_that_cannot_be_used(tmp_path, old, new, message):
 
 @pytest.mark.parametrize(("vary", "more", "words"), [
     ({f"a{i}": [1, 2] * 5 for i in range(12)}, {"design": "grid", "n_points": None},
-     r"design = 'grid' has 10 x 10 x .* points, more than 100000; sample them"),
-    ({"a": [1]}, {"design": "random", "n_points": 10**12}, "n_points = 1000000000000: a study has at most 100000"),
+     r"design = 'grid' has 10 x 10 x .* points, above the limit of 100000; use design"),
+    ({"a": [1]}, {"design": "random", "n_points": 10**12}, "n_points = 1000000000000: must be at most 100000"),
 ], ids=["grid", "random"])  # fmt: skip
 def test_designs_have_a_limit(vary, more, words):
     with pytest.raises(ddlsim.ConfigError, match=words):

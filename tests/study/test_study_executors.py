@@ -151,7 +151,9 @@ def test_nothing_finished_is_lost_when_processes_are_killed(tmp_path):
         _, errors = other.communicate()
     assert other.returncode == 0
     for line in errors.splitlines():  # and nothing else is on the screen
-        assert re.match(r"a worker process has died \(killed by SIGKILL\); .* tried again: workers \d, seed \d", line)
+        assert re.match(
+            r"a worker process has died \(killed by SIGKILL\); simulating .* again: workers \d, seed \d", line
+        )
     assert errors.count("\n") >= 1
     with closing(sqlite3.connect(others / store.name)) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
@@ -206,7 +208,7 @@ def test_processes_that_are_always_killed_end_it_with_a_reason(packer, monkeypat
         return worker
 
     monkeypatch.setattr(processes, "_start", killed)
-    with pytest.raises(ddlsim.DdlsimError, match="processes are killed as they start"):
+    with pytest.raises(ddlsim.DdlsimError, match="processes are killed during their start"):
         Local(2, packer, [BASE])
 
 
@@ -254,7 +256,7 @@ def test_an_interrupt_leaves_a_table_of_what_is_done(tmp_path):
     assert table.interrupted
     assert table.counts["done"] >= 3
     assert table.counts["missing"] > 0
-    assert "interrupted: run it again to go on" in str(table)
+    assert "interrupted: run the study again to continue" in str(table)
     assert study.run(tmp_path / "study.sqlite", jobs=1).counts["done"] == 24
 
 
@@ -263,7 +265,7 @@ def test_an_interrupt_leaves_a_table_of_what_is_done(tmp_path):
     [
         ({"jobs": 0}, "jobs = 0: must be a whole number of at least 1"),
         ({"executor": "dask"}, "executor = 'dask': must be a concurrent.futures.Executor"),
-        ({"executor": ThreadPoolExecutor(1), "jobs": 2}, "jobs = 2 has no effect beside an executor"),
+        ({"executor": ThreadPoolExecutor(1), "jobs": 2}, "jobs = 2 has no effect with an executor"),
     ],
     ids=["jobs", "executor", "both"],
 )
@@ -333,4 +335,4 @@ def test_a_script_without_a_main_guard_is_told_so(call, tmp_path):
     )
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
-    assert "Does your script do its work under if __name__ == '__main__':?" in last
+    assert "Does your script guard its work with if __name__ == '__main__':?" in last

@@ -94,7 +94,7 @@ def test_an_error_that_is_none_of_writing_is_said(store, monkeypatch):
 
 def test_an_empty_file_is_no_store(tmp_path):
     (tmp_path / "empty.sqlite").write_bytes(b"")
-    with pytest.raises(ddlsim.ConfigError, match="is a database, but no store of a study"):
+    with pytest.raises(ddlsim.ConfigError, match="is a database, but not the store of a study"):
         load_table(tmp_path / "empty.sqlite")
     assert (tmp_path / "empty.sqlite").read_bytes() == b""
 

@@ -113,7 +113,7 @@ def test_two_metrics_give_a_front():
     front = table.pareto("throughput", "cost_per_sample")
     assert 1 <= len(front) < 40
     assert str(table).splitlines()[1].split()[0] == str(int(front.iloc[0]["workers"]))
-    assert "searched for throughput and cost_per_sample; those that no other one beats first" in str(table)
+    assert "searched for throughput and cost_per_sample; Pareto-optimal configurations first" in str(table)
 
 
 def test_seeds_of_a_configuration_that_is_worse_than_the_median_are_given_up():
@@ -144,12 +144,12 @@ def test_what_does_not_fit_together_is_a_trial_without_a_value():
     [
         ({"objective": "speed", "n_trials": 3}, "Search: objective: unknown metric 'speed'; did you mean 'speedup'?"),
         ({"objective": [], "n_trials": 3}, "objective = (): must be a metric"),
-        ({"objective": ["cost", "cost"], "n_trials": 3}, "must be a metric, or different ones"),
+        ({"objective": ["cost", "cost"], "n_trials": 3}, "must be a metric, or a list of different metrics"),
         ({"objective": "cost", "n_trials": 0}, "n_trials = 0: must be a whole number"),
         ({"objective": "cost", "n_trials": 3, "sampler": "tpa"}, "did you mean 'tpe'?"),
         ({"objective": ["cost", "loss"], "n_trials": 3, "prune": True}, "prune = True needs one metric"),
         ({"objective": "throughput", "n_trials": 3, "prune": True}, "prune = True has no effect with one seed"),
-        ({"objective": "cost", "n_trials": 3}, "cost is not known of any configuration: give prices"),
+        ({"objective": "cost", "n_trials": 3}, "no configuration has a known cost: give prices"),
     ],
     ids=["metric", "none", "twice", "trials", "sampler", "two", "seed", "price"],
 )  # fmt: skip
@@ -166,8 +166,8 @@ def test_searches_that_cannot_be(search, message):
         ({"vary": {}}, "there is nothing to search"),
         ({"vary": {"workers": []}}, "vary['workers'] is empty"),
         ({"vary": {"workers": [2]}, "design": "list"}, "design, n_points and design_seed have no effect"),
-        ({"vary": {"strategy": [ddlsim.Splits()]}}, "Splits stands for many configurations"),
-        ({"vary": {"workers, strategy": [(2, ddlsim.Splits())]}}, "Splits stands for many configurations"),
+        ({"vary": {"strategy": [ddlsim.Splits()]}}, "Splits represents many configurations"),
+        ({"vary": {"workers, strategy": [(2, ddlsim.Splits())]}}, "Splits represents many configurations"),
         ({"vary": {"workerz": Range(1, 8, whole=True)}}, "did you mean 'workers'"),
         ({"vary": {"strategy": [ddlsim.AllReduce()], "strategy.period": [2, 4]}}, "unknown field 'period'"),
     ],

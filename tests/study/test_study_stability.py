@@ -44,7 +44,7 @@ def test_what_differs_by_rounding_ties_and_stays_in_the_order_of_the_design(plai
 def test_what_differs_by_less_than_it_is_stable_to_ties(plain: dict[str, object]) -> None:
     found = table(plain, throughput=[100.0, 100.5, 99.0], throughput_spread=[1e-13, 8e-3, 1e-13])
     assert found.best(n=3)["batch_size"].tolist() == [0, 1, 2]
-    assert answers(found)[0].equal == "and 1 other equal: they differ by no more than they are stable to"
+    assert answers(found)[0].equal == "and 1 other tied: the differences are within the stability of the results"
     sure = table(plain, throughput=[100.0, 100.5, 99.0], throughput_spread=[1e-13, 1e-13, 1e-13])
     assert sure.best(n=3)["batch_size"].tolist() == [1, 0, 2]
     assert answers(sure)[0].equal == ""
@@ -82,7 +82,7 @@ def test_a_store_tells_points_with_it_from_those_without(tmp_path) -> None:
     store = tmp_path / "study.sqlite"
     without = Study(BASE, vary).run(store, jobs=1)
     assert "throughput_spread" not in without.frame
-    with pytest.raises(ConfigError, match=r"give the study stability=True \(--stability\)"):
+    with pytest.raises(ConfigError, match=r"set stability=True in the study \(--stability\)"):
         without.best("throughput_spread")
     having = Study(BASE, vary, stability=True).run(store, jobs=1)
     assert having.frame["throughput_spread"].notna().all()

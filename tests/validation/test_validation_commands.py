@@ -73,7 +73,7 @@ def test_the_exit_code_tells_whether_the_tolerance_is_kept(call):
     words = ("validate", "runs.csv", "-c", "two.toml", "-m", "digits-cnn")
     code, _, err = call(*words, "--tolerance", "0.1%")
     assert code == 1
-    assert "is beyond the tolerance of 0.1%" in err
+    assert "exceeds the tolerance of 0.1%" in err
     code, out, _ = call(*words, "--tolerance", "0.2", "--fit-on", "workers <= 2")
     assert code == 0
     assert "fitted (workers <= 2): 2 runs" in out
@@ -84,11 +84,14 @@ def test_the_exit_code_tells_whether_the_tolerance_is_kept(call):
     [
         (("calibrate", "none.csv", "-c", "two.toml"), "error: none.csv: no such file"),
         (("calibrate", TABLE, "-c", "two.toml", "-o", "out.json"), "ends in .toml"),
-        (("calibrate", TABLE, "-c", "two.toml", "-a", "ring"), "write kind=algorithm"),
+        (("calibrate", TABLE, "-c", "two.toml", "-a", "ring"), "must be kind=algorithm"),
         (("calibrate", TABLE, "-c", "two.toml", "-a", "allreduce=ring"), "did you mean 'all_reduce'"),
         (("calibrate", "runs.csv", "-c", "two.toml"), "error: runs.csv"),
         (("validate", "none.csv", "-c", "two.toml"), "error: none.csv: no such file"),
-        (("validate", "runs.csv", "-c", "two.toml", "-m", "lenet5", "--tolerance", "ten"), "write a share like 10%"),
+        (
+            ("validate", "runs.csv", "-c", "two.toml", "-m", "lenet5", "--tolerance", "ten"),
+            "must be a share, such as 10%",
+        ),
         (("validate", "runs.csv", "-c", "two.toml", "-m", "lenet5", "--fit-on", "worker=1"), "did you mean 'workers'"),
     ],
     ids=["no-file", "suffix", "algorithm", "kind", "runs", "no-runs", "tolerance", "condition"],
@@ -120,7 +123,7 @@ def test_the_software_is_that_of_logs(tmp_path):
     found = read_sources([log], **facts, version="NCCL 2.18.3").rows
     assert {row.version for row in found} == {"NCCL 2.18.3"}
     assert {row.version for row in read_sources([log], **facts).rows} == {""}
-    with pytest.raises(ddlsim.ConfigError, match="version has no effect: none of the files leaves it open"):
+    with pytest.raises(ddlsim.ConfigError, match="version has no effect, because all files contain it"):
         read_sources(found, version="NCCL 2.20")
 
 

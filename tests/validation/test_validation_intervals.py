@@ -131,14 +131,14 @@ def test_a_result_knows_how_sure_it_is(quiet, tmp_path):
     assert found.throughput.low < result.throughput < found.throughput.high
     assert found.throughputs.tolist() == predict_interval(by_file).throughputs.tolist()
     (line,) = [line for line in str(result).splitlines() if line.startswith("interval")]
-    assert "95% by the calibration" in line
+    assert "(95%), from the calibration" in line
     assert result.to_dict()["interval"] == found.to_dict()
     assert found.to_dict()["n_draws"] == 20
 
 
 def test_jitter_alone_makes_a_result_uncertain():
     result = ddlsim.simulate(dataclasses.replace(EXPERIMENT, jitter=Lognormal(0.5)))
-    assert "95% by jitter" in str(result)
+    assert "(95%), from jitter" in str(result)
     assert result.interval(n_draws=3).throughputs[0] == result.throughput
 
 
@@ -181,7 +181,7 @@ def test_a_run_that_no_family_resembles_says_so_and_is_unsure():
 def test_large_runs_print_how_to_get_it():
     result = ddlsim.simulate(dataclasses.replace(EXPERIMENT, jitter=Lognormal(0.5), steps=200))
     (line,) = [line for line in str(result).splitlines() if line.startswith("interval")]
-    assert line.endswith("by jitter: result.interval() simulates it")
+    assert line.endswith("from jitter: call result.interval() to simulate it")
     assert result.interval(n_draws=2).throughput.low <= result.throughput
 
 
@@ -189,7 +189,7 @@ def test_runs_take_the_steps_that_were_measured_on_the_cluster():
     calibrated = with_steps().cluster
     alone = ddlsim.simulate(calibrated, "digits-cnn", workers=1, batch_size=16)
     assert alone.step_time == pytest.approx(2.6e-3, rel=1e-5)
-    assert "compute time of digits-cnn as measured on this cluster, batch 8 to 64" in alone.notes
+    assert "compute time of digits-cnn: measured on this cluster, for batch sizes 8 to 64" in alone.notes
     assert alone.experiment.compute.c1 == pytest.approx(1e-4, rel=1e-5)
     assert alone.given.compute is None
     found = alone.interval()
@@ -207,7 +207,7 @@ def test_steps_that_do_not_fit_are_left_out_and_said():
     fits = ddlsim.simulate(calibrated, "digits-cnn", workers=1, batch_size=8)
     assert fits.step_time == pytest.approx(1.8e-3, rel=1e-5)
     other = ddlsim.simulate(calibrated, "digits-cnn", workers=1, batch_size=16)
-    assert "the measured steps of digits-cnn are of batch 8 only: not used" in other.notes
+    assert "the measured step times of digits-cnn are not used: they are for batch size 8 only" in other.notes
     assert other.interval(n_draws=2).throughput.value == other.throughput
 
 
@@ -216,6 +216,6 @@ def test_jitter_of_the_calibration_is_named_but_not_put_in():
     calibrated = with_steps(step_times=times).cluster
     plain = ddlsim.simulate(calibrated, "digits-cnn", workers=2, batch_size=32)
     assert plain.step_times == pytest.approx(plain.step_time)
-    assert any("the calibration knows how steps vary" in note for note in plain.notes)
+    assert any("the calibration contains a jitter of step times" in note for note in plain.notes)
     assert plain.interval(n_draws=3).throughput.value == plain.throughput
     assert predict_interval(plain.given, n_draws=3).throughput.value < plain.throughput

@@ -169,7 +169,7 @@ def test_another_generation_of_software_is_told_and_less_sure():
     assert other.notes == ("extrapolated: NCCL 2.27, measured NCCL 2.18",)
     assert other.high / other.low > measured.high / measured.low
     both = calibrate([*rows, dataclasses.replace(rows[0], version="NCCL 2.27")], cluster)
-    assert any(note.startswith("warning: 2 versions of software fitted as one") for note in both.notes)
+    assert any(note.startswith("warning: 2 software versions fitted together") for note in both.notes)
 
 
 def test_how_far_beyond():
@@ -238,7 +238,7 @@ def test_a_bad_fit_is_a_warning_that_says_which_sizes():
     cluster = star(2, bandwidth="300 Mbit/s", latency="35 us")
     found = calibrate([row(s, t) for s, t in zip(SIZES, seconds, strict=True)], cluster)
     (warning,) = [note for note in found.notes if note.startswith("warning")]
-    assert "a bad fit" in warning
+    assert "poor fit" in warning
     assert "1.448 kB" in warning
     assert warning in str(found)
 
@@ -316,7 +316,7 @@ def test_runs_beyond_the_calibration_say_so():
 
     assert beyond_of(1, 8) == []
     assert beyond_of(4, 64) == [
-        "extrapolated: 4 workers (measured: 2)", "extrapolated: no collective was measured, only messages",
+        "extrapolated: 4 workers (measured: 2)", "extrapolated: only messages were measured, no collectives",
         "extrapolated: 64 samples of resnet50 (measured: 8 to 16)",
     ]  # fmt: skip
 

@@ -40,7 +40,7 @@ def test_ping_and_iperf_give_latency_and_bandwidth(tmp_path):
     assert found.sources == (str(tmp_path / "ping.log"), str(tmp_path / "iperf.json"))
     alone = calibrate(tmp_path / "iperf.json", "office-1gbe")  # so long that latency does not matter
     assert alone.parameters[1].value == pytest.approx(1.1e8, rel=0.01)
-    assert any(note.startswith("between.latency rests on the cluster file") for note in alone.notes)
+    assert any(note.startswith("between.latency comes mainly from the cluster file") for note in alone.notes)
 
 
 def test_a_log_of_nccl_tests_calibrates_the_links_inside(tmp_path):
@@ -83,5 +83,5 @@ def test_steps_of_a_trace_give_the_jitter(tmp_path):
 def test_a_topology_is_nothing_to_calibrate_with(tmp_path):
     path = tmp_path / "network.yml"
     path.write_text("topology: [ Ring ]\nnpus_count: [ 4 ]\nbandwidth: [ 50.0 ]\nlatency: [ 500.0 ]\n")
-    with pytest.raises(ConfigError, match="has nothing to calibrate with"):
+    with pytest.raises(ConfigError, match="which contains nothing to calibrate with"):
         calibrate(path, "office-1gbe")

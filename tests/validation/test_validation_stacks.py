@@ -68,7 +68,7 @@ def test_larger_runs_have_an_interval(tmp_path: Path) -> None:
     high = fit.stack.spread[1]
     slowest = simulate(result.experiment.with_(speed=[1.0 / high] * 32)).throughput
     assert interval.low < slowest < result.throughput < interval.high
-    assert "by the fit of the stack and errors of similar predictions" in str(result)
+    assert "from the fit of the stack and errors of similar predictions" in str(result)
     bundled = simulate(experiment_of(larger, TRUTH))
     assert not bundled.fitted_stack
     assert bundled.quick_interval is None
@@ -90,9 +90,9 @@ def test_experiment_files_name_a_stack_beside_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"cluster": None}, "column cluster: is missing"),
-        ({"model": None}, "column model: is missing"),
-        ({"model": "resnet50"}, "this does not depend on a stack; leave the run out"),
+        ({"cluster": None}, "runs: column cluster is missing"),
+        ({"model": None}, "column model is missing; add it"),
+        ({"model": "resnet50"}, "this time does not depend on the stack; leave the run out"),
         ({"strategy": "fsdp+micro=2"}, "unknown key 'micro'"),
     ],
 )
@@ -114,6 +114,7 @@ def test_tokens_of_all_workers(tmp_path: Path) -> None:
         read_runs(path)
 
 
+@pytest.mark.slow  # a whole program, which fits a stack
 def test_the_command(tmp_path: Path) -> None:
     (tmp_path / "runs.csv").write_text(GPU_RUNS)
     words = ["calibrate", str(tmp_path / "runs.csv"), "--stack", "fsdp-eager"]
@@ -128,7 +129,7 @@ def test_the_command(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             CliRunner().invoke(app, [*words, *more], catch_exceptions=False)
-    with pytest.raises(ConfigError, match="name the cluster that was measured, --cluster, or --stack"):
+    with pytest.raises(ConfigError, match="the cluster that was measured, or --stack"):
         CliRunner().invoke(app, words[:2], catch_exceptions=False)
 
 
@@ -184,7 +185,7 @@ def test_sizes_of_a_collective_give_the_time_of_a_call() -> None:
     assert "call_time 22" in str(fit)
     one = calibrate_stack([collective(2**15)], "torchtitan", CLUSTER)
     assert str(one).endswith(
-        "call_time as in torchtitan: a run with other buckets tells it, or collectives of two sizes"
+        "call_time as in torchtitan: a run with other buckets determines it, or collectives of two sizes"
     )
     with pytest.raises(ConfigError, match="need the cluster"):
         calibrate_stack([collective(2**15), collective(2**20)], "torchtitan")
@@ -234,9 +235,9 @@ def test_traces_of_a_run_predict_a_larger_one(tmp_path: Path) -> None:
     )
     assert one.calls is None  # waiting for other ranks
     assert one.stack.gemm == pytest.approx(stack.gemm, rel=0.03)
-    with pytest.raises(ConfigError, match="no trace is given"):
+    with pytest.raises(ConfigError, match="but there is no trace"):
         calibrate_stack([run], "fsdp-eager", batch_size=32)
-    with pytest.raises(ConfigError, match="does not say its batch size"):
+    with pytest.raises(ConfigError, match=r"rank0\.json: contains no batch size"):
         calibrate_stack(paths, "fsdp-eager", CLUSTER, "llama-3-8b+layers=2")
 
 
@@ -257,4 +258,4 @@ def test_a_chakra_trace_gives_the_seconds_of_its_work(tmp_path: Path) -> None:
 def test_options_of_traces_need_a_stack(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["calibrate", "x.json", "-c", CLUSTER, "--batch", "8"])
     assert done.exit_code == 1
-    assert "add --stack" in str(done.exception)
+    assert "which need --stack; add it" in str(done.exception)

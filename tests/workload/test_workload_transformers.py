@@ -254,5 +254,5 @@ def test_attention_with_heads_of_another_size(tmp_path, norm: str, scales: tuple
 def test_heads_of_another_size_are_not_trained(tmp_path):
     path = tmp_path / "wide.toml"
     path.write_text(WIDE.replace("title", "trainable = true\ntitle").replace("kv_heads = 2, ", ""))
-    with pytest.raises(ConfigError, match="attention with head_size set has costs but no gradients"):
+    with pytest.raises(ConfigError, match="attention with head_size set has a cost but no gradient"):
         build_network(path, 0)

@@ -285,7 +285,7 @@ def _check_cut(world, result):
     try:
         part = run(world.experiment.with_(max_time=time))
     except DdlsimError as error:
-        if "before the first update" in str(error) and time < result.recorder.updates[0][0] * (1.0 + 1e-12):
+        if "before its first update" in str(error) and time < result.recorder.updates[0][0] * (1.0 + 1e-12):
             return
         raise
     assert part.end_time <= time

@@ -1,1 +1,1 @@
-"""The screens: modules with NAME, TITLE and ``screen(setup, jobs)``, which returns what is shown."""
+"""The screens: modules with NAME, TITLE and ``screen(setup, jobs)``, which returns the content."""

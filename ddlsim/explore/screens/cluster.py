@@ -1,4 +1,4 @@
-"""*Cluster*: machines, links, prices, a picture, and other presets beside it."""
+"""*Cluster*: machines, links, prices and a picture, compared with other presets."""
 
 from __future__ import annotations
 

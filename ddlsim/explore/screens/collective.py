@@ -1,4 +1,4 @@
-"""*Collective*: a schedule played round by round, on the chosen cluster."""
+"""*Collective*: the messages of a collective on the chosen cluster, round by round."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class _Screen:
         words = str(self._arguments.value or "").strip()
         algorithm = f"{self._algorithm.value}({words})" if words else str(self._algorithm.value)
         if self._ranks.value is None:
-            raise ConfigError("ranks is empty; give a number")
+            raise ConfigError("ranks is empty; enter a number")
         segments = self._segments.value if takes_segments(algorithm, self._kind.value) else None
         return Question(
             self._setup.cluster.strip(), self._kind.value, algorithm, self._ranks.value, str(self._size.value), segments
@@ -150,8 +150,8 @@ def closed_form(played: Played) -> str:
     form = played.closed_form
     if form is None:
         return ""
-    about = "of the slowest pair of ranks; here pairs differ, and the formula knows nothing of links that ranks share"
-    about = "on this cluster every two ranks have the same" if form.uniform else about
+    about = "of the slowest pair of ranks; here, pairs differ, and the formula ignores shared links"
+    about = "on this cluster, the same for every two ranks" if form.uniform else about
     numbers = f"alpha = {seconds(form.alpha)}, 1/beta = {si(1.0 / form.beta, 'B/s')}"
     return f'<div class="note"><b>Closed form</b> {form.formula}, {numbers}: {about}.</div>'
 

@@ -1,4 +1,4 @@
-"""*Learning*: accuracy over simulated time, updates or bytes, while the runs go on."""
+"""*Learning*: accuracy over simulated time, updates or bytes, updated during the runs."""
 
 from __future__ import annotations
 
@@ -134,10 +134,10 @@ class _Screen:
             ),
         }
         self._clock = pn.widgets.Checkbox(
-            label="Sizes and compute times of the form's model (learning itself is that of the small one)", value=True
+            label="Use the sizes and compute times of the form's model (the small model is trained)", value=True
         )
         self._others = pn.widgets.MultiChoice(
-            label="Strategies beside the form's", options=sorted(STRATEGIES), value=list(OTHERS), **wide
+            label="Further strategies", options=sorted(STRATEGIES), value=list(OTHERS), **wide
         )
         self._target = pn.widgets.FloatInput(
             label="Target accuracy (%)", value=90.0, start=1.0, end=100.0, step=1.0, **wide
@@ -163,13 +163,13 @@ class _Screen:
             self._exports.card, sizing_mode="stretch_width",
         )  # fmt: skip
         setup.when_shown(NAME, self._exports.stale, simulates=False)
-        self._state.object = _status("Start shows the accuracy while it grows.")
+        self._state.object = _status("Press Start to train; the accuracy is shown as it grows.")
 
     def _lesson(self) -> Lesson:
         values = {name: widget.value for name, widget in self._widgets.items()}
         empty = [widget.label for widget in self._widgets.values() if widget.value is None]
         if empty:
-            raise ConfigError(f"{empty[0]} is empty; give a number")
+            raise ConfigError(f"{empty[0]} is empty; enter a number")
         return Lesson(**values, clock=bool(self._clock.value))
 
     def _begin(self) -> None:
@@ -197,7 +197,7 @@ class _Screen:
 
     def _cancelled(self) -> None:
         points = sum(len(self._chart.values(name)["time"]) for name in self._chart.names)
-        self._state.object = _status(f"cancelled; the {points} points that had been reached stay")
+        self._state.object = _status(f"cancelled; the first {points} points remain")
 
     def _failed(self, text: str) -> None:
         self._jobs.cancel(NAME)

@@ -1,4 +1,4 @@
-"""*Run*: one run, where a step's time goes, what workers and links do, what would help."""
+"""*Run*: the breakdown of a step, the activity of workers and links, and possible improvements."""
 
 from __future__ import annotations
 
@@ -51,11 +51,9 @@ def screen(setup: Setup, jobs: Jobs) -> pn.viewable.Viewable:
     exports = Exports(lambda: experiment_files(setup.experiment()))
     cards = [
         _card(jobs, shown, "Timeline of two steps", lambda result: timeline(result.traced)),
-        _card(jobs, shown, "Use of the links", _links),
-        _card(jobs, shown, "What would help", lambda result: html(helpful(result))),
-        _card(
-            jobs, shown, "All that ddlsim run prints", lambda result: html(f"<pre tabindex='0'>{plain(result)}</pre>")
-        ),
+        _card(jobs, shown, "Utilisation of the links", _links),
+        _card(jobs, shown, "Possible improvements", lambda result: html(helpful(result))),
+        _card(jobs, shown, "Output of ddlsim run", lambda result: html(f"<pre tabindex='0'>{plain(result)}</pre>")),
     ]
 
     def done(found: tuple[Result, str]) -> None:
@@ -79,7 +77,7 @@ def screen(setup: Setup, jobs: Jobs) -> pn.viewable.Viewable:
         jobs.start("run", lambda progress: simulated(experiment, progress), done, failed)
 
     setup.when_shown(NAME, refresh)
-    bar = jobs.bar("run", lambda: failed("cancelled; change something to simulate it"))
+    bar = jobs.bar("run", lambda: failed("cancelled; change a field to simulate again"))
     return pn.Column(bar, problem, body, *(card.card for card in cards), exports.card, sizing_mode="stretch_width")
 
 
@@ -104,7 +102,7 @@ def described(result: Result) -> str:
     numbers = [(metric.heading, metric.write(value)) for metric, value in known if value is not None]
     styles = {kind: (colour, label) for kind, (colour, _, label) in time_styles(result.shares).items()}
     what = f"{result.n_workers} workers on {result.cluster.name}: {result.experiment.strategy.label}"
-    shares = f"<h3>Where a step's time goes</h3>{stacked(result.shares, styles, percent)}"
+    shares = f"<h3>Breakdown of a step</h3>{stacked(result.shares, styles, percent)}"
     remarks = lines(result.warnings, "warning") + lines(result.notes, "note")
     return f"<h2>{plain(what)}</h2>{tiles(numbers)}{shares}{remarks}"
 
@@ -132,7 +130,7 @@ def _links(result: Result) -> pn.Column:
     ]
     text = table(("kind", "links in use", "busiest", "on average", "bytes of all"), kinds)
     text += f"<h3>The busiest</h3>{table(('link', 'kind', 'use', 'bytes'), busiest, 2)}"
-    drawn = picture(lambda: cluster_plot(result).figure, f"Use of the links of {result.cluster.name}")
+    drawn = picture(lambda: cluster_plot(result).figure, f"Utilisation of the links of {result.cluster.name}")
     return pn.Column(html(text), drawn, sizing_mode="stretch_width")
 
 

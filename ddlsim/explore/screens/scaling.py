@@ -1,4 +1,4 @@
-"""*Scaling*: throughput, efficiency and cost over numbers of workers, strategies side by side."""
+"""*Scaling*: throughput, efficiency and cost over the number of workers, for several strategies."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ def worker_counts(text: str, cluster: str) -> list[int]:
     words = [word.strip() for word in text.split(",") if word.strip()]
     wrong = next((word for word in words if not word.isdecimal() or not int(word[:9]) >= 1 or len(word) > 9), None)
     if wrong is not None:
-        raise ConfigError(f"workers = {wrong!r}: must be whole numbers of at least 1 with commas between, as 1, 2, 4")
+        raise ConfigError(
+            f"workers = {wrong!r}: must be whole numbers of at least 1, separated by commas, such as 1, 2, 4"
+        )
     return sorted({int(word) for word in words})
 
 
@@ -146,7 +148,7 @@ TITLE = "Scaling"
 #: seeds of a point where there is jitter
 N_SEEDS = 5
 COLUMNS = ("workers", "value", "low", "high")
-SURE = "no bands: nothing is uncertain here, as there is neither jitter (in the form, under More) nor a calibration"
+SURE = "no bands: there is neither jitter (in the form, under More) nor a calibration"
 
 
 def screen(setup: Setup, jobs: Jobs) -> pn.viewable.Viewable:
@@ -163,10 +165,8 @@ class _Screen:
         self._metric = pn.widgets.Select(
             label="What", options={METRICS[name].heading: name for name in SHOWN}, value="throughput", **wide
         )
-        self._seeds = pn.widgets.IntInput(label="Seeds, where there is jitter", value=N_SEEDS, start=2, end=100, **wide)
-        self._others = pn.widgets.MultiChoice(
-            label="Strategies beside the form's", options=sorted(STRATEGIES), value=[], **wide
-        )
+        self._seeds = pn.widgets.IntInput(label="Seeds (with jitter)", value=N_SEEDS, start=2, end=100, **wide)
+        self._others = pn.widgets.MultiChoice(label="Further strategies", options=sorted(STRATEGIES), value=[], **wide)
         self._chart = Chart(("workers", "workers"), ("value", METRICS["throughput"].axis), COLUMNS)
         self._said, self._about, self._table = message(""), html(css_classes=["about"]), html()
         self._exports = Exports(lambda: files(self._study()))
@@ -214,7 +214,7 @@ class _Screen:
         self._chart.show(("workers", "workers"), ("value", metric.axis))
         for label, points in shown.items():
             self._chart.put(label, points, plain=label == "ideal")
-        unknown = "" if shown else lines([f"{metric.heading}: not known here; the cluster has no prices"], "note")
+        unknown = "" if shown else lines([f"{metric.heading}: unknown, because the cluster has no prices"], "note")
         self._about.object = unknown + lines([self._scaled.bands or SURE], "note")
         self._table.object = described(self._scaled)
 

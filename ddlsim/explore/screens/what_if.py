@@ -1,4 +1,4 @@
-"""*What-if*: run A, which is kept, run B beside it, and what differs."""
+"""*What-if*: a baseline run A, a modified run B, and their differences."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def screen(setup: Setup, jobs: Jobs) -> pn.viewable.Viewable:
     def fail(text: str) -> None:
         tornado.object = message(text).object
 
-    card = LazyCard("What would help A and B", compare, jobs.bar("what-if: tornado"), tornado)
+    card = LazyCard("Possible improvements of A and B", compare, jobs.bar("what-if: tornado"), tornado)
 
     def done(pair: tuple[Result, Result, str]) -> None:
         shown[:] = [pair[:2]]
@@ -78,8 +78,8 @@ def screen(setup: Setup, jobs: Jobs) -> pn.viewable.Viewable:
     keep.on_click(take)
     back.on_click(lambda _: setup.take(kept))
     setup.when_shown(NAME, refresh)
-    bar = jobs.bar("what-if", lambda: failed("cancelled; change something to simulate it"))
-    help_text = html("Run A is kept. Change anything in the form: that is run B.")
+    bar = jobs.bar("what-if", lambda: failed("cancelled; change a field to simulate again"))
+    help_text = html("Run A is stored. Change any field of the form to define run B.")
     return pn.Column(
         help_text, pn.FlexBox(keep, back), bar, problem, body, card.card, exports.card, sizing_mode="stretch_width"
     )
@@ -134,7 +134,7 @@ def _changes(a: dict[str, object], b: dict[str, object]) -> str:
     rows = [[in_words(name), _said(a[name]), _said(b[name])] for name in FIELDS if a[name] != b[name]]
     if not rows:
         return "<div>B is A so far.</div>"
-    return f"<h3>What was changed</h3>{table(('', 'A', 'B'), rows, 3)}<h3>What that changes</h3>"
+    return f"<h3>Changes</h3>{table(('', 'A', 'B'), rows, 3)}<h3>Effects</h3>"
 
 
 def _said(value: object) -> str:

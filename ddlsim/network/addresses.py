@@ -1,0 +1,31 @@
+"""The addresses of entry points of the kernel, which other compiled code calls (:mod:`ddlsim.network.pointers`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ddlsim import compiler
+from ddlsim.network import kernel
+
+
+def addresses() -> tuple[int, int]:
+    """Return the addresses of `kernel.advance` and `kernel.join`, compiled or loaded first if they are not yet."""
+    return _address("advance"), _address("join")
+
+
+def send_address() -> int:
+    """Return the address of `kernel.send_one`, compiled or loaded first if it is not yet."""
+    return _address("send_one")
+
+
+def _address(name: str) -> int:
+    function: Any = getattr(kernel, name)
+    if compiler.PRECOMPILED is not None and function.address is not None:
+        return int(function.address)
+    from ddlsim.network.pointers import ARGUMENTS
+
+    arguments = ARGUMENTS[name]
+    function = function if compiler.PRECOMPILED is None else function.dispatcher
+    function.compile(arguments)
+    compiled = function.overloads[arguments]
+    return int(compiled.library.get_pointer_to_function(compiled.fndesc.llvm_cfunc_wrapper_name))

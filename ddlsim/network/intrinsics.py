@@ -1,0 +1,21 @@
+"""What compiled code calls that numba's extension points define; numba is imported only when it has to compile."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddlsim.compiler import deferred
+
+if TYPE_CHECKING:
+    from numba.cpython.unsafe.numbers import trailing_zeros as trailing_zeros
+
+    from ddlsim.network.pointers import call_advance as call_advance
+    from ddlsim.network.pointers import call_join as call_join
+    from ddlsim.network.pointers import call_send as call_send
+    from ddlsim.network.view import attach as attach
+else:
+    attach = deferred("ddlsim.network.view", "attach")
+    call_advance = deferred("ddlsim.network.pointers", "call_advance")
+    call_join = deferred("ddlsim.network.pointers", "call_join")
+    call_send = deferred("ddlsim.network.pointers", "call_send")
+    trailing_zeros = deferred("numba.cpython.unsafe.numbers", "trailing_zeros")

@@ -1,0 +1,26 @@
+"""Operations of :mod:`ddlsim.nn.simd`, with which kernels compute; numba is imported only when it has to compile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ddlsim.compiler import deferred
+
+#: numbers in a vector
+WIDTH = 8
+
+
+def _operation(name: str) -> Any:
+    return deferred("ddlsim.nn.simd", name)
+
+
+load = _operation("load")
+store = _operation("store")
+splat = _operation("splat")
+zeros = _operation("zeros")
+fma = _operation("fma")
+add = _operation("add")
+subtract = _operation("subtract")
+maximum = _operation("maximum")
+blend_equal = _operation("blend_equal")
+total = _operation("total")

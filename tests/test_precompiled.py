@@ -1,0 +1,174 @@
+"""Precompiled kernels are used where they fit, and compute what numba's do; elsewhere numba compiles."""
+
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from ddlsim import precompile
+
+ROOT = Path(__file__).parents[1]
+
+#: prints which kernels are used, and results of a timing-only run, an asynchronous run and a training
+RUNS = """
+    import sys
+    import ddlsim
+    from ddlsim import compiler
+
+    for strategy in (ddlsim.AllReduce("ring"), ddlsim.AsyncParameterServer()):
+        print(repr(ddlsim.simulate("cloud-25g-16x8-v100", "resnet50", strategy, batch_size=32, workers=16).throughput))
+    print(repr(ddlsim.collective_time("torus-2d", "ring", "1 MB")))
+    training = ddlsim.Training("shapes", updates=4)
+    result = ddlsim.simulate("office-1gbe", "shapes-cnn", batch_size=4, workers=4, training=training)
+    print(result.history.to_csv())
+    print(compiler.PRECOMPILED is not None, "numba" in sys.modules, file=sys.stderr)
+"""
+
+
+UNWRITTEN = {"DDLSIM_QUIET": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def python(code: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run code with the package in a folder."""
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], cwd=folder, capture_output=True, text=True, check=True,
+        env={**os.environ, "PYTHONPATH": str(folder), **UNWRITTEN, **environment},
+    )  # fmt: skip
+
+
+SWITCH = """
+    import sys, types
+    sys.modules["ddlsim._precompiled"] = types.SimpleNamespace(STAMP={stamp}, SUPPORTED={supported})
+    import importlib.util
+    from ddlsim import compiler
+    print(compiler.PRECOMPILED is None)
+"""
+
+
+@pytest.mark.parametrize(("stamp", "supported"), [('"of other sources"', 1), ('"of other sources"', 0)])
+def test_numba_compiles_where_sources_or_processor_differ(stamp, supported):
+    assert python(SWITCH.format(stamp=stamp, supported=supported), ROOT).stdout == "True\n"
+
+
+def test_the_stamp_changes_with_every_source_file(tmp_path, monkeypatch):
+    from ddlsim import compiler
+
+    shutil.copytree(ROOT / "ddlsim", tmp_path / "ddlsim", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(compiler, "_PACKAGE", tmp_path / "ddlsim")
+
+    def stamp() -> str:
+        return compiler.source_stamp.__wrapped__(*compiler.SOURCES)
+
+    stamps = {stamp()}
+    assert stamps == {compiler.source_stamp(*compiler.SOURCES)}
+    files = ["compiler.py", "numba_compiler.py", "precompiled.c", "cluster/walk.py", "network/flows.py", "nn/simd.py"]
+    for name in files:
+        with open(tmp_path / "ddlsim" / name, "a", encoding="utf-8") as file:
+            file.write("\n")
+        stamps.add(stamp())
+    assert len(stamps) == len(files) + 1
+
+
+def test_modules_with_kernels_are_among_the_sources():
+    from ddlsim import compiler
+
+    package = ROOT / "ddlsim"
+    sources = {path for pattern in compiler.SOURCES for path in package.glob(pattern)}
+    kernels = {path for path in package.rglob("*.py") if "from ddlsim.compiler import" in path.read_text("utf-8")}
+    assert kernels
+    assert kernels <= sources
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory):
+    """A folder with the package and its precompiled kernels, as a wheel installs them."""
+    try:
+        precompile.compiler_command()
+    except precompile.CannotPrecompileError as reason:
+        pytest.skip(str(reason))
+    folder = tmp_path_factory.mktemp("site-packages")
+    for name in ("ddlsim", "models", "topologies", "deviations"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "_precompiled*"))
+    command = [sys.executable, "-m", "ddlsim.precompile", folder / "ddlsim"]
+    environment = {**os.environ, "PYTHONPATH": str(folder), **UNWRITTEN}
+    built = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, env=environment)
+    assert Path(built.stdout.strip()) == folder / "ddlsim" / "_precompiled.abi3.so"
+    return folder
+
+
+def files(folder: Path) -> dict[str, int]:
+    return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+
+@pytest.mark.slow
+def test_results_are_the_same_to_the_last_bit_without_numba_and_without_a_file_written(package, tmp_path):
+    before = files(package)
+    place = {"NUMBA_CACHE_DIR": str(tmp_path)}
+    fast = python(RUNS, package, **place)
+    assert fast.stderr == "True False\n"
+    assert files(package) == before
+    assert list(tmp_path.iterdir()) == []
+    slow = python(RUNS, package, **place, DDLSIM_PRECOMPILED="0")
+    assert slow.stderr == "False True\n"
+    assert fast.stdout == slow.stdout
+
+
+@pytest.mark.slow
+def test_it_works_from_another_place_and_with_other_pythons(package, tmp_path):
+    moved = tmp_path / "elsewhere"
+    shutil.copytree(package, moved)
+    assert python(RUNS, moved).stderr == "True False\n"
+    # Another Python: the file's name ends in abi3, which all of them load.
+    assert sys.implementation.name != "cpython" or ".abi3.so" in _suffixes()
+
+
+def _suffixes() -> list[str]:
+    from importlib.machinery import EXTENSION_SUFFIXES
+
+    return EXTENSION_SUFFIXES
+
+
+@pytest.mark.slow
+def test_warm_up_has_nothing_to_compile(package):
+    code = "import ddlsim; w = ddlsim.warm_up(); print(w.compiled, w.functions > 45, w.nbytes < 2e6)"
+    assert python(code, package).stdout == "() True True\n"
+
+
+@pytest.mark.slow
+def test_numba_compiles_for_types_of_arguments_that_are_not_precompiled(package, tmp_path):
+    code = """
+    import sys
+    import numpy as np
+    from ddlsim.nn import conv_kernels, row_kernels
+    from ddlsim import compiler
+
+    single, double = (np.array([-1.0, 2.0], dtype) for dtype in (np.float32, np.float64))
+    row_kernels.relu(single, single)
+    print(single.tolist(), "numba" in sys.modules)
+    row_kernels.relu(double, double)
+    print(double.tolist(), "numba" in sys.modules)
+    x, w, out, bias = np.ones(64), np.ones(8), np.zeros(64), np.zeros(8)
+    conv_kernels.bias_gradient(np.ones((2, 32)).ravel(), bias, 1, 1, (1, 1))
+    print(len(compiler.files()) > 2)
+    try:
+        row_kernels.relu("text", double)
+    except Exception as error:
+        print(type(error).__name__)
+    """
+    done = python(code, package, NUMBA_CACHE_DIR=str(tmp_path))
+    assert done.stdout == "[0.0, 2.0] False\n[0.0, 2.0] True\nTrue\nTypingError\n"
+
+
+@pytest.mark.slow
+def test_changed_sources_are_compiled(package, tmp_path):
+    changed = tmp_path / "changed"
+    shutil.copytree(package, changed)
+    with open(changed / "ddlsim" / "network" / "maxmin.py", "a", encoding="utf-8") as file:
+        file.write("\n# changed\n")
+    code = "from ddlsim import compiler; print(compiler.PRECOMPILED)"
+    assert python(code, changed).stdout == "None\n"
+    assert python(code, package).stdout != "None\n"
