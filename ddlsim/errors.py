@@ -52,7 +52,7 @@ class NoUpdateError(DdlsimError):
 
 
 class ConservationError(DdlsimError, RuntimeError):
-    """The bytes, times or updates of a run are inconsistent, so it has no result."""
+    """A consistency check of a run failed: its bytes, times or updates do not add up. The run has no result."""
 
 
 class _Short(reprlib.Repr):

@@ -419,7 +419,7 @@ def class_named(name: str, where: str) -> type:
     make = imported(name, where)
     if not isinstance(make, type) or not is_dataclass(make):
         found = shown(make)
-        raise ConfigError(f"{where} {name!r}: is {found}; must be a dataclass, whose fields are the settings")
+        raise ConfigError(f"{where} {name!r} is {found}; must be a dataclass with one field per setting")
     return make
 
 

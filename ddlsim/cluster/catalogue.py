@@ -25,17 +25,17 @@ def cluster_names() -> list[str]:
 def load_cluster(source: ClusterLike) -> Cluster:
     """Load a cluster from a bundled name, a file or a networkx graph.
 
-    source  a bundled name (see :func:`cluster_names`); the path of a ``.toml`` file, of a networkx graph in ``.json``
-            (node-link) or ``.graphml``, or of a topology file written by another tool, recognised by its content
-            (:data:`ddlsim.imports.sniff.TOPOLOGIES`); a networkx graph; or a :class:`Cluster`, which is returned
-            unchanged
+    source  a bundled name (see :func:`cluster_names`), the path of a file, a networkx graph, or a :class:`Cluster`,
+            which is returned unchanged. Supported files are ``.toml`` files, networkx graphs in ``.json`` (node-link)
+            or ``.graphml``, and topology files of other tools, which are recognised by their content
+            (:data:`ddlsim.imports.sniff.TOPOLOGIES`).
 
     Append ``+key=value`` to a name or path to override a key of the file's [generator], [host] or [link] table, as in
-    ``"dgx-h100-pod+n_leaves=64"`` or ``"cloud-25g-16x8-v100+transport=ideal"``. For the file of another tool,
+    ``"dgx-h100-pod+n_leaves=64"`` or ``"cloud-25g-16x8-v100+transport=ideal"``. For files of other tools,
     ``+key=value`` supplies a value that the file lacks, as in ``"topo.txt+bandwidth=25 GB/s"``
     (:func:`ddlsim.imports.read_any`).
 
-    Raises :class:`ConfigError` for an unknown name or an invalid file. The message is one line with the file, the
+    Raises :class:`ConfigError` for an unknown name or an invalid file. The one-line message contains the file, the
     field, its value and a remedy.
     """
     if isinstance(source, Cluster):

@@ -101,15 +101,26 @@ class Routes:
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Cluster:
-    """Machines and links of a cluster, immutable. Build one with :func:`ddlsim.load_cluster` or :meth:`from_graph`.
+    """An immutable description of machines and their network.
 
-    Nodes have the kind "gpu", "host" (CPU), "storage" or "switch". All except switches are endpoints. `host_of` is the
-    machine that contains each node, or -1 for switches between machines. Links are directed. Each link belongs to one
-    channel, which has the capacity; the two directions of a half-duplex link share a channel.
+    Create clusters with :func:`ddlsim.load_cluster` or :meth:`from_graph`.
 
-    Arrays of shape (n_nodes,): `speed` (relative compute speed), `send_overhead` and `recv_overhead` (s per message, o
-    in LogGP) and `reduce_time` (s per reduced byte). Arrays of shape (n_links,): `link_bandwidth` (bytes/s),
-    `link_efficiency` (share of the bandwidth available to payload), `link_latency` (s) and `link_kind`.
+    Nodes have the kind "gpu", "host" (CPU), "storage" or "switch"; all except switches are endpoints. `host_of`
+    contains the machine of each node, or -1 for switches between machines. Links are directed. Every link belongs to a
+    channel, which has a capacity; the two directions of a half-duplex link share one channel.
+
+    Arrays of shape (n_nodes,):
+
+    speed            relative compute speed
+    send_overhead, recv_overhead  seconds per sent and per received message (o in LogGP)
+    reduce_time      seconds per reduced byte
+
+    Arrays of shape (n_links,):
+
+    link_bandwidth   bytes/s
+    link_efficiency  fraction of the bandwidth that is available to payload
+    link_latency     seconds
+    link_kind        kind of the link
     """
 
     name: str

@@ -136,23 +136,25 @@ Texts: TypeAlias = npt.NDArray[np.str_]
 class LinkDetail:
     """Optional properties of a link, in SI units. The defaults describe an ideal link.
 
-    frame_header, frame_payload  bytes that each frame adds to a message, and payload bytes per full frame
-    burst                        bytes that an idle link accumulates and may send at once (token bucket)
-    reverse_load                 share of a message's rate that its acknowledgements take from the opposite direction
-    transport                    one of `PROTOCOLS`: messages between two nodes are queued on their connections;
-                                 "": every message is a flow, as on ideal links
-    connections                  connections per pair of nodes, over which every message is divided
-    flow_rate                    maximum bytes/s of one connection; 0: no limit
-    window                       maximum bytes in flight per connection; 0: the default of the transport
-    rendezvous                   larger messages (bytes) wait until the receiver has answered a request; 0: none
-    loss                         share of TCP segments that are lost
-    unordered                    messages of a connection share its rate and do not wait for each other
-    warm                         windows are already open: no slow start
-    buffer                       bytes that can queue at this switch port before TCP segments are lost; 0: unlimited
-    overhead                     s that the threads at both ends spend on a message, in addition to link latency
-    spread                       variation of the rates of links of this kind, as in :class:`ddlsim.Spread`
-    sharing                      "fifo": bytes are sent in order of arrival, on all links of a network that has such a
-                                 link; "": messages share links by max-min fairness
+    frame_header   bytes added by each frame
+    frame_payload  payload bytes per full frame
+    burst          bytes that an idle link accumulates and may send at once (token bucket)
+    reverse_load   bandwidth that acknowledgements use in the opposite direction, as a fraction of the message's rate
+    transport      one of `PROTOCOLS`; messages between two nodes are queued on the connections of this transport. "":
+                   no transport, so every message is a flow, as on ideal links
+    connections    connections per pair of nodes; every message is divided among them
+    flow_rate      maximum bytes/s per connection; 0: no limit
+    window         maximum bytes in flight per connection; 0: the transport's default
+    rendezvous     size in bytes above which a message waits until the receiver has answered a request; 0: no message
+                   waits
+    loss           fraction of TCP segments that are lost
+    unordered      whether messages of a connection share its rate instead of waiting for each other
+    warm           whether windows are already open, which avoids slow start
+    buffer         bytes that can queue at this switch port before TCP segments are lost; 0: unlimited
+    overhead       processing time in seconds per message of the threads at both ends, in addition to link latency
+    spread         variation of the rates of links of this kind, as in :class:`ddlsim.Spread`
+    sharing        "fifo": bytes are sent in order of arrival, on all links of the network if one link is "fifo"; "":
+                   messages share links by max-min fairness
     """
 
     frame_header: NotNegative = 0.0
@@ -329,10 +331,13 @@ def _consistent(detail: LinkDetail, mtu: float, where: str) -> LinkDetail:
             )
         return detail
     if detail.loss and not detail.transport.startswith("tcp-"):
-        raise ConfigError(f"{where}loss = {detail.loss} applies to TCP only; {detail.transport} does not lose messages")
+        raise ConfigError(
+            f"{where}loss = {detail.loss} applies to TCP only; {detail.transport} does not lose messages; remove loss"
+        )
     if detail.buffer and not detail.transport.startswith("tcp-"):
         raise ConfigError(
-            f"{where}buffer = {detail.buffer:g} B applies to TCP only; {detail.transport} uses flow control"
+            f"{where}buffer = {detail.buffer:g} B applies to TCP only; {detail.transport} uses flow control; remove "
+            "buffer"
         )
     if mtu and detail.frame_header:
         raise ConfigError(f"{where}mtu and frame_header both define the frame; remove one of them")
@@ -354,15 +359,14 @@ def collected(details: Collection[LinkDetail]) -> LinkDetails | None:
 
 @takes_fields_of(_Wanted)
 def with_detail(wanted: _Wanted) -> Cluster:
-    """Return a copy of the cluster with these properties on all links of the given `kinds`.
+    """Return a copy of the cluster in which all links of the given `kinds` have the given properties.
 
     cluster  a :class:`Cluster`
     kinds    kinds of links to change; None: all links between machines
-    mtu      bytes per frame of the transport; sets `frame_header` and `frame_payload`
+    mtu      frame size of the transport in bytes, which determines `frame_header` and `frame_payload`
 
-    The other parameters are those of :class:`LinkDetail`; sizes and rates may also be text such as "3 MiB" or "5
-    Gbit/s". ``transport="ideal"`` alone removes transports but keeps frames, bursts, acknowledgements and spread. Other
-    links are unchanged.
+    The other parameters are described in :class:`LinkDetail`. Sizes and rates can also be strings such as "3 MiB" or "5
+    Gbit/s". ``transport="ideal"`` on its own removes transports but keeps frames, bursts, acknowledgements and spread.
 
     Raises :class:`ConfigError` for an invalid number, an unknown transport, or a kind that no link has.
     """

@@ -202,8 +202,8 @@ def _grid_pairs(sizes: Sequence[Places]) -> Iterator[tuple[int, int]]:
 def ring(wanted: _Plain) -> Graph:
     """Build a ring of machines that forward messages to their neighbours.
 
-    reverse_bandwidth  bandwidth from machine i + 1 to machine i, if it differs
-    shared             make the links half-duplex
+    reverse_bandwidth  bandwidth from machine i + 1 to machine i; None: equal in both directions
+    shared             whether the links are half-duplex
     """
     return _direct("ring", [wanted.n_hosts], wanted)
 
@@ -212,8 +212,8 @@ def ring(wanted: _Plain) -> Graph:
 def line(wanted: _Plain) -> Graph:
     """Build a line of machines that forward messages to their neighbours.
 
-    reverse_bandwidth  bandwidth from machine i + 1 to machine i, if it differs
-    shared             make the links half-duplex
+    reverse_bandwidth  bandwidth from machine i + 1 to machine i; None: equal in both directions
+    shared             whether the links are half-duplex
     """
     n = wanted.n_hosts
     return _direct("line", [n], wanted, itertools.pairwise(range(n)), n - 1)
@@ -221,10 +221,10 @@ def line(wanted: _Plain) -> Graph:
 
 @takes_fields_of(_Plain)
 def fully_connected(wanted: _Plain) -> Graph:
-    """Build machines with a link between every pair.
+    """Build machines with a direct link between every pair.
 
-    reverse_bandwidth  bandwidth towards the machine with the lower number, if it differs
-    shared             make the links half-duplex
+    reverse_bandwidth  bandwidth towards the machine with the lower number; None: equal in both directions
+    shared             whether the links are half-duplex
     """
     n = wanted.n_hosts
     return _direct("fully-connected", [n], wanted, itertools.combinations(range(n), 2), n * (n - 1) // 2)
@@ -240,13 +240,13 @@ class _Torus(_Fabric):
 
 @takes_fields_of(_Torus)
 def torus(wanted: _Torus) -> Graph:
-    """Build a torus of machines, for example with sizes (8, 8) or (4, 4, 4), numbered in row-major order.
+    """Build a torus of machines, numbered in row-major order.
 
-    sizes          machines per dimension; a dimension of size 2 has one link, not two
-    slices         number of tori of these sizes. With several slices, every machine also has a link to one switch,
-                   which carries messages between slices.
-    nic_bandwidth  bandwidth of the links to that switch; None: that of the other links
-    nic_latency    their latency; None: that of the other links
+    sizes          machines per dimension, such as (8, 8) or (4, 4, 4); a dimension of size 2 has one link, not two
+    slices         number of tori of this size. If there are several, every machine also has a link to one switch, which
+                   connects the slices.
+    nic_bandwidth  bandwidth of the links to that switch; None: the bandwidth of the other links
+    nic_latency    latency of the links to that switch; None: the latency of the other links
 
     Routing is in dimension order, starting with the first dimension.
     """
@@ -278,7 +278,7 @@ class _Cube(_Fabric):
 def hypercube(wanted: _Cube) -> Graph:
     """Build a hypercube of 2 ** n_dims machines, with links between machines whose numbers differ in one bit.
 
-    Routes correct the highest differing bit first.
+    Messages are routed along the highest differing bit first.
     """
     n_dims = wanted.n_dims
     if n_dims > MAX_NODES.bit_length():
@@ -293,8 +293,8 @@ def hypercube(wanted: _Cube) -> Graph:
 def star(wanted: _Plain) -> Graph:
     """Build `n_hosts` machines connected to one non-blocking switch.
 
-    reverse_bandwidth  bandwidth from the switch to a machine, if it differs
-    shared             make the links half-duplex
+    reverse_bandwidth  bandwidth from the switch to a machine; None: equal in both directions
+    shared             whether the links are half-duplex
     """
     link, n_hosts = wanted.link, wanted.n_hosts
     graph, hosts = start("star", "shortest", n_hosts, wanted.host, n_switches=1, n_links=2 * n_hosts * wanted.n_nics)
@@ -318,9 +318,9 @@ def leaf_spine(wanted: _LeafSpine) -> Graph:
     """Build a two-level Clos network: every leaf switch has a trunk to every spine switch.
 
     trunk_bandwidth   bandwidth of each trunk; None: derived from `oversubscription`
-    oversubscription  total bandwidth of a leaf's machines divided by that of its trunks
-    rail_optimised    connect NIC j of every machine in a group of `hosts_per_leaf` to the group's leaf j; `n_leaves`
-                      must be a multiple of the number of NICs
+    oversubscription  ratio of the total bandwidth of a leaf's machines to that of its trunks
+    rail_optimised    whether NIC j of every machine in a group of `hosts_per_leaf` machines is connected to leaf j of
+                      that group. If so, `n_leaves` must be a multiple of the number of NICs.
     """
     link, n_nics, n_leaves, n_spines = wanted.link, wanted.n_nics, wanted.n_leaves, wanted.n_spines
     hosts_per_leaf, rails = wanted.hosts_per_leaf, n_nics if wanted.rail_optimised else 1
@@ -354,8 +354,8 @@ class _FatTree(_Trunked):
 def fat_tree(wanted: _FatTree) -> Graph:
     """Build the k-ary fat tree of Al-Fares, Loukissas and Vahdat (SIGCOMM 2008) with k**3 / 4 machines.
 
-    It has k pods of k/2 edge and k/2 aggregation switches. Aggregation switch j of every pod is connected to the core
-    switches j*k/2 to j*k/2 + k/2 - 1.
+    Each of the k pods has k/2 edge switches and k/2 aggregation switches. Aggregation switch j of every pod is
+    connected to the core switches j*k/2 to j*k/2 + k/2 - 1.
     """
     k, link, n_nics = wanted.k, wanted.link, wanted.n_nics
     if k % 2:
@@ -386,12 +386,12 @@ class _Racks(_Oversubscribed):
 
 @takes_fields_of(_Racks)
 def racks(wanted: _Racks) -> Graph:
-    """Build racks with one switch each, connected by one trunk per rack to a core switch.
+    """Build racks with one switch each, connected to a core switch by one trunk per rack.
 
-    Two racks are connected directly by a single trunk.
+    With two racks, a single trunk connects them directly.
 
     trunk_bandwidth   bandwidth of each trunk; None: derived from `oversubscription`
-    oversubscription  total bandwidth of a rack's machines divided by that of its trunk
+    oversubscription  ratio of the total bandwidth of a rack's machines to that of its trunk
     """
     link, n_nics, n_racks, hosts_per_rack = wanted.link, wanted.n_nics, wanted.n_racks, wanted.hosts_per_rack
     trunk = wanted.trunk(link, hosts_per_rack * n_nics, 1)
@@ -418,7 +418,7 @@ class _TwoRacks(_Oversubscribed):
 
 @takes_fields_of(_TwoRacks)
 def two_racks(wanted: _TwoRacks) -> Graph:
-    """Build :func:`racks` with two racks, connected by one trunk between their switches."""
+    """Build two racks connected by one trunk between their switches (see :func:`racks`)."""
     return racks(2, **vars(wanted))
 
 
@@ -441,13 +441,14 @@ class _Dragonfly(_Fabric):
 def dragonfly(wanted: _Dragonfly) -> Graph:
     """Build a dragonfly with minimal routing (Kim, Dally, Scott and Abts, ISCA 2008).
 
-    group_shape   routers per group: (a,) for a fully connected group, or (rows, columns) for Cray's Aries
-                  (Faanes et al., SC 2012), where a router has links to the others in its row and in its column
-    local_cables  parallel cables per dimension of the group, modelled as one link with their total bandwidth
-    global_links  links between each pair of groups, assigned to the routers of a group in turn
-    n_hosts       number of positions to fill, starting with the first; None: all
+    group_shape   routers per group: (a,) for a fully connected group, or (rows, columns) for Cray's Aries (Faanes et
+                  al., SC 2012), where each router is linked to all others in its row and its column
+    local_cables  for each dimension of the group, the number of parallel cables between two routers. They are modelled
+                  as one link with their total bandwidth.
+    global_links  number of links between each pair of groups, distributed round-robin over the routers of a group
+    n_hosts       number of machines, placed in order of position; None: one at every position
 
-    Links inside a group are of kind "trunk", links between groups of kind "global".
+    Links inside a group have the kind "trunk", links between groups the kind "global".
     """
     n_groups, hosts_per_router, global_links = wanted.n_groups, wanted.hosts_per_router, wanted.global_links
     shape = list(wanted.group_shape)

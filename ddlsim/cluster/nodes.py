@@ -57,14 +57,17 @@ Price = Annotated[Quantity, quantity("price", zero=True)]
 @checked
 @dataclass(frozen=True)
 class Host:
-    """A machine with a single processor, which is its only endpoint. Use :class:`MultiGpu` for GPUs, even for one.
+    """A machine with a single processor, which is its only endpoint.
 
-    device            key of the device catalogue or a device file, needed to predict compute times
+    Use :class:`MultiGpu` for machines with GPUs, even for a single GPU.
+
+    device            name in the device catalogue, or a device file; required to predict compute times
     speed             compute speed relative to that of the device
-    send_overhead, recv_overhead  software time (s) per message, o in LogGP (Alexandrov et al. 1995)
+    send_overhead     software time in seconds to send a message (o in LogGP, Alexandrov et al. 1995)
+    recv_overhead     software time in seconds to receive a message
     reduce_bandwidth  bytes/s at which received data are reduced; None: reduction takes no time
     price             price of the machine, such as "3.06 USD/h"; None: unknown
-    device_price      price of its device in addition to `price`, if it is charged separately
+    device_price      additional price of the device, if it is charged separately
     """
 
     device: str | None = None
@@ -81,17 +84,18 @@ class Host:
 class MultiGpu:
     """A machine with several GPUs. Bandwidths are per direction.
 
-    inside            "nvswitch": every GPU has a link of `nvlink_bandwidth` to one crossbar; "nvlink_mesh": a link of
-                      that bandwidth between every two GPUs; "hybrid_cube_mesh": 8 GPUs as in the DGX-1 V100, with one
-                      or two NVLinks per pair and `nvlink_bandwidth` per NVLink; "pcie_tree": no NVLink
-    n_pcie_switches   PCIe switches, each with one link to the CPU; the GPUs are distributed over them in order
-    n_nics            NICs. A single NIC is attached to the CPU, or to the PCIe switch if there is only one. Several are
-                      distributed over the PCIe switches in order, like GPUs. With 32 NICs and 8 switches of one GPU
-                      each, every GPU uses four NICs; with 2 NICs and 4 switches, every second switch has one.
-    cpu               device key of the CPU, a "host" node on which parameter servers can run
+    inside            topology inside the machine. "nvswitch": every GPU has a link of `nvlink_bandwidth` to one
+                      crossbar; "nvlink_mesh": every pair of GPUs has a link of `nvlink_bandwidth`; "hybrid_cube_mesh":
+                      8 GPUs as in the DGX-1 V100, with one or two NVLinks per pair, each of `nvlink_bandwidth`;
+                      "pcie_tree": no NVLink
+    n_pcie_switches   number of PCIe switches, each with one link to the CPU. GPUs are distributed over them in order.
+    n_nics            number of NICs. A single NIC is attached to the CPU, or to the PCIe switch if there is only one.
+                      Several NICs are distributed over the PCIe switches in order: with 32 NICs and 8 switches of one
+                      GPU each, every GPU uses four NICs; with 2 NICs and 4 switches, every second switch has one.
+    cpu               name of the CPU in the device catalogue, for a "host" node on which parameter servers can run
 
-    The remaining fields are those of :class:`Host` and apply to each GPU. Overheads also apply to the CPU, and `price`
-    is the price of the whole machine.
+    The remaining fields are described in :class:`Host` and apply to each GPU. Overheads also apply to the CPU, and
+    `price` is the price of the whole machine.
     """
 
     n_gpus: Places

@@ -107,17 +107,18 @@ def with_storage(
     operations: Positive | None = None, at: str | None = None, bandwidth: Bandwidth | None = None,
     latency: _Latency | None = None,
 ) -> Cluster:  # fmt: skip
-    """Return a copy of the cluster with an additional storage, for data sets and checkpoints.
+    """Return a copy of the cluster with an additional storage node for data sets and checkpoints.
 
     cluster     bundled name, path, networkx graph or :class:`~ddlsim.cluster.Cluster`
     name        name of the storage, for ``Input(storage=...)`` and ``Checkpoints(to=...)``
     read        total read bandwidth in bytes/s, shared by all readers
-    write       total write bandwidth in bytes/s; None: the same as `read`
-    operations  maximum operations/s, whatever their size; None: no limit
-    at          node to connect the storage to, such as a switch; None: the only switch between the machines
-    bandwidth, latency  properties of the link to that node; None: those of the machines connected to it
+    write       total write bandwidth in bytes/s; None: equal to `read`
+    operations  maximum number of read and write operations per second, independent of their size; None: no limit
+    at          node to which the storage is connected, such as a switch; None: the only switch between the machines
+    bandwidth   bandwidth of the link to that node; None: the bandwidth of the machines' links to it
+    latency     latency of the link to that node; None: the latency of the machines' links to it
 
-    Raises ConfigError if `at` is not a node of the cluster, or if the name is taken.
+    Raises ConfigError if `at` is not a node of the cluster, or if the name is already taken.
     """
     loaded = load_cluster(cluster)
     storage = Storage(
@@ -132,20 +133,20 @@ def with_storage(
 @checked
 @dataclass(frozen=True)
 class Endpoints:
-    """CPU cores that are reserved for communication on each machine, such as oneCCL's worker threads.
+    """CPU cores that each machine reserves for communication, such as oneCCL's worker threads.
 
-    Each of these `cores` is an endpoint, which sends and receives while the other cores compute (Sridharan et al. 2018,
+    Each reserved core is an endpoint, which sends and receives while the other cores compute (Sridharan et al. 2018,
     arXiv:1801.08030).
 
     cores         endpoints per machine
     of            cores per machine
-    bandwidth     bytes/s that one endpoint can drive in each direction. A machine is limited to the smaller of its link
-                  bandwidth and the total of its endpoints.
-    message_rate  messages/s that one endpoint can send. Every message is divided among all endpoints of a machine, so
-                  each endpoint handles its part of one message after the other.
+    bandwidth     maximum bytes/s of one endpoint in each direction. The bandwidth of a machine is the smaller of its
+                  link bandwidth and the total of its endpoints.
+    message_rate  maximum messages/s of one endpoint. Every message is divided among all endpoints of a machine, and
+                  each endpoint processes its parts one after the other.
 
     ``Endpoints(2, 32).on("cori-haswell")`` returns a cluster for any strategy. Without endpoints, machines compute with
-    all cores; use ``overlap=WhileWaiting("layer")`` if their messages make progress only while the cores are idle.
+    all cores; use ``overlap=WhileWaiting("layer")`` if messages make progress only while the cores are idle.
     """
 
     cores: Count

@@ -105,21 +105,24 @@ def build(
     algorithm  a name (see :func:`ddlsim.collectives.find.algorithm_names`), optionally with arguments
                (``"parameter_server(4)"``, ``"hierarchical(ring, halving_doubling)"``), ``"package.module:function"``,
                or a function
-    nbytes     bytes per rank. Passed to functions with a parameter `nbytes` (sizes between two powers of two share a
-               schedule). Functions with a parameter `n_segments` get one segment per 512 KiB.
-    hosts      (n_ranks,) the machine of each rank. Functions with a parameter `groups` get the ranks of each machine.
-    where      the cluster, and the node of each rank. Functions can request information about the network by parameter
-               name: `levels` (groups of ranks at every network level, :mod:`ddlsim.cluster.levels`), `rings` (ring
-               orders that use all links, :func:`ddlsim.cluster.rings.rings`), `way` (the choice of NCCL's tuner,
+    nbytes     bytes per rank. An algorithm can receive this size as its parameter `nbytes`; sizes between two powers of
+               two share a schedule. A parameter `n_segments` receives the number of segments of 512 KiB.
+    hosts      (n_ranks,) the machine of each rank. An algorithm's parameter `groups` receives the ranks of each
+               machine.
+    where      the cluster, and the node of each rank. Algorithms can request information about the network with
+               parameters of these names: `levels` (groups of ranks at every network level,
+               :mod:`ddlsim.cluster.levels`), `rings` (ring orders that use all links,
+               :func:`ddlsim.cluster.rings.rings`), `way` (the choice of NCCL's tuner,
                :func:`ddlsim.collectives.nccl_way.way`), `rails` (ranks by network interface of their machine,
                :func:`ddlsim.cluster.rings.rails`) and `axes` (ranks by position on tori,
                :func:`ddlsim.cluster.levels.axes`).
 
-    "default" selects "torus", "nccl", "hierarchical" or "ring", see :func:`default_algorithm`.
+    "default" selects "torus", "nccl", "hierarchical" or "ring" (see :func:`default_algorithm`).
 
-    The schedule of a custom function is verified with :func:`ddlsim.collectives.check.check` before it is used; on 64
-    ranks if the whole schedule moves more than 4 million chunks. Raises ConfigError naming the algorithm and the
-    reason.
+    The schedule of a custom function is verified with :func:`ddlsim.collectives.check.check` before it is used. If it
+    moves more than 4 million chunks, the function's schedule for 64 ranks is verified instead.
+
+    Raises ConfigError with the algorithm and the reason.
     """
     if hosts is not None and len(hosts) != n_ranks:
         raise ConfigError(f"hosts has {len(hosts)} entries for {n_ranks} ranks; must have one per rank")

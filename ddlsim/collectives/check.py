@@ -39,12 +39,12 @@ _EXACT_LIMIT = 4_000_000
 
 @checked
 def check(schedule: Schedule) -> None:
-    """Verify that `schedule` is well-formed and implements the collective that `schedule.kind` names.
+    """Verify that `schedule` is well-formed and implements the collective that `schedule.kind` specifies.
 
-    The contributions of every rank are counted for up to about 64 ranks. Larger schedules are replayed with one random
-    64-bit number per rank, added modulo 2^64, so a wrong schedule passes with a probability of about 2^-64.
+    For up to about 64 ranks, every contribution is counted exactly. Larger schedules are replayed with one random
+    64-bit number per rank, added modulo 2^64, so an incorrect schedule passes with a probability of about 2^-64.
 
-    Raises ConfigError naming the round, rank and chunk.
+    Raises ConfigError with the round, rank and chunk concerned.
     """
     validate(schedule)
     n_ranks, n_chunks = schedule.n_ranks, schedule.n_chunks

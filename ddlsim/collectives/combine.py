@@ -18,12 +18,12 @@ from ddlsim.errors import ConfigError
 
 @checked
 def on_ranks(schedule: Schedule, ranks: Wholes, n_ranks: Ranks) -> Schedule:
-    """Map `schedule` to a subset of a larger communicator.
+    """Map a schedule to a subset of the ranks of a larger communicator.
 
-    ranks    rank i of the schedule becomes ``ranks[i]``
+    ranks    new rank of each rank: rank i of the schedule becomes ``ranks[i]``
     n_ranks  number of ranks in the larger communicator
 
-    Raises ConfigError unless `ranks` are distinct and their number equals the number of ranks in the schedule.
+    Raises ConfigError unless `ranks` contains one distinct rank for every rank of the schedule.
     """
     members = np.asarray(ranks, dtype=np.int64)
     if members.shape != (schedule.n_ranks,):
@@ -37,9 +37,10 @@ def on_ranks(schedule: Schedule, ranks: Wholes, n_ranks: Ranks) -> Schedule:
 
 @checked
 def reorder(schedule: Schedule, order: Wholes) -> Schedule:
-    """Renumber the ranks of a schedule: rank i becomes ``order[i]``, for example so that a ring crosses each rack once.
+    """Renumber the ranks of a schedule: rank i becomes ``order[i]``.
 
-    In a reduce-scatter, all-gather or all-to-all, block i then belongs to ``order[i]``.
+    This can, for example, arrange a ring so that it crosses each rack only once. In a reduce-scatter, all-gather or
+    all-to-all, block i then belongs to rank ``order[i]``.
     """
     return on_ranks(schedule, order, schedule.n_ranks)
 
@@ -62,9 +63,10 @@ def reverse(schedule: Schedule, kind: Kind) -> Schedule:
 def sequence(*schedules: Schedule, kind: Kind) -> Schedule:
     """Concatenate schedules of the same ranks into a collective of the given `kind`.
 
-    Chunks are subdivided where the schedules use different ones. There is no barrier between the parts: each rank
-    continues when it has finished its own part. Raises ConfigError for schedules with several lanes, which cannot be
-    concatenated.
+    If the schedules divide the buffer into different numbers of chunks, chunks are subdivided to match. There is no
+    barrier between the schedules: each rank continues as soon as it has finished its part of the previous one.
+
+    Raises ConfigError if a schedule has several lanes.
     """
     for schedule in schedules:
         if len(schedule.lanes) > 1:
@@ -79,9 +81,10 @@ def sequence(*schedules: Schedule, kind: Kind) -> Schedule:
 
 @checked
 def parallel(*schedules: Schedule) -> Schedule:
-    """Combine schedules on disjoint sets of ranks (see :func:`on_ranks`) into one in which they run concurrently.
+    """Combine schedules on disjoint sets of ranks (see :func:`on_ranks`) into one schedule that runs them concurrently.
 
-    They share rounds. Raises ConfigError if two schedules use the same rank, or differ in kind or root.
+    Corresponding rounds are merged where possible. Raises ConfigError if two schedules use the same rank, or differ in
+    kind or root.
     """
     parts = _same_chunks(schedules)
     first = parts[0]
@@ -103,10 +106,12 @@ def parallel(*schedules: Schedule) -> Schedule:
 def split(*schedules: Schedule, shares: Sequence[Positive] | None = None) -> Schedule:
     """Divide the buffer into parts and run one schedule on each part, all concurrently (as lanes).
 
-    shares  relative sizes of the parts; None: equal
+    shares  relative sizes of the parts; None: equal sizes
 
-    Part i consists of every i-th chunk, which preserves arithmetic modulo n_chunks; in a reduce-scatter or all-gather,
-    of every i-th chunk of each block. Raises ConfigError if the schedules differ in kind, root or groups.
+    With n schedules, schedule i uses the chunks i, i + n, i + 2n, ..., so that chunk numbers still wrap around modulo
+    n_chunks. In a reduce-scatter or all-gather, the chunks of each block are divided in this way.
+
+    Raises ConfigError if the schedules differ in kind, root or number of ranks.
     """
     parts = _same_chunks(schedules, weights=False)
     first, n_parts = parts[0], len(parts)

@@ -45,21 +45,22 @@ Segments = Annotated[int, whole(1, 10**6)]
 @checked
 @dataclass(frozen=True, eq=False)
 class Round:
-    """`m` messages that may be in flight at the same time, executed `repeat` times.
+    """A set of m messages that may be in flight at the same time, optionally repeated.
 
     src, dst  (m,)  sending and receiving ranks
-    start     (m,)  first chunk, 0 <= start < n_chunks
-    count     (m,)  number of consecutive chunks (mod n_chunks)
+    start     (m,)  first chunk of each message, from 0 to n_chunks - 1
+    count     (m,)  number of consecutive chunks (modulo n_chunks)
     reduce          True: the receiver combines the data with its own; False: the receiver overwrites its own
-    shift           number of chunks by which `start` advances (mod n_chunks) after each repetition
-    slots     (k,)  if given, every message carries the chunks (start + slots) mod n_chunks, and count == k
-    header          bytes that a protocol adds to each message, regardless of the buffer size. With a header, `count`
-                    may be 0: such a message only informs the receiver that the sender has reached this round.
-    latency   (m,)  if given, the time (s) from issuing a message until its bytes flow, instead of the latency of its
-                    route
-    wire      (m,)  if given, bytes on the wire per byte carried, in addition to `wire` of the schedule
-    handled   (m,)  if given, bytes handled by multiprocessors per byte on the wire, in addition to `handled` of the
-                    schedule
+    repeat          number of times that the round is executed
+    shift           number of chunks by which `start` advances (modulo n_chunks) after each repetition
+    slots     (k,)  chunks relative to `start`: every message carries the k chunks (start + slots) mod n_chunks, and
+              `count` must be k. None: consecutive chunks
+    header          bytes that a protocol adds to each message, independent of the buffer size. With a header, `count`
+                    may be 0; such a message only informs the receiver that the sender has reached this round.
+    latency   (m,)  time in seconds from issuing a message until its bytes flow; None: the latency of its route
+    wire      (m,)  bytes on the wire per byte carried, multiplied by `wire` of the schedule; None: 1
+    handled   (m,)  bytes handled by multiprocessors per byte on the wire, multiplied by `handled` of the schedule;
+              None: 1
     """
 
     src: Ints
@@ -81,20 +82,20 @@ class Round:
 class Schedule:
     """The messages of a collective on `n_ranks` ranks, round by round.
 
-    lanes         concurrent, independent sequences of rounds, which must not use each other's chunks
-    chunk_weight  (n_chunks,) relative sizes of the chunks; None: equal
-    kind          the collective, such as "all_reduce"
-    root          rank of the root of a broadcast or reduce; with `groups`, its position in each group
-    groups        disjoint communicators, each given as the ranks of its members; member i owns block i. None: one group
-                  of all ranks in order
+    lanes         concurrent, independent sequences of rounds, which must use different chunks
+    chunk_weight  (n_chunks,) relative sizes of the chunks; None: equal sizes
+    kind          name of the collective, such as "all_reduce"
+    root          root rank of a broadcast or reduce; with `groups`, the position of the root in each group
+    groups        disjoint communicators, each a sequence of ranks whose i-th member owns block i; None: one
+                  communicator of all ranks in order
     block_of      (n_chunks,) the block of each chunk, with the same number of chunks in every block; None: blocks are
                   contiguous
-    copies        number of full buffers that the chunks span. It is 1 except for algorithms that store the
-                  contributions of several ranks separately and add them at the end; member i of a group starts with its
-                  own in copy i mod `copies`.
+    copies        number of full buffers that the chunks span. It exceeds 1 only for algorithms that store the
+                  contributions of several ranks separately and add them at the end; member i of a group then starts
+                  with its own contribution in copy i mod `copies`.
     wire          bytes on the wire per byte of the buffer; 1 if the protocol adds nothing
-    handled       at least 1. If multiprocessors are slower than links, a message occupies its links for the time needed
-                  for `handled` times its bytes.
+    handled       factor, at least 1, on the bytes that multiprocessors handle. If they are slower than links, a message
+                  occupies its links for the time needed for `handled` times its bytes.
     """
 
     n_ranks: Ranks
@@ -220,7 +221,9 @@ def messages(
     slots: Ints | None = None,
     header: NotNegative = 0.0,
 ) -> Round:
-    """Build a :class:`Round` from lists or arrays. Arguments other than `src` may be one number for all messages."""
+    """Build a :class:`Round` from lists or arrays. A number given for any argument except `src` applies to all
+    messages.
+    """
     src = np.array(src, dtype=np.int64, ndmin=1)
     slots = None if slots is None else np.atleast_1d(slots)
     if slots is not None:

@@ -19,19 +19,20 @@ MOST_COUNTS = 1_000_000
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """Contents of all ranks' buffers after `round` rounds, and the chunks moved in the last of them.
+    """Contents of all ranks' buffers after `round` rounds, and the chunks moved in the last round.
 
-    round     number of rounds executed; 0: before the first
-    counts    (n_ranks, n_chunks, n_ranks) how many times the contribution of each rank (last axis) is in a rank's chunk
+    round     number of executed rounds; 0: initial state
+    counts    (n_ranks, n_chunks, n_ranks) number of times that a chunk of a rank contains each rank's contribution
+              (last axis)
     promised  (n_ranks, n_chunks) whether the collective specifies the final contents of a chunk
-    whole     (n_ranks, n_chunks) whether the chunk has these contents now
-    src, dst  (m,) sending and receiving rank of each chunk moved in this round; empty before the first
-    chunk     (m,) the chunk
-    reduced   (m,) whether the receiver combined it with its own data instead of overwriting it
-    lane      (m,) the lane of the schedule that moved it
+    whole     (n_ranks, n_chunks) whether the chunk currently has these contents
+    src, dst  (m,) sending and receiving rank of each chunk moved in the last round; empty in the initial state
+    chunk     (m,) number of each moved chunk
+    reduced   (m,) whether the receiver combined each moved chunk with its own data instead of overwriting it
+    lane      (m,) lane of the schedule in which each chunk was moved
     reduces   whether the collective is a reduction
 
-    If the schedule has several `copies`, they are added up: chunk c here stands for chunk c of every copy.
+    If the schedule has several `copies`, their contributions are added, and chunk c represents chunk c of every copy.
     """
 
     round: int
@@ -72,10 +73,10 @@ def states(schedule: Schedule) -> Iterator[State]:
     """Yield the contents of all ranks' buffers before the first round of `schedule` and after every round.
 
     Repetitions count as rounds. Ranks execute the rounds of a lane in lockstep, and lanes run concurrently. In a
-    simulation each rank proceeds at its own pace, with the same final contents (see :func:`ddlsim.collectives.check`).
-    A schedule that does not implement its collective is executed as it is.
+    simulation, each rank proceeds at its own pace and reaches the same final contents (see
+    :func:`ddlsim.collectives.check`). The schedule is not required to implement its collective correctly.
 
-    Raises ConfigError for a malformed schedule, and for one with too many ranks and chunks to count every contribution
+    Raises ConfigError for a malformed schedule, and if there are too many ranks and chunks to count every contribution
     (more than a few hundred ranks).
     """
     validate(schedule)

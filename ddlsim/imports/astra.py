@@ -29,10 +29,10 @@ _KEYS = ("topology", "npus_count", "bandwidth", "latency")
 
 @checked
 def read_astra(path: str | Path) -> Cluster:
-    """Read a cluster from the YAML file `path`, with one host per NPU, named npu0, npu1, ...
+    """Read a cluster from an ASTRA-sim network file in YAML, with one host per NPU, named npu0, npu1, ...
 
-    Raises ConfigError with file, key and reason, such as lists of unequal length, unknown building blocks, invalid
-    numbers, or keys without effect.
+    Raises ConfigError with file, key and reason, for example for lists of unequal length, unknown building blocks,
+    invalid numbers, or keys without effect.
     """
     source = read_text(path)
     blocks, counts, bandwidths, latencies = _read(source)

@@ -51,10 +51,10 @@ def read_graphml(
 ) -> Cluster:
     """Read a cluster from a GraphML file.
 
-    bandwidth        bandwidth of edges without a speed in the file; required if there are any
+    bandwidth        bandwidth of edges whose speed is not in the file; required if there are such edges
     latency          latency of edges without the attribute `latency`
-    ignore_unknown   skip unknown attributes and elements, and edges from a node to itself, with a warning that counts
-                     them
+    ignore_unknown   whether to skip unknown attributes, unknown elements and edges from a node to itself. A warning
+                     counts the skipped items.
 
     Raises :class:`ConfigError` with file, line and reason.
     """

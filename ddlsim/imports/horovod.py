@@ -51,8 +51,8 @@ class HorovodOperation:
 class HorovodTimeline:
     """Contents of a Horovod timeline.
 
-    operations   all operations in order of time
-    collectives  the collectives as timings, with fused tensors counted once
+    operations   all operations, in order of time
+    collectives  durations of the collectives; fused tensors are counted once
     n_ranks      number of ranks
     """
 
@@ -72,10 +72,12 @@ class _Open:
 
 @checked
 def read_horovod(path: str | Path) -> HorovodTimeline:
-    """Read a Horovod timeline. Operations that did not finish are skipped.
+    """Read a Horovod timeline.
 
-    Ends without a start, ends before their start, and times that are not numbers are skipped with a warning that counts
-    them. Raises ConfigError with file, event and reason if nothing is left.
+    Unfinished operations are skipped. Invalid events (an end without a start or before its start, or a time that is not
+    a number) are also skipped, with a warning that counts them.
+
+    Raises ConfigError with file, event and reason if no valid operation remains.
     """
     source, left_out = read_text(path), LeftOut()
     _, events = read_events(source, left_out)
@@ -106,11 +108,13 @@ def read_horovod(path: str | Path) -> HorovodTimeline:
 def _end(source: SourceText, tensor: str, state: _Open, event: Event) -> HorovodOperation | None:
     place = f"{source.path}: traceEvents[{event.index}]"
     if not state.stack:
-        raise EntryError(f"{place}: an operation on tensor {tensor!r} ends that has not begun; is the file truncated?")
+        raise EntryError(
+            f"{place}: an operation on tensor {tensor!r} ends without having begun; is the file truncated?"
+        )
     begin = state.stack.pop()
     seconds = event.ts - begin.ts
     if not seconds >= 0:
-        raise EntryError(f"{place}: {begin.name} ends before it begins, or without a time; correct ts")
+        raise EntryError(f"{place}: {begin.name} has an end time that is missing or earlier than its start; correct ts")
     if begin.name.startswith("NEGOTIATE_"):
         state.negotiation_s = seconds
     elif _TRANSFER.fullmatch(begin.name):

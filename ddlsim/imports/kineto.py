@@ -40,9 +40,10 @@ _BACKWARD = "autograd::engine::evaluate_function:"
 class LayerTime:
     """Forward and backward time of a leaf module in a trace.
 
-    name       class and number as in PyTorch, such as "Conv2d_3"
-    forward_s, backward_s  seconds per step, median over the steps
-    n_calls    average number of calls per step
+    name        class and number as in PyTorch, such as "Conv2d_3"
+    forward_s   forward time in seconds per step, median over the steps
+    backward_s  backward time in seconds per step, median over the steps
+    n_calls     average number of calls per step
     """
 
     name: str
@@ -193,12 +194,12 @@ def profile_workload(workload: Workload, layers: Sequence[LayerTime]) -> Workloa
 
     layers   :attr:`~ddlsim.imports.KinetoTrace.layers` of a trace of the same model with the same batch size
 
-    Modules are matched by class, in order of their calls. Trace and model must have the same number of layers with
-    parameters. For other layers, the time of a module that is called several times is divided in the workload's
-    proportions. Operations that are not modules in PyTorch (additions, concatenations, attention) keep the workload's
-    times.
+    Modules are matched with layers by class, in the order of their calls. For classes with parameters, trace and model
+    must have the same number of layers. For other classes, the numbers can differ, because a module can be called
+    several times; the total time is then divided among the layers in proportion to their times in `workload`.
+    Operations that are not modules in PyTorch (additions, concatenations, attention) keep their times.
 
-    Raises :class:`ConfigError` naming the class and both counts if model and trace do not match.
+    Raises :class:`ConfigError` with the class and both numbers of layers if model and trace do not match.
     """
     if not layers:
         raise ConfigError("the trace has no layers; record it with torch.profiler.profile(with_stack=True)")
@@ -336,12 +337,14 @@ class KinetoTrace:
     """Contents of one rank's PyTorch profiler trace.
 
     steps        training steps in order; ``n_samples`` is set if a batch size was given
-    collectives  collectives in order of time; ``nbytes`` is 0 if the trace has no sizes
-    layers       leaf modules in order of their first call; empty unless traced ``with_stack=True``
-    rank, n_ranks      of this trace; 0 and 1 if it was not distributed
+    collectives  collectives in order of time; ``nbytes`` is 0 if the trace does not contain sizes
+    layers       leaf modules in order of their first call; empty unless the trace was recorded ``with_stack=True``
+    rank         rank that recorded the trace; 0 if training was not distributed
+    n_ranks      number of ranks; 1 if training was not distributed
+    batch_size   first dimension of the first module's input; 0 unless the trace was recorded with
+                 ``record_shapes=True``
     overlap_slowdown   factor by which kernels are slower during collectives
-                       (:func:`~ddlsim.imports.kineto.overlap_slowdown`); NaN if the trace does not show it
-    batch_size   first dimension of the first module's input; 0 unless traced with ``record_shapes=True``
+                       (:func:`~ddlsim.imports.kineto.overlap_slowdown`); NaN if it cannot be determined from the trace
     """
 
     steps: tuple[Timing, ...]
@@ -357,10 +360,12 @@ class KinetoTrace:
 def read_kineto(path: str | Path, *, batch_size: Count | None = None) -> KinetoTrace:
     """Read the training steps, collectives and layer times from a PyTorch profiler trace.
 
-    batch_size   samples per rank and step; sets ``n_samples`` of the steps
+    batch_size   samples per rank and step, from which ``n_samples`` of the steps is computed
 
     Events with impossible values, such as a negative duration or size, are skipped with a warning that counts them.
-    Raises :class:`ConfigError` with the place and the reason, also if the trace has no steps, collectives or layers.
+
+    Raises :class:`ConfigError` with the location and the reason for an invalid trace, and for a trace without any
+    steps, collectives or layers.
     """
     source, left_out = read_text(path), LeftOut()
     top, events = read_events(source, left_out)
@@ -478,10 +483,10 @@ def _elements(value: object, place: str) -> float:
 
 @checked
 def fastest_over_ranks(traces: Sequence[KinetoTrace]) -> tuple[Timing, ...]:
-    """Merge the collectives in traces of several ranks: each gets the shortest time over all ranks.
+    """Merge traces of several ranks, using the shortest duration of each collective over all ranks.
 
-    The i-th collective of every trace is taken to be the same one. Raises :class:`ConfigError` if the traces differ in
-    number, operation or size of their collectives.
+    The i-th collectives of all traces are matched. Raises :class:`ConfigError` if the traces differ in the number,
+    operation or size of their collectives.
     """
     if not traces:
         raise ConfigError("fastest_over_ranks: no traces; pass one per rank")

@@ -37,15 +37,17 @@ def read_lstopo(
     nic_bandwidth: Quantity | None = None, n_hosts: Places = 1, device: str | None = None,
     pcie_latency: Quantity = "1 us", nvlink_latency: Quantity = "0.7 us", network_latency: Quantity = "1 us",
 ) -> Cluster:  # fmt: skip
-    """Read a machine from an hwloc XML file, as a cluster of `n_hosts` such machines on one switch.
+    """Read a machine from an hwloc XML file, as a cluster of `n_hosts` identical machines on one switch.
 
-    nvlink_bandwidth   total NVLink bandwidth of a GPU through an NVSwitch, for files without an NVLink matrix
-    pcie_bandwidth     bandwidth of PCIe links without a speed in the file; None: x16 of the device's generation
-    nic_bandwidth      bandwidth of every NIC (of the RDMA devices, if any); required for several hosts
-    device             key of the device catalogue for the GPUs
+    nvlink_bandwidth   total bandwidth between a GPU and the NVSwitch, for files without an NVLink matrix
+    pcie_bandwidth     bandwidth of PCIe links whose speed is not in the file; None: x16 of the device's generation
+    nic_bandwidth      bandwidth of every NIC (only RDMA devices count, if there are any); required for several hosts
+    device             name of the GPUs in the device catalogue
 
-    GPUs are PCI devices of class 03 and 12 except displays (:mod:`ddlsim.imports.pci_tree`), numbered by bus id. A
-    warning lists them if they are of several kinds. Raises ConfigError with file, line and reason.
+    GPUs are PCI devices of classes 03 and 12, except displays (:mod:`ddlsim.imports.pci_tree`), numbered by bus id. If
+    the GPUs are of several kinds, a warning lists them.
+
+    Raises ConfigError with file, line and reason.
     """
     root = parse_xml(read_text(path))
     if root.tag != "topology" or not any(root.find("object")):
@@ -74,9 +76,9 @@ def read_lstopo(
     if len(reader.kinds) > 1:
         kinds = ", ".join(f"{n} of {kind}" for kind, n in reader.kinds.items())
         tree.notes.append(f"the GPUs are of several kinds (vendor:device): {kinds}")
-        warn(f"{path}: {tree.notes[-1]}; a run uses all of them, unless workers selects some")
+        warn(f"{path}: {tree.notes[-1]}; all of them are used unless workers selects some")
     if nvlink_bandwidth is None and not n_links and reader.n_accelerators > 1:
-        tree.notes.append("the file lists no NVLinks or xGMI, so the GPUs are connected by PCIe only")
+        tree.notes.append("the file lists no NVLink or xGMI links, so the GPUs are connected by PCIe only")
         warn(f"{path}: {tree.notes[-1]}; set nvlink_bandwidth if there is an NVSwitch")
     if n_hosts == 1 and nic is not None:
         raise root.error(

@@ -45,15 +45,18 @@ _EPOCH_KEYS = ("epoch_num", "epoch", "first_epoch_num", "epoch_no", "samples_cou
 class MlperfRun:
     """One run of an MLPerf training benchmark.
 
-    run_s       seconds from run_start to run_stop, MLPerf's score; NaN if one of them is missing
-    status      "success", "aborted", "killed" (the log ends without run_stop), or "" (run_stop has no status)
-    global_batch_size, train_samples   0 if the log does not contain them
-    accuracies  (s since run_start, epoch or sample as counted in the log, value)
-    metrics     name of each accuracy: "" if there is only one metric; "BBOX", "SEGM" or the position in a list
-                otherwise
-    epochs      (number, s) from epoch_start to epoch_stop; for blocks of several epochs, the time per epoch
-    notes       replaced characters, skipped entries of other keys, evaluations after run_stop, length of a killed run
-    timings     operation "step" for every logged throughput, and "epoch" for every epoch if train_samples is known
+    run_s        MLPerf's score: seconds from run_start to run_stop; NaN if one of the two is missing
+    status       "success", "aborted", "killed" (the log ends without run_stop), or "" (run_stop has no status)
+    global_batch_size   samples per step over all ranks; 0: not in the log
+    train_samples       samples in the training set; 0: not in the log
+    accuracies   tuples of seconds since run_start, the epoch or sample number in the log, and the measured value
+    metrics      name of the metric of each accuracy. It is "" if there is only one metric; otherwise, it is "BBOX",
+                 "SEGM" or a position in a list.
+    epochs       tuples of the epoch number and the seconds from epoch_start to epoch_stop; for blocks of several
+                 epochs, the time per epoch
+    timings      a "step" timing for each logged throughput, and an "epoch" timing for each epoch if train_samples is
+                 known
+    notes        remarks on the log, such as skipped entries, evaluations after run_stop, and the length of a killed run
     """
 
     benchmark: str
@@ -87,12 +90,14 @@ class _Entry:
 
 @checked
 def read_mllog(path: str | Path, *, n_ranks: Index = 0) -> MlperfRun:
-    """Read the run in an MLPerf training log.
+    """Read an MLPerf training log that contains one run.
 
-    n_ranks   number of accelerators, which the log does not contain; 0: unknown
+    n_ranks   number of accelerators, which is not in the log; 0: unknown
 
-    Invalid entries are skipped with a warning that counts them. Raises ConfigError with file, line and reason for a
-    file with several runs, a file without entries of a run (such as a power log), and times that decrease.
+    Invalid entries are skipped with a warning that counts them.
+
+    Raises ConfigError with file, line and reason if the log contains several runs or none (as in power logs), or if its
+    times decrease.
     """
     source = read_text(path, log=True)
     broken, entries = list[str](), list[_Entry]()

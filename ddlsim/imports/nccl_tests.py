@@ -237,15 +237,15 @@ def read_nccl_tests(
 ) -> tuple[Timing, ...]:
     """Read nccl-tests output, with one row per size for out-of-place and for in-place operation.
 
-    operation, n_ranks   for output without its header, which has the program's name and the ``# Rank`` lines
+    operation   the collective, for output without its header (where nccl-tests prints the program's name)
+    n_ranks     number of ranks, for output without the ``# Rank`` lines of the header
 
-    Without the program's name, the operation is the one that is consistent with all rows. Several runs in one file are
-    separated by their headers. Truncated rows and rows with invalid numbers are skipped with a warning that counts
-    them.
+    If the program's name is missing, the operation is inferred from the rows. A file can contain several runs, each
+    with its header. Truncated rows and rows with invalid numbers are skipped with a warning that counts them.
 
-    Raises ConfigError with file, line and reason: wrong results (``#wrong`` above 0), CPU times (``-C``), an unknown
-    program, a busbw that does not match operation and ranks, no operation that matches all rows, several matching
-    operations none of which is in the file's name, or no usable row.
+    Raises ConfigError with file, line and reason in these cases: wrong results (``#wrong`` above 0), CPU times
+    (``-C``), an unknown program, a busbw that does not match operation and ranks, an operation that cannot be inferred
+    (no operation matches all rows, or several do and none is in the file's name), or no usable row.
     """
     if operation is not None and operation not in OPERATIONS:
         raise unknown_name("operation", operation, OPERATIONS, "read_nccl_tests")

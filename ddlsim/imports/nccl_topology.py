@@ -34,19 +34,21 @@ def read_nccl_topology(
     nic_bandwidth: Quantity | None = None, n_gpus: Count | None = None, ignore_unknown: bool = False,
     virtual_nics: bool = False,
 ) -> Cluster:  # fmt: skip
-    """Read a machine from an NCCL topology file, as a cluster of `n_hosts` such machines on one switch.
+    """Read a machine from an NCCL topology file, as a cluster of `n_hosts` identical machines on one switch.
 
-    device             key of the device catalogue for the GPUs, needed to predict compute times
-    nvlink_bandwidth   total NVLink bandwidth of a GPU through an NVSwitch, for files without <gpu> elements
-    nic_bandwidth      bandwidth of every NIC without a speed in the file (or with a speed of 0 or less, as some drivers
-                       report)
-    n_gpus             for files whose PCI devices have no class: the first `n_gpus` are GPUs, the others NICs
-    ignore_unknown     skip elements that NCCL does not define, with a warning that counts them
-    virtual_nics       include interfaces of containers and bridges (veth..., br-..., docker0, lo, ...)
+    device             name of the GPUs in the device catalogue, required to predict compute times
+    nvlink_bandwidth   total bandwidth between a GPU and the NVSwitch, for files without <gpu> elements
+    nic_bandwidth      bandwidth of NICs without a positive speed in the file (some drivers report 0 or less)
+    n_gpus             number of GPUs, for files whose PCI devices have no class: the first `n_gpus` devices are GPUs,
+                       the others NICs
+    ignore_unknown     whether to skip elements that NCCL does not define, with a warning that counts them
+    virtual_nics       whether to include interfaces of containers and bridges (veth..., br-..., docker0, lo, ...)
 
-    An interface that is listed under several CPUs is assigned to the first. Nodes are named node0.gpu0 (the NVML
+    An interface that is listed under several CPUs is assigned to the first one. Nodes are named node0.gpu0 (the NVML
     number), node0.cpu0 (the NUMA node), node0.pcie-BUSID and node0.nic-NAME. A file merged from several hosts yields
-    all of them. Links to the switch have the speed of the NICs. Raises ConfigError with file, line and reason.
+    all of these hosts. Links to the switch have the speed of the NICs.
+
+    Raises ConfigError with file, line and reason.
     """
     source = read_text(path)
     root = parse_xml(source)
@@ -56,7 +58,7 @@ def read_nccl_topology(
     if not any(element.tag == "gpu" for element in walk(root)):
         if _complete(root, n_gpus) and nvlink_bandwidth is None:
             devices = "PCI devices of class 0x03" if n_gpus is None else f"the first {n_gpus} PCI devices"
-            notes.append(f"no <gpu> and no NVLinks found; {devices} are taken as GPUs, connected by PCIe only")
+            notes.append(f"no <gpu> and no NVLinks found; {devices} are assumed to be GPUs connected by PCIe only")
             warn(f"{source.path}: {notes[-1]}; set nvlink_bandwidth (--bandwidth) if there is an NVSwitch")
     elif nvlink_bandwidth is not None or n_gpus is not None:
         name, what = ("n_gpus", "GPUs") if n_gpus is not None else ("nvlink_bandwidth", "NVLinks")

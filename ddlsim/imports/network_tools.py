@@ -33,11 +33,13 @@ _UNITS = {"ms": 1e-3, "us": 1e-6, "s": 1.0}
 
 @checked
 def read_iperf3(path: str | Path) -> tuple[Timing, ...]:
-    """Read iperf3 output, with one row per direction: the bytes received by all streams, and the time they took.
+    """Read iperf3 output, with one row per direction.
 
-    If the file has several runs, those that failed (iperf3 writes an error), were truncated or received nothing are
-    skipped with a warning that counts them. Raises :class:`ConfigError` if no run is left, or if the file is not from
-    iperf3.
+    Each row contains the total bytes received by all streams and the time this took. If the file contains several runs,
+    those that failed (iperf3 reports an error), were truncated or received nothing are skipped with a warning that
+    counts them.
+
+    Raises :class:`ConfigError` if no run remains, or if the file is not from iperf3.
     """
     source = read_text(path)
     rows, left_out = list[Timing](), LeftOut(ConfigError)
@@ -144,12 +146,13 @@ def _iperf3_row(end: Node, suffix: str, direction: str, n_streams: int) -> Timin
 
 @checked
 def read_ping(path: str | Path) -> tuple[Timing, ...]:
-    """Read ping output, with one row per host: the median of the replies, or the average in the summary (``ping -q``).
+    """Read ping output, with one row per host.
 
-    ``nbytes`` is the size of the ICMP message (data and 8 bytes of header), which is sent in both directions.
+    The time of a row is the median of the replies, or the average in the summary if there are no replies (``ping -q``).
+    ``nbytes`` is the size of the ICMP message (data and 8 bytes of header), which is sent in both directions. Hosts
+    without a reply and replies without a time are skipped with a warning that counts them.
 
-    Hosts without a reply and replies without a time are skipped with a warning that counts them. Raises
-    :class:`ConfigError` with file, line and reason if nothing is left, or if the file is not from ping.
+    Raises :class:`ConfigError` with file, line and reason if no time remains, or if the file is not from ping.
     """
     source = read_text(path, log=True)
     rows, left_out = list[Timing](), LeftOut()

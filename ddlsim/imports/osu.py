@@ -51,11 +51,13 @@ class _Section:
 def read_osu(path: str | Path, *, n_ranks: Count | None = None) -> tuple[Timing, ...]:
     """Read OSU benchmark output, with one row per size. The file may contain several tests.
 
-    n_ranks   number of processes in collective tests, which OSU does not print (point-to-point tests have two per pair)
+    n_ranks   number of processes in collective tests, which OSU does not print. Point-to-point tests have two processes
+              per pair.
 
-    Truncated rows and rows with invalid numbers are skipped with a warning that counts them. Raises ConfigError with
-    file, line and reason: an unknown test, a failed validation, a missing n_ranks, or a non-blocking test (whose
-    latency includes the overlapped computation).
+    Truncated rows and rows with invalid numbers are skipped with a warning that counts them.
+
+    Raises ConfigError with file, line and reason for an unknown test, a failed validation, a missing n_ranks, or a
+    non-blocking test (whose latency includes the overlapped computation).
     """
     source = read_text(path, log=True)
     section: _Section | None = None

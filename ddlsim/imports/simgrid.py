@@ -613,12 +613,13 @@ def read_simgrid(path: str | Path) -> Cluster:
     """Read a cluster from a SimGrid platform file.
 
     A platform with a single ``<cluster>`` (FLAT with or without backbone, TORUS, FAT_TREE, DRAGONFLY), possibly inside
-    zones, becomes that topology. Any other platform becomes a graph with SimGrid's routes, in which hosts without a
-    route cannot communicate. Host speeds are those of ``pstate`` times ``availability``, relative to the fastest host.
-    Hosts and links with ``state="OFF"``, and profiles attached with ``<trace_connect>``, are skipped with a warning.
+    zones, is converted to that topology. Any other platform is converted to a graph with SimGrid's routes, in which
+    hosts without a route cannot communicate. The speed of a host is the product of its ``pstate`` and ``availability``,
+    relative to the fastest host. Hosts and links with ``state="OFF"``, and profiles attached with ``<trace_connect>``,
+    are skipped with a warning.
 
-    Raises ConfigError with file, line and reason for unsupported elements (FATPIPE, limiter_link, peers, Vivaldi,
-    profiles) and for invalid files.
+    Raises ConfigError with file, line and reason for invalid files and unsupported elements (FATPIPE, limiter_link,
+    peers, Vivaldi, profiles).
     """
     source = read_text(path)
     root = parse_xml(source)

@@ -120,9 +120,10 @@ _OTHERS: tuple[tuple[re.Pattern[str], str, str], ...] = (
 
 @checked
 def kind_of(path: str | Path) -> str:
-    """Detect which of :data:`KINDS` the file `path` is, by its content.
+    """Detect the kind of a file by its content, as one of :data:`KINDS`.
 
-    Raises :class:`ConfigError` if no kind matches. The message has the beginning of the file and the kinds considered.
+    Raises :class:`ConfigError` if no kind matches. The message contains the beginning of the file and the kinds
+    considered.
     """
     from ddlsim.plan.chakra_file import is_chakra
 
@@ -152,14 +153,15 @@ def read_any(path: str | Path, *, kind: str | None = None, facts: Mapping[str, o
     """Read a file of any supported kind.
 
     kind    one of :data:`KINDS`; None: detected by content
-    facts   values that the file lacks, as arguments of the reader for this kind: `operation`, `n_ranks`, `n_hosts`,
-            `device`, `ignore_unknown`, ... For readers with several bandwidths and latencies, `bandwidth` and `latency`
-            are those of the NVLinks and the network, respectively.
+    facts   values that are not in the file, as arguments of the reader for this kind, such as `operation`, `n_ranks`,
+            `n_hosts`, `device` or `ignore_unknown`. If the reader has several bandwidths and latencies, `bandwidth` is
+            the bandwidth of the NVLinks and `latency` the latency of the network.
 
-    Returns a tuple of :class:`Timing` for measurements, a :class:`~ddlsim.cluster.Cluster` for topologies, a
-    :class:`~ddlsim.plan.Plan` for execution traces (Chakra) and GOAL schedules, and a class of its own for each of the
-    other traces and logs. Raises :class:`ConfigError` with file, line and reason; if a fact is missing, the message
-    names it.
+    The type of the result depends on the file. Measurements are returned as a tuple of :class:`Timing`, topologies as a
+    :class:`~ddlsim.cluster.Cluster`, and execution traces (Chakra) and GOAL schedules as a :class:`~ddlsim.plan.Plan`.
+    Each other kind of trace or log has its own class.
+
+    Raises :class:`ConfigError` with file, line and reason for an invalid file, and with the name of any missing fact.
     """
     if kind is not None and kind not in KINDS:
         raise unknown_name("kind", kind, KINDS, "read_any")
@@ -171,7 +173,7 @@ def read_any(path: str | Path, *, kind: str | None = None, facts: Mapping[str, o
         argument = {"bandwidth": _BANDWIDTH, "latency": _LATENCY}.get(name, {}).get(chosen, name)
         if argument not in names:
             known = ", ".join(sorted(names)) if names else "no facts"
-            raise ConfigError(f"{path}: is read as {chosen}, which accepts {known}; remove {name}")
+            raise ConfigError(f"{path} is read as {chosen}, which accepts {known}; remove {name}")
         arguments[argument] = value
     try:
         if chosen == "graphml" and not arguments.get("ignore_unknown"):
@@ -192,9 +194,9 @@ def facts_of(kind: str) -> set[str]:
 
 @checked
 def read_topology(path: str | Path, facts: Mapping[str, object] | None = None) -> Cluster:
-    """Read a cluster from a file of any of :data:`TOPOLOGIES`, with `facts` as in :func:`read_any`.
+    """Read a cluster from a file of any of :data:`TOPOLOGIES`. The argument `facts` is described in :func:`read_any`.
 
-    Raises :class:`ConfigError` for an invalid file, and for a file of another kind.
+    Raises :class:`ConfigError` for an invalid file, and for a file that is not a topology.
     """
     try:
         kind = kind_of(path)

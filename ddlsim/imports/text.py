@@ -74,7 +74,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class SourceText:
-    """Text of a file, with its path. `notes` are remarks to repeat with results."""
+    """The text of a file, with its path and notes. Results repeat the notes."""
 
     path: Path
     text: str
@@ -128,9 +128,9 @@ def read_bytes(path: Path) -> bytes:
 def read_text(path: str | Path, *, log: bool = False) -> SourceText:
     """Read a text file, which may be compressed with gzip.
 
-    log   whether the file is line-by-line program output. If so, a few bytes that are not valid UTF-8 (truncated, or in
-          another encoding) are replaced, and a note says so. Otherwise they are an error, because they could change the
-          meaning of XML or JSON.
+    log   whether the file is line-by-line program output. In such files, a few bytes that are not valid UTF-8
+          (truncated, or in another encoding) are replaced, and a note is added to the result. In other files, they
+          raise an error, because they could change the meaning of XML or JSON.
 
     Raises :class:`ConfigError` if the file cannot be read, is not text, or is larger than :data:`MAX_NBYTES`.
     """
@@ -169,7 +169,7 @@ def _replaced(path: Path, data: bytes, error: UnicodeDecodeError, log: bool) -> 
 
 
 def positive_number(source: SourceText, line: int, word: str, what: str) -> float:
-    """Convert `word` to a finite float above 0. Raises EntryError with line, column and value."""
+    """Convert `word` to a finite, positive float. Raises EntryError with line, column and value."""
     number = nonnegative_number(source, line, word, what)
     if number == 0.0:
         raise source.entry_error(line, f"{what} = {shown(word)} must be above 0; remove this row")
@@ -177,7 +177,7 @@ def positive_number(source: SourceText, line: int, word: str, what: str) -> floa
 
 
 def nonnegative_number(source: SourceText, line: int, word: str, what: str) -> float:
-    """Convert `word` to a finite float of at least 0. Raises EntryError with line, column and value."""
+    """Convert `word` to a finite, non-negative float. Raises EntryError with line, column and value."""
     try:
         number = float(word)
     except ValueError:

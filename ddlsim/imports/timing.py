@@ -16,21 +16,26 @@ from ddlsim.units import LARGEST, in_range
 class Timing:
     """One measured duration.
 
-    tool        source of the measurement: "nccl-tests", "osu", "iperf3", "ping", "kineto", "horovod", "mlperf", "table"
-    operation   "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "gather", "scatter",
-                "barrier"; "p2p" (one message), "round_trip" (a message and its reply), "stream" (messages sent without
-                waiting), "bidirectional" (streams in both directions); "step" (one training step), "epoch"
+    tool        source of the measurement: "nccl-tests", "osu", "iperf3", "ping", "kineto", "horovod", "mlperf" or
+                "table"
+    operation   the measured operation. Collectives are "all_reduce", "reduce_scatter", "all_gather", "all_to_all",
+                "broadcast", "reduce", "gather", "scatter" and "barrier". Point-to-point operations are "p2p" (one
+                message), "round_trip" (a message and its reply), "stream" (messages sent without waiting) and
+                "bidirectional" (streams in both directions). Training operations are "step" and "epoch".
     n_ranks     number of participating ranks; 0: unknown
-    nbytes      full buffer of one rank: input and output of an all-reduce, output of an all-gather, input of a
-                reduce-scatter or all-to-all; size of the message for "p2p", "stream", "round_trip" and, per direction,
-                "bidirectional". 0: none or unknown
-    seconds     the duration; `statistic` says how it summarises the repetitions: "mean", "median", "single"
-    min_s, max_s, n_reps   minimum, maximum and number of repetitions, if known
+    nbytes      size in bytes; 0: none or unknown. For collectives, it is the full buffer of one rank: input and output
+                of an all-reduce, output of an all-gather, input of a reduce-scatter or all-to-all. For point-to-point
+                operations, it is the size of a message.
+    seconds     the measured duration in seconds
+    statistic   how `seconds` summarises the repetitions: "mean", "median" or "single"
+    min_s       shortest repetition in seconds; None: unknown
+    max_s       longest repetition in seconds; None: unknown
+    n_reps      number of repetitions; None: unknown
     n_hosts     number of machines; 0: unknown
-    dtype       element type as in numpy; "": unknown
-    n_samples   samples processed in that time by all ranks together (operation "step"), else 0
+    dtype       element type as in NumPy; "": unknown
+    n_samples   samples processed in this time by all ranks together, for "step" and "epoch"; 0 for other operations
     variant     distinguishes rows of the same operation: "in-place", or the name of a kernel or series
-    place       "file:line"; for JSON without lines, "file" and the location inside
+    place       location in the source: "file:line", or the file and the location inside it for JSON without lines
     """
 
     tool: str
@@ -80,13 +85,15 @@ def to_measurements(
 ) -> list[Measurement]:
     """Convert timings to rows of the table that :func:`ddlsim.measure.read_measurements` reads.
 
-    n_hosts   number of machines for timings that lack it (OSU, traces, throughput tables)
-    model     the trained model, for steps
+    n_hosts   number of machines, for timings that do not contain it (OSU, traces, throughput tables)
+    model     name of the trained model, for steps
     version   version of the measured software, such as "NCCL 2.18.3"
 
-    If a tool prints no median, the mean is used, and ``note`` says so. A round trip is halved to a one-way time. Raises
-    :class:`ConfigError` with the place for timings that the table cannot represent: barriers, pipelined messages (OSU's
-    bandwidth tests), collectives without a size, steps without model or batch size.
+    If a tool does not print the median, the mean is used and mentioned in ``note``. The one-way time of a message is
+    half of its round trip.
+
+    Raises :class:`ConfigError` with the location of timings that the table cannot represent: barriers, pipelined
+    messages (OSU's bandwidth tests), collectives without a size, and steps without model or batch size.
     """
     return [_measurement(timing, n_hosts, model, version) for timing in timings]
 

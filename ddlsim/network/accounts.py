@@ -17,17 +17,18 @@ from ddlsim.network.state import Bools, Floats, Ints, Net, Places, Records
 
 
 class Accounts(NamedTuple):
-    """Totals in bytes and seconds that must be consistent with each other and with the channels.
+    """Totals of a network simulation, used to check that no bytes are lost or created.
 
-    nbytes, busy      (n_channels,) bytes carried, and seconds in which the channel was busy
+    nbytes            (n_channels,) bytes carried by each channel
+    busy              (n_channels,) seconds in which each channel was busy
     issued            bytes of all messages issued by senders
     delivered         bytes of messages delivered to receivers
     in_flight         bytes of messages that are waiting, flowing or being received
-    issued_crossings  sum over issued messages of bytes times channels on the route
+    issued_crossings  sum over issued messages of their bytes times the number of channels on their route
     left_crossings    the part of `issued_crossings` that has not yet been carried
-    passed            (n_channels,) bytes passed through token buckets at once, which add no busy time
+    passed            (n_channels,) bytes sent instantly by token buckets; they add no busy time
     capacity          (n_channels,) bytes/s without traffic in the opposite direction; the maximum if faults change it
-    burst             (n_channels,) size of the token bucket in bytes; 0: none
+    burst             (n_channels,) size of the token bucket in bytes; 0: no token bucket
     """
 
     nbytes: Floats

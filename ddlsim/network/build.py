@@ -295,7 +295,10 @@ def _sized_by_hops(net: Net) -> Net:
     entries = len(net.slots) << int(net.counts[st.HOP_SHIFT])
     room = 8 * entries + 8 * len(net.channels)
     if room >= 1 << 31:
-        raise DdlsimError(f"{len(net.slots)} messages in flight at the same time are too many for the network engine")
+        raise DdlsimError(
+            f"{len(net.slots)} messages in flight at the same time exceed the limit of the network engine; use "
+            "fewer ranks"
+        )
     return net._replace(
         flow_place=grown(net.flow_place, entries),
         flow_hops=grown(net.flow_hops, entries),

@@ -32,13 +32,13 @@ def busy_rows(channel: Ints, start: Floats | float, end: Floats | float) -> Reco
 class BusyIntervals:
     """Time intervals in which channels were busy, sorted by channel and time.
 
-    The columns ``channel``, ``start`` and ``end`` (s) have the shape (n,). They are computed on first access: a
-    replayed round is logged only once, so the log is much shorter than the columns.
+    The columns ``channel``, ``start`` and ``end`` (both in seconds) have shape (n,). They are computed on first access
+    from a compact log that stores a repeated round only once.
 
-    parts       logged intervals in order of time
-    n_channels  channels of the network
-    others      further intervals in any order
-    kept        (n_channels,) whether to include each channel; None: all
+    parts       recorded parts of the log, in order of time
+    n_channels  number of channels of the network
+    others      additional intervals, in any order
+    kept        (n_channels,) whether to include each channel; None: include all channels
     """
 
     def __init__(

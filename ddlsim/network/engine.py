@@ -140,7 +140,10 @@ _LOG_REPEATS = 1 << 10  # replays that fit in it
 
 
 class Interconnect(Protocol):
-    """Protocol with the properties of a cluster that the network engine uses (see :class:`ddlsim.cluster.Cluster`)."""
+    """Protocol for the cluster properties that the network engine needs.
+
+    :class:`ddlsim.cluster.Cluster` implements it.
+    """
 
     @property
     def channel_capacity(self) -> Floats:
@@ -362,7 +365,7 @@ class Engine:
     def share(self) -> None:
         """Count from now on what each party has issued. Raises DdlsimError if something has been started."""
         if not (self.is_new or self.net.counts[st.SHARED]):
-            raise DdlsimError("a network can only be shared before anything has been started on it")
+            raise DdlsimError("a network can be shared only before its first message or collective has been started")
         self.net.counts[st.SHARED] = 1
 
     @functools.cached_property
@@ -469,7 +472,7 @@ class Engine:
         """Say which connections carry the messages of these routes; add those that there are not yet."""
         if self._details is not None and self._details.buffer.any() and (routes.share < 1.0).any():
             raise ConfigError(
-                "buffer: losses at switch ports are only modelled for single paths; remove buffer, or routing = 'spray'"
+                "buffer: losses at switch ports require single-path routing; remove buffer or routing = 'spray'"
             )
         _, rows = self._extend("ways", len(pairs))
         latency = np.bincount(routes.of, routes.share * self._link_latency[routes.links], len(pairs)).tolist()

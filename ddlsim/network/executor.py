@@ -206,8 +206,8 @@ class Executor:
                 outside.completed(*self.network.completed(n))
             else:
                 raise DdlsimError(
-                    f"task {argument} would restart before its previous step has finished, because ranks are further "
-                    "apart than the number of simulated steps; synchronise ranks more often"
+                    f"task {argument} would restart before its previous step has finished, because some ranks are too "
+                    "many steps ahead of others; synchronise ranks more often"
                 )
 
     def end_instant(self) -> None:

@@ -25,11 +25,11 @@ _FIRST = 1 << 62  # puts messages before collectives
 class Completions(NamedTuple):
     """Messages and collectives that finished at the same time.
 
-    time   seconds
-    ids    (n,) ids of collectives, or the negative ids that :meth:`Network.send` returned for messages
-    ranks  (n,) the rank that finished the collective
+    time   simulated time in seconds
+    ids    (n,) ids of collectives, and the negative ids of messages as returned by :meth:`Network.send`
+    ranks  (n,) the rank that finished each collective
 
-    Messages come first, in the order in which they were sent, then collectives by id and rank.
+    Messages come first, in the order in which they were sent, followed by collectives sorted by id and rank.
     """
 
     time: float
@@ -38,14 +38,14 @@ class Completions(NamedTuple):
 
 
 class Network:
-    """A simulated network, on which messages and collectives share the channels of a cluster by max-min fairness.
+    """A simulated network in which messages and collectives share channels by max-min fairness.
 
-    Time passes only in :meth:`advance`.
+    Simulated time advances only in :meth:`advance`.
 
-    interconnect  usually a :class:`~ddlsim.cluster.Cluster`
-    record        whether to record the busy intervals of all channels, for timelines
-    n_sources     number of traffic sources (:mod:`ddlsim.network.sources`). Their channels come last and are not links
-                  of the cluster.
+    interconnect  the network to simulate, usually a :class:`~ddlsim.cluster.Cluster`
+    record        whether to record the busy intervals of all channels for timelines
+    n_sources     number of traffic sources (:mod:`ddlsim.network.sources`). Each adds a channel after those of the
+                  cluster's links.
     """
 
     def __init__(self, interconnect: Interconnect, *, record: bool = False, n_sources: int = 0) -> None:
@@ -414,13 +414,13 @@ def schedule_time(
     nbytes: float,
     entry_times: Sequence[float] | None = None,
 ) -> float:
-    """Simulate one collective on an otherwise idle cluster and return its duration in seconds.
+    """Simulate one collective on an otherwise idle cluster.
 
     nodes        (n_ranks,) the node of each rank
-    nbytes       bytes of the buffer per rank
-    entry_times  (n_ranks,) when each rank enters, in s; None: all at 0
+    nbytes       size of the buffer on each rank, in bytes
+    entry_times  (n_ranks,) time in seconds at which each rank enters the collective; None: all enter at time 0
 
-    Returns the time at which the last rank finishes.
+    Returns the time in seconds at which the last rank finishes.
     """
     network = Network(cluster)
     number = network.collective(schedule, nodes, nbytes)

@@ -18,16 +18,16 @@ from ddlsim.workload.roles import weight_units
 
 @dataclass(frozen=True)
 class Bucket:
-    """Gradients that are sent together.
+    """Gradients that are communicated together.
 
-    nbytes       size of the bucket
-    ready_layer  the bucket is ready when the backward pass of this layer has finished
-    first_layer  the layer in the bucket that is nearest to the input; the next forward pass needs the bucket from this
-                 layer on
-    priority     a lower number is more urgent
+    nbytes       size of the bucket in bytes
+    ready_layer  layer whose backward pass completes the bucket
+    first_layer  layer of the bucket that is closest to the input. The next forward pass needs the bucket when it
+                 reaches this layer.
+    priority     sending priority; lower numbers are more urgent
 
-    A bucket of whole tensors has ``ready_layer == first_layer == priority``, because the backward pass reaches the
-    layer nearest to the input last.
+    For buckets of whole tensors, ``ready_layer == first_layer == priority``, because the backward pass reaches the
+    layer closest to the input last.
     """
 
     nbytes: float

@@ -54,10 +54,10 @@ from ddlsim.workload.stacks import Stack, StackLike, load_stack
 @checked
 @dataclass(frozen=True, init=False)
 class Measured:
-    """Measured step time or throughput of one device: ``Measured(step_time="97 ms", batch_size=32)``.
+    """Measured step time or throughput of one device, such as ``Measured(step_time="97 ms", batch_size=32)``.
 
-    It is valid for ``batch_size`` only; :func:`make_workload` raises ConfigError for other batch sizes. ``step_time``
-    is stored in seconds.
+    The measurement is valid for this ``batch_size`` only; :func:`make_workload` raises ConfigError for other batch
+    sizes. ``step_time`` is stored in seconds.
     """
 
     step_time: float
@@ -71,7 +71,7 @@ class Measured:
         throughput: Annotated[float | str, quantity("rate")] | None = None,
     ) -> None:
         if (step_time is None) == (throughput is None):
-            raise ConfigError("Measured: set either step_time or throughput")
+            raise ConfigError("Measured: set either step_time or throughput, but not both")
         if batch_size < 1:
             raise ConfigError(f"Measured: batch_size = {batch_size}: must be the measured batch size, at least 1")
         if step_time is not None:
@@ -90,7 +90,7 @@ _Part = Annotated[float | str, quantity("time", "2.5 ms", zero=True)]
 @checked
 @dataclass(frozen=True, init=False)
 class Affine:
-    """Step time as an affine function of the batch size, ``c0 + c1 * batch_size``: ``Affine("25.8 ms", "2.51 ms")``."""
+    """Step time that is affine in the batch size: ``c0 + c1 * batch_size``, as in ``Affine("25.8 ms", "2.51 ms")``."""
 
     c0: float
     c1: float
@@ -109,17 +109,17 @@ class Affine:
 @checked
 @dataclass(frozen=True)
 class Roofline:
-    """Roofline compute times: each layer takes the larger of its arithmetic time and its memory time.
+    """Roofline compute times: the time of a layer is the larger of its arithmetic time and its memory time.
 
     efficiency         achieved fraction of peak FLOP/s; None: the device catalogue's value for the precision
-    memory_efficiency  achieved fraction of peak memory bandwidth. 0.8 is close to stream benchmarks (Deakin et al.
-                       2018, BabelStream: 70 to 92 % on the GPUs in the catalogue).
+    memory_efficiency  achieved fraction of peak memory bandwidth. The default of 0.8 is close to stream benchmarks
+                       (Deakin et al. 2018, BabelStream: 70 to 92 % on the GPUs in the catalogue).
 
-    On GPUs, a pass takes at least as long as the host of the software stack needs to launch its kernels.
+    On GPUs, a pass takes at least as long as the CPU needs to launch its kernels, which depends on the software stack.
 
-    For GPU measurements to which the efficiencies were not fitted, the predicted step time is 0.8 to 1.55 times the
-    measured one (VGG-16 is too slow, Inception-v3 too fast). For a 3-D network with batch size 1 on a KNL node, the
-    prediction is 8 times too fast. Prefer Measured or Affine when a measurement exists.
+    Accuracy: on GPU measurements that were not used to fit the efficiencies, the predicted step time is 0.8 to 1.55
+    times the measured one (VGG-16 is predicted too slow, Inception-v3 too fast). For a 3-D network with batch size 1 on
+    a KNL node, the predicted speed is 8 times too high. Prefer Measured or Affine when a measurement exists.
     """
 
     efficiency: Density | None = None

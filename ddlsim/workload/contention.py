@@ -15,15 +15,17 @@ Slower = Annotated[float, number(1.0, hint=" (1.2: 20 % longer; 1: no slowdown)"
 class OverlapSlowdown:
     """Factors by which a device's compute time grows while the device communicates.
 
-    inside   during communication inside a machine
-    between  during communication between machines; if both kinds are active, the larger factor applies
+    inside   factor during communication inside a machine
+    between  factor during communication between machines
+
+    If both kinds of communication are active, the larger factor applies.
 
     On GPUs, the kernels of a communication library occupy multiprocessors (one block per NCCL channel) and memory
-    bandwidth from start to end, including the time in which they wait for other ranks. On CPUs, communication threads
-    occupy cores (the endpoints of Intel's MLSL). To measure a factor, time a pass alone and during an all-reduce that
-    outlasts it on the same devices, and divide the second time by the first. Lee et al. (Characterizing
-    Compute-Communication Overlap in GPU-Accelerated Distributed Deep Learning, 2025) measured 1.19 on average, on four
-    GPUs of NVIDIA and AMD.
+    bandwidth from start to end, even while they wait for other ranks. On CPUs, communication threads occupy cores (the
+    endpoints of Intel's MLSL). To measure a factor, time a pass on its own and then during an all-reduce that outlasts
+    it on the same devices; the factor is the ratio of the second time to the first. Lee et al. (Characterizing
+    Compute-Communication Overlap in GPU-Accelerated Distributed Deep Learning, 2025) measured an average factor of 1.19
+    on four GPUs from NVIDIA and AMD.
     """
 
     inside: Slower = 1.0

@@ -103,16 +103,17 @@ class Price:
 class Device:
     """A processor on which a worker computes.
 
-    peak_flops         dense FLOP/s by type: "fp32", "tf32", "fp16", "bf16", "fp8", "fp4"
-    memory_nbytes, memory_bandwidth  bytes, and bytes/s
-    power_w            watts while computing (the limit in the data sheet)
-    efficiency         by type, the fraction of peak FLOP/s that convolutional networks achieve when memory is not the
-                       limit
+    peak_flops         dense peak FLOP/s for each data type: "fp32", "tf32", "fp16", "bf16", "fp8", "fp4"
+    memory_nbytes      memory capacity in bytes
+    memory_bandwidth   memory bandwidth in bytes/s
+    power_w            power in watts while computing (the limit in the data sheet)
+    efficiency         for each data type, the fraction of peak FLOP/s that convolutional networks achieve when they are
+                       not limited by memory
     efficiency_basis   how the efficiency was determined
-    idle_power_w       watts while waiting; None: unknown
-    price              USD/s; None: unknown
-    launch_time        minimum time per kernel in a sequence of kernels, in s
-    kernels            measured rates of transformer kernels; None: unknown, transformers use roofline times
+    idle_power_w       power in watts while waiting; None: unknown
+    price              price in USD per second; None: unknown
+    launch_time        minimum time in seconds per kernel in a sequence of kernels
+    kernels            measured rates of transformer kernels; None: unknown, so transformers use roofline times
     pcie_generation    generation of the PCIe bus
     prices             prices of cloud instances with this device
     """
@@ -160,8 +161,8 @@ DeviceLike = Annotated[str | Path | Device, "a name such as 'v100', a device fil
 def load_device(name: DeviceLike) -> Device:
     """Load a device by catalogue name or from a file such as ``my-gpu.toml``. A :class:`Device` is returned unchanged.
 
-    Raises :class:`~ddlsim.errors.ConfigError` for an unknown name, with the closest match, and for an invalid file,
-    with the file, field, value, rule and remedy in one line.
+    Raises :class:`~ddlsim.errors.ConfigError` for an unknown name (the message suggests the closest match) and for an
+    invalid file (the one-line message contains the file, the field, its value and a remedy).
     """
     if isinstance(name, Device):
         return name

@@ -156,26 +156,27 @@ def fits(
 ) -> Fit:  # fmt: skip
     """Check whether a model can be trained in a device's memory, and suggest remedies if it cannot.
 
-    The result is true if the model fits. It contains the memory use of the fullest rank, by category.
+    The result is true if the model fits. It lists the memory use by category for the rank that needs the most memory.
 
     batch_size     samples per micro-batch and rank
-    pipeline       pipeline stages, with the same number of transformer layers each
-    shards         data-parallel ranks over which ZeRO shards its state. Embedding tables whose gradients are not
-                   exchanged are distributed over them, too.
-    micro_batches  micro-batches per step, of which the first stage keeps up to `pipeline` (1F1B); None: one per stage
-    interleave     chunks per stage (Narayanan et al. 2021, arXiv:2104.04473)
-    stack          name of the training software; None: the default for FSDP with ZeRO stage 3, or for Megatron-LM with
-                   tensor or pipeline parallelism. It determines the memory of gradients and loss, and whether attention
-                   is fused, unless `gradient_dtype` and `flash` are set.
+    pipeline       number of pipeline stages, each with the same number of transformer layers
+    shards         number of data-parallel ranks over which ZeRO shards the training state. Embedding tables whose
+                   gradients are not exchanged are also distributed over these ranks.
+    micro_batches  micro-batches per step; None: one per stage. The first stage stores activations of up to `pipeline`
+                   micro-batches (1F1B schedule).
+    interleave     model chunks per stage (Narayanan et al. 2021, arXiv:2104.04473)
+    stack          name of the training software, which determines the memory of gradients and loss and whether
+                   attention is fused, unless `gradient_dtype` and `flash` are set. None: the default for FSDP with ZeRO
+                   stage 3, or for Megatron-LM with tensor or pipeline parallelism.
 
     Precision, optimizer and stack have the same defaults as in :class:`~ddlsim.Experiment`. The other arguments are
     those of :class:`~ddlsim.workload.memory.Holding`.
 
     Remedies that are sufficient on their own are listed first, in order of their cost in time: distributed embedding
-    tables, flash attention, selective recomputation, ZeRO stages 1 and 2 (which send no more bytes), a smaller
-    micro-batch, full recomputation (a third more work), ZeRO stage 3 (half as many bytes more), tensor parallelism,
-    pipelines, and optimizer state in host memory. If none is sufficient, a combination is listed if one is. The
-    remaining remedies follow, with the largest saving first.
+    tables, flash attention, selective recomputation, ZeRO stages 1 and 2 (no additional communication), a smaller
+    micro-batch, full recomputation (a third more work), ZeRO stage 3 (50 % more communication), tensor parallelism,
+    pipelines, and optimizer state in host memory. If no single remedy is sufficient, a sufficient combination is listed
+    if there is one. The remaining remedies follow, with the largest saving first.
 
     Raises ConfigError if the model cannot be split in this way.
 

@@ -38,13 +38,12 @@ class Cache:
 
     policy       "minio" keeps the first samples and never evicts any (CoorDL's MinIO cache); "lru" evicts the least
                  recently used sample, like an operating system's page cache
-    size         bytes per machine
-    on           "ram", or "ssd", whose reads take time
-    read         bytes/s of each machine's SSD; requires ``on="ssd"``
-    holds        "encoded" for samples as they are stored, or "decoded" for samples that need no preparation (Shi et
-                 al.)
-    partitioned  each machine caches different samples and fetches missing ones from the memory of other machines over
-                 the network (CoorDL's partitioned cache)
+    size         capacity in bytes per machine
+    on           where samples are cached: "ram" (reads take no time) or "ssd"
+    read         read bandwidth of each machine's SSD in bytes/s; required with ``on="ssd"``
+    holds        "encoded" for samples as stored, or "decoded" for prepared samples (Shi et al.)
+    partitioned  whether each machine caches different samples and fetches missing ones over the network from the memory
+                 of other machines (CoorDL's partitioned cache)
 
     Raises ConfigError for invalid or conflicting values.
     """
@@ -126,7 +125,7 @@ def minio_cache(size: Bytes) -> Cache:
 def partitioned_cache(size: Bytes) -> Cache:
     """Return CoorDL's partitioned cache with `size` bytes on each machine.
 
-    A machine fetches samples that it does not have from the memory of other machines (Mohan et al. 2021). Raises
+    Machines fetch samples that they have not cached from the memory of other machines (Mohan et al. 2021). Raises
     ConfigError for an invalid size.
     """
     return Cache("minio", size, partitioned=True)
@@ -136,11 +135,12 @@ def partitioned_cache(size: Bytes) -> Cache:
 def multi_level_cache(ram: Bytes, ssd: Bytes, read: Bandwidth = "2 GB/s") -> tuple[Cache, Cache]:
     """Return the two-level cache of Shi et al.: decoded samples in memory, backed by encoded files on an SSD.
 
-    The first epoch copies the files from remote storage to the SSD. See Shi et al., Towards scalable distributed
-    training of deep learning on public cloud clusters, MLSys 2021, arXiv:2010.10458.
+    The files are copied from remote storage to the SSD during the first epoch. See Shi et al., Towards scalable
+    distributed training of deep learning on public cloud clusters, MLSys 2021, arXiv:2010.10458.
 
-    ram, ssd  bytes per machine
-    read      bytes/s of the SSD
+    ram   capacity of the memory cache in bytes per machine
+    ssd   capacity of the SSD cache in bytes per machine
+    read  read bandwidth of the SSD in bytes/s
 
     Raises ConfigError for an invalid size or rate.
     """
@@ -187,18 +187,20 @@ CachesLike = Annotated[Cache | Sequence[Cache], by(_levels)]
 class Input:
     """Input pipeline: samples are read from storage or caches, prepared on CPU cores and copied to the device.
 
-    dataset        "imagenet", "cifar10" or "coco2017", which set `samples` and `sample_bytes`; None: specify them
-    storage        node of the cluster that stores the data; the machines that read from it share its bandwidth and its
-                   links. None: every machine has the data in memory.
-    samples        samples in the data set; required for caches only
+    dataset        "imagenet", "cifar10" or "coco2017", which sets `samples` and `sample_bytes`; None: set these two
+                   directly
+    storage        cluster node that stores the data. Its bandwidth and links are shared by all machines that read from
+                   it. None: every machine has the data in memory.
+    samples        number of samples in the data set; required for caches only
     sample_bytes   bytes per sample as stored and read
     decoded_bytes  bytes per sample as copied to a device; None: 4 bytes per element of the model's input
-    prep_seconds   time (s) of one core to decode and augment a sample; 0: samples are ready
-    cpu_workers    cores per machine that prepare samples; together, they work on one batch of the machine at a time
-    prefetch       batches that each worker requests in advance; 0: each batch is requested when it is needed
-    cache          a :class:`~ddlsim.workload.input.Cache` on every machine, or several, nearest to the worker first
+    prep_seconds   CPU time per sample for decoding and augmentation, in seconds; 0: samples need no preparation
+    cpu_workers    number of CPU cores per machine that prepare samples. They work together on one batch at a time.
+    prefetch       number of batches that each worker requests in advance; 0: each batch is requested when it is needed
+    cache          the :class:`~ddlsim.workload.input.Cache` on every machine, or several, starting with the one closest
+                   to the worker
     read_samples   samples per read operation of the storage: 1 for individual files, more if samples are packed
-    epoch          epoch in which the run begins, from 1, which determines how full the caches are; None: the first
+    epoch          epoch in which the run begins, counted from 1; it determines how full the caches are. None: the first
                    epoch for training runs, the steady state for timing-only runs
 
     Raises ConfigError for invalid or conflicting values.
@@ -287,17 +289,18 @@ Passes = Annotated[float, number(0.0, hint=" passes, such as 2")]
 @checked
 @dataclass(frozen=True)
 class Copies:
-    """Copies of samples to devices, over the memory and links that the devices of a machine share.
+    """Copies of samples from host memory to devices, over memory and links that the devices of a machine share.
 
     prefetch  "device": the next batch is copied to the device during the current step (PyTorch with pinned memory and
-              non_blocking copies, tf.data's prefetch_to_device, DALI); "host": the next batch waits in host memory and
-              is copied after the step has ended, because it overwrites the current batch (MXNet's Module)
-    nbytes    bytes per sample as copied; None: 4 bytes per element of the model's input
-    prepare   time (s) of one thread to read, decode and augment a sample; 0: samples are ready or synthetic
-    threads   number of these threads per machine
-    cut       passes over a machine's batch by the one thread that divides it among the devices, starting at the end of
-              the forward pass; 0: every device has its own loader
-    memory    bytes/s at which this thread reads and writes memory
+              non_blocking copies, tf.data's prefetch_to_device, DALI). "host": the next batch stays in host memory
+              until the step has ended, because its copy overwrites the current batch (MXNet's Module).
+    nbytes    bytes copied per sample; None: 4 bytes per element of the model's input
+    prepare   time in seconds in which a thread reads, decodes and augments a sample; 0: samples are ready or synthetic
+    threads   number of threads per machine that prepare samples
+    cut       for frameworks in which a single thread divides each machine's batch among its devices: the number of
+              passes of this thread over the whole batch. It starts at the end of the forward pass. 0: every device has
+              its own loader.
+    memory    memory bandwidth of the dividing thread in bytes/s
     """
 
     prefetch: Annotated[str, one_of("device", "host")] = "device"

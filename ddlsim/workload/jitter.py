@@ -64,7 +64,10 @@ class Gamma:
 @checked
 @dataclass(frozen=True)
 class ShiftedExponential:
-    """1 plus an exponential variable with mean `mean_extra` (Lee et al. 2018, IEEE Trans. Inf. Theory 64(3))."""
+    """Exponential distribution with mean `mean_extra`, shifted by 1.
+
+    See Lee et al. 2018, IEEE Trans. Inf. Theory 64(3).
+    """
 
     mean_extra: Positive
 

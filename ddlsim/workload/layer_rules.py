@@ -38,7 +38,7 @@ class Cost:
 
 
 def streaming(in_shape: Shape, out_shape: Shape, tensors: tuple[tuple[str, int], ...] = (), macs: float = 0.0) -> Cost:
-    """Return the cost of a layer that reads its input once, and writes and keeps its output."""
+    """Return the cost of a layer that reads its input once and writes and stores its output."""
     n_in, n_out = math.prod(in_shape), math.prod(out_shape)
     return Cost(out_shape, tensors, macs, float(n_in + n_out), float(n_out))
 
@@ -98,7 +98,9 @@ def windows(space: Shape, kernel: Shape, stride: Shape, padding: Shape, *, ceil_
     out = []
     for n, k, s, p in zip(space, kernel, stride, padding, strict=True):
         if n + 2 * p < k:
-            raise ConfigError(f"kernel {kernel} is larger than the input {space} with padding {padding}")
+            raise ConfigError(
+                f"kernel {kernel} is larger than the input {space} with padding {padding}; use a smaller kernel"
+            )
         count = (n + 2 * p - k + (s - 1 if ceil_mode else 0)) // s + 1
         if ceil_mode and (count - 1) * s >= n + p:  # the last window must not start in the right padding
             count -= 1

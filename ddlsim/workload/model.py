@@ -176,10 +176,10 @@ def load_model(
 
     source      a bundled name or the path of a ``.toml`` file. Append ``+option`` to include the parts of the file
                 marked with that option, ``+parameter=value`` to set one of its parameters, or ``-size`` (``+size`` for
-                a path) to select one of its sizes. A Hugging Face config.json, Megatron-LM arguments and a table of
-                tensors are also accepted, as a path or as the text itself, such as ``"config.json+seq=8192"``
+                a path) to select one of its sizes. Other accepted formats are a Hugging Face config.json, Megatron-LM
+                arguments and a table of tensors, each as a path (such as ``"config.json+seq=8192"``) or as text
                 (:mod:`ddlsim.imports.models`).
-    layers      custom layer types: type in the file -> class (docs/write_your_own/layer.md)
+    layers      custom layer types: a mapping from type names in the file to classes (docs/write_your_own/layer.md)
     allow_code  whether types may have the form ``"package.module:Name"``, which imports code
 
     Raises :class:`~ddlsim.errors.ConfigError` for an unknown name or option, and for an invalid file.

@@ -29,25 +29,25 @@ _FILE = Path(__file__).with_name("stacks.toml")
 @checked
 @dataclass(frozen=True)
 class Stack:
-    """A release of a training framework, as costs and properties of its kernels.
+    """The costs and properties of the kernels in a release of a training framework.
 
-    attention       fused attention kernels in order of preference; a device without any of them writes attention
-                    matrices to memory
-    elementwise     bytes moved by normalisations, activations, rotary embeddings and sums, relative to one fused kernel
-                    for each
-    rotation        the same factor for rotary embeddings if it differs; None: `elementwise`
-    loss_traffic    bytes moved per logit by the loss, forward and backward
-    gemm            share of the device's matrix-product rate that is left in a training step
-    forward_launch, backward_launch
-                    time (s) of the host to launch one kernel of the forward pass, and the kernels of its backward pass;
-                    a layer takes at least this long
+    attention       fused attention kernels in order of preference. A device that supports none of them writes attention
+                    matrices to memory.
+    elementwise     memory traffic of normalisations, activations, rotary embeddings and sums, relative to one fused
+                    kernel for each of them
+    rotation        relative memory traffic of rotary embeddings; None: equal to `elementwise`
+    loss_traffic    bytes moved per logit in the forward and backward pass of the loss
+    gemm            fraction of the device's matrix-product rate that is achieved in a training step
+    forward_launch  CPU time in seconds per kernel launched in the forward pass; a lower bound on the time of a layer
+    backward_launch
+                    CPU time in seconds to launch the backward kernels of each such kernel
     micro_batch_time
-                    host time (s) per micro-batch: batch, loss and schedule
-    step_time       host time (s) per update that is explained neither by kernels nor by messages. If the step of one
-                    worker was measured, it is included there, and this is the additional time of an update of several
-                    workers.
-    call_time       time (s) of a collective besides its messages: library call, kernel start and end
-    rank_delay      delay (s) with which each further rank of a tensor-parallel group enters a collective
+                    CPU time in seconds per micro-batch, for the batch, the loss and the schedule
+    step_time       CPU time in seconds per update that neither kernels nor messages explain. If the step time of one
+                    worker was measured, it already includes this time, and `step_time` is the additional time of an
+                    update with several workers.
+    call_time       time in seconds of a collective in addition to its messages: library call, kernel start and end
+    rank_delay      delay in seconds between consecutive ranks of a tensor-parallel group when they enter a collective
     channels        multiprocessors occupied by the kernels of collectives (one block per NCCL channel)
     communicates    whether matrix products slow down during collectives "inside" machines, "between" machines, or
                     "both"
@@ -61,7 +61,7 @@ class Stack:
     replicas_last   whether replicas of sharded weights sum their gradients only after the backward pass
     loss_nbytes     bytes per logit at the memory peak of the loss
     split_loss_nbytes
-                    the same with the vocabulary split over a tensor group
+                    bytes per logit at this peak if the vocabulary is split over a tensor group
     loss_reserved   bytes per logit that the allocator has reserved at this peak but that are free
     copies_gathered
                     whether weights are gathered into a separate buffer on its own stream and copied from there (FSDP2)
@@ -71,7 +71,7 @@ class Stack:
                     each gradient received in a step, and keep the output of every micro-batch on the last stage
     keeps_unread    whether recomputation per operator keeps products that no backward pass reads
     spread          for a stack fitted to measured runs: the shortest and longest compute time of another run, relative
-                    to the prediction (95 %)
+                    to the prediction (95 % interval)
     workers         smallest and largest number of workers in those runs
     """
 
@@ -140,11 +140,11 @@ StackLike = Annotated[str | Path | Stack, "a name such as 'megatron', a stack fi
 def load_stack(name: StackLike) -> Stack:
     """Load a software stack by its bundled name, or from a file such as ``my-stack.toml``.
 
-    A :class:`Stack` is returned unchanged.
-    ``"megatron@25.11"`` is a release of a framework; ``"megatron"`` is the release whose numbers were fitted.
+    ``"megatron@25.11"`` selects a release of a framework. ``"megatron"`` selects the release to which the stack's
+    parameters were fitted. A :class:`Stack` is returned unchanged.
 
-    Raises :class:`~ddlsim.errors.ConfigError` for an unknown name, with the closest match, for an unknown release, with
-    the releases of that framework, and for an invalid file.
+    Raises :class:`~ddlsim.errors.ConfigError` for an invalid file and for an unknown name or release. The message
+    suggests the closest name or lists the available releases.
     """
     if isinstance(name, Stack):
         return name

@@ -97,12 +97,13 @@ class Shard:
 class HostMemory:
     """Host memory (DDR) for the largest embedding tables, with a cache on the device.
 
-    It is used if the tables do not fit on the device. Every row that is looked up or updated passes through the cache.
+    Host memory is used if the tables do not fit on the device. Every row that is looked up or updated passes through
+    the cache.
 
-    capacity           bytes per worker for tables
+    capacity           bytes of host memory per worker for tables
     bandwidth          bytes/s at which a worker reads and writes rows in host memory
-    hit_rate           share of lookups that hit the cache
-    cache_load_factor  size of the cache as a share of the tables in host memory (TorchRec's name)
+    hit_rate           fraction of lookups that hit the cache
+    cache_load_factor  size of the cache relative to the tables in host memory (TorchRec's name)
     """
 
     capacity: Bytes

@@ -128,7 +128,7 @@ def tensor_parallel(
     model = workload.model
     if tensor > 1 and not any(layer.heads for layer in model.layers):
         raise ConfigError(
-            f"tensor = {tensor}: splits attention and the dense layers after it, but {model.name} has no attention"
+            f"tensor = {tensor}: tensor parallelism requires attention layers, but {model.name} has none; set tensor=1"
         )
     if sequence and tensor == 1:
         raise ConfigError("sequence = True: requires tensor parallelism; set tensor=2 or more")

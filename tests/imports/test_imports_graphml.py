@@ -201,7 +201,7 @@ def test_a_topology_is_taken_wherever_a_cluster_is(tmp_path):
         for rate in ("10 Mbit/s", "1 Gbit/s")
     ]
     assert all(one > 0 for one in seconds)
-    with pytest.raises(ConfigError, match=r"topo\.xml: is read as graphml, which accepts bandwidth, ignore"):
+    with pytest.raises(ConfigError, match=r"topo\.xml is read as graphml, which accepts bandwidth, ignore"):
         ddlsim.load_cluster(f"{path}+n_hosts=2")
     with pytest.raises(ConfigError, match=r"expected \+name=value for a value"):
         ddlsim.load_cluster(f"{path}+bandwidth")

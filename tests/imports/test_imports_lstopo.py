@@ -94,7 +94,9 @@ def test_several_machines_meet_at_their_rdma_devices(tmp_path):
 
 
 def test_an_nvswitch_that_the_file_does_not_have_is_given(tmp_path):
-    with pytest.warns(UserWarning, match="the file lists no NVLinks or xGMI, so the GPUs are connected by PCIe only"):
+    with pytest.warns(
+        UserWarning, match="the file lists no NVLink or xGMI links, so the GPUs are connected by PCIe only"
+    ):
         read(tmp_path, BARE)
     assert links(read(tmp_path, BARE, nvlink_bandwidth="300 GB/s"))["node0.gpu1", "node0.nvswitch"][1] == 300e9
 

@@ -332,7 +332,7 @@ def test_facts_that_a_file_has_or_lacks_are_asked_for(tmp_path, text, arguments,
 def test_a_clouds_file_without_classes_is_told_how_many_are_gpus(tmp_path):
     """The file's order counts, which leaves the third device to be the NIC."""
     devices = "".join(f'<pci busid="0000:00:{bus}.0"/>' for bus in ("1a", "1b", "15"))
-    with pytest.warns(UserWarning, match="the first 2 PCI devices are taken as GPUs, connected by PCIe only"):
+    with pytest.warns(UserWarning, match="the first 2 PCI devices are assumed to be GPUs connected by PCIe only"):
         made = read(tmp_path, f'<system version="1"><cpu numaid="0">{devices}</cpu></system>', n_gpus=2)
     assert made.node_kind.count("gpu") == 2
     assert ("node0.nic-0000:00:15.0", "node0.cpu0") in links(made)

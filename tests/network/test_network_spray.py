@@ -259,7 +259,7 @@ def test_calibration_sets_what_two_workers_send(draw):
 
 def test_ports_with_buffers_need_one_path():
     cluster = with_detail(Cluster.from_graph(lag("spray")), transport="tcp-cubic", buffer="64 KiB")
-    with pytest.raises(ConfigError, match="buffer: losses at switch ports are only modelled for single paths"):
+    with pytest.raises(ConfigError, match="buffer: losses at switch ports require single-path routing"):
         ddlsim.collective_time(cluster, "ring", "1 MB")
 
 

@@ -349,8 +349,8 @@ def test_parts_of_ones_own_in_a_file_that_is_trusted(code, tmp_path):
         ('"users_own:Damped", by = "much"', "by = 'much': must be a number"),
         ('"users_own:Dampd"', "has no attribute 'Dampd'; expected 'package.module:Name'"),
         ('"no_such_module:X"', "expected 'package.module:Name', with its folder in PYTHONPATH"),
-        ('"users_own:star"', "must be a dataclass, whose fields are the settings"),
-        ('"users_own:NoFields"', "must be a dataclass, whose fields are the settings"),
+        ('"users_own:star"', "must be a dataclass with one field per setting"),
+        ('"users_own:NoFields"', "must be a dataclass with one field per setting"),
     ],
 )
 def test_what_is_wrong_with_a_part_of_ones_own(kind, text, code, tmp_path):

@@ -266,7 +266,7 @@ def test_per_kernel_computes_runs() -> None:
         (lambda: tensor_parallel(workload(), 2, recompute="segments"), "recompute = 'segments': must be one of none,"),
         (
             lambda: tensor_parallel(make_workload(load_model("vgg16"), A100, 1), 2),
-            "tensor = 2: splits attention and the dense layers after it, but vgg16 has no attention",
+            "tensor = 2: tensor parallelism requires attention layers, but vgg16 has none; set tensor=1",
         ),
         (lambda: workload(load_model("vgg16"), compute=PerKernel()), "PerKernel requires a transformer, and vgg16 has"),
         (
