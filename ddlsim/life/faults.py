@@ -53,8 +53,8 @@ class Effect(NamedTuple):
 
     slowed   (rank, factor) pairs: the worker's computations take `factor` times as long
     stopped  ranks that compute nothing and neither send nor receive messages; messages in flight continue
-    links    (channel, factor) pairs: the channel has this share of its bandwidth; 0: it is down
-    avoided  links that the fabric routes around where it has other paths
+    links    (channel, factor) pairs: the channel keeps this share of its bandwidth; 0: it is down
+    avoided  links that the fabric avoids wherever other paths exist
     pauses   True: workers and servers start no computation, message, collective or update; what has started continues
     """
 
@@ -174,7 +174,7 @@ def _settle(fault: object, **values: Any) -> None:
 @checked
 @dataclass(frozen=True, init=False)
 class SlowDown:
-    """Slow down workers: from `start`, for `duration` s, the computations of `ranks` take `factor` times as long."""
+    """A slow-down of workers: computations of `ranks` take `factor` times as long for `duration` s from `start`."""
 
     ranks: tuple[int, ...]
     start: float
@@ -191,7 +191,7 @@ class SlowDown:
 @checked
 @dataclass(frozen=True, init=False)
 class Stop:
-    """Suspend workers: from `start`, for `duration` s, the processes of `ranks` do nothing; then they continue.
+    """A suspension of workers: the processes of `ranks` do nothing for `duration` seconds from `start`.
 
     They neither compute nor start or receive messages. Data already handed to the operating system or the network
     adapter is still sent. SIGSTOP, a temporary hang and the migration of a virtual machine have this effect. For
@@ -212,7 +212,7 @@ class Stop:
 @checked
 @dataclass(frozen=True, init=False)
 class Pause:
-    """Maintenance window that drains the run: from `start`, for `duration` s, nothing new starts.
+    """A maintenance window that drains the run: for `duration` seconds from `start`, nothing new starts.
 
     Running computations and collectives finish, and messages that have been sent are delivered. Work that becomes ready
     in the meantime starts after the pause; until then, workers wait. To suspend workers in the middle of their work,
@@ -232,7 +232,7 @@ class Pause:
 @checked
 @dataclass(frozen=True, init=False)
 class LinkFault:
-    """Degraded link: from `start`, for `duration` s, the links between two neighbours have `factor` of their bandwidth.
+    """A link failure: links between two neighbours keep `factor` of their bandwidth for `duration` s from `start`.
 
     source, target  names of two neighbouring nodes, such as "h0" and "switch"; both directions are affected
     factor          remaining share of the bandwidth: 1 / 4 if three of four lanes have failed; 0: the link is down, and

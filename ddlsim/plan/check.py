@@ -114,8 +114,8 @@ def check(plan: Plan) -> None:
     - Everything can run: there are no cycles among dependencies and lanes, and no collectives entered in conflicting
       orders.
     - In every step, every micro-batch passes every layer forward once, then backward once, on the rank that holds its
-      activations. Between ranks, a message carries it, sent after one pass and received before the next. Separate
-      weight gradients are computed once each, after those of the input.
+      activations. Between ranks, a message carries it, sent after one pass and received before the next. If weight
+      gradients are computed separately, each is computed once, after the gradient of the input.
     - Before an update, the gradients of all micro-batches have been summed, each exactly once. A bucket is sent after
       the backward passes that fill it.
     - Weights are updated once per step where they are used, and before the next step uses them.

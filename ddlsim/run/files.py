@@ -135,9 +135,9 @@ _OTHER_FILES = {
 def load_experiment(source: str | Path, *, allow_code: bool = False) -> Experiment:
     """Load an experiment from a TOML file.
 
-    A file cannot run code: an algorithm written as "package.module:function" and a ``type`` as "package.module:Name"
-    are rejected unless `allow_code`, which permits custom parts (docs/write_your_own/README.md). Relative names of
-    clusters and models refer to files in the folder of the experiment. Raises :class:`~ddlsim.errors.ConfigError` in
+    By default, a file cannot run code. With `allow_code`, it may refer to custom parts: an algorithm as
+    "package.module:function", and a ``type`` as "package.module:Name" (docs/write_your_own/README.md). Relative names
+    of clusters and models refer to files in the folder of the experiment. Raises :class:`~ddlsim.errors.ConfigError` in
     one line: file, field, value, rule and remedy.
     """
     path = Path(source)
