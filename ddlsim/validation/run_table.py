@@ -37,7 +37,7 @@ class MeasuredRun:
     place         "file: line" where it was read
     shared_batch  whether batch_size is the total of all workers, as for FSDP and Parallel
 
-    None (or 1, for accumulation) means that the value was not given.
+    Values that the file does not contain are None (accumulation: 1).
     """
 
     workers: Count
