@@ -104,7 +104,7 @@ def simulate_jobs(
     if wrong := [fault for fault in faults if isinstance(fault, RandomFaults) and fault.kind != "link"]:
         raise ConfigError(
             f"simulate_jobs: faults: kind = {wrong[0].kind!r} affects workers, not the shared network; "
-            "set it in their experiments, Experiment(faults=...), or use kind='link'"
+            "set it in the experiment of a job, Experiment(faults=...), or use kind='link'"
         )
 
     def made(horizon: float) -> Together:

@@ -592,8 +592,8 @@ class TakeTurns(_Course):
                 self._turn(0)
                 if math.isinf(min(self.outages.next_back, self.length)):
                     raise DdlsimError(
-                        f"elastic: at {self.now:.6g} s, too few machines are left and none will return; set a repair "
-                        "time for failures, or max_time for the run"
+                        f"elastic: at time {self.now:.6g} s, too few machines are left and none will return; set a "
+                        "repair time for failures, or max_time for the run"
                     )
                 self._pass("repairing", self.outages.next_back)
                 continue

@@ -180,7 +180,7 @@ def _check_passes(plan: Plan, order: Order) -> None:
     )
     elsewhere = plan.rank[forward[first]] != plan.rank[rest[second]]
     for a, b in zip(forward[first][elsewhere].tolist(), rest[second][elsewhere].tolist(), strict=True):
-        raise ConfigError(f"plan: {plan.task(b)} runs without its activations, which are on the rank of {plan.task(a)}")
+        raise ConfigError(f"plan: {plan.task(b)} needs activations that are on another rank, that of {plan.task(a)}")
     order.demand(forward[first], rest[second], "whose activations it uses")
     apart, inputs = plan.rows(BACKWARD_WEIGHT), plan.rows(BACKWARD_INPUT)
     sides = [passage[rows] for rows in (inputs, apart)]
@@ -223,7 +223,7 @@ def _check_one_update(plan: Plan, backward: Ints) -> None:
     wrong = plan.step[backward] != plan.step[leader]
     for row, other in zip(backward[wrong][:1].tolist(), leader[wrong][:1].tolist(), strict=True):
         raise ConfigError(
-            f"plan: {plan.task(row)}: its gradient belongs to a different update than that of "
+            f"plan: {plan.task(row)}: its gradient is used in a different update than that of "
             f"{plan.task(other)}; all ranks must update with the same micro-batches"
         )
 

@@ -277,7 +277,7 @@ def _check_early_sums(plan: Plan, order: Order, backward: Touching, deeds: Touch
     for row in rows[wrong].tolist():
         raise ConfigError(
             f"plan: {plan.task(row)}: its group has no sum of part {plan.part[row]} at the end of the "
-            "step to which this one could be added"
+            "step to which it could be added"
         )
 
 

@@ -139,7 +139,7 @@ class Plan:
             if choice.exact:
                 return choice
         raise ConfigError(
-            "the plan has no configuration without compression or local steps; add such strategies to the search"
+            "the plan has no configuration without compression or local steps; include such strategies in the search"
         )
 
     @property

@@ -110,7 +110,8 @@ def best_checkpoint_interval(experiment: Experiment, *, lives: Count = 100) -> C
     mtbf = si(failures.mtbf, "time") / len(parts)
     if not start.cost.stall:
         raise ConfigError(
-            "best_checkpoint_interval: checkpoints without a cost are best written after every step; set their cost"
+            "best_checkpoint_interval: checkpoints cost nothing, so writing one after every step is best; set their "
+            "cost"
         )
     daly = daly_interval(mtbf, start.cost.stall)
     least = max(start.cost.stall + start.cost.write, float(start.end_of(np.array(1))))

@@ -61,7 +61,7 @@ def listed_places(value: object, where: str) -> object:
     """Return a list of places as a tuple. Raises ConfigError for an empty one, and for a place that is there twice."""
     places = tuple(cast("Sequence[int]", value))
     if not places or len(set(places)) < len(places):
-        raise ConfigError(f"{where} = {list(places)}: must list at least one position, each once")
+        raise ConfigError(f"{where} = {list(places)}: must list at least one position, without duplicates")
     return places
 
 

@@ -185,7 +185,7 @@ def read_experiment(value: object, where: str, source: Source = UNTRUSTED) -> Ex
     table = with_cluster(cast("Mapping[str, object]", value))
     for key, remedy in _OTHER_FILES.items():
         if key in table:
-            raise ConfigError(f"{where}: contains the key {key!r}, so it is not an experiment but {remedy}")
+            raise ConfigError(f"{where}: contains the key {key!r}, so it is not an experiment, but {remedy}")
     arguments = SCHEMA.arguments(Experiment, table, where, source, ": ")
     for name in ("model", "time_model"):  # may have layers of the user's
         if source.allow_code and isinstance(arguments.get(name), Path):

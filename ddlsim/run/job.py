@@ -95,7 +95,9 @@ class Job:
     def __post_init__(self) -> None:
         workers = self.experiment.workers
         if self.experiment.beside:
-            raise ConfigError("Job: experiment already has co-located jobs; list all jobs instead, and remove `beside`")
+            raise ConfigError(
+                "Job: experiment already has co-located jobs; list all jobs instead, and leave beside out"
+            )
         if isinstance(workers, Sequence) and self.placement != "packed":
             raise ConfigError(
                 f"Job: placement = {shown(self.placement)} has no effect with workers = {list(workers)}; set "

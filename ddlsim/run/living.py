@@ -103,8 +103,8 @@ def check_replicas(experiment: Experiment, stages: Sequence[Stage], workloads: S
     """Raise ConfigError for an elastic run that has no state to resume from after a failure."""
     if experiment.checkpoints is None and holds_parts(stages, workloads):
         raise ConfigError(
-            f"elastic: workers of {experiment.strategy.label} shard the model or the optimizer state, so "
-            "losing a machine loses state; set checkpoints, from which the remaining workers can resume"
+            f"elastic: workers of {experiment.strategy.label} shard the model or the optimizer state, so state is "
+            "lost with a machine; set checkpoints from which the remaining workers can resume"
         )
 
 

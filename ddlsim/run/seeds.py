@@ -256,7 +256,7 @@ def simulate_seeds(experiment: Experiment, seeds: Many | Sequence[Seed] = 5, pro
         raise ConfigError("simulate_seeds: the experiment has no training; set training=ddlsim.Training(...)")
     chosen = range(experiment.seed, experiment.seed + seeds) if isinstance(seeds, int) else tuple(seeds)
     if not chosen or len(set(chosen)) < len(chosen):
-        raise ConfigError(f"seeds = {seeds!r}: must contain at least one seed, each once")
+        raise ConfigError(f"seeds = {seeds!r}: must contain at least one seed, without duplicates")
     n_processes = min(len(chosen), os.cpu_count() or 1 if processes is None else processes)
     wanted = [experiment.with_(seed=seed) for seed in chosen]
     made = map(_one, wanted) if n_processes == 1 else _in_processes(wanted, n_processes)

@@ -511,7 +511,7 @@ class Messages:
             where = "down = " if differences is choice.down else ""
             raise ConfigError(
                 f"compression: {where}{title(differences)}: {owner} sends the difference to the receiver's "
-                "copy, which already is error feedback; this compressor cannot be combined with it "
+                "copy, which already is error feedback, so this compressor cannot be used "
                 f"({differences.traits.no_feedback}). Use one such as TopK"
             )
 

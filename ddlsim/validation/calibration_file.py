@@ -65,7 +65,7 @@ def write_calibration(calibration: Calibration, path: Path, source: str | Path) 
     table = parse_toml(text, str(source))
     if "calibration" in table:
         raise ConfigError(
-            f"{source}: contains a [calibration] table that was not written by ddlsim calibrate; remove it"
+            f"{source}: contains a [calibration] table that was not written by ddlsim calibrate; remove the table"
         )
     if "name" not in table:  # the name is that of the file, which changes
         text = f"name = {toml_value(calibration.cluster.name)}\n{text}"
