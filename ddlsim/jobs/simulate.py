@@ -168,8 +168,7 @@ class JobsFile:
 def load_jobs(source: str | Path, *, allow_code: bool = False) -> JobsFile:
     """Load jobs from the TOML file `source`.
 
-    `allow_code` permits custom parts, as for :func:`ddlsim.load_experiment`. Raises ConfigError in one line for an
-    invalid file.
+    `allow_code` permits custom parts, as in :func:`ddlsim.load_experiment`. Raises ConfigError for an invalid file.
     """
     path = Path(source)
     here = Source(path.parent, allow_code)

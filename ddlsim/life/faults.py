@@ -232,16 +232,17 @@ class Pause:
 @checked
 @dataclass(frozen=True, init=False)
 class LinkFault:
-    """A link failure: links between two neighbours keep `factor` of their bandwidth for `duration` s from `start`.
+    """A degraded or dead link: for `duration` s from `start`, two neighbours have `factor` of the bandwidth between
+    them.
 
     source, target  names of two neighbouring nodes, such as "h0" and "switch"; both directions are affected
     factor          remaining share of the bandwidth: 1 / 4 if three of four lanes have failed; 0: the link is down, and
                     its traffic waits
     reroute         time from the start of an outage (factor 0) until the fabric uses other routes, if it has any
                     (:mod:`ddlsim.cluster.routing`), and from its end until it uses this link again; inf: routes do not
-                    change. The default is 1 s: less if switches detect the loss of signal, several seconds if they wait
-                    for missing keep-alive messages of their neighbour (RFC 7938, section 7). If the link is back
-                    earlier, its traffic waits for it
+                    change. The default is 1 s. Real fabrics need less if switches detect the loss of signal, and
+                    several seconds if they wait for missing keep-alive messages of their neighbour (RFC 7938, section
+                    7). If the link recovers before the reroute, its traffic waits for it
     """
 
     source: str
@@ -367,12 +368,12 @@ PARTS = {"slow": ("host", "device"), "stop": ("host", "device"), "link": ("host"
 class RandomFaults:
     """Random temporary faults, which slow a run down for a while but, unlike :class:`ddlsim.Failures`, do not stop it.
 
-    mtbf      mean time between faults of one part, in s, or text such as "200 h": from the end of a fault to the start
-              of the next (mean *operating* time between failures, IEC 60050-192)
+    mtbf      mean time between faults of one part, in s or as text such as "200 h", measured from the end of a fault to
+              the start of the next one (mean *operating* time between failures, IEC 60050-192)
     duration  duration of each fault
-    kind      "slow": the part's workers take `factor` times as long to compute, as when a machine throttles or has a
-              noisy neighbour (:class:`ddlsim.SlowDown`); "stop": its workers are suspended (:class:`ddlsim.Stop`);
-              "link": its links have `factor` of their bandwidth (:class:`ddlsim.LinkFault`)
+    kind      "slow": the part's workers take `factor` times as long to compute, for instance because a machine
+              throttles or has a noisy neighbour (:class:`ddlsim.SlowDown`); "stop": its workers are suspended
+              (:class:`ddlsim.Stop`); "link": its links have `factor` of their bandwidth (:class:`ddlsim.LinkFault`)
     per       affected part: a "host" (machine; with kind="link", all its links to other machines at once), a "device",
               a "link" between two neighbours that are not both inside one machine, or a "switch" with all its links
     factor    for kind="slow": above 1, such as 2.0 for twice the compute time; for kind="link": below 1; None: 0, so

@@ -456,7 +456,8 @@ def load_question(source: str | Path, *, allow_code: bool = False) -> dict[str, 
     source      path of the file (see :mod:`ddlsim.planner.decide` for its keys)
     allow_code  accept "package.module:Name", which imports and runs code, as in experiment files
 
-    Raises :class:`~ddlsim.errors.ConfigError` with file, field, value, rule and remedy in one line.
+    Raises :class:`~ddlsim.errors.ConfigError` for an invalid file; the message contains file, field, value, rule and
+    remedy.
     """
     path = Path(source)
     table = read_toml(path)

@@ -78,7 +78,7 @@ def simulate(wanted: _Simulation) -> Result:
 
 @takes_fields_of(_Continuation)
 def resume(wanted: _Continuation) -> Result:
-    """Resume the run saved at `path` (:meth:`ddlsim.Result.save`), and return the result of the complete run.
+    """Resume the run that :meth:`ddlsim.Result.save` saved at `path`, and return the result of the complete run.
 
     The result is identical, bit for bit, to that of an uninterrupted run. `experiment` is the saved experiment; only
     its end (epochs, updates, targets, max_time) may differ. The simulated clock is replayed from the start, which is

@@ -136,9 +136,9 @@ def load_experiment(source: str | Path, *, allow_code: bool = False) -> Experime
     """Load an experiment from a TOML file.
 
     By default, a file cannot run code. With `allow_code`, it may refer to custom parts: an algorithm as
-    "package.module:function", and a ``type`` as "package.module:Name" (docs/write_your_own/README.md). Relative names
-    of clusters and models refer to files in the folder of the experiment. Raises :class:`~ddlsim.errors.ConfigError` in
-    one line: file, field, value, rule and remedy.
+    "package.module:function", and a ``type`` as "package.module:Name" (docs/write_your_own/README.md). Relative paths
+    of clusters and models are relative to the folder of the experiment file. Raises :class:`~ddlsim.errors.ConfigError`
+    for an invalid file; the message contains file, field, value, rule and remedy.
     """
     path = Path(source)
     return SCHEMA.structure(Experiment, read_toml(path), str(path), folder=path.parent, allow_code=allow_code)

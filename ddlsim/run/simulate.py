@@ -400,7 +400,7 @@ def run(
     checkpoint        file to which the run is saved
     checkpoint_every  real time between saves, in s
     stability         add the stability to the result, even if computing it takes long
-    shift             part of a training run in which groups of workers alternate
+    shift             part to simulate of a training run in which groups of workers alternate
 
     On Ctrl-C, the result so far is returned, marked as interrupted. Raises :class:`~ddlsim.errors.ConservationError` if
     the result does not add up (:mod:`ddlsim.run.conservation`).

@@ -83,7 +83,7 @@ def attached(calibration: Calibration) -> Calibration:
 def load_calibration(source: str | Path | Cluster) -> Calibration:
     """Load the calibration of a cluster or cluster file (a path or bundled name).
 
-    Raises ConfigError in one line if it has none.
+    Raises ConfigError if the file contains no calibration.
     """
     cluster = load_cluster(source)  # finds what is wrong with a file
     name = cluster.name if isinstance(source, Cluster) else source

@@ -86,7 +86,7 @@ def read_runs(path: str | Path, *, allow_code: bool = False) -> list[MeasuredRun
 
     allow_code  whether algorithm and overlap may be "package.module:Name", which is imported
 
-    Raises :class:`ConfigError` in one line with file, line, column, value and remedy.
+    Raises :class:`ConfigError` for an invalid file; the message contains file, line, column, value and remedy.
     """
     path = Path(path)
     try:
