@@ -112,7 +112,7 @@ def _check(effect: Effect, fault: Fault, cluster: Cluster, n_workers: int, field
     times = effect.start, effect.end
     if not all(isinstance(time, float | int) for time in times) or not 0.0 <= times[0] < times[1]:
         raise ConfigError(
-            f"{field}: {fault} lasts from {times[0]!r} to {times[1]!r}: must be increasing times in s, not negative"
+            f"{field}: {fault} lasts from {times[0]!r} to {times[1]!r}: must be increasing, non-negative times in s"
         )
 
 

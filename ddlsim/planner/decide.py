@@ -430,7 +430,9 @@ def _notes(
     near = [miss.what for miss in best.misses if miss.share == 0.0 and abs(miss.value / miss.limit - 1.0) < best.spread]
     if near:
         limits = " and the ".join(near)
-        notes.append(f"the margin to the {limits} of the best configuration is below the stability of its throughput")
+        notes.append(
+            f"the margin to the {limits} of the best configuration is smaller than the stability of its throughput"
+        )
     if what is None and not all(choice.exact for choice in choices):
         notes.append(
             "* learns differently from plain SGD (compression, local steps, ...) and may need more samples; set a "

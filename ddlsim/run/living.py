@@ -349,7 +349,8 @@ def life_notes(experiment: Experiment, *, free: bool) -> tuple[str, ...]:
     if experiment.elastic is not None:
         whole = "; every worker takes the same whole number of samples of the global batch"
         notes.append(
-            "elastic: groups consist of the remaining machines; those with equal workers, speed, links and switch "
+            "elastic: groups consist of the remaining machines; machines with the same number of workers, speed, "
+            "links and switch "
             f"are interchangeable{whole if experiment.elastic.batch == 'global' else ''}"
         )
     if checkpoints is not None and checkpoints.asynchronous:

@@ -172,9 +172,7 @@ class _Cycles:
             for i, gathered in enumerate(self._gathered):
                 gathered.append(self._serve(worker, i, op.name, 0.0 if op.seconds is None else op.seconds(worker)))
             if 1 < op.number < n:
-                self.notes.append(
-                    f"an update uses {op.number} of the gradients that have arrived; the last of them triggers it"
-                )
+                self.notes.append(f"an update uses {op.number} gradients and starts when the last of them arrives")
         elif op.kind == ls.MEET and 1 < self._awaited < n:
             self.notes.append(
                 "a worker waits for the update that uses its gradient; which update that is depends on the run"

@@ -343,7 +343,7 @@ def test_one_rank_updates_for_all():
 @pytest.mark.parametrize(
     ("levels", "texts"),
     [
-        ([SCATTER, "update"], ["row 12 (rank 0", "afterwards, its rank has only 0.25 of the updated weights"]),
+        ([SCATTER, "update"], ["row 12 (rank 0", "after this task, its rank has only 0.25 of the updated weights"]),
         ([SCATTER, "update", ("all_gather", *PAIRS)], ["rank 0", "has only 0.5 of the updated weights of part 0"]),
         ([SCATTER, "update", ("all_gather", (1, 0, 2, 3))], ["its range of the part does not begin"]),
         ([("reduce_scatter", *PAIRS), "update", ("all_gather", *PAIRS)], ["batch 2 is never summed in part 0"]),
