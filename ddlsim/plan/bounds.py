@@ -153,7 +153,7 @@ def _itself(plan: Plan) -> Copies:
 
 
 def cut(plan: Plan, cluster: Cluster, nodes: Sequence[int] | None = None) -> Cut:
-    """Return the interface, of a device or a machine or all of them, that needs the most time to carry its bytes.
+    """Return the interface (of a device, a machine, or all of them) that needs the most time to carry its bytes.
 
     nodes  (n_ranks,) nodes of the ranks; None: the cluster's first workers
 

@@ -145,7 +145,7 @@ def read_chakra(
     """Read a plan from Chakra execution traces, one file per rank: ``step.0.et``, ``step.1.et``, ...
 
     path              file of rank 0, or the common name without the number, as for ASTRA-sim: ``step`` or ``step.et``.
-                      JSON output of ``chakra_jsonizer`` (``step.0.json``) is accepted, too
+                      JSON output of ``chakra_jsonizer`` (``step.0.json``) is also accepted
     n_ranks           number of ranks that run the trace, if there is only one file
     groups            ranks of each process group (``pg_name``), as a mapping or a file in ASTRA-sim's format. The
                       default is the groups recorded in a PyTorch trace or, without a record, the ranks whose files

@@ -38,7 +38,7 @@ def embeddings(
     back while the bottom MLP computes its backward pass and the gradients of both MLPs are all-reduced. Finally, the
     ranks update the rows and the MLPs.
 
-    works        work of each rank on its tables
+    works        lookups and updates that each rank does on its tables
     buckets      function that groups the gradients of the MLPs
     row_wise     total length of the vectors per sample that come from row-wise sharded tables. Every rank computes a
                  partial sum of these vectors, so a reduce-scatter in the forward pass and an all-gather in the backward

@@ -38,9 +38,9 @@ class Mesh:
     The model has `data` replicas. Each replica is split into `pipeline` stages, and each stage is split over `tensor`
     ranks.
 
-    order  axes from the fastest-varying to the slowest in the numbering of ranks. The default is Megatron-LM's: tensor
-           groups have consecutive ranks, followed by the replicas of a stage, then the stages (Narayanan et al. 2021,
-           arXiv:2104.04473)
+    order  axes from the fastest-varying to the slowest in the numbering of ranks. By default, as in Megatron-LM,
+           consecutive ranks form a tensor group; the next axis is the replicas of a stage, and the last one the stages
+           (Narayanan et al. 2021, arXiv:2104.04473)
 
     >>> Mesh(data=2, pipeline=2, tensor=2).groups("pipeline")
     ((0, 4), (1, 5), (2, 6), (3, 7))

@@ -62,7 +62,8 @@ def simulate(wanted: _Simulation) -> Result:
     checkpoint        file to which the run is saved periodically and at its end, for :func:`ddlsim.resume`
     checkpoint_every  real time between saves, in s or as "5 min"
 
-    Raises :class:`~ddlsim.errors.ConfigError` for invalid or incompatible fields, with the field and the remedy.
+    Raises :class:`~ddlsim.errors.ConfigError` for invalid or incompatible fields; the message contains the field and
+    the remedy.
     """
     fields = {field.name: getattr(wanted, field.name) for field in dataclasses.fields(Experiment)}
     if not isinstance(wanted.cluster, Experiment):

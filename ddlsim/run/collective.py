@@ -37,7 +37,7 @@ def collective_time(
     nbytes       buffer per rank, in bytes or as text such as "100 MB"
     kind         "all_reduce", "broadcast", "reduce", "reduce_scatter", "all_gather", "all_to_all", "gather" or
                  "scatter"
-    ranks        number of workers, or the positions of a sub-group in ``cluster.workers``; None: all workers
+    ranks        number of participating workers, or a list of positions in ``cluster.workers``; None: all workers
     rank_order   "given", or "topology": an order in which a ring crosses each boundary between machines or switches
                  once
     entry_times  time at which each rank enters, in s; None: all at 0

@@ -248,7 +248,7 @@ def simulate_seeds(experiment: Experiment, seeds: Many | Sequence[Seed] = 5, pro
     seeds      list of seeds, or number of consecutive seeds starting at the experiment's
     processes  number of processes (default: number of cores; 1: in this process). The results are the
                same for any number. A script that uses several processes must guard its work with
-               ``if __name__ == "__main__":``, because they import it
+               ``if __name__ == "__main__":``, because the processes import it
 
     Raises ConfigError if the experiment has no training or cannot be sent to other processes.
     """
