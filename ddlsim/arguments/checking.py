@@ -128,7 +128,9 @@ R = TypeVar("R")
 
 
 def takes_fields_of(kind: Callable[P, F]) -> Callable[[Callable[[F], R]], Callable[P, R]]:
-    """Decorate a function of a dataclass instance so that it takes, and validates, the fields of the dataclass instead.
+    """Decorate a function of a dataclass instance so that callers pass the fields of the dataclass as arguments.
+
+    Arguments are validated as the dataclass validates its fields.
 
     The decorated function has the signature of `kind`, including inherited fields, so documentation, editors and type
     checkers show it, and a field added to a base class becomes an argument automatically.

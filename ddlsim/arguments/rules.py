@@ -23,8 +23,8 @@ class Rule:
     """A rule for an argument.
 
     text       description of valid values, for messages
-    takes      whether a value is of the right kind
-    keep       returns the value to store; raises ConfigError for an invalid one
+    takes      function that returns whether a value is of the right kind
+    keep       function that returns the value to store, and raises ConfigError for an invalid value
     dimension  for quantities: a key of :data:`ddlsim.units.DIMENSIONS`
     """
 
@@ -52,7 +52,7 @@ def by(check: Callable[[Any, str], object]) -> Rule:
 
 
 def having(text: str, *attributes: str) -> Rule:
-    """Rule that accepts instances with these attributes. (A class has the methods too, but is not an instance.)"""
+    """Rule that accepts instances with these attributes. Classes themselves are rejected."""
     return Rule(
         text,
         lambda value: not isinstance(value, type) and all(hasattr(value, name) for name in attributes),
@@ -137,7 +137,7 @@ def number(
 
     above, below  exclude `low` or `high` themselves
     infinite      accept infinity too
-    hint          remark at the end of the description
+    hint          text appended to the description of valid values
     """
     interval = _Interval(low, high, above, below, infinite, hint)
 

@@ -140,7 +140,7 @@ def _measurements(
         except ConfigError as error:
             refused.append(error)
     if not rows:
-        raise refused[0] if refused else ConfigError(f"{file}: contains no measured times to write; leave --out out")
+        raise refused[0] if refused else ConfigError(f"{file}: contains no measured times to write; remove --out")
     if refused:
         typer.echo(shown(f"warning: {len(refused)} rows ignored, the first because: {refused[0]}"), err=True)
     write_file(out, lambda path: save_measurements(rows, path))

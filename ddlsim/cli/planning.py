@@ -170,7 +170,8 @@ def _priced(clusters: list[Any], prices: list[str]) -> list[ddlsim.Cluster]:
     if len(prices) not in (0, 1, len(loaded)):
         raise ConfigError(
             f"--price is set {len(prices)} times for {len(loaded)} "
-            f"cluster{'' if len(loaded) == 1 else 's'}; set it once, or once per cluster in the same order"
+            f"cluster{'' if len(loaded) == 1 else 's'}; set it once for all clusters, or once per cluster in the "
+            "same order"
         )
     if not prices:
         return loaded

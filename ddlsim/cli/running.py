@@ -138,7 +138,9 @@ def _run_jobs(
     """Simulate a file of jobs, and each job separately if the slow-downs are wanted."""
     for option in others:
         name = option.replace("_", "-")
-        raise ConfigError(f"--{name} has no effect on {what}, a file of several jobs; set it in their experiments")
+        raise ConfigError(
+            f"--{name} has no effect on {what}, a file of several jobs; set it in the experiments of the jobs"
+        )
     check_picture(timeline)
     jobs = ddlsim.load_jobs(what, allow_code=allow_code).simulate(timeline=timeline is not None)
     if bottleneck and not jobs.interrupted:

@@ -29,12 +29,12 @@ def explore(
     browser: bool = True,
     hosts: Sequence[str] = (),
 ) -> None:
-    """Serve the explorer to this machine only, and open a browser. Ctrl-C ends it.
+    """Serve the explorer to this machine only, and open a browser. Press Ctrl-C to stop it.
 
     cluster, model  initial cluster and model: names or paths, as in :class:`~ddlsim.Experiment`
     port            port to serve on; 0: any free port
     browser         whether to open a browser
-    hosts           further host names that requests may use besides localhost, such as that of a proxy
+    hosts           host names besides localhost under which the explorer may be reached, such as that of a proxy
 
     Raises ConfigError if Panel is not installed, a cluster or model cannot be loaded, or the port is in use.
     """

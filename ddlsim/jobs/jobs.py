@@ -56,7 +56,7 @@ class Jobs:
     goodputs        mean bytes/s of each background flow
     end_time        time at which the last job ended
     channel_nbytes  bytes carried by each channel, (n_channels,)
-    channel_busy    s during which each channel carried data, (n_channels,)
+    channel_busy    time during which each channel carried data, (n_channels,)
     interrupted     whether the simulation was stopped with Ctrl-C
 
     Printing the results runs no simulation; :attr:`alone` and everything derived from it do.

@@ -137,19 +137,19 @@ def place(
     shift: bool = False,
     seed: Seed = 0,
 ) -> Placements:
-    """Search for the placement in which concurrent jobs slow each other down least.
+    """Search for the placement of concurrent jobs that minimizes their mutual slowdown.
 
-    jobs     as for :func:`ddlsim.simulate_jobs`; jobs with listed places stay there, and so does background traffic
-    tries    number of placements to simulate: packed, spread, some random ones, then variations of the best one, in
-             which one worker moves or two swap places
+    jobs     jobs, as for :func:`ddlsim.simulate_jobs`. Background traffic and jobs that list their places are not moved
+    tries    number of placements to simulate: packed, spread, some random ones, then variations of the best one that
+             move one worker or swap two
     shift    also try to delay the start of jobs by fractions of a step, so that the communication phases of jobs that
              share a link interleave (Rajasekaran et al. 2024, "CASSINI: Network-Aware Job Scheduling in Machine
              Learning Clusters", NSDI)
     seed     seed of the random placements
 
-    The objective is the mean slowdown of the jobs: the step time while all jobs run (for training jobs, the time of the
-    whole run), relative to the job alone on neighbouring devices of an empty cluster. Raises ConfigError if the jobs do
-    not fit on the cluster together.
+    The objective is the mean slowdown of the jobs: the step time while all jobs run (for training jobs, the duration of
+    the whole run), divided by that of the same job on neighbouring devices of an otherwise empty cluster. Raises
+    ConfigError if the jobs do not fit on the cluster together.
     """
     own = [each for each in jobs if isinstance(each, Job)]
     if not own:

@@ -80,14 +80,14 @@ def simulate_jobs(
     jobs      :class:`ddlsim.Job` and :class:`ddlsim.Background` traffic
     cluster   cluster for all jobs, including experiments that were defined for another one; None: the first job's
               cluster
-    queue     True: jobs whose devices are occupied wait, first come, first served; False: that is an error
-    faults    slow or dead links of the cluster (LinkFault; RandomFaults, sampled from the first job's seed) and times
-              in which nothing starts (Pause), on the cluster's clock. Faults of workers belong to their experiments
-    timeline  record what :meth:`Jobs.plot_timeline` draws
+    queue     True: jobs whose devices are occupied wait, first come, first served; False: occupied devices are an error
+    faults    faults of the shared cluster, on its clock: slow or dead links (LinkFault; RandomFaults, sampled from the
+              first job's seed) and maintenance windows (Pause). Set faults of workers in the experiments of the jobs
+    timeline  record the activity for :meth:`Jobs.plot_timeline`
 
-    Jobs get their devices when they start; jobs with listed places get the same ones as without other jobs. Jobs that
-    share no link with others have exactly the same results as alone. When a job ends, its messages in flight are still
-    delivered. On Ctrl-C, the results so far are returned and marked as interrupted.
+    Jobs get their devices when they start; jobs that list their places get exactly these devices. A job that shares no
+    link with others has exactly the same results as in a simulation of its own. When a job ends, its messages in flight
+    are still delivered. On Ctrl-C, the results so far are returned and marked as interrupted.
 
     Raises :class:`~ddlsim.errors.ConfigError`, naming the job and the remedy, for jobs that do not fit.
     """
@@ -104,7 +104,7 @@ def simulate_jobs(
     if wrong := [fault for fault in faults if isinstance(fault, RandomFaults) and fault.kind != "link"]:
         raise ConfigError(
             f"simulate_jobs: faults: kind = {wrong[0].kind!r} affects workers, not the shared network; "
-            "set it in their experiments, Experiment(faults=...), or use kind='link'"
+            "set it in the experiment of a job, Experiment(faults=...), or use kind='link'"
         )
 
     def made(horizon: float) -> Together:
@@ -168,8 +168,7 @@ class JobsFile:
 def load_jobs(source: str | Path, *, allow_code: bool = False) -> JobsFile:
     """Load jobs from the TOML file `source`.
 
-    `allow_code` permits custom parts, as for :func:`ddlsim.load_experiment`. Raises ConfigError in one line for an
-    invalid file.
+    `allow_code` permits custom parts, as in :func:`ddlsim.load_experiment`. Raises ConfigError for an invalid file.
     """
     path = Path(source)
     here = Source(path.parent, allow_code)

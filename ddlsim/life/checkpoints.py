@@ -56,15 +56,15 @@ Time = Annotated[float | str, quantity("time", "30 s", zero=True)]
 class Checkpoints:
     """Periodic checkpoints of weights and optimizer state, written at the end of the first step after they are due.
 
-    every         s of training between checkpoints, or text such as "10 min"
+    every         training time between checkpoints, in s or as text such as "10 min"
     to            destination, to which checkpoints are sent over the simulated network: "peers" (each machine writes to
                   the memory of the next one; Wang et al. 2023, Gemini), or the name of a node, such as a storage node
                   whose disks all machines share (:func:`ddlsim.cluster.with_storage`). None: `bandwidth` or `stall`
                   determines the cost
-    bandwidth     total bandwidth at which all machines write to their storage and read from it
-    stall         how long training stops for each checkpoint, instead of the time that follows from `to` or `bandwidth`
+    bandwidth     total bandwidth of all machines to and from their storage
+    stall         time that training stops for each checkpoint, if it is not to follow from `to` or `bandwidth`
     load          time to read a checkpoint; None: the same as writing it
-    nbytes        size of a checkpoint, stored once; None: the weights and the optimizer state
+    nbytes        size of one copy of a checkpoint; None: that of the weights and the optimizer state
     asynchronous  training waits only for the copy to host memory and continues during the write. Until the write has
                   finished, the previous checkpoint is the latest one (Mohan et al. 2021, CheckFreq)
 

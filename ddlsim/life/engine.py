@@ -42,22 +42,22 @@ HOPELESS = 100_000
 class Life:
     """A failure timeline: how a training run spent its time between failures and checkpoints. Times in s.
 
-    end          end of the run: it reached its target, or its time was up
-    finished     whether it reached its target
+    end          time at which the run reached its target or its time limit
+    finished     whether the run reached its target
     useful       time in steps that counted in the end
-    lost         time in steps, and their checkpoints, that a failure undid
+    lost         time in steps that a failure undid, including their checkpoints
     saving       time stopped for checkpoints that counted
     noticing     time until failures were detected
     repairing    time waiting for a machine
     restarting   time to restart the job, including reading the checkpoint
     steps        number of steps that counted
-    events       (time, number of the failed part, s of lost work) of each failure
+    events       (time, index of the failed part, lost work in s) for each failure
     stretches    periods of uninterrupted training: (start, position on the timeline at the start and at the end) of
                  each, shape (n, 3)
 
     samples      samples that counted, in elastic runs
-    computed     s that each worker computed, (n_workers,), in elastic runs
-    away         s that each worker was out of service, (n_workers,), in runs that continue without failed workers
+    computed     time that each worker spent computing, (n_workers,), in elastic runs
+    away         time that each worker was out of service, (n_workers,), in runs that continue without failed workers
     groups       (start in s, number of workers) of each group of an elastic run; 0 workers: too few machines were left
     history      evaluations of an elastic training run
     model        final model of an elastic training run
@@ -262,11 +262,11 @@ def live(
 ) -> Life:
     """Return the failure timeline of a run in which all workers wait after each failure.
 
-    The timeline ends with the training, or after `length` s.
+    The timeline ends when the training does, or after `length` seconds.
 
-    parts  for each part that can fail, the machines that fail with it
+    parts  machines that fail with each part, one sequence per part
     seed   seed of the failures
-    life   number of the sample
+    life   index of the sampled timeline
 
     Raises ConfigError for a failure trace with unknown parts, and DdlsimError if failures are so frequent that no
     checkpoint is ever reached.
@@ -592,8 +592,8 @@ class TakeTurns(_Course):
                 self._turn(0)
                 if math.isinf(min(self.outages.next_back, self.length)):
                     raise DdlsimError(
-                        f"elastic: at {self.now:.6g} s, too few machines are left and none will return; set a repair "
-                        "time for failures, or max_time for the run"
+                        f"elastic: at time {self.now:.6g} s, too few machines are left and none will return; set a "
+                        "repair time for failures, or max_time for the run"
                     )
                 self._pass("repairing", self.outages.next_back)
                 continue

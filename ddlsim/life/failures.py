@@ -153,7 +153,7 @@ class Failures:
         for name, value in (("warning", self.warning), ("discount", self.discount or None)):
             if value is not None and (self.per == "switch" or not self.takes_machines):
                 raise ConfigError(
-                    f"Failures: {name} = {value!r} applies only if machines are taken away (kind='crash' and "
+                    f"Failures: {name} = {value!r} applies only to machines that are taken away (kind='crash' and "
                     f"per='device', 'host' or 'rack'), not to kind={self.kind!r}, per={self.per!r}; leave it out"
                 )
 
@@ -250,7 +250,7 @@ def units(failures: Failures, cluster: Cluster, nodes: Sequence[int], nbytes: Fl
 class Elastic:
     """Elastic training: the group of workers re-forms when machines fail or return (torchrun, Horovod Elastic).
 
-    Survivors continue with the parameters and optimizer state that they hold. (If each worker has its own optimizer
+    The remaining workers continue with their parameters and optimizer state. (If each worker has its own optimizer
     state, as in local SGD, that state is reset.) Only the current step is lost. The new group redistributes the
     remaining samples of the epoch. A machine that returns joins at the end of a step and receives the model from
     another one. If all machines fail at once, the state is lost: training resumes from its latest checkpoint, or starts
@@ -259,7 +259,7 @@ class Elastic:
     Workers that shard the model or the optimizer state (FSDP, ZeRO, pipelines) lose a shard with each machine. The new
     group then resumes from the latest checkpoint; before a machine joins, a checkpoint is written.
 
-    min_workers  with fewer workers, training waits until machines return
+    min_workers  smallest number of workers that train; with fewer, training waits until machines return
     rejoin       time until a new group runs: rendezvous, creation of communicators
     rate         learning rate with n of the initial N workers: "same"; "linear", multiplied by n / N (Goyal et al.
                  2017); "square-root", multiplied by sqrt(n / N) (Krizhevsky 2014)

@@ -53,8 +53,8 @@ class Effect(NamedTuple):
 
     slowed   (rank, factor) pairs: the worker's computations take `factor` times as long
     stopped  ranks that compute nothing and neither send nor receive messages; messages in flight continue
-    links    (channel, factor) pairs: the channel has this share of its bandwidth; 0: it is down
-    avoided  links that the fabric routes around where it has other paths
+    links    (channel, factor) pairs: the channel keeps this share of its bandwidth; 0: it is down
+    avoided  links that the fabric avoids wherever other paths exist
     pauses   True: workers and servers start no computation, message, collective or update; what has started continues
     """
 
@@ -112,7 +112,7 @@ def _check(effect: Effect, fault: Fault, cluster: Cluster, n_workers: int, field
     times = effect.start, effect.end
     if not all(isinstance(time, float | int) for time in times) or not 0.0 <= times[0] < times[1]:
         raise ConfigError(
-            f"{field}: {fault} lasts from {times[0]!r} to {times[1]!r}: must be increasing times in s, not negative"
+            f"{field}: {fault} lasts from {times[0]!r} to {times[1]!r}: must be increasing, non-negative times in s"
         )
 
 
@@ -174,7 +174,7 @@ def _settle(fault: object, **values: Any) -> None:
 @checked
 @dataclass(frozen=True, init=False)
 class SlowDown:
-    """Slow down workers: from `start`, for `duration` s, the computations of `ranks` take `factor` times as long."""
+    """A slow-down of workers: computations of `ranks` take `factor` times as long for `duration` s from `start`."""
 
     ranks: tuple[int, ...]
     start: float
@@ -191,7 +191,7 @@ class SlowDown:
 @checked
 @dataclass(frozen=True, init=False)
 class Stop:
-    """Suspend workers: from `start`, for `duration` s, the processes of `ranks` do nothing; then they continue.
+    """A suspension of workers: the processes of `ranks` do nothing for `duration` seconds from `start`.
 
     They neither compute nor start or receive messages. Data already handed to the operating system or the network
     adapter is still sent. SIGSTOP, a temporary hang and the migration of a virtual machine have this effect. For
@@ -212,7 +212,7 @@ class Stop:
 @checked
 @dataclass(frozen=True, init=False)
 class Pause:
-    """Maintenance window that drains the run: from `start`, for `duration` s, nothing new starts.
+    """A maintenance window that drains the run: for `duration` seconds from `start`, nothing new starts.
 
     Running computations and collectives finish, and messages that have been sent are delivered. Work that becomes ready
     in the meantime starts after the pause; until then, workers wait. To suspend workers in the middle of their work,
@@ -232,16 +232,17 @@ class Pause:
 @checked
 @dataclass(frozen=True, init=False)
 class LinkFault:
-    """Degraded link: from `start`, for `duration` s, the links between two neighbours have `factor` of their bandwidth.
+    """A degraded or dead link: for `duration` s from `start`, two neighbours have `factor` of the bandwidth between
+    them.
 
     source, target  names of two neighbouring nodes, such as "h0" and "switch"; both directions are affected
     factor          remaining share of the bandwidth: 1 / 4 if three of four lanes have failed; 0: the link is down, and
                     its traffic waits
     reroute         time from the start of an outage (factor 0) until the fabric uses other routes, if it has any
                     (:mod:`ddlsim.cluster.routing`), and from its end until it uses this link again; inf: routes do not
-                    change. The default is 1 s: less if switches detect the loss of signal, several seconds if they wait
-                    for missing keep-alive messages of their neighbour (RFC 7938, section 7). If the link is back
-                    earlier, its traffic waits for it
+                    change. The default is 1 s. Real fabrics need less if switches detect the loss of signal, and
+                    several seconds if they wait for missing keep-alive messages of their neighbour (RFC 7938, section
+                    7). If the link recovers before the reroute, its traffic waits for it
     """
 
     source: str
@@ -367,12 +368,12 @@ PARTS = {"slow": ("host", "device"), "stop": ("host", "device"), "link": ("host"
 class RandomFaults:
     """Random temporary faults, which slow a run down for a while but, unlike :class:`ddlsim.Failures`, do not stop it.
 
-    mtbf      mean time between faults of one part, in s, or text such as "200 h": from the end of a fault to the start
-              of the next (mean *operating* time between failures, IEC 60050-192)
+    mtbf      mean time between faults of one part, in s or as text such as "200 h", measured from the end of a fault to
+              the start of the next one (mean *operating* time between failures, IEC 60050-192)
     duration  duration of each fault
-    kind      "slow": the part's workers take `factor` times as long to compute, as when a machine throttles or has a
-              noisy neighbour (:class:`ddlsim.SlowDown`); "stop": its workers are suspended (:class:`ddlsim.Stop`);
-              "link": its links have `factor` of their bandwidth (:class:`ddlsim.LinkFault`)
+    kind      "slow": the part's workers take `factor` times as long to compute, for instance because a machine
+              throttles or has a noisy neighbour (:class:`ddlsim.SlowDown`); "stop": its workers are suspended
+              (:class:`ddlsim.Stop`); "link": its links have `factor` of their bandwidth (:class:`ddlsim.LinkFault`)
     per       affected part: a "host" (machine; with kind="link", all its links to other machines at once), a "device",
               a "link" between two neighbours that are not both inside one machine, or a "switch" with all its links
     factor    for kind="slow": above 1, such as 2.0 for twice the compute time; for kind="link": below 1; None: 0, so

@@ -69,11 +69,11 @@ class Timeline:
     """Consecutive steps of a run without failures, and the checkpoints between them.
 
     ends    times at which steps end, in s, ascending, shape (n_steps,); training begins at 0
-    cycle   number of steps at the end that repeat forever, so that a short run represents a long training; 0: the
+    cycle   number of steps at the end that repeat indefinitely, so that a short run represents a long training; 0: the
             timeline ends with the last step
-    every   s of training between checkpoints; inf: there are none, and a failure undoes all work
+    every   training time between checkpoints, in s; inf: no checkpoints, so that a failure undoes all work
     cost    cost of a checkpoint
-    length  s of training to cover, if a `cycle` repeats or `ends` extend further
+    length  training time to cover, in s, if a `cycle` repeats or `ends` extend further
     pace    progress of training as a function of the clock
 
     A position on the timeline is the training time without disturbances, including the stalls for its checkpoints.

@@ -120,5 +120,5 @@ def connect_mpi() -> MpiTransport:
     started = next((os.environ[name] for name in ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE") if name in os.environ), "1")
     if comm.size == 1 and started.isdigit() and int(started) > 1:
         what = f"mpirun started {started} ranks, but mpi4py's {version} sees only itself"
-        raise ConfigError(f"{what}; use the mpirun of the same MPI")
+        raise ConfigError(f"{what}; use the mpirun of the MPI library that mpi4py was built with")
     return MpiTransport(comm, comm.rank, comm.size, MPI.Get_processor_name(), version)

@@ -27,8 +27,8 @@ def read_measurements(path: str | Path) -> list[Measurement]:
     """Read measurements, in order, from a .csv or .jsonl file or a folder of such files.
 
     The first line of a CSV file contains the names of the columns; empty cells count as missing, and lines that start
-    with # are comments. A JSON Lines file has one object per line. Raises :class:`ConfigError` in one line with file,
-    line, field, value and remedy, also for a file without measurements.
+    with # are comments. A JSON Lines file has one object per line. Raises :class:`ConfigError` for invalid or missing
+    measurements; the message contains file, line, field, value and remedy.
     """
     path = Path(path)
     if os.path.isdir(path):

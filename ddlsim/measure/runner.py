@@ -125,10 +125,13 @@ def make_plan(
         if name not in EXPERIMENTS:
             raise unknown_name("experiment", name, EXPERIMENTS, "--only")
     if max_nbytes < ITEM_NBYTES * len(hosts):
-        raise ConfigError(f"--max-size {max_nbytes} B: {len(hosts)} ranks need at least {ITEM_NBYTES * len(hosts)} B")
+        raise ConfigError(
+            f"--max-size {max_nbytes} B: {len(hosts)} ranks need messages of at least {ITEM_NBYTES * len(hosts)} B"
+        )
     if models and only and "step" not in only:
         raise ConfigError(
-            f"--only {','.join(only)}: steps of {models[0]} would not be timed; add step, or leave the model out"
+            f"--only {','.join(only)}: steps of {models[0]} would not be timed; add step to --only, or leave the "
+            "model out"
         )
     if models and not batch_sizes:
         raise ConfigError("--batch-sizes is empty; expected samples per rank, such as 1,8,32")

@@ -70,7 +70,9 @@ def torch_module(name: str, input_shape: Sequence[int], gpu: int) -> Trained:
     if not asks and not input_shape:
         raise ConfigError(f"--module {name}: --input-shape is missing; set the shape of one sample, such as 3,224,224")
     if asks and input_shape:
-        raise ConfigError(f"--module {name}: has its own inputs (batch_size); leave --input-shape out")
+        raise ConfigError(
+            f"--module {name}: creates its own inputs, because it takes batch_size; leave --input-shape out"
+        )
     import torch
 
     device = torch.device("cuda", gpu % torch.cuda.device_count()) if torch.cuda.is_available() else torch.device("cpu")

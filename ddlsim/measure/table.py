@@ -49,12 +49,12 @@ Some = Annotated[int, _cell(whole(1, MAX_COUNT))]
 @checked
 @dataclass(frozen=True)
 class Measurement:
-    """One measured time. Fields after `median_s` are optional.
+    """A measured time. Fields after `median_s` are optional.
 
     experiment     a key of :data:`OPERATIONS`
     operation      one of its values
-    n_ranks        number of ranks that took part (point_to_point: two for each pair that exchanged at the same time;
-                   memory and step: ranks that worked at the same time)
+    n_ranks        number of participating ranks: two per concurrent pair for point_to_point, and the number of
+                   concurrent ranks for memory and step
     n_hosts        number of machines; 1: all ranks on the same host
     median_s       median over the repetitions, in s; for a one-way message, half of a ping-pong
     nbytes         bytes of one message or, for a collective, the buffer per rank as in :func:`ddlsim.collective_time`

@@ -63,7 +63,7 @@ class Cut(NamedTuple):
 
     seconds    the bound
     interface  the devices or machines on one side
-    out, into  bytes that must leave and enter it
+    out, into  bytes that must leave and enter these devices or machines
     """
 
     seconds: float
@@ -75,9 +75,9 @@ class Cut(NamedTuple):
 def critical_path(plan: Plan, least: float | Floats = 0.0) -> float:
     """Return the length of the critical path of a plan, in s: a lower bound on its makespan.
 
-    The critical path is the longest chain of dependencies and lanes. Messages and collectives count `least` s, by
-    default 0; `least` is a number, or an array (n,) with one value per row. Raises ConfigError for a plan with a
-    dependency cycle.
+    The critical path is the longest chain of dependencies and lanes. Every message and collective is assumed to take
+    `least` seconds: a number, or an array (n,) with one value per task. Raises ConfigError for a plan with a dependency
+    cycle.
     """
     check_exchanges(plan)
     order = Order(plan)
@@ -95,8 +95,8 @@ def peak_memory(plan: Plan, rows: Bools | None = None) -> Floats:
 
     rows  (n,) mask of the tasks to count; None: all
 
-    The peaks of a rank's lanes are added, and memory freed by lanes without an order is ignored. The result is exact if
-    a single lane allocates and frees, otherwise an upper bound.
+    The result is the sum of the peaks of a rank's lanes, ignoring memory freed by lanes without an order. It is exact
+    if a single lane allocates and frees memory, and an upper bound otherwise.
     """
     counted = np.arange(len(plan)) if rows is None else np.flatnonzero(rows)
     order = counted[np.argsort(plan.lane[counted], kind="stable")]
@@ -153,14 +153,15 @@ def _itself(plan: Plan) -> Copies:
 
 
 def cut(plan: Plan, cluster: Cluster, nodes: Sequence[int] | None = None) -> Cut:
-    """Return the interface that needs the most time to carry its bytes: that of a device, a machine, or all of them.
+    """Return the interface (of a device, a machine, or all of them) that needs the most time to carry its bytes.
 
     nodes  (n_ranks,) nodes of the ranks; None: the cluster's first workers
 
-    The result is a lower bound for any algorithm. A message crosses the interfaces between its ends. For collectives,
-    :func:`ddlsim.plan.interfaces.least_crossing` bounds the bytes: an all-reduce of m bytes over members in k places
-    moves at least m bytes out of and into each place, and 2 (k - 1) m bytes into all places together. Pushes to servers
-    may be summed inside machines, but not between them. The burst of a token bucket (docs/models/tcp.md) takes no time.
+    The result is a lower bound for any algorithm. A message crosses the interfaces between its sender and its receiver.
+    For collectives, :func:`ddlsim.plan.interfaces.least_crossing` bounds the bytes: an all-reduce of m bytes over
+    members in k places moves at least m bytes out of and into each place, and 2 (k - 1) m bytes into all places
+    together. Pushes to servers may be summed inside machines, but not between them. The burst of a token bucket
+    (docs/models/tcp.md) takes no time.
     """
     every = np.ones(len(plan))
     return _narrowest(plan, _itself(plan), interfaces(cluster), nodes_of(plan, cluster, nodes), every, None, None)

@@ -144,15 +144,16 @@ def read_chakra(
 ) -> Plan:
     """Read a plan from Chakra execution traces, one file per rank: ``step.0.et``, ``step.1.et``, ...
 
-    path              file of rank 0, or as for ASTRA-sim without the number: ``step`` or ``step.et``. JSON output of
-                      ``chakra_jsonizer`` (``step.0.json``) is accepted, too
+    path              file of rank 0, or the common name without the number, as for ASTRA-sim: ``step`` or ``step.et``.
+                      JSON output of ``chakra_jsonizer`` (``step.0.json``) is also accepted
     n_ranks           number of ranks that run the trace, if there is only one file
-    groups            ranks of process groups by ``pg_name``: a mapping, or a file in ASTRA-sim's format. By default,
-                      the groups recorded in a PyTorch trace, otherwise the ranks whose files contain the group
+    groups            ranks of each process group (``pg_name``), as a mapping or a file in ASTRA-sim's format. The
+                      default is the groups recorded in a PyTorch trace or, without a record, the ranks whose files
+                      contain the group
     flops             compute rate ("100 TFLOP/s") for nodes with ``num_ops`` and no duration
     memory_bandwidth  rate ("2 TB/s") at which these nodes also move their ``tensor_size`` (roofline model)
 
-    A trace written by :meth:`ddlsim.plan.Plan.to_chakra` gives the same plan again. In other traces, the nodes of a
+    A trace written by :meth:`ddlsim.plan.Plan.to_chakra` is read as the same plan. In other traces, the nodes of a
     stream (or thread) run in the order in which they could start; without streams, a rank does one computation and one
     exchange at a time, as in ASTRA-sim. ``comm_size`` is the input of a rank: for an all-gather, its own part.
 

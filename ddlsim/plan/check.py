@@ -114,8 +114,8 @@ def check(plan: Plan) -> None:
     - Everything can run: there are no cycles among dependencies and lanes, and no collectives entered in conflicting
       orders.
     - In every step, every micro-batch passes every layer forward once, then backward once, on the rank that holds its
-      activations. Between ranks, a message carries it, sent after one pass and received before the next. Separate
-      weight gradients are computed once each, after those of the input.
+      activations. Between ranks, a message carries it, sent after one pass and received before the next. If weight
+      gradients are computed separately, each is computed once, after the gradient of the input.
     - Before an update, the gradients of all micro-batches have been summed, each exactly once. A bucket is sent after
       the backward passes that fill it.
     - Weights are updated once per step where they are used, and before the next step uses them.
@@ -180,7 +180,7 @@ def _check_passes(plan: Plan, order: Order) -> None:
     )
     elsewhere = plan.rank[forward[first]] != plan.rank[rest[second]]
     for a, b in zip(forward[first][elsewhere].tolist(), rest[second][elsewhere].tolist(), strict=True):
-        raise ConfigError(f"plan: {plan.task(b)} runs without its activations, which are on the rank of {plan.task(a)}")
+        raise ConfigError(f"plan: {plan.task(b)} needs activations that are on another rank, that of {plan.task(a)}")
     order.demand(forward[first], rest[second], "whose activations it uses")
     apart, inputs = plan.rows(BACKWARD_WEIGHT), plan.rows(BACKWARD_INPUT)
     sides = [passage[rows] for rows in (inputs, apart)]
@@ -223,7 +223,7 @@ def _check_one_update(plan: Plan, backward: Ints) -> None:
     wrong = plan.step[backward] != plan.step[leader]
     for row, other in zip(backward[wrong][:1].tolist(), leader[wrong][:1].tolist(), strict=True):
         raise ConfigError(
-            f"plan: {plan.task(row)}: its gradient belongs to a different update than that of "
+            f"plan: {plan.task(row)}: its gradient is used in a different update than that of "
             f"{plan.task(other)}; all ranks must update with the same micro-batches"
         )
 

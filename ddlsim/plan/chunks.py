@@ -25,8 +25,8 @@ class Chunk:
     """The layers `first` to `end` - 1 of a model, computed by one rank.
 
     workload  cost of the layers for a micro-batch, as returned by :meth:`Workload.cut`
-    enters    bytes of activations that enter the chunk per micro-batch, and of their gradients: all tensors produced
-              before and used after the cut (for the first chunk: the model's input)
+    enters    bytes of activations that enter the chunk per micro-batch: all tensors produced before the cut and used
+              after it (for the first chunk, the model's input). Their gradients have the same size
     kept      bytes of activations stored per micro-batch; None: the sum over the layers
     """
 
@@ -61,10 +61,10 @@ def stored_nbytes(workload: Workload) -> Floats:
 
 
 def crossing_nbytes(workload: Workload) -> Floats:
-    """Return the bytes of a (micro-)batch that cross a cut before each layer, (n_layers,).
+    """Return the bytes per (micro-)batch that would cross a cut before each layer, (n_layers,).
 
-    These are all tensors produced before and used after the cut, each once. A tensor that skips layers, such as a
-    residual, counts at every cut.
+    Every tensor that is produced before a cut and used after it counts once. A tensor that skips layers, such as a
+    residual, counts at every cut that it crosses.
     """
     return _crossing(workload).copy()
 
@@ -81,7 +81,10 @@ def _crossing(workload: Workload) -> Floats:
 
 
 def between_blocks(model: Model) -> list[int]:
-    """Return the layers before which a cut crosses a single tensor, and so no residual connection."""
+    """Return the layers before which the model can be cut without crossing a residual connection.
+
+    A cut before one of these layers crosses a single tensor.
+    """
     count = np.zeros(len(model.layers) + 1, dtype=np.int64)
     for made, used in _tensors(model):
         count[made + 1] += 1
@@ -136,7 +139,7 @@ def _branches(node: Residual | Concat | Side) -> Iterator[tuple[Node, ...]]:
 
 @checked
 def chunks_at(workload: Workload, cuts: Sequence[Index]) -> tuple[Chunk, ...]:
-    """Return the chunks of a model that is cut before the layers `cuts`.
+    """Cut a model before each of the layers `cuts`, and return the chunks.
 
     Raises ConfigError for cuts that do not increase or leave a chunk empty.
     """
@@ -160,11 +163,11 @@ def balanced(
 ) -> tuple[Chunk, ...]:
     """Split a model into `stages` * `chunks` contiguous chunks so that the slowest one is as fast as possible.
 
-    Among such splits, it returns the one with the fewest bytes across cuts.
+    If several splits are equally fast, the one that sends the fewest bytes across cuts is returned.
 
     at  layers before which the model may be cut; None: any
 
-    Raises ConfigError if there are fewer pieces than chunks.
+    Raises ConfigError if the model cannot be cut into that many chunks.
     """
     return chunks_at(workload, balanced_cuts(workload, stages, chunks, at))
 

@@ -41,12 +41,13 @@ def data_parallel(
 ) -> StepProgram:
     """Return the step program of synchronous data-parallel training.
 
-    workloads       workload of each rank; or one for all, with ``n_ranks``
-    buckets         function that groups gradients to be sent together (:mod:`ddlsim.workload.buckets`): ``one_bucket``
-                    after the backward pass, ``per_layer`` (Zhang et al. 2017, Poseidon), ``ddp_buckets`` (Li et al.
-                    2020, PyTorch DDP)
+    workloads       workload of each rank, or a single workload for all `n_ranks` ranks
+    buckets         function that groups gradients into buckets (:mod:`ddlsim.workload.buckets`): ``one_bucket`` after
+                    the backward pass, ``per_layer`` (Zhang et al. 2017, Poseidon), ``ddp_buckets`` (Li et al. 2020,
+                    PyTorch DDP)
     accumulation    micro-batches per rank and step; gradients are sent during the backward pass of the last one
-    queue           chooses the ready bucket to send next: ``UrgentQueue`` or ``FusedQueue``; None: in order
+    queue           queue that decides which ready bucket is sent next, ``UrgentQueue`` or ``FusedQueue``; None: buckets
+                    are sent in order
     layer_by_layer  True: each layer is updated as soon as its own gradients have arrived, and the next forward pass
                     starts while later layers are still waiting (Peng et al. 2019, ByteScheduler); every bucket must
                     belong to a single layer. False: all layers are updated when all gradients have arrived
@@ -87,9 +88,9 @@ def sharded(
 
     Each rank updates its shard of every bucket (Rajbhandari et al. 2020, arXiv:1910.02054, section 5.1). The schedule
     is that of Megatron-LM's distributed optimizer with ``overlap_grad_reduce`` and ``overlap_param_gather`` (NVIDIA,
-    Megatron Core, ``DistributedDataParallel``). Buckets are reduce-scattered during the (last) backward pass. When all
-    have arrived, a rank updates its shards. The updated parameters are all-gathered bucket by bucket, starting near the
-    input, while the next forward pass uses those that have arrived.
+    Megatron Core, ``DistributedDataParallel``). Buckets are reduce-scattered during the (last) backward pass. When a
+    rank has received all buckets, it updates its shards. The updated parameters are all-gathered bucket by bucket,
+    starting near the input. The next forward pass begins with the first layers while later buckets are still in flight.
 
     overlap      False: the next forward pass starts when all parameters have arrived
     no_sync      False: buckets are reduce-scattered during the backward pass of every micro-batch, and shards

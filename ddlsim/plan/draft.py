@@ -15,9 +15,9 @@ class Draft:
     """A plan under construction.
 
     n_layers  number of layers of the model
-    parts     parts in which its gradients are exchanged
+    parts     groups of gradients that are summed together
     servers   ranks that are parameter servers
-    delays    age of each layer's weights, in updates, if steps overlap
+    delays    age of each layer's weights, in updates, for plans whose steps overlap
 
     >>> from ddlsim.plan import Draft
     >>> draft = Draft()

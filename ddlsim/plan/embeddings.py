@@ -33,14 +33,16 @@ def embeddings(
 
     The schedule is that of DLRM (Naumov et al. 2019, arXiv:1906.00091, section 4). A rank sends indices to the ranks
     that hold the tables, looks up rows for the samples of all ranks, and sends each rank the vectors of its samples;
-    meanwhile it computes the layers before the tables (the bottom MLP). With all vectors, it computes the remaining
-    layers forward and then backward down to the tables. The gradients of the vectors are sent back during the backward
-    pass of the bottom MLP and the all-reduces of both MLPs' gradients. Finally, rows and MLPs are updated.
+    meanwhile it computes the layers before the tables (the bottom MLP). Once a rank has received all vectors, it
+    computes the remaining layers forward, and then backward down to the tables. The gradients of the vectors are sent
+    back while the bottom MLP computes its backward pass and the gradients of both MLPs are all-reduced. Finally, the
+    ranks update the rows and the MLPs.
 
-    works        work of each rank on its tables
+    works        lookups and updates that each rank does on its tables
     buckets      function that groups the gradients of the MLPs
-    row_wise     numbers per sample of which every rank has a partial sum (row-wise sharded tables): a reduce-scatter in
-                 the forward pass and an all-gather in the backward pass replace the all-to-alls
+    row_wise     total length of the vectors per sample that come from row-wise sharded tables. Every rank computes a
+                 partial sum of these vectors, so a reduce-scatter in the forward pass and an all-gather in the backward
+                 pass replace the all-to-alls
     replicated   bytes of gradients of replicated tables, which are all-reduced
     indices      "exchanged" in the step; "prefetched" during the previous step; "local": each rank reads the indices of
                  its own tables

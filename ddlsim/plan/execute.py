@@ -104,7 +104,8 @@ class Execution:
 
     start, end  in s, (n,) each
 
-    A collective starts on a rank when the rank enters it, and a receive when the rank begins to wait.
+    A collective starts on a rank when the rank enters it. A receive starts when the rank begins to wait for the
+    message.
     """
 
     plan: Plan
@@ -170,15 +171,15 @@ def execute(
     """Execute a plan on a cluster and return the start and end of each task.
 
     algorithm   algorithm of all-reduces: a name, or a function ``n_ranks -> Schedule``
-                (:func:`ddlsim.collectives.build`); or a mapping from each kind, as in ``{"all_reduce": "hierarchical",
-                "all_gather": "direct"}``. Other kinds use :data:`ddlsim.plan.ALGORITHMS`. For "push_pull": "direct", or
-                "tree" or "star", which first sum gradients inside each machine
-                (:func:`ddlsim.collectives.push_pull.push_pull`)
+                (:func:`ddlsim.collectives.build`). To set the algorithms of several kinds of collectives, pass a
+                mapping such as ``{"all_reduce": "hierarchical", "all_gather": "direct"}``; the other kinds use
+                :data:`ddlsim.plan.ALGORITHMS`. A "push_pull" can be "direct", or "tree" or "star", which first sum
+                gradients inside each machine (:func:`ddlsim.collectives.push_pull.push_pull`)
     nodes       (n_ranks,) nodes of the ranks; None: the cluster's first workers
     rank_order  order of a collective's members: "topology" (neighbours in the network are consecutive), "given", or a
                 permutation of the ranks 0..n_ranks-1
 
-    Raises ConfigError for a plan with a dependency cycle, and for one that does not fit the cluster.
+    Raises ConfigError if the plan has a dependency cycle or does not fit the cluster.
     """
     loaded = load_cluster(cluster)
     places = nodes_of(plan, loaded, nodes)

@@ -58,12 +58,12 @@ def fully_sharded(
     Weights, gradients and optimizer state are sharded over the ranks (Rajbhandari et al. 2020, arXiv:1910.02054; Zhao
     et al. 2023, arXiv:2304.11277).
 
-    workloads     workload of each rank; or one for all, with ``n_ranks``
-    units         first layer of each unit that is gathered at once, such as a transformer layer; None: every layer with
-                  parameters begins a unit
-    accumulation  micro-batches per rank and step. Weights are gathered for each
-    no_sync       True: accumulate gradients locally and reduce-scatter them after the last micro-batch; False: after
-                  each
+    workloads     workload of each rank, or a single workload for all `n_ranks` ranks
+    units         index of the first layer of each unit. The weights of a unit, such as a transformer block, are
+                  gathered together. None: every layer with parameters begins a unit
+    accumulation  micro-batches per rank and step; weights are gathered again for each micro-batch
+    no_sync       True: accumulate gradients locally and reduce-scatter them after the last micro-batch; False:
+                  reduce-scatter them after every micro-batch
     prefetch      number of units that may be gathered ahead of the computation; 0: a unit is gathered when the previous
                   one has been computed
     reshard       True: free weights after the forward pass and gather them again for the backward pass ("FULL_SHARD");

@@ -37,11 +37,12 @@ def read_goal(path: str | Path) -> Plan:
     """Read a plan from a GOAL file.
 
     ``calc`` operations take nanoseconds and run one at a time on each ``cpu`` of a rank, in the order in which they
-    could start. A send ends at its delivery (LogGOPSim's rendezvous) and takes no CPU time. The routes of the network
-    choose its interface; ``nic`` is ignored. ``irequires`` waits for the dependencies of the named operation.
+    could start. A send ends when the message is delivered (LogGOPSim's rendezvous protocol), and takes no CPU time. The
+    network's routes determine which interface it uses; ``nic`` is ignored. ``irequires`` waits until the named
+    operation can start, that is, for the dependencies of that operation.
 
     Raises ConfigError, naming file and line, for invalid GOAL and for content that a plan cannot express: receives from
-    any rank or of any tag, and ``irequires`` of a ``calc``, which may start later than its dependencies allow.
+    any rank or with any tag, and ``irequires`` on a ``calc``, which may start later than its dependencies allow.
     """
     source = read_text(path)
     text = _COMMENT.sub(lambda match: "\n" * match[0].count("\n"), source.text)

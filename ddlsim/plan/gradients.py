@@ -128,7 +128,7 @@ def _check_tiles(plan: Plan, replay: Replay, fetches: Touching, before: Ints) ->
     for row in fetches.row[by_key][wrong][:1].tolist():
         raise ConfigError(
             f"plan: {plan.task(row)}: the shards of its group do not add up to part {plan.part[row]}, "
-            "updated in the previous step; gather in the group that scattered the gradients"
+            "updated in the previous step; use the group that scattered the gradients"
         )
 
 
@@ -277,7 +277,7 @@ def _check_early_sums(plan: Plan, order: Order, backward: Touching, deeds: Touch
     for row in rows[wrong].tolist():
         raise ConfigError(
             f"plan: {plan.task(row)}: its group has no sum of part {plan.part[row]} at the end of the "
-            "step to which this one could be added"
+            "step to which it could be added"
         )
 
 
@@ -319,7 +319,7 @@ def _check_whole(plan: Plan, deeds: Touching, replay: Replay, places: Ints) -> N
         if not updated[wrong[0]]:
             raise ConfigError(f"plan: {plan.task(last)}: part {part} is not updated on its rank after this task")
         raise ConfigError(
-            f"plan: {plan.task(last)}: afterwards, its rank has only {share:.3g} of the updated weights "
+            f"plan: {plan.task(last)}: after this task, its rank has only {share:.3g} of the updated weights "
             f"of part {part}; add an all_gather over the group that scattered its gradients"
         )
 

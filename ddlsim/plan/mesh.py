@@ -35,11 +35,12 @@ class Coordinates(NamedTuple):
 class Mesh:
     """A mesh of ``data * pipeline * tensor`` ranks.
 
-    The model has `data` replicas. Each is split into `pipeline` stages, and each stage into `tensor` ranks.
+    The model has `data` replicas. Each replica is split into `pipeline` stages, and each stage is split over `tensor`
+    ranks.
 
-    order  axes from the fastest-varying to the slowest in the numbering of ranks. The default is Megatron-LM's: tensor
-           groups have consecutive ranks, followed by the replicas of a stage, then the stages (Narayanan et al. 2021,
-           arXiv:2104.04473)
+    order  axes from the fastest-varying to the slowest in the numbering of ranks. By default, as in Megatron-LM,
+           consecutive ranks form a tensor group; the next axis is the replicas of a stage, and the last one the stages
+           (Narayanan et al. 2021, arXiv:2104.04473)
 
     >>> Mesh(data=2, pipeline=2, tensor=2).groups("pipeline")
     ((0, 4), (1, 5), (2, 6), (3, 7))
@@ -131,7 +132,7 @@ def mesh_of(
 ) -> Mesh:
     """Return a mesh of `n_ranks` ranks; `data` defaults to ``n_ranks / (pipeline * tensor)``.
 
-    Raises ConfigError, with the nearest meshes, if the product of the sizes is not `n_ranks`.
+    Raises ConfigError if the product of the sizes is not `n_ranks`; the message suggests the nearest valid meshes.
     """
     inside = pipeline * tensor
     replicas = data if data is not None else max(n_ranks // inside, 1)

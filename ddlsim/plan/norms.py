@@ -93,7 +93,7 @@ def _with_norms(
     if not computing[plan.lane[updates]].all():
         raise ConfigError(
             "norms: layers are updated one by one as their gradients arrive, so their norms are never "
-            "available together; use another overlap than 'priority', such as 'ddp'"
+            "available together; use an overlap other than 'priority', such as 'ddp'"
         )
     of_update = np.array([w.norms / w.optimizer if w.optimizer > 0.0 else 0.0 for w in workloads])[plan.rank[updates]]
     _, first, turn = np.unique(

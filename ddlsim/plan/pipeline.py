@@ -34,15 +34,15 @@ def pipeline(
 ) -> StepProgram:
     """Return the step program of pipeline-parallel training, with replicas along the data axis of a mesh.
 
-    chunks         chunks of the model in forward order, from :func:`ddlsim.plan.balanced` or
-                   :func:`ddlsim.plan.chunks_at`; one per stage, or several (interleaved and V-shaped orders)
+    chunks         chunks of the model in forward order, as returned by :func:`ddlsim.plan.balanced` or
+                   :func:`ddlsim.plan.chunks_at`: one per stage or, for interleaved and V-shaped orders, several
     micro_batches  micro-batches per replica and step
     order          "gpipe", "1f1b" (interleaved if there are several chunks per rank), "zb-1p", "zb-2p", "zb-v",
-                   "v-half", "v-min" (:mod:`ddlsim.plan.pipeline_orders`); a table with, for every rank of the pipeline,
-                   a list of ("F", "B" or "W", chunk, micro-batch); or an asynchronous order, "pipedream" or "2bw"
-                   (:mod:`ddlsim.plan.asynchronous_pipeline`)
-    recompute      True: a rank stores only the chunk's input of a micro-batch, and repeats the forward pass before the
-                   backward pass (activation checkpointing; Chen et al. 2016, arXiv:1604.06174)
+                   "v-half", "v-min" (:mod:`ddlsim.plan.pipeline_orders`); a custom order, which is a list of ("F", "B"
+                   or "W", chunk, micro-batch) tuples for every pipeline rank; or an asynchronous order, "pipedream" or
+                   "2bw" (:mod:`ddlsim.plan.asynchronous_pipeline`)
+    recompute      True: for each micro-batch, a rank stores only the input of the chunk, and repeats the forward pass
+                   before the backward pass (activation checkpointing; Chen et al. 2016, arXiv:1604.06174)
     buckets        function that groups a chunk's gradients. Replicas sum a bucket as soon as the chunk's last backward
                    pass has computed it
     sharded        True: a replica updates its shard of every bucket, and the shards are gathered (ZeRO stage 1)

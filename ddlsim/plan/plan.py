@@ -57,9 +57,11 @@ ROOTED = (BROADCAST, REDUCE, GATHER, SCATTER)
 
 
 class Lane(NamedTuple):
-    """A resource that executes one task at a time, in the order of its rows: a rank's device or communication stream.
+    """A resource of a rank, such as its device or a communication stream, that executes one task at a time.
 
-    queue  index in ``Plan.queues``; -1: none. A lane with a queue has no order: the queue launches its collectives
+    Tasks run in the order of their rows in the plan, unless the lane has a queue.
+
+    queue  index in ``Plan.queues`` of the queue that launches the lane's collectives; -1: none
     """
 
     rank: int
@@ -70,9 +72,9 @@ class Lane(NamedTuple):
 class Part(NamedTuple):
     """Gradients that are summed together.
 
-    nbytes      their size in bytes
-    first, end  the gradients belong to (tensors in) the layers `first` to `end` - 1
-    tied        layer that uses the same weights, so that its gradient belongs to the sum, too; -1: none
+    nbytes      size of the gradients in bytes
+    first, end  range of layers, `first` to `end` - 1, that the gradients (of some or all tensors) belong to
+    tied        layer that shares these weights, and whose gradient is therefore included in the sum; -1: none
     """
 
     nbytes: float
@@ -150,17 +152,17 @@ def _n_congruent(first: int, last: int, rest: int, modulus: int) -> int:
 class Plan:
     """The task graph of the ranks 0..n_ranks-1, stored as columns with one row per task.
 
-    Columns have the shape (n,) unless noted. They refer to these tables:
+    Columns have the shape (n,) unless noted otherwise. They refer to these tables:
 
     lanes         indexed by ``lane``
-    queues        queues that order the collectives of lanes without an order (:mod:`ddlsim.plan.queues`)
-    groups        ranks of each communicator, indexed by the ``peer`` of collectives; the first member is the root of a
-                  broadcast, reduce, gather or scatter, and member i owns block i of scattered data
+    queues        queues that launch the collectives of some lanes (:mod:`ddlsim.plan.queues`)
+    groups        ranks of each communicator, indexed by the ``peer`` of collectives. The first member is the root of a
+                  broadcast, reduce, gather or scatter; member i owns block i of scattered data
     parts         gradients that are exchanged, indexed by ``part``
-    names         texts, indexed by ``name``
+    names         names of tasks, indexed by ``name``
     n_layers      number of layers of the model, 0..n_layers-1 in forward order
-    servers       ranks that are parameter servers: the last members of the groups of push_pulls, in which the other
-                  members push gradients and pull their sum; server i has the i-th part of the bytes
+    servers       ranks that are parameter servers. In the group of a push_pull, they are the last members; the other
+                  members push gradients and pull the sums. Server i stores the i-th part of the bytes
     cycles        sets of steps, indexed by ``every`` - 1
     delays        (n_layers,) for asynchronous pipelines, whose micro-batches are in several steps at once: the age, in
                   updates, of the weights that a micro-batch uses on a layer, forward and backward, relative to the

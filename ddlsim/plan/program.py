@@ -32,14 +32,15 @@ N_STEPS = 3
 class StepProgram:
     """One step of every rank: templates of tasks, and the ranks that execute them.
 
-    templates    plans of the first steps, for the *places* 0, 1, ... of one copy: the stages of one replica, or a
-                 single worker that represents all. Tasks depend only on tasks of their own copy. There are at least
-                 :data:`N_STEPS` steps, enough for the last one to have all its dependencies on earlier steps.
-                 Templates, one per kind of device, differ only in seconds and in bytes held
-    ranks        (n_copies, n_places) rank at each place of each copy
+    templates    plans of the first steps for one copy of the program: the stages of one replica, or a single worker
+                 that represents all. The ranks of a plan are the *places* 0, 1, ... of the copy. Tasks depend only on
+                 tasks of their own copy. There are at least :data:`N_STEPS` steps, so that the last one has all its
+                 dependencies on earlier steps. There is one template per kind of device; templates differ only in the
+                 durations of tasks and the memory that they hold
+    ranks        (n_copies, n_places), rank at each place of each copy
     groups       ranks of each communicator
-    group_of     (n_copies, number of groups in a template) index in `groups` of a template's group, for each copy
-    template_of  (n_copies, n_places) template of each rank
+    group_of     (n_copies, n_groups of a template), index in `groups` of each group of a template, for each copy
+    template_of  (n_copies, n_places), index of the template of each rank
     batches      (scale, each, later): micro-batch b of a template has the number ``b * scale + copy * each``, plus
                  `later` for each step after the third, if steps overlap
     """

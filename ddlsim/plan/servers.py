@@ -20,10 +20,10 @@ def through_servers(plan: Plan, n_servers: Count = 1) -> Plan:
     """Return a plan that uses parameter servers instead of all-reduces.
 
     Ranks push gradients to `n_servers` servers and pull the sums (Li et al. 2014, OSDI, section 3). The servers are
-    additional ranks after the workers. Each stores an equal part of every buffer, and has a lane "server" with all
-    push-pulls in the order of the workers' first rows.
+    additional ranks after the workers. Each server stores an equal part of every buffer. Its lane "server" executes all
+    push-pulls, in the order in which they first appear in the workers' tasks.
 
-    Raises ConfigError for a plan with servers, and for collectives other than all-reduces over all ranks.
+    Raises ConfigError if the plan already has servers, or collectives other than all-reduces over all ranks.
     """
     rows, n = plan.collectives, plan.n_ranks
     if plan.servers or (plan.kind[rows] != ALL_REDUCE).any() or any(len(group) != n for group in plan.groups):

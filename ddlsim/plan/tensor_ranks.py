@@ -403,8 +403,8 @@ def check_groups(cluster: Cluster, nodes: Ints, *, inside: bool) -> None:
         most = int(np.unique(machine, return_counts=True)[1].min())
         raise ConfigError(
             f"Parallel: tensor = {tensor}: tensor groups would cross machine boundaries unevenly; the "
-            f"smallest machine has {most} of the workers. Use a number that divides the workers of every "
-            "machine, or is a multiple of them"
+            f"smallest machine has {most} workers. Use a number that divides the number of workers on every "
+            "machine, or is a multiple of it"
         )
     if inside and not cluster.grid:
         raise ConfigError(

@@ -235,14 +235,14 @@ def recommend(
     """Find the clusters, worker counts, strategies, compressors and batch sizes that best meet a target.
 
     clusters        one or more clusters to choose from: names, paths, graphs or clusters (with prices, if costs matter)
-    model           model that sizes and compute times are taken from
+    model           model that determines sizes and compute times
     target          limits and aim of the search, a :class:`~ddlsim.Target`
-    samples         samples of the whole training (epochs * data set size), for a deadline or budget
-    training        training settings, for a target accuracy: the finalists are trained with real gradients
+    samples         number of samples in the whole training (epochs * data set size), needed for a deadline or budget
+    training        training settings, needed for a target accuracy: the finalists are trained with real gradients
     learning_model  model that is trained, often a small one; None: `model`
-    workers         numbers of workers to try; None: powers of two, and all workers of each cluster
-    strategies      strategies to try; None: four all-reduces, a parameter server on each machine, and local SGD over 8
-                    steps. :class:`~ddlsim.Splits` represents all ways to split the model over workers
+    workers         worker counts to try; None: powers of two, and all workers of each cluster
+    strategies      strategies to try; None: four variants of AllReduce, one parameter server per machine, and local
+                    SGD with 8 local steps. :class:`~ddlsim.Splits` represents all ways to split the model over workers
     compressions    compressors to try; None: no compression, 16 bits, and the top 1 % with error feedback (only no
                     compression if `strategies` is set). By default they are not combined with local SGD, which already
                     costs accuracy
@@ -430,7 +430,9 @@ def _notes(
     near = [miss.what for miss in best.misses if miss.share == 0.0 and abs(miss.value / miss.limit - 1.0) < best.spread]
     if near:
         limits = " and the ".join(near)
-        notes.append(f"the margin to the {limits} of the best configuration is below the stability of its throughput")
+        notes.append(
+            f"the margin to the {limits} of the best configuration is smaller than the stability of its throughput"
+        )
     if what is None and not all(choice.exact for choice in choices):
         notes.append(
             "* learns differently from plain SGD (compression, local steps, ...) and may need more samples; set a "
@@ -451,12 +453,13 @@ def _notes(
 
 @checked
 def load_question(source: str | Path, *, allow_code: bool = False) -> dict[str, Any]:
-    """Load the arguments of :func:`~ddlsim.recommend` from a TOML file, by name.
+    """Load the arguments of :func:`~ddlsim.recommend` from a TOML file, as a mapping from their names.
 
     source      path of the file (see :mod:`ddlsim.planner.decide` for its keys)
     allow_code  accept "package.module:Name", which imports and runs code, as in experiment files
 
-    Raises :class:`~ddlsim.errors.ConfigError` with file, field, value, rule and remedy in one line.
+    Raises :class:`~ddlsim.errors.ConfigError` for an invalid file; the message contains file, field, value, rule and
+    remedy.
     """
     path = Path(source)
     table = read_toml(path)

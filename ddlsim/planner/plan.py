@@ -52,11 +52,11 @@ class Choice:
     candidate   the configuration, with the values of all searched fields
     experiment  the simulated experiment; ``ddlsim.simulate(choice.experiment)`` repeats it
     figures     throughput, efficiency, and cost rate (USD/s, or devices if machines have no price)
-    misses      each limit of the target with its value; ``share`` is 0 if the limit is met
+    misses      comparison with each limit of the target; ``share`` is 0 if the limit is met
     reasons     why this configuration was chosen
     accuracy    accuracy reached, if the configuration was trained
-    range       figures with the lowest and highest rates of devices on which published runs disagree; None: they agree,
-                or the range was not simulated
+    range       figures for the lowest and the highest plausible rates of a device on which published runs disagree;
+                None: no disagreement, or the range was not simulated
     """
 
     candidate: Candidate
@@ -103,18 +103,18 @@ class Choice:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Plan:
-    """Result of :func:`ddlsim.recommend`: the best configurations for a target, and all figures behind them.
+    """The result of :func:`ddlsim.recommend`: the best configurations for a target, and the figures of all others.
 
     target         limits and aim of the search
     choices        best configurations, best first. The best one without compression or local steps is always included
-    found          outcome of every configuration: figures, or why it was not simulated
-    crossovers     numbers of workers from which one strategy is faster than another
-    sensitivities  gains of the best choice from parts that are 10 % better
+    found          outcome of every configuration: its figures, or the reason why it was not simulated
+    crossovers     worker counts at which one strategy becomes faster than another
+    sensitivities  gains of the best choice if one component, such as a link or device, were 10 % better
     guidelines     rules of thumb for the best choice
     notes          assumptions and limits of the result
-    priced         whether costs are in USD; otherwise they are in device-hours
-    rivals         configurations that can be better than the best one, given the ranges of disputed devices; None: no
-                   device is disputed
+    priced         True: costs are in USD; False: in device-hours
+    rivals         configurations that may be better than the best one, because published runs disagree on the rates of
+                   their devices; None: no such device
     """
 
     target: Target
@@ -139,7 +139,7 @@ class Plan:
             if choice.exact:
                 return choice
         raise ConfigError(
-            "the plan has no configuration without compression or local steps; add such strategies to the search"
+            "the plan has no configuration without compression or local steps; include such strategies in the search"
         )
 
     @property

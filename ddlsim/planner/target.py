@@ -58,13 +58,13 @@ class Miss:
 @checked
 @dataclass(frozen=True)
 class Target:
-    """Limits that a configuration must meet, and whether time or cost counts among those that do.
+    """Limits that a configuration must meet, and the aim, time or cost, by which valid configurations are ranked.
 
-    deadline    longest time of the whole training: s, or "36 h"
-    budget      highest cost of the whole training, USD
-    efficiency  lowest throughput relative to that of the workers without communication, such as 0.9
-    throughput  lowest throughput: samples/s, or "5000 images/s"
-    accuracy    held-out accuracy to reach; needs a training
+    deadline    maximum duration of the whole training, in s or as text such as "36 h"
+    budget      maximum cost of the whole training, in USD
+    efficiency  minimum efficiency, such as 0.9: throughput relative to that without communication
+    throughput  minimum throughput, in samples/s or as text such as "5000 images/s"
+    accuracy    held-out accuracy to reach; requires `training` in :func:`~ddlsim.recommend`
     aim         "time": prefer the fastest configuration; "cost": the cheapest. None: the cheapest if there is a
                 deadline or a throughput but no budget, otherwise the fastest
 

@@ -50,19 +50,20 @@ class _Continuation(_Options):
 def simulate(wanted: _Simulation) -> Result:
     """Simulate a training run and return the result.
 
-    It takes the fields of :class:`~ddlsim.Experiment`, or an experiment, and these arguments:
+    Pass either an experiment or the fields of :class:`~ddlsim.Experiment`. Further arguments are:
 
-    stability         include the stability in the summary and the JSON: three more runs with inputs perturbed by 1e-12
-                      (:meth:`ddlsim.Result.stability`). Small runs always include it
+    stability         include the stability (:meth:`ddlsim.Result.stability`) in the summary and the JSON, which takes
+                      three more runs with inputs perturbed by 1e-12. Small runs always include it
 
     For training runs:
 
-    progress          show a progress bar (default: on a terminal, after a second), or a function that is called
-                      after every update (:data:`ddlsim.learning.monitor.Progress`)
+    progress          whether to show a progress bar (default: on a terminal, after a second), or a function that is
+                      called after every update (:data:`ddlsim.learning.monitor.Progress`)
     checkpoint        file to which the run is saved periodically and at its end, for :func:`ddlsim.resume`
     checkpoint_every  real time between saves, in s or as "5 min"
 
-    Raises :class:`~ddlsim.errors.ConfigError` for invalid or incompatible fields, with the field and the remedy.
+    Raises :class:`~ddlsim.errors.ConfigError` for invalid or incompatible fields; the message contains the field and
+    the remedy.
     """
     fields = {field.name: getattr(wanted, field.name) for field in dataclasses.fields(Experiment)}
     if not isinstance(wanted.cluster, Experiment):
@@ -78,12 +79,12 @@ def simulate(wanted: _Simulation) -> Result:
 
 @takes_fields_of(_Continuation)
 def resume(wanted: _Continuation) -> Result:
-    """Resume the run saved at `path` (:meth:`ddlsim.Result.save`), and return the result of the complete run.
+    """Resume the run that :meth:`ddlsim.Result.save` saved at `path`, and return the result of the complete run.
 
-    The result is identical, bit for bit, to that of an uninterrupted run. `experiment` is the saved experiment, perhaps
-    with another end: epochs, updates, targets, max_time. The simulated clock is replayed from the start, which is fast;
-    the arithmetic continues where it stopped. Raises ConfigError for a damaged file, a different experiment, or an end
-    that the saved run has already passed.
+    The result is identical, bit for bit, to that of an uninterrupted run. `experiment` is the saved experiment; only
+    its end (epochs, updates, targets, max_time) may differ. The simulated clock is replayed from the start, which is
+    fast; the arithmetic continues where it stopped. Raises ConfigError for a damaged file, a different experiment, or
+    an end that the saved run has already passed.
     """
     return _run(wanted.experiment, wanted, load(wanted.path))
 

@@ -93,10 +93,10 @@ class CheckpointIntervals:
 def best_checkpoint_interval(experiment: Experiment, *, lives: Count = 100) -> CheckpointIntervals:
     """Simulate thirteen checkpoint intervals, with `lives` failure timelines each, and compare them with theory.
 
-    The experiment needs failures with an mtbf, and checkpoints; their interval does not matter. Theory assumes
-    exponential failures; simulated timelines also include Weibull failures, repairs, and the wait for machines.
-    Intervals are multiples of the step time. Raises ConfigError if failures or checkpoints are missing, or if no
-    interval is possible.
+    The experiment needs failures with an mtbf, and checkpoints, whose own interval is ignored. The theory assumes
+    exponentially distributed failures. Simulated timelines also include Weibull failures, repairs, and the wait for
+    machines. Intervals are multiples of the step time. Raises ConfigError if failures or checkpoints are missing, or if
+    no interval is possible.
     """
     failures, checkpoints = experiment.failures, experiment.checkpoints
     if failures is None or failures.mtbf is None or math.isinf(si(failures.mtbf, "time")) or checkpoints is None:
@@ -110,7 +110,8 @@ def best_checkpoint_interval(experiment: Experiment, *, lives: Count = 100) -> C
     mtbf = si(failures.mtbf, "time") / len(parts)
     if not start.cost.stall:
         raise ConfigError(
-            "best_checkpoint_interval: checkpoints without a cost are best written after every step; set their cost"
+            "best_checkpoint_interval: checkpoints cost nothing, so writing one after every step is best; set their "
+            "cost"
         )
     daly = daly_interval(mtbf, start.cost.stall)
     least = max(start.cost.stall + start.cost.write, float(start.end_of(np.array(1))))

@@ -30,15 +30,16 @@ def collective_time(
 ) -> float:
     """Return the simulated time of one collective on an otherwise idle cluster, in s.
 
-    It is the time at which the last rank has finished.
+    This is the time at which the last rank finishes.
 
     algorithm    name, function or "package.module:function" (see :func:`ddlsim.collectives.build`), or a custom
                  schedule
     nbytes       buffer per rank, in bytes or as text such as "100 MB"
     kind         "all_reduce", "broadcast", "reduce", "reduce_scatter", "all_gather", "all_to_all", "gather" or
                  "scatter"
-    ranks        number of workers, or the positions of a sub-group in ``cluster.workers``; None: all workers
-    rank_order   "given", or "topology" for an order in which a ring crosses each boundary once
+    ranks        number of participating workers, or a list of positions in ``cluster.workers``; None: all workers
+    rank_order   "given", or "topology": an order in which a ring crosses each boundary between machines or switches
+                 once
     entry_times  time at which each rank enters, in s; None: all at 0
 
     Raises ConfigError for an unknown algorithm, ranks that the cluster does not have, or a negative size.

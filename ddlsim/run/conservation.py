@@ -73,8 +73,8 @@ def check_result(result: Result, loop: Loop, n_samples: int) -> None:
         if not (loop.beside.busy.any() and accounts.busy.any()):
             raise
         raise ConfigError(
-            "cost: collectives of known time and simulated messages do not slow each other down, and "
-            f"together they exceed the capacity of a link ({str(error).partition(_REPORT)[0]}); use "
+            "cost: collectives with a fixed time and simulated messages do not slow each other down, so together "
+            f"they exceed the capacity of a link ({str(error).partition(_REPORT)[0]}); use "
             "cost='simulated'"
         ) from None
     check_workers(result.recorder, result.simulated_time)
@@ -174,8 +174,7 @@ def _check_updates(result: Result, n_samples: int) -> None:
     if result.efficiency > 1.0 + ROUNDING and not superlinear_causes(result):
         raise ConservationError(
             f"efficiency {result.efficiency:.6g}: {result.n_workers} workers reach "
-            f"{result.throughput:.6g} samples/s, more than all of them would reach without "
-            f"communication{_REPORT}"
+            f"{result.throughput:.6g} samples/s, more than is possible without communication{_REPORT}"
         )
     if not _ordered(times, result.simulated_time):
         raise ConservationError(

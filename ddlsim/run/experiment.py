@@ -61,7 +61,7 @@ def listed_places(value: object, where: str) -> object:
     """Return a list of places as a tuple. Raises ConfigError for an empty one, and for a place that is there twice."""
     places = tuple(cast("Sequence[int]", value))
     if not places or len(set(places)) < len(places):
-        raise ConfigError(f"{where} = {list(places)}: must list at least one position, each once")
+        raise ConfigError(f"{where} = {list(places)}: must list at least one position, without duplicates")
     return places
 
 
@@ -125,9 +125,9 @@ class Experiment:
     cluster         bundled name, path, networkx graph or :class:`~ddlsim.Cluster`
     model           bundled name, path or :class:`~ddlsim.Model`
     strategy        how workers exchange gradients
-    batch_size      samples per worker and (micro-)step; total of all workers if the strategy splits the model. None:
-                    32; if the strategy splits the batch, a micro-batch of one sample per data-parallel rank (with a
-                    pipeline, one per stage)
+    batch_size      samples per worker and (micro-)step or, if the strategy splits the model, of all workers together.
+                    None: 32; if the strategy splits the batch, a micro-batch of one sample per data-parallel rank (with
+                    a pipeline, one micro-batch per stage)
     workers         number of workers, on the cluster's first devices, or a list of positions in ``cluster.workers``,
                     such as [4, 5, 6, 7]; None: all devices
     steps           measured steps per worker (asynchronous: on average); None: 10, rounded up to complete cycles of a

@@ -131,7 +131,7 @@ def storage_node(name: str, cluster: Cluster, where: str) -> int:
         raise unknown_name("storage", name, names, f"{where}: cluster {cluster.name!r}")
     node = cluster.node(name)
     if cluster.node_kind[node] not in ("storage", "host"):
-        raise ConfigError(f"{where} = {name!r}: must be a storage or a host, not a {cluster.node_kind[node]}")
+        raise ConfigError(f"{where} = {name!r}: must be a storage node or a host, not a {cluster.node_kind[node]}")
     return node
 
 
@@ -152,7 +152,7 @@ def feed_notes(experiment: Experiment, recorder: Recorder, seconds: float) -> li
     waited = max(booked[INPUT] for booked in recorder.seconds) / seconds
     if input.prefetch == 0:
         notes.append(
-            "input: prefetch = 0: workers request a batch only when they need it, so its whole time is exposed"
+            "input: prefetch = 0: workers request a batch only when they need it, so none of its loading time is hidden"
         )
     if waited > 0.0 and not si(input.prep_seconds, "time") and input.storage is None:
         notes.append("input: workers wait only for the copies of samples from host memory to their devices")

@@ -135,10 +135,10 @@ _OTHER_FILES = {
 def load_experiment(source: str | Path, *, allow_code: bool = False) -> Experiment:
     """Load an experiment from a TOML file.
 
-    A file cannot run code: an algorithm written as "package.module:function" and a ``type`` as "package.module:Name"
-    are rejected unless `allow_code`, which permits custom parts (docs/write_your_own/README.md). Relative names of
-    clusters and models refer to files in the folder of the experiment. Raises :class:`~ddlsim.errors.ConfigError` in
-    one line: file, field, value, rule and remedy.
+    By default, a file cannot run code. With `allow_code`, it may refer to custom parts: an algorithm as
+    "package.module:function", and a ``type`` as "package.module:Name" (docs/write_your_own/README.md). Relative paths
+    of clusters and models are relative to the folder of the experiment file. Raises :class:`~ddlsim.errors.ConfigError`
+    for an invalid file; the message contains file, field, value, rule and remedy.
     """
     path = Path(source)
     return SCHEMA.structure(Experiment, read_toml(path), str(path), folder=path.parent, allow_code=allow_code)
@@ -185,7 +185,7 @@ def read_experiment(value: object, where: str, source: Source = UNTRUSTED) -> Ex
     table = with_cluster(cast("Mapping[str, object]", value))
     for key, remedy in _OTHER_FILES.items():
         if key in table:
-            raise ConfigError(f"{where}: contains the key {key!r}, so it is not an experiment but {remedy}")
+            raise ConfigError(f"{where}: contains the key {key!r}, so it is not an experiment, but {remedy}")
     arguments = SCHEMA.arguments(Experiment, table, where, source, ": ")
     for name in ("model", "time_model"):  # may have layers of the user's
         if source.allow_code and isinstance(arguments.get(name), Path):

@@ -74,15 +74,15 @@ PlacementLike = (
 class Job:
     """A training run that shares a cluster with other jobs.
 
-    experiment  the run; its `workers` set the number of devices, or list them
+    experiment  the run; its field `workers` determines the number of devices, or lists them
     name        name in tables and messages; by default "job 1", "job 2" and so on
     start       arrival on the cluster's clock, in s
     placement   "packed" on neighbouring free devices, "spread" over machines, "random", or a list of positions in
                 ``cluster.workers``; has no effect if the experiment lists its devices
-    goes_on     True: the job continues after its last step until all jobs without `goes_on` have ended, so that they
-                are never without its traffic. (A training job still ends when it reaches its target.)
+    goes_on     True: after its last step, the job continues until all jobs without `goes_on` have ended, so that its
+                traffic is present for their whole duration. (A training job still ends when it reaches its target.)
 
-    Raises ConfigError for an experiment with co-located jobs of its own, and for two placements.
+    Raises ConfigError if the experiment has co-located jobs itself, or if the placement is set twice.
     """
 
     experiment: Annotated[Experiment, "a ddlsim.Experiment"]
@@ -95,7 +95,9 @@ class Job:
     def __post_init__(self) -> None:
         workers = self.experiment.workers
         if self.experiment.beside:
-            raise ConfigError("Job: experiment already has co-located jobs; list all jobs instead, and remove `beside`")
+            raise ConfigError(
+                "Job: experiment already has co-located jobs; list all jobs instead, and leave beside out"
+            )
         if isinstance(workers, Sequence) and self.placement != "packed":
             raise ConfigError(
                 f"Job: placement = {shown(self.placement)} has no effect with workers = {list(workers)}; set "

@@ -103,8 +103,8 @@ def check_replicas(experiment: Experiment, stages: Sequence[Stage], workloads: S
     """Raise ConfigError for an elastic run that has no state to resume from after a failure."""
     if experiment.checkpoints is None and holds_parts(stages, workloads):
         raise ConfigError(
-            f"elastic: workers of {experiment.strategy.label} shard the model or the optimizer state, so "
-            "losing a machine loses state; set checkpoints, from which the remaining workers can resume"
+            f"elastic: workers of {experiment.strategy.label} shard the model or the optimizer state, so state is "
+            "lost with a machine; set checkpoints from which the remaining workers can resume"
         )
 
 
@@ -349,7 +349,8 @@ def life_notes(experiment: Experiment, *, free: bool) -> tuple[str, ...]:
     if experiment.elastic is not None:
         whole = "; every worker takes the same whole number of samples of the global batch"
         notes.append(
-            "elastic: groups consist of the remaining machines; those with equal workers, speed, links and switch "
+            "elastic: groups consist of the remaining machines; machines with the same number of workers, speed, "
+            "links and switch "
             f"are interchangeable{whole if experiment.elastic.batch == 'global' else ''}"
         )
     if checkpoints is not None and checkpoints.asynchronous:

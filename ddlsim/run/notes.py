@@ -96,7 +96,7 @@ def handed_over_notes(setting: Setting, monitor: Monitor | None) -> list[str]:
     notes, steps = [], monitor.evaluated_steps
     if steps and min(steps) < max(steps):
         notes.append(
-            f"the final model is {setting.mixture}; the workers are at their steps {min(steps)} to {max(steps)}"
+            f"the final model is {setting.mixture}; the workers have completed {min(steps)} to {max(steps)} local steps"
         )
     if task.network.state_slots:
         nbytes = task.network.initial_state.nbytes

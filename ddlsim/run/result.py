@@ -100,8 +100,8 @@ STABILITY_MESSAGES = 20_000
 class Result(Outcome):
     """The result of a simulated run. Times in s, sizes in bytes, rates per s.
 
-    ``print(result)`` shows a summary. Properties contain the figures; ``workers``, ``links`` and ``steps`` are pandas
-    tables; ``to_json`` exports everything.
+    ``print(result)`` shows a summary. The figures are properties; ``workers``, ``links`` and ``steps`` return pandas
+    tables, and ``to_json`` exports everything.
     """
 
     @cached_property

@@ -245,18 +245,18 @@ def interval_of(
 def simulate_seeds(experiment: Experiment, seeds: Many | Sequence[Seed] = 5, processes: Count | None = None) -> Seeds:
     """Simulate a training run with several seeds in parallel.
 
-    seeds      the seeds, or their number, counted from the experiment's own
+    seeds      list of seeds, or number of consecutive seeds starting at the experiment's
     processes  number of processes (default: number of cores; 1: in this process). The results are the
-               same for any number. A script that uses several must guard its work with
-               ``if __name__ == "__main__":``, because they import it
+               same for any number. A script that uses several processes must guard its work with
+               ``if __name__ == "__main__":``, because the processes import it
 
-    Raises ConfigError for an experiment without training, or one that cannot be sent to other processes.
+    Raises ConfigError if the experiment has no training or cannot be sent to other processes.
     """
     if experiment.training is None:
         raise ConfigError("simulate_seeds: the experiment has no training; set training=ddlsim.Training(...)")
     chosen = range(experiment.seed, experiment.seed + seeds) if isinstance(seeds, int) else tuple(seeds)
     if not chosen or len(set(chosen)) < len(chosen):
-        raise ConfigError(f"seeds = {seeds!r}: must contain at least one seed, each once")
+        raise ConfigError(f"seeds = {seeds!r}: must contain at least one seed, without duplicates")
     n_processes = min(len(chosen), os.cpu_count() or 1 if processes is None else processes)
     wanted = [experiment.with_(seed=seed) for seed in chosen]
     made = map(_one, wanted) if n_processes == 1 else _in_processes(wanted, n_processes)

@@ -399,8 +399,8 @@ def run(
     saved             saved run to resume
     checkpoint        file to which the run is saved
     checkpoint_every  real time between saves, in s
-    stability         add the stability to the result, even if that takes long
-    shift             part of a training run in which groups of workers alternate
+    stability         add the stability to the result, even if computing it takes long
+    shift             part to simulate of a training run in which groups of workers alternate
 
     On Ctrl-C, the result so far is returned, marked as interrupted. Raises :class:`~ddlsim.errors.ConservationError` if
     the result does not add up (:mod:`ddlsim.run.conservation`).

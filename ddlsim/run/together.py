@@ -142,9 +142,8 @@ class Together:
             raise type(error)(f"job {tenant.name!r}: {error}") from None
         if has_life(experiment) and tenant.run.recorder.down is None:
             raise ConfigError(
-                f"job {tenant.name!r}: failures and checkpoints that stop a run are modelled on uncontended "
-                "step times, so they cannot be combined with other jobs; remove them, or use asynchronous "
-                "workers"
+                f"job {tenant.name!r}: failures and checkpoints that stop a run are modelled on uncontended step "
+                "times, so they cannot be combined with other jobs; leave them out, or use an asynchronous strategy"
             )
         if tenant.run.monitor is not None:
             tenant.run.monitor.start()

@@ -29,7 +29,7 @@ class Traced:
     batch size only. Layers that are not modules in PyTorch (additions, attention) and the update of the parameters,
     which a trace does not attribute to modules, take roofline times.
 
-    Raises :class:`~ddlsim.errors.ConfigError`, with the path, for a file that is not such a trace.
+    Raises :class:`~ddlsim.errors.ConfigError` if the file is not such a trace.
     """
 
     path: str | Path

@@ -143,8 +143,9 @@ Watcher = Callable[[str, float, float], None]
 def warm_up(watch: Watcher | None = None) -> Warmth:
     """Compile everything that simulations and training need, store it in numba's cache, and return a report.
 
-    `watch` is called with the progress; without it, the progress is printed to stderr (:mod:`ddlsim.compile_messages`).
-    The first call takes 45 s of CPU time, later ones 2 s. Raises ConfigError if the cache cannot be written.
+    `watch` is a function that is called with the progress; None: the progress is printed to stderr
+    (:mod:`ddlsim.compile_messages`). The first call takes 45 s of CPU time, later ones 2 s. Raises ConfigError if the
+    cache cannot be written.
     """
     if teller.remark or not compiler.KEPT:
         raise ConfigError(f"warm-up: compiled code cannot be stored: {teller.remark}")

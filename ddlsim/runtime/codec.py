@@ -434,9 +434,9 @@ def _joined(*outcomes: Outcome) -> Array:
 class Message:
     """A message and the cost of its encoding.
 
-    value    value as received
+    value    value that the receiver gets, after decoding
     sizes    bytes of each part
-    seconds  s that a worker takes to encode it (to servers) or to decode it (from servers)
+    seconds  time in s that a worker needs to encode a message to servers, or to decode one from servers
     """
 
     value: Value[Array]
@@ -468,10 +468,10 @@ class _Sender:
 class Messages:
     """Messages between workers and servers, or among workers, encoded if the run compresses.
 
-    n_parts  number of servers, each with an equal part of a vector
+    n_parts  number of servers, each of which stores an equal part of a vector
     owner    name of the strategy, for errors
-    peers    True: models from worker to worker; False: gradients to servers, and models back
-    models   True: models to servers instead of gradients
+    peers    True: workers send models to each other; False: workers send gradients to servers, which send models back
+    models   True: workers send models to servers, instead of gradients
 
     Raises ConfigError for incompatible compression.
     """
@@ -511,7 +511,7 @@ class Messages:
             where = "down = " if differences is choice.down else ""
             raise ConfigError(
                 f"compression: {where}{title(differences)}: {owner} sends the difference to the receiver's "
-                "copy, which already is error feedback; this compressor cannot be combined with it "
+                "copy, which already is error feedback, so this compressor cannot be used "
                 f"({differences.traits.no_feedback}). Use one such as TopK"
             )
 

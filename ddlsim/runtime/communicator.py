@@ -47,11 +47,12 @@ class _Operation:
 class Communicator:
     """A group of workers that execute collectives together.
 
-    Members enter collectives by their places 0..n_ranks-1 in the group.
+    A member enters a collective with its index 0..n_ranks-1 in the group.
 
     fabric      algorithm, rank order and cost of collectives
     workers     members; None: all workers of the run
-    bystanders  nodes of further ranks, from n_ranks on, that enter every collective automatically (parameter servers)
+    bystanders  nodes of additional ranks, numbered from n_ranks, that enter every collective automatically (parameter
+                servers)
     owner       name of the strategy, for messages
 
     Raises ConfigError if the fabric does not fit the members.

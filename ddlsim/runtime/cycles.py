@@ -94,7 +94,8 @@ class _Cycles:
         if choose is not None:
             self._chosen = [_first(choose, worker) for worker in workers]
             self.notes.append(
-                "peers are chosen at random during the run; here, each rank sends to the first one that it would choose"
+                "peers are chosen at random during the run; here, each rank sends to the peer that it would choose "
+                "first"
             )
         #: gradients that an update at the servers takes, where workers wait for it
         counts = [op.number for op in ops if op.kind in (ls.GATHER, ls.GATHER_NEW)]
@@ -171,11 +172,11 @@ class _Cycles:
             for i, gathered in enumerate(self._gathered):
                 gathered.append(self._serve(worker, i, op.name, 0.0 if op.seconds is None else op.seconds(worker)))
             if 1 < op.number < n:
-                self.notes.append(
-                    f"an update uses {op.number} of the gradients that have arrived; the last of them triggers it"
-                )
+                self.notes.append(f"an update uses {op.number} gradients and starts when the last of them arrives")
         elif op.kind == ls.MEET and 1 < self._awaited < n:
-            self.notes.append("a worker waits for the update that uses its gradient, which is decided during the run")
+            self.notes.append(
+                "a worker waits for the update that uses its gradient; which update that is depends on the run"
+            )
         elif op.kind == ls.CLOCK and 0 < op.number < ls.MANY:
             self.notes.append(f"a worker waits if it is more than {op.number} updates ahead of the slowest one")
         elif op.kind == ls.POST:

@@ -55,9 +55,9 @@ Vectors = Callable[[int, int], Value[Array]]
 
 
 class Exchange:
-    """Base of exchanges in which the members of a communicator average their vectors, part by part.
+    """Base class of exchanges in which the members of a communicator average their vectors, part by part.
 
-    what     name of a worker's wait for the exchange
+    what     name under which the wait of a worker for the exchange is recorded
     codec    encoding of vectors; None: they are sent uncompressed
     decodes  True: workers decode parts as they arrive; False: they wait only for the last one
     """
@@ -914,11 +914,11 @@ class Rounds:
 
 
 class Averaging(Rounds):
-    """All-reduce that gives every member the mean of all members' vectors, round by round.
+    """An all-reduce that, in every round, gives each member the mean of all members' vectors.
 
     It blocks, or runs in the background while workers compute.
 
-    share  bytes of a vector, as a share of those of all parameters
+    share  size of a vector relative to that of all parameters
     """
 
     def __init__(

@@ -180,7 +180,9 @@ class OwnModels:
         self._advance(rank, step * len(self._operations) + self._operations.index((operation, number)) + 1)
 
     def gradient(self, step: int, place: int) -> Value[Array]:
-        raise AssertionError("workers with separate models contribute what their rules return")
+        raise AssertionError(
+            "workers with separate models contribute the values that their rules return, not gradients"
+        )
 
     # ------------------------------------------------------------ values
 

@@ -35,10 +35,10 @@ class Periodic(WithFabric):
 class Replica:
     """A worker with its own model (``worker.params``) and optimizer state.
 
-    step       number of its local steps
-    n_samples  number of samples of all workers after the same number of steps, which determines the learning rate,
-               independently of the progress of others
-    ended      number of workers that have ended each step
+    step       number of local steps that this worker has done
+    n_samples  number of samples that all workers would have processed if each had done `step` steps. It determines the
+               learning rate, which therefore does not depend on the progress of other workers
+    ended      number of workers that have completed each step
     """
 
     worker: Worker
@@ -121,11 +121,11 @@ class Outer:
     """The global model w, updated by an outer ``optimizer``; the run's optimizer makes the workers' local steps.
 
     The gradient of the outer optimizer is the workers' mean model update, w - mean_i(x_i), possibly compressed (Reddi
-    et al. 2021, "Adaptive Federated Optimization", arXiv:2003.00295, algorithm 1). It computes in float64 and rounds w
-    once, to the dtype of the parameters. Running statistics of batch normalisation bypass it, as momentum could make a
-    variance negative.
+    et al. 2021, "Adaptive Federated Optimization", arXiv:2003.00295, algorithm 1). The optimizer computes in float64
+    and rounds w once, to the dtype of the parameters. The running statistics of batch normalisation are averaged
+    without it, because momentum could make a variance negative.
 
-    params  w, shape (n_params,); the initial model at first
+    params  current w, shape (n_params,), which starts as the initial model
     """
 
     def __init__(self, learner: Learner, optimizer: Optimizer) -> None:

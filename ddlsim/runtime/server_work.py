@@ -27,10 +27,10 @@ Passes = Annotated[float, number(0.0, hint=" passes, such as 2")]
 class ServerWork:
     """Memory-bound work of a parameter server, in passes over the bytes of its part of a tensor.
 
-    memory       bytes/s that a thread reads and writes: 10 GB/s, about what STREAM (McCalpin 1995) reaches with one
-                 thread on a server of the 2010s
-    threads      number of threads that handle requests and copy answers. Each handles its own tensors; a new tensor
-                 goes to the thread with the fewest bytes so far (BytePS: GetThreadID in its server)
+    memory       bytes/s that a thread reads and writes. The default is about the result of STREAM (McCalpin 1995) with
+                 one thread on a server of the 2010s
+    threads      number of threads that handle requests and copy answers. Every tensor is handled by one thread; a new
+                 tensor is assigned to the thread with the fewest bytes so far (BytePS: GetThreadID in its server)
     together     bytes/s of pushes and updates processed by several cores together (OpenMP), at most the memory
                  bandwidth of a socket, such as "60 GB/s"; None: a single thread processes them like all other work
     first_push   2: a worker's push is read and written to the buffer

@@ -80,8 +80,8 @@ def note_lock_step(setting: Setting) -> None:
     varied = any(w.factors is not UNVARIED or w.slow_downs for w in workers)
     if len(workers) > 1 and len(times) == 1 and not varied:
         setting.notes.append(
-            "equal compute times without jitter: workers that start together keep arriving at the server "
-            "together; real workers drift apart (set jitter=...)"
+            "equal compute times without jitter: workers that start together keep arriving at the server together, "
+            "whereas real workers drift apart (set jitter=...)"
         )
 
 

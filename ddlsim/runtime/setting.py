@@ -23,18 +23,19 @@ from ddlsim.workload.jitter import Jitter, NoJitter
 
 @dataclass
 class Setting:
-    """A run about to start. Strategies add notes for the reader of the result to ``notes``.
+    """The setting of a run that is about to start. Strategies append remarks about the result to ``notes``.
 
-    At its start, a strategy sets ``model`` to a function that returns the parameters to hand over if the run ended now.
-    If workers have separate models, it also sets ``replicas`` to a function that returns all their parameters,
-    ``steps`` to one that returns the local steps of each, and ``mixture`` to one that returns the model in terms of
-    them. If there is a single optimizer state, ``optimizer`` is a function that returns it.
+    When it starts, a strategy sets ``model`` to a function that returns the current parameters, which are the final
+    model if the run ends at that time. If workers have separate models, it also sets ``replicas`` to a function that
+    returns all their parameters, ``steps`` to one that returns the number of local steps of each worker, and
+    ``mixture`` to one that describes how the final model is computed from the workers' models. If there is a single
+    optimizer state, ``optimizer`` is a function that returns it.
 
     seed            seed of all random streams
-    compression     compression of exchanges and messages, which set ``compresses``
-    slows           set by plans whose workers are slower while they communicate
-    has_fixed_costs set by plans whose steps and collectives have the fixed costs of the stack
-    whole           workloads of the workers if each had the whole model
+    compression     compression of exchanges and messages; those that apply it set ``compresses``
+    slows           True if workers are slower while they communicate; set by plans
+    has_fixed_costs True if steps and collectives include the fixed costs of the stack; set by plans
+    whole           workloads that the workers would have with the whole model
     jitter          NoJitter without random compute times
     crashes         outages (s, s) of each worker, if workers do not stop for each other; with ``machines_crash`` those
                     of everything on its machine
@@ -83,8 +84,8 @@ class Setting:
 class Strategy(Protocol):
     """A distributed training algorithm.
 
-    :mod:`ddlsim.strategies.contract` lists further methods that it may define. Report each update with its samples:
-    ``worker.stop.updated(n_samples)``.
+    A strategy may define the further methods in :mod:`ddlsim.strategies.contract`. It reports every update, with the
+    number of samples that contributed to it, by calling ``worker.stop.updated(n_samples)``.
     """
 
     @property

@@ -650,7 +650,8 @@ class Calls:
             every = [exchanges.exchange(other, group, parts=parts) for other in range(len(KINDS))]
             names = " and ".join(name for name, other in zip(KINDS, every, strict=True) if other is not None)
             raise ConfigError(
-                f"plan: {plan.task(row)}: {owner} has no such exchange during a run; its exchanges: {names}"
+                f"plan: {plan.task(row)}: {owner} has no such exchange during a run; expected one of its exchanges: "
+                f"{names}"
             )
         return exchange
 

@@ -108,12 +108,12 @@ class StopRule:
 
 @dataclass
 class Worker:
-    """A worker: it computes gradients and books its time.
+    """A worker, which computes gradients and records how it spends its time.
 
-    rank         its position among the workers
+    rank         index of the worker
     params       current parameters, shape (n_params,); ABSENT in timing-only runs
-    workload_at  function that returns its workload at an epoch, if batches grow or images change; the same object while
-                 it is unchanged
+    workload_at  function that returns the workload at an epoch, for batch or image sizes that change during training.
+                 It returns the same object as long as the workload does not change
     feed         source of samples, if the input is simulated
     """
 

@@ -161,11 +161,11 @@ class Parameter:
 
     file      value in the cluster file before the fit
     nbytes    smallest and largest message size of the fit; predictions for other sizes are extrapolations
-    informed  share of the information that comes from measurements; the rest is the prior
+    informed  share of the information that comes from measurements rather than from the prior
     prior     (expected value, factor): the true value is expected within this factor with probability 2/3; None: no
               prior
     bounds    limits of the fit; None: no limits
-    scatter   (spread, dof, absolute) of the measurements that it was fitted to, as in :class:`Calibration`
+    scatter   (spread, dof, absolute) of the measurements used in the fit, as in :class:`Calibration`
     """
 
     name: str
@@ -192,7 +192,10 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Residual:
-    """A measurement and its prediction on the calibrated cluster, in s; `fitted`: the parameters were fitted to it."""
+    """A measurement and its prediction on the calibrated cluster, in s.
+
+    fitted  whether the measurement was used to fit the parameters
+    """
 
     operation: str
     backend: str
@@ -214,16 +217,16 @@ class Calibration:
     """A calibrated `cluster` with the uncertainty of its parameters.
 
     parameters   fitted parameters (names in :data:`ddlsim.cluster.calibrated.PARAMETERS`)
-    covariance   (n, n), of the natural logarithms of the parameters
-    spread, dof  standard deviation of ln(predicted / measured) for links between hosts (if there are none, inside
-                 hosts), and its degrees of freedom; each parameter has those of its own measurements
+    covariance   (n, n), covariance of the natural logarithms of the parameters
+    spread, dof  standard deviation of ln(predicted / measured) and its degrees of freedom, for links between hosts or,
+                 if there are none, inside hosts. Each parameter also stores the values for its own measurements
     absolute     additional scatter in s, independent of size, which matters for short messages only
     ranks        smallest and largest number of ranks in the measurements of links
-    curves       size-dependent deviations of operations from the simulation, used by :meth:`time` and by runs with
-                 ``cost = "calibrated"``; everything else uses the parameters only
-    compute      step time over the batch size, for each model
+    curves       size-dependent deviations of operations from the simulation. They are used only by :meth:`time` and by
+                 runs with ``cost = "calibrated"``
+    compute      step time as a function of the batch size, for each model
     jitter       distribution of step times; None: not measured
-    residuals    every measurement of messages that the cluster has room for, with its prediction without curves
+    residuals    measurements of messages that fit on the cluster, with predictions that do not use the curves
     sources      files of the measurements
     notes        notes and warnings on the fit
     versions     software versions recorded in the measurements
@@ -429,7 +432,7 @@ def calibrate(
     """Fit a cluster to measurements.
 
     The fit determines latency and bandwidth of the links between and inside hosts, overheads, the speed of reductions,
-    cost curves over message size, compute time over batch size, and the distribution of step times.
+    costs as a function of message size, compute times as a function of batch size, and the distribution of step times.
 
     measurements  files or folders in any format that :mod:`ddlsim.measure` or :mod:`ddlsim.imports` reads, or rows
     cluster       cluster on which they were measured
@@ -439,11 +442,11 @@ def calibrate(
     backend       use only rows of this backend ("mpi", "gloo", "nccl", ...) and rows without one
     n_hosts, model, operation, n_ranks, version   values that the files lack (see
                   :func:`ddlsim.imports.to_measurements` and :func:`ddlsim.imports.read_any`)
-    step_times    s of single steps of one worker, for the jitter
+    step_times    durations in s of individual steps of one worker, from which the jitter is fitted
     reader        function that takes a path and returns :class:`~ddlsim.imports.Timing` rows, for other file formats
 
-    Raises ConfigError, with the measurements to add, if the input does not determine the parameters; and for
-    measurements that do not fit on the cluster.
+    Raises ConfigError if the measurements do not fit on the cluster or do not determine the parameters; in the latter
+    case, the message lists the measurements to add.
     """
     described = load_cluster(cluster)
     loaded = with_spread(described, 0.0)  # what was measured between two machines is taken for that of average ones

@@ -65,7 +65,7 @@ def write_calibration(calibration: Calibration, path: Path, source: str | Path) 
     table = parse_toml(text, str(source))
     if "calibration" in table:
         raise ConfigError(
-            f"{source}: contains a [calibration] table that was not written by ddlsim calibrate; remove it"
+            f"{source}: contains a [calibration] table that was not written by ddlsim calibrate; remove the table"
         )
     if "name" not in table:  # the name is that of the file, which changes
         text = f"name = {toml_value(calibration.cluster.name)}\n{text}"
@@ -83,7 +83,7 @@ def attached(calibration: Calibration) -> Calibration:
 def load_calibration(source: str | Path | Cluster) -> Calibration:
     """Load the calibration of a cluster or cluster file (a path or bundled name).
 
-    Raises ConfigError in one line if it has none.
+    Raises ConfigError if the file contains no calibration.
     """
     cluster = load_cluster(source)  # finds what is wrong with a file
     name = cluster.name if isinstance(source, Cluster) else source

@@ -173,7 +173,10 @@ N_EXPLAINED, WORTH_EXPLAINING = 3, 0.03
 
 @dataclass(frozen=True)
 class Compared:
-    """A measured run and its prediction; throughputs in samples/s. `fitted`: the run was used in the fit."""
+    """A measured run and its prediction, as throughputs in samples/s.
+
+    fitted  whether the run was used in the fit
+    """
 
     run: MeasuredRun
     label: str
@@ -198,8 +201,8 @@ class Summary:
     in_interval     share of measured values inside their intervals; None without intervals
     kendall_tau     rank correlation of predicted and measured throughput: 1 for the same order, -1 for the reverse;
                     None for a single run
-    options, right  number of pairs of runs that differ only in strategy, algorithm or overlap, and number of those
-                    whose faster run is predicted correctly
+    options, right  number of pairs of runs that differ only in strategy, algorithm or overlap, and number of such pairs
+                    for which the faster run is predicted correctly
     """
 
     n: int
@@ -216,7 +219,7 @@ class Summary:
 class Validation:
     """Measured runs and their predictions, in the order of the file. Printing it shows a summary.
 
-    known   basis of the predictions: fitted values and their uncertainty
+    known   fitted values and their uncertainty, on which the predictions are based
     fit_on  condition for the runs used in the fit; None: no fit
     """
 
@@ -308,7 +311,7 @@ def validate(
     model        model of rows without one
     fit_on       condition on the runs to fit, such as "workers <= 4"; the others are held out. None: no fit
     fit          quantities to fit: "compute", "network" or both
-    strategy     strategy of rows without one; its settings apply where a row leaves them open
+    strategy     strategy of rows without one; its settings are the defaults for settings that a row does not specify
     calibration  calibration of the cluster, if its file has none
     explain      number of runs with large errors (above 3 %) for which the likely causes are searched by simulation
 

@@ -21,7 +21,7 @@ from ddlsim.workload.compute import Affine, Measured
 class ComputeFit:
     """Linear fit of the step time of `model`: ``c0 + c1 * batch_size``, in s.
 
-    covariance   (2, 2), of (c0, c1)
+    covariance   (2, 2), covariance of (c0, c1)
     spread, dof  scatter of ln(predicted / measured), and its degrees of freedom
     batch_sizes  measured batch sizes. If there is only one, the line passes through the origin, and :attr:`compute`
                  rejects other sizes

@@ -43,7 +43,7 @@ class Interval:
     """A prediction, between `low` and `high` with probability `level`.
 
     value  best single prediction
-    notes  respects in which the prediction extrapolates beyond the measurements
+    notes  notes on extrapolation beyond the measurements
     """
 
     low: float
@@ -64,11 +64,11 @@ class Curve:
     per_message    factor on latencies and overheads
     sizes          (n_pieces - 1,) sizes in bytes at which the next piece begins
     per_byte       (n_pieces,) factor on the time per byte in each piece
-    covariance     of (per_message, *per_byte)
+    covariance     covariance of (per_message, *per_byte)
     spread, dof    cross-validated scatter of ln(predicted / measured), and its degrees of freedom
     nbytes, ranks  smallest and largest measured size and number of ranks
-    left_out       (n_pieces - 1,) for a curve through every size: half of the logarithmic error at each of `sizes` when
-                   that size is left out; otherwise ()
+    left_out       (n_pieces - 1,) for a curve through every size: half of the logarithmic error at each of `sizes` if
+                   the curve is fitted without that size; otherwise ()
     """
 
     operation: str

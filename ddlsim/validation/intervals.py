@@ -33,9 +33,9 @@ from ddlsim.workload.model import load_model
 
 @dataclass(frozen=True, eq=False)
 class RunInterval:
-    """The `result` with the calibrated values, and intervals of `throughput` (samples/s) and `step_time` (s).
+    """The `result` for the calibrated values, with intervals of `throughput` (samples/s) and `step_time` (s).
 
-    throughputs  (n_draws,) samples/s of every sample
+    throughputs  (n_draws,), throughput of each simulation, in samples/s
     """
 
     result: Result
@@ -94,8 +94,8 @@ def predict_interval(
     level        probability of the interval
     seed         seed of the samples
 
-    Past prediction errors for this strategy widen both ends. If no measured family of runs resembles this one, the
-    notes of the interval contain a remark. Raises ConfigError if nothing is uncertain (one worker, no jitter).
+    Past prediction errors for this strategy widen both ends. A note is added to the interval if no measured family of
+    runs resembles this one. Raises ConfigError if nothing is uncertain (one worker, no jitter).
     """
     if isinstance(calibration, str | Path):
         calibration = load_calibration(calibration)

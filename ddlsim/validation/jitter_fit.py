@@ -26,7 +26,7 @@ Fitted = Lognormal | Gamma | ShiftedExponential
 
 @dataclass(frozen=True)
 class JitterFit:
-    """The fitted `jitter`, a factor on compute time, and `base_s`, the time in s that it multiplies.
+    """The fitted `jitter`, a factor on compute time, and `base_s`, the compute time in s without jitter.
 
     ks       Kolmogorov-Smirnov distance between the fitted distribution and the samples
     p_value  share of samples from the fitted distribution that lie farther from their own fit (a parametric bootstrap).

@@ -282,9 +282,9 @@ def _fit(
         priors.append(Prior(seconds, LATENCY_SD if given["overhead"] else 2 * LATENCY_SD))
     elif overhead:
         notes.append(
-            f"overhead per message: kept at {given['overhead'] * 1e6:.4g} us as in the file, so the "
-            "remaining time counts as latency; only measurements with several concurrent messages "
-            "distinguish them (name the algorithm of a measured all-to-all)"
+            f"overhead per message: kept at {given['overhead'] * 1e6:.4g} us, the value in the file, and the rest "
+            "of the measured time is attributed to latency; only measurements of several concurrent messages "
+            "distinguish the two (name the algorithm of a measured all-to-all)"
         )
     fit = fit_logs(lambda values: _times(cluster, rows, names, values), measured, names, start, priors, most)
     return fit, fixed, notes + _uninformed(fit, most)
@@ -370,7 +370,8 @@ def _uninformed(fit: LogFit, most: Mapping[str, float]) -> list[str]:
     for (name, value), ends in zip(fit.values.items(), fit.bounds, strict=True):
         if value < 1.01 * ends[0] or (value > 0.99 * ends[1] and name not in most):
             notes.append(
-                f"{name} reached a limit of its search range: the cluster file is too far from the measurements"
+                f"{name} reached a limit of its search range: the values in the cluster file differ too much from "
+                "the measurements"
             )
     for name, share in zip(fit.names, fit.informed.tolist(), strict=True):
         if share < 0.5:

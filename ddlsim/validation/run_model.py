@@ -156,7 +156,7 @@ def strategy_in(measured: MeasuredRun, default: Strategy) -> Strategy:
     known: set[str] = {f.name for f in dataclasses.fields(made)} if dataclasses.is_dataclass(made) else set()
     for name in options:
         if name not in known:
-            raise ConfigError(f"column {name}: {type(made).__name__} has no such setting; leave the cell empty")
+            raise ConfigError(f"column {name}: {type(made).__name__} does not have this setting; leave the cell empty")
     return dataclasses.replace(made, **options) if dataclasses.is_dataclass(made) else made
 
 

@@ -37,7 +37,7 @@ class MeasuredRun:
     place         "file: line" where it was read
     shared_batch  whether batch_size is the total of all workers, as for FSDP and Parallel
 
-    None (or 1, for accumulation) means that the value was not given.
+    Values that the file does not contain are None (accumulation: 1).
     """
 
     workers: Count
@@ -86,7 +86,7 @@ def read_runs(path: str | Path, *, allow_code: bool = False) -> list[MeasuredRun
 
     allow_code  whether algorithm and overlap may be "package.module:Name", which is imported
 
-    Raises :class:`ConfigError` in one line with file, line, column, value and remedy.
+    Raises :class:`ConfigError` for an invalid file; the message contains file, line, column, value and remedy.
     """
     path = Path(path)
     try:
@@ -128,7 +128,7 @@ def _columns(head: list[str], place: str) -> list[tuple[str, str]]:
         if name not in names:
             raise ConfigError(f"{place}: column {name!r} is missing; add it")
     if sum(name in names for name in RATES) != 1:
-        raise ConfigError(f"{place}: needs one of the columns {', '.join(RATES)}, such as 'step_time (ms)'")
+        raise ConfigError(f"{place}: must have one of the columns {', '.join(RATES)}, such as 'step_time (ms)'")
     if "tokens_per_s" in names and "model" not in names:
         raise ConfigError(
             f"{place}: column 'model' is missing, which tokens_per_s needs for the sequence length; add it"

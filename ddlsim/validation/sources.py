@@ -95,7 +95,7 @@ def _read_other(
         content = content.collectives
     if not isinstance(content, tuple):
         raise ConfigError(
-            f"{path}: is a {type(content).__name__}, which contains nothing to calibrate with; leave it out"
+            f"{path}: is a {type(content).__name__}, which contains nothing to calibrate with; leave the file out"
         )
     refused: list[ConfigError] = []
     n_before = len(found.rows)

@@ -62,7 +62,7 @@ class StackFit:
 
     base      stack before the fit
     fit       fitted numbers with their uncertainty
-    calls     fit of call_time to separately measured collectives
+    calls     fit of `call_time` to separately measured collectives
     left_out  numbers that were not fitted, with the reason
     """
 
@@ -132,7 +132,7 @@ def calibrate_stack(
 
     runs        CSV files of runs (docs/validation.md), traces from PyTorch's profiler or in Chakra format, logs of
                 collectives (nccl-tests), or rows of these
-    stack       initial stack; everything that is not fitted stays as it is here
+    stack       initial stack, which provides all values that are not fitted
     cluster     cluster of rows without one, of traces and of logs; it is not fitted
     model       model of rows without one, and of traces
     strategy    strategy of traces, as in files of runs

@@ -207,7 +207,7 @@ def test_every_screen_runs_with_its_defaults(screen, cluster, tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("query", "left_out"),
     [
-        ({"steps": 10**8}, "steps in the address is ignored: 100000000 is more than 1000; type it into the form"),
+        ({"steps": 10**8}, "steps in the address is ignored: 100000000 is more than 1000; enter it in the form"),
         ({"workers": 10**6}, "workers in the address is ignored"),
         ({"batch_size": 1e300}, "batch_size in the address is ignored"),
         ({"batch_size": "much"}, "batch_size in the address is ignored"),
@@ -217,8 +217,8 @@ def test_every_screen_runs_with_its_defaults(screen, cluster, tmp_path, monkeypa
         ({"settings": {"a": ["x" * 10] * 1000}}, "settings in the address is ignored"),
         ({"settings": eval("[" * 150 + "]" * 150)}, "settings in the address is ignored: settings: is nested more"),
         ({"settings": [1]}, "settings in the address is ignored"),
-        ({"cluster": "//evil.example/share/x.toml"}, "cluster in the address is ignored: it refers to a folder of"),
-        ({"model": "\\\\evil.example\\x.toml"}, "model in the address is ignored: it refers to a folder of"),
+        ({"cluster": "//evil.example/share/x.toml"}, "cluster in the address is ignored: it refers to a folder on"),
+        ({"model": "\\\\evil.example\\x.toml"}, "model in the address is ignored: it refers to a folder on"),
         ({"others": 'compute = { type = "traced", path = "//evil.example/x" }'}, "others in the address is ignored"),
     ],
 )  # fmt: skip

@@ -420,12 +420,12 @@ def noted(strategy, n, **more):
     ("strategy", "speed", "note"),
     [
         # 30 updates at speeds of 1, 1/2 and 1/4: 18 + 8 + 4, or (who exchanges waits) 17 + 9 + 4
-        (ddlsim.GossipSGD(0.5), (1.0, 0.5, 0.25), f"{MEAN}; the workers are at their steps 4 to 18"),
+        (ddlsim.GossipSGD(0.5), (1.0, 0.5, 0.25), f"{MEAN}; the workers have completed 4 to 18 local steps"),
         # nobody waits within a period of 4: when the slow one ends its 30th step, the others have ended their 32nd
-        (ddlsim.LocalSGD(4), (1.0, 0.9, 0.25), f"{MEAN}; the workers are at their steps 30 to 32"),
+        (ddlsim.LocalSGD(4), (1.0, 0.9, 0.25), f"{MEAN}; the workers have completed 30 to 32 local steps"),
         (
             ddlsim.ElasticAveraging(0.2, 4, synchronous=False), (1.0, 0.5, 0.25),
-            "the center, which has been moved by workers; the workers are at their steps 4 to 17",
+            "the center, which has been moved by workers; the workers have completed 4 to 17 local steps",
         ),
     ],
     ids=lambda each: getattr(each, "label", ""),

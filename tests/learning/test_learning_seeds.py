@@ -203,7 +203,7 @@ def test_a_comparison_has_the_numbers_of_each_run():
 @pytest.mark.parametrize(("call", "message"), [
     (lambda: ddlsim.simulate_seeds(ddlsim.Experiment(STAR, "lenet5")), "the experiment has no training"),
     (lambda: ddlsim.simulate_seeds(experiment(), 0), "from 1 to"),
-    (lambda: ddlsim.simulate_seeds(experiment(), [1, 1]), "must contain at least one seed, each once"),
+    (lambda: ddlsim.simulate_seeds(experiment(), [1, 1]), "must contain at least one seed, without duplicates"),
     (lambda: ddlsim.simulate_seeds(experiment(), 2, processes=0), "processes = 0"),
     (lambda: ddlsim.simulate_seeds(experiment(ddlsim.AllReduce(lambda n: None)), 2, processes=2), "use processes=1"),
     (lambda: made_up([0.1]).curve("acuracy"), "did you mean 'accuracy'"),

@@ -229,7 +229,7 @@ def test_backward_on_another_rank():
     plan = hand_made()
     a, b = plan.lane[1], plan.lane[4]
     moved = with_value(with_value(plan, "lane", 1, b), "lane", 4, a)
-    refuses(moved, "runs without its activations, which are on")
+    refuses(moved, "needs activations that are on another rank")
 
 
 # ---------------------------------------------------------------- gradients
@@ -343,7 +343,7 @@ def test_one_rank_updates_for_all():
 @pytest.mark.parametrize(
     ("levels", "texts"),
     [
-        ([SCATTER, "update"], ["row 12 (rank 0", "afterwards, its rank has only 0.25 of the updated weights"]),
+        ([SCATTER, "update"], ["row 12 (rank 0", "after this task, its rank has only 0.25 of the updated weights"]),
         ([SCATTER, "update", ("all_gather", *PAIRS)], ["rank 0", "has only 0.5 of the updated weights of part 0"]),
         ([SCATTER, "update", ("all_gather", (1, 0, 2, 3))], ["its range of the part does not begin"]),
         ([("reduce_scatter", *PAIRS), "update", ("all_gather", *PAIRS)], ["batch 2 is never summed in part 0"]),
@@ -486,7 +486,7 @@ def test_weights_of_a_rank_that_does_not_update_them():
     """A rank that only goes forward in step 1 uses what nobody has updated there."""
     plan = two_ranks(steps=2)
     moved = rows(plan, FORWARD, rank=0, step=1)
-    refuses(with_value(plan, "lane", moved, 2), "runs without its activations, which are on")
+    refuses(with_value(plan, "lane", moved, 2), "needs activations that are on another rank")
 
 
 # ---------------------------------------------------------------- columns

@@ -323,7 +323,7 @@ def test_it_happens_once_in_a_lifetime(elastic):
         ({"avoided": frozenset([10**6])}, r"faults: Given\(\) affects link 1000000"),
         ({"slowed": [(0, 0.5)]}, "faults: factor 0.5 of Given.*: must be at least 1 for workers"),
         ({"start": "1 s"}, r"faults: Given\(\) lasts from '1 s' to 3\.0"),
-        ({"start": 3.0}, r"faults: Given\(\) lasts from 3\.0 to 3\.0: must be increasing times in s"),
+        ({"start": 3.0}, r"faults: Given\(\) lasts from 3\.0 to 3\.0: must be increasing, non-negative times in s"),
     ],
 )
 def test_effects_that_cannot_be_are_refused(effect, message):

@@ -411,7 +411,7 @@ def test_jobs_share_what_serves_samples(name, strategy):
     ("input", "message"),
     [
         ({"storage": "nfs"}, r"input: storage: cluster '.*': unknown storage 'nfs'; did you mean 'nfs0'\?"),
-        ({"storage": "switch"}, "input: storage = 'switch': must be a storage or a host"),
+        ({"storage": "switch"}, "input: storage = 'switch': must be a storage node or a host"),
     ],
 )
 def test_places_that_are_no_storage(input, message):

@@ -261,7 +261,7 @@ def test_units_stand_in_the_head_or_in_the_cells(tmp_path, text):
         ("workers,batch_size,throughput (ms)\n4,32,500\n", "line 2: column throughput: .* is a time, not a rate"),
         ("workers,batch_size,troughput (images/s)\n4,32,5\n", "line 1: unknown column 'troughput'; did you mean"),
         ("workers,throughput (images/s)\n4,5\n", "line 1: column 'batch_size' is missing"),
-        ("workers,batch_size\n4,5\n", "line 1: needs one of the columns throughput, tokens_per_s, step_time"),
+        ("workers,batch_size\n4,5\n", "line 1: must have one of the columns throughput, tokens_per_s, step_time"),
         ("workers (n),batch_size,step_time (s)\n4,5,1\n", r"column 'workers \(n\)': workers takes no unit"),
         ("workers,workers,batch_size,step_time (s)\n4,4,5,1\n", "column 'workers' occurs twice"),
         ("workers,batch_size,step_time (s)\n4,5\n", "line 2: 2 cells for 3 columns"),
@@ -305,7 +305,7 @@ def test_strategies_are_named_as_in_experiment_files():
     with pytest.raises(ConfigError, match="did you mean 'all-reduce'"):
         validate([MeasuredRun(workers=2, batch_size=8, throughput=1.0, strategy="allreduce")], OFFICE, "lenet5")
     run = MeasuredRun(workers=2, batch_size=8, throughput=1.0, strategy="parameter-server", algorithm="ring")
-    with pytest.raises(ConfigError, match="column algorithm: ParameterServer has no such setting"):
+    with pytest.raises(ConfigError, match="column algorithm: ParameterServer does not have this setting"):
         validate([run], OFFICE, "lenet5")
 
 
