@@ -15,7 +15,7 @@ from accuracy.minicluster_splits import DATA, cluster_of, software
 from accuracy.minicluster_training import LAYERS, MODEL, Given, workload_of
 from accuracy.rows import Row, Table, UnpredictableError, number, show
 from ddlsim.cluster import Cluster
-from ddlsim.life import Stop
+from ddlsim.reliability import Stop
 from ddlsim.run import Experiment, Result, run
 from ddlsim.strategies import AllReduce, AsyncParameterServer, ParameterServer, Strategy
 

@@ -20,7 +20,7 @@ from accuracy.minicluster_training import BATCH, LAYERS, MODEL, Given, workload_
 from accuracy.rows import Row, Table, UnpredictableError, mean_error, number, show
 from ddlsim.cluster import Cluster, with_detail
 from ddlsim.jobs import Jobs, simulate_jobs
-from ddlsim.life import Background
+from ddlsim.reliability import Background
 from ddlsim.run import Experiment
 from ddlsim.run.job import Job
 from ddlsim.strategies import AllReduce
@@ -108,7 +108,7 @@ def _row(case: Sequence[Measurement], number_: int, row: Measurement, what: str,
         made.append(simulated(case))
     measured = number(row.extra, "mean_step_s")
     alone = number(row.extra, "alone_mean_step_s") if "alone_mean_step_s" in row.extra else float("nan")
-    step = made[0].step_time_together(f"job {number_}")
+    step = made[0].concurrent_step_time(f"job {number_}")
     kind = f"run/all-reduce/{'background' if row.experiment == 'background' else 'shared'}"
     return Row(row.experiment, what, measured, step, "s", False, unchanged=alone, kind=kind)
 

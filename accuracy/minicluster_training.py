@@ -21,7 +21,7 @@ from accuracy.rows import Omitted, Row, Table, UnpredictableError, number, show
 from ddlsim.cluster import Cluster, with_detail
 from ddlsim.errors import ConfigError
 from ddlsim.run import Experiment, Result, run
-from ddlsim.runtime.setting import Setting
+from ddlsim.runtime.context import RunContext
 from ddlsim.strategies import (
     AllReduce,
     AsyncParameterServer,
@@ -66,14 +66,14 @@ class Given:
         """The strategy's own."""
         return contract.of(self.strategy).updates(steps, n_workers)
 
-    def start(self, setting: Setting) -> None:
+    def start(self, context: RunContext) -> None:
         """Give all workers the workload and start them."""
-        for worker in setting.workers:
+        for worker in context.workers:
             worker.workload = self.workload
             worker.backward_until = np.cumsum(self.workload.backward[::-1])[::-1]
             if self.seed is not None:
                 worker.factors = _draws(random.Random(1000 * self.seed + worker.rank))
-        self.strategy.start(setting)
+        self.strategy.start(context)
 
 
 def _draws(source: random.Random) -> Iterator[float]:

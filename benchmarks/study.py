@@ -23,7 +23,7 @@ from pathlib import Path
 
 import ddlsim
 from ddlsim.study import Study
-from ddlsim.study.work import simulate_one
+from ddlsim.study.worker import simulate_one
 
 SHORT = Study(
     ddlsim.Experiment("star-1024-10g", "lenet5", steps=1, warmup=0, workers=1),

@@ -125,7 +125,7 @@ def experiment(cluster: Cluster, strategy: Strategy, workers: int, steps: int) -
 def training(
     cluster: Callable[[int], Cluster], strategy: Strategy, workers: int, steps: int, beside: int, tiny: bool
 ) -> dict[str, float]:
-    """Simulate a run of ResNet-50; the cluster has devices for the workers and as many `beside` them."""
+    """Simulate a run of ResNet-50; the cluster has devices for the workers and as many `background` them."""
     if tiny:
         workers, steps = 16, 1
     made = experiment(cluster(workers + beside), strategy, workers, steps)

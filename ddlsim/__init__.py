@@ -22,6 +22,10 @@ def __getattr__(name: str) -> object:
     """Load a public name, or a package such as ``ddlsim.planner``, when it is first used."""
     if name not in __all__ and not name.startswith("_") and importlib.util.find_spec(f"ddlsim.{name}"):
         return importlib.import_module(f"ddlsim.{name}")
+    if name not in __all__ and not name.startswith("_"):
+        from ddlsim.errors import no_attribute
+
+        raise no_attribute("module 'ddlsim'", name, __all__)
     return _load(name)
 
 

@@ -44,16 +44,16 @@ from .jobs import (
     place as place,
     simulate_jobs as simulate_jobs,
 )
-from .life import (
+from .reliability import (
     Background as Background,
     Checkpoints as Checkpoints,
     Elastic as Elastic,
     Failures as Failures,
-    Life as Life,
+    FailureTimeline as FailureTimeline,
     LinkFault as LinkFault,
     Pause as Pause,
     RandomFaults as RandomFaults,
-    SlowDown as SlowDown,
+    Slowdown as Slowdown,
     Stop as Stop,
     daly_interval as daly_interval,
     daly_time as daly_time,

@@ -87,11 +87,39 @@ def listed(names: Iterable[object]) -> str:
     return ", ".join(every) if more <= 0 else f"{', '.join(every[:MOST_LISTED])} and {more} more"
 
 
+#: former names of classes, arguments, keys and attributes, and today's
+RENAMED = (
+    ("aim", "objective"),
+    ("beside", "background"),
+    ("copies_gathered", "copies_gathered_weights"),
+    ("drawn_faults", "sampled_faults"),
+    ("gathers_operands", "gathers_low_precision_weights"),
+    ("goes_on", "endless"),
+    ("keeps_operands", "keeps_low_precision_inputs"),
+    ("keeps_unread", "keeps_unused_outputs"),
+    ("life", "failure_timeline"),
+    ("Life", "FailureTimeline"),
+    ("lives", "timelines"),
+    ("lives", "n_timelines"),
+    ("notice", "detection"),
+    ("slow_downs", "slowdowns"),
+    ("SlowDown", "Slowdown"),
+    ("split_loss_nbytes", "sharded_loss_nbytes"),
+    ("step_time_together", "concurrent_step_time"),
+    ("ways", "degree"),
+    ("whole_below", "unsplit_below"),
+)
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return which of the `known` names was meant, "" if none is like it.
 
     What begins as the name does comes before what is spelled a little differently: "async" is no "k-async".
     """
+    known = list(known)
+    renamed = [new for old, new in RENAMED if old == name and new in known]
+    if renamed:
+        return renamed[0]
     plain = {re.sub(r"[\s_-]", "", each).lower(): each for each in sorted(known, reverse=True)}
     wanted = re.sub(r"[\s_-]", "", name[:100]).lower()
     if wanted in plain:
@@ -101,6 +129,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
     inside = [each for each in close if len(wanted) > 2 and wanted in each]
     alike = difflib.get_close_matches(wanted, plain, n=1, cutoff=0.5)
     return next((plain[each] for each in (*begins, *alike, *inside)), "")
+
+
+def no_attribute(owner: str, name: str, known: Iterable[str]) -> AttributeError:
+    """Return the error for an attribute that `owner` does not have, with the nearest of the `known` ones as a hint."""
+    near = nearest(name, known)
+    return AttributeError(f"{owner} has no attribute {name!r}" + (f"; did you mean {near!r}?" if near else ""))
 
 
 def unknown_name(what: str, name: str, known: Iterable[str], where: str = "") -> ConfigError:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from ddlsim.arguments import Count, checked, whole
+from ddlsim.arguments import Count, checked, integer
 from ddlsim.compression import TopK, average, exchange, settle
 from ddlsim.compression.contract import AnyCompressor, full
 from ddlsim.compression.exchange import title
@@ -182,7 +182,7 @@ def check_layer(layer: object, in_shape: tuple[Count, ...], *, n: Count = 3) -> 
 def check_strategy(
     strategy: object,
     *,
-    n_workers: Annotated[int, whole(2, 8)] = 4,
+    n_workers: Annotated[int, integer(2, 8)] = 4,
     alone: bool = True,
     compresses: bool = True,
     decides: bool = False,

@@ -33,4 +33,4 @@ for name, source in ways.items():
 
 save = ddlsim.Checkpoints("30 min", to="nfs0")
 print("\na checkpoint to the same storage takes", end=" ")
-print(f"{ddlsim.simulate(experiment.with_(checkpoints=save)).life.timeline.cost.stall:.2f} s")
+print(f"{ddlsim.simulate(experiment.with_(checkpoints=save)).failure_timeline.timeline.cost.stall:.2f} s")

@@ -20,7 +20,7 @@ across = [Job(job.with_(workers=[0, 1, 4, 5]), "team A"), Job(job.with_(workers=
 
 
 def show(what, jobs):
-    steps = [jobs.step_time_together(name) for name in jobs.names]
+    steps = [jobs.concurrent_step_time(name) for name in jobs.names]
     print(f"{what:34s} {steps[0] * 1e3:9.1f} {steps[1] * 1e3:9.1f} ms a step   fairness {jobs.fairness:.3f}")
 
 
@@ -38,4 +38,4 @@ show("a rack for each", ddlsim.simulate_jobs(ddlsim.place(free, tries=6).jobs))
 show("a trunk of 20 Gbit/s", ddlsim.simulate_jobs(across, cluster("20 Gbit/s")))
 backup = Background("h2", "h6", "4 Gbit/s", name="a backup")
 print("\nteam A alone beside a backup of 4 Gbit/s:", end=" ")
-print(f"{ddlsim.simulate(across[0].experiment.with_(beside=backup)).step_time * 1e3:.1f} ms a step")
+print(f"{ddlsim.simulate(across[0].experiment.with_(background=backup)).step_time * 1e3:.1f} ms a step")

@@ -23,12 +23,12 @@ from ddlsim.arguments import (
     NotNegative,
     Positive,
     Share,
-    by,
     checked,
+    integer,
     number,
     one_of,
     quantity,
-    whole,
+    validated_by,
 )
 from ddlsim.arguments.annotations import alternatives, rule_of
 from ddlsim.errors import ConfigError, UnitError, nearest, shown
@@ -131,7 +131,7 @@ WRONG = [
     (int, 10**29, "x = 100000000000000000000000000000: must be at most 1000000000"),
     (int, 10**5000, "x = 10**5000 approximately: must be at most 1000000000"),
     (Count, 0, "x = 0: must be a whole number of at least 1"),
-    (Annotated[int, whole(1, 4)], 5, "must be a whole number from 1 to 4"),
+    (Annotated[int, integer(1, 4)], 5, "must be a whole number from 1 to 4"),
     (float, True, "must be a number"),
     (float, math.nan, "x = nan: must be finite"),
     (float, 10**5000, "must be finite"),
@@ -190,7 +190,7 @@ def test_a_function_looks_at_what_the_type_lets_through():
     assert kept(Annotated[int, even], 4) == 2
     assert "must be even" in refused(Annotated[int, even], 3)
     assert "must be a whole number" in refused(Annotated[int, even], "3")
-    assert kept(Annotated["Nowhere", by(even)], 4) == 2  # noqa: F821  (the rule stands for the type)
+    assert kept(Annotated["Nowhere", validated_by(even)], 4) == 2  # noqa: F821  (the rule stands for the type)
 
 
 def test_units_are_checked_and_texts_kept():

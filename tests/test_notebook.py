@@ -20,7 +20,7 @@ from ddlsim.report.compare import compare
 from ddlsim.run.seeds import SeedRun, Seeds
 from ddlsim.study.store import Member
 from ddlsim.study.table import Table
-from ddlsim.study.work import DONE, Outcome
+from ddlsim.study.worker import DONE, Outcome
 from ddlsim.validation import MeasuredRun
 from ddlsim.workload.memory import memory_of
 
@@ -125,12 +125,12 @@ def intervals():
         "compute": ddlsim.Affine(0.01, 0.01),
         "max_time": "5 h",
     }
-    return ddlsim.best_checkpoint_interval(ddlsim.Experiment(cluster(), **plain, **settings), lives=2)
+    return ddlsim.best_checkpoint_interval(ddlsim.Experiment(cluster(), **plain, **settings), n_timelines=2)
 
 
-def life():
+def failure_timeline():
     settings = {"failures": ddlsim.Failures("50 h"), "checkpoints": ddlsim.Checkpoints("10 min", stall="2 s")}
-    return ddlsim.simulate(cluster(), model(), steps=1, compute=ddlsim.Affine(0.01, 0.01), **settings).life
+    return ddlsim.simulate(cluster(), model(), steps=1, compute=ddlsim.Affine(0.01, 0.01), **settings).failure_timeline
 
 
 def validation():
@@ -161,13 +161,13 @@ MAKERS = {
     "Seeds": seeds,
     "Comparison": lambda: compare({NASTY: result()}, 0.1),
     "Table": table,
-    "Plan of planner": recommended,
+    "Recommendation": recommended,
     "Calibration": calibration,
     "Validation": validation,
     "CheckpointIntervals": intervals,
     "Jobs": several_jobs,
     "Placements": placements,
-    "Life": life,
+    "FailureTimeline": failure_timeline,
 }
 #: whose text stands elsewhere than in str()
 TEXTS = {"Cluster": lambda shown: shown.summary(), "Model": lambda shown: shown.name}
@@ -200,7 +200,7 @@ def test_every_class_that_shows_itself_is_here():
         if isinstance(node, ast.ClassDef)
         and any(isinstance(item, ast.FunctionDef) and item.name == "_repr_html_" for item in node.body)
     ]
-    names = [f"{name} of planner" if (name, package) == ("Plan", "planner") else name for name, package in found]
+    names = [name for name, _ in found]
     assert sorted(names) == sorted([*MAKERS, "RoundByRound"])  # tests/report/test_report_animation.py
 
 

@@ -11,7 +11,7 @@ import pytest
 from documentation import ROOT, public_names
 
 import ddlsim
-from ddlsim.imports.sniff import KINDS
+from ddlsim.imports.detect import KINDS
 
 sys.path.insert(0, str(ROOT / "docs" / "site"))
 import docstrings

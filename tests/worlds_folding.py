@@ -16,7 +16,7 @@ from ddlsim import (
     Lognormal,
     Parallel,
     Result,
-    SlowDown,
+    Slowdown,
     simulate,
     simulate_jobs,
 )
@@ -90,7 +90,7 @@ def disturbed(rng, hosts):
     return rng.choice([
         *[({}, [])] * 6,
         ({"jitter": Lognormal(0.1)}, []),
-        ({"faults": [SlowDown([0], "0 s", "1 s", 2.0)]}, []),
+        ({"faults": [Slowdown([0], "0 s", "1 s", 2.0)]}, []),
         ({"faults": [LinkFault("h0.gpu0", "h0.nvswitch", "0 s", "1000 s", factor=0.5)]}, []),
         ({}, [Background("h0.cpu", other, "1 Gbit/s")]),
     ])  # fmt: skip

@@ -33,7 +33,7 @@ from ddlsim.cluster import (
 )
 from ddlsim.cluster.calibration_table import CalibrationTable, CurveTable
 from ddlsim.cluster.storage import Endpoints
-from ddlsim.life import SlowDown
+from ddlsim.reliability import Slowdown
 from ddlsim.strategies import contract
 from ddlsim.workload.compute import Affine, Measured
 from ddlsim.workload.jitter import (
@@ -195,7 +195,9 @@ def served(draw: Draw) -> dict[str, Any]:
 def parameter_server(draw: Draw) -> Any:
     where = served(draw)
     del where["apply_time"]
-    work = draw.choice((None, None, sg.ServerWork("2 GB/s", threads=2), sg.ServerWork(update=5, whole_below="100 KB")))
+    work = draw.choice(
+        (None, None, sg.ServerWork("2 GB/s", threads=2), sg.ServerWork(update=5, unsplit_below="100 KB"))
+    )
     return sg.ParameterServer(**where, overlap=overlap(draw), local_reduction=draw.random() < 0.3, work=work)
 
 
@@ -320,8 +322,8 @@ def experiment(draw: Draw) -> ddlsim.Experiment:
         accumulation=draw.choice((1, 1, 3)),
         compute=draw.choice((Measured(seconds, batch_size), Affine(seconds, seconds / 8))),
         jitter=jitter(draw),
-        slow_downs=tuple(
-            SlowDown(draw.randrange(n), draw.random() * seconds, 3 * seconds, 5.0)
+        slowdowns=tuple(
+            Slowdown(draw.randrange(n), draw.random() * seconds, 3 * seconds, 5.0)
             for _ in range(draw.choice((0, 0, 2)))
         ),
         speed=tuple(draw.choice((0.3, 1.0, 1.0, 2.0)) for _ in range(n)) if draw.random() < 0.3 else None,
@@ -396,7 +398,7 @@ def laid_out(draw: Draw, one: ddlsim.Experiment) -> ddlsim.Experiment:
         accumulation=1, training=training, compression=compressor if compresses else None,
         jitter=jitter(draw) if jitters else NoJitter(), compute=Affine(1e-3, draw.choice((1e-4, 4e-3))),
         speed=tuple(draw.choice((0.3, 1.0, 2.0)) for _ in range(n)) if draw.random() < 0.3 else None,
-        slow_downs=(SlowDown(draw.randrange(n), 1e-3, 2e-2, 5.0),) if draw.random() < 0.2 else (),
+        slowdowns=(Slowdown(draw.randrange(n), 1e-3, 2e-2, 5.0),) if draw.random() < 0.2 else (),
     )  # fmt: skip
 
 
@@ -435,13 +437,14 @@ def disturbed(draw: Draw, one: ddlsim.Experiment) -> ddlsim.Experiment:
     if draw.random() < 0.3:
         kind = draw.choice(({"factor": 2.0}, {"kind": "stop", "per": "device"}, {"kind": "link", "factor": 0.3}))
         faults.append(ddlsim.RandomFaults(2.0 * scale, 0.3 * scale, **kind))
-    one = one.with_(faults=faults, slow_downs=[SlowDown(draw.randrange(n), *when(), 3.0) for _ in many])
+    one = one.with_(faults=faults, slowdowns=[Slowdown(draw.randrange(n), *when(), 3.0) for _ in many])
     if draw.random() < 0.4:
         return one
     free = contract.of(one.strategy).is_asynchronous
     failures = ddlsim.Failures(
         n * 20.0 * scale, per=draw.choice(("host", "device")), repair=draw.choice((0.0, 5.0)) * scale,
-        kind=draw.choice(("crash", "crash", "hang")), notice=0.1 * scale, restart=0.3 * scale, spares=draw.randrange(2),
+        kind=draw.choice(("crash", "crash", "hang")), detection=0.1 * scale, restart=0.3 * scale,
+        spares=draw.randrange(2),
     )  # fmt: skip
     saves = not free and draw.random() < 0.6
     elastic = ddlsim.Elastic(draw.choice((1, 2)), rejoin=0.2 * scale, batch=draw.choice(("worker", "global")))
@@ -494,7 +497,7 @@ def with_crashes(draw: Draw, one: ddlsim.Experiment) -> ddlsim.Experiment:
     failures = ddlsim.Failures(
         draw.choice(("50 ms", "500 ms", "5 s")), per=draw.choice(("device", "host")),
         repair=draw.choice(("5 ms", "50 ms", "1 s")), restart=draw.choice((0.0, "3 ms")),
-        spares=draw.choice((0, 1)), kind=draw.choice(("crash", "hang")), notice=draw.choice((0.0, "2 ms")),
+        spares=draw.choice((0, 1)), kind=draw.choice(("crash", "hang")), detection=draw.choice((0.0, "2 ms")),
     )  # fmt: skip
     return one.with_(failures=failures, max_time=draw.choice(("200 ms", "5 s")))
 
@@ -532,7 +535,7 @@ def jobs_world(seed: int, numbers: Sequence[int] | None = None) -> JobsWorld:
             continue
         one = one.with_(
             cluster=own, workers=draw.randint(2, max(2, len(own.workers) // 3)), failures=None, max_time=math.inf,
-            speed=None, slow_downs=(), faults=(), device="v100", input=None, checkpoints=None, elastic=None,
+            speed=None, slowdowns=(), faults=(), device="v100", input=None, checkpoints=None, elastic=None,
         )  # fmt: skip
         if draw.random() < 0.25 and hasattr(one.strategy, "cost"):
             one = one.with_(strategy=dataclasses.replace(one.strategy, cost="nccl"))

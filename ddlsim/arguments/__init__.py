@@ -28,18 +28,18 @@ from ddlsim.arguments.checking import checked as checked
 from ddlsim.arguments.checking import takes_fields_of as takes_fields_of
 from ddlsim.arguments.rules import (
     Rule as Rule,
-    by as by,
-    having as having,
+    validated_by as validated_by,
+    with_attributes as with_attributes,
     number as number,
     one_of as one_of,
     quantity as quantity,
-    whole as whole,
+    integer as integer,
 )
 
-Count = Annotated[int, whole(1)]
-Index = Annotated[int, whole(0)]
+Count = Annotated[int, integer(1)]
+Index = Annotated[int, integer(0)]
 #: of random streams
-Seed = Annotated[int, whole(0, 2**64 - 1)]
+Seed = Annotated[int, integer(0, 2**64 - 1)]
 Positive = Annotated[float, number(0.0, above=True)]
 NotNegative = Annotated[float, number(0.0)]
 #: of a whole

@@ -14,13 +14,13 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ddlsim.arguments.rules import PATH, TEXT, Rule, having, number, one_of, whole, wrong
+from ddlsim.arguments.rules import PATH, TEXT, Rule, integer, number, one_of, with_attributes, wrong
 from ddlsim.errors import ConfigError, shown
 
 MAX_LENGTH = 10**7  # of a sequence
 _PLAIN = {
     bool: Rule("True or False", lambda value: isinstance(value, bool | np.bool_), lambda value, _: bool(value)),
-    int: whole(),
+    int: integer(),
     float: number(),
     str: TEXT,
     Path: PATH,
@@ -189,7 +189,7 @@ def _like(protocol: type) -> Rule:
     bases = [base for base in protocol.__mro__ if getattr(base, "_is_protocol", False)]
     names = {name for base in bases for name in (*vars(base), *vars(base).get("__annotations__", ()))}
     names = {name for name in names if not name.startswith("_")}
-    return having(f"an object with {', '.join(sorted(names))}", *names)
+    return with_attributes(f"an object with {', '.join(sorted(names))}", *names)
 
 
 def alternatives(annotation: Any) -> list[Any]:

@@ -43,7 +43,7 @@ def wrong(value: object, where: str, text: str) -> ConfigError:
     return ConfigError(f"{where} = {shown(value)}: must be {text}")
 
 
-def by(check: Callable[[Any, str], object]) -> Rule:
+def validated_by(check: Callable[[Any, str], object]) -> Rule:
     """Rule that accepts everything for which `check(value, where)` does not raise ConfigError.
 
     The value that `check` returns is stored.
@@ -51,7 +51,7 @@ def by(check: Callable[[Any, str], object]) -> Rule:
     return Rule("", lambda value: True, check)
 
 
-def having(text: str, *attributes: str) -> Rule:
+def with_attributes(text: str, *attributes: str) -> Rule:
     """Rule that accepts instances with these attributes. Classes themselves are rejected."""
     return Rule(
         text,
@@ -68,7 +68,7 @@ def _is_number(value: object) -> bool:
     return type(value) in (int, float) or (isinstance(value, numbers.Real) and not isinstance(value, bool))
 
 
-def whole(least: int | None = None, most: int = MOST) -> Rule:
+def integer(least: int | None = None, most: int = MOST) -> Rule:
     """Rule that accepts whole numbers from `least` to `most`."""
     text = "a whole number" if least is None else f"a whole number of at least {least}"
     if most < MOST:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ddlsim.cli import completing
+from ddlsim.cli import completion
 from ddlsim.errors import ConfigError, shown
 
 
@@ -31,13 +31,13 @@ Source = Annotated[
     str,
     arg(
         "Bundled cluster, topology file (with +key=value), or experiment file (.toml).",
-        offers=completing.clusters,
+        offers=completion.clusters,
         metavar="WHAT",
     ),
 ]
 Model = Annotated[
     str | None,
-    opt("Bundled model or model file (with +option or +key=value).", "--model", "-m", offers=completing.models),
+    opt("Bundled model or model file (with +option or +key=value).", "--model", "-m", offers=completion.models),
 ]
 Strat = Annotated[
     str | None,
@@ -45,30 +45,30 @@ Strat = Annotated[
         "Strategy: all-reduce, parallel+pipeline=8+tensor=8, ..., or package.module:Name.",
         "--strategy",
         "-s",
-        offers=completing.strategies,
+        offers=completion.strategies,
     ),
 ]
 Algorithm = Annotated[
     str | None,
     opt(
-        "All-reduce algorithm, or auto, or package.module:function.", "--algorithm", "-a", offers=completing.algorithms
+        "All-reduce algorithm, or auto, or package.module:function.", "--algorithm", "-a", offers=completion.algorithms
     ),
 ]
 AllowCode = Annotated[bool, opt("Allow files to import code (package.module:Name).", "--allow-code")]
 Cost = Annotated[
     str | None,
-    opt("Source of all-reduce times: simulated, calibrated (measured curve) or nccl.", offers=completing.COSTS),
+    opt("Source of all-reduce times: simulated, calibrated (measured curve) or nccl.", offers=completion.COSTS),
 ]
 Overlap = Annotated[
     str | None,
-    opt("Overlap: none, layer, ddp, horovod, priority, while-waiting, or module:Name.", offers=completing.OVERLAPS),
+    opt("Overlap: none, layer, ddp, horovod, priority, while-waiting, or module:Name.", offers=completion.OVERLAPS),
 ]
 Servers = Annotated[int | None, opt("Number of parameter servers.")]
 Placement = Annotated[
     str | None,
     opt(
         "Placement of parameter servers: own machines (own) or those of workers (colocated).",
-        offers=completing.PLACEMENTS,
+        offers=completion.PLACEMENTS,
     ),
 ]
 Batch = Annotated[
@@ -77,18 +77,18 @@ Batch = Annotated[
 ]
 Steps = Annotated[int | None, opt("Number of measured steps.")]
 Device = Annotated[
-    str | None, opt("Device of all workers: a name (see: ddlsim devices) or a device file.", offers=completing.devices)
+    str | None, opt("Device of all workers: a name (see: ddlsim devices) or a device file.", offers=completion.devices)
 ]
 Precision = Annotated[
-    str | None, opt("Arithmetic: bf16, fp16, fp8, mxfp8, nvfp4, tf32 or fp32.", offers=completing.PRECISIONS)
+    str | None, opt("Arithmetic: bf16, fp16, fp8, mxfp8, nvfp4, tf32 or fp32.", offers=completion.PRECISIONS)
 ]
 Stack = Annotated[
-    str | None, opt("Training software: megatron, torchtitan, ... (see: ddlsim stacks).", offers=completing.stacks)
+    str | None, opt("Training software: megatron, torchtitan, ... (see: ddlsim stacks).", offers=completion.stacks)
 ]
 Flash = Annotated[bool | None, opt("Use fused attention (default: as in the stack).", "--flash/--no-flash")]
 Optimizer = Annotated[
     str | None,
-    opt("Optimizer, for time and memory: sgd, momentum, adam, lars or lamb.", offers=completing.OPTIMIZERS),
+    opt("Optimizer, for time and memory: sgd, momentum, adam, lars or lamb.", offers=completion.OPTIMIZERS),
 ]
 Seed = Annotated[int | None, opt("Seed of all random streams.")]
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from ddlsim.arguments import Count, NotNegative, Positive, Share, checked, number, quantity, whole
+from ddlsim.arguments import Count, NotNegative, Positive, Share, checked, integer, number, quantity
 from ddlsim.cluster.calibrated import PARAMETERS, with_parameters
 from ddlsim.cluster.cluster import Cluster
 from ddlsim.cluster.quantity import positive
@@ -22,8 +22,8 @@ from ddlsim.schema import PLAIN, UNIMPORTED
 _Factor = Annotated[float, number(1.0)]
 _Time = Annotated[float, quantity("time", zero=True, si=True)]
 _Matrix = Sequence[Sequence[float]]
-_Bytes = Annotated[int, whole(0, 10**18)]
-_Size = Annotated[int, whole(1, 10**18)]
+_Bytes = Annotated[int, integer(0, 10**18)]
+_Size = Annotated[int, integer(1, 10**18)]
 
 
 @checked

@@ -28,7 +28,7 @@ def load_cluster(source: ClusterLike) -> Cluster:
     source  a bundled name (see :func:`cluster_names`), the path of a file, a networkx graph, or a :class:`Cluster`,
             which is returned unchanged. Supported files are ``.toml`` files, networkx graphs in ``.json`` (node-link)
             or ``.graphml``, and topology files of other tools, which are recognised by their content
-            (:data:`ddlsim.imports.sniff.TOPOLOGIES`).
+            (:data:`ddlsim.imports.detect.TOPOLOGIES`).
 
     Append ``+key=value`` to a name or path to override a key of the file's [generator], [host] or [link] table, as in
     ``"dgx-h100-pod+n_leaves=64"`` or ``"cloud-25g-16x8-v100+transport=ideal"``. For files of other tools,
@@ -65,15 +65,15 @@ def _load_file(path: Path, settings: Sequence[str]) -> Cluster:
     if path.suffix not in _OWN:
         from ddlsim.imports import read_topology
 
-        return read_topology(path, dict(_fact(setting) for setting in settings))
+        return read_topology(path, dict(_fact(context) for context in settings))
     from ddlsim.cluster import files
 
     return files.read_cluster(path, decoded(data, str(path)), settings)
 
 
-def _fact(setting: str) -> tuple[str, object]:
+def _fact(context: str) -> tuple[str, object]:
     """Return the name and the value of a text like ``bandwidth=25 GB/s``."""
-    name, is_setting, value = setting.partition("=")
+    name, is_setting, value = context.partition("=")
     if not is_setting:
-        raise ConfigError(f"+{setting}: expected +name=value for a value that the file lacks, like +bandwidth=25 GB/s")
+        raise ConfigError(f"+{context}: expected +name=value for a value that the file lacks, like +bandwidth=25 GB/s")
     return name, parse_value(value)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Union
 import numpy as np
 import numpy.typing as npt
 
-from ddlsim.arguments import Index, NotNegative, Positive, Rule, Seed, checked, having
+from ddlsim.arguments import Index, NotNegative, Positive, Rule, Seed, checked, with_attributes
 from ddlsim.arguments.annotations import array_of
 from ddlsim.arguments.rules import PATH
 from ddlsim.cluster.quantity import Quantity, nonnegative
@@ -41,7 +41,7 @@ def _is_cluster(value: object) -> bool:
 
 #: places of nodes
 NodesLike = Annotated[npt.ArrayLike, array_of(np.int64, scalar=True)]
-GraphLike = Annotated["nx.Graph[Any]", having("a networkx graph", "nodes", "edges", "is_directed")]
+GraphLike = Annotated["nx.Graph[Any]", with_attributes("a networkx graph", "nodes", "edges", "is_directed")]
 #: what :func:`ddlsim.load_cluster` takes (networkx is not imported to look at it)
 ClusterLike = Annotated[
     Union[str, Path, "nx.Graph[Any]", "Cluster"],  # networkx is slow to import
@@ -426,7 +426,7 @@ class Cluster:
         vars(made)["_router"] = self._router  # its cached property, with the tables that are known already
         return made
 
-    def spraying(self) -> Cluster:
+    def with_spraying(self) -> Cluster:
         """Return a copy of this cluster with routing "spray"."""
         made = dataclasses.replace(self, routing="spray")
         if self.routing != "dimension-order":  # else all policies choose from the same tables of shortest paths

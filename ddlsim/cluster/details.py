@@ -20,13 +20,13 @@ from ddlsim.arguments import (
     Decay,
     NotNegative,
     Rule,
-    by,
     checked,
+    integer,
     number,
     one_of,
     quantity,
     takes_fields_of,
-    whole,
+    validated_by,
 )
 from ddlsim.arguments.annotations import rule_of
 from ddlsim.cluster.cluster import Bools, Cluster, Floats, Ints, Routes
@@ -218,7 +218,7 @@ class LinkDetails:
         return LinkDetail(*(getattr(self, key)[link].item() for key in DETAIL_KEYS))
 
     @property
-    def acts(self) -> bool:
+    def has_effects(self) -> bool:
         """Whether any link behaves differently from an ideal link; merely naming a transport does not count."""
         told = self.flow_rate + self.window + self.rendezvous > 0.0
         transported = told | ~self.unordered | np.char.startswith(self.transport, "tcp-")
@@ -258,7 +258,7 @@ def _variation(value: object, where: str) -> object:
     return value.variation if isinstance(value, Spread) else cast("Rule", rule_of(Variation))(value, where)
 
 
-_Spread = Annotated[float | Spread, "the variation of a Spread, 0 to 1, or a ddlsim.Spread()", by(_variation)]
+_Spread = Annotated[float | Spread, "the variation of a Spread, 0 to 1, or a ddlsim.Spread()", validated_by(_variation)]
 
 
 @checked
@@ -279,7 +279,7 @@ class Told:
     reverse_load: _Part = 0.0
     transport: Annotated[str, one_of("", IDEAL, *PROTOCOLS)] = ""
     mtu: _Size = 0.0
-    connections: Annotated[int, whole(1, 1 << 20)] = 1
+    connections: Annotated[int, integer(1, 1 << 20)] = 1
     flow_rate: _Rate = 0.0
     window: _Size = 0.0
     rendezvous: _Size = 0.0

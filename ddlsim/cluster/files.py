@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import networkx as nx
 
 from ddlsim import plain
-from ddlsim.arguments import Count, Density, Rule, checked, one_of, quantity, whole
+from ddlsim.arguments import Count, Density, Rule, checked, integer, one_of, quantity
 from ddlsim.cluster import calibration_table
 from ddlsim.cluster.calibration_table import CalibrationTable
 from ddlsim.cluster.cluster import Cluster
@@ -73,7 +73,7 @@ _Names = Annotated[Sequence[str], Rule("a list of at least 2 names", lambda valu
 _Pair = Annotated[
     Sequence[str], Rule("a list of 2 names", lambda value: _is_names(value, 2) and len(value) == 2, lambda v, _: v)
 ]
-_Machines = Annotated[int, whole(1, MAX_NODES)]
+_Machines = Annotated[int, integer(1, MAX_NODES)]
 _Power = Annotated[float | str, quantity("power", zero=True)]
 
 
@@ -215,12 +215,12 @@ def generate(table: Mapping[str, object], host: Interior) -> tuple[Graph, list[s
     return _call(GENERATORS[kind], parameters, "generator", host=host)
 
 
-def set_key(file: Table, setting: str) -> None:
+def set_key(file: Table, context: str) -> None:
     """Set a key of a file's [generator], [host] or [link] by a text like ``n_hosts=64`` or ``transport=roce``."""
-    key, is_setting, text = setting.partition("=")
+    key, is_setting, text = context.partition("=")
     if not is_setting:
         raise ConfigError(
-            f"+{setting}: expected +key=value with a key of [generator], [host] or [link], like +n_hosts=64"
+            f"+{context}: expected +key=value with a key of [generator], [host] or [link], like +n_hosts=64"
         )
     if key == "transport":
         _set_transport(file, parse_value(text))
@@ -229,25 +229,25 @@ def set_key(file: Table, setting: str) -> None:
     elif key in {field.name for field in fields(Told)}:
         file["link"] = {**file.get("link", {}), key: parse_value(text)}
     elif key == "routing":
-        file["routing"] = check_policy(text, f"+{setting}")
+        file["routing"] = check_policy(text, f"+{context}")
     elif key == "switch_reduces":
         if text not in ("true", "false"):
-            raise ConfigError(f"+{setting}: must be true or false")
+            raise ConfigError(f"+{context}: must be true or false")
         file["switch_reduces"] = text == "true"
     else:
-        _set_in_generator(file, key, parse_value(text), setting)
+        _set_in_generator(file, key, parse_value(text), context)
 
 
-def _set_in_generator(file: Table, key: str, value: object, setting: str) -> None:
+def _set_in_generator(file: Table, key: str, value: object, context: str) -> None:
     if not isinstance(file.get("generator"), dict):
         raise ConfigError(
-            f"+{setting}: the file has no [generator] with keys to override; edit a copy of the file instead"
+            f"+{context}: the file has no [generator] with keys to override; edit a copy of the file instead"
         )
     make = GENERATORS.get(str(file["generator"].get("type")))
     of_network = set() if make is None else PLAIN.arguments_of(make).keys() - {"host"}
     of_host = {field.name for field in fields(MultiGpu)}
     if key not in of_network | of_host:
-        raise unknown_name("key", key, of_network | of_host, f"+{setting}")
+        raise unknown_name("key", key, of_network | of_host, f"+{context}")
     table = "generator" if key in of_network else "host"
     file[table] = {**file.get(table, {}), key: value}
 
@@ -267,8 +267,8 @@ def parse_file(table: Table, settings: Sequence[str] = ()) -> ClusterFile:
     """Return the checked outline of a file, with some keys set; its tables are checked when they are used."""
     outline = Source(allow_code=True)  # nothing is imported here: tables are checked when they are used
     PLAIN.build(ClusterFile, table, "", outline, "")
-    for setting in sorted(settings, key=lambda setting: not setting.startswith("transport=")):
-        set_key(table, setting)
+    for context in sorted(settings, key=lambda context: not context.startswith("transport=")):
+        set_key(table, context)
     file = PLAIN.build(ClusterFile, table, "", outline, "")
     if file.generator is None and not (file.hosts or file.nodes):
         raise ConfigError(

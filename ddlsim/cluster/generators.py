@@ -36,7 +36,7 @@ from typing import Annotated, TypeAlias
 
 import networkx as nx
 
-from ddlsim.arguments import Bandwidth, Density, Positive, takes_fields_of, whole
+from ddlsim.arguments import Bandwidth, Density, Positive, integer, takes_fields_of
 from ddlsim.cluster.nodes import Graph, Host, Interior, Latency, add_host, connect, size_of
 from ddlsim.cluster.quantity import MAX_NODES, Places, Quantity, check_size
 from ddlsim.errors import ConfigError, shown
@@ -346,7 +346,7 @@ def leaf_spine(wanted: _LeafSpine) -> Graph:
 
 @dataclass(frozen=True, kw_only=True)
 class _FatTree(_Trunked):
-    k: Annotated[int, whole(2, MAX_NODES)] = field(kw_only=False)
+    k: Annotated[int, integer(2, MAX_NODES)] = field(kw_only=False)
     routing: str = "d-mod-k"
 
 

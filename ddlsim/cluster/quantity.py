@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Annotated, TypeAlias, cast
 
-from ddlsim.arguments import Density, Rule, number, quantity, whole
+from ddlsim.arguments import Density, Rule, integer, number, quantity
 from ddlsim.arguments.annotations import rule_of
 from ddlsim.errors import ConfigError, shown
 
@@ -13,7 +13,7 @@ from ddlsim.errors import ConfigError, shown
 MAX_NODES, MAX_LINKS = 500_000, 2_000_000
 
 #: how many of something there are: every node is built in memory
-Places = Annotated[int, whole(1, MAX_NODES)]
+Places = Annotated[int, integer(1, MAX_NODES)]
 #: What a Python caller may pass for a bandwidth or a time: SI float or text with a unit.
 Quantity: TypeAlias = float | str
 _SHARE = cast(Rule, rule_of(Density))

@@ -15,7 +15,7 @@ from ddlsim.collectives.combine import (
     sequence as sequence,
     split as split,
 )
-from ddlsim.collectives.find import algorithm_names as algorithm_names
+from ddlsim.collectives.lookup import algorithm_names as algorithm_names
 from ddlsim.collectives.schedule import (
     KINDS as KINDS,
     Collective as Collective,

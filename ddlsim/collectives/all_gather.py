@@ -11,8 +11,8 @@ from ddlsim.cluster.levels import Levels
 from ddlsim.collectives import reduce_scatter
 from ddlsim.collectives.combine import reverse
 from ddlsim.collectives.gloo import gloo_all_gather
+from ddlsim.collectives.nccl_choice import Way
 from ddlsim.collectives.nccl_schedule import by_nccl, side_by_side
-from ddlsim.collectives.nccl_way import Way
 from ddlsim.collectives.schedule import Ints, Ranks, Schedule, messages
 
 __all__ = [

@@ -9,14 +9,14 @@ from typing import Annotated
 
 import numpy as np
 
-from ddlsim.arguments import Count, Index, NotNegative, checked, one_of, whole
+from ddlsim.arguments import Count, Index, NotNegative, checked, integer, one_of
 from ddlsim.collectives import all_gather, broadcast, reduce, reduce_scatter
 from ddlsim.collectives.combine import reverse, sequence
 from ddlsim.collectives.gloo import gloo_ring
 from ddlsim.collectives.hierarchy import hierarchical, torus_2d
+from ddlsim.collectives.nccl_choice import Way
 from ddlsim.collectives.nccl_schedule import by_nccl, side_by_side
 from ddlsim.collectives.nccl_tuner import ALGORITHMS, PROTOCOLS
-from ddlsim.collectives.nccl_way import Way
 from ddlsim.collectives.reduce_scatter import fold_pairs, halving
 from ddlsim.collectives.schedule import Ints, Ranks, Round, Schedule, messages
 from ddlsim.collectives.trees import double_binary_tree
@@ -76,8 +76,8 @@ def nccl(
 
     algorithm, protocol  fixed choices, independent of the size, like NCCL_ALGO and NCCL_PROTO: "nccl(nvls_tree)",
                          "nccl(ring, LL128)"
-    way                  placement and the tuner's choice (:mod:`ddlsim.collectives.nccl_way`), determined from cluster,
-                         nodes and size; None: a plain ring
+    way                  placement and the tuner's choice (:mod:`ddlsim.collectives.nccl_choice`), determined from
+                         cluster, nodes and size; None: a plain ring
     """
     return by_nccl(ring, n_ranks, way)
 
@@ -113,7 +113,7 @@ def naive_ring(n_ranks: Ranks) -> Schedule:
 
 
 @checked
-def pipelined_ring(n_ranks: Ranks, n_lanes: Annotated[int, whole(1, 1024)] = 2) -> Schedule:
+def pipelined_ring(n_ranks: Ranks, n_lanes: Annotated[int, integer(1, 1024)] = 2) -> Schedule:
     """Ring whose chunks are divided into `n_lanes` slices that are sent independently, which hides latency.
 
     While one slice is in flight, the port sends another, as in Gloo's ``allreduce_ring_chunked`` (two chunks in

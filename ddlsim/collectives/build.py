@@ -13,9 +13,9 @@ from ddlsim.cluster import Cluster
 from ddlsim.cluster.levels import Levels, axes, levels
 from ddlsim.cluster.rings import groups_of, members, rails, rings
 from ddlsim.collectives.check import check, validate
-from ddlsim.collectives.find import called, find, given, n_segments_for, parameters_of
+from ddlsim.collectives.lookup import called, find, given, n_segments_for, parameters_of
+from ddlsim.collectives.nccl_choice import Way, choose, several_ways, way
 from ddlsim.collectives.nccl_tuner import ALGORITHMS, LAPS, PROTOCOLS
-from ddlsim.collectives.nccl_way import Way, choose, several_ways, way
 from ddlsim.collectives.schedule import KINDS, Collective, Ints, Kind, Ranks, Schedule
 from ddlsim.errors import ConfigError, unknown_name
 
@@ -102,7 +102,7 @@ def build(
 ) -> Schedule:
     """Build the schedule of a collective on `n_ranks` ranks.
 
-    algorithm  a name (see :func:`ddlsim.collectives.find.algorithm_names`), optionally with arguments
+    algorithm  a name (see :func:`ddlsim.collectives.lookup.algorithm_names`), optionally with arguments
                (``"parameter_server(4)"``, ``"hierarchical(ring, halving_doubling)"``), ``"package.module:function"``,
                or a function
     nbytes     bytes per rank. An algorithm can receive this size as its parameter `nbytes`; sizes between two powers of
@@ -113,7 +113,7 @@ def build(
                parameters of these names: `levels` (groups of ranks at every network level,
                :mod:`ddlsim.cluster.levels`), `rings` (ring orders that use all links,
                :func:`ddlsim.cluster.rings.rings`), `way` (the choice of NCCL's tuner,
-               :func:`ddlsim.collectives.nccl_way.way`), `rails` (ranks by network interface of their machine,
+               :func:`ddlsim.collectives.nccl_choice.way`), `rails` (ranks by network interface of their machine,
                :func:`ddlsim.cluster.rings.rails`) and `axes` (ranks by position on tori,
                :func:`ddlsim.cluster.levels.axes`).
 

@@ -247,8 +247,8 @@ def promise(schedule: Schedule, group: Ints, n_chunks: int, marks: Marks) -> tup
     if schedule.kind in REDUCING:
         everyone = marks[group].sum(axis=0, dtype=np.uint64)
         where = {"all_reduce": everywhere, "reduce": everywhere & (place == schedule.root)}
-        promised = np.broadcast_to(everyone, (size, n_chunks, len(everyone)))
-        return promised, where.get(schedule.kind, block == place)
+        required = np.broadcast_to(everyone, (size, n_chunks, len(everyone)))
+        return required, where.get(schedule.kind, block == place)
     source = {
         "broadcast": np.full_like(everywhere, schedule.root, dtype=np.int64),
         "scatter": np.full_like(everywhere, schedule.root, dtype=np.int64),

@@ -13,7 +13,7 @@ import numpy as np
 from ddlsim.arguments import Count, checked
 from ddlsim.cluster.levels import Levels
 from ddlsim.collectives.combine import on_ranks, parallel, sequence, split, strided, uniform
-from ddlsim.collectives.find import called, find, given, parameters_of
+from ddlsim.collectives.lookup import called, find, given, parameters_of
 from ddlsim.collectives.schedule import Collective, Ints, Ranks, Round, Schedule, Segments
 from ddlsim.errors import ConfigError, unknown_name
 

@@ -1,4 +1,4 @@
-"""The schedules that NCCL runs, from the choices of :mod:`ddlsim.collectives.nccl_way`."""
+"""The schedules that NCCL runs, from the choices of :mod:`ddlsim.collectives.nccl_choice`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ddlsim.collectives.nccl_choice import Way
 from ddlsim.collectives.nccl_tuner import SIMPLE_ONLY
-from ddlsim.collectives.nccl_way import Way
 from ddlsim.collectives.schedule import Floats, Ints, Round, Schedule, messages
 from ddlsim.collectives.trees import double_tree, pipeline
 from ddlsim.errors import ConfigError

@@ -10,8 +10,8 @@ from ddlsim.arguments import checked
 from ddlsim.cluster.levels import Levels
 from ddlsim.collectives.gloo import gloo_reduce_scatter
 from ddlsim.collectives.hierarchy import grouped, scattered_by_level, scattered_on_axes
+from ddlsim.collectives.nccl_choice import Way
 from ddlsim.collectives.nccl_schedule import by_nccl, side_by_side
-from ddlsim.collectives.nccl_way import Way
 from ddlsim.collectives.schedule import Ints, Ranks, Round, Schedule, messages
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ddlsim.arguments import Count, Index, NotNegative, Positive, checked, one_of, whole
+from ddlsim.arguments import Count, Index, NotNegative, Positive, checked, integer, one_of
 from ddlsim.arguments.annotations import array_of
 from ddlsim.readable import count
 from ddlsim.text_tables import aligned
@@ -35,11 +35,11 @@ Kind = Annotated[str, one_of(*KINDS)]
 #: ranks or chunks as callers may write them
 Wholes = Annotated[npt.ArrayLike, array_of(np.int64, scalar=True)]
 #: of a collective; rounds list messages, and some algorithms send one from each rank to each other one
-Ranks = Annotated[int, whole(1, 10**6)]
+Ranks = Annotated[int, integer(1, 10**6)]
 #: arrays of a round that are None or hold a number per message
 PER_MESSAGE = ("latency", "wire", "handled")
 #: that pipelined algorithms cut the buffer into
-Segments = Annotated[int, whole(1, 10**6)]
+Segments = Annotated[int, integer(1, 10**6)]
 
 
 @checked

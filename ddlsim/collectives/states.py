@@ -24,8 +24,8 @@ class State:
     round     number of executed rounds; 0: initial state
     counts    (n_ranks, n_chunks, n_ranks) number of times that a chunk of a rank contains each rank's contribution
               (last axis)
-    promised  (n_ranks, n_chunks) whether the collective specifies the final contents of a chunk
-    whole     (n_ranks, n_chunks) whether the chunk currently has these contents
+    required  (n_ranks, n_chunks) whether the collective specifies the final contents of a chunk
+    integer   (n_ranks, n_chunks) whether the chunk currently has these contents
     src, dst  (m,) sending and receiving rank of each chunk moved in the last round; empty in the initial state
     chunk     (m,) number of each moved chunk
     reduced   (m,) whether the receiver combined each moved chunk with its own data instead of overwriting it
@@ -37,7 +37,7 @@ class State:
 
     round: int
     counts: Ints
-    promised: Flags
+    required: Flags
     whole: Flags
     src: Ints
     dst: Ints
@@ -65,7 +65,7 @@ class State:
     @property
     def done(self) -> Flags:
         """Whether each rank has the final contents in all chunks that the collective specifies, shape (n_ranks,)."""
-        return np.asarray((self.whole | ~self.promised).all(axis=1))
+        return np.asarray((self.whole | ~self.required).all(axis=1))
 
 
 @checked
@@ -98,12 +98,12 @@ def _played(schedule: Schedule) -> Iterator[State]:
 
     def state(round: int, src: Ints, dst: Ints, chunk: Ints, reduced: Flags, lane: Ints) -> State:
         counts = held.reshape(n_ranks, schedule.copies, -1, n_ranks).sum(axis=1, dtype=np.int64)
-        promised, whole = np.zeros((2, *counts.shape[:2]), dtype=np.bool_)
+        required, whole = np.zeros((2, *counts.shape[:2]), dtype=np.bool_)
         for group, (expected, must) in zip(groups_of(schedule), promises, strict=True):
-            promised[group] = must
+            required[group] = must
             whole[group] = must & (counts[group] == expected).all(axis=2)
         return State(
-            round, counts, promised, whole, src, dst, chunk % counts.shape[1], reduced, lane, schedule.kind in REDUCING
+            round, counts, required, whole, src, dst, chunk % counts.shape[1], reduced, lane, schedule.kind in REDUCING
         )
 
     nothing, no_flags = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.bool_)

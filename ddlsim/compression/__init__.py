@@ -14,8 +14,8 @@ from ddlsim.compression.contract import (
 from ddlsim.compression.cost import CodecCost as CodecCost, measure_cost as measure_cost
 from ddlsim.compression.sparse import DGC as DGC
 from ddlsim.compression.exchange import (
-    Exchanged as Exchanged,
-    HierarchicallyExchanged as HierarchicallyExchanged,
+    ExchangeResult as ExchangeResult,
+    HierarchicalExchangeResult as HierarchicalExchangeResult,
     aggregate as aggregate,
     average as average,
     exchange as exchange,

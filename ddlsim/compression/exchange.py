@@ -9,7 +9,7 @@ from typing import Annotated, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ddlsim.arguments import Count, checked, having
+from ddlsim.arguments import Count, checked, with_attributes
 from ddlsim.compression.contract import Collective, Compressor, Payload, Vector, check_gradient, defines, full
 from ddlsim.compression.payloads import SparsePayload
 from ddlsim.compression.payloads import mean as mean_of
@@ -56,7 +56,10 @@ def aggregate(compressor: Compressor[S, P], payloads: Sequence[P]) -> Vector:
 
 @checked
 def settle(
-    compressor: Compressor[S, P], payload: P, mean: Annotated[Vector, having("an array", "shape", "dtype")], state: S
+    compressor: Compressor[S, P],
+    payload: P,
+    mean: Annotated[Vector, with_attributes("an array", "shape", "dtype")],
+    state: S,
 ) -> S:
     """Return a worker's state after an exchange.
 
@@ -71,7 +74,7 @@ def settle(
 
 
 @dataclass(frozen=True)
-class Exchanged(Generic[S]):
+class ExchangeResult(Generic[S]):
     """Result of an exchange among all workers.
 
     mean    (n,) mean gradient, which every worker receives
@@ -89,7 +92,7 @@ class Exchanged(Generic[S]):
 @checked
 def exchange(
     compressor: Compressor[S, P], gradients: Sequence[Vector], states: Sequence[S], rngs: Sequence[np.random.Generator]
-) -> Exchanged[S]:
+) -> ExchangeResult[S]:
     """Compress, exchange and average the gradients of all workers.
 
     gradients, states, rngs
@@ -109,7 +112,7 @@ def exchange(
     return finish(compressor, [compressor.encode(*each) for each in zip(gradients, states, rngs, strict=True)])
 
 
-def finish(compressor: Compressor[S, P], encoded: Sequence[tuple[P, S]]) -> Exchanged[S]:
+def finish(compressor: Compressor[S, P], encoded: Sequence[tuple[P, S]]) -> ExchangeResult[S]:
     """Do the rest of an exchange, given every worker's encoded gradient: its first payload and next state."""
     rounds = [[payload for payload, _ in encoded]]
     if compressor.traits.n_rounds == 2:
@@ -120,7 +123,7 @@ def finish(compressor: Compressor[S, P], encoded: Sequence[tuple[P, S]]) -> Exch
     after = [settle(compressor, payload, mean, state) for payload, state in encoded]
     nbytes = np.array([[float(payload.nbytes) for payload in payloads] for payloads in rounds])
     sent = [sent_nbytes(compressor.traits.collective, row) for row in nbytes]
-    return Exchanged(mean, after, nbytes, np.sum(sent, axis=0))
+    return ExchangeResult(mean, after, nbytes, np.sum(sent, axis=0))
 
 
 @checked
@@ -170,7 +173,7 @@ def _gather(compressor: Compressor[S, P], payloads: Sequence[P]) -> Vector:
 
 
 @dataclass(frozen=True)
-class HierarchicallyExchanged(Generic[S]):
+class HierarchicalExchangeResult(Generic[S]):
     """Result of a hierarchical exchange.
 
     mean    (n,) mean gradient, which every worker receives
@@ -197,7 +200,7 @@ def hierarchical_exchange(
     states: Sequence[S],
     rngs: Sequence[np.random.Generator],
     n_local: Count,
-) -> HierarchicallyExchanged[S]:
+) -> HierarchicalExchangeResult[S]:
     """Exchange gradients uncompressed inside machines and compressed between them (HiTopKComm, Shi et al. 2021).
 
     Workers reduce-scatter inside each machine, so that local rank l holds the machine's mean of shard l. They compress
@@ -229,12 +232,12 @@ def hierarchical_exchange(
     ends = np.cumsum(sizes)
     starts = range(0, n_workers, n_local)
     machine = [mean_of(gradients[start : start + n_local]) for start in starts]
-    groups: list[Exchanged[S]] = []
+    groups: list[ExchangeResult[S]] = []
     for local, (size, end) in enumerate(zip(sizes, ends, strict=True)):
         shards = [each[end - size : end] for each in machine]
         groups.append(exchange(compressor, shards, states[local::n_local], rngs[local::n_local]))
     total = np.concatenate([group.mean for group in groups])
-    return HierarchicallyExchanged(
+    return HierarchicalExchangeResult(
         mean=total,
         states=[groups[rank % n_local].states[rank // n_local] for rank in range(n_workers)],
         intra=np.tile(_intra_bytes(sizes), n_workers // n_local),

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 
-from ddlsim.arguments import Count, Positive, checked, whole
+from ddlsim.arguments import Count, Positive, checked, integer
 from ddlsim.compression.contract import Bytes, Stateless, Traits, Vector, check_gradient
 from ddlsim.compression.payloads import Buffers, DensePayload, mean, pack, unpack
 from ddlsim.errors import ConfigError
@@ -121,7 +121,7 @@ class QSGD(Stateless):
     bucket_size  d, the number of elements per bucket
     """
 
-    n_levels: Annotated[int, whole(1, 2**31 - 1)]
+    n_levels: Annotated[int, integer(1, 2**31 - 1)]
     bucket_size: Count = 512
 
     @functools.cached_property

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import numpy as np
 import numpy.typing as npt
 
-from ddlsim.arguments import Seed, by, checked, number, whole
+from ddlsim.arguments import Seed, checked, integer, number, validated_by
 from ddlsim.errors import ConfigError
 from ddlsim.streams import stream
 
@@ -45,7 +45,7 @@ class DataSet:
 
     name: str
     x: Floats
-    labels: Annotated[npt.NDArray[Any], by(_labels)]
+    labels: Annotated[npt.NDArray[Any], validated_by(_labels)]
     class_names: tuple[str, ...]
     source: str = ""
 
@@ -139,7 +139,7 @@ def images_to_floats(images: npt.NDArray[np.uint8]) -> Floats:
 
 
 #: a share of the samples, or a number of them
-HeldOut = Annotated[float, number(0.0, above=True)] | Annotated[int, whole(1)]
+HeldOut = Annotated[float, number(0.0, above=True)] | Annotated[int, integer(1)]
 
 
 @checked

@@ -18,7 +18,7 @@ from typing import Annotated, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ddlsim.arguments import Count, Seed, Share, checked, whole
+from ddlsim.arguments import Count, Seed, Share, checked, integer
 from ddlsim.data.dataset import DataSet, Floats, Ints, from_arrays, images_to_floats
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.output_files import replacing
@@ -403,7 +403,7 @@ _CHUNK = 256  # images of one random stream: the first n images of a seed do not
 
 @checked
 def shapes(
-    n_samples: Count, size: Annotated[int, whole(8, 4096)] = 32, difficulty: Share = 0.3, seed: Seed = 0
+    n_samples: Count, size: Annotated[int, integer(8, 4096)] = 32, difficulty: Share = 0.3, seed: Seed = 0
 ) -> DataSet:
     """Generate colour images of discs and squares, shape (n_samples, 3, size, size) with values from 0 to 1.
 

@@ -10,14 +10,14 @@ import importlib.util
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
-from ddlsim.arguments import checked, whole
+from ddlsim.arguments import checked, integer
 from ddlsim.errors import ConfigError
 
 if TYPE_CHECKING:
     from panel.viewable import Viewable
 
 #: a port of this machine; 0: any that is free
-Port = Annotated[int, whole(0, 65535)]
+Port = Annotated[int, integer(0, 65535)]
 
 
 @checked

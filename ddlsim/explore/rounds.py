@@ -12,7 +12,7 @@ import numpy as np
 from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.cluster.details import route_overhead
 from ddlsim.collectives import Collective, Schedule, State, build, cost, states
-from ddlsim.collectives.find import find, given, parameters_of
+from ddlsim.collectives.lookup import find, given, parameters_of
 from ddlsim.collectives.states import beginning
 from ddlsim.errors import ConfigError
 from ddlsim.explore.jobs import Progress

@@ -68,8 +68,8 @@ def network(state: State) -> str:
     for src, dst, added, chunks in sent:
         parts.append(_arrow(at[src], at[dst], size, added, ranges(chunks) if len(sent) <= _READABLE else ""))
     for rank, (x, y) in enumerate(at):
-        promised = int(state.promised[rank].sum())
-        share = float(state.whole[rank].sum()) / promised if promised else 1.0
+        required = int(state.required[rank].sum())
+        share = float(state.whole[rank].sum()) / required if required else 1.0
         fill = f'fill="{WHOLE}" fill-opacity="{0.12 + 0.78 * share:.2f}"'
         parts.append(
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{size:.1f}" {fill} stroke="currentColor"/>'
@@ -138,7 +138,7 @@ def matrix(played: Played, number: int) -> str:
         left + n_chunks * cell + 4.0,
         top + n_ranks * cell + 4.0,
         parts,
-        f"Ranks by chunks: {int(state.whole.sum())} of {int(state.promised.sum())} required blocks are complete",
+        f"Ranks by chunks: {int(state.whole.sum())} of {int(state.required.sum())} required blocks are complete",
     )
 
 

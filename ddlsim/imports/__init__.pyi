@@ -20,7 +20,7 @@ from .nvidia_smi import read_nvidia_smi as read_nvidia_smi
 from .osu import read_osu as read_osu
 from .rocm_smi import read_rocm_smi as read_rocm_smi
 from .simgrid import read_simgrid as read_simgrid
-from .sniff import kind_of as kind_of, read_any as read_any, read_topology as read_topology
+from .detect import detect_kind as detect_kind, read_any as read_any, read_topology as read_topology
 from .throughput import read_throughput as read_throughput
 from .text import (
     SourceText as SourceText,

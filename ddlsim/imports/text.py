@@ -168,21 +168,21 @@ def _replaced(path: Path, data: bytes, error: UnicodeDecodeError, log: bool) -> 
     return text, (f"{path}: {n} invalid characters replaced, the first in line {line} (byte {at})",)
 
 
-def positive_number(source: SourceText, line: int, word: str, what: str) -> float:
+def positive_number(source: SourceText, line: int, value: str, what: str) -> float:
     """Convert `word` to a finite, positive float. Raises EntryError with line, column and value."""
-    number = nonnegative_number(source, line, word, what)
+    number = nonnegative_number(source, line, value, what)
     if number == 0.0:
-        raise source.entry_error(line, f"{what} = {shown(word)} must be above 0; remove this row")
+        raise source.entry_error(line, f"{what} = {shown(value)} must be above 0; remove this row")
     return number
 
 
-def nonnegative_number(source: SourceText, line: int, word: str, what: str) -> float:
+def nonnegative_number(source: SourceText, line: int, value: str, what: str) -> float:
     """Convert `word` to a finite, non-negative float. Raises EntryError with line, column and value."""
     try:
-        number = float(word)
+        number = float(value)
     except ValueError:
-        raise source.entry_error(line, f"{what} = {shown(word)} is not a number; is the line complete?") from None
+        raise source.entry_error(line, f"{what} = {shown(value)} is not a number; is the line complete?") from None
     if not (number >= 0.0 and in_range(number)):
         rule = f"must be from 0 to {LARGEST:g}"
-        raise source.entry_error(line, f"{what} = {shown(word)} {rule}; remove this row")
+        raise source.entry_error(line, f"{what} = {shown(value)} {rule}; remove this row")
     return number

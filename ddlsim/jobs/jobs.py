@@ -14,10 +14,10 @@ import numpy.typing as npt
 from ddlsim.arguments import Count, NotNegative, checked
 from ddlsim.cluster import Cluster
 from ddlsim.errors import ConfigError, unknown_name
-from ddlsim.life import Background
 from ddlsim.output_files import write_text
 from ddlsim.printable import shown
 from ddlsim.readable import seconds, si
+from ddlsim.reliability import Background
 from ddlsim.run.job import Job
 from ddlsim.run.outcome import link_names
 from ddlsim.run.result import Result
@@ -87,7 +87,7 @@ class Jobs:
         raise unknown_name("job", name, self.names, "jobs")
 
     @checked
-    def step_time_together(self, name: str) -> float:
+    def concurrent_step_time(self, name: str) -> float:
         """Return a job's mean step time (s) while all jobs run.
 
         It counts steps after the warm-up that lie entirely in that time; if there are none, all steps of the job.

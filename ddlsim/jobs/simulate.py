@@ -48,15 +48,15 @@ from ddlsim.cluster import load_cluster
 from ddlsim.cluster.cluster import ClusterLike
 from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.jobs.jobs import Jobs, Ran
-from ddlsim.life import Background, LinkFault, Pause, RandomFaults
-from ddlsim.life.failures import read_rows
-from ddlsim.life.faults import Fault, at_random, up_to_its_end
 from ddlsim.plain import read_toml
+from ddlsim.reliability import Background, LinkFault, Pause, RandomFaults
+from ddlsim.reliability.failures import read_rows
+from ddlsim.reliability.faults import Fault, at_random, up_to_its_end
+from ddlsim.run.concurrent import Together
 from ddlsim.run.files import SCHEMA, with_cluster
 from ddlsim.run.job import Job
 from ddlsim.run.notes import late_notes
 from ddlsim.run.simulate import random_faults_of
-from ddlsim.run.together import Together
 from ddlsim.schema import Source
 
 FaultLike = Annotated[
@@ -92,8 +92,8 @@ def simulate_jobs(
     Raises :class:`~ddlsim.errors.ConfigError`, naming the job and the remedy, for jobs that do not fit.
     """
     own = [each for each in jobs if isinstance(each, Job)]
-    if not own or all(each.goes_on for each in own):
-        raise ConfigError("simulate_jobs: jobs: must contain at least one ddlsim.Job without goes_on")
+    if not own or all(each.endless for each in own):
+        raise ConfigError("simulate_jobs: jobs: must contain at least one ddlsim.Job without endless")
     loaded = load_cluster(own[0].experiment.cluster if cluster is None else cluster)
     loaded = loaded.sampled(own[0].experiment.seed)
     if cluster is not None:
@@ -127,9 +127,9 @@ def simulate_jobs(
     begun = [tenant for tenant in together.tenants if tenant.run is not None]
     for tenant, share in zip(begun, together.shares(), strict=True):
         if tenant.result is not None:  # one that goes on may not have come before the others ended
-            company = tuple(name for name in names if name != tenant.name)
+            co_located = tuple(name for name in names if name != tenant.name)
             notes = (*tenant.result.notes, *late)
-            result = dataclasses.replace(tenant.result, company=company, share=share, notes=notes)
+            result = dataclasses.replace(tenant.result, co_located=co_located, share=share, notes=notes)
             times = tenant.came, tenant.start, tenant.end
             ran.append(Ran(tenant.job, tenant.name, tuple(tenant.places), *times, result))
     network = together.network

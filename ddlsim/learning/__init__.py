@@ -6,7 +6,7 @@ from ddlsim.learning.training import Dirichlet as Dirichlet, Training as Trainin
 from ddlsim.learning.values import (
     ABSENT as ABSENT,
     Array as Array,
-    Plane as Plane,
+    DataPlane as DataPlane,
     Value as Value,
     weighted_sum as weighted_sum,
 )

@@ -18,7 +18,7 @@ from ddlsim.data.batches import BatchStream
 from ddlsim.data.dataset import DataSet, Floats, Ints, resize
 from ddlsim.errors import DdlsimError
 from ddlsim.learning.phases import Phase, phase_at
-from ddlsim.learning.values import ABSENT, Array, BatchStatistics, Plane, Value
+from ddlsim.learning.values import ABSENT, Array, BatchStatistics, DataPlane, Value
 from ddlsim.nn.network import Network
 from ddlsim.optim import OptimizerState, Schedule
 from ddlsim.optim.rules import Optimizer
@@ -113,7 +113,7 @@ class Shift(NamedTuple):
     on after it, and when on the clock it begins, s."""
 
     begin: Handover | None
-    goes_on: bool
+    endless: bool
     since: float = 0.0
 
 
@@ -172,7 +172,7 @@ class _Gradient(Value[Array]):
     __slots__ = ("batches", "params")
 
     def __init__(
-        self, plane: Plane, batches: tuple[_Batch, ...], params: Value[Array], compute: Callable[..., Array]
+        self, plane: DataPlane, batches: tuple[_Batch, ...], params: Value[Array], compute: Callable[..., Array]
     ) -> None:
         super().__init__(plane, plane.n_values, compute, (params,))
         self.batches = batches
@@ -188,7 +188,7 @@ class Learner:
     begin      state of a training that another group of workers hands over
     """
 
-    def __init__(self, plane: Plane, task: Task | None, n_workers: int, begin: Handover | None = None) -> None:
+    def __init__(self, plane: DataPlane, task: Task | None, n_workers: int, begin: Handover | None = None) -> None:
         self.plane = plane
         self.task = task
         self.n_workers = n_workers
@@ -211,7 +211,7 @@ class Learner:
     @classmethod
     def without_data(cls, n_workers: int) -> Learner:
         """Return the learner of a timing-only run."""
-        return cls(Plane(), None, n_workers)
+        return cls(DataPlane(), None, n_workers)
 
     def gradient(self, rank: int, params: Value[Array], n_samples: int, now: float) -> Value[Array]:
         """Return the mean gradient, shape (n_params,), of the worker's next `n_samples` samples at `params`."""
@@ -225,7 +225,7 @@ class Learner:
             first = self._before + first * self.n_workers + rank * n_samples
         else:
             first += self._before // self.n_workers
-        network = task.network_at(self.own_epoch(rank))
+        network = task.network_at(self.local_epoch(rank))
         batch = _Batch(rank, self._steps[rank], source.indices(first, n_samples), now, network)
         self._taken[rank] += n_samples
         self._steps[rank] += 1
@@ -272,7 +272,7 @@ class Learner:
         after = self.plane.apply(lambda p, g, s: optimizer.update(p, g, s, rate), params, gradient, state)
         statistics = params.statistics
         if statistics is not None:
-            statistics = self.plane.absorb(statistics, gradient.batch_statistics)
+            statistics = self.plane.merge_statistics(statistics, gradient.batch_statistics)
         return self.plane.apply(_first, after, statistics=statistics), self.plane.apply(_second, after)
 
     def concatenate(self, parts: Sequence[Value[Array]]) -> Value[Array]:
@@ -280,7 +280,7 @@ class Learner:
         if len(parts) == 1:
             return parts[0]
         whole: Value[Array] = self.plane.apply(lambda *arrays: np.concatenate(arrays), *parts)
-        return whole.carrying(parts[0])
+        return whole.with_statistics_of(parts[0])
 
     def parts(self, n_parts: int) -> list[slice]:
         """Return `n_parts` contiguous slices of the parameter vector, whose sizes differ by at most one."""
@@ -296,7 +296,7 @@ class Learner:
         """Return the number of samples in a worker's shard; 1 in a timing-only run."""
         return 1 if self.task is None else len(self.task.shards[rank % len(self.task.shards)].shard)
 
-    def own_epoch(self, rank: int) -> float:
+    def local_epoch(self, rank: int) -> float:
         """Return the epoch of one worker, as if all others had seen the same number of samples."""
         return self.epoch(self._taken[rank] * self.n_workers)
 
@@ -315,7 +315,7 @@ class Learner:
                     value.statistics.read()
 
     def scalar(self, compute: Callable[[], float]) -> float:
-        """Return a number that decides how the run continues; see :meth:`Plane.scalar`."""
+        """Return a number that decides how the run continues; see :meth:`DataPlane.scalar`."""
         return self.plane.scalar(compute)
 
     def recent_loss(self) -> float:

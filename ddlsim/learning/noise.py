@@ -16,7 +16,7 @@ from typing import Annotated
 
 import numpy as np
 
-from ddlsim.arguments import Count, Seed, checked, whole
+from ddlsim.arguments import Count, Seed, checked, integer
 from ddlsim.data import load_data
 from ddlsim.data.dataset import DataSet
 from ddlsim.errors import ConfigError
@@ -74,7 +74,7 @@ def gradient_noise_scale(
     params: Array | None = None,
     *,
     batch_size: Count = 16,
-    n_batches: Annotated[int, whole(2)] = 100,
+    n_batches: Annotated[int, integer(2)] = 100,
     seed: Seed = 0,
 ) -> NoiseScale:
     """Estimate the gradient noise scale of a model on a data set.

@@ -18,7 +18,7 @@ Timing-only runs compute nothing: every operation on :data:`ABSENT` returns ABSE
 sizes alone.
 
 **A model is its parameters and its running statistics** (of batch normalisation). The value of parameters holds their
-running statistics, and every operation that mixes parameters (arithmetic of values, :meth:`Plane.mix`) mixes the
+running statistics, and every operation that mixes parameters (arithmetic of values, :meth:`DataPlane.mix`) mixes the
 statistics by the same formula, so strategies need not handle them. A gradient holds the statistics of the batches that
 it was computed from, however it is scaled, summed or split. Only parameters that are updated with the gradient take
 them in, so a dropped gradient does not affect any statistics.
@@ -46,7 +46,8 @@ U = TypeVar("U")
 class Value(Generic[T_co]):
     """A lazy value: an array, a tuple or an optimizer's state that is computed when it is read.
 
-    :meth:`Plane.apply` and :meth:`Plane.constant` make values, and arithmetic with values and numbers makes new ones.
+    :meth:`DataPlane.apply` and :meth:`DataPlane.constant` make values, and arithmetic with values and
+    numbers makes new ones.
 
     statistics        running statistics of parameters; None for other values, and for networks without batch
                       normalisation
@@ -56,7 +57,7 @@ class Value(Generic[T_co]):
     __slots__ = ("__weakref__", "_compute", "_inputs", "_result", "batch_statistics", "number", "plane", "statistics")
 
     def __init__(
-        self, plane: Plane, number: int, compute: Callable[..., T_co] | None, inputs: tuple[Value[object], ...],
+        self, plane: DataPlane, number: int, compute: Callable[..., T_co] | None, inputs: tuple[Value[object], ...],
         result: object = None, statistics: Value[Array] | None = None,
         batch_statistics: tuple[Value[BatchStatistics], ...] = (),
     ) -> None:  # fmt: skip
@@ -95,7 +96,7 @@ class Value(Generic[T_co]):
                 value._result = value._compute(*[each._result for each in value._inputs])
                 value._compute, value._inputs = None, ()
 
-    def carrying(self, *others: Value[object]) -> Value[T_co]:
+    def with_statistics_of(self, *others: Value[object]) -> Value[T_co]:
         """Return the same content with the statistics of other values: those of the first one, and of all batches."""
         batches = _batches(others)
         if others[0].statistics is None and not batches:
@@ -160,7 +161,7 @@ class Replay:
     scalars: Sequence[float] = ()
 
 
-class Plane:
+class DataPlane:
     """The data plane of a run: makes and numbers lazy values.
 
     replay  content of a saved run to resume. Its values are not computed again: live ones have their saved content, and
@@ -212,14 +213,14 @@ class Plane:
         if len(models) == len(inputs):
             return self.apply(function, *inputs, statistics=self.apply(cast("Callable[..., Array]", function), *models))
         if len(models) == 1:
-            return self.apply(function, *inputs, statistics=self.absorb(models[0], batches))
+            return self.apply(function, *inputs, statistics=self.merge_statistics(models[0], batches))
         n_others = len(inputs) - len(models)
         raise DdlsimError(
             f"the running statistics (batch normalisation) of {len(models)} models cannot be mixed together with "
             f"{n_others} other values; mix the models first, then add the other values"
         )
 
-    def absorb(self, statistics: Value[Array], batches: Sequence[Value[BatchStatistics]]) -> Value[Array]:
+    def merge_statistics(self, statistics: Value[Array], batches: Sequence[Value[BatchStatistics]]) -> Value[Array]:
         """Return running statistics updated with those of batches; see :func:`absorbed`."""
         return self.apply(absorbed, statistics, *batches) if batches else statistics
 
@@ -248,7 +249,7 @@ class Plane:
         return Replay(self.n_values, results, pending, tuple(self.scalars))
 
 
-def weighted_sum(plane: Plane, weights: Sequence[float], values: Sequence[Value[Array]]) -> Value[Array]:
+def weighted_sum(plane: DataPlane, weights: Sequence[float], values: Sequence[Value[Array]]) -> Value[Array]:
     """Return the weighted sum of models, sum_j weights[j] * values[j].
 
     values  models, each of shape (n_params,); running statistics are summed with the same weights
@@ -265,7 +266,7 @@ def weighted_sum(plane: Plane, weights: Sequence[float], values: Sequence[Value[
     return plane.mix(add, *values)
 
 
-class _Nothing(Plane):
+class _Nothing(DataPlane):
     """The plane of a run without data."""
 
     def apply(self, *inputs: Any, **statistics: Any) -> Any:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from ddlsim.arguments import Rule, checked, number, whole
+from ddlsim.arguments import Rule, checked, integer, number
 from ddlsim.collectives import KINDS
 from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.units import parse
@@ -41,9 +41,9 @@ def _cell(rule: Rule, dimension: str = "") -> Rule:
 MAX_NBYTES, MAX_COUNT = 10**18, 10**9
 
 Seconds = Annotated[float, _cell(number(0.0, above=True, hint=", like 0.0012 or '1.2 ms'"), "time")]
-Nbytes = Annotated[int, _cell(whole(0, MAX_NBYTES), "bytes")]
-Count = Annotated[int, _cell(whole(0, MAX_COUNT))]
-Some = Annotated[int, _cell(whole(1, MAX_COUNT))]
+Nbytes = Annotated[int, _cell(integer(0, MAX_NBYTES), "bytes")]
+Count = Annotated[int, _cell(integer(0, MAX_COUNT))]
+Some = Annotated[int, _cell(integer(1, MAX_COUNT))]
 
 
 @checked

@@ -231,7 +231,7 @@ class Engine:
                 self.net.counts[st.AHEAD] = 0
         if interconnect.splits:
             self.net = with_split(self.net)
-        self._details = details if details is not None and details.acts else None
+        self._details = details if details is not None and details.has_effects else None
         if self._details is not None:
             self.net = with_shaping(self.net, self._link_channel, interconnect.reverse_link, self._details)
         self._overhead = details if details is not None and details.overhead.any() else None
@@ -312,10 +312,10 @@ class Engine:
         net.counts[st.N_CHANGED] = 0
         net.reals[st.NEXT_CHANGE] = changes["time"][0] if len(changes) else np.inf
 
-    def prepare(self, schedule: Schedule, nodes: Ints, nbytes: float | Sequence[Floats], party: int) -> int:
-        """Prepare an execution of `schedule` by a party, rank r at ``nodes[r]``; return its id."""
+    def prepare(self, schedule: Schedule, nodes: Ints, nbytes: float | Sequence[Floats], client: int) -> int:
+        """Prepare an execution of `schedule` by a client, rank r at ``nodes[r]``; return its id."""
         sizes = None if isinstance(nbytes, (int, float)) else nbytes
-        program = self._register(schedule, nodes, sizes, party)
+        program = self._register(schedule, nodes, sizes, client)
         shape = self._shapes[program]
         free = self._free_instances[program]
         instance = free.pop() if free else self._new_instance(program, shape)
@@ -328,7 +328,7 @@ class Engine:
         net.counters[row["ranks"] : row["ranks"] + shape.n_ranks] = shape.n_lanes
         row["ranks_left"] = shape.n_ranks
         row["nbytes"] = 1.0 if sizes is not None else float(cast(float, nbytes))
-        row["party"] = party
+        row["client"] = client
         net.counts[st.N_LIVE] += 1
         net.counts[st.LIVE_THREADS] += shape.n_ranks * shape.n_lanes
         net.counts[st.LIVE_SENDS] += net.programs["sends_bound"][program]
@@ -375,10 +375,10 @@ class Engine:
         self.pairs_of.append([])
         return len(self.routes_of) - 1
 
-    def own_routes(self, party: int) -> Bools:
+    def own_routes(self, client: int) -> Bools:
         """Return which routes are a party's."""
         own = np.zeros(len(self.net.routes), dtype=np.bool_)
-        for first, behind in self.routes_of[party]:
+        for first, behind in self.routes_of[client]:
             own[first:behind] = True
         return own
 
@@ -422,7 +422,7 @@ class Engine:
         return start
 
     def _add_routes(
-        self, src: Ints, dst: Ints, party: int, latency: Floats | None = None, flows: Ints | None = None
+        self, src: Ints, dst: Ints, client: int, latency: Floats | None = None, flows: Ints | None = None
     ) -> int:
         """Append routes of a party between the pairs; return the number of the first. `latency` (s), where given and
         not NaN, is theirs; `flows` are told apart by ECMP."""
@@ -433,8 +433,8 @@ class Engine:
         rows["handled"] = 1.0
         if self.net.counts[st.SHARED]:
             self._extend("routed", len(src))
-        self.routes_of[party].append((first, first + len(src)))
-        self.pairs_of[party].append(np.stack([src, dst], axis=1))
+        self.routes_of[client].append((first, first + len(src)))
+        self.pairs_of[client].append(np.stack([src, dst], axis=1))
         self._write_routes(rows, routes, latency)
         if self._details is not None:
             _, frames = self._extend("frames", len(src))
@@ -492,26 +492,26 @@ class Engine:
         ways.connections.clear()
         ways.limits.clear()
 
-    def pair_routes(self, src: list[int], dst: list[int], party: int, latency: bool = True) -> list[int]:
+    def pair_routes(self, src: list[int], dst: list[int], client: int, latency: bool = True) -> list[int]:
         """Return the numbers of a party's routes between nodes, which have no latency if that is False."""
-        pairs = [(party, latency, *pair) for pair in zip(src, dst, strict=True)]
+        pairs = [(client, latency, *pair) for pair in zip(src, dst, strict=True)]
         missing = list(dict.fromkeys(p for p in pairs if p not in self._route_of))
         if missing:
             array = np.array(missing, dtype=np.int64)
             none = None if latency else np.zeros(len(missing))
-            first = self._add_routes(array[:, 2], array[:, 3], party, none)
+            first = self._add_routes(array[:, 2], array[:, 3], client, none)
             self._route_of.update({pair: first + i for i, pair in enumerate(missing)})
         return [self._route_of[pair] for pair in pairs]
 
-    def _register(self, schedule: Schedule, nodes: Ints, sizes: Sequence[Floats] | None, party: int) -> int:
-        key = (party, id(schedule), id(sizes), nodes.tobytes())
+    def _register(self, schedule: Schedule, nodes: Ints, sizes: Sequence[Floats] | None, client: int) -> int:
+        key = (client, id(schedule), id(sizes), nodes.tobytes())
         if key in self._programs:
             return self._programs[key]
         shape = compile_schedule(schedule, sizes)
         # threads are numbered lane by lane, so "wrap" makes ranks of them
         source, target = nodes.take(shape.src, mode="wrap"), nodes.take(shape.dst, mode="wrap")
         lanes = (shape.src // shape.n_ranks).astype(np.int64)  # channels have connections of their own
-        route = self._add_routes(source, target, party, shape.latency, lanes)
+        route = self._add_routes(source, target, client, shape.latency, lanes)
         self.net.routes["handled"][route : route + shape.n_messages] = shape.handled
         weight = self._append("weights", shape.weights)
         self._append("headers", shape.headers)

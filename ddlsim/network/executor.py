@@ -73,8 +73,8 @@ class TaskColumns(NamedTuple):
     following  rows
     missing    how many rows it starts after
     waits      how many it starts after when it starts anew
-    slow       where the slow-downs of its work begin in ``slow_downs``, -1 if it has none
-    slow_downs (until s, factor) of intervals, one after the other, the last one without end
+    slow       where the slow-downs of its work begin in ``slowdowns``, -1 if it has none
+    slowdowns (until s, factor) of intervals, one after the other, the last one without end
     device     that a row works on, or that it keeps busy while it exchanges; -1: none that exchanges slow down
     slower     (inside, between) of each device: how many times as long its work takes while exchanges are under way
                inside a machine, and between machines
@@ -92,7 +92,7 @@ class TaskColumns(NamedTuple):
     missing: Ints
     waits: Ints
     slow: Ints
-    slow_downs: Sequence[tuple[float, float]] = ()
+    slowdowns: Sequence[tuple[float, float]] = ()
     device: Ints | None = None
     slower: Sequence[tuple[float, float]] = ()
     inside: Ints | None = None
@@ -467,7 +467,7 @@ def _tables(columns: TaskColumns, n_keys: int, n_queues: int, bystanders: int) -
         calendar=np.zeros(n + n_queues + 3 + 2 * len(devices), dtype=EVENT),
         ended=places(2 * n + n_queues + 16), ready=ready, join_instances=places(n_joins), join_ranks=places(n_joins),
         sends=places(n_sends + 1), messages=np.zeros(n_sends + 1, dtype=ts.MESSAGE), freed=places(17),
-        slow=np.array(list(columns.slow_downs), dtype=SLOW), devices=devices,
+        slow=np.array(list(columns.slowdowns), dtype=SLOW), devices=devices,
         changes=places(2 * n if len(devices) else 0), pauses=NO_PAUSES,
     )  # fmt: skip
 

@@ -55,8 +55,8 @@ class Network:
         self.pauses = NO_PAUSES
         self._join(0)
 
-    def _join(self, party: int) -> None:
-        self.party = party
+    def _join(self, client: int) -> None:
+        self.client = client
         self._engine.routes_of.append([])
         self._engine.pairs_of.append([])
         self._n_sent = 0
@@ -76,7 +76,7 @@ class Network:
         The first call must come before anything has been started.
 
         The party that advances time receives its own completions. While another party has completions, time stops until
-        that party has collected them (:meth:`waiting_parties`, :meth:`collect`).
+        that party has collected them (:meth:`waiting_clients`, :meth:`collect`).
         """
         self.engine.share()
         other = object.__new__(Network)
@@ -128,7 +128,7 @@ class Network:
 
         Ids are reused after all ranks have finished. Raises ConfigError if the tables do not match the schedule.
         """
-        return self._engine.prepare(schedule, np.asarray(nodes, dtype=np.int64), nbytes, self.party)
+        return self._engine.prepare(schedule, np.asarray(nodes, dtype=np.int64), nbytes, self.client)
 
     def join(self, ids: Sequence[int] | Ints, ranks: Sequence[int] | Ints, now: float) -> None:
         """Let rank ``ranks[i]`` enter collective ``ids[i]`` at time `now` (s), for all i in order."""
@@ -148,7 +148,7 @@ class Network:
         overhead  None: ordinary messages. True or False: messages of a collective of known time, which includes their
                   latency; True counts their bytes as overhead, False as traffic of this party.
         """
-        party, latency = self.engine.overhead if overhead else self.party, overhead is None
+        client, latency = self.engine.overhead if overhead else self.client, overhead is None
         n, handle = len(src), self.first_handle + (self._n_sent + 1) * self.stride - 1
         self._n_sent += n
         self.engine.n_entries += 1
@@ -157,7 +157,7 @@ class Network:
         self.engine.ensure_slots(extra=n)
         handles = [handle + i * self.stride for i in range(n)]
         sources, targets = [int(node) for node in src], [int(node) for node in dst]
-        routes = self.engine.pair_routes(sources, targets, party, latency)
+        routes = self.engine.pair_routes(sources, targets, client, latency)
         table, sizes = self.engine.table, nbytes.tolist()
         for message in zip(handles, sources, targets, routes, sizes, strict=True):
             kernel.send_one(table, *message, float(now))
@@ -170,7 +170,7 @@ class Network:
 
         Returns None if nothing finishes by then, or if completions of another party come first.
         """
-        self.engine.net.counts[st.PARTY] = self.party
+        self.engine.net.counts[st.CLIENT] = self.client
         while (status := kernel.advance(self.engine.table, float(until))) == st.FULL:
             self.engine.make_room()
         reached = until if status == st.IDLE and until < np.inf else float(self.engine.net.reals[st.NOW])
@@ -185,22 +185,24 @@ class Network:
 
         They are valid until something is prepared or sent, an array grows, or another party advances time.
         """
-        self._engine.net.counts[st.PARTY] = self.party
+        self._engine.net.counts[st.CLIENT] = self.client
         return self._engine.table
 
     @property
     def first_handle(self) -> int:
         """Smallest handle of this party's messages."""
-        return self.party << st.PARTY_SHIFT
+        return self.client << st.CLIENT_SHIFT
 
     def routes(self, src: Sequence[int], dst: Sequence[int]) -> Ints:
         """Return the route numbers between nodes, for messages sent by compiled callers."""
-        return np.array(self._engine.pair_routes(list(src), list(dst), self.party), dtype=np.int64)
+        return np.array(self._engine.pair_routes(list(src), list(dst), self.client), dtype=np.int64)
 
     @property
     def pairs(self) -> Ints:
         """Distinct pairs of nodes between which this party has routes, shape (n, 2)."""
-        return np.unique(np.concatenate([np.zeros((0, 2), dtype=np.int64), *self._engine.pairs_of[self.party]]), axis=0)
+        return np.unique(
+            np.concatenate([np.zeros((0, 2), dtype=np.int64), *self._engine.pairs_of[self.client]]), axis=0
+        )
 
     def reserve(self, n: int) -> None:
         """Reserve space for `n` messages in flight at the same time, sent by compiled callers."""
@@ -248,21 +250,21 @@ class Network:
     # ------------------------------------------------------------ for those who share it
 
     @property
-    def waiting_parties(self) -> list[int]:
+    def waiting_clients(self) -> list[int]:
         """Sorted numbers of the parties that have completions to collect at the present time."""
         n = int(self._engine.net.counts[st.N_FOREIGN])
-        return sorted(set(self._parties(self.engine.net.foreign["id"][:n]).tolist())) if n else []
+        return sorted(set(self._clients(self.engine.net.foreign["id"][:n]).tolist())) if n else []
 
     @property
     def others_wait(self) -> bool:
         """Whether another party has completions to collect."""
         return bool(self._engine.net.counts[st.N_FOREIGN])
 
-    def is_under_way(self, party: int) -> bool:
+    def is_under_way(self, client: int) -> bool:
         """Whether a party has messages in flight."""
         net = self.engine.net
         live = net.slots["state"] != st.FREE
-        own = self.engine.own_routes(party) | self.engine.own_routes(self.engine.overhead)
+        own = self.engine.own_routes(client) | self.engine.own_routes(self.engine.overhead)
         return bool(own[net.slots["route"][live]].any())
 
     def collect(self) -> None:
@@ -270,7 +272,7 @@ class Network:
         net = self.engine.net
         n = int(net.counts[st.N_FOREIGN])
         waiting = net.foreign[:n].copy()
-        own = self._parties(waiting["id"]) == self.party
+        own = self._clients(waiting["id"]) == self.client
         n_own = int(np.count_nonzero(own))
         net.out[:n_own], net.foreign[: n - n_own] = waiting[own], waiting[~own]
         net.counts[st.N_OUT], net.counts[st.N_FOREIGN] = n_own, n - n_own
@@ -280,12 +282,12 @@ class Network:
         self.collect()
         self._take()
 
-    def _parties(self, ids: Ints) -> Ints:
+    def _clients(self, ids: Ints) -> Ints:
         """Return whose messages and collectives these are, (n,)."""
-        parties: Ints = (-1 - ids) >> st.PARTY_SHIFT
+        clients: Ints = (-1 - ids) >> st.CLIENT_SHIFT
         collectives = ids >= 0
-        parties[collectives] = self.engine.net.instances["party"][ids[collectives]]
-        return parties
+        clients[collectives] = self.engine.net.instances["client"][ids[collectives]]
+        return clients
 
     # ------------------------------------------------------------ reading
 
@@ -321,7 +323,7 @@ class Network:
         """Bytes of all messages issued so far by this party."""
         if not self.is_shared:
             return accounts.issued(self.engine.net)
-        return accounts.issued(self.engine.net, self.engine.own_routes(self.party))
+        return accounts.issued(self.engine.net, self.engine.own_routes(self.client))
 
     @property
     def n_channels(self) -> int:
@@ -339,7 +341,7 @@ class Network:
         if not self.is_shared:
             return int(self.engine.net.counts[st.N_LIVE])
         instances = self.engine.net.instances[: self.n_instances]
-        return int(((instances["party"] == self.party) & (instances["ranks_left"] > 0)).sum())
+        return int(((instances["client"] == self.client) & (instances["ranks_left"] > 0)).sum())
 
     def accounts(self) -> Accounts:
         """Return the bytes issued, delivered and carried, counted independently for comparison."""
@@ -351,19 +353,19 @@ class Network:
         return len(self._engine.routes_of) > 1
 
     @property
-    def parties(self) -> range:
+    def clients(self) -> range:
         """Numbers of all parties that share the network."""
         return range(len(self.engine.routes_of))
 
-    def traffic_of(self, party: int) -> tuple[Floats, float, int]:
+    def traffic_of(self, client: int) -> tuple[Floats, float, int]:
         """Return the traffic of a party, as :meth:`own_traffic`, with the channels of traffic sources at the end."""
-        return accounts.traffic_of(self.engine.net, self.engine.now, self.engine.own_routes(party))
+        return accounts.traffic_of(self.engine.net, self.engine.now, self.engine.own_routes(client))
 
     def own_traffic(self) -> tuple[Floats, float, int]:
         """Return this party's bytes on each channel, (n_channels,), bytes issued, and number of messages delivered."""
         if not self.is_shared:
             return self.channel_nbytes, self.nbytes_sent, self.n_messages
-        nbytes, sent, n_messages = self.traffic_of(self.party)
+        nbytes, sent, n_messages = self.traffic_of(self.client)
         return nbytes[: self.n_channels], sent, n_messages
 
     @property

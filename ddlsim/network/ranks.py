@@ -12,6 +12,8 @@ from ddlsim.network.changes import has_changes
 from ddlsim.network.flows import book_issue
 from ddlsim.network.state import (
     AHEAD,
+    CLIENT,
+    CLIENT_SHIFT,
     DELIVERED,
     DELIVERING,
     ENDED,
@@ -29,8 +31,6 @@ from ddlsim.network.state import (
     N_OUT,
     N_READY,
     NOW,
-    PARTY,
-    PARTY_SHIFT,
     ROUND_DELIVERY_MAX,
     ROUND_DELIVERY_MIN,
     STEPPED,
@@ -161,8 +161,8 @@ def deliver(net: Net, slot):  # type: ignore[no-untyped-def]
 @inlined
 def show(net: Net, instance, rank):  # type: ignore[no-untyped-def]
     """Report a completion to the party that waits for it: the one that advances time, or another one."""
-    party = (-1 - instance) >> PARTY_SHIFT if instance < 0 else net.instances[instance].party
-    if party != net.counts[PARTY]:
+    client = (-1 - instance) >> CLIENT_SHIFT if instance < 0 else net.instances[instance].client
+    if client != net.counts[CLIENT]:
         i = net.counts[N_FOREIGN]
         net.foreign[i].id = instance
         net.foreign[i].rank = rank

@@ -70,7 +70,7 @@ ROUND_NEW = 42  # flows that the last instant has added
 RERATED = 43  # flows that have changed their rates since the round began
 N_CHANGED = 44  # changes that have happened (ddlsim.network.changes)
 N_PAUSED = 45  # nodes that stand still
-PARTY = 46  # who lets time pass now, of those who share the network
+CLIENT = 46  # who lets time pass now, of those who share the network
 N_FOREIGN = 47  # completions of others than that one, which wait for them
 SHARED = 48  # 1: there are several of them, and what each has issued is counted
 SPLIT = 49  # 1: messages can take several links side by side, a share of their bytes each
@@ -119,8 +119,8 @@ NOT_JOINED, ENDED = -1, -2
 IDLE, VISIBLE, FULL, FOREIGN = 0, 1, 2, 3
 
 # A single message has a handle: its sender's party, and in the lower bits what that party has numbered it
-PARTY_SHIFT = 46
-LOCAL = (1 << PARTY_SHIFT) - 1
+CLIENT_SHIFT = 46
+LOCAL = (1 << CLIENT_SHIFT) - 1
 
 
 def record(**fields: str) -> np.dtype[np.void]:
@@ -210,7 +210,7 @@ MESSAGE = record(
 PROGRAM = record(thread="i", n_ranks="i", n_lanes="i", sends_bound="i")
 #: threads: where its part of `threads` starts; counters, ranks: where, in `counters`, the arrivals per message
 #: and the lanes left per rank start; party: whose it is
-INSTANCE = record(nbytes="f", program="i", threads="i", counters="i", ranks="i", ranks_left="i", party="i")
+INSTANCE = record(nbytes="f", program="i", threads="i", counters="i", ranks="i", ranks_left="i", client="i")
 #: entered: the instant (N_EVENTS) at which it entered its step
 THREAD = record(entered="i", step="n", repetition="n", sends_left="n", recvs_missing="n")
 #: the queue of a channel, in bytes counted from when it last began to fill: those that had `arrived` and been `served`

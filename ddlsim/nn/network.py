@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from ddlsim.arguments import Seed, by, checked
+from ddlsim.arguments import Seed, checked, validated_by
 from ddlsim.errors import ConfigError, shown
 from ddlsim.nn import layers as nn
 from ddlsim.nn import row_kernels
@@ -608,7 +608,7 @@ def _float_type(value: Any, where: str) -> np.dtype[np.floating]:
 def build_network(
     model: ModelLike,
     seed: Seed,
-    dtype: Annotated[npt.DTypeLike, by(_float_type)] = np.float32,
+    dtype: Annotated[npt.DTypeLike, validated_by(_float_type)] = np.float32,
     loss: Loss = "cross_entropy",
 ) -> Network:
     """Build a trainable network of a model, with random initial parameters.

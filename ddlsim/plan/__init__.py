@@ -11,7 +11,7 @@ from ddlsim.plan.chakra import read_chakra as read_chakra
 from ddlsim.plan.check import check as check
 from ddlsim.plan.chunks import (
     Chunk as Chunk,
-    balanced as balanced,
+    balanced_chunks as balanced_chunks,
     between_blocks as between_blocks,
     chunks_at as chunks_at,
     crossing_nbytes as crossing_nbytes,
@@ -22,11 +22,11 @@ from ddlsim.plan.embeddings import embeddings as embeddings
 from ddlsim.plan.execute import Execution as Execution, execute as execute
 from ddlsim.plan.fully_sharded import fully_sharded as fully_sharded
 from ddlsim.plan.goal import read_goal as read_goal
-from ddlsim.plan.mesh import Mesh as Mesh, mesh_of as mesh_of
+from ddlsim.plan.mesh import Mesh as Mesh, make_mesh as make_mesh
 from ddlsim.plan.pipeline import pipeline as pipeline
 from ddlsim.plan.pipeline_orders import ORDERS as ORDERS
 from ddlsim.plan.plan import KINDS as KINDS, Lane as Lane, Part as Part, Plan as Plan
 from ddlsim.plan.program import StepProgram as StepProgram
-from ddlsim.plan.queues import FusedQueue as FusedQueue, UrgentQueue as UrgentQueue
+from ddlsim.plan.queues import FusedQueue as FusedQueue, PriorityQueue as PriorityQueue
 from ddlsim.plan.schedules import ALGORITHMS as ALGORITHMS
-from ddlsim.plan.servers import through_servers as through_servers
+from ddlsim.plan.servers import with_parameter_servers as with_parameter_servers

@@ -13,14 +13,14 @@ from ddlsim.errors import ConfigError
 from ddlsim.output_files import write_text
 from ddlsim.plan.chakra_file import COLLECTIVES, NODE_TYPES, Attribute, TraceNode, write_nodes
 from ddlsim.plan.plan import ALL_GATHER, ALL_REDUCE, COLUMNS, GATHER, KINDS, RECEIVE, SEND, Lane, Part, Plan
-from ddlsim.plan.queues import FusedQueue, UrgentQueue
+from ddlsim.plan.queues import FusedQueue, PriorityQueue
 from ddlsim.plan.servers import as_messages
 from ddlsim.plan.text import what
 
 _PLAN, _LANES = "ddlsim.plan", "ddlsim.lanes"
 #: of the columns, what most rows have: it is not written. Lane and kind always are
 _DEFAULTS = {name: -1 if name in ("name", "peer", "key", "batch", "part") else 0 for name in COLUMNS[2:]}
-_QUEUES = {"urgent": UrgentQueue, "fused": FusedQueue}
+_QUEUES = {"urgent": PriorityQueue, "fused": FusedQueue}
 
 
 def to_chakra(plan: Plan, path: str | Path) -> list[Path]:
@@ -67,7 +67,7 @@ def _told(queue: object) -> list[object]:
     for name, kind in _QUEUES.items():
         if type(queue) is kind:
             return [name, vars(queue)]
-    raise ConfigError(f"to_chakra: queue {queue!r} cannot be stored in a trace; use UrgentQueue or FusedQueue")
+    raise ConfigError(f"to_chakra: queue {queue!r} cannot be stored in a trace; use PriorityQueue or FusedQueue")
 
 
 def _node(plan: Plan, row: int) -> TraceNode:

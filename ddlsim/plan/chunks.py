@@ -158,7 +158,7 @@ def chunks_at(workload: Workload, cuts: Sequence[Index]) -> tuple[Chunk, ...]:
 
 
 @checked
-def balanced(
+def balanced_chunks(
     workload: Workload, stages: Count, chunks: Count = 1, at: Sequence[Index] | None = None
 ) -> tuple[Chunk, ...]:
     """Split a model into `stages` * `chunks` contiguous chunks so that the slowest one is as fast as possible.
@@ -179,7 +179,7 @@ def balanced_cuts(
     at: Sequence[int] | None = None,
     of_chunks: Sequence[Workload] = (),
 ) -> tuple[int, ...]:
-    """Return the layers before which :func:`balanced` cuts. Raises ConfigError for more chunks than pieces.
+    """Return the layers before which :func:`balanced_chunks` cuts. Raises ConfigError for more chunks than pieces.
 
     of_chunks  (stages * chunks,) the whole model as the device of each chunk computes it, if devices differ. Speed
                factors are ignored: a straggler does not change the cuts

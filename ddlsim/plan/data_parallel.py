@@ -46,8 +46,8 @@ def data_parallel(
                     the backward pass, ``per_layer`` (Zhang et al. 2017, Poseidon), ``ddp_buckets`` (Li et al. 2020,
                     PyTorch DDP)
     accumulation    micro-batches per rank and step; gradients are sent during the backward pass of the last one
-    queue           queue that decides which ready bucket is sent next, ``UrgentQueue`` or ``FusedQueue``; None: buckets
-                    are sent in order
+    queue           queue that decides which ready bucket is sent next, ``PriorityQueue`` or ``FusedQueue``; None:
+                    buckets are sent in order
     layer_by_layer  True: each layer is updated as soon as its own gradients have arrived, and the next forward pass
                     starts while later layers are still waiting (Peng et al. 2019, ByteScheduler); every bucket must
                     belong to a single layer. False: all layers are updated when all gradients have arrived
@@ -125,7 +125,7 @@ def _check_layer_by_layer(parts: Sequence[Part], queue: Queue | None) -> None:
                 "use buckets of a single layer, such as per_layer"
             )
     if queue is None:
-        raise ConfigError("data_parallel: layer_by_layer needs a queue, such as UrgentQueue(in_flight=4)")
+        raise ConfigError("data_parallel: layer_by_layer needs a queue, such as PriorityQueue(in_flight=4)")
 
 
 def each_rank(workloads: Workload | Sequence[Workload], n_ranks: int | None, accumulation: int = 1) -> list[Workload]:

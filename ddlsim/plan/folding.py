@@ -166,7 +166,7 @@ def fold(
     others   schedules of the other collectives
     """
     nodes, why_not = schedules.nodes, list[str]()
-    if cluster.routing == "ecmp" or (cluster.details is not None and cluster.details.acts):
+    if cluster.routing == "ecmp" or (cluster.details is not None and cluster.details.has_effects):
         why_not.append("links have details")
     exchanges = sorted(
         {

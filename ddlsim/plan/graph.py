@@ -10,7 +10,7 @@ import numpy as np
 from ddlsim.errors import ConfigError
 from ddlsim.plan.order import Order
 from ddlsim.plan.plan import ALL_REDUCE, COMPUTE, KINDS, RECEIVE, SEND, Ints, Lane, Plan
-from ddlsim.plan.queues import UrgentQueue
+from ddlsim.plan.queues import PriorityQueue
 
 #: the lane of what waits for nothing but its needs
 WAITING = "waiting"
@@ -158,7 +158,7 @@ def _plan(
     needs = [sorted({where[need] for need in one.needs}) for one in each]
     none = np.full(len(rows), -1)
     return Plan(
-        lanes=tuple(lanes), queues=(UrgentQueue(1),), groups=tuple(groups), parts=(), names=tuple(names), n_layers=0,
+        lanes=tuple(lanes), queues=(PriorityQueue(1),), groups=tuple(groups), parts=(), names=tuple(names), n_layers=0,
         lane=np.array(column, dtype=np.int64), kind=np.array([one.kind for one in each], dtype=np.int64),
         name=np.array(name, dtype=np.int64), seconds=np.array([one.seconds for one in each], dtype=np.float64),
         nbytes=np.array([one.nbytes for one in each], dtype=np.float64), peer=np.array(peer, dtype=np.int64),

@@ -123,7 +123,7 @@ class Mesh:
 
 
 @checked
-def mesh_of(
+def make_mesh(
     n_ranks: Count,
     data: Count | None = None,
     pipeline: Count = 1,

@@ -34,7 +34,7 @@ def pipeline(
 ) -> StepProgram:
     """Return the step program of pipeline-parallel training, with replicas along the data axis of a mesh.
 
-    chunks         chunks of the model in forward order, as returned by :func:`ddlsim.plan.balanced` or
+    chunks         chunks of the model in forward order, as returned by :func:`ddlsim.plan.balanced_chunks` or
                    :func:`ddlsim.plan.chunks_at`: one per stage or, for interleaved and V-shaped orders, several
     micro_batches  micro-batches per replica and step
     order          "gpipe", "1f1b" (interleaved if there are several chunks per rank), "zb-1p", "zb-2p", "zb-v",

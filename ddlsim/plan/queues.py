@@ -18,7 +18,7 @@ from ddlsim.units import si
 
 @checked
 @dataclass(frozen=True)
-class UrgentQueue:
+class PriorityQueue:
     """Launch the ready collective with the lowest key first, with at most `in_flight` collectives in progress.
 
     This is the priority scheduling of ByteScheduler (Peng et al. 2019, section 4).

@@ -16,7 +16,7 @@ from ddlsim.plan.plan import ALL_REDUCE, COLUMNS, COMPUTE, PUSH_PULL, RECEIVE, S
 
 
 @checked
-def through_servers(plan: Plan, n_servers: Count = 1) -> Plan:
+def with_parameter_servers(plan: Plan, n_servers: Count = 1) -> Plan:
     """Return a plan that uses parameter servers instead of all-reduces.
 
     Ranks push gradients to `n_servers` servers and pull the sums (Li et al. 2014, OSDI, section 3). The servers are
@@ -28,7 +28,8 @@ def through_servers(plan: Plan, n_servers: Count = 1) -> Plan:
     rows, n = plan.collectives, plan.n_ranks
     if plan.servers or (plan.kind[rows] != ALL_REDUCE).any() or any(len(group) != n for group in plan.groups):
         raise ConfigError(
-            "through_servers: the plan must have no servers, and no collectives other than all-reduces over all ranks"
+            "with_parameter_servers: the plan must have no servers, and no collectives other than all-reduces over all "
+            "ranks"
         )
     _, first = np.unique(plan.key[rows], return_index=True)
     copied = rows[np.sort(first)]

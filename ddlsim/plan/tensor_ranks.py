@@ -39,8 +39,8 @@ from ddlsim.plan.plan import (
     Lane,
     Plan,
 )
-from ddlsim.workload.beside import BULK, PIPELINE, RING_EXCHANGE, Beside
 from ddlsim.workload.compute import Workload
+from ddlsim.workload.tensor_overlap import BULK, PIPELINE, RING_EXCHANGE, Beside
 from ddlsim.workload.tensor_parallel import Collective as Exchange
 from ddlsim.workload.tensor_parallel import Shard
 

@@ -2,5 +2,5 @@
 
 from ddlsim.planner.decide import recommend as recommend
 from ddlsim.planner.decide import load_question as load_question
-from ddlsim.planner.plan import Choice as Choice, Plan as Plan
+from ddlsim.planner.recommendation import Choice as Choice, Recommendation as Recommendation
 from ddlsim.planner.target import Target as Target

@@ -10,14 +10,14 @@ from ddlsim.plan.interfaces import interfaces
 from ddlsim.planner import guidelines
 from ddlsim.planner.candidates import Candidate
 from ddlsim.planner.evaluate import Evaluator, number_of
-from ddlsim.planner.plan import Guideline
+from ddlsim.planner.recommendation import Guideline
 from ddlsim.readable import count, percent, seconds, size, spread
 from ddlsim.run.collective import collective_time
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.prepare import DEFAULT_DEVICE, prepare
 from ddlsim.runtime.fabric import AllReduceAlgorithm
 from ddlsim.strategies import AllReduce, LocalSGD, NoOverlap, ParameterServer, contract
-from ddlsim.study.work import DONE, Outcome
+from ddlsim.study.worker import DONE, Outcome
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.devices import load_device
 from ddlsim.workload.model import Layer

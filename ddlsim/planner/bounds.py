@@ -165,7 +165,7 @@ class Bounds:
 def _varies(candidate: Candidate) -> bool:
     """Return whether tasks take other times than the program says."""
     experiment = candidate.experiment
-    return not isinstance(experiment.jitter, NoJitter) or bool(experiment.slow_downs or experiment.faults)
+    return not isinstance(experiment.jitter, NoJitter) or bool(experiment.slowdowns or experiment.faults)
 
 
 def _limits(samples: float, chains: float, crossing: float) -> dict[str, float]:
@@ -248,7 +248,7 @@ def _computing(candidate: Candidate, prepared: Prepared) -> float:
         return np.inf
     if (
         not isinstance(experiment.jitter, NoJitter)
-        or experiment.slow_downs
+        or experiment.slowdowns
         or experiment.faults
         or experiment.window[0] > 0
     ):

@@ -20,7 +20,7 @@ from ddlsim.run.experiment import Experiment
 from ddlsim.run.prepare import DEFAULT_DEVICE, with_defaults
 from ddlsim.runtime.fabric import algorithm_for
 from ddlsim.strategies import AllReduce, LocalSGD, ParameterServer, Splits, Strategy, contract
-from ddlsim.strategies.splits import text_of_senseless
+from ddlsim.strategies.splits import text_of_invalid
 from ddlsim.study.changes import labels_of
 from ddlsim.workload.compute import make_workload, model_flops_utilisation
 from ddlsim.workload.devices import load_device
@@ -149,15 +149,15 @@ def candidates(
 
     Raises ConfigError for values that are none, and if nothing is left.
     """
-    senseless: Counter[str] = Counter()
-    made = list(_rows(base, clusters, workers, strategies, compressions, batch_sizes, senseless))
-    if not made and set(senseless) - {TOO_MANY}:
-        raise ConfigError(f"recommend: no configuration is valid: {text_of_senseless(senseless)}")
+    invalid: Counter[str] = Counter()
+    made = list(_rows(base, clusters, workers, strategies, compressions, batch_sizes, invalid))
+    if not made and set(invalid) - {TOO_MANY}:
+        raise ConfigError(f"recommend: no configuration is valid: {text_of_invalid(invalid)}")
     if not made:
         devices = ", ".join(f"{cluster.name!r} has {len(cluster.workers)} devices" for cluster in clusters)
         raise ConfigError(f"recommend: no cluster has enough devices ({devices}); use fewer workers")
-    ways = [f"{row.strategy.label.partition(' (')[0]} {row.split}" if row.split else row.strategy for row in made]
-    labels = labels_of(ways), labels_of([row.compression for row in made])
+    layouts = [f"{row.strategy.label.partition(' (')[0]} {row.split}" if row.split else row.strategy for row in made]
+    labels = labels_of(layouts), labels_of([row.compression for row in made])
     places = _places(clusters)
     natures: dict[Hashable, Nature] = {}
     found = []
@@ -171,7 +171,7 @@ def candidates(
         exact, sizes = nature.exact and compression is None, contract.of(strategy).split_sizes(n) if split else {}
         size = (n, *names, batch_size)
         found.append(Candidate(i, experiment, cluster, places[id(cluster)], *size, exact, nature.simple, each, sizes))
-    return found, senseless
+    return found, invalid
 
 
 def _places(clusters: Sequence[Cluster]) -> dict[int, str]:
@@ -203,7 +203,7 @@ def _rows(
     strategies: Sequence[Strategy | Splits] | None,
     compressions: Sequence[Compression | None],
     batch_sizes: Sequence[int],
-    senseless: Counter[str],
+    invalid: Counter[str],
 ) -> Iterator[_Row]:
     packed, model = [compression_of(compression) for compression in compressions], load_model(base.model)
     for cluster in clusters:
@@ -215,13 +215,13 @@ def _rows(
                 usual = [(one, False, False) for one in strategies]
             for strategy, each, dense in usual:
                 family = contract.of(strategy)
-                split = strategy.label.partition(" ")[2] if family.defines("ways") else ""
+                split = strategy.label.partition(" ")[2] if family.defines("layouts") else ""
                 # one worker sends nothing
                 for compression, batch_size in itertools.product(packed[: 1 if n == 1 or dense else None], batch_sizes):
                     if n > len(cluster.workers):
-                        senseless[TOO_MANY] += 1
+                        invalid[TOO_MANY] += 1
                         continue
-                    for way in family.ways(cluster, model, n, batch_size, senseless):
+                    for way in family.layouts(cluster, model, n, batch_size, invalid):
                         yield _Row(cluster, n, way, compression, batch_size, each, split)
 
 
@@ -265,7 +265,7 @@ def _key(strategy: Strategy) -> Hashable:
 
 def _length(base: Experiment, strategy: Strategy, synchronous: bool) -> tuple[int, int]:
     """Return warm-up and steps of a simulation: whole periods of strategies that talk now and then."""
-    if not isinstance(base.jitter, NoJitter) or base.slow_downs or base.faults:
+    if not isinstance(base.jitter, NoJitter) or base.slowdowns or base.faults:
         warmup, steps = RANDOM
     else:
         warmup, steps = REGULAR if synchronous else OWN_WAYS

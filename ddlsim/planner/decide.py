@@ -41,15 +41,15 @@ from ddlsim.planner.candidates import BATCH_SIZES, COMPRESSIONS, Candidate, cand
 from ddlsim.planner.crossovers import crossovers
 from ddlsim.planner.evaluate import Evaluator
 from ddlsim.planner.learned import Lesson, learning_group, lesson, trained
-from ddlsim.planner.plan import Choice, Plan, choices_of
 from ddlsim.planner.ranges import device_of, disputed, may_win, ranges
+from ddlsim.planner.recommendation import Choice, Recommendation, choices_of
 from ddlsim.planner.search import SAME, Found, Search, beats_bound, preferred, spread_of, tie_reason
 from ddlsim.planner.target import Figures, Target
 from ddlsim.readable import count, duration, percent
 from ddlsim.run.checkpoint_intervals import best_checkpoint_interval
 from ddlsim.run.experiment import CompressionLike, Experiment, StrategyLike, TrainingLike
+from ddlsim.run.failure_timeline import has_failure_timeline
 from ddlsim.run.files import SCHEMA
-from ddlsim.run.living import has_life
 from ddlsim.run.prepare import prepare
 from ddlsim.run.result import Result
 from ddlsim.run.sensitivity import sensitivities
@@ -57,7 +57,7 @@ from ddlsim.run.simulate import run
 from ddlsim.schema import Source
 from ddlsim.spread import Spread
 from ddlsim.strategies import Splits, Strategy, contract
-from ddlsim.strategies.splits import SIZES, text_of_senseless
+from ddlsim.strategies.splits import SIZES, text_of_invalid
 from ddlsim.units import si
 from ddlsim.workload.model import Model, ModelLike, load_model
 from ddlsim.workload.stacks import default_stack
@@ -71,7 +71,7 @@ LIVES = 20
 def reliability(candidate: Candidate) -> list[str]:
     """Return the notes of a plan about failures of its best configuration; none without failures."""
     experiment = candidate.experiment
-    if not has_life(experiment):
+    if not has_failure_timeline(experiment):
         return []
     result = run(experiment)
     lost = 1.0 - _effective(result)
@@ -80,13 +80,13 @@ def reliability(candidate: Candidate) -> list[str]:
 
 
 def _effective(result: Result) -> float:
-    lives = [result.life] if result.life.finished else result.lives(LIVES)
-    return sum(life.effective for life in lives) / len(lives)
+    timelines = [result.failure_timeline] if result.failure_timeline.finished else result.timelines(LIVES)
+    return sum(timeline.effective for timeline in timelines) / len(timelines)
 
 
 def _interval(experiment: Experiment) -> list[str]:
     try:
-        found = best_checkpoint_interval(experiment, lives=LIVES)
+        found = best_checkpoint_interval(experiment, n_timelines=LIVES)
     except ConfigError:  # nothing is saved, nothing fails by chance, or saving is free
         return []
     best = max(found.tried, key=lambda one: one.effective)
@@ -231,7 +231,7 @@ def recommend(
     stability: bool = False,
     jobs: Count | None = None,
     progress: Callable[[int], None] | None = None,
-) -> Plan:
+) -> Recommendation:
     """Find the clusters, worker counts, strategies, compressors and batch sizes that best meet a target.
 
     clusters        one or more clusters to choose from: names, paths, graphs or clusters (with prices, if costs matter)
@@ -263,7 +263,7 @@ def recommend(
     what = _lesson(target, training, learning_model, base, samples)
     template = _template(base, load_model(model), loaded[0])
     packed = _compressions(compressions, strategies)
-    options, senseless = candidates(template, loaded, workers, strategies, packed, batch_sizes or BATCH_SIZES)
+    options, invalid = candidates(template, loaded, workers, strategies, packed, batch_sizes or BATCH_SIZES)
     priced, notes = _priced(options, target)
     with Evaluator(jobs, progress) as evaluator:
         search = Search(target, evaluator, n_best if what is None else 1, priced, samples, stability=stability)
@@ -278,9 +278,11 @@ def recommend(
         rules = advice(best, target.efficiency or EFFICIENCY, evaluator)
     gains = tuple(sensitivities(best.experiment)) if best.workers > 1 and not best.sizes else ()
     notes += reliability(best)
-    notes += [*more, *remarks, *_notes(choices, options, senseless, what), *prepare(best.experiment).left_out]
+    notes += [*more, *remarks, *_notes(choices, options, invalid, what), *prepare(best.experiment).left_out]
     notes += _software(choices)
-    return Plan(target, tuple(choices), tuple(found), tuple(crossings), gains, rules, tuple(notes), priced, rivals)
+    return Recommendation(
+        target, tuple(choices), tuple(found), tuple(crossings), gains, rules, tuple(notes), priced, rivals
+    )
 
 
 def _with_ranges(
@@ -423,7 +425,7 @@ def _choices(found: list[Found], what: Lesson | None, search: Search, n_best: in
 
 
 def _notes(
-    choices: list[Choice], options: Sequence[Candidate], senseless: Counter[str], what: Lesson | None
+    choices: list[Choice], options: Sequence[Candidate], invalid: Counter[str], what: Lesson | None
 ) -> list[str]:
     notes = []
     best = choices[0]
@@ -445,9 +447,9 @@ def _notes(
             f"global batches from {smallest:,} to {largest:,} are assumed to need the same number of samples; large "
             "ones often need more"
         )
-    if senseless:
-        n_invalid = senseless.total()
-        notes.append(f"{n_invalid} combinations are not valid: {text_of_senseless(senseless)}")
+    if invalid:
+        n_invalid = invalid.total()
+        notes.append(f"{n_invalid} combinations are not valid: {text_of_invalid(invalid)}")
     return notes
 
 

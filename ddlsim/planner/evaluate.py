@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from ddlsim.run.experiment import Experiment
-from ddlsim.study.content import Digests, key_of, text_of
 from ddlsim.study.dispatch import Task, dispatch
 from ddlsim.study.executors import Pool, open_pool
-from ddlsim.study.parcels import Packer
+from ddlsim.study.fingerprint import Digests, key_of, text_of
+from ddlsim.study.serialization import Packer
 from ddlsim.study.store import Store
-from ddlsim.study.work import DONE, Outcome
+from ddlsim.study.worker import DONE, Outcome
 
 
 class Evaluator:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import Annotated
 
-from ddlsim.arguments import Count, Density, Index, NotNegative, Positive, Share, checked, one_of, whole
+from ddlsim.arguments import Count, Density, Index, NotNegative, Positive, Share, checked, integer, one_of
 from ddlsim.errors import ConfigError
 from ddlsim.workload.devices import Device
 from ddlsim.workload.memory import training_nbytes
@@ -69,7 +69,7 @@ def n_parameter_servers(
 
 @checked
 def byteps_time(
-    nbytes: NotNegative, n_machines: Annotated[int, whole(2)], n_servers: Index, bandwidth: Positive
+    nbytes: NotNegative, n_machines: Annotated[int, integer(2)], n_servers: Index, bandwidth: Positive
 ) -> float:
     """Return 2 n (n-1) M / ((n^2 + k n - 2 k) B) s, the least time of a gradient exchange with k machines' help.
 

@@ -14,11 +14,11 @@ from ddlsim.learning import Training
 from ddlsim.learning.monitor import Row
 from ddlsim.planner.candidates import Candidate
 from ddlsim.planner.evaluate import Evaluator
-from ddlsim.planner.plan import Choice
+from ddlsim.planner.recommendation import Choice
 from ddlsim.planner.search import Found, levels, spread_of
 from ddlsim.planner.target import Figures, Miss, Target
 from ddlsim.run.experiment import Experiment
-from ddlsim.study.work import DONE, Outcome
+from ddlsim.study.worker import DONE, Outcome
 from ddlsim.ties import in_order
 from ddlsim.workload.model import Model
 

@@ -17,7 +17,7 @@ from ddlsim.planner.search import Found, beats_bound, figures_of, spread_of
 from ddlsim.planner.target import Figures, Target
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.prepare import DEFAULT_DEVICE, with_defaults
-from ddlsim.study.work import DONE
+from ddlsim.study.worker import DONE
 from ddlsim.workload.compute import PerKernel
 from ddlsim.workload.devices import Device, load_device
 from ddlsim.workload.model import load_model

@@ -25,7 +25,7 @@ from ddlsim.planner.candidates import LEAST_SIMPLE, Candidate
 from ddlsim.planner.evaluate import Evaluator
 from ddlsim.planner.target import Figures, Target
 from ddlsim.strategies import contract
-from ddlsim.study.work import DONE, Outcome
+from ddlsim.study.worker import DONE, Outcome
 from ddlsim.ties import in_order, tie
 
 #: relative difference that a plan calls "as much" and "as long": no prediction of a few steps is that sure

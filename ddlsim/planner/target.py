@@ -65,7 +65,7 @@ class Target:
     efficiency  minimum efficiency, such as 0.9: throughput relative to that without communication
     throughput  minimum throughput, in samples/s or as text such as "5000 images/s"
     accuracy    held-out accuracy to reach; requires `training` in :func:`~ddlsim.recommend`
-    aim         "time": prefer the fastest configuration; "cost": the cheapest. None: the cheapest if there is a
+    objective   "time": prefer the fastest configuration; "cost": the cheapest. None: the cheapest if there is a
                 deadline or a throughput but no budget, otherwise the fastest
 
     Raises ConfigError for invalid limits.
@@ -76,7 +76,7 @@ class Target:
     efficiency: _Least | None = None
     throughput: Annotated[float | str, quantity("rate")] | None = None
     accuracy: _Least | None = None
-    aim: Annotated[str, one_of(*AIMS)] | None = None
+    objective: Annotated[str, one_of(*AIMS)] | None = None
 
     def __post_init__(self) -> None:
         for name, dimension in (("deadline", "time"), ("throughput", "rate")):
@@ -87,8 +87,8 @@ class Target:
     @property
     def wants_cheapest(self) -> bool:
         """Whether the cheapest configuration that meets the limits is the best, instead of the fastest."""
-        if self.aim is not None:
-            return self.aim == "cost"
+        if self.objective is not None:
+            return self.objective == "cost"
         return self.budget is None and (self.deadline is not None or self.throughput is not None)
 
     @property

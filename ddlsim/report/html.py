@@ -18,7 +18,7 @@ from ddlsim.output_files import write_text
 from ddlsim.printable import shown
 from ddlsim.readable import count, percent, seconds
 from ddlsim.report.study_figures import pictures
-from ddlsim.report.study_words import (
+from ddlsim.report.study_labels import (
     Answer,
     Change,
     answers,

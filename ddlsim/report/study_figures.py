@@ -33,7 +33,7 @@ from ddlsim.report.drawing import (
     titled,
     wrapped,
 )
-from ddlsim.report.study_words import (
+from ddlsim.report.study_labels import (
     equal_in_front,
     front_of,
     label_of,

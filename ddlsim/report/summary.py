@@ -170,20 +170,20 @@ def _staleness(result: Result) -> list[tuple[str, str]]:
 
 def _life(result: Result) -> list[tuple[str, str]]:
     """Return what failures and checkpoints make of the run."""
-    if not result.has_life:
+    if not result.has_failure_timeline:
         return []
-    life = result.life
-    text = f"{rate(result.goodput)} over {duration(life.end)} with {count(len(life.events), 'failure')}"
-    if life.groups:
-        sizes = [workers for _, workers in life.groups]
+    timeline = result.failure_timeline
+    text = f"{rate(result.goodput)} over {duration(timeline.end)} with {count(len(timeline.events), 'failure')}"
+    if timeline.groups:
+        sizes = [workers for _, workers in timeline.groups]
         text += f", {min(sizes)} to {max(sizes)} workers"
-    return [("goodput", text), ("life goes to", life.goes_to)]
+    return [("goodput", text), ("life goes to", timeline.breakdown)]
 
 
 def _transport(result: Result) -> list[tuple[str, str]]:
     """Return what the transport of the links in use lets two workers send, where it does more than to name itself."""
     details = result.cluster.details
-    if details is None or not details.acts:
+    if details is None or not details.has_effects:
         return []
     used = np.flatnonzero((result.link_columns["nbytes"] > 0.0) & (details.transport != ""))
     if not len(used):
@@ -248,7 +248,7 @@ def _compute_times(result: Result) -> list[str]:
 
 
 def _bottleneck(result: Result, simulate: bool) -> list[str]:
-    found = result.known_sensitivities
+    found = result.cached_sensitivities
     if result.interrupted:
         return ["not computed, because the run was interrupted"]
     if not found:

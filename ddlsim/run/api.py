@@ -104,8 +104,8 @@ def _run(experiment: Experiment, options: _Options, saved: Saved | None = None) 
 
         with bar(experiment.training, si(experiment.max_time, "time")) as report:
             result = go_on(progress=report)
-    if result.has_life and not result.interrupted:
-        _ = result.life  # what is wrong with it is raised here, not where it is printed
+    if result.has_failure_timeline and not result.interrupted:
+        _ = result.failure_timeline  # what is wrong with it is raised here, not where it is printed
     return result
 
 

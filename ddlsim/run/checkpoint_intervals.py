@@ -10,11 +10,11 @@ import numpy as np
 
 from ddlsim.arguments import Count, checked
 from ddlsim.errors import ConfigError
-from ddlsim.life import daly_interval, live, young_interval
-from ddlsim.life.failures import units
 from ddlsim.readable import duration, percent, seconds
+from ddlsim.reliability import daly_interval, simulate_failures, young_interval
+from ddlsim.reliability.failures import units
 from ddlsim.run.experiment import Experiment
-from ddlsim.run.living import timeline_of
+from ddlsim.run.failure_timeline import timeline_of
 from ddlsim.run.simulate import run
 from ddlsim.text_tables import aligned, labelled
 from ddlsim.units import si
@@ -90,8 +90,8 @@ class CheckpointIntervals:
 
 
 @checked
-def best_checkpoint_interval(experiment: Experiment, *, lives: Count = 100) -> CheckpointIntervals:
-    """Simulate thirteen checkpoint intervals, with `lives` failure timelines each, and compare them with theory.
+def best_checkpoint_interval(experiment: Experiment, *, n_timelines: Count = 100) -> CheckpointIntervals:
+    """Simulate thirteen checkpoint intervals, with `timelines` failure timelines each, and compare them with theory.
 
     The experiment needs failures with an mtbf, and checkpoints, whose own interval is ignored. The theory assumes
     exponentially distributed failures. Simulated timelines also include Weibull failures, repairs, and the wait for
@@ -119,9 +119,10 @@ def best_checkpoint_interval(experiment: Experiment, *, lives: Count = 100) -> C
     for every in sorted({max(share * daly, least) for share in TRIED}):
         timeline = replace(start, every=every)
         timelines = [
-            live(timeline, failures, parts, timeline.length, seed=experiment.seed, life=life) for life in range(lives)
+            simulate_failures(timeline, failures, parts, timeline.length, seed=experiment.seed, index=index)
+            for index in range(n_timelines)
         ]
         shares = np.array([each.effective for each in timelines])
-        error = float(shares.std(ddof=1) / math.sqrt(lives)) if lives > 1 else math.nan
+        error = float(shares.std(ddof=1) / math.sqrt(n_timelines)) if n_timelines > 1 else math.nan
         tried.append(Tried(every, float(shares.mean()), error))
     return CheckpointIntervals(mtbf, start.cost.stall, young_interval(mtbf, start.cost.stall), daly, tuple(tried))

@@ -92,7 +92,7 @@ def check_network(cluster: Cluster, network: Network) -> None:
     traffic.
     """
     accounts, n = network.accounts(), cluster.n_channels
-    own = [network.traffic_of(party) for party in network.parties]
+    own = [network.traffic_of(client) for client in network.clients]
     _equal("all parties: bytes sent", sum(sent for _, sent, _ in own), "the network", accounts.issued, "bytes")
     _conserved(accounts)
     nbytes = np.sum([carried for carried, _, _ in own], axis=0)

@@ -129,8 +129,10 @@ def host_price(
 def energy(result: Outcome) -> float:
     """Return the energy of a run in J. Raises ConfigError, with the remedy, if workers have no known device."""
     cluster, elapsed, total = result.cluster, result.end_time, 0.0
-    away = result.life.away if result.has_life else None  # machines that are out of service draw nothing
-    there = np.full(result.n_workers, elapsed) if away is None else elapsed - away
+    out_of_service = (
+        result.failure_timeline.out_of_service if result.has_failure_timeline else None
+    )  # machines that are out of service draw nothing
+    there = np.full(result.n_workers, elapsed) if out_of_service is None else elapsed - out_of_service
     for node, busy, present in zip(result.nodes.tolist(), _computed(result).tolist(), there.tolist(), strict=True):
         device = _device(cluster, node, result.experiment.device)
         if device is None:
@@ -146,17 +148,23 @@ def energy(result: Outcome) -> float:
 def _computed(result: Outcome) -> Floats:
     """Return the s that each worker computes, also for what a failure takes back, (n_workers,)."""
     free = result.recorder.down is not None and result.end_time == result.simulated_time
-    if free or not result.has_life:
+    if free or not result.has_failure_timeline:
         return result.device_seconds["compute"]
-    life, pace = result.life, result.life.timeline.pace
-    trained = life.useful + life.lost
-    if life.computed is not None:
-        return life.computed
+    timeline, pace = result.failure_timeline, result.failure_timeline.timeline.pace
+    trained = timeline.useful + timeline.lost
+    if timeline.computed is not None:
+        return timeline.computed
     if pace.busy is None:  # devices compute as in the run while steps are made
         return np.asarray(trained / result.simulated_time * result.device_seconds["compute"])
-    ends = pace.when(pace.until(life.stretches[:, 0]) + life.stretches[:, 2] - life.stretches[:, 1])
-    each = [pace.computed(start, end) for start, end in zip(life.stretches[:, 0], ends.tolist(), strict=True)]
-    return np.asarray(np.sum(each, axis=0) * trained / (trained + life.saving))
+    ends = pace.when(
+        pace.until(timeline.running_intervals[:, 0])
+        + timeline.running_intervals[:, 2]
+        - timeline.running_intervals[:, 1]
+    )
+    each = [
+        pace.computed(start, end) for start, end in zip(timeline.running_intervals[:, 0], ends.tolist(), strict=True)
+    ]
+    return np.asarray(np.sum(each, axis=0) * trained / (trained + timeline.checkpointing))
 
 
 def energy_assumptions(result: Outcome) -> list[str]:

@@ -15,13 +15,13 @@ from ddlsim.errors import ConfigError, NoUpdateError
 from ddlsim.learning import Array, Value
 from ddlsim.learning.learner import Handover, Shift
 from ddlsim.learning.monitor import Row
-from ddlsim.life import Elastic, Timeline
-from ddlsim.life.checkpoints import NO_CHECKPOINTS
-from ddlsim.life.engine import Group, Stretch
-from ddlsim.life.timeline import OnClock
+from ddlsim.reliability import Elastic, FailureFreeTimeline
+from ddlsim.reliability.checkpoints import NO_CHECKPOINTS
+from ddlsim.reliability.engine import Group, Stretch
+from ddlsim.reliability.timeline import OnClock
 from ddlsim.run.experiment import Experiment
-from ddlsim.run.living import THIRTY_DAYS, copy_seconds, holds_parts, interval_of
-from ddlsim.run.paces import Paces
+from ddlsim.run.failure_timeline import THIRTY_DAYS, copy_seconds, holds_parts, interval_of
+from ddlsim.run.timed_events import Paces
 from ddlsim.strategies import contract
 from ddlsim.units import si
 from ddlsim.workload.input import Input
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Groups:
-    """The groups that a run's machines can form; see :class:`ddlsim.life.engine.Groups`.
+    """The groups that a run's machines can form; see :class:`ddlsim.reliability.engine.Groups`.
 
     Machines with equal workers, speed, links and first switch are interchangeable.
     """
@@ -81,7 +81,7 @@ class Groups:
             workers = [
                 (cluster.device_of[self._nodes[i]], cluster.speed[self._nodes[i]], self._speeds[i]) for i in ranks
             ]
-            named = bool(experiment.slow_downs or experiment.faults or experiment.beside)
+            named = bool(experiment.slowdowns or experiment.faults or experiment.background)
             place = switch.get(host, -1 - machine)
             kinds.append((*workers, np.sort(rates).tobytes(), place, machine if named else -1))
         return kinds
@@ -110,7 +110,7 @@ class Groups:
         experiment = whole.with_(failures=None, elastic=None, checkpoints=None, max_time=math.inf).with_(
             cluster=self._cluster, workers=places, batch_size=size, speed=speed
         )
-        events = {field: _among(ranks, getattr(whole, field)) for field in ("slow_downs", "faults")}
+        events = {field: _among(ranks, getattr(whole, field)) for field in ("slowdowns", "faults")}
         experiment = experiment.with_(**events)
         if isinstance(whole.input, Input):  # which has been read once when groups change
             experiment = experiment.with_(input=replace(whole.input, epoch=None))
@@ -124,7 +124,7 @@ class Groups:
         except ConfigError as error:
             raise ConfigError(f"elastic: a group of {len(ranks)} workers: {error}") from None
         ends = np.array([time for time, _ in result.recorder.updates])
-        timeline = Timeline(ends, len(result.measured_updates) - 1, math.inf, NO_CHECKPOINTS, math.inf, pace)
+        timeline = FailureFreeTimeline(ends, len(result.measured_updates) - 1, math.inf, NO_CHECKPOINTS, math.inf, pace)
         every, cost = interval_of(whole.checkpoints, self._cluster, nodes, self._workload)
         computing = result.device_seconds["compute"] / result.simulated_time
         group = Group(ranks, timeline, result.samples_per_update, every, cost, computing)
@@ -161,10 +161,12 @@ class Learners(Group):
     n_at_start: int
     elastic: Elastic
 
-    def at_first(self, timeline: Timeline) -> Group:
+    def at_first(self, timeline: FailureFreeTimeline) -> Group:
         return self
 
-    def expected(self, state: Learned | None, now: float, length: float, failure: float, back: float) -> Timeline:
+    def expected(
+        self, state: Learned | None, now: float, length: float, failure: float, back: float
+    ) -> FailureFreeTimeline:
         if math.isinf(self.every):
             return OnClock.of(self.timeline, now)
         slack = 2.0 * (float(np.diff(self.timeline.ends, prepend=0.0).max()) + self.cost.stall)
@@ -174,9 +176,9 @@ class Learners(Group):
             return OnClock.of(self.timeline, now)
         return self._with_checkpoints(result)
 
-    def train(self, state: Learned | None, now: float, seconds: float, goes_on: bool) -> Stretch:
+    def train(self, state: Learned | None, now: float, seconds: float, endless: bool) -> Stretch:
         try:
-            result = self._run(state, now, seconds, goes_on)
+            result = self._run(state, now, seconds, endless)
         except NoUpdateError:
             return Stretch(OnClock.of(self.timeline, now), 0, lambda steps: 0.0, seconds, state)
         updates, timeline = result.recorder.updates, self._with_checkpoints(result)
@@ -195,7 +197,7 @@ class Learners(Group):
             seconds = float(timeline.position(np.array([updates[-1][0]]))[0])
         return Stretch(timeline, steps, samples, seconds, self._learned(state, now, result, timeline), finished)
 
-    def again(self, state: Learned | None, now: float, seconds: float, timeline: Timeline) -> Learned:
+    def again(self, state: Learned | None, now: float, seconds: float, timeline: FailureFreeTimeline) -> Learned:
         return self._learned(state, now, self._run(state, now, seconds), timeline)
 
     def _begin(self, state: Learned | None, now: float) -> Handover | None:
@@ -203,18 +205,18 @@ class Learners(Group):
             return None
         return replace(state.handover, time=now, rate_factor=self.elastic.rate_factor(self.n_workers, self.n_at_start))
 
-    def _run(self, state: Learned | None, now: float, seconds: float, goes_on: bool = True) -> Outcome:
+    def _run(self, state: Learned | None, now: float, seconds: float, endless: bool = True) -> Outcome:
         from ddlsim.run.simulate import run
 
-        return run(self.experiment.with_(max_time=seconds), shift=Shift(self._begin(state, now), goes_on, now))
+        return run(self.experiment.with_(max_time=seconds), shift=Shift(self._begin(state, now), endless, now))
 
-    def _with_checkpoints(self, result: Outcome) -> Timeline:
+    def _with_checkpoints(self, result: Outcome) -> FailureFreeTimeline:
         """Return the steps that it has made, with their checkpoints."""
         ends = np.array([time for time, _ in result.recorder.updates])
-        plain = Timeline(ends, 1, math.inf, NO_CHECKPOINTS, ends[-1])
+        plain = FailureFreeTimeline(ends, 1, math.inf, NO_CHECKPOINTS, ends[-1])
         return plain if math.isinf(self.every) else replace(plain, every=self.every, cost=self.cost)
 
-    def _learned(self, state: Learned | None, now: float, result: Outcome, timeline: Timeline) -> Learned:
+    def _learned(self, state: Learned | None, now: float, result: Outcome, timeline: FailureFreeTimeline) -> Learned:
         monitor, begin = result.monitor, self._begin(state, now)
         assert monitor is not None
         former, since = (0, 0.0) if begin is None else (len(begin.history), begin.time)

@@ -9,7 +9,18 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Annotated, Any, cast
 
-from ddlsim.arguments import Count, Index, Positive, Rule, Seed, by, checked, having, one_of, quantity
+from ddlsim.arguments import (
+    Count,
+    Index,
+    Positive,
+    Rule,
+    Seed,
+    checked,
+    one_of,
+    quantity,
+    validated_by,
+    with_attributes,
+)
 from ddlsim.arguments.annotations import rule_of
 from ddlsim.cluster.cluster import ClusterLike
 from ddlsim.compression import Compression
@@ -17,9 +28,19 @@ from ddlsim.compression.choice import compression_of
 from ddlsim.compression.contract import AnyCompressor
 from ddlsim.errors import ConfigError, shown
 from ddlsim.learning import Training
-from ddlsim.life import Background, Checkpoints, Elastic, Failures, LinkFault, Pause, RandomFaults, SlowDown, Stop
-from ddlsim.life.faults import Fault
 from ddlsim.output_files import write_text
+from ddlsim.reliability import (
+    Background,
+    Checkpoints,
+    Elastic,
+    Failures,
+    LinkFault,
+    Pause,
+    RandomFaults,
+    Slowdown,
+    Stop,
+)
+from ddlsim.reliability.faults import Fault
 from ddlsim.run.traced import Traced
 from ddlsim.runtime.fabric import Fabric
 from ddlsim.schema import to_toml
@@ -37,8 +58,8 @@ from ddlsim.workload.precision import ELEMENT_NBYTES, GRADIENT_TYPES
 from ddlsim.workload.stacks import StackLike
 
 
-def _slow_downs(value: object, where: str) -> object:
-    return _SLOW_DOWNS((value,) if isinstance(value, SlowDown) else value, where)
+def _slowdowns(value: object, where: str) -> object:
+    return _SLOW_DOWNS((value,) if isinstance(value, Slowdown) else value, where)
 
 
 def _faults(value: object, where: str) -> object:
@@ -86,13 +107,15 @@ WARMUP, STEPS = 2, 10
 
 AnyFault = Stop | Pause | LinkFault | RandomFaults | Fault
 _FACTORS = cast(Rule, rule_of(tuple[Annotated[Positive, "a factor above 0"], ...]))
-_SLOW_DOWNS = cast(Rule, rule_of(tuple[Annotated[SlowDown, "a SlowDown(ranks, start, duration, factor)"], ...]))
+_SLOW_DOWNS = cast(Rule, rule_of(tuple[Annotated[Slowdown, "a Slowdown(ranks, start, duration, factor)"], ...]))
 _FAULTS = cast(
     Rule,
     rule_of(tuple[Annotated[AnyFault, "a Stop, a Pause, a LinkFault, RandomFaults or an object with effects"], ...]),
 )
 #: how many workers, or where
-WorkersLike = Count | Annotated[Sequence[Index], "a list of positions such as [0, 1, 2, 3]", by(listed_places)]
+WorkersLike = (
+    Count | Annotated[Sequence[Index], "a list of positions such as [0, 1, 2, 3]", validated_by(listed_places)]
+)
 StrategyLike = Annotated[
     Strategy, "an object such as ddlsim.AllReduce('ring') (Splits are only for recommend and studies)"
 ]
@@ -101,15 +124,15 @@ ComputeLike = Annotated[
     Measured | Affine | PerKernel | Roofline | Traced,
     "a Measured, Affine, PerKernel, Roofline or Traced, such as Measured('97 ms', 32)",
 ]
-JitterLike = Annotated[Jitter, having("an object such as ddlsim.Lognormal(0.1)", "sample", "mean")]
-SlowDowns = Annotated[Sequence[SlowDown], by(_slow_downs)]
-Neighbours = Annotated[Sequence[Any], by(_neighbours)]
-Faults = Annotated[Sequence[AnyFault], by(_faults)]
+JitterLike = Annotated[Jitter, with_attributes("an object such as ddlsim.Lognormal(0.1)", "sample", "mean")]
+Slowdowns = Annotated[Sequence[Slowdown], validated_by(_slowdowns)]
+Neighbours = Annotated[Sequence[Any], validated_by(_neighbours)]
+Faults = Annotated[Sequence[AnyFault], validated_by(_faults)]
 SlowdownLike = Annotated[
-    float | OverlapSlowdown, "a number of at least 1, or a ddlsim.OverlapSlowdown(inside=1.2)", by(_beside)
+    float | OverlapSlowdown, "a number of at least 1, or a ddlsim.OverlapSlowdown(inside=1.2)", validated_by(_beside)
 ]
 SpeedLike = Annotated[
-    Sequence[Positive] | Spread, "a list of one factor above 0 per worker, or a ddlsim.Spread()", by(_speeds)
+    Sequence[Positive] | Spread, "a list of one factor above 0 per worker, or a ddlsim.Spread()", validated_by(_speeds)
 ]
 TrainingLike = Annotated[Training, "a ddlsim.Training, such as Training('digits', rate=0.1, epochs=5)"]
 CompressionLike = Annotated[
@@ -148,21 +171,21 @@ class Experiment:
     flash           whether attention is fused and writes no matrices; None: as in the stack on this device
     device          device of all workers, instead of the cluster's
     jitter          distribution of a factor on every step's compute time
-    slow_downs      transient slow-downs of some workers
+    slowdowns      transient slow-downs of some workers
     faults          stopped workers (Stop), maintenance windows (Pause), slow or dead links (LinkFault), random faults
                     (RandomFaults), and custom faults: objects with effects
     overlap_slowdown  how many times as long devices compute while they communicate: a number, or an OverlapSlowdown;
                     None: that of the stack for transformers whose kernels are known, else 1
     speed           permanent compute speed factor per worker (1.0: nominal), or a Spread of devices of one kind
     input           source of samples, an Input, or their copies into devices, Copies; None: samples are on the devices
-    failures        failures that stop the run, and recovery from them; see ``Result.life``
+    failures        failures that stop the run, and recovery from them; see ``Result.failure_timeline``
     checkpoints     how often the state is saved, at what cost
-    beside          co-located traffic and jobs: ddlsim.Background, and ddlsim.Job on devices that the run leaves free;
+    background      co-located traffic and jobs: ddlsim.Background, and ddlsim.Job on devices that the run leaves free;
                     they continue until the run ends
     elastic         continue with the surviving workers after a failure, instead of restarting all from a checkpoint
     seed            seed of all random streams
     max_time        end of the run at the latest, in s of simulated time; with failures or checkpoints, the length of
-                    the failure timeline (:attr:`ddlsim.Result.life`; 30 days by default for timing-only runs)
+                    :attr:`ddlsim.Result.failure_timeline` (30 days by default for timing-only runs)
     training        what the workers train, and when the training ends (``steps`` has no effect then); None: timing only
     time_model      model whose sizes and compute times the clock uses, if `model` is a small one that trains
     compression     compressor of all that workers send, such as TopK(0.01), or a Compression
@@ -186,7 +209,7 @@ class Experiment:
     flash: bool | None = None
     device: DeviceLike | None = None
     jitter: JitterLike = NoJitter()
-    slow_downs: SlowDowns = ()
+    slowdowns: Slowdowns = ()
     faults: Faults = ()
     overlap_slowdown: SlowdownLike | None = None
     speed: SpeedLike | None = None
@@ -194,7 +217,7 @@ class Experiment:
     failures: Failures | None = None
     checkpoints: Checkpoints | None = None
     elastic: Elastic | None = None
-    beside: Neighbours = ()
+    background: Neighbours = ()
     seed: Seed = 0
     max_time: Annotated[float | str, quantity("time", "8 h", infinite=True)] = math.inf
     training: TrainingLike | None = None

@@ -45,9 +45,9 @@ from ddlsim.compression.choice import Compression
 from ddlsim.compression.contract import Compressor
 from ddlsim.data.dataset import DataSet
 from ddlsim.errors import ConfigError, DdlsimError, unknown_name
-from ddlsim.life import Background
 from ddlsim.named_code import names_code
 from ddlsim.plain import parse_value, read_toml
+from ddlsim.reliability import Background
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.job import Job
 from ddlsim.run.strategy_names import STRATEGY_CLASSES
@@ -196,7 +196,7 @@ def read_experiment(value: object, where: str, source: Source = UNTRUSTED) -> Ex
         raise type(error)(f"{where}: {error}") from None
 
 
-def with_cluster(table: Mapping[str, object], field: str = "beside") -> dict[str, object]:
+def with_cluster(table: Mapping[str, object], field: str = "background") -> dict[str, object]:
     """Return a table whose co-located jobs, in `field`, run on its cluster unless they name one."""
     jobs, cluster = table.get(field), table.get("cluster")
     if not isinstance(jobs, list) or cluster is None:
@@ -233,7 +233,7 @@ SCHEMA = Schema(
     },
     opaque=(Cluster, Model, DataSet, Device),
     untyped=(Job, Background, Input, Compression),
-    fields={(Experiment, "beside"): Sequence[Job | Background]},
+    fields={(Experiment, "background"): Sequence[Job | Background]},
     readers={Experiment: read_experiment},
     filled_in=("bounds",),  # of layer-wise optimizers
     short={Compression: lambda whole: whole if whole.down or whole.cost else whole.compressor},

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import numpy as np
 
-from ddlsim.arguments import Index, by, checked, one_of, quantity
+from ddlsim.arguments import Index, checked, one_of, quantity, validated_by
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.machines import rack_of_hosts
 from ddlsim.errors import ConfigError, shown
@@ -65,7 +65,7 @@ def placed(cluster: Cluster, free: Collection[int], n: int, how: str, seed: int 
 
 PlacementLike = (
     Annotated[str, one_of(*PLACEMENTS)]
-    | Annotated[Sequence[Index], "a placement or a list of positions such as [0, 1, 2, 3]", by(listed_places)]
+    | Annotated[Sequence[Index], "a placement or a list of positions such as [0, 1, 2, 3]", validated_by(listed_places)]
 )
 
 
@@ -79,7 +79,7 @@ class Job:
     start       arrival on the cluster's clock, in s
     placement   "packed" on neighbouring free devices, "spread" over machines, "random", or a list of positions in
                 ``cluster.workers``; has no effect if the experiment lists its devices
-    goes_on     True: after its last step, the job continues until all jobs without `goes_on` have ended, so that its
+    endless     True: after its last step, the job continues until all jobs without `endless` have ended, so that its
                 traffic is present for their whole duration. (A training job still ends when it reaches its target.)
 
     Raises ConfigError if the experiment has co-located jobs itself, or if the placement is set twice.
@@ -90,11 +90,11 @@ class Job:
     _: KW_ONLY
     start: Annotated[float | str, quantity("time", "12 s", zero=True)] = 0.0
     placement: PlacementLike = "packed"
-    goes_on: bool = False
+    endless: bool = False
 
     def __post_init__(self) -> None:
         workers = self.experiment.workers
-        if self.experiment.beside:
+        if self.experiment.background:
             raise ConfigError(
                 "Job: experiment already has co-located jobs; list all jobs instead, and leave beside out"
             )

@@ -30,7 +30,7 @@ class Metric:
     of_clock          whether it is as stable as the throughput: a time, a rate, or derived from these
     kind              which runs have it: all ("run"), training runs ("learning"), those with a target accuracy
                       ("target"), those whose stability was requested ("stability"), those with failures or
-                      checkpoints ("life"), those that simulate their input ("input")
+                      checkpoints ("failure_timeline"), those that simulate their input ("input")
     factor, drawn_in  factor of a value on an axis, and its unit there
     narrow            heading and formatter for narrow tables of text
     """
@@ -42,7 +42,7 @@ class Metric:
     write: Write
     larger_is_better: bool = False
     of_clock: bool = False
-    kind: Literal["run", "learning", "target", "stability", "life", "input"] = "run"
+    kind: Literal["run", "learning", "target", "stability", "failure_timeline", "input"] = "run"
     factor: float = 1.0
     drawn_in: str = ""
     narrow: tuple[str, Write] | None = None
@@ -68,7 +68,7 @@ class Metric:
             return ": set the workers' device, device='v100' in the experiment"
         if self.kind == "stability":
             return ": set stability=True in the study (--stability)"
-        if self.kind == "life":
+        if self.kind == "failure_timeline":
             return ": set in the base experiment failures=ddlsim.Failures('50000 h') or checkpoints"
         if self.kind == "input":
             return ": set input in the base experiment, such as ddlsim.Input('imagenet', storage='nfs0')"
@@ -86,7 +86,7 @@ def record(result: Result) -> dict[str, float | None]:
         "learning": learns,
         "target": learns and training is not None and training.target_accuracy is not None,
         "stability": result.wants_stability and result.known_stability is not None,
-        "life": result.has_life,
+        "failure_timeline": result.has_failure_timeline,
         "input": "input" in result.shares,
     }
     return {name: metric.of(result) for name, metric in METRICS.items() if kinds[metric.kind]}
@@ -143,11 +143,11 @@ METRICS = {
     for metric in (
         Metric("throughput", "samples/s", attrgetter("throughput"), "throughput", rate,
                larger_is_better=True, of_clock=True, narrow=("samples/s", _number(",.1f"))),
-        Metric("goodput", "samples/s", attrgetter("goodput"), "goodput", rate, larger_is_better=True, kind="life",
-               narrow=("goodput/s", _number(",.1f"))),
-        Metric("lost_work", "s", attrgetter("lost_work"), "lost work", duration, kind="life"),
+        Metric("goodput", "samples/s", attrgetter("goodput"), "goodput", rate,
+               larger_is_better=True, kind="failure_timeline", narrow=("goodput/s", _number(",.1f"))),
+        Metric("lost_work", "s", attrgetter("lost_work"), "lost work", duration, kind="failure_timeline"),
         Metric("availability", "", attrgetter("availability"), "availability", percent,
-               larger_is_better=True, kind="life", factor=100.0, drawn_in="%"),
+               larger_is_better=True, kind="failure_timeline", factor=100.0, drawn_in="%"),
         Metric("throughput_spread", "", _spread, "stable to", spread, kind="stability"),
         Metric("step_time", "s", attrgetter("step_time"), "step time", seconds, of_clock=True),
         Metric("speedup", "", attrgetter("speedup"), "speed-up", _number(".4g"),

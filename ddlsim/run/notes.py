@@ -11,16 +11,16 @@ import numpy as np
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.cluster import Floats, Ints
 from ddlsim.cluster.levels import levels
-from ddlsim.collectives.nccl_way import several_ways
+from ddlsim.collectives.nccl_choice import several_ways
 from ddlsim.learning.monitor import Monitor
 from ddlsim.learning.training import Training
 from ddlsim.readable import percent, seconds
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.job import Job
 from ddlsim.runtime.communicator import hierarchical
+from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.loop import Traffic
 from ddlsim.runtime.recorder import Recorder
-from ddlsim.runtime.setting import Setting
 from ddlsim.strategies import Strategy, contract
 from ddlsim.units import si
 from ddlsim.workload.jitter import NoJitter
@@ -69,7 +69,7 @@ def superlinear_causes(result: Outcome) -> list[str]:
         )
     if strategy.shares_batch and not workloads[0].timed:
         causes.append("every worker reads and updates only the weights of its part of the layers")
-    if not isinstance(experiment.jitter, NoJitter) or experiment.slow_downs or experiment.faults:
+    if not isinstance(experiment.jitter, NoJitter) or experiment.slowdowns or experiment.faults:
         causes.append("step times are a random sample, and the baseline is their mean; simulate more steps")
     times = np.diff([time for time, _ in result.measured_updates])
     if result.recorder.staleness or np.ptp(times) > 1e-9 * times.mean():
@@ -87,16 +87,16 @@ def superlinear_notes(result: Outcome) -> list[str]:
     return [f"efficiency {percent(result.efficiency)}, above 100 %: {'; '.join(causes)}"] if causes else []
 
 
-def handed_over_notes(setting: Setting, monitor: Monitor | None) -> list[str]:
+def handed_over_notes(context: RunContext, monitor: Monitor | None) -> list[str]:
     """Return notes on a training run's model: what it mixes, if workers are at different steps, and the cost of
     statistics."""
-    task = setting.learner.task
+    task = context.learner.task
     if monitor is None or task is None:
         return []
     notes, steps = [], monitor.evaluated_steps
     if steps and min(steps) < max(steps):
         notes.append(
-            f"the final model is {setting.mixture}; the workers have completed {min(steps)} to {max(steps)} local steps"
+            f"the final model is {context.mixture}; the workers have completed {min(steps)} to {max(steps)} local steps"
         )
     if task.network.state_slots:
         nbytes = task.network.initial_state.nbytes
@@ -195,7 +195,7 @@ def path_notes(cluster: Cluster, pairs: Ints, channel_nbytes: Floats) -> list[st
     pairs = pairs[(pairs < cluster.n_nodes).all(axis=1)]
     if cluster.routing == "spray" or not len(pairs):
         return []
-    usual, spread = (each.split_routes(*pairs.T) for each in (cluster, cluster.spraying()))
+    usual, spread = (each.split_routes(*pairs.T) for each in (cluster, cluster.with_spraying()))
     used, channel = cluster.link_channel[usual.links], cluster.link_channel[spread.links]
     busy = np.unique(channel[spread.share < 1.0])
     busy = busy[seconds[busy] > BUSY * seconds.max()]

@@ -13,12 +13,13 @@ import numpy.typing as npt
 
 from ddlsim.arguments import Count, checked
 from ddlsim.cluster import Cluster
+from ddlsim.errors import no_attribute
 from ddlsim.learning.monitor import Monitor
-from ddlsim.life import Life
-from ddlsim.life.faults import Fault
 from ddlsim.network import BusyIntervals
+from ddlsim.reliability import FailureTimeline
+from ddlsim.reliability.faults import Fault
 from ddlsim.run.experiment import Experiment
-from ddlsim.run.living import has_life, life_of, useful_samples
+from ddlsim.run.failure_timeline import failure_timeline_of, has_failure_timeline, useful_samples
 from ddlsim.runtime.recorder import COMMUNICATION, COMPUTE, INPUT, WAITING, Recorder
 from ddlsim.strategies import contract
 from ddlsim.workload.compute import Workload, model_flops_utilisation
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from ddlsim.run.elastic import Groups
-    from ddlsim.run.paces import Paces
+    from ddlsim.run.timed_events import Paces
 
 
 def alone(experiment: Experiment, workload: Workload, batches: float) -> float:
@@ -104,11 +105,11 @@ class Outcome:
     #: how stable the run is was asked for: what is printed and written says it, however long it takes
     wants_stability: bool = False
     #: names of the jobs that ran beside it, in :func:`ddlsim.simulate_jobs`
-    company: tuple[str, ...] = ()
+    co_located: tuple[str, ...] = ()
     #: of one of several jobs: its share of the cost and power of each machine and switch, (n_nodes,)
     share: Floats | None = None
-    #: what :class:`ddlsim.RandomFaults` have brought, by time: SlowDown, Stop and LinkFault, as they can be put down
-    drawn_faults: tuple[Fault, ...] = ()
+    #: what :class:`ddlsim.RandomFaults` have brought, by time: Slowdown, Stop and LinkFault, as they can be put down
+    sampled_faults: tuple[Fault, ...] = ()
     #: the memory of the fullest worker
     memory: Fullest | None = None
 
@@ -139,21 +140,28 @@ class Outcome:
         """Samples per second of all workers together, after the warm-up; those of dropped gradients do not count."""
         return sum(n for _, n in self.measured_updates[1:]) / self.measured_seconds
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            if hasattr(type(self), name):  # a property, whose own AttributeError says what is wrong
+                return object.__getattribute__(self, name)
+            raise no_attribute("the result", name, [each for each in dir(self) if not each.startswith("_")])
+
     # ------------------------------------------------------------ life
 
     @cached_property
-    def life(self) -> Life:
+    def failure_timeline(self) -> FailureTimeline:
         """The failure timeline of the run, sampled from its seed.
 
         All other metrics except goodput, end_time, lost_work, availability, the times of the training and costs refer
         to the run without failures. Raises ConfigError without failures and checkpoints.
         """
-        return life_of(self)
+        return failure_timeline_of(self)
 
     @cached_property
     def paces(self) -> Paces:
         """Progress of the run on the clock, with events at known times."""
-        from ddlsim.run.paces import Paces
+        from ddlsim.run.timed_events import Paces
 
         return Paces(self.experiment, self.cluster, self.nodes.tolist())
 
@@ -172,13 +180,13 @@ class Outcome:
         return Groups(self)
 
     @checked
-    def lives(self, n: Count = 100) -> list[Life]:
-        """Return `n` failure timelines of the run, each with its own failures; the first is :attr:`life`.
+    def timelines(self, n: Count = 100) -> list[FailureTimeline]:
+        """Return `n` failure timelines of the run, each with its own failures; the first is :attr:`failure_timeline`.
 
         Raises ConfigError for asynchronous workers, whose failures are part of the run; simulate other seeds instead.
         """
-        timeline = self.life.timeline
-        return [self.life, *(life_of(self, timeline, life=number) for number in range(1, n))]
+        timeline = self.failure_timeline.timeline
+        return [self.failure_timeline, *(failure_timeline_of(self, timeline, index=number) for number in range(1, n))]
 
     @property
     def goodput(self) -> float:
@@ -186,12 +194,12 @@ class Outcome:
 
         Raises ConfigError without failures and checkpoints.
         """
-        return useful_samples(self, self.life) / self.life.end
+        return useful_samples(self, self.failure_timeline) / self.failure_timeline.end
 
     @property
     def lost_work(self) -> float:
         """Work undone by failures, in s. Raises ConfigError without failures and checkpoints."""
-        return self.life.lost
+        return self.failure_timeline.lost
 
     @property
     def availability(self) -> float:
@@ -199,22 +207,22 @@ class Outcome:
 
         Raises ConfigError without failures and checkpoints.
         """
-        return self.life.availability
+        return self.failure_timeline.availability
 
     @property
-    def has_life(self) -> bool:
+    def has_failure_timeline(self) -> bool:
         """Whether failures or checkpoints take time in the run."""
-        return has_life(self.experiment)
+        return has_failure_timeline(self.experiment)
 
     @property
     def end_time(self) -> float:
         """End of the run in s, failures and checkpoints included. The history of a training run ends no later."""
-        return self.life.end if self.has_life else self.simulated_time
+        return self.failure_timeline.end if self.has_failure_timeline else self.simulated_time
 
     @property
     def useful_throughput(self) -> float:
         """The goodput if there are failures or checkpoints, else the throughput."""
-        return self.goodput if self.has_life else self.throughput
+        return self.goodput if self.has_failure_timeline else self.throughput
 
     @cached_property
     def updates_per_step(self) -> float:

@@ -72,7 +72,7 @@ def least_seconds(plan: Plan, experiment: Experiment, besides: Floats, n_workers
     another has ended, as in pipelines, that of the micro-batch counts for its passes, and for all else the least of the
     step.
     """
-    seconds = math.prod(min(slow.factor, 1.0) for slow in experiment.slow_downs) * (plan.seconds + besides)
+    seconds = math.prod(min(slow.factor, 1.0) for slow in experiment.slowdowns) * (plan.seconds + besides)
     if isinstance(experiment.jitter, NoJitter):
         return seconds
     width = int(plan.batch.max(initial=0)) + 1

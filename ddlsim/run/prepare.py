@@ -16,11 +16,11 @@ from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Phase, Training
 from ddlsim.learning.learner import Task
-from ddlsim.life.faults import at_random, effects_of
+from ddlsim.reliability.faults import at_random, effects_of
 from ddlsim.run.calibrated import as_measured, outside
 from ddlsim.run.experiment import Experiment
-from ddlsim.run.feeding import check_source, input_note, with_copies
-from ddlsim.run.living import check_life, check_replicas, has_life
+from ddlsim.run.failure_timeline import check_life, check_replicas, has_failure_timeline
+from ddlsim.run.input_delivery import check_source, input_note, with_copies
 from ddlsim.run.notes import level_notes, spread_notes
 from ddlsim.run.traced import Traced, traced_workload
 from ddlsim.runtime.fabric import algorithm_for
@@ -241,14 +241,14 @@ def place(experiment: Experiment) -> Placed:
     devices = [_device_at(experiment, cluster, node) for node in reversed(different.values())]
     experiment = with_defaults(experiment, time_model, *devices)
     notes += (*level_notes(experiment.strategy, cluster, nodes), *spread_notes(cluster))
-    effects_of(experiment.slow_downs, cluster, nodes, "slow_downs")
+    effects_of(experiment.slowdowns, cluster, nodes, "slowdowns")
     effects_of(experiment.faults, cluster, nodes)
     for source in at_random(experiment.faults):
         source.parts(cluster, nodes)
     check_source(experiment, cluster, nodes)
     workloads = _workloads(experiment, cluster, time_model, nodes)
     notes += (*input_note([workload for workload, _ in workloads]), *_without_effect(given, workloads[0][0]))
-    if has_life(experiment):
+    if has_failure_timeline(experiment):
         check_life(experiment, cluster, nodes, workloads[0][0])
     for beyond in outside(given, cluster, time_model.name, n_workers):
         notes += beyond.notes

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 
 import ddlsim
-from ddlsim.arguments import Count, NotNegative, Seed, Share, checked, number, one_of, whole
+from ddlsim.arguments import Count, NotNegative, Seed, Share, checked, integer, number, one_of
 from ddlsim.errors import ConfigError, DdlsimError
 from ddlsim.learning import Array, Value
 from ddlsim.learning.monitor import Monitor, Row, first_reaching
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 def plain_result(result: Result) -> dict[str, object]:
     """Return the numbers of a result and the manifest of its run; "bottleneck" is null if it was not requested."""
-    known = result.known_sensitivities
+    known = result.cached_sensitivities
     return {
         "ddlsim": ddlsim.__version__,
         "experiment": result.experiment.manifest(),
@@ -63,8 +63,8 @@ def plain_result(result: Result) -> dict[str, object]:
         "warnings": list(result.warnings),
         "interrupted": result.interrupted,
         "nbytes_sent": result.nbytes_sent,
-        "life": result.life.to_dict() if result.has_life else None,
-        "goodput": result.goodput if result.has_life else None,
+        "failure_timeline": result.failure_timeline.to_dict() if result.has_failure_timeline else None,
+        "goodput": result.goodput if result.has_failure_timeline else None,
         "cost": result.known("cost"),
         "energy": result.known("energy"),
         "energy_assumptions": energy_assumptions(result),
@@ -166,12 +166,14 @@ class Result(Outcome):
         Raises ConfigError without training.
         """
         rows = self._monitor.history
-        if not self.has_life:
+        if not self.has_failure_timeline:
             return rows
         if self.experiment.elastic is not None:
-            return list(self.life.history)
-        times = self.life.first_reached(np.array([row.time for row in rows])).tolist()
-        return [row._replace(time=time) for row, time in zip(rows, times, strict=True) if time <= self.life.end]
+            return list(self.failure_timeline.history)
+        times = self.failure_timeline.first_reached(np.array([row.time for row in rows])).tolist()
+        return [
+            row._replace(time=time) for row, time in zip(rows, times, strict=True) if time <= self.failure_timeline.end
+        ]
 
     @property
     def accuracy(self) -> float:
@@ -203,8 +205,8 @@ class Result(Outcome):
 
     @property
     def _handed_over(self) -> Value[Array]:
-        if self.experiment.elastic is not None and self.life.model is not None:
-            return self.life.model
+        if self.experiment.elastic is not None and self.failure_timeline.model is not None:
+            return self.failure_timeline.model
         if self._monitor.learner.plane.replaying:
             raise DdlsimError(
                 "the run was interrupted before it reached the state of the saved run; resume the saved run again"
@@ -245,11 +247,11 @@ class Result(Outcome):
     def _sensitivities(self) -> list[Sensitivity]:
         from ddlsim.run.sensitivity import sensitivities
 
-        self.check_alone("sensitivities")
+        self.require_single_job("sensitivities")
         return [] if self.interrupted else sensitivities(self.experiment)
 
     @property
-    def known_sensitivities(self) -> list[Sensitivity] | None:
+    def cached_sensitivities(self) -> list[Sensitivity] | None:
         """The :meth:`sensitivities` if they have been computed, None otherwise; simulates nothing."""
         return self.__dict__.get("_sensitivities")
 
@@ -307,21 +309,21 @@ class Result(Outcome):
         """Whether to simulate it again some times takes little: a rule on what it did, not on how long that took."""
         n_steps = self.n_workers * sum(self.experiment.window)
         small = self.n_messages <= n_messages and n_steps <= most_steps
-        return small and not self.interrupted and self.monitor is None and not self.company
+        return small and not self.interrupted and self.monitor is None and not self.co_located
 
-    def check_alone(self, what: str) -> None:
+    def require_single_job(self, what: str) -> None:
         """Raise ConfigError for a question that needs another simulation of the run, if it had co-located jobs."""
-        if self.company:
+        if self.co_located:
             raise ConfigError(
                 f"{what}: the run was one of several jobs, and another simulation would run it alone; "
-                "simulate it with the others as beside=[...], which continue until it ends"
+                "simulate it with the others as background=[...], which continue until it ends"
             )
 
     @checked
     def stability(
         self,
         *,
-        runs: Annotated[int, whole(1, 1000)] = 3,
+        runs: Annotated[int, integer(1, 1000)] = 3,
         size: Annotated[float, number(1e-15, 0.01, hint=", such as 1e-12")] = 1e-12,
         seed: Seed = 0,
     ) -> Stability:
@@ -335,7 +337,7 @@ class Result(Outcome):
         """
         from ddlsim.run.sensitivity import stability_of
 
-        self.check_alone("stability")
+        self.require_single_job("stability")
         return stability_of(self, runs=runs, size=size, seed=seed)
 
     @cached_property
@@ -383,7 +385,7 @@ class Result(Outcome):
         """This run with all activity recorded for a timeline; simulated again if necessary."""
         if self.busy is not None:
             return self
-        self.check_alone("a timeline")
+        self.require_single_job("a timeline")
         from ddlsim.run.simulate import run
 
         return run(self.experiment, keep_spans=True)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 import numpy.typing as npt
 
-from ddlsim.arguments import Count, Seed, checked, number, one_of, whole
+from ddlsim.arguments import Count, Seed, checked, integer, number, one_of
 from ddlsim.errors import ConfigError, DdlsimError
 from ddlsim.learning import Training
 from ddlsim.learning.monitor import Row, first_reaching
@@ -38,7 +38,7 @@ Axis = Annotated[str, one_of(*AXES)]
 Column = Annotated[str, one_of(*Row._fields)]
 Confidence = Annotated[float, number(0.0, 1.0, above=True, below=True, hint=" (0.95 is 95 %)")]
 Target = Annotated[float, number(0.0, 1.0)]
-Many = Annotated[int, whole(1, 100_000)]
+Many = Annotated[int, integer(1, 100_000)]
 
 
 @dataclass(frozen=True)

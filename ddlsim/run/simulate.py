@@ -14,11 +14,13 @@ import numpy as np
 
 from ddlsim.compression.choice import compression_of
 from ddlsim.errors import ConfigError, DdlsimError, NoUpdateError
-from ddlsim.learning import Learner, Plane
+from ddlsim.learning import DataPlane, Learner
 from ddlsim.learning.checkpoint import Checkpoint
 from ddlsim.learning.learner import DivergedError, Shift
 from ddlsim.learning.monitor import Monitor, Progress
-from ddlsim.life.faults import (
+from ddlsim.network import Network
+from ddlsim.plan import Plan
+from ddlsim.reliability.faults import (
     BeyondError,
     Effect,
     RandomFaults,
@@ -32,12 +34,10 @@ from ddlsim.life.faults import (
     stops_of,
     up_to_its_end,
 )
-from ddlsim.network import Network
-from ddlsim.plan import Plan
 from ddlsim.run.conservation import check_result
 from ddlsim.run.experiment import Experiment
-from ddlsim.run.feeding import feed_notes, feed_of
-from ddlsim.run.living import THIRTY_DAYS, check_free, crashes_of, has_life, life_notes
+from ddlsim.run.failure_timeline import THIRTY_DAYS, check_free, crashes_of, has_failure_timeline, life_notes
+from ddlsim.run.input_delivery import feed_notes, feed_of
 from ddlsim.run.notes import (
     delay_warnings,
     handed_over_notes,
@@ -55,9 +55,9 @@ from ddlsim.run.notes import (
 from ddlsim.run.prepare import Prepared, prepare
 from ddlsim.run.result import Result
 from ddlsim.run.resume import Interrupt, Pauses, Saved, manifest, saving
+from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.loop import Loop, Pause, Traffic
 from ddlsim.runtime.recorder import Recorder
-from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import StopRule, Worker, factors
 from ddlsim.strategies import contract
 from ddlsim.units import si
@@ -100,34 +100,38 @@ def _check_compressible(model: Model) -> None:
 
 
 def _monitor(
-    setting: Setting, experiment: Experiment, progress: Progress | None, saved: Checkpoint | None, shift: Shift | None
+    context: RunContext,
+    experiment: Experiment,
+    progress: Progress | None,
+    saved: Checkpoint | None,
+    shift: Shift | None,
 ) -> Monitor | None:
     """Return what evaluates a training run, after the strategy has said where its model is."""
-    training, task = experiment.training, setting.learner.task
+    training, task = experiment.training, context.learner.task
     if training is None or task is None:
         return None
     charge: Callable[[], None] | None = None
     if training.charge_evaluation:
-        first = setting.workers[0]
+        first = context.workers[0]
 
         def charge() -> None:
             first.owed += first.workload.forward_time * task.held_out.n_samples / first.workload.batch_size
 
-    of_run = (setting.learner, setting.model, lambda: setting.loop.nbytes_sent, setting.recorder.staleness)
-    turn = (None, False) if shift is None else (shift.begin, shift.goes_on)
+    of_run = (context.learner, context.model, lambda: context.loop.nbytes_sent, context.recorder.staleness)
+    turn = (None, False) if shift is None else (shift.begin, shift.endless)
     called = (progress, charge, saved)
-    return Monitor(training, *of_run, setting.replicas, setting.steps, *called, setting.optimizer, *turn)
+    return Monitor(training, *of_run, context.replicas, context.steps, *called, context.optimizer, *turn)
 
 
 def _learner(prepared: Prepared, loaded: Experiment, saved: Saved | None, shift: Shift | None) -> Learner:
     """Return the learner, which knows the values of the `saved` run where there is one."""
     task, n_workers = prepared.task, contract.of(loaded.strategy).n_replicas(len(prepared.nodes))
     if saved is None:
-        return Learner(Plane(), task, n_workers, None if shift is None else shift.begin)
+        return Learner(DataPlane(), task, n_workers, None if shift is None else shift.begin)
     if task is None:
         raise ConfigError(f"training = None: set the training that {saved.path} was saved with")
     saved.check(manifest(loaded, task))
-    learner = Learner(Plane(saved.checkpoint.replay), task, n_workers)
+    learner = Learner(DataPlane(saved.checkpoint.replay), task, n_workers)
     learner.losses.extend(saved.checkpoint.losses)
     return learner
 
@@ -185,7 +189,7 @@ class UnderWay:
         until = since + min(horizon, max_time)
         random = sampled(experiment.faults, prepared.cluster, prepared.nodes, experiment.seed, until)
         self._random = left_of(random, since)
-        effects = effects_of(experiment.slow_downs, prepared.cluster, prepared.nodes, "slow_downs")
+        effects = effects_of(experiment.slowdowns, prepared.cluster, prepared.nodes, "slowdowns")
         effects += effects_of([*experiment.faults, *self._random], prepared.cluster, prepared.nodes)
         inject(effects, network, prepared.nodes, start)
         self.loop = loop = Loop(network, start)
@@ -198,7 +202,7 @@ class UnderWay:
         learner = _learner(prepared, self.loaded, saved, shift)
         crashes = crashes_of(experiment, prepared.cluster, prepared.nodes)
         workers = _workers(prepared, loop, recorder, stop, learner, effects)
-        self.setting = setting = Setting(
+        self.context = context = RunContext(
             prepared.cluster, loop, workers, recorder, stop, learner,
             seed=experiment.seed, compression=compression_of(experiment.compression), jitter=experiment.jitter,
             whole=prepared.workloads,
@@ -206,12 +210,12 @@ class UnderWay:
             machines_crash=experiment.failures is not None and experiment.failures.per != "device",
             shows_plan=shows_plan,
         )  # fmt: skip
-        experiment.strategy.start(setting)
+        experiment.strategy.start(context)
         self._check()
         self.interrupt = Interrupt()
         report = None if progress is None else self.interrupt.guarded(progress)
         before = saved.checkpoint if saved is not None else None
-        self.monitor = stop.monitor = _monitor(setting, experiment, report, before, shift)
+        self.monitor = stop.monitor = _monitor(context, experiment, report, before, shift)
         #: s on the network's clock at which it ends in any case
         self.latest = start + min(max_time, horizon)
         self._cut_short = horizon < max_time
@@ -220,26 +224,26 @@ class UnderWay:
 
     def _check(self) -> None:
         """Raise ConfigError for what has no effect with this strategy, or note it."""
-        experiment, setting = self.experiment, self.setting
+        experiment, context = self.experiment, self.context
         if self.recorder.down is not None:
             check_free(experiment)
-        if setting.compression is not None and not setting.compresses:
+        if context.compression is not None and not context.compresses:
             raise ConfigError(
                 f"compression has no effect with {experiment.strategy.label}, which sends nothing through an "
                 "Exchange or Messages (ddlsim.runtime); leave it out"
             )
-        if self.given.overlap_slowdown not in (None, NO_SLOWDOWN) and not setting.slows:
-            setting.notes.append(
+        if self.given.overlap_slowdown not in (None, NO_SLOWDOWN) and not context.slows:
+            context.notes.append(
                 f"overlap_slowdown has no effect with {experiment.strategy.label}, whose workers are "
                 "processes that compute at full speed while they communicate"
             )
-        workload = setting.workers[0].workload
-        if (workload.host_time or workload.stack.call_time) and not setting.has_fixed_costs:
-            setting.notes.append(
+        workload = context.workers[0].workload
+        if (workload.host_time or workload.stack.call_time) and not context.has_fixed_costs:
+            context.notes.append(
                 f"step_time and call_time of stack {workload.stack.name} have no effect with "
                 f"{experiment.strategy.label}, which has no common steps"
             )
-        if setting.compression is not None and setting.learner.task is not None:
+        if context.compression is not None and context.learner.task is not None:
             _check_compressible(self.prepared.model)
 
     # ------------------------------------------------------------ running
@@ -312,7 +316,7 @@ class UnderWay:
             given=dataclasses.replace(self.given, cluster=prepared.cluster, model=prepared.model),
             wants_stability=stability,
             memory=prepared.fullest,
-            drawn_faults=tuple(each for each in self._random if each.start < loop.now - loop.start),
+            sampled_faults=tuple(each for each in self._random if each.start < loop.now - loop.start),
         )
         if not self.halfway:  # a run interrupted in the middle of an event has booked only a part of it
             check_result(result, loop, self.stop.n_samples)
@@ -321,28 +325,28 @@ class UnderWay:
         return result
 
     def _notes(self, traffic: Traffic) -> tuple[str, ...]:
-        setting, prepared, experiment = self.setting, self.prepared, self.experiment
+        context, prepared, experiment = self.context, self.prepared, self.experiment
         seconds = self.loop.now - self.loop.start
         return (
             *prepared.notes,
             *window_notes(experiment),
             *life_notes(experiment, free=self.recorder.down is not None),
             *link_notes(prepared.cluster),
-            *dict.fromkeys(setting.notes),  # parts of a communicator say the same
+            *dict.fromkeys(context.notes),  # parts of a communicator say the same
             *feed_notes(experiment, self.recorder, seconds),
             *sampled_notes(experiment.faults, [each for each in self._random if each.start < seconds], seconds),
-            *late_notes((*experiment.faults, *experiment.slow_downs, *experiment.beside), self._lasts(seconds)),
+            *late_notes((*experiment.faults, *experiment.slowdowns, *experiment.background), self._lasts(seconds)),
             *stalled_notes(self.recorder, seconds),
             *uneven_notes(self.recorder),
             *learning_notes(experiment, self.reason, self.monitor),
-            *handed_over_notes(setting, self.monitor),
+            *handed_over_notes(context, self.monitor),
             *idle_notes_of(experiment.strategy, prepared.cluster, prepared.nodes, traffic),
             *path_notes(prepared.cluster, self.loop.network.pairs, traffic.nbytes),
         )
 
     def _lasts(self, seconds: float) -> float:
         """Return how long the run goes on, in s: at least, if it is simulated for some `seconds`."""
-        if not has_life(self.experiment):
+        if not has_failure_timeline(self.experiment):
             return seconds
         length = si(self.experiment.max_time, "time")
         return length if math.isfinite(length) or self.experiment.training is not None else THIRTY_DAYS
@@ -364,11 +368,11 @@ def plan_of_run(experiment: Experiment, steps: int | None = None) -> Plan:
     The run is set up as for a simulation, and its executor returns the plan. Raises ConfigError for processes without
     one.
     """
-    calm = experiment.with_(slow_downs=(), faults=(), failures=None, checkpoints=None, elastic=None, beside=())
+    calm = experiment.with_(slowdowns=(), faults=(), failures=None, checkpoints=None, elastic=None, background=())
     prepared = prepare(calm)
-    setting = UnderWay(prepared, calm, Network(prepared.cluster), shows_plan=True).setting
-    if setting.plan is not None:
-        return setting.plan(steps)
+    context = UnderWay(prepared, calm, Network(prepared.cluster), shows_plan=True).context
+    if context.plan is not None:
+        return context.plan(steps)
     strategy = contract.of(experiment.strategy)
     n_workers = len(prepared.nodes)
     accumulation = strategy.micro_batches(experiment.batch(n_workers), n_workers, experiment.accumulation)
@@ -377,7 +381,7 @@ def plan_of_run(experiment: Experiment, steps: int | None = None) -> Plan:
 
 def random_faults_of(experiment: Experiment) -> list[RandomFaults]:
     """Return the random faults of an experiment and of its co-located jobs."""
-    jobs = [each.experiment for each in experiment.beside if hasattr(each, "experiment")]
+    jobs = [each.experiment for each in experiment.background if hasattr(each, "experiment")]
     return at_random([*experiment.faults, *(fault for other in jobs for fault in random_faults_of(other))])
 
 
@@ -407,17 +411,17 @@ def run(
     """
     if shift is not None:
         experiment = experiment.with_(
-            **{name: left_of(getattr(experiment, name), shift.since) for name in ("faults", "slow_downs", "beside")}
+            **{name: left_of(getattr(experiment, name), shift.since) for name in ("faults", "slowdowns", "background")}
         )
     prepared = prepare(experiment)
 
     def made(horizon: float) -> Result:
         together, network = None, None
         known = contract.of(experiment.strategy).collectives().cost != "simulated"
-        if experiment.beside or (experiment.faults and known):  # on a shared network faults slow known costs, too
-            from ddlsim.run.together import beside  # which sets up runs, too
+        if experiment.background or (experiment.faults and known):  # on a shared network faults slow known costs, too
+            from ddlsim.run.concurrent import with_background  # which sets up runs, too
 
-            together = beside(
+            together = with_background(
                 prepared.experiment, prepared.cluster, prepared.nodes, keep_spans=keep_spans, horizon=horizon
             )
             network = together.network.shared()

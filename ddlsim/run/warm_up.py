@@ -20,7 +20,7 @@ from ddlsim.nn.network import build_network
 from ddlsim.plan.program import StepProgram
 from ddlsim.run.api import simulate
 from ddlsim.strategies import AllReduce, AsyncParameterServer
-from ddlsim.workload.kept import with_kept
+from ddlsim.workload.activations import with_kept
 from ddlsim.workload.model import Model, load_model
 from ddlsim.workload.model_build import Builder, Flow
 

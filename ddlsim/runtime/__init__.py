@@ -6,6 +6,6 @@ from ddlsim.runtime.exchange import Averaging as Averaging, Exchange as Exchange
 from ddlsim.runtime.fabric import Fabric as Fabric, WithFabric as WithFabric
 from ddlsim.runtime.replica import Outer as Outer, Replica as Replica, start_replicas as start_replicas
 from ddlsim.runtime.servers import Servers as Servers
-from ddlsim.runtime.setting import Setting as Setting, Strategy as Strategy
+from ddlsim.runtime.context import RunContext as RunContext, Strategy as Strategy
 from ddlsim.runtime.worker import Process as Process, Worker as Worker
 from ddlsim.workload.buckets import Bucket as Bucket

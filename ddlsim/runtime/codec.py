@@ -31,7 +31,7 @@ from ddlsim.compression.payloads import mean
 from ddlsim.errors import ConfigError
 from ddlsim.learning import ABSENT, Array, Learner, Value
 from ddlsim.learning.learner import DivergedError
-from ddlsim.runtime.setting import Setting
+from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.worker import Worker
 from ddlsim.streams import stream
 from ddlsim.workload.buckets import Bucket
@@ -43,18 +43,18 @@ from ddlsim.workload.precision import FP32_NBYTES
 Encoded: TypeAlias = tuple[Payload | Vector, object]
 
 
-def chosen(setting: Setting, *, servers: bool) -> Compression:
+def chosen(context: RunContext, *, servers: bool) -> Compression:
     """Return a run's compression after the checks that do not depend on the strategy."""
-    choice = setting.compression
+    choice = context.compression
     assert choice is not None
-    if setting.compresses:
+    if context.compresses:
         return choice
-    setting.compresses = True
+    context.compresses = True
     estimate = "their memory traffic" + (" on the workers; the work of servers takes no time" if servers else "")
     time = "as given" if choice.given is not None else f"that of {estimate}{_selection(choice)}"
-    setting.notes.append(f"compression: {choice.label}; time to encode and decode: {time}")
+    context.notes.append(f"compression: {choice.label}; time to encode and decode: {time}")
     for compressor in (choice.compressor, *([choice.down] if choice.down is not None else [])):
-        if setting.learner.task is None and compressor.expected_nbytes(1) is None:
+        if context.learner.task is None and compressor.expected_nbytes(1) is None:
             raise ConfigError(
                 f"compression = {title(compressor)}: its compressed size depends on values, which a "
                 "timing-only run does not have; set training=ddlsim.Training(...), or use a compressor of "
@@ -71,15 +71,15 @@ def _selection(choice: Compression) -> str:
     return f"; the largest elements are found by {how} (cost = {choice.cost or 'radix'!r})"
 
 
-def one_model(setting: Setting) -> bool:
+def one_model(context: RunContext) -> bool:
     """Return whether the timed model is the trained one (or the run is timing-only)."""
-    task = setting.learner.task
-    return task is None or task.network.model.layers == _clock_model(setting).layers
+    task = context.learner.task
+    return task is None or task.network.model.layers == _clock_model(context).layers
 
 
-def _clock_model(setting: Setting) -> Model:
+def _clock_model(context: RunContext) -> Model:
     """Return the whole timed model."""
-    return (setting.whole[0] if setting.whole else setting.workers[0].workload).model
+    return (context.whole[0] if context.whole else context.workers[0].workload).model
 
 
 # ---------------------------------------------------------------- parts of a flat vector
@@ -266,7 +266,7 @@ class Codec:
 
     def __init__(
         self,
-        setting: Setting,
+        context: RunContext,
         ranks: Sequence[int],
         choice: Compression,
         parts: Sequence[slice],
@@ -282,21 +282,21 @@ class Codec:
     ) -> None:
         self.choice, self.ranks, self.vector, self.name, self.number = choice, ranks, vector, name, number
         self.seconds = Seconds(choice)
-        self.learner: Learner = setting.learner
-        self.seed, self._shows_plan = setting.seed, setting.shows_plan
+        self.learner: Learner = context.learner
+        self.seed, self._shows_plan = context.seed, context.shows_plan
         self.n_senders = len(ranks)
-        timed = tensor_shapes(_clock_model(setting)) if tensors is None else tensors
+        timed = tensor_shapes(_clock_model(context)) if tensors is None else tensors
         self.pieces = [Piece(part.stop - part.start, *self._fitted(timed, part)) for part in parts]
-        self.by_piece = learned is not None or one_model(setting)
+        self.by_piece = learned is not None or one_model(context)
         self._steps: dict[int, _Step] = {}
         self._units: list[_Unit] = []
         task = self.learner.task
         if task is None:
             return
         if not self.by_piece:
-            setting.notes.append(
+            context.notes.append(
                 f"compression: the gradient of {task.network.model.name} is compressed as a whole; bytes and "
-                f"seconds are those of the buckets of {_clock_model(setting).name}"
+                f"seconds are those of the buckets of {_clock_model(context).name}"
             )
             parts = [slice(0, task.network.n_params)]
         here = timed if self.by_piece else tensor_shapes(task.network.model)
@@ -379,7 +379,7 @@ class Codec:
         self._at(step).encoded.clear()  # all sizes that anybody will ask for are known
         forwards = sorted(range(len(outcomes)), key=lambda i: self._units[i].part.start)
         joined: Value[Array] = self.learner.plane.apply(_joined, *[outcomes[i] for i in forwards])
-        return joined.carrying(*[self.vector(step, place) for place in range(self.n_senders)])
+        return joined.with_statistics_of(*[self.vector(step, place) for place in range(self.n_senders)])
 
     def _at(self, step: int) -> _Step:
         if step not in self._steps:
@@ -477,24 +477,24 @@ class Messages:
     """
 
     def __init__(
-        self, setting: Setting, n_parts: int = 1, *, owner: str, peers: bool = False, models: bool = False
+        self, context: RunContext, n_parts: int = 1, *, owner: str, peers: bool = False, models: bool = False
     ) -> None:
-        self.setting, self.n_parts, self.learner = setting, n_parts, setting.learner
-        self.parts = setting.learner.parts(n_parts)
+        self.context, self.n_parts, self.learner = context, n_parts, context.learner
+        self.parts = context.learner.parts(n_parts)
         self.choice: Compression | None = None
-        if setting.compression is None:
+        if context.compression is None:
             return
-        choice = self.choice = chosen(setting, servers=not peers)
+        choice = self.choice = chosen(context, servers=not peers)
         self._check(owner, choice, peers=peers, models=models or peers)
         self.seconds = Seconds(choice)
-        workload, task = setting.workers[0].workload, setting.learner.task
+        workload, task = context.workers[0].workload, context.learner.task
         self._clock = cut(slice(0, rounded(workload.gradient_nbytes)), n_parts)
         self._shapes = tensor_shapes(workload.model), () if task is None else tensor_shapes(task.network.model)
         self._senders: dict[tuple[str, int, int], _Sender] = {}
         for part in self._clock:  # what does not fit is said before the run
             fitted(choice.compressor, self._shapes[0], part)
-        if not one_model(setting) and task is not None:
-            setting.notes.append(
+        if not one_model(context) and task is not None:
+            context.notes.append(
                 f"compression: the gradient of {task.network.model.name} is compressed; bytes and seconds are those "
                 f"of {workload.model.name}"
             )
@@ -585,7 +585,7 @@ class Messages:
         if key not in self._senders:
             assert self.choice is not None
             codec = Codec(
-                self.setting,
+                self.context,
                 [rank],
                 dataclasses.replace(self.choice, compressor=compressor, down=None),
                 [self._clock[part]],

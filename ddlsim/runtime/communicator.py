@@ -17,12 +17,12 @@ from ddlsim.cluster.levels import Levels, axes, levels
 from ddlsim.cluster.rings import rings
 from ddlsim.collectives import Collective, Schedule, algorithm_names, build, reorder
 from ddlsim.collectives.build import size_class
-from ddlsim.collectives.nccl_way import Choice
+from ddlsim.collectives.nccl_choice import Choice
 from ddlsim.errors import ConfigError, DeadlockError
 from ddlsim.network import schedule_time
+from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.costs import Known, Phase, known_cost
 from ddlsim.runtime.fabric import Fabric, OnFabric, fabric_of, with_algorithm
-from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Worker
 from ddlsim.ties import tie
 
@@ -59,17 +59,17 @@ class Communicator:
     """
 
     def __init__(
-        self, setting: Setting, fabric: Fabric, workers: Sequence[Worker] | None = None, *,
+        self, context: RunContext, fabric: Fabric, workers: Sequence[Worker] | None = None, *,
         bystanders: Sequence[int] = (), owner: str = "Fabric",
     ) -> None:  # fmt: skip
-        self.setting = setting
+        self.context = context
         self.owner = owner
-        self.workers = list(setting.workers if workers is None else workers)
+        self.workers = list(context.workers if workers is None else workers)
         self.n_ranks = len(self.workers)
         self.nodes = [worker.node for worker in self.workers]
         self.place = {worker.rank: place for place, worker in enumerate(self.workers)}
         self.order = self._ordered(fabric.rank_order)
-        self.fabric = with_algorithm(fabric, setting.cluster, self.at)
+        self.fabric = with_algorithm(fabric, context.cluster, self.at)
         self.n_bystanders = len(bystanders)
         #: of the members, then of the bystanders
         self.all_nodes = [*self.nodes, *bystanders]
@@ -85,8 +85,8 @@ class Communicator:
         if isinstance(rank_order, str):
             if rank_order == "given":
                 return np.arange(self.n_ranks)
-            return self.setting.cluster.locality_order(self.nodes)
-        n_workers = len(self.setting.workers)
+            return self.context.cluster.locality_order(self.nodes)
+        n_workers = len(self.context.workers)
         if not np.array_equal(np.sort(np.asarray(rank_order, dtype=np.int64)), np.arange(n_workers)):
             raise ConfigError(
                 f"rank_order = {list(rank_order)}: must contain each of the ranks 0..{n_workers - 1} once"
@@ -98,7 +98,7 @@ class Communicator:
     @functools.cached_property
     def levels(self) -> Levels:
         """Return the levels of the network among the members, in their order."""
-        return levels(self.setting.cluster, self.at)
+        return levels(self.context.cluster, self.at)
 
     @functools.cached_property
     def groups(self) -> list[Ints]:
@@ -123,7 +123,7 @@ class Communicator:
     def part(self, places: Sequence[int], fabric: Fabric | None = None, bystanders: Sequence[int] = ()) -> Communicator:
         """Return a communicator of some of the members, on the same fabric or another one."""
         members = [self.workers[place] for place in places]
-        return Communicator(self.setting, fabric or self.fabric, members, bystanders=bystanders, owner=self.owner)
+        return Communicator(self.context, fabric or self.fabric, members, bystanders=bystanders, owner=self.owner)
 
     @property
     def simulated(self) -> bool:
@@ -136,25 +136,25 @@ class Communicator:
         """Return the schedule of a collective over `nbytes`, by the fabric's algorithm if no other is given."""
         chosen = self.fabric.algorithm if algorithm is None else algorithm
         automatic = chosen == "auto" and kind == "all_reduce"
-        where = self.setting.cluster, self.at
+        where = self.context.cluster, self.at
         key = kind, chosen, nbytes if automatic else size_class(chosen, nbytes, kind, where)
         if key not in self._schedules:
             if isinstance(key[-1], Choice):
                 self._note(key[-1], nbytes)
             if automatic:
-                cluster, notes = self.setting.cluster, self.setting.notes
+                cluster, notes = self.context.cluster, self.context.notes
                 chosen = fastest(cluster, self.nodes, self.order, nbytes, notes)
             self._schedules[key] = self._built(chosen, nbytes, kind)
         return self._schedules[key]
 
     def _note(self, choice: Choice, nbytes: float) -> None:
         """Note the first time that NCCL runs an algorithm by a protocol."""
-        said, notes = f"nccl: {choice.algorithm} with {choice.protocol} for ", self.setting.notes
+        said, notes = f"nccl: {choice.algorithm} with {choice.protocol} for ", self.context.notes
         if not any(note.startswith(said) for note in notes):
             notes.append(f"{said}{nbytes / 1e6:.3g} MB")
 
     def _built(self, algorithm: str | Collective, nbytes: float, kind: str) -> Schedule:
-        where = self.setting.cluster, self.at
+        where = self.context.cluster, self.at
         return reorder(build(algorithm, self.n_ranks, nbytes, None, kind, where), self.order)
 
     # ------------------------------------------------------------ collectives
@@ -171,8 +171,8 @@ class Communicator:
                 inside = self._by_level(kind, algorithm) or (phase.kind != "all_reduce" and algorithm is None)
                 chosen = self.fabric.algorithm if algorithm is None else algorithm
                 chosen = "auto" if inside and phase.kind == "all_reduce" else "ring" if inside else chosen
-                setting, cost = self.setting, self.fabric.cost
-                self._costs[phase.kind] = known_cost(setting, cost, self.owner, chosen, phase.groups[0], phase.kind)
+                context, cost = self.context, self.fabric.cost
+                self._costs[phase.kind] = known_cost(context, cost, self.owner, chosen, phase.groups[0], phase.kind)
 
     def enter(
         self,
@@ -193,7 +193,7 @@ class Communicator:
 
     def follow(self, key: Hashable, worker: Worker, nbytes: float, schedule: Callable[[], Schedule]) -> simpy.Event:
         """Enter a collective with a given `schedule`, simulated message by message."""
-        loop, place = self.setting.loop, self.place[worker.rank]
+        loop, place = self.context.loop, self.place[worker.rank]
         operation = self._open.get(key)
         self._entered[place] += 1
         if operation is None:
@@ -213,7 +213,7 @@ class Communicator:
 
         It starts when all members have entered it and the previous ones have ended, and ends for all members at once.
         """
-        loop = self.setting.loop
+        loop = self.context.loop
         if worker is not None:
             self._entered[self.place[worker.rank]] += 1
         if key not in self._open:
@@ -234,7 +234,7 @@ class Communicator:
 
     def run(self, phases: tuple[Phase, ...], ended: Callable[[float], None]) -> None:
         """Let all members enter a collective of known time now; `ended` is called with its end (s), now or later."""
-        loop, known = self.setting.loop, self._known_of(phases)
+        loop, known = self.context.loop, self._known_of(phases)
         if loop.network.is_shared:
             known.run(loop, [self, *np.flatnonzero(known.traffic.busy).tolist()], ended)
             return
@@ -247,7 +247,7 @@ class Communicator:
             return
         last, first = min(range(self.n_ranks), key=self._entered.__getitem__), next(iter(self._open.values()))
         raise DeadlockError(
-            f"{self.owner}: {MOST_OPEN} collectives are open at {self.setting.loop.now:.6g} s. "
+            f"{self.owner}: {MOST_OPEN} collectives are open at {self.context.loop.now:.6g} s. "
             f"{first.n_missing} of {self.n_ranks} workers have not entered the first of them: "
             f"{self.workers[last].name} has entered {self._entered[last]} collectives, others up to "
             f"{max(self._entered)}. Every member must enter every collective, or wait for one before the "
@@ -256,7 +256,7 @@ class Communicator:
 
     def _known_of(self, phases: tuple[Phase, ...]) -> Known:
         if phases not in self._known:
-            total = Known.none(self.setting.cluster)
+            total = Known.none(self.context.cluster)
             for phase in phases:
                 self.prepare(phase.kind)
                 total = total.then(self._costs[phase.kind](phase))
@@ -303,7 +303,7 @@ class Communicator:
     def nested(self) -> Ints:
         """Return the places of the members by levels. Raises ConfigError if innermost groups are not equally large."""
         if self.levels.places is None:
-            on_machines = len(self.groups) == len(set(self.setting.hosts(self.nodes).tolist()))
+            on_machines = len(self.groups) == len(set(self.context.hosts(self.nodes).tolist()))
             raise ConfigError(
                 f"{self.owner}: a hierarchical algorithm needs the same number of workers "
                 f"{'on every machine' if on_machines else 'in every innermost group of the network'}, not "
@@ -312,9 +312,9 @@ class Communicator:
         return self.order[self.levels.places]
 
 
-def communicator(setting: Setting, strategy: OnFabric) -> Communicator:
+def communicator(context: RunContext, strategy: OnFabric) -> Communicator:
     """Return a communicator of all workers, with the strategy's fabric."""
-    return Communicator(setting, fabric_of(strategy), owner=type(strategy).__name__)
+    return Communicator(context, fabric_of(strategy), owner=type(strategy).__name__)
 
 
 def hierarchical(algorithm: object) -> bool:

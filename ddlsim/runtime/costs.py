@@ -54,15 +54,15 @@ from ddlsim.cluster.calibration_table import CurveTable
 from ddlsim.cluster.rings import channels
 from ddlsim.collectives import Collective, Schedule, build
 from ddlsim.collectives.build import forced
-from ddlsim.collectives.find import find
+from ddlsim.collectives.lookup import find
 from ddlsim.collectives.nccl import bus_bandwidth, nccl_time
 from ddlsim.collectives.nccl_tuner import LAPS
 from ddlsim.collectives.trees import double_tree
 from ddlsim.errors import ConfigError
 from ddlsim.network import Network, schedule_time
+from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.fabric import algorithm_name
 from ddlsim.runtime.loop import Loop, Traffic
-from ddlsim.runtime.setting import Setting
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -180,7 +180,7 @@ class Phase(NamedTuple):
 
 
 def known_cost(
-    setting: Setting, cost: str, owner: str, algorithm: str | Collective, nodes: Sequence[int], kind: str
+    context: RunContext, cost: str, owner: str, algorithm: str | Collective, nodes: Sequence[int], kind: str
 ) -> Callable[[Phase], Known]:
     """Return the cost of a phase of a `kind` among the workers at `nodes`, by a measured curve or by NCCL's tuner.
 
@@ -189,23 +189,23 @@ def known_cost(
     """
     where = f"{owner}: cost = {cost!r}"
     if cost == "calibrated":
-        return _by_curve(setting, where, algorithm, nodes, kind)
-    return _by_nccl(setting, where, algorithm, kind)
+        return _by_curve(context, where, algorithm, nodes, kind)
+    return _by_nccl(context, where, algorithm, kind)
 
 
 def _known(
-    setting: Setting, what: str, nbytes: float, seconds: float, charge: Charge, n_messages: int, moving: float
+    context: RunContext, what: str, nbytes: float, seconds: float, charge: Charge, n_messages: int, moving: float
 ) -> Known:
     """Return a collective that takes `seconds`, or as long as the tightest link needs for what is charged to it.
 
     Notes it, once for `what`, if that is longer. All links that it uses are busy as long as it runs; those whose
     bandwidth makes it last hold it for the s that are `moving`, inversely proportional to bandwidths.
     """
-    cluster, least = setting.cluster, charge.seconds
-    if least > seconds * (1.0 + 1e-9) and not any(note.startswith(f"{what}: link ") for note in setting.notes):
+    cluster, least = context.cluster, charge.seconds
+    if least > seconds * (1.0 + 1e-9) and not any(note.startswith(f"{what}: link ") for note in context.notes):
         link = int(np.flatnonzero(cluster.link_channel == charge.tightest)[0])
         source, target = (cluster.node_names[ends[link]] for ends in (cluster.link_src, cluster.link_dst))
-        setting.notes.append(
+        context.notes.append(
             f"{what}: link {source} -> {target} ({cluster.link_kind[link]}) needs {least * 1e3:.4g} ms "
             f"for its part of {nbytes / 1e6:.3g} MB, more than the {seconds * 1e3:.4g} ms of the cost "
             "model; the time of the link is used"
@@ -217,16 +217,16 @@ def _known(
     return Known(cluster, seconds, traffic, ((charge, overhead),))
 
 
-def _undisturbed(setting: Setting) -> str:
+def _undisturbed(context: RunContext) -> str:
     """Return what is left out, where that is so."""
-    return "" if setting.loop.network.is_shared else "; other traffic does not slow them down"
+    return "" if context.loop.network.is_shared else "; other traffic does not slow them down"
 
 
 def _schedule(
-    setting: Setting, algorithm: str | Collective, group: Sequence[int], nbytes: float, kind: str
+    context: RunContext, algorithm: str | Collective, group: Sequence[int], nbytes: float, kind: str
 ) -> Schedule:
     """Return the schedule of a collective among a group, rank r being at ``group[r]``."""
-    return build(algorithm, len(group), nbytes, None, kind, (setting.cluster, group))
+    return build(algorithm, len(group), nbytes, None, kind, (context.cluster, group))
 
 
 # ---------------------------------------------------------------- bytes on links
@@ -344,9 +344,9 @@ def _between(load: Load, source: Ints, target: Ints, nbytes: float) -> None:
 
 
 def _by_curve(
-    setting: Setting, where: str, algorithm: str | Collective, nodes: Sequence[int], kind: str
+    context: RunContext, where: str, algorithm: str | Collective, nodes: Sequence[int], kind: str
 ) -> Callable[[Phase], Known]:
-    curve = _curve(setting, where, nodes, kind)
+    curve = _curve(context, where, nodes, kind)
     if algorithm_name(algorithm) != curve.algorithm:
         raise ConfigError(
             f"{where}: the curve of {kind} was fitted for {curve.algorithm!r}, not for "
@@ -354,18 +354,18 @@ def _by_curve(
             f"--algorithm {kind}={algorithm_name(algorithm)}"
         )
     (least, most), backend = curve.nbytes, f" by {curve.backend}" if curve.backend else ""
-    setting.notes.append(
+    context.notes.append(
         "cost = 'calibrated': collective times are those of the measured curve of "
-        f"{kind}{backend}{_undisturbed(setting)}"
+        f"{kind}{backend}{_undisturbed(context)}"
     )
     warned: list[str] = []
 
     def known(phase: Phase) -> Known:
-        cluster, nbytes = setting.cluster, phase.nbytes
+        cluster, nbytes = context.cluster, phase.nbytes
         if not least <= nbytes <= most and not warned:
             warned.append(f"the curve was measured from {least} to {most} bytes; {nbytes:.0f} bytes are extrapolated")
-            setting.notes.append(warned[0])
-        plans = [_schedule(setting, algorithm, group, nbytes, kind) for group in phase.groups]
+            context.notes.append(warned[0])
+        plans = [_schedule(context, algorithm, group, nbytes, kind) for group in phase.groups]
         seconds, moving, own, wide = 0.0, 0.0, Load(cluster), Load(cluster)
         for group, plan in zip(phase.groups, plans, strict=True):
             parts = parts_of(lambda c, g=group, p=plan: schedule_time(c, p, g, nbytes), cluster, nbytes)  # type: ignore[misc]
@@ -378,15 +378,15 @@ def _by_curve(
         if charge.seconds > seconds and not wide.empty:  # it must have used more links
             charge = min(charge, wide.charge(), key=lambda c: c.seconds)
         n_messages = sum(plan.n_messages for plan in plans)
-        return _known(setting, "cost = 'calibrated'", nbytes, seconds, charge, n_messages, moving)
+        return _known(context, "cost = 'calibrated'", nbytes, seconds, charge, n_messages, moving)
 
     return known
 
 
-def _curve(setting: Setting, where: str, nodes: Sequence[int], kind: str) -> CurveTable:
+def _curve(context: RunContext, where: str, nodes: Sequence[int], kind: str) -> CurveTable:
     """Return the cluster's curve for as many ranks as there are nodes, placed as they are."""
-    cluster, n = setting.cluster, len(nodes)
-    inside = len(set(setting.hosts(list(nodes)).tolist())) == 1
+    cluster, n = context.cluster, len(nodes)
+    inside = len(set(context.hosts(list(nodes)).tolist())) == 1
     place = "inside a host" if inside else "between hosts"
     remedy = (
         f"measure {kind} of at least 3 sizes on {n} ranks {place} (python -m ddlsim.measure --only collective), then "
@@ -418,7 +418,7 @@ def _curve(setting: Setting, where: str, nodes: Sequence[int], kind: str) -> Cur
 # ---------------------------------------------------------------- by NCCL's tuner
 
 
-def _by_nccl(setting: Setting, where: str, algorithm: str | Collective, kind: str) -> Callable[[Phase], Known]:
+def _by_nccl(context: RunContext, where: str, algorithm: str | Collective, kind: str) -> Callable[[Phase], Known]:
     name = algorithm_name(algorithm)
     wanted, protocol = (_NCCL.get(name), None) if "(" not in name else forced(find(name, kind))
     if name.partition("(")[0] not in _NCCL or (wanted is None and "(" in name):
@@ -426,15 +426,15 @@ def _by_nccl(setting: Setting, where: str, algorithm: str | Collective, kind: st
             f"{where}: NCCL has no algorithm {name!r}; use algorithm = 'ring', 'double_binary_tree', or "
             "'auto' for the choice of its tuner"
         )
-    cluster = setting.cluster
-    said = f"cost = 'nccl': collective times are the estimates of NCCL's tuner{_undisturbed(setting)}"
-    if said not in setting.notes:
-        setting.notes.append(said)
+    cluster = context.cluster
+    said = f"cost = 'nccl': collective times are the estimates of NCCL's tuner{_undisturbed(context)}"
+    if said not in context.notes:
+        context.notes.append(said)
     seen: set[tuple[str, str]] = set()
 
     def known(phase: Phase) -> Known:
         nbytes, seconds, moving, n_messages, load = phase.nbytes, 0.0, 0.0, 0, Load(cluster)
-        beside = _side_by_side(setting, phase)
+        beside = _side_by_side(context, phase)
         for group in phase.groups:
             if len(group) == 1:
                 continue
@@ -447,16 +447,16 @@ def _by_nccl(setting: Setting, where: str, algorithm: str | Collective, kind: st
             moving = max(moving, bytes_only + slower)
             if (choice.algorithm, choice.protocol) not in seen:
                 seen.add((choice.algorithm, choice.protocol))
-                setting.notes.append(f"nccl: {choice.algorithm} with {choice.protocol} for {nbytes / 1e6:.3g} MB")
+                context.notes.append(f"nccl: {choice.algorithm} with {choice.protocol} for {nbytes / 1e6:.3g} MB")
             name_of_plan = _SCHEDULE.get(choice.algorithm, f"nccl({choice.algorithm})")
-            plan = _schedule(setting, name_of_plan, group, nbytes, kind)
+            plan = _schedule(context, name_of_plan, group, nbytes, kind)
             if choice.algorithm in _SCHEDULE:
                 spread(load, group, nbytes, choice.algorithm, kind)
             else:
                 by_schedule(load, plan, group, nbytes)
             n_messages += plan.n_messages
             seconds = max(seconds, choice.seconds + slower)
-        return _known(setting, "cost = 'nccl'", nbytes, seconds, load.charge(), n_messages, moving)
+        return _known(context, "cost = 'nccl'", nbytes, seconds, load.charge(), n_messages, moving)
 
     return known
 
@@ -468,11 +468,11 @@ def _slowest(cluster: Cluster, group: Sequence[int]) -> float:
     return float((cluster.nominal_capacity[used] / cluster.channel_capacity[used]).max(initial=0.0)) or 1.0
 
 
-def _side_by_side(setting: Setting, phase: Phase) -> int:
+def _side_by_side(context: RunContext, phase: Phase) -> int:
     """Return how many of a phase's groups share the links of a machine to the others, at most."""
     shared: Counter[int] = Counter()
     for group in phase.groups:
-        machines = set(setting.hosts(list(group)).tolist())
+        machines = set(context.hosts(list(group)).tolist())
         if len(machines) > 1:
             shared.update(machines)
     return max(shared.values(), default=1)

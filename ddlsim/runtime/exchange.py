@@ -40,11 +40,11 @@ from ddlsim.plan.plan import KINDS, Plan
 from ddlsim.plan.servers import Service
 from ddlsim.runtime.codec import Codec, chosen, cut
 from ddlsim.runtime.communicator import Communicator, hierarchical
+from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.costs import Phase
 from ddlsim.runtime.fabric import Fabric, algorithm_for, algorithm_name, halves_of
 from ddlsim.runtime.server_work import ServerWork
 from ddlsim.runtime.servers import Threads
-from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Computation, Process, Worker, all_of
 from ddlsim.workload.precision import FP32_NBYTES
 
@@ -68,7 +68,7 @@ class Exchange:
 
     def __init__(self, communicator: Communicator) -> None:
         self.communicator = communicator
-        self.loop, self.place = communicator.setting.loop, communicator.place
+        self.loop, self.place = communicator.context.loop, communicator.place
 
     @property
     def route(self) -> Route:
@@ -140,7 +140,7 @@ class Exchange:
 
     def mean(self, step: int, vectors: Sequence[Value[Array]]) -> Value[Array]:
         """Return the vector that every worker receives, given the members' vectors by place."""
-        return self.communicator.setting.learner.mean(vectors) if self.codec is None else self.codec.mean(step)
+        return self.communicator.context.learner.mean(vectors) if self.codec is None else self.codec.mean(step)
 
     def _encoded(self, part: int, place: int) -> Sequence[tuple[int, int]]:
         """Return the pieces that a member encodes for a part, and how many elements of each."""
@@ -206,23 +206,23 @@ class CollectiveExchange(Exchange):
         super().__init__(communicator)
         self.kind, self.algorithm, self._schedule = kind, algorithm, schedule
         self.what = kind.replace("_", "-")
-        setting = communicator.setting
+        context = communicator.context
         self.machines: list[list[int]] = []
         self._inbox: dict[Hashable, simpy.Event] = {}
-        if setting.compression is not None and vectors is not None:
-            self._encode(setting, parts, vectors, tensors, like)
+        if context.compression is not None and vectors is not None:
+            self._encode(context, parts, vectors, tensors, like)
         elif schedule is None:
             communicator.prepare(kind, algorithm)
 
     def _encode(
         self,
-        setting: Setting,
+        context: RunContext,
         parts: Sequence[slice],
         vectors: Vectors,
         tensors: Tensors | None,
         like: CollectiveExchange | None,
     ) -> None:
-        communicator, choice = self.communicator, chosen(setting, servers=False)
+        communicator, choice = self.communicator, chosen(context, servers=False)
         compressor, traits = choice.compressor, choice.compressor.traits
         if choice.down is not None:
             raise ConfigError(
@@ -231,7 +231,7 @@ class CollectiveExchange(Exchange):
             )
         if self.algorithm is not None:
             fabric = communicator.fabric
-            self.algorithm = algorithm_for(self.algorithm, setting.cluster, communicator.at, fabric.cost, self.kind)
+            self.algorithm = algorithm_for(self.algorithm, context.cluster, communicator.at, fabric.cost, self.kind)
         self.collective, self.n_rounds = traits.collective, traits.n_rounds
         self._known = compressor.expected_nbytes(1) is not None
         if hierarchical(communicator.fabric.algorithm) and self.collective == "all_gather":
@@ -246,13 +246,13 @@ class CollectiveExchange(Exchange):
         self.decodes = traits.encode_passes > 0.0 or choice.given is not None
         if self.collective != "all_reduce":
             self.what = self.collective.replace("_", " ")
-        self._note(setting, title(compressor), traits.not_summable)
+        self._note(context, title(compressor), traits.not_summable)
         if not communicator.simulated:
             self._prepare(title(compressor))
         if like is None:
             order = communicator.order.tolist() if self.collective == "gtopk_tree" else ()
             self.codec = Codec(
-                setting,
+                context,
                 [worker.rank for worker in communicator.workers],
                 choice,
                 parts,
@@ -281,7 +281,7 @@ class CollectiveExchange(Exchange):
         for kind in ("reduce_scatter", "all_gather") if self.machines else (self._payload_kind,):
             communicator.prepare(kind, self.algorithm if kind == self.kind else None)
 
-    def _note(self, setting: Setting, name: str, not_summable: str) -> None:
+    def _note(self, context: RunContext, name: str, not_summable: str) -> None:
         if self.collective == "all_reduce":
             if self._payload_kind == self.kind:
                 return
@@ -298,7 +298,7 @@ class CollectiveExchange(Exchange):
             if self.machines:
                 text = f"dense inside the innermost groups (machines), by {how} between them (HiTopKComm)"
         note = f"compression: {name} travels {text}"
-        setting.notes += [note] if note not in setting.notes else []
+        context.notes += [note] if note not in context.notes else []
 
     @property
     def _payload_kind(self) -> str:
@@ -539,15 +539,15 @@ class ThroughServers(Exchange):
         like: ThroughServers | None = None,
     ) -> None:
         super().__init__(communicator)
-        setting, n = communicator.setting, communicator.n_ranks
-        self.nodes, self.recorder, self.work, self.memory = nodes, setting.recorder, work or ServerWork(), memory
+        context, n = communicator.context, communicator.n_ranks
+        self.nodes, self.recorder, self.work, self.memory = nodes, context.recorder, work or ServerWork(), memory
         self.what = "all-reduce"
-        if setting.compression is not None:
-            self.what, choice = "push and pull", chosen(setting, servers=True)
+        if context.compression is not None:
+            self.what, choice = "push and pull", chosen(context, servers=True)
             self.decodes = choice.down is not None
             shares = [share for part in parts for share in cut(part, len(nodes))]
             ranks = [worker.rank for worker in communicator.workers]
-            self.codec = Codec(setting, ranks, choice, shares, vectors, served=True)
+            self.codec = Codec(context, ranks, choice, shares, vectors, served=True)
         n_threads = self.work.threads if self.codec is None else 1
         own = [Threads(self.loop, n_threads) for _ in nodes]
         self._threads: list[Threads] = own if like is None else like._threads
@@ -819,18 +819,18 @@ class OfGroups:
     schedules  kind of collective, group, bytes -> its schedule
     """
 
-    setting: Setting
+    context: RunContext
     workers: Sequence[Worker]
     groups: Sequence[Sequence[int]]
     schedules: Callable[[int, int, float], Schedule]
 
     def exchange(self, kind: int, group: int, *, parts: bool) -> Exchange:
         members = [self.workers[rank] for rank in self.groups[group]]
-        communicator = Communicator(self.setting, Fabric(rank_order="given"), members)
+        communicator = Communicator(self.context, Fabric(rank_order="given"), members)
         return CollectiveExchange(communicator, KINDS[kind], schedule=functools.partial(self.schedules, kind, group))
 
     def mean(self, step: int, gradients: Sequence[Value[Array]]) -> Value[Array]:
-        return self.setting.learner.mean(gradients)
+        return self.context.learner.mean(gradients)
 
 
 # ---------------------------------------------------------------- whole vectors, round after round
@@ -861,14 +861,14 @@ class Rounds:
     then    computes the result from the mean, once for all members; by default the mean. For models the next round
             compresses differences to it
     models  True: compress differences to the previous round's result; False: compress vectors directly
-    by      the exchange that carries them
+    validated_by  the exchange that carries them
     common  the model that all members hold: the initial one, then the latest result
     """
 
     def __init__(
         self, communicator: Communicator, then: Callable[[Value[Array]], Any] | None = None, *, models: bool = True
     ) -> None:
-        self.communicator, self.learner = communicator, communicator.setting.learner
+        self.communicator, self.learner = communicator, communicator.context.learner
         self.then, self.models = then, models
         self.by = CollectiveExchange(communicator, parts=whole(communicator), vectors=self._vector)
         self.common = self.learner.initial
@@ -898,7 +898,9 @@ class Rounds:
         mean = self.by.mean(number, values)
         if self.models:
             if self.by.codec is not None:
-                mean = self.learner.plane.apply(np.add, current.common, mean).carrying(self.learner.mean(values))
+                mean = self.learner.plane.apply(np.add, current.common, mean).with_statistics_of(
+                    self.learner.mean(values)
+                )
             self.common = mean
         result = mean if self.then is None else self.then(mean)
         if self.models and isinstance(result, Value):

@@ -9,7 +9,7 @@ import numpy as np
 
 from ddlsim.plan.inserted import DECODE, ENCODE, SUMMING, Task, expanded
 from ddlsim.plan.plan import KINDS, Plan
-from ddlsim.plan.servers import as_messages, through_servers
+from ddlsim.plan.servers import as_messages, with_parameter_servers
 from ddlsim.runtime.exchange import Exchange, way_of
 from ddlsim.runtime.worker import Worker
 
@@ -36,7 +36,7 @@ def as_executed(plan: Plan, exchange_of: Callable[[int, int, bool], Exchange], w
         int(plan.key[row]): exchange.service(int(plan.step[row]), int(plan.part[row]))
         for row, exchange in coded.items()
     }
-    plan = through_servers(plan, n_servers)
+    plan = with_parameter_servers(plan, n_servers)
     return as_messages(plan, services) if services else plan
 
 

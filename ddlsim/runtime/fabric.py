@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple, Self
 
-from ddlsim.arguments import Index, Rule, by, checked, one_of
+from ddlsim.arguments import Index, Rule, checked, one_of, validated_by
 from ddlsim.cluster import Cluster
 from ddlsim.collectives import Collective
 from ddlsim.collectives.build import default_algorithm
-from ddlsim.collectives.find import find
+from ddlsim.collectives.lookup import find
 from ddlsim.errors import ConfigError, shown
 
 #: all-reduce -> the reduce-scatter and the all-gather that it consists of
@@ -40,7 +40,7 @@ def algorithm_of(kind: str) -> Rule:
             raise ConfigError(f"{where} = {shown(algorithm)}: must be a name such as 'ring', or a function")
         return algorithm
 
-    return by(check)
+    return validated_by(check)
 
 
 #: the order in which the ranks of a collective follow each other

@@ -22,9 +22,9 @@ from ddlsim.network.devices import DEVICE, SLOW
 from ddlsim.network.state import Bools, Floats, Ints, Records
 from ddlsim.network.tasks import N_WOKEN
 from ddlsim.runtime.codec import Messages
+from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.cycles import plan_of_cycles
 from ddlsim.runtime.recorder import COMMUNICATION, COMPUTE, INPUT, WAITING, Spans
-from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Worker
 from ddlsim.workload.contention import NO_SLOWDOWN
 from ddlsim.workload.jitter import slow_intervals
@@ -52,25 +52,25 @@ class Lanes:
     """
 
     def __init__(
-        self, setting: Setting, ops: Sequence[Op], nbytes: float, samples: int, *,
+        self, context: RunContext, ops: Sequence[Op], nbytes: float, samples: int, *,
         servers: Sequence[tuple[int, float]] = (), peers: Sequence[Sequence[int]] = (), depth: int = 1,
         served: Callable[[Worker, int, int, bool], None] | None = None, asks: bool = False,
         choose: Callable[[Worker], int] | None = None, batch: int = 1, first: int = 0,
         back: Callable[[Worker], None] | None = None, messages: Messages | None = None, notes: Sequence[str] = (),
     ) -> None:  # fmt: skip
-        self.setting, self.ops, self.samples, self.served, self.batch = setting, list(ops), samples, served, batch
+        self.context, self.ops, self.samples, self.served, self.batch = context, list(ops), samples, served, batch
         self.together = any(op.kind == ls.TURN for op in ops)
         self.choose, self.back = choose, back
         self.follows = served is not None or any(op.follow is not None or op.kind == ls.RESIZE for op in ops)
         self._begun = self._over = False
         self._stale: list[int] = []  # what has been served, but not yet told of
-        workers = setting.workers
+        workers = context.workers
         ends = peers if peers else [range(max(len(servers), 1)) for _ in workers]
-        self.tables = tables_of(workers, self.ops, ends, depth, self._crashes(servers), setting.loop.now)
+        self.tables = tables_of(workers, self.ops, ends, depth, self._crashes(servers), context.loop.now)
         ways = self.tables.ways
         ways["nbytes"] = ways["back_nbytes"] = nbytes
-        ways["source"] = np.array(setting.nodes)[ways["actor"]]
-        nodes = [node for node, _ in servers] if servers else setting.nodes
+        ways["source"] = np.array(context.nodes)[ways["actor"]]
+        nodes = [node for node, _ in servers] if servers else context.nodes
         ways["target"] = np.array(nodes)[ways["end"]]
         if servers:
             table = np.zeros(len(servers), dtype=ls.SERVER)
@@ -79,7 +79,7 @@ class Lanes:
             self.tables = self.tables._replace(servers=table)
         if any(worker.overlap_slowdown != NO_SLOWDOWN for worker in workers):
             self._slow_down_beside_messages(with_servers=bool(servers))
-        network, source, target = setting.loop.network, ways["source"].tolist(), ways["target"].tolist()
+        network, source, target = context.loop.network, ways["source"].tolist(), ways["target"].tolist()
         if len(ways) and choose is None:
             ways["route"] = network.routes(source, target)
             ways["back_route"] = network.routes(target, source) if servers else 0
@@ -90,20 +90,20 @@ class Lanes:
         counts[ls.FIRST_OP] = first
         counts[ls.ADVANCE], counts[ls.SEND] = addresses()[0], send_address()
         counts[ls.FIRST_HANDLE] = network.first_handle
-        counts[ls.ASKS], counts[ls.RETURNS], counts[ls.SPANS] = asks, self.follows, setting.recorder.keep_spans
-        setting.plan = plan_of_cycles(
+        counts[ls.ASKS], counts[ls.RETURNS], counts[ls.SPANS] = asks, self.follows, context.recorder.keep_spans
+        context.plan = plan_of_cycles(
             workers, [*self.ops[first:], *self.ops[:first]], nbytes, servers=[seconds for _, seconds in servers],
             peers=peers, choose=choose, messages=messages, notes=notes,
         )  # fmt: skip
         counts[ls.MANNER] = ls.TOGETHER if self.together else ls.APART
         if choose is not None:
             counts[ls.MANNER] = ls.ANSWERING if any(op.kind == ls.DISPATCH and op.number for op in ops) else ls.PUSHING
-        setting.loop.drive(self)
+        context.loop.drive(self)
 
     def _slow_down_beside_messages(self, *, with_servers: bool) -> None:
         """Let workers compute more slowly while messages to or from their peers are under way, or note why not."""
-        setting, workers = self.setting, self.setting.workers
-        setting.slows = True
+        context, workers = self.context, self.context.workers
+        context.slows = True
         no_effect = ""
         if with_servers:
             no_effect = ": workers wait for servers without computing"
@@ -111,32 +111,32 @@ class Lanes:
             no_effect = " on workers that fail while their peers go on"
         if no_effect:
             if any(worker.overlap_slowdown != worker.workload.slowdown for worker in workers):  # set, not the stack's
-                setting.notes.append(f"overlap_slowdown has no effect{no_effect}")
+                context.notes.append(f"overlap_slowdown has no effect{no_effect}")
             return
         devices = np.zeros(len(workers), dtype=DEVICE)
         devices["inside"] = [worker.overlap_slowdown.inside for worker in workers]
         devices["between"] = [worker.overlap_slowdown.between for worker in workers]
         devices["row"] = -1
-        self.tables.actors["machine"] = setting.hosts(setting.nodes)
+        self.tables.actors["machine"] = context.hosts(context.nodes)
         self.tables = self.tables._replace(devices=devices)
 
     def _crashes(self, servers: Sequence[tuple[int, float]]) -> Crashes:
         """Return the outages of each worker, and of servers on its machine. Workers that wait for all others in every
         step, or round, have none."""
-        setting, common = self.setting, {(ls.STEP, ls.COMMON), (ls.MEET, 1)}
+        context, common = self.context, {(ls.STEP, ls.COMMON), (ls.MEET, 1)}
         in_common = any((op.kind, op.number) in common for op in self.ops)
-        if in_common or not setting.crashes:
+        if in_common or not context.crashes:
             return ()
-        setting.recorder.down = setting.crashes
-        machines, nodes = setting.hosts(setting.nodes).tolist(), [node for node, _ in servers]
-        away = list(zip(setting.nodes, setting.crashes, strict=True))
-        for node, machine in zip(nodes, setting.hosts(nodes).tolist(), strict=True):
-            if machine in machines and (setting.machines_crash or node in setting.nodes):
+        context.recorder.down = context.crashes
+        machines, nodes = context.hosts(context.nodes).tolist(), [node for node, _ in servers]
+        away = list(zip(context.nodes, context.crashes, strict=True))
+        for node, machine in zip(nodes, context.hosts(nodes).tolist(), strict=True):
+            if machine in machines and (context.machines_crash or node in context.nodes):
                 rank = machines.index(machine)
-                setting.recorder.with_servers.append(rank)
-                away.append((node, setting.crashes[rank]))
-        setting.loop.network.will_change((), [(*window, node) for node, own in away for window in own])
-        return setting.crashes
+                context.recorder.with_servers.append(rank)
+                away.append((node, context.crashes[rank]))
+        context.loop.network.will_change((), [(*window, node) for node, own in away for window in own])
+        return context.crashes
 
     # ------------------------------------------------------------ what follows may change
 
@@ -177,7 +177,7 @@ class Lanes:
     @property
     def _charged(self) -> bool:
         """Whether evaluations cost workers time."""
-        monitor = self.setting.stop.monitor
+        monitor = self.context.stop.monitor
         return monitor is not None and monitor.charge is not None
 
     @property
@@ -195,11 +195,11 @@ class Lanes:
         n, woken = int(counts[N_CALENDAR]), int(counts[N_WOKEN])
         if counts[[ls.N_SENDS, ls.ENDING]].any() or (counts[[ls.PENDING, ls.RESUMED, ls.ASKING]] >= 0).any():
             return float(self.tables.reals[ls.NOW])
-        return float(min([*calendar[[*range(min(n, 1)), *range(n, n + woken)]].tolist(), self.setting.loop.next()]))
+        return float(min([*calendar[[*range(min(n, 1)), *range(n, n + woken)]].tolist(), self.context.loop.next()]))
 
     def go(self, limit: float, pause: Callable[[], bool] | None) -> None:
         """Go on as :class:`~ddlsim.runtime.loop.Driver` says; `pause` is asked after updates."""
-        loop, stop, counts = self.setting.loop, self.setting.stop, self.tables.counts
+        loop, stop, counts = self.context.loop, self.context.stop, self.tables.counts
         if not self._begun:
             self._begun = True
             counts[ls.UPDATES_LEFT] = 1 if self.follows else int(min(stop.n_updates, ls.MANY))
@@ -226,11 +226,11 @@ class Lanes:
             elif status == ls.REFILL:
                 self._refill(int(counts[ls.PENDING]))
             elif status == ls.FETCHING:
-                self._fetch(self.setting.workers[int(counts[ls.PENDING])])
+                self._fetch(self.context.workers[int(counts[ls.PENDING])])
             elif status == ls.ELSEWHERE:
                 self._complete()
             elif status == ls.CHOICES:
-                self._choose(self.setting.workers[int(counts[ls.PENDING])])
+                self._choose(self.context.workers[int(counts[ls.PENDING])])
             elif status == ls.OVER:
                 self._over = True
             elif status == ls.STUCK:
@@ -240,7 +240,7 @@ class Lanes:
                 counts[ls.UPDATES_LEFT] = not stop.ended.triggered
 
     def _stuck(self, now: float) -> DdlsimError:
-        crashes = self.setting.recorder.down or ()
+        crashes = self.context.recorder.down or ()
         gone = [rank for rank, own in enumerate(crashes) if own and own[-1][0] <= now and own[-1][1] == math.inf]
         if gone:
             return DdlsimError(
@@ -254,7 +254,7 @@ class Lanes:
 
     def _complete(self) -> None:
         """Trigger the events of processes whose messages or collectives have ended."""
-        loop, counts, when = self.setting.loop, self.tables.counts, float(self.tables.reals[ls.WHEN])
+        loop, counts, when = self.context.loop, self.tables.counts, float(self.tables.reals[ls.WHEN])
         n, counts[ls.N_ELSEWHERE] = int(counts[ls.N_ELSEWHERE]), 0
         loop.complete(*loop.network.completed(n), when)
 
@@ -275,19 +275,19 @@ class Lanes:
     def _wake(self, item: int) -> None:
         """Let an event happen now."""
         counts = self.tables.counts
-        self.tables.calendar[counts[N_CALENDAR] + counts[N_WOKEN]] = (self.setting.loop.now, 0, item)
+        self.tables.calendar[counts[N_CALENDAR] + counts[N_WOKEN]] = (self.context.loop.now, 0, item)
         counts[N_WOKEN] += 1
 
     def _refill(self, rank: int) -> None:
         """Draw a worker's next factors."""
-        block = itertools.islice(self.setting.workers[rank].factors, ls.BLOCK)
+        block = itertools.islice(self.context.workers[rank].factors, ls.BLOCK)
         self.tables.factors[rank * ls.BLOCK : (rank + 1) * ls.BLOCK] = list(block)
         self.tables.actors["cursor"][rank] = 0
 
     def _choose(self, worker: Worker) -> None:
         """Make a worker's next choices."""
         assert self.choose is not None
-        network, nodes = self.setting.loop.network, self.setting.nodes
+        network, nodes = self.context.loop.network, self.context.nodes
         choices = self.tables.choices[worker.rank * ls.BLOCK : (worker.rank + 1) * ls.BLOCK]
         choices["end"] = [self.choose(worker) for _ in range(ls.BLOCK)]
         some = np.flatnonzero(choices["end"] >= 0)
@@ -304,7 +304,7 @@ class Lanes:
         """Process the rows of the log."""
         rows = self.tables.log[: int(self.tables.counts[ls.N_LOGGED])]
         self.tables.counts[ls.N_LOGGED] = 0
-        if self.setting.recorder.keep_spans:
+        if self.context.recorder.keep_spans:
             self._show(rows)
         if self.follows:
             self._follow_rows(rows)
@@ -313,7 +313,7 @@ class Lanes:
 
     def _count(self, rows: Records) -> None:
         """Count steps, updates and staleness in a timing-only run."""
-        recorder, kinds = self.setting.recorder, self._kinds(rows)
+        recorder, kinds = self.context.recorder, self._kinds(rows)
         ended = kinds == ls.STEP
         for rank, time in zip(rows["actor"][ended].tolist(), rows["time"][ended].tolist(), strict=True):
             recorder.step_end[rank].append(time)
@@ -321,7 +321,7 @@ class Lanes:
         if any(op.number == ls.AGED for op in self.ops if op.kind == ls.STEP):
             recorder.staleness += rows["staleness"][ended].tolist()
         self._tell(self.batch * int(np.count_nonzero(kinds == ls.UPDATE)) if self.together else len(self._stale))
-        self.setting.stop.counted(rows["time"][rows["whole"] == 1].tolist(), self.samples)
+        self.context.stop.counted(rows["time"][rows["whole"] == 1].tolist(), self.samples)
 
     def _kinds(self, rows: Records) -> Ints:
         """Return the kinds of the logged operations; -1 for other rows."""
@@ -331,13 +331,13 @@ class Lanes:
     def _tell(self, n: int) -> None:
         """Record the staleness of the first `n` services that have not been recorded yet."""
         if self.batch:
-            self.setting.recorder.staleness += self._stale[:n]
+            self.context.recorder.staleness += self._stale[:n]
             del self._stale[:n]
 
     def _follow_rows(self, rows: Records) -> None:
-        setting, pass_time = self.setting, self.setting.loop.env.pass_time
+        context, pass_time = self.context, self.context.loop.env.pass_time
         for time, _, _, what, rank, place, whole, staleness in rows.tolist():
-            worker = setting.workers[rank]
+            worker = context.workers[rank]
             if what >= 0:
                 pass_time(time)
                 op = self.ops[what]
@@ -349,14 +349,14 @@ class Lanes:
                     self._resize(worker)
                 elif op.kind == ls.STEP:
                     if op.number == ls.AGED:
-                        setting.recorder.staleness.append(staleness)
+                        context.recorder.staleness.append(staleness)
                     worker.end_step()
                     if whole:
-                        n_steps = len(setting.workers) if op.number == ls.COMMON else 1
-                        setting.stop.updated(worker.samples_per_step * n_steps)
+                        n_steps = len(context.workers) if op.number == ls.COMMON else 1
+                        context.stop.updated(worker.samples_per_step * n_steps)
             elif what == ls.LOST:
                 pass_time(time)
-                worker.params = setting.model()
+                worker.params = context.model()
                 if self.back is not None:
                     self.back(worker)
             elif what == ls.SERVED:
@@ -373,21 +373,21 @@ class Lanes:
     def _resize(self, worker: Worker) -> None:
         """Set a worker's work in its step, as :meth:`Worker.begin_step` does."""
         assert worker.workload_at is not None
-        workload = worker.workload_at(worker.learner.own_epoch(worker.rank))
+        workload = worker.workload_at(worker.learner.local_epoch(worker.rank))
         if workload is not worker.workload:
             worker.use(workload)
             self._seconds[worker.rank] = seconds_of([worker], self.ops)[0]
 
     def _owe(self) -> None:
         """Let workers make the requested evaluations before their next steps."""
-        for worker in self.setting.workers:
+        for worker in self.context.workers:
             if worker.owed:
                 self.tables.actors["owed"][worker.rank] += worker.owed
                 worker.owed = 0.0
 
     def _show(self, rows: Records) -> None:
         """Keep the spans of a block of the log."""
-        recorder = self.setting.recorder
+        recorder = self.context.recorder
 
         def keep(kind: str, what: int, start: str, end: str, which: Bools | bool = True) -> None:
             of_kind = rows[(rows["what"] == what) & which]
@@ -415,8 +415,8 @@ class Lanes:
 
     def close(self) -> None:
         """Book the workers' time, including unfinished operations."""
-        recorder, actors = self.setting.recorder, self.tables.actors
-        self.setting.loop.nbytes_asked += float(self.tables.reals[ls.NBYTES :][:2].sum())
+        recorder, actors = self.context.recorder, self.tables.actors
+        self.context.loop.nbytes_asked += float(self.tables.reals[ls.NBYTES :][:2].sum())
         for rank in range(len(actors)):
             actor, op = actors[rank], self.ops[actors[rank]["op"]]
             for kind in (COMPUTE, COMMUNICATION, WAITING, INPUT):
@@ -424,7 +424,7 @@ class Lanes:
             recorder.idle[rank] += float(actor["idle"])
             recorder.lost[rank] = float(actor["lost"])
             if actor["down"]:
-                now = self.setting.loop.now
+                now = self.context.loop.now
                 recorder.booked[rank] = min(float(actor["fell"]), now)
                 late = max(float(actor["fell"]) - now, 0.0)  # a crash after the end
                 recorder.seconds[rank][COMPUTE] -= late
@@ -486,13 +486,13 @@ def seconds_of(workers: Sequence[Worker], ops: Sequence[Op]) -> Floats:
     return np.array([[op.seconds(worker) if op.seconds is not None else 0.0 for op in ops] for worker in workers])
 
 
-def gradient(setting: Setting, drawn: Follow | None) -> list[Op]:
+def gradient(context: RunContext, drawn: Follow | None) -> list[Op]:
     """Return the operations of :meth:`Worker.gradient`: `drawn` follows when its parameters are read."""
-    first = setting.workers[0]
+    first = context.workers[0]
     forward = Op(ls.WORK, "forward", lambda worker: worker.workload.forward_time, redo=True)
     early = Op(ls.WORK, "backward", lambda worker: worker.workload.backward_time, redo=True)
     late = Op(ls.WORK, "backward", lambda worker: float(worker.backward_until[0]), redo=True)
-    ops = [Op(ls.OWED, "evaluation", redo=True)] if setting.learner.task is not None else []
+    ops = [Op(ls.OWED, "evaluation", redo=True)] if context.learner.task is not None else []
     if first.workload_at is not None:
         ops.append(Op(ls.RESIZE, redo=True))
     batch = [Op(ls.DRAW, redo=True)]
@@ -508,8 +508,8 @@ def _begins(ops: Sequence[Op]) -> list[int]:
     """Return the number of the operation with which the gradient begins that each is part of; -1 of none."""
     begins: list[int] = []
     for number, op in enumerate(ops):
-        goes_on = number > 0 and ops[number - 1].redo
-        begins.append((begins[-1] if goes_on else number) if op.redo else -1)
+        endless = number > 0 and ops[number - 1].redo
+        begins.append((begins[-1] if endless else number) if op.redo else -1)
     return begins
 
 
@@ -541,9 +541,9 @@ def tables_of(
     actors["last_in"] = np.searchsorted(ways["end"][arrivals], np.arange(n), side="right")
     slow: list[tuple[float, float]] = []
     for worker in workers:
-        if worker.slow_downs:
+        if worker.slowdowns:
             actors["slow"][worker.rank] = len(slow)
-            slow += slow_intervals(worker.slow_downs)
+            slow += slow_intervals(worker.slowdowns)
     actors["crash"] = -1
     down: list[tuple[float, float]] = []
     for rank, own in enumerate(crashes):

@@ -14,10 +14,10 @@ from ddlsim.learning import Array, Value
 from ddlsim.plan.local_steps import Average, local_steps
 from ddlsim.plan.plan import UPDATE, Ints
 from ddlsim.runtime.communicator import Communicator
+from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.costs import Phase
 from ddlsim.runtime.exchange import Call, Exchange, Rounds, Route
 from ddlsim.runtime.replica import Replica, replicas_of
-from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.table_run import TableRun
 from ddlsim.runtime.worker import Worker
 
@@ -111,9 +111,9 @@ class OwnModels:
     of their results.
     """
 
-    def __init__(self, setting: Setting, rules: Sequence[Rule]) -> None:
-        self.setting, self.learner, self.rules = setting, setting.learner, rules
-        self.replicas = replicas_of(setting)
+    def __init__(self, context: RunContext, rules: Sequence[Rule]) -> None:
+        self.context, self.learner, self.rules = context, context.learner, rules
+        self.replicas = replicas_of(context)
         for number, rule in enumerate(rules):
             rule.rounds = [_Rounds(self, number, rule, members) for members in rule.members]
         self._round_of = [
@@ -121,7 +121,7 @@ class OwnModels:
         ]
         self._done = [0] * len(self.replicas)  # operations of each worker, of all steps
         self._gradients: list[Value[Array] | None] = [None] * len(self.replicas)
-        self._follows = self.learner.task is not None or setting.compression is not None
+        self._follows = self.learner.task is not None or context.compression is not None
         self._operations = self._of_step()
 
     def _of_step(self) -> list[tuple[str, int]]:
@@ -241,16 +241,16 @@ class _ByGroup:
         raise AssertionError("every worker has its own model")
 
 
-def run_local_steps(setting: Setting, rules: Sequence[Rule], *, owner: str) -> list[Replica]:
+def run_local_steps(context: RunContext, rules: Sequence[Rule], *, owner: str) -> list[Replica]:
     """Let all workers make local steps, and average as the rules say; return their models."""
-    models = OwnModels(setting, rules)
+    models = OwnModels(context, rules)
     averages = [rule.average for rule in rules]
-    accumulation = setting.workers[0].accumulation
-    codes = setting.compression is not None
+    accumulation = context.workers[0].accumulation
+    codes = context.compression is not None
     apart = max([2, *(each.delay + each.steps.period for each in averages)]) + 2
     n_tasks = len(models.replicas) * (2 * accumulation + 1 + 4 * len(averages))  # of a step, at most
     run = TableRun(
-        setting,
+        context,
         lambda workloads: local_steps(workloads, averages, accumulation, codes=codes),
         lambda gradients, plan: _ByGroup([each for rule in rules for each in rule.rounds]),
         live=min(apart, max(LEAST_APART, MOST_TASKS // n_tasks)),
@@ -258,5 +258,5 @@ def run_local_steps(setting: Setting, rules: Sequence[Rule], *, owner: str) -> l
         owner=owner,
     )
     models.runs(run)
-    setting.loop.drive(run)
+    context.loop.drive(run)
     return models.replicas

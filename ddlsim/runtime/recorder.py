@@ -148,10 +148,10 @@ class Recorder:
             begin = min(earliest_start(self.pauses, start), end)
             self._book(rank, WAITING, name, start, begin)
             start = begin
-        for stop, goes_on in self.stops.get(rank, ()) if kind == COMPUTE else ():
-            if stop < end and goes_on > start:
+        for stop, endless in self.stops.get(rank, ()) if kind == COMPUTE else ():
+            if stop < end and endless > start:
                 self._book(rank, kind, name, start, max(start, stop))
-                start = min(goes_on, end)
+                start = min(endless, end)
         self._book(rank, kind, name, start, end)
 
     def _book(self, rank: int, kind: str, name: str, start: float, end: float) -> None:
@@ -186,10 +186,10 @@ class Recorder:
     def undisturbed(self, ranks: Ints, start: Floats, end: Floats) -> tuple[Ints, Floats, Floats]:
         """Cut spans of workers, each (n,), where these stand still: (place of its span, start, end) of each piece."""
         place, left, pieces = np.arange(len(ranks)), start.copy(), []
-        for rank, stop, goes_on in [(rank, *stop) for rank, stops in self.stops.items() for stop in stops]:
-            cut = place[(ranks == rank) & (left < goes_on) & (end > stop)]
+        for rank, stop, endless in [(rank, *stop) for rank, stops in self.stops.items() for stop in stops]:
+            cut = place[(ranks == rank) & (left < endless) & (end > stop)]
             pieces.append((cut, left[cut], np.maximum(left[cut], stop)))
-            left[cut] = np.minimum(goes_on, end[cut])
+            left[cut] = np.minimum(endless, end[cut])
         columns = zip(*pieces, (place, left, end), strict=True)
         place, start, end = (np.concatenate(column) for column in columns)
         return place, start, end

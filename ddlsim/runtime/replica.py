@@ -16,8 +16,8 @@ from ddlsim.learning import Array, Learner, Value
 from ddlsim.learning.learner import State
 from ddlsim.optim import Optimizer, OptimizerState
 from ddlsim.optim.rules import with_layers
+from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.fabric import WithFabric
-from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Process, Worker
 
 
@@ -91,29 +91,29 @@ class Replica:
             self.worker.stop.updated(self.worker.samples_per_step * self.n_workers)
 
 
-def replicas_of(setting: Setting) -> list[Replica]:
+def replicas_of(context: RunContext) -> list[Replica]:
     """Return the replicas of all workers; the run hands over the mean of their models."""
-    workers, learner = setting.workers, setting.learner
-    setting.model = lambda: learner.mean([worker.params for worker in workers])
-    setting.replicas = lambda: [worker.params for worker in workers]
+    workers, learner = context.workers, context.learner
+    context.model = lambda: learner.mean([worker.params for worker in workers])
+    context.replicas = lambda: [worker.params for worker in workers]
     ended: Counter[int] = Counter()
     replicas = [Replica(worker, len(workers), ended) for worker in workers]
-    setting.steps = lambda: [replica.step for replica in replicas]
-    setting.mixture = "the mean of the models of workers"
+    context.steps = lambda: [replica.step for replica in replicas]
+    context.mixture = "the mean of the models of workers"
     return replicas
 
 
-def start_replicas(setting: Setting, work: Callable[[Replica], Process]) -> list[Replica]:
+def start_replicas(context: RunContext, work: Callable[[Replica], Process]) -> list[Replica]:
     """Start one process per worker. The final model of the run is the mean of the workers' models."""
-    replicas = replicas_of(setting)
+    replicas = replicas_of(context)
     for replica in replicas:
-        setting.loop.env.process(work(replica))
+        context.loop.env.process(work(replica))
     return replicas
 
 
-def need_values(setting: Setting, owner: str, why: str) -> None:
+def need_values(context: RunContext, owner: str, why: str) -> None:
     """Raise ConfigError in a timing-only run, for a strategy that needs values."""
-    if setting.learner.task is None:
+    if context.learner.task is None:
         raise ConfigError(f"{owner}: {why}; set training=ddlsim.Training('digits', ...)")
 
 
@@ -141,7 +141,7 @@ class Outer:
         def away(params: Array, mean: Array) -> Array:
             return (params.astype(np.float64) - mean) / unit
 
-        self.params = self.step(self.plane.apply(away, self.params, mean), rate).carrying(mean)
+        self.params = self.step(self.plane.apply(away, self.params, mean), rate).with_statistics_of(mean)
         return self.params
 
     def follow(self, mean: Value[Array]) -> Value[Array]:
@@ -159,7 +159,7 @@ class Outer:
 
         statistics = self.params.statistics
         if statistics is not None:
-            statistics = self.plane.absorb(statistics, gradient.batch_statistics)
+            statistics = self.plane.merge_statistics(statistics, gradient.batch_statistics)
         done = self.plane.apply(moved, self.params, gradient, self._state)
         self.params = self.plane.apply(lambda pair: pair[0], done, statistics=statistics)
         self._state = self.plane.apply(lambda pair: pair[1], done)

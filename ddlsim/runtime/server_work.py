@@ -39,7 +39,7 @@ class ServerWork:
                  written, one is read)
     pull         2: the parameters are copied into each answer; 0: they are sent without a copy
     deliver      2: on a worker's machine, a separate thread copies the servers' answers together
-    whole_below  size in bytes below which a tensor is not split but sent to one server, in round-robin order (MXNet:
+    unsplit_below  size in bytes below which a tensor is not split but sent to one server, in round-robin order (MXNet:
                  MXNET_KVSTORE_BIGARRAY_BOUND, a million elements, so "4 MB")
     """
 
@@ -51,7 +51,7 @@ class ServerWork:
     update: Passes = 2.0
     pull: Passes = 2.0
     deliver: Passes = 2.0
-    whole_below: Annotated[float | str, quantity("bytes", "4 MB", zero=True)] = 0.0
+    unsplit_below: Annotated[float | str, quantity("bytes", "4 MB", zero=True)] = 0.0
 
     def seconds_per_byte(self, *, summing: bool = False) -> float:
         """Return the s of one pass over a byte; `summing` for pushes and updates."""
@@ -60,15 +60,15 @@ class ServerWork:
 
     def bound(self) -> float:
         """Return the smallest size of tensors that are split, in bytes."""
-        return si(self.whole_below, "bytes")
+        return si(self.unsplit_below, "bytes")
 
 
 #: MXNet's, until 1.4: a thread of ps-lite and the main thread do everything in turn; SGD with momentum, the default of
 #: its examples (src/kvstore/kvstore_dist_server.h)
-EARLY_MXNET_SERVERS = ServerWork(update=5.0, whole_below="4 MB")
+EARLY_MXNET_SERVERS = ServerWork(update=5.0, unsplit_below="4 MB")
 #: MXNet's from 1.5 on: copies between its arrays, sums and updates run on all cores of a socket (ParallelCopy in
 #: src/common/utils.h, EvalBinary_ in src/ndarray/ndarray_function-inl.h); answers are still copied by one thread
-MXNET_SERVERS = ServerWork(update=5.0, whole_below="4 MB", together="60 GB/s")
+MXNET_SERVERS = ServerWork(update=5.0, unsplit_below="4 MB", together="60 GB/s")
 #: BytePS's (byteps/server, 0.2): four threads (BYTEPS_SERVER_ENGINE_THREAD), the first push and the answers are not
 #: copied, the sum is copied once; workers update, and find answers where they need them (shared memory). Tensors come
 #: in slices of BYTEPS_PARTITION_BYTES, 4 MB: Priority("4 MB", ...)

@@ -22,10 +22,10 @@ from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Learner, Value
 from ddlsim.network import lanes as ls
 from ddlsim.runtime.codec import Message, Messages
+from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.cycles import plan_of_cycles
 from ddlsim.runtime.lanes import Lanes, Op
 from ddlsim.runtime.loop import Loop
-from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import UNVARIED, Process, Worker, all_of
 from ddlsim.units import si
 
@@ -72,14 +72,14 @@ def check_layers(kind: str, learner: Learner, servers: int) -> None:
         )
 
 
-def note_lock_step(setting: Setting) -> None:
+def note_lock_step(context: RunContext) -> None:
     """Note that asynchronous workers with equal compute times run in lock step: equal flows that start together share
     the links and end together."""
-    workers = setting.workers
+    workers = context.workers
     times = {(w.workload.forward_time, w.workload.backward_time, w.workload.optimizer) for w in workers}
-    varied = any(w.factors is not UNVARIED or w.slow_downs for w in workers)
+    varied = any(w.factors is not UNVARIED or w.slowdowns for w in workers)
     if len(workers) > 1 and len(times) == 1 and not varied:
-        setting.notes.append(
+        context.notes.append(
             "equal compute times without jitter: workers that start together keep arriving at the server together, "
             "whereas real workers drift apart (set jitter=...)"
         )
@@ -148,26 +148,26 @@ class Servers:
     Raises ConfigError if there are not enough machines.
     """
 
-    def __init__(self, strategy: UpdatesServers, setting: Setting, *, models: bool = False) -> None:
-        self.setting = setting
-        self.nodes = server_nodes(setting.cluster, setting.nodes, strategy.servers, strategy.placement)
+    def __init__(self, strategy: UpdatesServers, context: RunContext, *, models: bool = False) -> None:
+        self.context = context
+        self.nodes = server_nodes(context.cluster, context.nodes, strategy.servers, strategy.placement)
         self.apply_time = si(strategy.apply_time, "time")
-        self.messages = Messages(setting, len(self.nodes), owner=type(strategy).__name__, models=models)
+        self.messages = Messages(context, len(self.nodes), owner=type(strategy).__name__, models=models)
 
     @property
     def follows(self) -> bool:
         """Whether values, or sizes, depend on the order of events at the servers."""
-        return self.messages.choice is not None or self.setting.learner.task is not None
+        return self.messages.choice is not None or self.context.learner.task is not None
 
     def plan(self, ops: Sequence[Op], notes: Sequence[str]) -> None:
-        """Set the plan (``Setting.plan``) of worker processes: cycles of `ops`, with `notes` on their decisions."""
-        setting, n = self.setting, len(self.nodes)
+        """Set the plan (``RunContext.plan``) of worker processes: cycles of `ops`, with `notes` on their decisions."""
+        context, n = self.context, len(self.nodes)
         ops = [*ops, Op(ls.WORK, "encode"), Op(ls.EXCHANGE, "push and pull"), Op(ls.WORK, "decode")]
         seconds = [self.apply_time + self.messages.server_seconds(i) for i in range(n)]
-        setting.plan = plan_of_cycles(
-            setting.workers,
+        context.plan = plan_of_cycles(
+            context.workers,
             ops,
-            setting.workers[0].workload.gradient_nbytes / n,
+            context.workers[0].workload.gradient_nbytes / n,
             servers=seconds,
             messages=self.messages,
             notes=notes,
@@ -186,7 +186,7 @@ class Servers:
     def show_update(self, begin: float) -> None:
         """Add a span for an update that began at `begin` and ends now, on every server's track."""
         for i in range(len(self.nodes)):
-            self.setting.recorder.background(f"server {i}", "update", begin, self.setting.loop.now)
+            self.context.recorder.background(f"server {i}", "update", begin, self.context.loop.now)
 
 
 def communicate(worker: Worker, event: simpy.Event, what: str) -> Process:
@@ -278,9 +278,9 @@ class UpdateRule:
             Op(ls.WORK, "decode"),
             *after,
         ]
-        worker = servers.setting.workers[0]
+        worker = servers.context.workers[0]
         self.lanes = Lanes(
-            servers.setting,
+            servers.context,
             ops,
             worker.workload.gradient_nbytes / len(servers.nodes),
             worker.samples_per_step * self.count * steps,

@@ -16,8 +16,8 @@ import numpy as np
 import simpy
 
 from ddlsim.errors import DdlsimError, DeadlockError
-from ddlsim.life import Background
 from ddlsim.network import Network
+from ddlsim.reliability import Background
 from ddlsim.runtime.loop import Loop, Pause
 from ddlsim.runtime.worker import Process
 
@@ -48,8 +48,8 @@ class SharedClock:
 
     def __init__(self, network: Network) -> None:
         self.network = network
-        self._parties: dict[int, Party] = {}
-        self._faces: dict[int, Network] = {network.party: network}
+        self._clients: dict[int, Party] = {}
+        self._faces: dict[int, Network] = {network.client: network}
         self._next: dict[int, float] = {}  # s, when each party does something by itself
         self._coming: list[tuple[float, int, Callable[[], None]]] = []
         self._n_coming = itertools.count()
@@ -58,10 +58,10 @@ class SharedClock:
         """Call an action at a time (s), before all other events of that time."""
         heapq.heappush(self._coming, (time, next(self._n_coming), action))
 
-    def add(self, party: Party) -> None:
+    def add(self, client: Party) -> None:
         """Add a party that begins now."""
-        number = party.loop.network.party
-        self._parties[number], self._faces[number] = party, party.loop.network
+        number = client.loop.network.client
+        self._clients[number], self._faces[number] = client, client.loop.network
         self._look(number)
 
     def run(self, done: Callable[[], bool]) -> None:
@@ -74,13 +74,13 @@ class SharedClock:
             if next(turns) % TURNS == 0:
                 self._look_for_the_stuck()
             coming = self._coming[0][0] if self._coming else np.inf
-            waiting = self.network.waiting_parties
-            if waiting and waiting[0] not in self._parties:
+            waiting = self.network.waiting_clients
+            if waiting and waiting[0] not in self._clients:
                 self._faces[waiting[0]].drop()  # its run has ended
             elif waiting:
                 self._faces[waiting[0]].collect()
                 self._go(waiting[0], coming)
-            elif not self._parties:
+            elif not self._clients:
                 if coming == np.inf:
                     raise DeadlockError("no event is left, but some runs have not ended")
                 self.network.advance(coming)
@@ -95,12 +95,12 @@ class SharedClock:
 
     def _look_for_the_stuck(self) -> None:
         """Raise DeadlockError for a party that waits without anything in flight, while others go on."""
-        waiting = self.network.waiting_parties
-        for number, party in self._parties.items():
+        waiting = self.network.waiting_clients
+        for number, client in self._clients.items():
             if self._next[number] == np.inf and not self.network.is_under_way(number) and number not in waiting:
-                waits = "; ".join(f"{name} waits for {what}" for name, what in list(party.loop.waiting.items())[:8])
+                waits = "; ".join(f"{name} waits for {what}" for name, what in list(client.loop.waiting.items())[:8])
                 raise DeadlockError(
-                    f"{party.name}: deadlock at {self.network.now:.6g} s: no event of this run is left, although "
+                    f"{client.name}: deadlock at {self.network.now:.6g} s: no event of this run is left, although "
                     f"other runs continue{'; ' * bool(waits)}{waits}"
                 )
 
@@ -110,27 +110,27 @@ class SharedClock:
 
     def _go(self, number: int, coming: float) -> None:
         """Let a party go on, up to the next event of another party."""
-        party = self._parties[number]
+        client = self._clients[number]
         self._next[number] = np.inf  # until it is looked at again
-        limit = min(*self._next.values(), coming, party.latest)
-        if limit == np.inf and len(self._parties) > 1:  # come back some time, to look after the others
+        limit = min(*self._next.values(), coming, client.latest)
+        if limit == np.inf and len(self._clients) > 1:  # come back some time, to look after the others
             limit = self.network.now + 600.0
-        driver, error = party.loop.driver, None
+        driver, error = client.loop.driver, None
         try:
-            driver.go(limit, party.pause)
+            driver.go(limit, client.pause)
         except DdlsimError as raised:
             error = raised
-        late = party.loop.now >= party.latest and not self.network.others_wait
+        late = client.loop.now >= client.latest and not self.network.others_wait
         if driver.over or error is not None or late:
-            del self._parties[number], self._next[number]
+            del self._clients[number], self._next[number]
             driver.close()
-            party.ended(error)
+            client.ended(error)
         else:
             self._look(number)
 
     def _look(self, number: int) -> None:
-        party = self._parties[number]
-        self._next[number] = min(party.loop.driver.next(), party.latest)
+        client = self._clients[number]
+        self._next[number] = min(client.loop.driver.next(), client.latest)
 
 
 # ---------------------------------------------------------------- background traffic, which sends as fast as it may

@@ -44,9 +44,9 @@ from ddlsim.plan.plan import (
 from ddlsim.plan.program import LIVE, LiveSteps, StepProgram
 from ddlsim.runtime.bookings import Bookings, Shape, devices
 from ddlsim.runtime.communicator import Communicator
+from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.exchange import Exchange, Exchanges, OfGroups, OfKinds, Vectors, Way, after, way_of
 from ddlsim.runtime.executed import as_executed
-from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import UNVARIED, Worker
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.contention import NO_SLOWDOWN
@@ -54,12 +54,12 @@ from ddlsim.workload.jitter import slow_intervals
 
 
 def with_slowdowns(
-    tasks: TaskColumns, steps: LiveSteps, members: Sequence[Sequence[Worker]], setting: Setting
+    tasks: TaskColumns, steps: LiveSteps, members: Sequence[Sequence[Worker]], context: RunContext
 ) -> TaskColumns:
     """Return the tasks of steps with the slow-downs of their workers; if several apply, the largest factor counts."""
     rank = steps.plan.rank[steps.row]
-    tasks = _with_slow_downs(tasks, rank, members)
-    setting.slows = True
+    tasks = _with_slowdowns(tasks, rank, members)
+    context.slows = True
     if all(worker.overlap_slowdown == NO_SLOWDOWN for own in members for worker in own):
         return tasks
     plan, exchanges = steps.plan, steps.plan.kind[steps.row] >= SEND
@@ -68,15 +68,15 @@ def with_slowdowns(
         for own in members
     ]
     device = np.where(exchanges | devices(plan)[steps.row], rank, -1)
-    return tasks._replace(device=device, slower=slower, inside=_inside(tasks, steps, rank, members, setting))
+    return tasks._replace(device=device, slower=slower, inside=_inside(tasks, steps, rank, members, context))
 
 
 def _inside(
-    tasks: TaskColumns, steps: LiveSteps, rank: Ints, members: Sequence[Sequence[Worker]], setting: Setting
+    tasks: TaskColumns, steps: LiveSteps, rank: Ints, members: Sequence[Sequence[Worker]], context: RunContext
 ) -> Ints:
     """Return 1 for each key of which all ends are on one machine, (n_keys,)."""
-    nodes = setting.nodes
-    hosts = [setting.hosts([nodes[worker.rank] for worker in own]) for own in members]
+    nodes = context.nodes
+    hosts = [context.hosts([nodes[worker.rank] for worker in own]) for own in members]
     least, most = (np.array([reduce(own) for own in hosts]) for reduce in (np.min, np.max))
     rows = np.flatnonzero(tasks.key >= 0)
     n_keys = len(steps.key_sizes)
@@ -88,19 +88,19 @@ def _inside(
     return np.asarray((lowest == highest) & ~served, dtype=np.int64)
 
 
-def _with_slow_downs(tasks: TaskColumns, rank: Ints, members: Sequence[Sequence[Worker]]) -> TaskColumns:
+def _with_slowdowns(tasks: TaskColumns, rank: Ints, members: Sequence[Sequence[Worker]]) -> TaskColumns:
     """Return the tasks with the transient slow-downs of the workers that do them."""
     first = np.full(len(members), -1, dtype=np.int64)
     entries: list[tuple[float, float]] = []
     for place, own in enumerate(members):
-        slowed = [slow_intervals(worker.slow_downs) for worker in own if worker.slow_downs]
+        slowed = [slow_intervals(worker.slowdowns) for worker in own if worker.slowdowns]
         if slowed:
             first[place] = len(entries)
             ends = np.unique([end for intervals in slowed for end, _ in intervals])
             columns = [np.array(intervals).T for intervals in slowed]
             factors = [factor[np.searchsorted(until, ends)] for until, factor in columns]
             entries += zip(ends.tolist(), np.max(factors, axis=0).tolist(), strict=True)
-    return tasks._replace(slow=first[rank], slow_downs=entries)
+    return tasks._replace(slow=first[rank], slowdowns=entries)
 
 
 EVALUATION = "evaluation"
@@ -178,15 +178,16 @@ class CommonModel:
 def planned(members: Communicator, make: Make, exchanges: Callable[[Vectors], Mapping[int, Exchange]]) -> None:
     """Run the program that `make` builds for all workers, with `exchanges` by the kind of collective, those that sum
     gradients first."""
-    setting = members.setting
-    setting.loop.drive(
-        TableRun(setting, make, lambda gradients, plan: OfKinds(exchanges(gradients)), owner=members.owner)
+    context = members.context
+    context.loop.drive(
+        TableRun(context, make, lambda gradients, plan: OfKinds(exchanges(gradients)), owner=members.owner)
     )
 
 
 def run_table(
-    setting: Setting, program: StepProgram, exchanges: MakeExchanges, *, samples: int, folding: Folding | None = None,
-    live: int = LIVE, met: Met | None = None, owner: str = "this strategy", beside_first: int = LIVE,
+    context: RunContext, program: StepProgram, exchanges: MakeExchanges, *, samples: int,
+    folding: Folding | None = None, live: int = LIVE, met: Met | None = None, owner: str = "this strategy",
+    beside_first: int = LIVE,
 ) -> None:  # fmt: skip
     """Execute a step program repeatedly until the run ends.
 
@@ -202,42 +203,42 @@ def run_table(
 
     Raises ConfigError for batches that change.
     """
-    first = setting.workers[0]
+    first = context.workers[0]
     if first.workload_at is not None:
         raise ConfigError(
             "training: growing_batch and phases change the step time, but this strategy executes one "
             "plan for the whole run; simulate each batch size separately"
         )
     run = TableRun(
-        setting, lambda workloads: program, exchanges, folding=folding,
+        context, lambda workloads: program, exchanges, folding=folding,
         n_learners=samples // first.samples_per_step, live=live, met=met, owner=owner, beside_first=beside_first,
     )  # fmt: skip
-    setting.loop.drive(run)
+    context.loop.drive(run)
 
 
-def by_schedules(setting: Setting, schedules: Schedules) -> MakeExchanges:
+def by_schedules(context: RunContext, schedules: Schedules) -> MakeExchanges:
     """Return what carries all collectives of a plan by `schedules`."""
-    return lambda gradients, plan: OfGroups(setting, setting.workers, plan.groups, schedules)
+    return lambda gradients, plan: OfGroups(context, context.workers, plan.groups, schedules)
 
 
-def is_one_step(setting: Setting, live: int = LIVE) -> bool:
+def is_one_step(context: RunContext, live: int = LIVE) -> bool:
     """Return whether a run ends with its first step, so that no step repeats."""
-    return not setting.shows_plan and live == LIVE and setting.stop.n_updates == 1 and setting.learner.task is None
+    return not context.shows_plan and live == LIVE and context.stop.n_updates == 1 and context.learner.task is None
 
 
-def disturbed(setting: Setting) -> str:
+def disturbed(context: RunContext) -> str:
     """Return why equal workers do not act alike, or why other traffic uses their links; "" if neither happens."""
-    loop, workers = setting.loop, setting.workers
+    loop, workers = context.loop, context.workers
     reasons = {
-        "every rank is to be shown": setting.shows_plan,
+        "every rank is to be shown": context.shows_plan,
         "others use the network": loop.network.is_shared,
         "faults change links": loop.network.changes,
         "pauses": len(loop.network.pauses) > 0,
-        "workers stand still": any(setting.recorder.stops.values()) or any(setting.crashes),
-        "compute times vary": any(worker.factors is not UNVARIED or worker.slow_downs for worker in workers),
+        "workers stand still": any(context.recorder.stops.values()) or any(context.crashes),
+        "compute times vary": any(worker.factors is not UNVARIED or worker.slowdowns for worker in workers),
         "overlap_slowdown": any(worker.overlap_slowdown != NO_SLOWDOWN for worker in workers),
         "workers read samples": workers[0].feed is not None,
-        "workers learn": setting.learner.task is not None,
+        "workers learn": context.learner.task is not None,
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
 
@@ -261,36 +262,36 @@ class TableRun:
     """
 
     def __init__(
-        self, setting: Setting, make: Make, exchanges: MakeExchanges, *,
+        self, context: RunContext, make: Make, exchanges: MakeExchanges, *,
         folding: Folding | None = None, n_learners: int | None = None, live: int = LIVE,
         met: Met | None = None, owner: str = "this strategy", beside_first: int = LIVE, models: Models | None = None,
     ) -> None:  # fmt: skip
-        self.setting, self.learner, self._make = setting, setting.learner, make
+        self.context, self.learner, self._make = context, context.learner, make
         self.members: list[list[int]] = (
-            [[worker.rank] for worker in setting.workers] if folding is None else folding.members.tolist()
+            [[worker.rank] for worker in context.workers] if folding is None else folding.members.tolist()
         )
         if folding is not None:
-            setting.loop.stand_for(folding.copies, folding.shared)
-        self.workers = [setting.workers[own[0]] for own in self.members]
+            context.loop.stand_for(folding.copies, folding.shared)
+        self.workers = [context.workers[own[0]] for own in self.members]
         self.n_learners = len(self.members) if n_learners is None else n_learners
-        workloads = [worker.workload for worker in setting.workers]
+        workloads = [worker.workload for worker in context.workers]
         self._overlap = met is not None or models is not None
         self.model: Models = models if models is not None else self._common_model(met)
-        once = is_one_step(setting, live)
+        once = is_one_step(context, live)
         program = make(workloads)
         self.exchanges = exchanges(self.model.gradient, program.unroll_all(1))
         program = self._program = self._with_more(program)
-        setting.plan = self.plan
+        context.plan = self.plan
         self.steps = steps = program.live_steps(beside_first - 1, repeat=False) if once else program.live_steps(live)
         self._last: dict[int, Floats] = {}  # (n_ranks,) factor of the last micro-step, by step
         self.calls = calls = Calls(self, owner)
         said = {way: exchange.what for way, exchange in calls.exchanges.items()}
         shapes = [Shape(steps.plan, steps.rows, steps.keys, step, said) for step in range(steps.plan.n_steps)]
-        self.bookings = Bookings(setting.recorder, self.members, shapes, setting.loop.now, folding=folding)
+        self.bookings = Bookings(context.recorder, self.members, shapes, context.loop.now, folding=folding)
         #: by the first worker's workload, which the list holds and so keeps the number of
         self._regimes = {id(workloads[0]): (workloads, self._seconds(steps.plan))}
         self._exchanging = None if folding is None else folding.exchanging(steps.plan)
-        self._varies = any(worker.factors is not UNVARIED for worker in setting.workers)
+        self._varies = any(worker.factors is not UNVARIED for worker in context.workers)
         self.done = 0  # steps
         self._ended: set[int] = set()  # slots, of later steps
         self._refused: dict[int, ConfigError] = {}  # why a step cannot be executed
@@ -302,11 +303,11 @@ class TableRun:
         self._armed: dict[int, list[Workload]] = {}  # all workers' in the steps under way
         self._kinds = [calls.kinds[own] for own in steps.rows[:2]]
         tasks = steps.tasks._replace(seconds=np.concatenate([self._arm() for _ in steps.rows]), kind=calls.kinds)
-        each = [[setting.workers[i] for i in own] for own in self.members]
+        each = [[context.workers[i] for i in own] for own in self.members]
         self.executor = Executor(
-            with_slowdowns(tasks, steps, each, setting), setting.loop.network, calls.collective, calls.buffer_nbytes,
+            with_slowdowns(tasks, steps, each, context), context.loop.network, calls.collective, calls.buffer_nbytes,
             steps.plan.queues, calls.messages, bystanders=calls.n_bystanders, outside=calls, meets=calls.meets,
-            start=setting.loop.now,
+            start=context.loop.now,
         )  # fmt: skip
         if steps.plan.cycles:
             self.set_kinds(range(self._n_armed))
@@ -321,7 +322,7 @@ class TableRun:
             self.began,
             met,
         )
-        self.setting.model, self.setting.optimizer = lambda: model.params, lambda: model.state
+        self.context.model, self.context.optimizer = lambda: model.params, lambda: model.state
         return model
 
     def _kind(self, step: int) -> Ints:
@@ -357,15 +358,15 @@ class TableRun:
 
     def _with_more(self, program: StepProgram) -> StepProgram:
         """Return the program with additional tasks: evaluations, encoding and decoding, fixed costs of the software."""
-        self.setting.has_fixed_costs = True
-        first, several = self.workers[0].workload, len(self.setting.workers) > 1
+        self.context.has_fixed_costs = True
+        first, several = self.workers[0].workload, len(self.context.workers) > 1
         step, call = first.host_time, first.stack.call_time * several
         if step or call:
             program = program.map(functools.partial(with_fixed_costs, step=step, call=call))
         if call and program.template.queues:
             what = f"call_time of stack {first.stack.name} does not delay collectives launched by a queue"
-            self.setting.notes.append(what)
-        if self.setting.compression is not None and not program.template.cycles:
+            self.context.notes.append(what)
+        if self.context.compression is not None and not program.template.cycles:
             plan = program.unroll(1)
             sums = plan.collectives[np.isin(plan.kind[plan.collectives], SUMMING) & (plan.part[plan.collectives] >= 0)]
             for row in sums[:1].tolist():
@@ -382,14 +383,14 @@ class TableRun:
 
     @property
     def over(self) -> bool:
-        return self.setting.stop.ended.triggered
+        return self.context.stop.ended.triggered
 
     def next(self) -> float:
         return self.executor.next()
 
     def go(self, limit: float, pause: Callable[[], bool] | None) -> None:
         """Go on as :class:`~ddlsim.runtime.loop.Driver` says; `pause` is asked when a step has ended."""
-        loop, stop = self.setting.loop, self.setting.stop
+        loop, stop = self.context.loop, self.context.stop
         self._charge()
         while not stop.ended.triggered:
             loop.check()
@@ -430,7 +431,7 @@ class TableRun:
             self._waiting.append(slot)
             self._arm_waiting()
         self._resize()
-        self.setting.stop.updated(samples * self.n_learners)
+        self.context.stop.updated(samples * self.n_learners)
         self._charge()
 
     def _arm_waiting(self) -> None:
@@ -485,7 +486,7 @@ class TableRun:
             self._last[step] = np.ones(len(self.members))
             return seconds[min(step, 1)].copy()
         n = int(shape.micro.max(initial=0)) + 1
-        drawn = [[[next(self.setting.workers[i].factors) for _ in range(n)] for i in own] for own in self.members]
+        drawn = [[[next(self.context.workers[i].factors) for _ in range(n)] for i in own] for own in self.members]
         largest = np.array([np.max(own, axis=0) for own in drawn])
         self._last[step] = largest[:, -1]
         self._last.pop(step - self.steps.live - 2, None)
@@ -495,7 +496,7 @@ class TableRun:
 
     def _regime(self, epoch: float) -> tuple[list[Workload], list[Floats]]:
         """Return all workers' workloads at an epoch, and the seconds of the tasks of a first and a later step."""
-        workers = self.setting.workers
+        workers = self.context.workers
         if workers[0].workload_at is None:
             return next(iter(self._regimes.values()))
         key = id(workers[0].workload_at(epoch))
@@ -510,7 +511,7 @@ class TableRun:
 
     def samples(self, step: int) -> int:
         """Return how many samples each who learns takes in a step."""
-        return self._armed[step][0].batch_size * self.setting.workers[0].accumulation
+        return self._armed[step][0].batch_size * self.context.workers[0].accumulation
 
     def _resize(self) -> None:
         """Let workers have the workload of the step that they are in."""
@@ -519,7 +520,7 @@ class TableRun:
         for rank, own in enumerate(self.members):
             begun = not np.isnan(self._first_task(rank, self.done)["start"])
             for worker in own:
-                self.setting.workers[worker].use(self._armed[self.done if begun else self.done - 1][worker])
+                self.context.workers[worker].use(self._armed[self.done if begun else self.done - 1][worker])
 
     def _first_task(self, rank: int, step: int) -> Records:
         """Return the first task of a rank's device in a step under way."""
@@ -536,7 +537,7 @@ class TableRun:
 
     def _charge(self) -> None:
         """Let the first worker evaluate, if it owes that, before the next step that it begins."""
-        worker = self.setting.workers[0]
+        worker = self.context.workers[0]
         if not worker.owed:
             return
         for step in range(self.done, self.done + self.steps.live):
@@ -550,7 +551,7 @@ class TableRun:
 
     def _book(self, step: int, rows: Records, now: float = np.inf) -> None:
         self.bookings.step(step, rows, now)
-        if not self.setting.recorder.keep_spans:
+        if not self.context.recorder.keep_spans:
             return
         shape, plan, slot = self.bookings.shape(step), self.steps.plan, self.steps.slot(step)
         launched, rank = self.calls.launched.pop(slot, []), plan.rank[shape.rows]
@@ -566,9 +567,9 @@ class TableRun:
 
     def close(self) -> None:
         """Book unfinished tasks, and report what ranks wait for."""
-        now = max(self.executor.now, self.setting.loop.network.now)
-        self.setting.loop.env.pass_time(now)
-        self.setting.loop.nbytes_asked += self.executor.nbytes_sent
+        now = max(self.executor.now, self.context.loop.network.now)
+        self.context.loop.env.pass_time(now)
+        self.context.loop.nbytes_asked += self.executor.nbytes_sent
         waits: dict[int, str] = {}
         if not self.over:  # a rank may be past the last step that all ranks have ended
             self.model.learn_until(self.done - 1)
@@ -585,7 +586,7 @@ class TableRun:
                 self.model.learn_until(step)  # a rank has finished this step
         self.bookings.close(now, waits)
         if self.bookings.folding is not None:
-            self.setting.loop.book(*self.bookings.exchanged(self.setting.loop.network.n_channels))
+            self.context.loop.book(*self.bookings.exchanged(self.context.loop.network.n_channels))
 
     def _missing(self, step: int, row: int) -> str:
         """Return a description of what a task waits for."""
@@ -608,7 +609,7 @@ class Calls:
     """
 
     def __init__(self, run: TableRun, owner: str) -> None:
-        self.run, self.setting, self.loop, self.steps = run, run.setting, run.setting.loop, run.steps
+        self.run, self.context, self.loop, self.steps = run, run.context, run.context.loop, run.steps
         self.nodes = np.array([worker.node for worker in run.workers], dtype=np.int64)
         self.launched: dict[int, list[list[int]]] = {}  # keys of each buffer, by slot
         plan, steps = run.steps.plan, run.steps
@@ -667,7 +668,7 @@ class Calls:
     def buffer_nbytes(self) -> Floats:
         """Bytes of the buffer of each key, (n_keys,), as queues see it: encoded, if the run compresses."""
         sizes, plan = self.steps.key_sizes, self.steps.plan
-        if self.setting.compression is None or not plan.queues:
+        if self.context.compression is None or not plan.queues:
             return sizes
         sizes, rows = sizes.copy(), self.steps.row[self._task]
         for key in np.flatnonzero(np.isin(plan.kind[rows], SUMMING) & (plan.part[rows] >= 0)).tolist():
@@ -714,7 +715,7 @@ class Calls:
         """Return the exchange of `keys` as one, its step, their parts, and their bytes."""
         plan, tasks = self.steps.plan, self._task[keys]
         row, slot = int(self.steps.row[tasks[0]]), self.steps.slot_of(int(tasks[0]))
-        if self.setting.recorder.keep_spans and plan.queues:
+        if self.context.recorder.keep_spans and plan.queues:
             self.launched.setdefault(slot, []).append(keys)
         nbytes = float(np.cumsum(self.steps.key_sizes[keys])[-1])  # one after the other, as buffers are filled
         exchange = self.exchanges[way_of(plan, row)]

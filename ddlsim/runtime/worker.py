@@ -124,7 +124,7 @@ class Worker:
     recorder: Recorder
     stop: StopRule
     factors: Iterator[float]
-    slow_downs: Sequence[Slow] = ()
+    slowdowns: Sequence[Slow] = ()
     accumulation: int = 1
     learner: Learner = field(default_factory=lambda: Learner.without_data(1))
     workload_at: Callable[[float], Workload] | None = None
@@ -170,16 +170,16 @@ class Worker:
 
     # ------------------------------------------------------------ computing
 
-    def compute(self, seconds: float, what: str) -> Process:
+    def compute(self, seconds: float, activity: str) -> Process:
         """Compute for `seconds`, before jitter and slow-downs."""
         start = self.loop.now
         duration = seconds * self.factor
-        if self.slow_downs:
-            duration = slowed_duration(duration, self.loop.earliest(start), self.slow_downs)
+        if self.slowdowns:
+            duration = slowed_duration(duration, self.loop.earliest(start), self.slowdowns)
         if duration > 0.0:
-            self.recorder.begin(self.rank, COMPUTE, what, start)
+            self.recorder.begin(self.rank, COMPUTE, activity, start)
             yield self.loop.work(duration)
-            self.recorder.worker(self.rank, COMPUTE, what, start, self.loop.now)
+            self.recorder.worker(self.rank, COMPUTE, activity, start, self.loop.now)
 
     def begin_step(self) -> Process:
         """Sample the step's jitter; with gradient accumulation, compute all micro-steps but the last."""
@@ -187,7 +187,7 @@ class Worker:
             seconds, self.owed = self.owed, 0.0
             yield from self.compute(seconds, "evaluation")
         if self.workload_at is not None:
-            workload = self.workload_at(self.learner.own_epoch(self.rank))
+            workload = self.workload_at(self.learner.local_epoch(self.rank))
             if workload is not self.workload:
                 self.use(workload)
         for _ in range(self.accumulation - 1):
@@ -225,19 +225,19 @@ class Worker:
 
     # ------------------------------------------------------------ blocking
 
-    def block(self, event: simpy.Event, what: str) -> Process:
+    def block(self, event: simpy.Event, activity: str) -> Process:
         """Wait for `event`; the caller books the time with :meth:`book`."""
-        self.loop.waiting[self.name] = what
-        self.recorder.begin(self.rank, COMMUNICATION, what, self.loop.now)
+        self.loop.waiting[self.name] = activity
+        self.recorder.begin(self.rank, COMMUNICATION, activity, self.loop.now)
         yield event
         del self.loop.waiting[self.name]
 
-    def book(self, start: float, others_ready: float, what: str) -> None:
+    def book(self, start: float, others_ready: float, activity: str) -> None:
         """Book the time since `start` as waiting until `others_ready` and communication from then on."""
         now = self.loop.now
         ready = min(max(others_ready, start), now)
-        self.recorder.worker(self.rank, WAITING, what, start, ready)
-        self.recorder.worker(self.rank, COMMUNICATION, what, ready, now)
+        self.recorder.worker(self.rank, WAITING, activity, start, ready)
+        self.recorder.worker(self.rank, COMMUNICATION, activity, ready, now)
 
     def end_step(self) -> None:
         """Book the end of a step of this worker."""

@@ -1,6 +1,6 @@
 """Distributed training algorithms (strategies): frozen dataclasses with a `label` and a `start` method."""
 
-from ddlsim.runtime import Setting as Setting, Strategy as Strategy
+from ddlsim.runtime import RunContext as RunContext, Strategy as Strategy
 from ddlsim.runtime.server_work import ServerWork as ServerWork
 from ddlsim.strategies.all_reduce import AllReduce as AllReduce
 from ddlsim.strategies.asynchronous import AsyncParameterServer as AsyncParameterServer

@@ -15,6 +15,7 @@ from ddlsim.plan.norms import with_shared_norms
 from ddlsim.plan.plan import ALL_GATHER, ALL_REDUCE
 from ddlsim.runtime.codec import backwards
 from ddlsim.runtime.communicator import Communicator, communicator
+from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.exchange import CollectiveExchange, Exchange, Vectors
 from ddlsim.runtime.fabric import (
     AllReduceAlgorithm,
@@ -25,7 +26,6 @@ from ddlsim.runtime.fabric import (
     algorithm_of,
     cost_suffix,
 )
-from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.table_run import planned
 from ddlsim.strategies import overlap as overlaps
 from ddlsim.strategies.overlap import Overlap, OverlapChoice, as_compressed, buckets_of, overlap_named
@@ -65,15 +65,15 @@ class AllReduce(OnFabric):
         norms += "" if self.no_sync else ", sums in every micro-step"
         return f"all-reduce ({algorithm_name(self.algorithm)}, {overlap}{norms}{cost_suffix(self.cost)})"
 
-    def start(self, setting: Setting) -> None:
+    def start(self, context: RunContext) -> None:
         """Start all workers."""
-        members, overlap = communicator(setting, self), as_compressed(overlap_named(self.overlap), setting)
-        parts = backwards(buckets_of(overlap, setting.workers[0].workload))
+        members, overlap = communicator(context, self), as_compressed(overlap_named(self.overlap), context)
+        parts = backwards(buckets_of(overlap, context.workers[0].workload))
 
         def sums(gradients: Vectors) -> Exchange:
             return CollectiveExchange(members, parts=parts, vectors=gradients)
 
-        start_group(setting, overlap, members, sums, self.shared_norms, no_sync=self.no_sync)
+        start_group(context, overlap, members, sums, self.shared_norms, no_sync=self.no_sync)
 
     def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
         """Return the step program for these workloads, without compression.
@@ -96,14 +96,14 @@ def _program(
 
 
 def start_group(
-    setting: Setting, overlap: Overlap, members: Communicator, sums: Callable[[Vectors], Exchange],
+    context: RunContext, overlap: Overlap, members: Communicator, sums: Callable[[Vectors], Exchange],
     shared_norms: str | Collective | None = None, *, no_sync: bool = True,
 ) -> None:  # fmt: skip
     """Start workers that execute the plan of `overlap` and exchange gradients by the exchanges that `sums` makes.
 
     `shared_norms` is the all-gather of norms (:class:`AllReduce`).
     """
-    accumulation, compresses = setting.workers[0].accumulation, setting.compression is not None
+    accumulation, compresses = context.workers[0].accumulation, context.compression is not None
     if shared_norms is not None and (compresses or not members.simulated):
         raise ConfigError(
             "AllReduce: shared_norms needs uncompressed gradients and cost = 'simulated'; remove shared_norms, or "

@@ -11,9 +11,9 @@ from ddlsim.learning import ABSENT, Array, Learner, Value
 from ddlsim.learning.learner import State
 from ddlsim.network import lanes as ls
 from ddlsim.runtime.codec import Message
+from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.lanes import OPTIMIZER, Lanes, Op, gradient
 from ddlsim.runtime.servers import ApplyTime, Placement, Servers, UpdatesServers, check_layers, note_lock_step
-from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Worker
 from ddlsim.strategies.staleness import DelayCompensation, Scaling, ScalingChoice, scaled, scaling_named
 
@@ -60,19 +60,19 @@ class _Trip:
 class _Downpour:
     """The values of a run, computed in the order of simulated events."""
 
-    setting: Setting
+    context: RunContext
     shards: list[_Shard]
     servers: Servers
     trips: list[_Trip] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.trips = [_Trip([shard.params for shard in self.shards]) for _ in self.setting.workers]
+        self.trips = [_Trip([shard.params for shard in self.shards]) for _ in self.context.workers]
 
     def go(self, accumulate: int) -> None:
         """Let all workers repeat: compute a gradient (or `accumulate` of them), push it, pull the parameters."""
-        setting, workers, servers = self.setting, self.setting.workers, self.servers
+        context, workers, servers = self.context, self.context.workers, self.servers
         packs, follows = servers.messages.choice is not None, servers.follows
-        compute = gradient(setting, self.drawn if follows else None)
+        compute = gradient(context, self.drawn if follows else None)
         ops = [*compute, OPTIMIZER, Op(ls.STEP, follow=self.stepped if follows else None)] * (accumulate - 1) + compute
         if packs:
             ops.append(Op(ls.ASK, follow=self.packed))
@@ -84,7 +84,7 @@ class _Downpour:
         ]
         seconds = [servers.apply_time + servers.messages.server_seconds(i) for i in range(len(servers.nodes))]
         self.lanes = Lanes(
-            setting,
+            context,
             ops,
             workers[0].workload.gradient_nbytes / len(self.shards),
             workers[0].samples_per_step * accumulate,
@@ -193,9 +193,9 @@ class AsyncParameterServer(UpdatesServers):
         """Return the number of updates: one per push."""
         return math.ceil(steps * n_workers / self.accumulate)
 
-    def start(self, setting: Setting) -> None:
+    def start(self, context: RunContext) -> None:
         """Start all workers."""
-        learner = setting.learner
+        learner = context.learner
         check_layers("AsyncParameterServer", learner, self.servers)
         parts = [learner.initial[part] for part in learner.parts(self.servers)]
         scaling = scaling_named(self.staleness_scaling)
@@ -203,7 +203,7 @@ class AsyncParameterServer(UpdatesServers):
             _Shard(params, learner.optimizer_state(params), learner, scaling, self.delay_compensation)
             for params in parts
         ]
-        setting.model = lambda: learner.concatenate([shard.params for shard in shards])
-        servers = Servers(self, setting)
-        note_lock_step(setting)
-        _Downpour(setting, shards, servers).go(self.accumulate)
+        context.model = lambda: learner.concatenate([shard.params for shard in shards])
+        servers = Servers(self, context)
+        note_lock_step(context)
+        _Downpour(context, shards, servers).go(self.accumulate)

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from ddlsim.arguments import Count, by, checked, whole
+from ddlsim.arguments import Count, checked, integer, validated_by
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Value
 from ddlsim.network import lanes as ls
 from ddlsim.runtime.codec import Message
+from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.lanes import Op, gradient
 from ddlsim.runtime.servers import Servers, UpdateRule, Visit, WithServers, check_layers, note_lock_step
-from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Worker
 from ddlsim.strategies.staleness import Scaling, ScalingChoice, scaled, scaling_named
 
@@ -37,7 +37,7 @@ class CentralModel(UpdateRule):
     def __init__(
         self,
         strategy: WithServers,
-        setting: Setting,
+        context: RunContext,
         count: int = 1,
         scaling: Scaling | None = None,
         *,
@@ -45,19 +45,19 @@ class CentralModel(UpdateRule):
         move: Callable[[Value[Array]], Value[Array]] | None = None,
     ) -> None:
         if move is None:
-            check_layers(type(strategy).__name__, setting.learner, strategy.servers)
-        super().__init__(Servers(strategy, setting))
+            check_layers(type(strategy).__name__, context.learner, strategy.servers)
+        super().__init__(Servers(strategy, context))
         self.count, self.scaling, self.move, self.version = count, scaling, move, 0
         self.late = self.told = not drop_late
-        self.params = setting.learner.initial
-        self._state = setting.learner.optimizer_state(self.params)
+        self.params = context.learner.initial
+        self._state = context.learner.optimizer_state(self.params)
         #: what each worker brings next
         self.gradients: dict[int, Value[Array]] = {}
-        setting.model = lambda: self.params
+        context.model = lambda: self.params
 
     def go(self, *held: Op) -> None:
         """Let all workers repeat: compute a gradient, push it, wait as given, and pull the parameters."""
-        self.serve(gradient(self.servers.setting, self._drawn if self.servers.follows else None), [Op(ls.STEP)], held)
+        self.serve(gradient(self.servers.context, self._drawn if self.servers.follows else None), [Op(ls.STEP)], held)
 
     def _drawn(self, worker: Worker) -> None:
         self.gradients[worker.rank] = worker.draw()
@@ -72,8 +72,8 @@ class CentralModel(UpdateRule):
 
     def update(self, visits: Sequence[Visit]) -> None:
         """Make an update now. Gradients are summed in rank order, whatever order they arrived in."""
-        setting = self.servers.setting
-        learner, stop = setting.learner, setting.stop
+        context = self.servers.context
+        learner, stop = context.learner, context.stop
         in_order = sorted(visits, key=lambda g: g.rank)
         mean = learner.mean([scaled(g.value, self.scaling, g.staleness) for g in in_order])
         if self.move is not None:
@@ -101,9 +101,9 @@ class OfK(WithServers):
         """Return the number of updates: one per k gradients."""
         return math.ceil(steps * n_workers / self.k)
 
-    def check_k(self, setting: Setting) -> None:
+    def check_k(self, context: RunContext) -> None:
         """Raise ConfigError if `k` exceeds the number of learners."""
-        n_workers = len(setting.workers)
+        n_workers = len(context.workers)
         if self.k > n_workers:
             name = type(self).__name__
             raise ConfigError(f"{name}: k = {self.k} exceeds the number of workers; use at most {n_workers}")
@@ -125,12 +125,12 @@ class KAsync(OfK):
 
     kind = "async"
 
-    def start(self, setting: Setting) -> None:
+    def start(self, context: RunContext) -> None:
         """Start all workers."""
-        self.check_k(setting)
-        center = CentralModel(self, setting, self.k)
-        if self.k < len(setting.workers):  # all of them are a barrier
-            note_lock_step(setting)
+        self.check_k(context)
+        center = CentralModel(self, context, self.k)
+        if self.k < len(context.workers):  # all of them are a barrier
+            note_lock_step(context)
         center.go(UNTIL_APPLIED)
 
 
@@ -150,10 +150,10 @@ class KBatchAsync(OfK):
 
     kind = "batch-async"
 
-    def start(self, setting: Setting) -> None:
+    def start(self, context: RunContext) -> None:
         """Start all workers."""
-        center = CentralModel(self, setting, self.k)
-        note_lock_step(setting)
+        center = CentralModel(self, context, self.k)
+        note_lock_step(context)
         center.go()
 
 
@@ -195,11 +195,11 @@ class SoftSync(WithServers):
         """Return the number of updates: one per c gradients."""
         return math.ceil(steps * n_workers / self._count(n_workers))
 
-    def start(self, setting: Setting) -> None:
+    def start(self, context: RunContext) -> None:
         """Start all workers."""
         scaling = scaling_named(self.staleness_scaling)
-        center = CentralModel(self, setting, self._count(len(setting.workers)), scaling)
-        note_lock_step(setting)
+        center = CentralModel(self, context, self._count(len(context.workers)), scaling)
+        note_lock_step(context)
         center.go()
 
 
@@ -207,7 +207,7 @@ def _slack(value: object, where: str) -> object:
     if isinstance(value, float) and value == math.inf:
         return value
     try:
-        return whole(0)(value, where)
+        return integer(0)(value, where)
     except ConfigError as error:
         raise ConfigError(f"{error}, or math.inf for no limit") from None
 
@@ -227,7 +227,7 @@ class StaleSynchronous(WithServers):
            as for :class:`~ddlsim.AsyncParameterServer`; all servers update at once
     """
 
-    slack: Annotated[float, by(_slack)]
+    slack: Annotated[float, validated_by(_slack)]
 
     @property
     def label(self) -> str:
@@ -238,9 +238,9 @@ class StaleSynchronous(WithServers):
         """Return the number of updates: one per gradient."""
         return steps * n_workers
 
-    def start(self, setting: Setting) -> None:
+    def start(self, context: RunContext) -> None:
         """Start all workers."""
-        center = CentralModel(self, setting)
+        center = CentralModel(self, context)
         if self.slack > 0:  # with 0 they wait for each other
-            note_lock_step(setting)
+            note_lock_step(context)
         center.go(Op(ls.CLOCK, "the slowest worker", number=ls.MANY if math.isinf(self.slack) else int(self.slack)))

@@ -30,7 +30,7 @@ Parameters = tuple[tuple[str, ...], tuple[str, ...]]
 #: samples of a worker by default
 SAMPLES = 32
 #: the parameters of methods that a class must define (``buckets``: of an overlap policy), and of those that it may
-REQUIRED: dict[str, Parameters] = {"start": (("setting",), ()), "buckets": (("workload",), ())}
+REQUIRED: dict[str, Parameters] = {"start": (("context",), ()), "buckets": (("workload",), ())}
 OPTIONAL: dict[str, Parameters] = {}
 #: a method describes what another one does: a subclass that overrides the second must override the first, too
 _DESCRIBES = {
@@ -193,9 +193,9 @@ class Contract:
 
     @_optional
     def lower_memory_variants(
-        self, workload: Workload, batch_size: int, n_workers: int, room: float
+        self, workload: Workload, batch_size: int, n_workers: int, memory_limit: float
     ) -> Iterator[tuple[Any, Mapping[str, object]]]:
-        """Variants whose state fits in `room` bytes per worker, with the changed fields. Default: none."""
+        """Variants whose state fits in `memory_limit` bytes per worker, with the changed fields. Default: none."""
         return iter(())
 
     @_optional
@@ -204,8 +204,8 @@ class Contract:
         return {}
 
     @_optional
-    def ways(
-        self, cluster: Cluster, model: Model, n_workers: int, batch_size: int, senseless: Counter[str]
+    def layouts(
+        self, cluster: Cluster, model: Model, n_workers: int, batch_size: int, invalid: Counter[str]
     ) -> Iterator[Any]:
         """Strategies that an object such as ``ddlsim.Splits`` represents; counts why others do not fit.
 

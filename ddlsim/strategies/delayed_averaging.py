@@ -17,10 +17,10 @@ from ddlsim.plan import StepProgram
 from ddlsim.plan.local_steps import Average, local_steps
 from ddlsim.plan.plan import Every
 from ddlsim.runtime.communicator import communicator
+from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.fabric import fabric_label
 from ddlsim.runtime.own_models import Rule, run_local_steps
 from ddlsim.runtime.replica import Periodic, Replica
-from ddlsim.runtime.setting import Setting
 from ddlsim.workload.compute import Workload
 
 
@@ -72,15 +72,15 @@ class DaSGD(Periodic):
         """Return the step program for these workloads."""
         return local_steps(workloads, [self._average], accumulation)
 
-    def start(self, setting: Setting) -> None:
+    def start(self, context: RunContext) -> None:
         """Start all workers."""
         xi = self.merge
 
         def merge(replica: Replica, mean: Value[Array]) -> None:
             replica.worker.params = xi * replica.worker.params + (1.0 - xi) * mean
 
-        rule = Rule(self._average, [communicator(setting, self)], merge=merge)
-        run_local_steps(setting, [rule], owner="DaSGD")
+        rule = Rule(self._average, [communicator(context, self)], merge=merge)
+        run_local_steps(context, [rule], owner="DaSGD")
 
 
 @checked
@@ -122,25 +122,25 @@ class OverlapLocalSGD(Periodic):
         """Return the step program for these workloads."""
         return local_steps(workloads, [self._average], accumulation)
 
-    def start(self, setting: Setting) -> None:
+    def start(self, context: RunContext) -> None:
         """Start all workers."""
-        alpha, plane = self.alpha, setting.learner.plane
+        alpha, plane = self.alpha, context.learner.plane
         anchors: dict[int, Value[Array]] = {}
         velocities: dict[int, Value[Array]] = {}
 
         def merge(replica: Replica, anchor: Value[Array] | None) -> None:
             worker = replica.worker
-            anchors[worker.rank] = anchors.get(worker.rank, setting.learner.initial) if anchor is None else anchor
+            anchors[worker.rank] = anchors.get(worker.rank, context.learner.initial) if anchor is None else anchor
             worker.params = (1.0 - alpha) * worker.params + alpha * anchors[worker.rank]
 
         def bring(replica: Replica) -> Value[Array]:
             worker, rank = replica.worker, replica.worker.rank
             ahead = plane.apply(np.subtract, worker.params, anchors[rank])
             velocities[rank] = self.momentum * velocities[rank] + ahead if rank in velocities else ahead
-            return (anchors[rank] + velocities[rank]).carrying(worker.params)
+            return (anchors[rank] + velocities[rank]).with_statistics_of(worker.params)
 
-        rule = Rule(self._average, [communicator(setting, self)], bring=bring, merge=merge)
-        run_local_steps(setting, [rule], owner="OverlapLocalSGD")
+        rule = Rule(self._average, [communicator(context, self)], bring=bring, merge=merge)
+        run_local_steps(context, [rule], owner="OverlapLocalSGD")
 
 
 @checked
@@ -172,7 +172,7 @@ class CoCoDSGD(Periodic):
         """Return the step program for these workloads."""
         return local_steps(workloads, [self._average], accumulation)
 
-    def start(self, setting: Setting) -> None:
+    def start(self, context: RunContext) -> None:
         """Start all workers."""
         begun: dict[int, Value[Array]] = {}
 
@@ -184,5 +184,5 @@ class CoCoDSGD(Periodic):
             worker = replica.worker
             worker.params = worker.learner.plane.mix(_continued, mean, worker.params, begun[worker.rank])
 
-        rule = Rule(self._average, [communicator(setting, self)], bring=bring, merge=merge)
-        run_local_steps(setting, [rule], owner="CoCoDSGD")
+        rule = Rule(self._average, [communicator(context, self)], bring=bring, merge=merge)
+        run_local_steps(context, [rule], owner="CoCoDSGD")

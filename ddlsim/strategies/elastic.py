@@ -10,10 +10,10 @@ from ddlsim.arguments import Count, checked, number
 from ddlsim.learning import Array, Value
 from ddlsim.network import lanes as ls
 from ddlsim.runtime.codec import Message
+from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.lanes import OPTIMIZER, Op, gradient, repeated
 from ddlsim.runtime.replica import replicas_of
 from ddlsim.runtime.servers import Servers, UpdateRule, Visit, WithServers, note_lock_step
-from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Worker
 
 
@@ -22,20 +22,20 @@ class _Springs(UpdateRule):
 
     def __init__(self, servers: Servers, alpha: float, n_visitors: int) -> None:
         super().__init__(servers)
-        setting = servers.setting
+        context = servers.context
         self.alpha, self.count, self.counted, self.told = alpha, n_visitors, False, n_visitors == 1
-        self.center = self.before = setting.learner.initial
-        self.replicas = replicas_of(setting)
+        self.center = self.before = context.learner.initial
+        self.replicas = replicas_of(context)
         self.gradients: dict[int, Value[Array]] = {}
         self.pulled: dict[int, Value[Array]] = {}
-        setting.model, setting.mixture = lambda: self.center, "the center, which has been moved by workers"
+        context.model, context.mixture = lambda: self.center, "the center, which has been moved by workers"
 
     def go(self, period: int) -> None:
         """Let all workers make local steps, with an elastic exchange with the center in every `period`-th."""
-        servers, setting = self.servers, self.servers.setting
+        servers, context = self.servers, self.servers.context
         learns = servers.follows
         end = Op(ls.STEP, follow=self._step if learns else None, number=ls.COMMON if self.count > 1 else ls.EACH)
-        step = [*gradient(setting, self._drawn if learns else None), OPTIMIZER, end]
+        step = [*gradient(context, self._drawn if learns else None), OPTIMIZER, end]
         pull = [Op(ls.NOTE, follow=self._pull)] if learns else []
         steps = repeated(step, lambda _: period)
         self.serve([], [*pull, *steps], [Op(ls.MEET, "the other workers")], first=step[0])
@@ -44,7 +44,7 @@ class _Springs(UpdateRule):
         return self.servers.messages.model(worker, worker.params)
 
     def update(self, visits: Sequence[Visit]) -> None:
-        mean = self.servers.setting.learner.mean([visit.value for visit in sorted(visits, key=lambda v: v.rank)])
+        mean = self.servers.context.learner.mean([visit.value for visit in sorted(visits, key=lambda v: v.rank)])
         self.before = self.center
         self.center = self.center + self.alpha * self.count * (mean - self.center)
 
@@ -106,9 +106,9 @@ class ElasticAveraging(WithServers):
         """Return the number of updates: one per local step, of all workers together if they are synchronous."""
         return steps if self.synchronous else steps * n_workers
 
-    def start(self, setting: Setting) -> None:
+    def start(self, context: RunContext) -> None:
         """Start all workers."""
-        n_visitors = len(setting.workers) if self.synchronous else 1
+        n_visitors = len(context.workers) if self.synchronous else 1
         if not self.synchronous:
-            note_lock_step(setting)
-        _Springs(Servers(self, setting, models=True), self.alpha, n_visitors).go(self.period)
+            note_lock_step(context)
+        _Springs(Servers(self, context, models=True), self.alpha, n_visitors).go(self.period)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import numpy as np
 
-from ddlsim.arguments import Density, by, checked, one_of, quantity
+from ddlsim.arguments import Density, checked, one_of, quantity, validated_by
 from ddlsim.collectives import Collective
 from ddlsim.errors import ConfigError
 from ddlsim.plan import StepProgram
@@ -17,8 +17,8 @@ from ddlsim.plan.embeddings import embeddings
 from ddlsim.plan.program import LIVE
 from ddlsim.plan.schedules import Schedules
 from ddlsim.readable import count, size
+from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.fabric import Collectives, RankOrder, algorithm_of
-from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.table_run import by_schedules, run_table
 from ddlsim.strategies.overlap import DdpBuckets, NoOverlap, PerLayer, overlap_named
 from ddlsim.strategies.shares import DealtOut, whole_batch
@@ -87,7 +87,7 @@ class EmbeddingParallel(DealtOut):
     indices: Annotated[str, one_of("exchanged", "prefetched", "local")] = "exchanged"
     bottom_mlp: Annotated[str, one_of("data-parallel", "one rank")] = "data-parallel"
     random_access: Density = 0.75
-    overlap: Annotated[str | InOrder, by(in_order)] = "ddp"
+    overlap: Annotated[str | InOrder, validated_by(in_order)] = "ddp"
     algorithm: Annotated[str | Collective, algorithm_of("all_reduce")] = "default"
     rank_order: RankOrder = "topology"
 
@@ -227,18 +227,18 @@ class EmbeddingParallel(DealtOut):
             replicated=gradient * placement.replicated_params, indices=self.indices, bottom_rank=self._root,
         )  # fmt: skip
 
-    def start(self, setting: Setting) -> None:
+    def start(self, context: RunContext) -> None:
         """Start all workers. Raises ConfigError for options that a static step program does not support."""
-        each = [worker.workload for worker in setting.workers]
-        accumulation = setting.workers[0].accumulation
+        each = [worker.workload for worker in context.workers]
+        accumulation = context.workers[0].accumulation
         program = self.program(each, accumulation)
-        nodes = np.array(setting.nodes)
-        schedules = Schedules(program.unroll(1), self.algorithm, setting.cluster, nodes, self.rank_order)
-        setting.notes.append(self._note(each[0], len(each)))
+        nodes = np.array(context.nodes)
+        schedules = Schedules(program.unroll(1), self.algorithm, context.cluster, nodes, self.rank_order)
+        context.notes.append(self._note(each[0], len(each)))
         # a rank awaits the indices of the step after the next one while others are still in the step before
         live = LIVE + 1 if self.indices == "prefetched" else LIVE
-        exchanges, samples = by_schedules(setting, schedules), sum(workload.batch_size for workload in each)
-        run_table(setting, program, exchanges, samples=samples, live=live)
+        exchanges, samples = by_schedules(context, schedules), sum(workload.batch_size for workload in each)
+        run_table(context, program, exchanges, samples=samples, live=live)
 
     def _note(self, workload: Workload, n_workers: int) -> str:
         """Say how full the fullest and the emptiest workers are, and what they look up."""

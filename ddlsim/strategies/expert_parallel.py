@@ -9,13 +9,13 @@ from typing import Annotated
 
 import numpy as np
 
-from ddlsim.arguments import Count, by, checked
+from ddlsim.arguments import Count, checked, validated_by
 from ddlsim.collectives import Collective
 from ddlsim.plan import StepProgram
 from ddlsim.plan.experts import expert_elements, experts, experts_in
 from ddlsim.plan.schedules import Schedules
+from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.fabric import Collectives, RankOrder, algorithm_of
-from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.table_run import by_schedules, run_table
 from ddlsim.strategies.embedding_parallel import InOrder, in_order
 from ddlsim.strategies.overlap import overlap_named
@@ -35,15 +35,15 @@ class ExpertParallel(DealtOut):
     and pass (Lepikhin et al. 2021, GShard, arXiv:2006.16668; Rajbhandari et al. 2022, DeepSpeed-MoE, arXiv:2201.05596).
     ``batch_size`` is the global batch size. The model assumes that all experts receive the same number of tokens.
 
-    ways        degree of expert parallelism, that is, workers per group; None: all workers
+    degree      degree of expert parallelism, that is, workers per group; None: all workers
     overlap     when gradients are sent during the backward pass: "ddp", "layer", "none" or DdpBuckets(...)
     algorithm   algorithm of the all-reduces
     all_to_all  algorithm of the all-to-alls
     rank_order  as for :class:`~ddlsim.AllReduce`
     """
 
-    ways: Count | None = None
-    overlap: Annotated[str | InOrder, by(in_order)] = "ddp"
+    degree: Count | None = None
+    overlap: Annotated[str | InOrder, validated_by(in_order)] = "ddp"
     algorithm: Annotated[str | Collective, algorithm_of("all_reduce")] = "default"
     all_to_all: Annotated[str | Collective, algorithm_of("all_to_all")] = "direct"
     rank_order: RankOrder = "topology"
@@ -51,7 +51,7 @@ class ExpertParallel(DealtOut):
     @property
     def label(self) -> str:
         """The degree of expert parallelism."""
-        return f"expert parallel ({'all' if self.ways is None else self.ways} ways)"
+        return f"expert parallel ({'all' if self.degree is None else self.degree} ways)"
 
     def collectives(self) -> Collectives:
         """Return the algorithms of the all-reduces and all-to-alls by their fields."""
@@ -59,16 +59,16 @@ class ExpertParallel(DealtOut):
 
     def stage(self, workload: Workload, rank: int, n_workers: int) -> Stage:
         """Return a worker's stage: the dense layers, its experts, and buffers for the tokens that it exchanges."""
-        ways, model = self._ways(n_workers), workload.model
+        degree, model = self._degree(n_workers), workload.model
         layers = tuple(
             dataclasses.replace(layer, n_params=n, tensors=(("own", n),)) if n < layer.n_params else layer
             for layer in model.layers
-            for n in [layer.n_params - expert_elements(layer) * (ways - 1) // ways]
+            for n in [layer.n_params - expert_elements(layer) * (degree - 1) // degree]
         )
         own = dataclasses.replace(model, layers=layers, structure=(), trainable=False)
         memory = memory_of(own, workload.batch_size, workload.precision, Holding(workload.rule or "momentum"))
         tokens = max((numbers for _, numbers in experts_in(model).values()), default=0.0)
-        exchanged = 2.0 * workload.batch_size * tokens * ELEMENT_NBYTES[workload.precision] if ways > 1 else 0.0
+        exchanged = 2.0 * workload.batch_size * tokens * ELEMENT_NBYTES[workload.precision] if degree > 1 else 0.0
         return Stage(workload, memory=dataclasses.replace(memory, buffers=memory.buffers + exchanged))
 
     def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
@@ -76,16 +76,16 @@ class ExpertParallel(DealtOut):
         whole_batch(accumulation, "ExpertParallel")
         policy = overlap_named(self.overlap)
         assert isinstance(policy, InOrder)
-        return experts(workloads, self._ways(len(workloads)), policy.buckets)
+        return experts(workloads, self._degree(len(workloads)), policy.buckets)
 
-    def _ways(self, n_workers: int) -> int:
-        return n_workers if self.ways is None else self.ways
+    def _degree(self, n_workers: int) -> int:
+        return n_workers if self.degree is None else self.degree
 
-    def start(self, setting: Setting) -> None:
+    def start(self, context: RunContext) -> None:
         """Start all workers. Raises ConfigError for options that a static step program does not support."""
-        each = [worker.workload for worker in setting.workers]
+        each = [worker.workload for worker in context.workers]
         algorithms = {"all_reduce": self.algorithm, "all_to_all": self.all_to_all}
-        program = self.program(each, setting.workers[0].accumulation)
-        schedules = Schedules(program.unroll(1), algorithms, setting.cluster, np.array(setting.nodes), self.rank_order)
+        program = self.program(each, context.workers[0].accumulation)
+        schedules = Schedules(program.unroll(1), algorithms, context.cluster, np.array(context.nodes), self.rank_order)
         samples = sum(workload.batch_size for workload in each)
-        run_table(setting, program, by_schedules(setting, schedules), samples=samples)
+        run_table(context, program, by_schedules(context, schedules), samples=samples)

@@ -14,7 +14,7 @@ from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Value, weighted_sum
 from ddlsim.network import lanes as ls
 from ddlsim.optim import SGD, Optimizer
-from ddlsim.runtime import Outer, Servers, Setting, Worker
+from ddlsim.runtime import Outer, RunContext, Servers, Worker
 from ddlsim.runtime.codec import Message
 from ddlsim.runtime.lanes import OPTIMIZER, Op, gradient, repeated
 from ddlsim.runtime.replica import need_values
@@ -64,19 +64,19 @@ class FedAvg(WithServers):
         work = f"{self.epochs:g} epochs" if self.epochs is not None else f"{self.local_steps} steps"
         return f"FedAvg ({self.fraction:.3g} of the clients, {work})"
 
-    def n_drawn(self, n_workers: int) -> int:
+    def n_sampled(self, n_workers: int) -> int:
         """Return the number of clients per round."""
         return max(round(self.fraction * n_workers), 1)
 
     def updates(self, steps: int, n_workers: int) -> int:
         """Return the number of updates: one per round."""
-        return math.ceil(steps * n_workers / (self.n_drawn(n_workers) * (self.local_steps or 1)))
+        return math.ceil(steps * n_workers / (self.n_sampled(n_workers) * (self.local_steps or 1)))
 
-    def start(self, setting: Setting) -> None:
+    def start(self, context: RunContext) -> None:
         """Start all clients. Raises ConfigError for `epochs` in a timing-only run, which has none."""
         if self.epochs is not None:
-            need_values(setting, f"FedAvg: epochs = {self.epochs:g}", "epochs are passes over data")
-        _Rounds(self, setting).go()
+            need_values(context, f"FedAvg: epochs = {self.epochs:g}", "epochs are passes over data")
+        _Rounds(self, context).go()
 
     def steps_of(self, worker: Worker) -> int:
         """Return a client's steps in a round that begins now."""
@@ -93,21 +93,21 @@ class _Rounds(UpdateRule):
 
     told = False
 
-    def __init__(self, strategy: FedAvg, setting: Setting) -> None:
-        super().__init__(Servers(strategy, setting, models=True))
-        self.count, self.params = strategy.n_drawn(len(setting.workers)), setting.learner.initial
+    def __init__(self, strategy: FedAvg, context: RunContext) -> None:
+        super().__init__(Servers(strategy, context, models=True))
+        self.count, self.params = strategy.n_sampled(len(context.workers)), context.learner.initial
         self.notes = [f"each round samples {self.count} clients, and its update averages all of their models"]
         self.follows = True  # an update samples the clients of the next round
-        self._strategy, self._draws = strategy, stream(setting.seed, 0, "rounds")
-        self._clients = [_Client(worker) for worker in setting.workers]
-        self._n_steps = [strategy.steps_of(worker) for worker in setting.workers]
-        setting.model = lambda: self.params
+        self._strategy, self._draws = strategy, stream(context.seed, 0, "rounds")
+        self._clients = [_Client(worker) for worker in context.workers]
+        self._n_steps = [strategy.steps_of(worker) for worker in context.workers]
+        context.model = lambda: self.params
 
     def go(self) -> None:
         """Let clients repeat: wait for a round, pull the model, make local steps, and push theirs."""
         clients = self._clients
         step = [
-            *gradient(self.servers.setting, lambda worker: clients[worker.rank].draw()),
+            *gradient(self.servers.context, lambda worker: clients[worker.rank].draw()),
             OPTIMIZER,
             Op(ls.STEP, follow=lambda worker: clients[worker.rank].step()),
         ]
@@ -138,7 +138,7 @@ class _Rounds(UpdateRule):
         return message
 
     def update(self, visits: Sequence[Visit]) -> None:
-        learner, stop = self.servers.setting.learner, self.servers.setting.stop
+        learner, stop = self.servers.context.learner, self.servers.context.stop
         in_order = sorted(visits, key=lambda visit: visit.rank)
         weights = [float(learner.n_local(visit.rank)) for visit in in_order]
         total = sum(weights)
@@ -187,19 +187,19 @@ class FedBuff(WithServers):
         """Return the number of updates: one per full buffer."""
         return math.ceil(steps * n_workers / (self.buffer * self.local_steps))
 
-    def start(self, setting: Setting) -> None:
+    def start(self, context: RunContext) -> None:
         """Start all clients."""
-        outer, scaling = Outer(setting.learner, self.outer), scaling_named(self.staleness_scaling)
-        buffer = _Buffer(self, setting, self.buffer, scaling, move=lambda delta: outer.step(delta, self.outer_rate))
+        outer, scaling = Outer(context.learner, self.outer), scaling_named(self.staleness_scaling)
+        buffer = _Buffer(self, context, self.buffer, scaling, move=lambda delta: outer.step(delta, self.outer_rate))
         follows = buffer.servers.follows
-        note_lock_step(setting)
-        clients = buffer.clients = [_Client(worker) for worker in setting.workers]
+        note_lock_step(context)
+        clients = buffer.clients = [_Client(worker) for worker in context.workers]
 
         def after(follow: Callable[[_Client], None]) -> Callable[[Worker], None] | None:
             return (lambda worker: follow(clients[worker.rank])) if follows else None
 
         begin = [Op(ls.NOTE, follow=after(_Client.begin))] if follows else []
-        step = [*gradient(setting, after(_Client.draw)), OPTIMIZER, Op(ls.STEP, follow=after(_Client.step))]
+        step = [*gradient(context, after(_Client.draw)), OPTIMIZER, Op(ls.STEP, follow=after(_Client.step))]
         buffer.serve([*begin, *repeated(step, lambda _: self.local_steps)], [], steps=self.local_steps)
 
 
@@ -238,4 +238,4 @@ class _Client:
     def delta(self) -> Value[Array]:
         """Return w - w_k."""
         plane = self.worker.learner.plane
-        return plane.apply(np.subtract, self.begun, self.worker.params).carrying(*self.gradients)
+        return plane.apply(np.subtract, self.begun, self.worker.params).with_statistics_of(*self.gradients)

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import numpy as np
 
-from ddlsim.arguments import Count, Density, Index, by, checked, one_of, whole
+from ddlsim.arguments import Count, Density, Index, checked, integer, one_of, validated_by
 from ddlsim.collectives import Collective
 from ddlsim.compression.exchange import title
 from ddlsim.errors import ConfigError, listed
@@ -20,6 +20,7 @@ from ddlsim.plan.chunks import stored_nbytes
 from ddlsim.plan.plan import BACKWARD, FORWARD
 from ddlsim.plan.schedules import Schedules
 from ddlsim.runtime.codec import rounded
+from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.exchange import OfGroups, Vectors
 from ddlsim.runtime.fabric import (
     AllReduceAlgorithm,
@@ -32,7 +33,6 @@ from ddlsim.runtime.fabric import (
     cost_suffix,
     halves_of,
 )
-from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.table_run import run_table
 from ddlsim.strategies.embedding_parallel import InOrder, in_order
 from ddlsim.strategies.overlap import NoOverlap, overlap_named
@@ -102,7 +102,7 @@ class FSDP:
     are reduce-scattered; weights are gathered uncompressed.
     """
 
-    stage: Annotated[int, whole(1, 3)] = 3
+    stage: Annotated[int, integer(1, 3)] = 3
     micro_batch: Count | None = None
     prefetch: Index | None = None
     reshard: bool = True
@@ -111,7 +111,7 @@ class FSDP:
     no_sync: bool = False
     recompute: Annotated[str, one_of("none", "selective", "operators", "full", "early-stop")] = "none"
     recompute_share: Density = 1.0
-    overlap: Annotated[str | InOrder, by(in_order)] | None = None
+    overlap: Annotated[str | InOrder, validated_by(in_order)] | None = None
     param_dtype: Annotated[str, one_of(*GRADIENT_TYPES)] | None = None
     reduce_scatter: Annotated[str | Collective, algorithm_of("reduce_scatter")] = "default"
     all_gather: Annotated[str | Collective, algorithm_of("all_gather")] = "default"
@@ -292,11 +292,11 @@ class FSDP:
 
         return program.map(keeping)
 
-    def _compressible(self, setting: Setting, plan: Plan, accumulation: int) -> list[slice]:
+    def _compressible(self, context: RunContext, plan: Plan, accumulation: int) -> list[slice]:
         """Return the elements of the flat gradient in each part of the plan. Raises ConfigError, with the reason, if
         the gradients cannot be compressed."""
-        assert setting.compression is not None
-        compressor = setting.compression.compressor
+        assert context.compression is not None
+        compressor = context.compression.compressor
         if self.shard is not None:
             raise ConfigError(
                 f"compression: FSDP with shard = {self.shard} sums gradients twice, within groups and between "
@@ -321,14 +321,14 @@ class FSDP:
         slices = [slice(end - size, end) for size, end in zip(sizes, ends.tolist(), strict=True)]
         return slices if self.stage == 3 else slices[::-1]
 
-    def start(self, setting: Setting) -> None:
+    def start(self, context: RunContext) -> None:
         """Start all workers.
 
         Raises ConfigError for a custom optimizer that needs whole layers, and for unsupported compression.
         """
-        check_shares("FSDP", setting)
-        each = [worker.workload for worker in setting.workers]
-        accumulation = setting.workers[0].accumulation
+        check_shares("FSDP", context)
+        each = [worker.workload for worker in context.workers]
+        accumulation = context.workers[0].accumulation
         algorithms = {
             "reduce_scatter": self.reduce_scatter,
             "all_gather": self.all_gather,
@@ -336,20 +336,20 @@ class FSDP:
         }
         program = self.program(each, accumulation)
         first = program.unroll(1)
-        schedules = Schedules(first, algorithms, setting.cluster, np.array(setting.nodes), self.rank_order)
-        parts = [] if setting.compression is None else self._compressible(setting, first, accumulation)
+        schedules = Schedules(first, algorithms, context.cluster, np.array(context.nodes), self.rank_order)
+        parts = [] if context.compression is None else self._compressible(context, first, accumulation)
 
         def exchanges(gradients: Vectors, plan: Plan) -> OfReplicas:
-            dense = OfGroups(setting, setting.workers, plan.groups, schedules)
+            dense = OfGroups(context, context.workers, plan.groups, schedules)
             fabric = Fabric(algorithms["all_reduce"], self.rank_order, self.cost)
             halves = {kind: algorithms[kind] for kind in ("reduce_scatter", "all_gather")}
             return OfReplicas(dense, fabric, len(each), parts, gradients, owner="FSDP", algorithms=halves)
 
         run_table(
-            setting,
+            context,
             program,
             exchanges,
-            samples=sum(worker.samples_per_step for worker in setting.workers),
+            samples=sum(worker.samples_per_step for worker in context.workers),
             owner="FSDP",
         )
 

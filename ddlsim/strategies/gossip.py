@@ -14,13 +14,13 @@ from typing import Annotated
 import numpy as np
 import numpy.typing as npt
 
-from ddlsim.arguments import by, checked, number
+from ddlsim.arguments import checked, number, validated_by
 from ddlsim.learning import ABSENT, Array, Value, weighted_sum
 from ddlsim.network import lanes as ls
 from ddlsim.runtime.codec import Message, Messages
+from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.lanes import OPTIMIZER, Lanes, Op, gradient
 from ddlsim.runtime.replica import Replica, replicas_of
-from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Worker
 from ddlsim.strategies.mixing import (
     Graph,
@@ -37,7 +37,7 @@ from ddlsim.streams import stream
 #: a graph of workers, or the weights with which they average models
 Mixing = Annotated[
     str | Graph | Weights | Sequence[Sequence[float]] | npt.NDArray[np.float64],
-    by(functools.partial(check_graph, weights=True)),
+    validated_by(functools.partial(check_graph, weights=True)),
 ]
 
 
@@ -55,7 +55,7 @@ class Neighbours:
     arriving messages in flight, or received and not mixed in yet, by sender, receiver and the sender's count
     """
 
-    setting: Setting
+    context: RunContext
     matrix: npt.NDArray[np.float64]
     owner: str
     replicas: list[Replica] = field(init=False)
@@ -64,20 +64,20 @@ class Neighbours:
     arriving: dict[tuple[int, int, int], Message] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.messages = Messages(self.setting, owner=self.owner, peers=True)
+        self.messages = Messages(self.context, owner=self.owner, peers=True)
         ranks = range(len(self.matrix))
         self.senders = [[j for j in np.flatnonzero(self.matrix[i]).tolist() if j != i] for i in ranks]
         self.receivers = [[j for j in np.flatnonzero(self.matrix[:, i]).tolist() if j != i] for i in ranks]
-        self.replicas = replicas_of(self.setting)
+        self.replicas = replicas_of(self.context)
         self.gradients, self.public = [ABSENT for _ in ranks], [ABSENT for _ in ranks]
         self.packs = self.messages.choice is not None
-        self.follows = self.packs or self.setting.learner.task is not None
+        self.follows = self.packs or self.context.learner.task is not None
 
     # ------------------------------------------------------------ what workers do
 
     def gradient(self) -> list[Op]:
         """Return the operations that compute a gradient."""
-        return gradient(self.setting, self._drawn if self.follows else None)
+        return gradient(self.context, self._drawn if self.follows else None)
 
     def send(self) -> list[Op]:
         """Return the operations that encode a worker's model and send it."""
@@ -96,9 +96,9 @@ class Neighbours:
 
     def go(self, ops: Sequence[Op]) -> None:
         """Let all workers repeat the operations."""
-        first = self.setting.workers[0]
+        first = self.context.workers[0]
         self.lanes = Lanes(
-            self.setting, ops, first.workload.gradient_nbytes, first.samples_per_step * len(self.matrix),
+            self.context, ops, first.workload.gradient_nbytes, first.samples_per_step * len(self.matrix),
             peers=self.receivers, depth=1 + self._lead(), messages=self.messages,
         )  # fmt: skip
 
@@ -172,12 +172,12 @@ class DPSGD:
         """The graph."""
         return f"D-PSGD ({describe(checked_graph(self.graph))})"
 
-    def start(self, setting: Setting) -> None:
+    def start(self, context: RunContext) -> None:
         """Start all workers, and note how fast they reach consensus."""
-        matrix = mixing_matrix("DPSGD", checked_graph(self.graph), len(setting.workers))
+        matrix = mixing_matrix("DPSGD", checked_graph(self.graph), len(context.workers))
         if said := agreement("D-PSGD", matrix):
-            setting.notes.append(said)
-        neighbours = Neighbours(setting, matrix, "DPSGD")
+            context.notes.append(said)
+        neighbours = Neighbours(context, matrix, "DPSGD")
 
         def mix(worker: Worker) -> None:
             me, replica = worker.rank, neighbours.replicas[worker.rank]
@@ -219,13 +219,13 @@ class CHOCOSGD:
         """The step size and the graph."""
         return f"CHOCO-SGD ({self.gamma:g}, {describe(checked_graph(self.graph))})"
 
-    def start(self, setting: Setting) -> None:
+    def start(self, context: RunContext) -> None:
         """Start all workers and, without compression, note how fast they reach consensus."""
-        matrix = mixing_matrix("CHOCOSGD", checked_graph(self.graph), len(setting.workers))
+        matrix = mixing_matrix("CHOCOSGD", checked_graph(self.graph), len(context.workers))
         towards = self.gamma * (matrix - np.eye(len(matrix)))
-        if setting.compression is None and (said := agreement("CHOCO-SGD", np.eye(len(matrix)) + towards)):
-            setting.notes.append(said)
-        neighbours = Neighbours(setting, matrix, "CHOCOSGD")
+        if context.compression is None and (said := agreement("CHOCO-SGD", np.eye(len(matrix)) + towards)):
+            context.notes.append(said)
+        neighbours = Neighbours(context, matrix, "CHOCOSGD")
 
         def step(worker: Worker) -> None:
             replica = neighbours.replicas[worker.rank]
@@ -262,7 +262,7 @@ class ADPSGD:
            graph of ranks
     """
 
-    graph: Annotated[str | Graph, by(check_graph)] = "bipartite"
+    graph: Annotated[str | Graph, validated_by(check_graph)] = "bipartite"
 
     @property
     def label(self) -> str:
@@ -273,23 +273,23 @@ class ADPSGD:
         """Return the number of updates: one per local step of each worker."""
         return steps * n_workers
 
-    def start(self, setting: Setting) -> None:
+    def start(self, context: RunContext) -> None:
         """Start all workers. Raises ConfigError for a graph that is not bipartite."""
-        near = neighbours("ADPSGD", self.graph, len(setting.workers))
+        near = neighbours("ADPSGD", self.graph, len(context.workers))
         asks = bipartition("ADPSGD", self.graph, near)
-        _Pairs(setting, [partners if asks[rank] else [] for rank, partners in enumerate(near)])
+        _Pairs(context, [partners if asks[rank] else [] for rank, partners in enumerate(near)])
 
 
 class _Pairs:
     """Workers of which those with `partners` ask one of them for the average in every step."""
 
-    def __init__(self, setting: Setting, partners: Sequence[Sequence[int]]) -> None:
-        self.setting, self.partners, self.replicas = setting, partners, replicas_of(setting)
-        self.messages = Messages(setting, owner="ADPSGD", peers=True)
-        self.draws = [stream(setting.seed, worker.rank, "gossip") for worker in setting.workers]
+    def __init__(self, context: RunContext, partners: Sequence[Sequence[int]]) -> None:
+        self.context, self.partners, self.replicas = context, partners, replicas_of(context)
+        self.messages = Messages(context, owner="ADPSGD", peers=True)
+        self.draws = [stream(context.seed, worker.rank, "gossip") for worker in context.workers]
         self.gradients, self.sent = dict[int, Value[Array]](), dict[int, Message]()
         packs = self.messages.choice is not None
-        learns = packs or setting.learner.task is not None
+        learns = packs or context.learner.task is not None
         asking = [
             *([Op(ls.ASK if packs else ls.NOTE, follow=self._packed)] if learns else []),
             Op(ls.WORK, "encode"),
@@ -298,16 +298,16 @@ class _Pairs:
         ops = [
             Op(ls.CHOOSE, number=len(asking)),
             *asking,
-            *gradient(setting, self._drawn if learns else None),
+            *gradient(context, self._drawn if learns else None),
             Op(ls.JOIN, "averaging", waits="the average with its neighbour"),
             *([Op(ls.ASK, follow=self._come)] if packs else []),
             Op(ls.WORK, "decode"),
             OPTIMIZER,
             Op(ls.STEP, follow=self._step if learns else None, number=ls.AGED),
         ]
-        first = setting.workers[0]
+        first = context.workers[0]
         self.lanes = Lanes(
-            setting, ops, first.workload.gradient_nbytes, first.samples_per_step, choose=self._choose,
+            context, ops, first.workload.gradient_nbytes, first.samples_per_step, choose=self._choose,
             served=self._average if learns else None, asks=packs, batch=0, messages=self.messages,
         )  # fmt: skip
 
@@ -330,7 +330,7 @@ class _Pairs:
 
         No other worker changes the parameters of the one that asks, so both can take the average at once.
         """
-        partner, message, mine = self.setting.workers[rank], self.sent[worker.rank], worker.params
+        partner, message, mine = self.context.workers[rank], self.sent[worker.rank], worker.params
         back, theirs = self.messages.model(partner, partner.params, to=worker.rank), partner.params
         partner.params = 0.5 * (message.value + theirs)
         worker.params = partner.params if back.value is theirs else 0.5 * (mine + back.value)
@@ -410,7 +410,7 @@ class GossipSGD:
     """
 
     probability: Annotated[float, number(0.0, 1.0, above=True, hint=" (0.1 is 10 %)")] = 0.1
-    graph: Annotated[str | Graph, by(check_graph)] = "complete"
+    graph: Annotated[str | Graph, validated_by(check_graph)] = "complete"
 
     @property
     def label(self) -> str:
@@ -421,25 +421,25 @@ class GossipSGD:
         """Return the number of updates: one per local step of each worker."""
         return steps * n_workers
 
-    def start(self, setting: Setting) -> None:
+    def start(self, context: RunContext) -> None:
         """Start all workers."""
-        messages = Messages(setting, owner="GossipSGD", peers=True)
-        _Gossip(self, setting, self.peers(setting, messages), neighbours("GossipSGD", self.graph, len(setting.workers)))
+        messages = Messages(context, owner="GossipSGD", peers=True)
+        _Gossip(self, context, self.peers(context, messages), neighbours("GossipSGD", self.graph, len(context.workers)))
 
-    def peers(self, setting: Setting, messages: Messages) -> list[Peer]:
+    def peers(self, context: RunContext, messages: Messages) -> list[Peer]:
         """Return the workers, with equal weights."""
-        return [Peer(replica, 1.0 / len(setting.workers), messages) for replica in replicas_of(setting)]
+        return [Peer(replica, 1.0 / len(context.workers), messages) for replica in replicas_of(context)]
 
 
 class _Gossip:
     """Workers that now and then push to one of their neighbours, `near`."""
 
-    def __init__(self, rule: GossipSGD, setting: Setting, peers: list[Peer], near: Sequence[Sequence[int]]) -> None:
+    def __init__(self, rule: GossipSGD, context: RunContext, peers: list[Peer], near: Sequence[Sequence[int]]) -> None:
         self.probability, self.peers, self.near, messages = rule.probability, peers, near, peers[0].messages
-        self.draws = [stream(setting.seed, worker.rank, "gossip") for worker in setting.workers]
+        self.draws = [stream(context.seed, worker.rank, "gossip") for worker in context.workers]
         self.gradients: dict[int, Value[Array]] = {}
         self.packs = messages.choice is not None
-        learns = self.packs or setting.learner.task is not None
+        learns = self.packs or context.learner.task is not None
         pushing = [
             Op(ls.JOIN, "push", waits="its last push"),
             *([Op(ls.ASK if self.packs else ls.NOTE, follow=self._packed)] if learns else []),
@@ -449,15 +449,15 @@ class _Gossip:
         merging = [Op(ls.ASK, follow=self._come), Op(ls.WORK, "decode"), Op(ls.NOTE, follow=self._merge)]
         ops = [
             *(merging if learns else []),
-            *gradient(setting, self._drawn if learns else None),
+            *gradient(context, self._drawn if learns else None),
             OPTIMIZER,
             Op(ls.STEP, follow=self._step if learns else None, number=ls.EACH),
             Op(ls.CHOOSE, number=len(pushing)),
             *pushing,
         ]
-        first = setting.workers[0]
+        first = context.workers[0]
         self.lanes = Lanes(
-            setting, ops, first.workload.gradient_nbytes, first.samples_per_step, choose=self._choose,
+            context, ops, first.workload.gradient_nbytes, first.samples_per_step, choose=self._choose,
             served=self._arrived if learns else None, batch=0, messages=messages,
             notes=[f"in each step, a rank pushes its model with probability {self.probability:g}"],
         )  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from ddlsim.arguments import Count, by, checked
+from ddlsim.arguments import Count, checked, validated_by
 from ddlsim.errors import ConfigError
 from ddlsim.plan import Plan, StepProgram
 from ddlsim.plan.chunks import stored_nbytes
@@ -17,9 +17,9 @@ from ddlsim.plan.hybrid import hybrid, kept_nbytes, replicated
 from ddlsim.plan.layouts import Layout, balanced_layout, layout_of, splittable
 from ddlsim.plan.schedules import Schedules
 from ddlsim.runtime.codec import backwards
+from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.exchange import OfGroups, Vectors
 from ddlsim.runtime.fabric import WithFabric, cost_suffix, fabric_of
-from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.table_run import run_table
 from ddlsim.strategies.overlap import (
     DdpBuckets,
@@ -103,7 +103,7 @@ class Hybrid(DealtOut, WithFabric):
     """
 
     groups: Literal["balance"] | Mapping[str, Count] | Distribution = "balance"
-    overlap: Annotated[str | InOrder, by(_in_order)] = "layer"
+    overlap: Annotated[str | InOrder, validated_by(_in_order)] = "layer"
     micro_batches: Count = 1
 
     def __hash__(self) -> int:
@@ -165,40 +165,40 @@ class Hybrid(DealtOut, WithFabric):
             blocking=isinstance(policy, WhileWaiting),
         )
 
-    def start(self, setting: Setting) -> None:
+    def start(self, context: RunContext) -> None:
         """Start all workers. Raises ConfigError for a custom optimizer that needs whole layers."""
-        check_shares("Hybrid", setting)
-        each = [worker.workload for worker in setting.workers]
-        policy, accumulation = as_compressed(overlap_named(self.overlap), setting), setting.workers[0].accumulation
+        check_shares("Hybrid", context)
+        each = [worker.workload for worker in context.workers]
+        policy, accumulation = as_compressed(overlap_named(self.overlap), context), context.workers[0].accumulation
         program, layout = self._program(each, accumulation, policy), self.layout(each[0], len(each))
-        nodes = np.array(setting.nodes)
-        schedules = Schedules(program.unroll(1), self.algorithm, setting.cluster, nodes, self.rank_order)
+        nodes = np.array(context.nodes)
+        schedules = Schedules(program.unroll(1), self.algorithm, context.cluster, nodes, self.rank_order)
         layers = each[0].model.layers
         if isinstance(self.groups, str):
             groups = [f"{layers[i].name} {layout.groups[i]}" for i in layout.split]
-            setting.notes.append(
+            context.notes.append(
                 f"number of groups by layer: {', '.join(groups)}; all other layers are data parallel"
                 if groups
                 else "groups = 'balance': all layers are data parallel"
             )
         parts, only = list[slice](), None
-        if setting.compression is not None:
+        if context.compression is not None:
             parts = backwards(policy.buckets(replicated(each[0], layout)))
-            only = Elements.without(setting, layout.split) if layout.split else None
+            only = Elements.without(context, layout.split) if layout.split else None
             dense = [layers[i].name for i in layout.split if layout.groups[i] > 1]
             if dense:
-                setting.notes.append(
+                context.notes.append(
                     f"compression: the gradients of split layers ({', '.join(dense)}) stay uncompressed"
                 )
 
         def exchanges(gradients: Vectors, plan: Plan) -> OfReplicas:
-            dense = OfGroups(setting, setting.workers, plan.groups, schedules)
+            dense = OfGroups(context, context.workers, plan.groups, schedules)
             return OfReplicas(dense, fabric_of(self), len(each), parts, gradients, owner="Hybrid", only=only)
 
         run_table(
-            setting,
+            context,
             program,
             exchanges,
-            samples=sum(worker.samples_per_step for worker in setting.workers),
+            samples=sum(worker.samples_per_step for worker in context.workers),
             owner="Hybrid",
         )

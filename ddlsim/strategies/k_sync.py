@@ -11,9 +11,9 @@ from ddlsim.arguments import Index, checked
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Value
 from ddlsim.runtime.codec import Message
+from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.lanes import gradient
 from ddlsim.runtime.servers import Visit, WithServers, communicate
-from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Process, Worker
 from ddlsim.strategies.central import UNTIL_APPLIED, CentralModel, OfK
 
@@ -73,7 +73,7 @@ class _Rounds:
     def _receive(self, arrived: simpy.Event, visit: Visit, version: int) -> Process:
         """Take the gradient unless it is late; update if enough have arrived."""
         center, servers = self.center, self.center.servers
-        loop = servers.setting.loop
+        loop = servers.context.loop
         yield arrived
         if (seconds := servers.messages.server_seconds()) > 0.0:
             yield loop.work(seconds)
@@ -88,7 +88,7 @@ class _Rounds:
             servers.show_update(begin)
         first, self.gathered = self.gathered, []
         center.update(first)
-        for worker in servers.setting.workers:
+        for worker in servers.context.workers:
             loop.env.process(self._send(worker, center.version, center.params))
 
     def _send(self, worker: Worker, version: int, params: Value[Array]) -> Process:
@@ -124,19 +124,19 @@ class _Rounds:
             worker.end_step()
 
 
-def _start(setting: Setting, center: CentralModel, *, again: bool) -> None:
+def _start(context: RunContext, center: CentralModel, *, again: bool) -> None:
     rounds = _Rounds(center)
     center.servers.plan(
-        gradient(setting, None),
+        gradient(context, None),
         [f"an update uses the first {center.count} gradients; the other workers abandon theirs and start again"],
     )
-    for worker in setting.workers:
-        setting.loop.env.process(rounds.work(worker, again=again))
+    for worker in context.workers:
+        context.loop.env.process(rounds.work(worker, again=again))
 
 
-def _note_dropped(setting: Setting, label: str, count: int) -> None:
+def _note_dropped(context: RunContext, label: str, count: int) -> None:
     """Note which samples count if an update takes `count` gradients and drops the others."""
-    setting.notes.append(
+    context.notes.append(
         f"{label}: throughput counts only the samples of the {count} gradients in each update, not those of abandoned "
         "work"
     )
@@ -162,13 +162,13 @@ class KSync(OfK):
         """Return the number of updates: one per step."""
         return steps
 
-    def start(self, setting: Setting) -> None:
+    def start(self, context: RunContext) -> None:
         """Start all workers."""
-        self.check_k(setting)
-        center = CentralModel(self, setting, self.k)
-        if self.k < len(setting.workers):
-            _note_dropped(setting, self.label, self.k)
-        _start(setting, center, again=False)
+        self.check_k(context)
+        center = CentralModel(self, context, self.k)
+        if self.k < len(context.workers):
+            _note_dropped(context, self.label, self.k)
+        _start(context, center, again=False)
 
 
 @checked
@@ -187,12 +187,12 @@ class KBatchSync(OfK):
 
     kind = "batch-sync"
 
-    def start(self, setting: Setting) -> None:
+    def start(self, context: RunContext) -> None:
         """Start all workers."""
-        center = CentralModel(self, setting, self.k)
-        if len(setting.workers) > 1:
-            _note_dropped(setting, self.label, self.k)
-        _start(setting, center, again=True)
+        center = CentralModel(self, context, self.k)
+        if len(context.workers) > 1:
+            _note_dropped(context, self.label, self.k)
+        _start(context, center, again=True)
 
 
 @checked
@@ -219,18 +219,18 @@ class BackupWorkers(WithServers):
         """Number of backup workers."""
         return f"{self.backups} backup workers{'' if self.restart else ' (late ones finish)'}"
 
-    def start(self, setting: Setting) -> None:
+    def start(self, context: RunContext) -> None:
         """Start all workers."""
-        n_needed = len(setting.workers) - self.backups
+        n_needed = len(context.workers) - self.backups
         if n_needed < 1:
             raise ConfigError(
-                f"BackupWorkers: backups = {self.backups}: at least one of the {len(setting.workers)} workers must not "
-                f"be a backup; use at most {len(setting.workers) - 1}"
+                f"BackupWorkers: backups = {self.backups}: at least one of the {len(context.workers)} workers must not "
+                f"be a backup; use at most {len(context.workers) - 1}"
             )
-        center = CentralModel(self, setting, n_needed, drop_late=not self.restart)
+        center = CentralModel(self, context, n_needed, drop_late=not self.restart)
         if self.backups > 0:
-            _note_dropped(setting, self.label, n_needed)
+            _note_dropped(context, self.label, n_needed)
         if self.restart:
-            _start(setting, center, again=False)
+            _start(context, center, again=False)
         else:
             center.go(UNTIL_APPLIED)

@@ -24,10 +24,10 @@ from ddlsim.plan import StepProgram
 from ddlsim.plan.local_steps import Average, local_steps
 from ddlsim.plan.plan import Chosen, Every
 from ddlsim.runtime.communicator import communicator
+from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.fabric import fabric_label
 from ddlsim.runtime.own_models import Rule, run_local_steps
 from ddlsim.runtime.replica import Periodic, Replica, need_values
-from ddlsim.runtime.setting import Setting
 from ddlsim.units import si
 from ddlsim.workload.compute import Workload
 
@@ -69,17 +69,17 @@ class LocalSGD(Periodic):
             )
         return local_steps(workloads, [Average(Every(self.period))], accumulation)
 
-    def start(self, setting: Setting) -> None:
+    def start(self, context: RunContext) -> None:
         """Start all workers. Raises ConfigError if `start_epoch` is set in a timing-only run, which has no epochs."""
         if self.start_epoch:
-            need_values(setting, f"LocalSGD: start_epoch = {self.start_epoch:g}", "epochs are passes over data")
-        members = communicator(setting, self)
-        first = _steps_before(setting, self.start_epoch)
+            need_values(context, f"LocalSGD: start_epoch = {self.start_epoch:g}", "epochs are passes over data")
+        members = communicator(context, self)
+        first = _steps_before(context, self.start_epoch)
         rules = [Rule(Average(Every(self.period, first, first + 1)), [members])]
         if first:  # until then gradients are averaged
             sums = Average(Every(1, end=first), gradients=True)
             rules.append(Rule(sums, [members], then=lambda mean: _updated(replicas[0], mean), models=False))
-        replicas = run_local_steps(setting, rules, owner="LocalSGD")
+        replicas = run_local_steps(context, rules, owner="LocalSGD")
 
 
 def _updated(replica: Replica, gradient: Value[Array]) -> tuple[Value[Array], State]:
@@ -87,14 +87,14 @@ def _updated(replica: Replica, gradient: Value[Array]) -> tuple[Value[Array], St
     return replica.after(replica.worker.params, gradient)
 
 
-def _steps_before(setting: Setting, epoch: float) -> int:
+def _steps_before(context: RunContext, epoch: float) -> int:
     """Return the number of steps that begin before an epoch."""
-    worker, n_samples, steps = setting.workers[0], 0, 0
+    worker, n_samples, steps = context.workers[0], 0, 0
     if worker.workload_at is None:
-        of_step = worker.samples_per_step * len(setting.workers)
-        return bisect.bisect_left(range(1 << 62), epoch, key=lambda n: setting.learner.epoch(n * of_step))
-    while epoch and (at := setting.learner.epoch(n_samples)) < epoch:
-        n_samples += worker.workload_at(at).batch_size * worker.accumulation * len(setting.workers)
+        of_step = worker.samples_per_step * len(context.workers)
+        return bisect.bisect_left(range(1 << 62), epoch, key=lambda n: context.learner.epoch(n * of_step))
+    while epoch and (at := context.learner.epoch(n_samples)) < epoch:
+        n_samples += worker.workload_at(at).batch_size * worker.accumulation * len(context.workers)
         steps += 1
     return steps
 
@@ -126,16 +126,16 @@ class QsparseLocalSGD(Periodic):
         fabric = fabric_label(self.algorithm, self.cost)
         return f"Qsparse local SGD ({self.period} steps, {title(self.compressor)}, {fabric})"
 
-    def start(self, setting: Setting) -> None:
+    def start(self, context: RunContext) -> None:
         """Start all workers. Raises ConfigError if the run sets a different compression."""
-        if setting.compression not in (None, Compression(self.compressor)):
+        if context.compression not in (None, Compression(self.compressor)):
             raise ConfigError(
                 f"compression: QsparseLocalSGD already compresses with {title(self.compressor)}; set the compressor "
                 "only once, or use LocalSGD with compression"
             )
-        setting.compression = Compression(self.compressor)
-        rule = Rule(Average(Every(self.period)), [communicator(setting, self)])
-        run_local_steps(setting, [rule], owner="QsparseLocalSGD")
+        context.compression = Compression(self.compressor)
+        rule = Rule(Average(Every(self.period)), [communicator(context, self)])
+        run_local_steps(context, [rule], owner="QsparseLocalSGD")
 
 
 @checked
@@ -173,12 +173,12 @@ class HierarchicalLocalSGD(Periodic):
         """Return the number of steps between two averages over all workers."""
         return self.period * self.block_period
 
-    def start(self, setting: Setting) -> None:
+    def start(self, context: RunContext) -> None:
         """Start all workers."""
-        members = communicator(setting, self)
+        members = communicator(context, self)
         blocks = [members.part(places) for places in members.blocks(self.block)]
-        if len(setting.workers) > 1 and len(blocks) in (1, len(setting.workers)):
-            setting.notes.append(
+        if len(context.workers) > 1 and len(blocks) in (1, len(context.workers)):
+            context.notes.append(
                 f"{self.label}: {'all workers are in one block' if len(blocks) == 1 else 'each block has one worker'}, "
                 "so there is only one level; set block to a number of workers, or use LocalSGD"
             )
@@ -192,7 +192,7 @@ class HierarchicalLocalSGD(Periodic):
 
         inside = Rule(Average(nested, groups=groups), blocks)
         among = Rule(Average(Every(self.period * self.block_period)), [members], then=all_know)
-        run_local_steps(setting, [inside, among], owner="HierarchicalLocalSGD")
+        run_local_steps(context, [inside, among], owner="HierarchicalLocalSGD")
 
 
 @dataclass
@@ -200,7 +200,7 @@ class _AdaptivePeriod:
     """The rule of :class:`AdaComm`: after each average it chooses the step of the next one."""
 
     strategy: AdaComm
-    setting: Setting
+    context: RunContext
     steps: list[int]
     first_loss: float
     period: int
@@ -208,10 +208,10 @@ class _AdaptivePeriod:
 
     def adapt(self, mean: Value[Array]) -> Value[Array]:
         """Set and return the number of local steps until the next average."""
-        passed = self.setting.loop.now if isinstance(self.strategy.interval, str) else len(self.steps)
+        passed = self.context.loop.now if isinstance(self.strategy.interval, str) else len(self.steps)
         if passed >= self.n_intervals * self.strategy.between():
             self.n_intervals = math.floor(passed / self.strategy.between()) + 1
-            ratio = self.setting.learner.evaluate(mean)[0] / max(self.first_loss, sys.float_info.min)
+            ratio = self.context.learner.evaluate(mean)[0] / max(self.first_loss, sys.float_info.min)
             if math.isfinite(ratio):
                 self.period = max(1, math.ceil(math.sqrt(ratio) * self.strategy.period))
         self.steps.append(self.steps[-1] + self.period)
@@ -249,12 +249,12 @@ class AdaComm(Periodic):
         """Initial period and algorithm."""
         return f"AdaComm (from {self.period} steps, {fabric_label(self.algorithm, self.cost)})"
 
-    def start(self, setting: Setting) -> None:
+    def start(self, context: RunContext) -> None:
         """Start all workers. Raises ConfigError in a timing-only run, because the period depends on the loss."""
-        need_values(setting, "AdaComm", "its period depends on the loss")
-        first_loss = setting.learner.evaluate(setting.learner.initial)[0]
+        need_values(context, "AdaComm", "its period depends on the loss")
+        first_loss = context.learner.evaluate(context.learner.initial)[0]
         # a loss that grows, as where training diverges, lengthens the period
         steps = Chosen([self.period], max(4 * self.period, 250), "the loss")
-        period = _AdaptivePeriod(self, setting, steps.steps, first_loss, self.period)
-        rule = Rule(Average(steps), [communicator(setting, self)], then=period.adapt, decides=True)
-        run_local_steps(setting, [rule], owner="AdaComm")
+        period = _AdaptivePeriod(self, context, steps.steps, first_loss, self.period)
+        rule = Rule(Average(steps), [communicator(context, self)], then=period.adapt, decides=True)
+        run_local_steps(context, [rule], owner="AdaComm")

@@ -17,7 +17,7 @@ from ddlsim.optim import Momentum, Optimizer
 from ddlsim.plan import StepProgram
 from ddlsim.plan.local_steps import Average, local_steps
 from ddlsim.plan.plan import Every
-from ddlsim.runtime import Outer, Replica, Setting, communicator
+from ddlsim.runtime import Outer, Replica, RunContext, communicator
 from ddlsim.runtime.fabric import fabric_label
 from ddlsim.runtime.own_models import Rule, run_local_steps
 from ddlsim.runtime.replica import Periodic
@@ -59,10 +59,10 @@ class BMUF(Periodic):
         """Return the step program for these workloads."""
         return local_steps(workloads, [Average(Every(self.period))], accumulation)
 
-    def start(self, setting: Setting) -> None:
+    def start(self, context: RunContext) -> None:
         """Start all workers."""
-        outer = Outer(setting.learner, Momentum(self.momentum(len(setting.workers))))
-        _start(self, setting, lambda mean: outer.towards(mean, self.block_rate))
+        outer = Outer(context.learner, Momentum(self.momentum(len(context.workers))))
+        _start(self, context, lambda mean: outer.towards(mean, self.block_rate))
 
 
 @checked
@@ -100,10 +100,10 @@ class DiLoCo(Periodic):
         """Return the step program for these workloads."""
         return local_steps(workloads, [Average(Every(self.period))], accumulation)
 
-    def start(self, setting: Setting) -> None:
+    def start(self, context: RunContext) -> None:
         """Start all workers."""
-        outer = Outer(setting.learner, self.outer)
-        _start(self, setting, lambda mean: outer.towards(mean, self.outer_rate))
+        outer = Outer(context.learner, self.outer)
+        _start(self, context, lambda mean: outer.towards(mean, self.outer_rate))
 
 
 @checked
@@ -143,9 +143,9 @@ class SlowMo(Periodic):
         """Return the step program for these workloads."""
         return local_steps(workloads, [Average(Every(self.period))], accumulation)
 
-    def start(self, setting: Setting) -> None:
+    def start(self, context: RunContext) -> None:
         """Start all workers."""
-        slow = Outer(setting.learner, Momentum(self.momentum))
+        slow = Outer(context.learner, Momentum(self.momentum))
 
         def move(mean: Value[Array]) -> Value[Array]:
             gamma = replicas[0].rate  # all have made as many steps
@@ -156,15 +156,15 @@ class SlowMo(Periodic):
             if self.buffers == "reset":
                 replica.forget()
 
-        replicas = _start(self, setting, move, merge)
+        replicas = _start(self, context, move, merge)
 
 
 def _start(
     strategy: BMUF | DiLoCo | SlowMo,
-    setting: Setting,
+    context: RunContext,
     then: Callable[[Value[Array]], Value[Array]],
     merge: Callable[[Replica, Value[Array]], None] | None = None,
 ) -> list[Replica]:
     """Start workers that continue from ``then(mean of their models)``; return their replicas."""
-    rule = Rule(Average(Every(strategy.period)), [communicator(setting, strategy)], then=then, merge=merge)
-    return run_local_steps(setting, [rule], owner=type(strategy).__name__)
+    rule = Rule(Average(Every(strategy.period)), [communicator(context, strategy)], then=then, merge=merge)
+    return run_local_steps(context, [rule], owner=type(strategy).__name__)

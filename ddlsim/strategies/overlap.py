@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, Protocol
 
-from ddlsim.arguments import Bytes, Count, Duration, by, checked
+from ddlsim.arguments import Bytes, Count, Duration, checked, validated_by
 from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.named_code import imported, names_code
-from ddlsim.plan import FusedQueue, StepProgram, UrgentQueue, data_parallel
-from ddlsim.runtime.setting import Setting
+from ddlsim.plan import FusedQueue, PriorityQueue, StepProgram, data_parallel
+from ddlsim.runtime.context import RunContext
 from ddlsim.strategies import contract
 from ddlsim.units import si
 from ddlsim.workload.buckets import Bucket, ddp_buckets, one_bucket, partitioned, per_layer
@@ -140,7 +140,7 @@ class Priority:
 
     def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
         """Return the step program for these workloads."""
-        queue = UrgentQueue(self.in_flight)
+        queue = PriorityQueue(self.in_flight)
         return data_parallel(workloads, None, self.buckets, accumulation=accumulation, queue=queue, layer_by_layer=True)
 
 
@@ -179,15 +179,15 @@ def _choice(overlap: str | Overlap, where: str) -> str | Overlap:
     return overlap
 
 
-OverlapChoice = Annotated[str | Overlap, by(_choice)]
+OverlapChoice = Annotated[str | Overlap, validated_by(_choice)]
 
 
-def as_compressed(overlap: Overlap, setting: Setting) -> Overlap:
+def as_compressed(overlap: Overlap, context: RunContext) -> Overlap:
     """Return the policy for compressed gradients: "none" if the compressor needs the whole gradient."""
-    choice = setting.compression
+    choice = context.compression
     if choice is None or not choice.compressor.traits.whole or isinstance(overlap, NoOverlap):
         return overlap
-    setting.notes.append(
+    context.notes.append(
         f"compression: {choice.label} needs the whole gradient, so no communication overlaps the backward pass"
     )
     return NoOverlap()

@@ -17,7 +17,7 @@ from ddlsim.arguments import Count, checked
 from ddlsim.cluster import Cluster
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Learner, Value
-from ddlsim.plan import Chunk, Mesh, Plan, StepProgram, between_blocks, chunks_at, fully_sharded, mesh_of, pipeline
+from ddlsim.plan import Chunk, Mesh, Plan, StepProgram, between_blocks, chunks_at, fully_sharded, make_mesh, pipeline
 from ddlsim.plan.asynchronous_pipeline import stage_delays, steps_under_way
 from ddlsim.plan.chunks import balanced_cuts
 from ddlsim.plan.folding import Folding, fold
@@ -39,9 +39,9 @@ from ddlsim.plan.tensor_ranks import (
     with_exchanges,
 )
 from ddlsim.readable import count
+from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.exchange import OfGroups, Vectors
 from ddlsim.runtime.fabric import WithFabric, fabric_label, fabric_of
-from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.table_run import Schedules as GroupSchedule
 from ddlsim.runtime.table_run import disturbed, is_one_step, run_table
 from ddlsim.strategies.replica_groups import OfReplicas, compressible_parts
@@ -92,7 +92,7 @@ class Parallel(WithFabric):
     sequence     sequence parallelism: split by tokens the tensors that tensor parallelism replicates
     tp_comm_overlap
                  overlap the communication of sequence parallelism with matrix products, in chunks, as Megatron-LM's
-                 --tp-comm-overlap does (:mod:`ddlsim.workload.beside`)
+                 --tp-comm-overlap does (:mod:`ddlsim.workload.tensor_overlap`)
     recompute    activations to recompute in the backward pass: "none"; "selective", the matrices of attention;
                  "operators", every second matrix product; "full", transformer layers; "early-stop", transformer layers
                  without their last product; "stage", everything but the inputs of chunks
@@ -437,20 +437,20 @@ class Parallel(WithFabric):
             for i, (chunk, output) in enumerate(zip(chunks, [*leaving, 0.0], strict=True))
         )
 
-    def start(self, setting: Setting) -> None:
+    def start(self, context: RunContext) -> None:
         """Start all workers."""
-        workers, whole = setting.workers, setting.whole
+        workers, whole = context.workers, context.whole
         mesh, micro_batches = self.mesh(len(workers)), workers[0].accumulation
         live = steps_under_way(self.pipeline, micro_batches) if self._asynchronous else LIVE
-        nodes, in_groups = np.array(setting.nodes), self._group_schedules(setting.cluster, np.array(setting.nodes))
+        nodes, in_groups = np.array(context.nodes), self._group_schedules(context.cluster, np.array(context.nodes))
         folding: Folding | None = None
         if in_groups is None:
             program = self._of_stages(whole, micro_batches)
         else:
-            steps = 2 if is_one_step(setting, live) else N_STEPS  # a first step ends with updates
+            steps = 2 if is_one_step(context, live) else N_STEPS  # a first step ends with updates
             groups, members = self._of_groups(whole, steps, micro_batches), np.array(self._members(mesh))
-            others = Schedules(groups.plans[0], self.algorithm, setting.cluster, nodes[members[:, 0]], self.rank_order)
-            folding = self._folding(setting, groups, members, in_groups, others)
+            others = Schedules(groups.plans[0], self.algorithm, context.cluster, nodes[members[:, 0]], self.rank_order)
+            folding = self._folding(context, groups, members, in_groups, others)
             if folding is None:
                 plan = groups.of_all(in_groups)
             else:
@@ -460,39 +460,39 @@ class Parallel(WithFabric):
 
         chunks = _cut_at(self._shard(whole[0]).workload, self._cuts(whole))
         ages = self._delays if self._asynchronous else ()
-        weights = StashedWeights(setting.learner, self._delays, stage_slices(setting.learner, [c.end for c in chunks]))
+        weights = StashedWeights(context.learner, self._delays, stage_slices(context.learner, [c.end for c in chunks]))
 
         def exchanges(gradients: Vectors, plan: Plan) -> OfReplicas:
-            schedules: GroupSchedule = Schedules(plan, self.algorithm, setting.cluster, nodes, self.rank_order)
+            schedules: GroupSchedule = Schedules(plan, self.algorithm, context.cluster, nodes, self.rank_order)
             if in_groups is not None and folding is None:
                 schedules = in_groups.beside(plan, schedules)
-            dense = OfGroups(setting, workers, plan.groups, schedules)
+            dense = OfGroups(context, workers, plan.groups, schedules)
             fabric, parts = fabric_of(self), list[slice]()
-            if setting.compression is not None and self.sharded == "full" and mesh.pipeline == 1:
+            if context.compression is not None and self.sharded == "full" and mesh.pipeline == 1:
                 raise ConfigError(
                     "compression: Parallel with sharded = 'full' reduce-scatters the gradients of each micro-batch, "
                     "and would add a compression error each time; use FSDP(no_sync=True), or sharded=True"
                 )
-            if setting.compression is not None:
-                compressor = setting.compression.compressor
+            if context.compression is not None:
+                compressor = context.compression.compressor
                 parts = compressible_parts(plan, chunks, self._buckets(mesh), self.tensor, compressor)
             return OfReplicas(dense, fabric, mesh.data * plan.tensor, parts, gradients, ages)
 
         run_table(
-            setting, program, exchanges, samples=whole[0].batch_size * micro_batches * mesh.data, folding=folding,
+            context, program, exchanges, samples=whole[0].batch_size * micro_batches * mesh.data, folding=folding,
             live=live, met=weights.at if self._asynchronous else None, owner="Parallel", beside_first=2,
         )  # fmt: skip
 
     def _folding(
-        self, setting: Setting, groups: _Groups, members: Ints, in_groups: GroupSchedules, others: GroupSchedule
+        self, context: RunContext, groups: _Groups, members: Ints, in_groups: GroupSchedules, others: GroupSchedule
     ) -> Folding | None:
         """Return the folding that executes one rank per tensor group, and note it; None if it would not be exact.
 
         If the ranks are too many to execute all, folding is used in any case. Raises ConfigError if members then share
         links with other traffic, or links that change.
         """
-        many = groups.n_tasks > MOST_TASKS and not setting.shows_plan
-        why_not, network = disturbed(setting), setting.loop.network
+        many = groups.n_tasks > MOST_TASKS and not context.shows_plan
+        why_not, network = disturbed(context), context.loop.network
         if (groups.kinds != groups.kinds[:, :1]).any():
             why_not = why_not or "members compute at different speeds"
         is_known = self.cost != "simulated" and len(members) > self.pipeline
@@ -500,7 +500,7 @@ class Parallel(WithFabric):
             why_not = why_not or "the time of the replicas' collectives is not simulated"
         if why_not and not many:
             return None
-        folding = fold(groups.plans[0], groups.passes, members, groups.slowest, setting.cluster, in_groups, others)
+        folding = fold(groups.plans[0], groups.passes, members, groups.slowest, context.cluster, in_groups, others)
         why_not = why_not or folding.why_not
         if why_not and not many:
             return None
@@ -513,7 +513,7 @@ class Parallel(WithFabric):
             )
         ranks = f"{len(members)} of {members.size} ranks"
         executed = f"tensor groups: {ranks} are executed, one per group of {self.tensor}"
-        setting.notes.append(
+        context.notes.append(
             f"{executed}, although {why_not}, because all ranks would have {tasks}. Each group has the compute times "
             "of its slowest member, and its exchanges take as long as on idle links"
             if why_not
@@ -623,7 +623,7 @@ class _Groups:
 
 
 #: every worker asks for these
-_mesh = functools.lru_cache(maxsize=16)(mesh_of)
+_mesh = functools.lru_cache(maxsize=16)(make_mesh)
 _cut_at = functools.lru_cache(maxsize=256)(chunks_at)
 _tensor_parallel = functools.lru_cache(maxsize=256)(tensor_parallel)
 
@@ -658,7 +658,7 @@ def _layer_by_layer(chunk: Chunk, whole: Workload, replicas: int, micro_batches:
     """Return the program of replicas that gather one transformer layer after the other of a rank's share of a model.
 
     chunk  all layers as a rank of a tensor group computes them
-    whole  all layers on one rank
+    integer  all layers on one rank
     """
     units, work = weight_units(whole.model.layers), chunk.workload
     program = fully_sharded(work, replicas, units, accumulation=micro_batches, no_sync=False)

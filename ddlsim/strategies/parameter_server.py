@@ -14,14 +14,14 @@ from ddlsim.cluster.levels import innermost
 from ddlsim.cluster.machines import memory_nodes
 from ddlsim.collectives.push_pull import push_pull
 from ddlsim.errors import ConfigError
-from ddlsim.plan import Plan, through_servers
+from ddlsim.plan import Plan, with_parameter_servers
 from ddlsim.runtime.codec import backwards
 from ddlsim.runtime.communicator import Communicator
+from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.exchange import CollectiveExchange, Exchange, InGroups, ThroughServers, Vectors
 from ddlsim.runtime.fabric import Fabric, algorithm_name, cost_suffix
 from ddlsim.runtime.server_work import ServerWork
 from ddlsim.runtime.servers import Placement, PlacesServers, server_nodes
-from ddlsim.runtime.setting import Setting
 from ddlsim.strategies.all_reduce import AllReduce, start_group
 from ddlsim.strategies.overlap import OverlapChoice, as_compressed, buckets_of, overlap_named
 from ddlsim.workload.compute import Workload
@@ -77,25 +77,25 @@ class ParameterServer(PlacesServers):
         """Return the strategy with a fabric inside machines."""
         return dataclasses.replace(self, fabric=fabric)
 
-    def start(self, setting: Setting) -> None:
+    def start(self, context: RunContext) -> None:
         """Start all workers; the servers only react."""
-        nodes = server_nodes(setting.cluster, setting.nodes, self.servers, self.placement)
-        machines = innermost(setting.cluster, setting.nodes)
+        nodes = server_nodes(context.cluster, context.nodes, self.servers, self.placement)
+        machines = innermost(context.cluster, context.nodes)
         hosts = machines if self.local_reduction else None
-        star, overlap = self.local_reduction == "star", as_compressed(overlap_named(self.overlap), setting)
-        members = Communicator(setting, Fabric(rank_order="given"), bystanders=nodes, owner="ParameterServer")
-        if setting.compression is not None:
+        star, overlap = self.local_reduction == "star", as_compressed(overlap_named(self.overlap), context)
+        members = Communicator(context, Fabric(rank_order="given"), bystanders=nodes, owner="ParameterServer")
+        if context.compression is not None:
             self._check_compression()
 
-        parts = backwards(buckets_of(overlap, setting.workers[0].workload))
-        memory = memory_nodes(setting.cluster, setting.nodes)
+        parts = backwards(buckets_of(overlap, context.workers[0].workload))
+        memory = memory_nodes(context.cluster, context.nodes)
 
         def through(places: Sequence[int], gradients: Vectors, like: Exchange | None) -> Exchange:
             """Return what some of the workers exchange through the servers."""
             some = (
                 members if len(places) == members.n_ranks else members.part(places, Fabric(rank_order="given"), nodes)
             )
-            if setting.compression is None and self.work is None:
+            if context.compression is None and self.work is None:
                 schedule = push_pull(len(places), self.servers, hosts, star=star)
                 return CollectiveExchange(some, schedule=lambda nbytes: schedule)
             return ThroughServers(
@@ -116,7 +116,7 @@ class ParameterServer(PlacesServers):
             groups = [np.flatnonzero(np.array(machines) == machine).tolist() for machine in dict.fromkeys(machines)]
             return InGroups(members, groups, self.fabric, lambda places, like: through(places, gradients, like))
 
-        start_group(setting, overlap, members, sums)
+        start_group(context, overlap, members, sums)
 
     def plan(self, workloads: Sequence[Workload], steps: int = 1, accumulation: int = 1) -> Plan:
         """Return the plan of `steps` steps, with the servers as the ranks after the workers.
@@ -129,7 +129,7 @@ class ParameterServer(PlacesServers):
                 "servers during the run; remove work, or simulate the run and use result.plan"
             )
         program = AllReduce(overlap=self.overlap).program(workloads, accumulation)
-        return through_servers(program.unroll(steps), self.servers)
+        return with_parameter_servers(program.unroll(steps), self.servers)
 
     def _check_compression(self) -> None:
         if self.local_reduction or self.fabric is not None:

@@ -19,9 +19,9 @@ from ddlsim.plan.inserted import SUMMING
 from ddlsim.plan.plan import KINDS, SEND, Ints, Plan
 from ddlsim.runtime.codec import backwards, one_model, rounded
 from ddlsim.runtime.communicator import Communicator
+from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.exchange import CollectiveExchange, Exchange, OfGroups, Vectors
 from ddlsim.runtime.fabric import Fabric
-from ddlsim.runtime.setting import Setting
 from ddlsim.workload.buckets import Bucket
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.model import tensor_shapes
@@ -70,12 +70,12 @@ class OfReplicas:
 
     def _new(self, kind: int, group: int, parts: bool) -> Exchange:
         dense, ranks = self._dense, self._dense.groups[group]
-        codes = dense.setting.compression is not None and kind in SUMMING
+        codes = dense.context.compression is not None and kind in SUMMING
         among_replicas = parts and len({rank // self._replicas for rank in ranks}) == 1
         if not among_replicas or (self._fabric.cost == "simulated" and not codes):
             return dense.exchange(kind, group, parts=parts)
         members = [dense.workers[rank] for rank in ranks]
-        communicator = Communicator(dense.setting, self._fabric, members, owner=self._owner)
+        communicator = Communicator(dense.context, self._fabric, members, owner=self._owner)
         algorithm = self._algorithms.get(KINDS[kind])
         if not codes:
             return CollectiveExchange(communicator, KINDS[kind], algorithm)
@@ -94,17 +94,17 @@ class OfReplicas:
     def _compressed(self, step: int, place: int) -> Value[Array]:
         """Return the elements of a gradient that are compressed."""
         gradient = self._gradients(step, place)
-        return gradient if self._only is None else self._only.of(gradient, self._dense.setting.learner)
+        return gradient if self._only is None else self._only.of(gradient, self._dense.context.learner)
 
     def mean(self, step: int, gradients: Sequence[Value[Array]]) -> Value[Array]:
         """Return the mean gradient of all replicas, and record the age of their weights."""
-        self._dense.setting.recorder.staleness += [min(age, step) for age in self._ages] * len(gradients)
+        self._dense.context.recorder.staleness += [min(age, step) for age in self._ages] * len(gradients)
         if self._coded is None:
             return self._dense.mean(step, gradients)
         coded = self._coded.mean(step, gradients)
         if self._only is None:
             return coded
-        return self._only.put(coded, self._dense.mean(step, gradients), self._dense.setting.learner)
+        return self._only.put(coded, self._dense.mean(step, gradients), self._dense.context.learner)
 
 
 @dataclass(frozen=True)
@@ -116,9 +116,9 @@ class Elements:
     which: Ints | None
 
     @classmethod
-    def without(cls, setting: Setting, layers: Collection[int]) -> Elements:
+    def without(cls, context: RunContext, layers: Collection[int]) -> Elements:
         """Return the elements of all layers except some."""
-        model = setting.workers[0].workload.model
+        model = context.workers[0].workload.model
         left = {
             f"{layer.name}.{name}"
             for i, layer in enumerate(model.layers)
@@ -128,14 +128,14 @@ class Elements:
         tensors = tensor_shapes(model)
         sizes = np.array([math.prod(shape) for _, shape in tensors])
         inside = np.array([name in left for name, _ in tensors])
-        which = np.flatnonzero(np.repeat(inside, sizes)) if one_model(setting) else None
+        which = np.flatnonzero(np.repeat(inside, sizes)) if one_model(context) else None
         return cls(tuple(tensor for tensor, own in zip(tensors, inside, strict=True) if own), which)
 
     def of(self, gradient: Value[Array], learner: Learner) -> Value[Array]:
         """Return these elements of a gradient."""
         if self.which is None:
             return gradient
-        return learner.plane.apply(lambda whole: whole[self.which], gradient).carrying(gradient)
+        return learner.plane.apply(lambda whole: whole[self.which], gradient).with_statistics_of(gradient)
 
     def put(self, elements: Value[Array], whole: Value[Array], learner: Learner) -> Value[Array]:
         """Return a gradient with these elements replaced."""
@@ -147,7 +147,7 @@ class Elements:
             new[self.which] = elements
             return new
 
-        return learner.plane.apply(replaced, elements, whole).carrying(whole)
+        return learner.plane.apply(replaced, elements, whole).with_statistics_of(whole)
 
 
 def compressible_parts(

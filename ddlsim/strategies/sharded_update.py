@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from ddlsim.arguments import by, checked
+from ddlsim.arguments import checked, validated_by
 from ddlsim.collectives import Collective
 from ddlsim.errors import ConfigError, shown
 from ddlsim.plan import StepProgram, sharded
 from ddlsim.plan.plan import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from ddlsim.runtime.codec import backwards
 from ddlsim.runtime.communicator import Communicator
+from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.exchange import CollectiveExchange, Exchange, Vectors
 from ddlsim.runtime.fabric import Collectives, Cost, Fabric, RankOrder, algorithm_name, algorithm_of, cost_suffix
-from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.table_run import planned
 from ddlsim.strategies import contract
 from ddlsim.strategies.overlap import NoOverlap, Overlap, as_compressed, buckets_of, overlap_named
@@ -61,7 +61,7 @@ class ShardedUpdate:
     all_gather: Annotated[str | Collective, algorithm_of("all_gather")] = "default"
     rank_order: RankOrder = "topology"
     cost: Cost = "simulated"
-    overlap: Annotated[str | Overlap, by(_in_order)] = "none"
+    overlap: Annotated[str | Overlap, validated_by(_in_order)] = "none"
 
     @property
     def label(self) -> str:
@@ -95,23 +95,23 @@ class ShardedUpdate:
         overlaps, buckets = not isinstance(policy, NoOverlap), functools.partial(buckets_of, policy)
         return sharded(workloads, None, buckets, accumulation=accumulation, overlap=overlaps)
 
-    def start(self, setting: Setting) -> None:
+    def start(self, context: RunContext) -> None:
         """Start all workers. Raises ConfigError for a custom optimizer that works layer by layer."""
-        check_shares("ShardedUpdate", setting)
-        members = Communicator(setting, Fabric("default", self.rank_order, self.cost), owner="ShardedUpdate")
+        check_shares("ShardedUpdate", context)
+        members = Communicator(context, Fabric("default", self.rank_order, self.cost), owner="ShardedUpdate")
         policy = overlap_named(self.overlap)
-        if as_compressed(policy, setting) is not policy:
+        if as_compressed(policy, context) is not policy:
             raise ConfigError(
                 "ShardedUpdate: the compressor needs the whole gradient, but overlap splits it into buckets; use "
                 "overlap='none'"
             )
-        parts = backwards(buckets_of(policy, setting.workers[0].workload))
+        parts = backwards(buckets_of(policy, context.workers[0].workload))
 
         def exchanges(gradients: Vectors) -> dict[int, Exchange]:
             scatter = CollectiveExchange(members, "reduce_scatter", self.reduce_scatter, parts=parts, vectors=gradients)
             gather = CollectiveExchange(members, "all_gather", self.all_gather)
-            norms = {ALL_REDUCE: CollectiveExchange(members)} if setting.workers[0].workload.norms else {}
+            norms = {ALL_REDUCE: CollectiveExchange(members)} if context.workers[0].workload.norms else {}
             return {REDUCE_SCATTER: scatter, ALL_GATHER: gather, **norms}
 
-        accumulation = setting.workers[0].accumulation
+        accumulation = context.workers[0].accumulation
         planned(members, lambda workloads: self.program(workloads, accumulation), exchanges)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddlsim.errors import ConfigError
-from ddlsim.runtime.setting import Setting
+from ddlsim.runtime.context import RunContext
 from ddlsim.workload.optimizer_rules import NORMS, rule_of
 
 
@@ -36,9 +36,9 @@ def whole_batch(accumulation: int, name: str) -> None:
         raise ConfigError(f"accumulation = {accumulation}: {name} does not accumulate gradients; use accumulation=1")
 
 
-def check_shares(name: str, setting: Setting) -> None:
+def check_shares(name: str, context: RunContext) -> None:
     """Raise ConfigError if the task's optimizer works layer by layer and is not one whose communication is modelled."""
-    task = setting.learner.task
+    task = context.learner.task
     if task is not None and hasattr(task.optimizer, "with_bounds") and rule_of(task.optimizer) not in NORMS:
         raise ConfigError(
             f"{name}: the optimizer {type(task.optimizer).__name__} needs whole layers, but ranks hold only parts of "

@@ -17,7 +17,7 @@ from ddlsim.learning import Array, Value
 from ddlsim.plan import StepProgram
 from ddlsim.plan.local_steps import Average, local_steps
 from ddlsim.plan.plan import Every
-from ddlsim.runtime import Replica, Setting, WithFabric, communicator
+from ddlsim.runtime import Replica, RunContext, WithFabric, communicator
 from ddlsim.runtime.fabric import fabric_label
 from ddlsim.runtime.own_models import Rule, run_local_steps
 from ddlsim.streams import stream
@@ -65,9 +65,9 @@ class SPARTA(WithFabric):
         """Return the step program for these workloads."""
         return local_steps(workloads, [self._average], accumulation)
 
-    def start(self, setting: Setting) -> None:
+    def start(self, context: RunContext) -> None:
         """Start all workers. Raises ConfigError in a run that compresses."""
-        if setting.compression is not None:
+        if context.compression is not None:
             raise ConfigError(
                 "compression: SPARTA does not support compression, because it sends a different subset of the "
                 "parameters in every step; lower p instead, or use LocalSGD(1) with compression"
@@ -75,18 +75,18 @@ class SPARTA(WithFabric):
 
         @lru_cache(maxsize=2)  # workers are at most one step apart
         def drawn(step: int) -> Indices:
-            draws = stream(setting.seed, 0, f"SPARTA {step}")
+            draws = stream(context.seed, 0, f"SPARTA {step}")
             return plane.apply(lambda x: np.sort(draws.choice(x.size, count(self.p, x.size), replace=False)), initial)
 
-        plane, initial = setting.learner.plane, setting.learner.initial
+        plane, initial = context.learner.plane, context.learner.initial
 
         def bring(replica: Replica) -> Value[Array]:
             return plane.apply(np.take, replica.worker.params, drawn(replica.step))
 
         def merge(replica: Replica, mean: Value[Array]) -> None:
             params = replica.worker.params
-            replica.worker.params = plane.apply(_put, params, drawn(replica.step), mean).carrying(params)
+            replica.worker.params = plane.apply(_put, params, drawn(replica.step), mean).with_statistics_of(params)
 
-        members = [communicator(setting, self)]
+        members = [communicator(context, self)]
         rule = Rule(self._average, members, bring=bring, merge=merge, models=False)
-        run_local_steps(setting, [rule], owner="SPARTA")
+        run_local_steps(context, [rule], owner="SPARTA")

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from ddlsim.arguments import Count, checked, one_of, whole
+from ddlsim.arguments import Count, checked, integer, one_of
 from ddlsim.cluster import Cluster
 from ddlsim.errors import ConfigError
 from ddlsim.plan import between_blocks
@@ -67,7 +67,7 @@ class Splits:
     interleave: Sequence[Count] | None = None
     recompute: Sequence[Literal["none", "selective", "full", "stage"]] | None = None
     sequence: Sequence[bool] = (True,)
-    stage: Sequence[Annotated[int, whole(0, 3)]] = (1,)
+    stage: Sequence[Annotated[int, integer(0, 3)]] = (1,)
     shard: Sequence[Count] | None = None
     cut: Sequence[Literal["balanced", "layers"]] = ("balanced",)
     p2p: Sequence[Literal["overlapped", "exchange", "in turns"]] = ("overlapped",)
@@ -87,8 +87,8 @@ class Splits:
         """The all-reduce algorithm of all combinations."""
         return f"splits ({algorithm_name(self.algorithm)})"
 
-    def ways(
-        self, cluster: Cluster, model: Model, n_workers: int, batch_size: int, senseless: Counter[str]
+    def layouts(
+        self, cluster: Cluster, model: Model, n_workers: int, batch_size: int, invalid: Counter[str]
     ) -> Iterator[Parallel | FSDP]:
         """Yield each valid strategy once; ``senseless`` counts invalid combinations by reason."""
         done: set[Parallel | FSDP] = set()
@@ -97,33 +97,33 @@ class Splits:
             for pipeline in self.pipeline or [p for p in _divisors(left) if p <= _most_stages(model)]:
                 data = left // pipeline
                 if data * pipeline * tensor != n_workers or (self.data is not None and data not in self.data):
-                    senseless[PRODUCT] += 1
+                    invalid[PRODUCT] += 1
                     continue
-                for one in self._of_mesh(model, tensor, pipeline, data, batch_size, senseless):
+                for one in self._of_mesh(model, tensor, pipeline, data, batch_size, invalid):
                     if one not in done:
                         done.add(one)
                         yield one
 
     def _of_mesh(
-        self, model: Model, tensor: int, pipeline: int, data: int, batch_size: int, senseless: Counter[str]
+        self, model: Model, tensor: int, pipeline: int, data: int, batch_size: int, invalid: Counter[str]
     ) -> Iterator[Parallel | FSDP]:
         attention = any(layer.heads for layer in model.layers)
         recompute = self.recompute or (("none", "selective", "full") if attention else ("none", "stage"))
         for micro_batch in self.micro_batch:
             if batch_size % (data * micro_batch):
-                senseless[GLOBAL_BATCH] += 1
+                invalid[GLOBAL_BATCH] += 1
                 continue
             turns = batch_size // (data * micro_batch)
             chunks = self.interleave or _even_chunks(model, pipeline, turns)
             for stage, again in itertools.product(self.stage, recompute):
                 split = tensor * pipeline > 1
                 if stage == 2 and split:
-                    senseless[WHOLE] += 1
+                    invalid[WHOLE] += 1
                 elif stage > 1 and not split:
-                    yield from self._sharded(stage, micro_batch, again, data, senseless)
+                    yield from self._sharded(stage, micro_batch, again, data, invalid)
                 else:
                     sizes = tensor, pipeline, data, micro_batch
-                    yield from self._parallel(sizes, chunks, again, "full" if stage == 3 else stage == 1, senseless)
+                    yield from self._parallel(sizes, chunks, again, "full" if stage == 3 else stage == 1, invalid)
 
     def _parallel(
         self,
@@ -131,7 +131,7 @@ class Splits:
         chunks: Sequence[int],
         again: str,
         sharded: bool | Literal["full"],
-        senseless: Counter[str],
+        invalid: Counter[str],
     ) -> Iterator[Parallel]:
         tensor, pipeline, data, micro_batch = sizes
         for order, interleave, sequence, cut, p2p in itertools.product(
@@ -147,26 +147,26 @@ class Splits:
                     p2p=p2p if pipeline > 1 else "overlapped", algorithm=self.algorithm,
                 )  # fmt: skip
             except ConfigError as error:
-                senseless[str(error)] += 1
+                invalid[str(error)] += 1
 
     def _sharded(
-        self, stage: int, micro_batch: int, again: str, n_workers: int, senseless: Counter[str]
+        self, stage: int, micro_batch: int, again: str, n_workers: int, invalid: Counter[str]
     ) -> Iterator[FSDP]:
         for shard in (self.shard or (None,)) if stage == 3 else (None,):
             if shard is not None and n_workers % shard:
-                senseless[GROUPS] += 1
+                invalid[GROUPS] += 1
                 continue
             try:
                 yield FSDP(
                     stage=stage, micro_batch=micro_batch, recompute=again, shard=None if shard == n_workers else shard
                 ).on_fabric(Fabric(self.algorithm))
             except ConfigError as error:
-                senseless[str(error)] += 1
+                invalid[str(error)] += 1
 
 
-def text_of_senseless(senseless: Counter[str]) -> str:
+def text_of_invalid(invalid: Counter[str]) -> str:
     """Return a text with the number of invalid combinations and the reasons."""
-    return "; ".join(f"{n} x {reason}" for reason, n in senseless.most_common())
+    return "; ".join(f"{n} x {reason}" for reason, n in invalid.most_common())
 
 
 def _divisors(n: int) -> list[int]:

@@ -104,11 +104,11 @@ class DelayCompensation:
         """
         plane = gradient.plane
         if self.adaptive is None:
-            return plane.apply(self._constant, gradient, params, backup).carrying(gradient), None
+            return plane.apply(self._constant, gradient, params, backup).with_statistics_of(gradient), None
         decay = self.adaptive
         square = plane.apply(lambda g: (1.0 - decay) * g * g, gradient)
         mean = square if mean_square is None else decay * mean_square + square
-        return plane.apply(self._adaptive, gradient, params, backup, mean).carrying(gradient), mean
+        return plane.apply(self._adaptive, gradient, params, backup, mean).with_statistics_of(gradient), mean
 
     def _constant(self, gradient: Array, params: Array, backup: Array) -> Array:
         return gradient + self.variance_control * gradient * gradient * (params - backup)

@@ -35,7 +35,7 @@ class Range:
 
     low, high  bounds: numbers, or texts with a unit. Sampled values then have a unit and four digits, "12.34 Gbit/s"
     log        distribute the logarithm evenly instead of the number
-    whole      only whole numbers
+    integer    only whole numbers
     """
 
     low: float | str

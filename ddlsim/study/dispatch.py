@@ -17,11 +17,11 @@ from ddlsim.errors import DdlsimError
 from ddlsim.printable import shown
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.processes import ProcessDied
-from ddlsim.study.content import key_of
 from ddlsim.study.executors import Pool
-from ddlsim.study.parcels import Job
+from ddlsim.study.fingerprint import key_of
+from ddlsim.study.serialization import Job
 from ddlsim.study.store import LEASE, Store
-from ddlsim.study.work import DONE, FAILED, HAND_IN, SKIPPED, Answer, Outcome
+from ddlsim.study.worker import DONE, FAILED, HAND_IN, SKIPPED, Answer, Outcome
 
 #: times that a point was there when a process died -> it is sent without others; goes alone; has failed
 _SINGLE, _ALONE, _GUILTY = 1, 2, 4

@@ -13,8 +13,8 @@ from typing import Protocol
 from ddlsim.errors import ConfigError
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.processes import Processes
-from ddlsim.study.parcels import Job, Packer
-from ddlsim.study.work import Answer, simulate_all, simulate_some, warm_up
+from ddlsim.study.serialization import Job, Packer
+from ddlsim.study.worker import Answer, simulate_all, simulate_some, warm_up
 
 #: s between two looks at how many workers a Dask cluster has
 _LOOK = 2.0

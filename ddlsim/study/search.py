@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from ddlsim.arguments import Count, Seed, checked, one_of, whole
+from ddlsim.arguments import Count, Seed, checked, integer, one_of
 from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.run.metrics import METRICS
 from ddlsim.strategies import contract
@@ -37,7 +37,7 @@ class Search:
     """
 
     objective: str | Sequence[str]
-    n_trials: Annotated[int, whole(1, MAX_POINTS)]
+    n_trials: Annotated[int, integer(1, MAX_POINTS)]
     sampler: Annotated[str, one_of(*SAMPLERS)] | None = None
     batch: Count = 8
     seed: Seed = 0
@@ -65,7 +65,9 @@ class Search:
             if not isinstance(values, Range) and not len(values):
                 raise ConfigError(f"vary[{key!r}] is empty; add at least one value, or remove the field")
             single = (one for value in listed for one in (value if isinstance(value, tuple | list) else [value]))
-            for family in (one for one in single if "strategy" in paths_of(key) and contract.of(one).defines("ways")):
+            for family in (
+                one for one in single if "strategy" in paths_of(key) and contract.of(one).defines("layouts")
+            ):
                 raise ConfigError(
                     f"vary[{key!r}]: {type(family).__name__} represents many configurations, which a search cannot "
                     "propose one by one; list strategies instead, or use design = 'grid' or ddlsim.recommend"

@@ -32,7 +32,7 @@ from typing import Any
 from ddlsim.errors import ConfigError, shown
 from ddlsim.learning.monitor import Row
 from ddlsim.plain import is_unicode
-from ddlsim.study.work import Outcome
+from ddlsim.study.worker import Outcome
 from ddlsim.units import LARGEST
 
 #: how a point can have ended, as in `work`
@@ -82,9 +82,9 @@ def settings_of(text: object, axes: Sequence[str]) -> dict[str, object]:
     value = fields_of(text, "settings")
     if value.keys() != set(axes):
         raise _damaged("settings", value, f"an object with the keys {shown(list(axes))}")
-    for path, setting in value.items():
-        if not isinstance(setting, str | int | float) or (isinstance(setting, float) and math.isnan(setting)):
-            raise _damaged(f"settings of {shown(path)}", setting, "a text or a number")
+    for path, context in value.items():
+        if not isinstance(context, str | int | float) or (isinstance(context, float) and math.isnan(context)):
+            raise _damaged(f"settings of {shown(path)}", context, "a text or a number")
     return value
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import ddlsim
-from ddlsim.arguments import Rule, Seed, checked, one_of, whole
+from ddlsim.arguments import Rule, Seed, checked, integer, one_of
 from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.data import load_data
 from ddlsim.data.dataset import DataSet
@@ -27,14 +27,14 @@ from ddlsim.run.files import SCHEMA
 from ddlsim.schema import changed_arguments, to_toml, toml_key, toml_value
 from ddlsim.strategies import contract
 from ddlsim.strategies.contract import Contract
-from ddlsim.strategies.splits import text_of_senseless
+from ddlsim.strategies.splits import text_of_invalid
 from ddlsim.study.changes import UnknownPathError, bare, changed, labels_of
-from ddlsim.study.content import Digests, canonical, key_of, text_of
 from ddlsim.study.designs import DESIGNS, MAX_POINTS, Range, Vary, paths_of, rows_of, spread
 from ddlsim.study.dispatch import Point, Progress, Simulations
 from ddlsim.study.executors import DaskClient, Pool, open_pool
-from ddlsim.study.parcels import Packer
+from ddlsim.study.fingerprint import Digests, canonical, key_of, text_of
 from ddlsim.study.search import Search
+from ddlsim.study.serialization import Packer
 from ddlsim.study.store import Member, Store
 from ddlsim.study.table import Table
 from ddlsim.workload.model import Model, load_model
@@ -46,8 +46,8 @@ T = TypeVar("T")
 
 
 AN_EXECUTOR = "a concurrent.futures.Executor, or a dask.distributed.Client"
-_Points = Annotated[int, whole(1, MAX_POINTS)]
-_Whole = Annotated[int, whole(1)]
+_Points = Annotated[int, integer(1, MAX_POINTS)]
+_Whole = Annotated[int, integer(1)]
 #: what a study varies is looked at field by field when the study is made
 A_VARY = Rule(
     "a mapping such as {'workers': [8, 16]}",
@@ -474,17 +474,17 @@ def each_way(
     """
     for named, row in zip(named_rows, rows, strict=True):
         family = contract.of(row.get("strategy"))
-        if not family.defines("ways"):
+        if not family.defines("layouts"):
             yield Row(named, row)
             continue
         rest = {path: value for path, value in row.items() if path != "strategy"}
         key = next(key for key in named if "strategy" in paths_of(key))
         try:
-            ways = _ways(family, loader.loaded(changed(base, loader.settings(rest))), loader)
+            layouts = _ways(family, loader.loaded(changed(base, loader.settings(rest))), loader)
         except ConfigError as error:
             yield Row(named, row, str(error))
             continue
-        for way in ways:
+        for way in layouts:
             shown = named[key]
             if isinstance(shown, tuple | list):  # of fields that change together
                 together = zip(paths_of(key), shown, strict=True)
@@ -495,15 +495,15 @@ def each_way(
 
 
 def _ways(family: Contract, experiment: Experiment, loader: Loader) -> list[object]:
-    cluster, model, senseless = experiment.cluster, experiment.model, Counter[str]()
+    cluster, model, invalid = experiment.cluster, experiment.model, Counter[str]()
     assert isinstance(cluster, Cluster)
     assert isinstance(model, Model)
     n_workers = loader.n_workers(experiment)
     batch_size = experiment.batch(n_workers)
-    ways = list(family.ways(cluster, model, n_workers, batch_size, senseless))
-    if not ways:
+    layouts = list(family.layouts(cluster, model, n_workers, batch_size, invalid))
+    if not layouts:
         raise ConfigError(
             f"{family.name}: no valid way to split {model.name} over {n_workers} workers with batch_size = "
-            f"{batch_size}: {text_of_senseless(senseless)}"
+            f"{batch_size}: {text_of_invalid(invalid)}"
         )
-    return ways
+    return layouts

@@ -20,7 +20,7 @@ from ddlsim.output_files import replacing, save_csv, write_text
 from ddlsim.run.metrics import METRICS
 from ddlsim.run.seeds import half_width
 from ddlsim.study.store import Member, Store
-from ddlsim.study.work import DONE, FAILED, SKIPPED, Outcome
+from ddlsim.study.worker import DONE, FAILED, SKIPPED, Outcome
 from ddlsim.ties import places
 
 if TYPE_CHECKING:
@@ -316,13 +316,13 @@ class Table:
         return f"<Table of {len(self.members)} points ({ends}) over {', '.join(self.axes)}>"
 
     def __str__(self) -> str:
-        from ddlsim.report.study_words import study_text
+        from ddlsim.report.study_labels import study_text
 
         return study_text(self)
 
     def _repr_html_(self) -> str:
         from ddlsim.notebook import grid, lines, page
-        from ddlsim.report.study_words import study_cells, study_notes
+        from ddlsim.report.study_labels import study_cells, study_notes
 
         return page("Study", grid(study_cells(self)), lines(study_notes(self)))
 

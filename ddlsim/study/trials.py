@@ -17,7 +17,7 @@ from ddlsim.run.metrics import METRICS
 from ddlsim.study.designs import MAX_POINTS, Range, Vary
 from ddlsim.study.dispatch import Point
 from ddlsim.study.search import Search
-from ddlsim.study.work import DONE, Outcome
+from ddlsim.study.worker import DONE, Outcome
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution

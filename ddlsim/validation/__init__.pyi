@@ -8,7 +8,7 @@ from .calibration import (
 )
 from .calibration_file import load_calibration as load_calibration
 from .cases import ALGORITHMS as ALGORITHMS
-from .comparison import Compared as Compared, Summary as Summary, Validation as Validation, validate as validate
+from .comparison import ComparedRun as ComparedRun, Summary as Summary, Validation as Validation, validate as validate
 from .compute_fit import ComputeFit as ComputeFit, fit_compute as fit_compute
 from .curves import Curve as Curve, Interval as Interval
 from .intervals import RunInterval as RunInterval, predict_interval as predict_interval

@@ -358,7 +358,7 @@ class Calibration:
         """Scatter of ln(predicted / measured) per class of links, scaled for normal intervals of 95 %."""
         return {p.link_class: p.wider * p.scatter[0] for p in self.parameters if p.link_class}
 
-    def drawn(self, random: np.random.Generator, *, curves: bool = False, outside: Beyond = INSIDE) -> Cluster:
+    def sampled(self, random: np.random.Generator, *, curves: bool = False, outside: Beyond = INSIDE) -> Cluster:
         """Return the cluster with parameters sampled from their uncertainty.
 
         curves   True: sample the factors of the curves instead, for runs whose collectives use them; they were fitted
@@ -371,7 +371,7 @@ class Calibration:
         if curves:
             from ddlsim.validation.calibration_file import attached
 
-            return attached(dataclasses.replace(self, curves=tuple(c.drawn(random) for c in self.curves))).cluster
+            return attached(dataclasses.replace(self, curves=tuple(c.sampled(random) for c in self.curves))).cluster
         if not self.parameters:
             return self.cluster
         values, vectors = np.linalg.eigh(self.covariance)

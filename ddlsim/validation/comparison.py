@@ -172,7 +172,7 @@ N_EXPLAINED, WORTH_EXPLAINING = 3, 0.03
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparedRun:
     """A measured run and its prediction, as throughputs in samples/s.
 
     fitted  whether the run was used in the fit
@@ -224,7 +224,7 @@ class Validation:
     """
 
     cluster: Cluster
-    rows: tuple[Compared, ...]
+    rows: tuple[ComparedRun, ...]
     known: Knowledge
     fit_on: str | None = None
 
@@ -337,7 +337,7 @@ def validate(
     for i in order[:explain]:
         if abs(rows[i].error) > WORTH_EXPLAINING:
             row, found = rows[i], tuple(causes(models[i], knowledge.fitted, steps[i]))
-            rows[i] = Compared(row.run, row.label, row.predicted, row.interval, row.fitted, found)
+            rows[i] = ComparedRun(row.run, row.label, row.predicted, row.interval, row.fitted, found)
     return Validation(base, tuple(rows), knowledge, fit_on)
 
 
@@ -352,7 +352,7 @@ def _own(cluster: object) -> Calibration | None:
         raise
 
 
-def _compared(model: RunModel, step_time: float, fitted: bool, known: Knowledge) -> Compared:
+def _compared(model: RunModel, step_time: float, fitted: bool, known: Knowledge) -> ComparedRun:
     run = model.measured
     samples = run.samples
     times = interval_of(model, known, step_time)
@@ -361,10 +361,10 @@ def _compared(model: RunModel, step_time: float, fitted: bool, known: Knowledge)
         ends = samples / times.high, samples / step_time, samples / times.low
         interval = Interval(*ends, notes=times.notes)
     label = f"{model.key[0]}, {run.workers} x {run.batch_size}, {model.experiment.strategy.label}"
-    return Compared(run, label, samples / step_time, interval, fitted)
+    return ComparedRun(run, label, samples / step_time, interval, fitted)
 
 
-def _summary(rows: Sequence[Compared]) -> Summary:
+def _summary(rows: Sequence[ComparedRun]) -> Summary:
     with needs("scipy"):
         from scipy.stats import kendalltau
 

@@ -21,7 +21,7 @@ from ddlsim.validation.calibration_text import shown as shown_value
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from ddlsim.validation.comparison import Compared, Summary, Validation
+    from ddlsim.validation.comparison import ComparedRun, Summary, Validation
 
 
 #: columns of the table that are words
@@ -62,7 +62,7 @@ def notes(validation: Validation) -> list[str]:
     return lines
 
 
-def _row(row: Compared) -> tuple[str, ...]:
+def _row(row: ComparedRun) -> tuple[str, ...]:
     interval = "-" if row.interval is None else f"{rate(row.interval.low, '')}to {rate(row.interval.high)}"
     used = "fit" if row.fitted else "held out"
     return used, row.label, rate(row.run.throughput), rate(row.predicted), f"{100.0 * row.error:+.1f} %", interval
@@ -84,7 +84,7 @@ def _summary(s: Summary) -> str:
     return ", ".join(parts)
 
 
-def _causes(row: Compared) -> str:
+def _causes(row: ComparedRun) -> str:
     return ", or ".join(str(cause) for cause in row.causes)
 
 

@@ -48,7 +48,7 @@ class ComputeFit:
             return Measured(factor * (self.c0 + self.c1 * batch), batch)
         return Affine(factor * self.c0, factor * self.c1)
 
-    def drawn(self, random: np.random.Generator) -> ComputeFit:
+    def sampled(self, random: np.random.Generator) -> ComputeFit:
         """Return the fit with coefficients sampled from their uncertainty, and a common factor from the scatter."""
         wider = t_quantile(self.dof) / t_quantile(math.inf)
         values, vectors = np.linalg.eigh(self.covariance)  # which may be singular

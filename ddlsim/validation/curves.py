@@ -90,7 +90,7 @@ class Curve:
         """Whether the curve changes nothing: all factors are 1."""
         return self.per_message == 1.0 and self.per_byte == (1.0,)
 
-    def drawn(self, random: np.random.Generator) -> Curve:
+    def sampled(self, random: np.random.Generator) -> Curve:
         """Return the curve with factors sampled from their uncertainty, and a common factor from the scatter."""
         wider = t_quantile(self.dof) / t_quantile(math.inf)  # few degrees of freedom reach further
         values, vectors = np.linalg.eigh(self.covariance)

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import numpy as np
 
-from ddlsim.arguments import Seed, checked, number, whole
+from ddlsim.arguments import Seed, checked, integer, number
 from ddlsim.cluster import load_cluster
 from ddlsim.cluster.calibrated import Beyond, beyond
 from ddlsim.errors import ConfigError
@@ -71,7 +71,7 @@ def calibrated(experiment: Experiment, calibration: Calibration) -> Experiment:
     )
 
 
-Draws = Annotated[int, whole(2, 100_000)]
+Draws = Annotated[int, integer(2, 100_000)]
 Level = Annotated[float, number(0.0, 1.0, above=True, below=True, hint=", such as 0.95")]
 
 
@@ -125,7 +125,7 @@ def predict_interval(
 @checked
 def interval_of(result: Result, *, n_draws: Draws = 20, level: Level = 0.95, seed: Seed = 0) -> RunInterval:
     """Return the interval of a run that has been simulated; see :meth:`ddlsim.Result.interval`."""
-    result.check_alone("interval")
+    result.require_single_job("interval")
     experiment = clock_of(result.given if result.given is not None else result.experiment)
     own = _own(experiment)
     calibration = None if own is None else dataclasses.replace(own, jitter=None)
@@ -180,12 +180,12 @@ def _drawn(
     workers = given.workers if given.workers is not None else len(cluster.workers)
     n_workers = workers if isinstance(workers, int) else len(workers)
     links, batch = outside(given, cluster, _model(given), n_workers)
-    drawn = dataclasses.replace(drawn, cluster=calibration.drawn(random, curves=curves, outside=links))
+    drawn = dataclasses.replace(drawn, cluster=calibration.sampled(random, curves=curves, outside=links))
     fit = _compute(given, calibration)
     if fit is None:
         return drawn
     factor = math.exp(math.sqrt(batch.variance) * random.standard_normal()) if batch.variance else 1.0
-    own = fit.drawn(random)
+    own = fit.sampled(random)
     own = dataclasses.replace(own, c0=factor * own.c0, c1=factor * own.c1)
     return dataclasses.replace(drawn, compute=_typical(own, given, calibration))
 

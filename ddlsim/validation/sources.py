@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ddlsim.errors import ConfigError
-from ddlsim.imports import KinetoTrace, Timing, kind_of, read_any, to_measurements
-from ddlsim.imports.sniff import facts_of
+from ddlsim.imports import KinetoTrace, Timing, detect_kind, read_any, to_measurements
+from ddlsim.imports.detect import facts_of
 from ddlsim.imports.text import read_text
 from ddlsim.measure import Measurement, read_measurements
 
@@ -79,7 +79,7 @@ def _is_table(path: Path) -> bool:
 
 def _known_kind(path: Path) -> str:
     try:
-        return kind_of(path)
+        return detect_kind(path)
     except ConfigError:
         return ""
 

@@ -178,7 +178,7 @@ class Workload:
     def gathered_nbytes(self) -> float:
         """Bytes per parameter when sharded weights are gathered, on average."""
         element, n_params = ELEMENT_NBYTES[self.precision], self.model.n_params
-        if not self.stack.gathers_operands or self.precision not in LOW_PRECISIONS or not n_params:
+        if not self.stack.gathers_low_precision_weights or self.precision not in LOW_PRECISIONS or not n_params:
             return element
         inside = sum(
             layer.n_params for first, end in blocks(self.model.layers) for layer in self.model.layers[first:end]

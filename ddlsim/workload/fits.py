@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any
 
-from ddlsim.arguments import Bytes, Count, checked, one_of, whole
+from ddlsim.arguments import Bytes, Count, checked, integer, one_of
 from ddlsim.errors import ConfigError
 from ddlsim.readable import size
 from ddlsim.text_tables import aligned
@@ -148,7 +148,7 @@ class Fit:
 def fits(
     model: ModelLike, device: DeviceLike, batch_size: Count = 1, precision: Precision | None = None,
     optimizer: Annotated[str, one_of(*OPTIMIZER_RULES)] | None = None, *,
-    gradient_dtype: Annotated[str, one_of(*GRADIENT_TYPES)] | None = None, zero: Annotated[int, whole(0, 3)] = 0,
+    gradient_dtype: Annotated[str, one_of(*GRADIENT_TYPES)] | None = None, zero: Annotated[int, integer(0, 3)] = 0,
     shards: Count = 1, tensor: Count = 1, sequence: bool = False, pipeline: Count = 1,
     micro_batches: Count | None = None, interleave: Count = 1,
     recompute: Annotated[str, one_of(*RECOMPUTE)] = "none", stack: StackLike | None = None,

@@ -23,7 +23,19 @@ from dataclasses import KW_ONLY, dataclass
 from itertools import pairwise
 from typing import Annotated, NamedTuple, cast
 
-from ddlsim.arguments import Bandwidth, Bytes, Count, Index, Rule, Share, by, checked, number, one_of, quantity
+from ddlsim.arguments import (
+    Bandwidth,
+    Bytes,
+    Count,
+    Index,
+    Rule,
+    Share,
+    checked,
+    number,
+    one_of,
+    quantity,
+    validated_by,
+)
 from ddlsim.arguments.annotations import rule_of
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.units import si
@@ -179,7 +191,7 @@ def _known(value: object, where: str) -> object:
 
 
 _CACHES = cast(Rule, rule_of(tuple[Annotated[Cache, "a Cache('minio', '64 GB')"], ...]))
-CachesLike = Annotated[Cache | Sequence[Cache], by(_levels)]
+CachesLike = Annotated[Cache | Sequence[Cache], validated_by(_levels)]
 
 
 @checked
@@ -206,7 +218,7 @@ class Input:
     Raises ConfigError for invalid or conflicting values.
     """
 
-    dataset: Annotated[str, by(_known)] | None = None
+    dataset: Annotated[str, validated_by(_known)] | None = None
     _: KW_ONLY
     storage: str | None = None
     samples: Count | None = None

@@ -8,7 +8,7 @@ Transformers by Korthikanti et al. 2022 (arXiv:2205.05198), s tokens, h features
     s h/t (34 + 5 a s/h)           sequence-parallel    without 5 a s/(h t)             "selective" or flash attention
     2 s h                          "full" (2 s h/t with sequence parallelism, where inputs are split by tokens)
 
-All follow from what the layers keep (:mod:`ddlsim.workload.kept`), for layers of other makes as well.
+All follow from what the layers keep (:mod:`ddlsim.workload.activations`), for layers of other makes as well.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import numpy as np
 
-from ddlsim.arguments import Bytes, Count, Index, NotNegative, Positive, checked, one_of, whole
+from ddlsim.arguments import Bytes, Count, Index, NotNegative, Positive, checked, integer, one_of
 from ddlsim.errors import ConfigError
 from ddlsim.readable import size
 from ddlsim.text_tables import aligned
@@ -82,13 +82,17 @@ def _kept_inputs(
 ) -> None:
     """Change the bytes that layers keep to how a stack keeps the inputs of matrix products.
 
-    In 8 bits (``keeps_operands``), beside what attention and ReLU keep for themselves in 16; and gathered from a tensor
-    group with sequence parallelism (``keeps_gathered``), where others gather them again.
+    In 8 bits (``keeps_low_precision_inputs``), beside what attention and ReLU keep for themselves in 16; and gathered
+    from a tensor group with sequence parallelism (``keeps_gathered``), where others gather them again.
     """
     kinds, element, inside = roles(layers), ELEMENT_NBYTES[precision], np.zeros(len(layers), dtype=np.bool_)
     for first, end in blocks(layers):
         inside[first:end] = True
-    low = LOW_PRECISIONS[precision].operand if stack.keeps_operands and precision in LOW_PRECISIONS else element
+    low = (
+        LOW_PRECISIONS[precision].operand
+        if stack.keeps_low_precision_inputs and precision in LOW_PRECISIONS
+        else element
+    )
     for i, layer in enumerate(layers):
         if layer.heads and inside[i] and low < element:  # its last product has a copy of the mixed values
             nbytes[i] += low * layer.out_shape[0] * layer.heads * layer.head_size / tensor
@@ -121,7 +125,7 @@ def kept_nbytes(
     if stack is not None:
         _kept_inputs(layers, nbytes, precision, tensor, sequence, stack)
     if recompute == "operators":
-        unread = stack is not None and stack.keeps_unread
+        unread = stack is not None and stack.keeps_unused_outputs
         return _operators_nbytes(layers, nbytes, element, tensor, sequence=sequence, unread=unread)
     stretches = blocks(layers) if recompute in ("full", "early-stop") else []
     last = True  # what a transformer layer makes goes into a normalisation or to the next stage
@@ -260,7 +264,7 @@ class Holding:
 
     optimizer: Annotated[str, one_of(*OPTIMIZER_RULES)] = "momentum"
     gradient_dtype: Annotated[str, one_of(*GRADIENT_TYPES)] | None = None
-    zero: Annotated[int, whole(0, 3)] = 0
+    zero: Annotated[int, integer(0, 3)] = 0
     shards: Count = 1
     tensor: Count = 1
     sequence: bool = False
@@ -322,10 +326,10 @@ def memory_of(
     logits *= batch_size / FP32_NBYTES / tensor
     loss, reserved, gathered = FP32_NBYTES, 0.0, 0.0
     if stack is not None:
-        loss, reserved = stack.loss_nbytes if tensor == 1 else stack.split_loss_nbytes, stack.loss_reserved * logits
+        loss, reserved = stack.loss_nbytes if tensor == 1 else stack.sharded_loss_nbytes, stack.loss_reserved * logits
     if holding.zero == 3 and holding.shards > 1:
         gathered, at_once = _gathered_nbytes(layers, sizes, precision, holding)
-        reserved += at_once if stack is not None and stack.copies_gathered else 0.0
+        reserved += at_once if stack is not None and stack.copies_gathered_weights else 0.0
     held = element * share(3), gradient * share(2), state * share(1)
     rest = gathered + max(again * batch_size, (loss - FP32_NBYTES) * logits)
     rest += _workspace(layers, batch_size, element, holding.workspace)
@@ -344,7 +348,12 @@ def _gathered_nbytes(
     firsts = [*(weight_units(layers) if holding.units is None else holding.units), len(layers)]
     element = ELEMENT_NBYTES[holding.param_dtype or precision]
     operand, stack = element, holding.stack
-    if stack is not None and stack.gathers_operands and holding.param_dtype is None and precision in LOW_PRECISIONS:
+    if (
+        stack is not None
+        and stack.gathers_low_precision_weights
+        and holding.param_dtype is None
+        and precision in LOW_PRECISIONS
+    ):
         operand = LOW_PRECISIONS[precision].operand
     inside = [operand * sum(sizes[first:end]) for first, end in ranges]
     every = [element * sum(sizes[first:end]) for first, end in pairwise(firsts)]

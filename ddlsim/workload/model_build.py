@@ -36,7 +36,7 @@ from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.named_code import imported, names_code
 from ddlsim.plain import parse_value, read_toml
 from ddlsim.schema import PLAIN, Source, refuse_code
-from ddlsim.workload.kept import with_kept
+from ddlsim.workload.activations import with_kept
 from ddlsim.workload.layer_rules import MAX_DIMS, MAX_ELEMENTS, MAX_PARAMETERS, MAX_SIZE, Cost, Shape
 from ddlsim.workload.layers import LAYER_TYPES, EmbeddingBag, LayerSpec
 from ddlsim.workload.model import Concat, Layer, Leaf, Model, Node, Residual, Side

@@ -13,14 +13,14 @@ from typing import Annotated
 import numpy as np
 import numpy.typing as npt
 
-from ddlsim.arguments import Count, NotNegative, Positive, checked, whole
+from ddlsim.arguments import Count, NotNegative, Positive, checked, integer
 from ddlsim.errors import ConfigError
 
 Floats = npt.NDArray[np.float64]
 
 
 #: that are ordered; some of the sums below have as many terms
-Samples = Annotated[int, whole(1, 10**7)]
+Samples = Annotated[int, integer(1, 10**7)]
 
 
 def _rank(n: int, k: int | None) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ddlsim.errors import ConfigError
-from ddlsim.workload.kept import with_kept
+from ddlsim.workload.activations import with_kept
 from ddlsim.workload.layer_rules import Cost, Shape
 from ddlsim.workload.model import Layer, Leaf, Model, Node, Residual, Side
 from ddlsim.workload.precision import FP32_NBYTES

@@ -56,20 +56,20 @@ class Stack:
     main_gradients  data type in which a rank keeps gradients; None: that of the weights
     quantised_weights
                     "step": weights are quantised once per step; "micro-batch": in every forward pass
-    gathers_operands
+    gathers_low_precision_weights
                     whether sharded weights are gathered as operands of matrix products, in 8 bits with FP8
     replicas_last   whether replicas of sharded weights sum their gradients only after the backward pass
     loss_nbytes     bytes per logit at the memory peak of the loss
-    split_loss_nbytes
+    sharded_loss_nbytes
                     bytes per logit at this peak if the vocabulary is split over a tensor group
     loss_reserved   bytes per logit that the allocator has reserved at this peak but that are free
-    copies_gathered
+    copies_gathered_weights
                     whether weights are gathered into a separate buffer on its own stream and copied from there (FSDP2)
-    keeps_operands  whether inputs of 8-bit products are kept in 8 bits for the backward pass
+    keeps_low_precision_inputs  whether inputs of 8-bit products are kept in 8 bits for the backward pass
     keeps_gathered  whether inputs gathered by a tensor group are kept instead of gathered again in the backward pass
     keeps_outputs   whether pipeline stages keep each output that they send until its backward pass, have a buffer for
                     each gradient received in a step, and keep the output of every micro-batch on the last stage
-    keeps_unread    whether recomputation per operator keeps products that no backward pass reads
+    keeps_unused_outputs    whether recomputation per operator keeps products that no backward pass reads
     spread          for a stack fitted to measured runs: the shortest and longest compute time of another run, relative
                     to the prediction (95 % interval)
     workers         smallest and largest number of workers in those runs
@@ -96,16 +96,16 @@ class Stack:
     gradient_dtype: _Type = "bf16"
     main_gradients: _Type | None = None
     quantised_weights: Annotated[str, one_of("step", "micro-batch")] = "step"
-    gathers_operands: bool = False
+    gathers_low_precision_weights: bool = False
     replicas_last: bool = False
     loss_nbytes: Positive = 4.0
-    split_loss_nbytes: Positive = 4.0
+    sharded_loss_nbytes: Positive = 4.0
     loss_reserved: NotNegative = 0.0
-    copies_gathered: bool = False
-    keeps_operands: bool = False
+    copies_gathered_weights: bool = False
+    keeps_low_precision_inputs: bool = False
     keeps_gathered: bool = False
     keeps_outputs: bool = False
-    keeps_unread: bool = False
+    keeps_unused_outputs: bool = False
     spread: tuple[Positive, Positive] = (1.0, 1.0)
     workers: tuple[Count, Count] | None = None
 

@@ -20,7 +20,6 @@ import numpy as np
 
 from ddlsim.arguments import Count, Index, checked, one_of
 from ddlsim.errors import ConfigError
-from ddlsim.workload.beside import Beside, LayerOverlaps, layer_overlaps
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.memory import Holding, Memory, memory_of
 from ddlsim.workload.model import Layer, Model
@@ -38,6 +37,7 @@ from ddlsim.workload.roles import (
     roles,
     saved_products,
 )
+from ddlsim.workload.tensor_overlap import Beside, LayerOverlaps, layer_overlaps
 
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "all_reduce", "all_gather", "reduce_scatter"
 Pass = Literal["forward", "backward"]
@@ -118,7 +118,8 @@ def tensor_parallel(
                all-reduces), or these without the last product and its sum, which nothing needs ("early-stop": PyTorch's
                checkpoint, use_reentrant=False)
     tp_comm_overlap
-               what sequence parallelism exchanges travels beside products, in chunks (:mod:`ddlsim.workload.beside`)
+               exchanges of sequence parallelism overlap with matrix products, in chunks
+               (:mod:`ddlsim.workload.tensor_overlap`)
 
     Where the device's kernels are known (:class:`~ddlsim.workload.devices.Kernels`) layers take the time of their
     smaller kernels; a step whose time was given or measured changes by the ratio of these. Elsewhere what is

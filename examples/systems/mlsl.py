@@ -28,11 +28,13 @@ def efficiency(where: ddlsim.Cluster, strategy: Strategy, alone: float) -> float
 plain, slow = cluster("25 Gbit/s"), cluster("5 Gbit/s")
 alone = ddlsim.simulate(plain, "resnet50", ddlsim.AllReduce(), BATCH, workers=1, steps=2).throughput
 driven = ddlsim.Endpoints(2, 40)
-waits, beside = (ddlsim.AllReduce(overlap=overlap) for overlap in (ddlsim.WhileWaiting("ddp"), ddlsim.HorovodFusion()))
+waits, background = (
+    ddlsim.AllReduce(overlap=overlap) for overlap in (ddlsim.WhileWaiting("ddp"), ddlsim.HorovodFusion())
+)
 tree = ddlsim.AllReduce("recursive_doubling", overlap=ddlsim.WhileWaiting("ddp"))
 print("ResNet-50 on 32 nodes, of linear scaling               published  simulated")
 for name, published, where, strategy in (
-    ("2 endpoints: messages go on while 38 cores compute", "98.0 %", driven.on(plain), beside),
+    ("2 endpoints: messages go on while 38 cores compute", "98.0 %", driven.on(plain), background),
     ("no endpoints: messages go on while a node waits", "45.5 %", plain, waits),
     ("  over a connection of 5 Gbit/s", "", slow, waits),
     ("  and by recursive doubling, all bytes each round", "", slow, tree),

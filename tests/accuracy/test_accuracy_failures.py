@@ -15,5 +15,5 @@ def test_what_a_stop_inside_a_collective_costs_is_what_was_measured() -> None:
     """A ring goes on while one host stands still, until all wait for it: 0.05 s cost 32 ms, and 48 ms in compute."""
     runs = {row.what: row for row in failure_rows() if row.case.endswith("ring_every_step")}
     (inside,) = (row for what, row in runs.items() if "0.05 s in all_reduce" in what)
-    (beside,) = (row for what, row in runs.items() if "0.05 s in compute" in what)
-    assert abs((beside.predicted - inside.predicted) - (beside.measured - inside.measured)) < 0.006
+    (background,) = (row for what, row in runs.items() if "0.05 s in compute" in what)
+    assert abs((background.predicted - inside.predicted) - (background.measured - inside.measured)) < 0.006

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import ddlsim
 from ddlsim import cli
-from ddlsim.cli import completing
+from ddlsim.cli import completion
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,9 +36,9 @@ CLUSTERS, MODELS, DEVICES = ddlsim.cluster_names(), ddlsim.model_names(), ddlsim
         "recommend dgx1-v100 -m ": MODELS, "show model ": MODELS, "fits ": MODELS, "calibrate a.log --model ": MODELS,
         "validate runs.csv -m ": MODELS, "import run.log -m ": MODELS, "fits lenet5 ": DEVICES,
         "import topo.xml --device ": DEVICES, "run dgx1-v100 -a ": ["auto", *ddlsim.algorithm_names()],
-        "run dgx1-v100 --precision ": completing.PRECISIONS, "fits lenet5 v100-32g --optimizer ": completing.OPTIMIZERS,
-        "run dgx1-v100 --overlap ": completing.OVERLAPS, "run dgx1-v100 --cost ": completing.COSTS,
-        "run dgx1-v100 --placement ": completing.PLACEMENTS,
+        "run dgx1-v100 --precision ": completion.PRECISIONS, "fits lenet5 v100-32g --optimizer ": completion.OPTIMIZERS,
+        "run dgx1-v100 --overlap ": completion.OVERLAPS, "run dgx1-v100 --cost ": completion.COSTS,
+        "run dgx1-v100 --placement ": completion.PLACEMENTS,
     }.items(),
 )  # fmt: skip
 def test_all_names_are_offered(line, names):
@@ -50,12 +50,12 @@ def test_the_words_are_those_that_the_commands_take():
     from ddlsim.runtime.fabric import COSTS
 
     assert offered("run dgx1-v100 -s ") == sorted(files.STRATEGIES)
-    assert list(completing.OVERLAPS) == list(files.OVERLAPS)
-    assert list(completing.OPTIMIZERS) == list(files.OPTIMIZERS)
-    assert completing.COSTS == COSTS
-    for precision in completing.PRECISIONS:
+    assert list(completion.OVERLAPS) == list(files.OVERLAPS)
+    assert list(completion.OPTIMIZERS) == list(files.OPTIMIZERS)
+    assert completion.COSTS == COSTS
+    for precision in completion.PRECISIONS:
         ddlsim.Experiment("office-1gbe", precision=precision)
-    for placement in completing.PLACEMENTS:
+    for placement in completion.PLACEMENTS:
         ddlsim.ParameterServer(placement=placement)
 
 
@@ -78,16 +78,16 @@ def test_keys_of_a_cluster_are_offered_as_they_are_set():
 
 @pytest.mark.parametrize("name", ["office-1gbe", "cloud-25g-16x8-v100", "dgx1-v100"])
 def test_every_setting_that_is_offered_can_be_set(name):
-    for setting in offered(f"run {name}+"):
-        if "transport=" not in setting:  # not every one suits every file
-            ddlsim.load_cluster(setting)
+    for context in offered(f"run {name}+"):
+        if "transport=" not in context:  # not every one suits every file
+            ddlsim.load_cluster(context)
 
 
 def test_a_file_that_cannot_be_read_offers_nothing(monkeypatch, tmp_path):
     (tmp_path / "broken.toml").write_text("title = ", encoding="utf-8")
-    monkeypatch.setattr(completing, "bundled_files", lambda folder: {"broken": tmp_path / "broken.toml"})
-    assert completing.clusters("") == ["broken"]
-    assert completing.clusters("broken+") == []
+    monkeypatch.setattr(completion, "bundled_files", lambda folder: {"broken": tmp_path / "broken.toml"})
+    assert completion.clusters("") == ["broken"]
+    assert completion.clusters("broken+") == []
 
 
 def test_nothing_heavy_is_loaded_for_it():

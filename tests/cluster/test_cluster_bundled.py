@@ -219,7 +219,7 @@ def test_links_between_hosts_name_what_they_are(name):
     if told:
         assert set(cluster.details.transport[between]) == set(told)
         assert set(cluster.details.transport[~between]) <= {""}
-        assert cluster.details.acts == (told == ["tcp-cubic"])  # the others' messages share links as flows do
+        assert cluster.details.has_effects == (told == ["tcp-cubic"])  # the others' messages share links as flows do
         ideal = load_cluster(f"{name}+transport=ideal").details  # frames stay
         assert (ideal is None) == (name != "aws-10g-16")
         assert ideal is None or (not ideal.transport.any() and ideal.frame_header.any())

@@ -12,7 +12,7 @@ from ddlsim.cluster.rings import channels
 from ddlsim.collectives import build, check
 from ddlsim.collectives.build import default_algorithm, size_class
 from ddlsim.collectives.nccl import nccl_time
-from ddlsim.collectives.nccl_way import choose
+from ddlsim.collectives.nccl_choice import choose
 
 KINDS = ("all_reduce", "reduce_scatter", "all_gather")
 

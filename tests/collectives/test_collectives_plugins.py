@@ -11,8 +11,8 @@ from ddlsim.cluster.calibrated import current_parameters, with_parameters
 from ddlsim.cluster.details import PROTOCOLS
 from ddlsim.collectives import build
 from ddlsim.collectives.nccl import nccl_time
+from ddlsim.collectives.nccl_choice import choose
 from ddlsim.collectives.nccl_tuner import ALGORITHMS, plugins
-from ddlsim.collectives.nccl_way import choose
 
 MEGA, P5 = "gcp-a3-mega", "aws-p5-48xlarge"
 PAIR = load_cluster(star(2, bandwidth="200 Gbit/s", latency="5 us"))

@@ -84,7 +84,7 @@ def test_what_is_wrong_is_played_as_it_is():
 def test_what_nobody_is_promised_does_not_count():
     played = list(states(broadcast.binomial(4)))
     assert [int(state.done.sum()) for state in played] == [1, 2, 4]
-    assert played[0].promised.all()
+    assert played[0].required.all()
     assert played[0].whole.sum() == played[0].whole[0].sum()
 
 

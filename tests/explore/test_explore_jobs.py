@@ -124,10 +124,10 @@ def test_the_bar_is_there_while_work_goes_on(page, monkeypatch):
     bar = page.jobs.bar("a", lambda: pressed.append(1))
     (text, share), button = bar[0], bar[1]
     assert not bar.visible
-    goes_on = threading.Event()
+    endless = threading.Event()
 
     def work(progress):
-        assert goes_on.wait(PATIENCE)
+        assert endless.wait(PATIENCE)
         progress.update(0.4, "2 of 5")
         while True:
             progress.check()
@@ -135,7 +135,7 @@ def test_the_bar_is_there_while_work_goes_on(page, monkeypatch):
     page.start("a", work)
     page.next()
     assert (bar.visible, text.value, share.value) == (True, "computing ...", -1)
-    goes_on.set()
+    endless.set()
     page.next()
     assert (text.value, share.value) == ("2 of 5", 40)
     button.clicks += 1

@@ -26,8 +26,8 @@ from tornado.websocket import websocket_connect
 
 from ddlsim.explore import app
 from ddlsim.explore.app import Foreign, fill_in
+from ddlsim.explore.components import UPLOADED, message
 from ddlsim.explore.jobs import Jobs, Progress
-from ddlsim.explore.pieces import UPLOADED, message
 from ddlsim.explore.setup import FIELDS, Setup
 
 #: screens that simulate when they are shown; *Learning* does by a button of its own

@@ -119,7 +119,7 @@ def test_pictures_show_every_rank_chunk_and_message(question):
         boxes = cells.findall("{*}rect")
         assert len(boxes) == n_ranks * n_chunks
         assert sum(box.get("fill") == "#228833" for box in boxes) == state.whole.sum()
-        assert f"{state.whole.sum()} of {state.promised.sum()}" in cells.get("aria-label")
+        assert f"{state.whole.sum()} of {state.required.sum()}" in cells.get("aria-label")
         bars = ElementTree.fromstring(f"<x>{durations(played, number)}</x>").findall(".//{*}rect")
         assert [bar.get("fill") == "#ee6677" for bar in bars] == [i + 1 == number for i in range(played.n_rounds)]
     assert ("added" in legend(played)) == (question.kind == "all_reduce")

@@ -15,7 +15,7 @@ pytest.importorskip("panel")
 
 from ddlsim.explore import explore
 from ddlsim.explore.app import OTHERS, settings_of
-from ddlsim.explore.pieces import experiment_files
+from ddlsim.explore.components import experiment_files
 from ddlsim.explore.screens.run import described
 from ddlsim.explore.screens.what_if import differences, files
 from ddlsim.explore.setup import FIELDS, Setup
@@ -156,11 +156,11 @@ def test_what_makes_no_sense_is_one_line(change, message):
 
 
 def test_the_first_choice_of_a_setting_is_what_the_class_does():
-    found = {setting.name: setting for setting in settings_of(ddlsim.AllReduce)}
+    found = {context.name: context for context in settings_of(ddlsim.AllReduce)}
     assert found["overlap"].choices[0] == "ddp"
     assert {"none", "layer", "horovod"} < set(found["overlap"].choices)
     assert "ring" in found["algorithm"].choices
-    found = {setting.name: setting for setting in settings_of(ddlsim.Parallel)}
+    found = {context.name: context for context in settings_of(ddlsim.Parallel)}
     assert found["pipeline"].kind == "count"
     assert found["pipeline"].about == "number of stages"
     assert found["sequence"].kind == "flag"

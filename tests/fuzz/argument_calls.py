@@ -28,10 +28,11 @@ MODULES = (
 #: what the library makes and nobody else: their arguments come from it
 MADE_HERE = {
     "Cluster", "ClusterLike", "LinkDetails", "Routes", "Result", "Seeds", "SeedRun", "Comparison", "Traits",
-    "Exchanged", "HierarchicallyExchanged", "OptimizerState", "Plan", "Choice", "Calibration", "Compared", "ComputeFit",
-    "Curve", "Interval", "JitterFit", "NcclTime", "Parameter", "Residual", "RunInterval", "Summary", "Validation",
+    "ExchangeResult", "HierarchicalExchangeResult", "OptimizerState", "Plan", "Recommendation", "Choice", "Calibration",
+    "ComparedRun", "ComputeFit", "Curve", "Interval", "JitterFit", "NcclTime", "Parameter", "Residual", "RunInterval",
+    "Summary", "Validation",
     "StackFit", "HorovodTimeline", "KinetoTrace", "LayerTime", "MlperfRun", "Timing", "Count", "Point", "Table",
-    "Model", "SourceText", "State", "Life", "CheckpointIntervals", "Jobs", "Placements",
+    "Model", "SourceText", "State", "FailureTimeline", "CheckpointIntervals", "Jobs", "Placements",
     "Bar", "Style", "bars_of", "draw", "gantt", "jobs_timeline", "spread", "styles_of", "tracks",
     "Items", "Joints", "arranged", "joints",
     "Tried", "positive_number", "nonnegative_number", "check_gradient", "slowed_duration", "slow_intervals",
@@ -43,7 +44,7 @@ NO_CALLS = {
 }  # fmt: skip
 #: methods that the library calls (a schedule's for every round), and one that has a line of its own
 INSIDE = {
-    "Calibration.drawn", "Calibration.simulated", "Cluster.no_route", "Result.check_alone", "Cluster.operation_seconds",
+    "Calibration.sampled", "Calibration.simulated", "Cluster.no_route", "Result.require_single_job", "Cluster.operation_seconds",
     "Cluster.with_links", "Table.places",
     "Result.interval", "Schedule.blocks", "Schedule.chunks",
     "Schedule.message_bytes",
@@ -220,7 +221,7 @@ CALLS = {
     "best_checkpoint_interval": lambda: {
         "experiment": experiment().with_(
             failures=ddlsim.Failures("1 h"), checkpoints=ddlsim.Checkpoints("1 min", stall="1 s"), max_time="10 min"
-        ), "lives": 2,
+        ), "n_timelines": 2,
     },
     "HostMemory": lambda: {"capacity": "64 GB"},
     "Experiment": lambda: {"cluster": star(), "model": "lenet5"},
@@ -242,7 +243,7 @@ CALLS = {
     "Pause": lambda: {"start": 0.0, "duration": 1.0},
     "RandomFaults": lambda: {"mtbf": "1 h", "duration": "1 min", "factor": 2.0},
     "LinkFault": lambda: {"source": "h0", "target": "switch", "start": 0.0, "duration": 1.0},
-    "SlowDown": lambda: {"ranks": [0], "start": 0.0, "duration": 1.0, "factor": 2.0},
+    "Slowdown": lambda: {"ranks": [0], "start": 0.0, "duration": 1.0, "factor": 2.0},
     "Study": lambda: {"base": experiment(), "vary": {"workers": [1, 2]}},
     "Traced": lambda: {"path": _trace()},
     "build_network": lambda: {"model": "shapes-cnn", "seed": 0},
@@ -369,7 +370,7 @@ CALLS = {
 }  # fmt: skip
 #: readers of files, and what takes what they read: their call starts from nothing and ends in an error that says so
 READERS = (
-    "read_any", "kind_of", "read_astra", "read_horovod", "read_iperf3", "read_kineto", "read_lstopo", "read_mllog",
+    "read_any", "detect_kind", "read_astra", "read_horovod", "read_iperf3", "read_kineto", "read_lstopo", "read_mllog",
     "read_nccl_tests", "read_nccl_topology", "read_nvidia_smi", "read_osu", "read_ping", "read_rocm_smi",
     "read_simgrid", "read_throughput", "read_cifar", "read_idx", "read_images", "read_npz", "read_measurements",
     "read_downloaded", "Traced", "fastest_over_ranks", "profile_workload", "read_text", "read_graphml", "read_topology",

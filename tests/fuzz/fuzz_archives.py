@@ -15,7 +15,7 @@ from ddlsim.learning.values import Replay
 from ddlsim.optim import OptimizerState
 from ddlsim.study.store import APPLICATION_ID, SCHEMA_VERSION, Member, Store
 from ddlsim.study.table import OF_RUNS
-from ddlsim.study.work import Outcome
+from ddlsim.study.worker import Outcome
 
 CELLS = [None, "", "x", b"\0\xff", -1, 10**12, 2**63 - 1, 1.5, float("inf"), "null", "[]", "{}", "1", '"x"', "NaN",
          '{"a": []}', '["a", "a"]', "[" * 5000, '{"a": ' * 5000, "9" * 5000]  # fmt: skip

@@ -229,7 +229,7 @@ target_accuracy = 0.9
 sharding = { type = "dirichlet", alpha = 0.5 }
 [compression]
 compressor = { type = "error-feedback", inner = { type = "top-k", density = 0.01 } }
-[[slow_downs]]
+[[slowdowns]]
 ranks = [0, 1]
 start = "1 s"
 duration = "2 s"

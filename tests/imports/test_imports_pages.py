@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ddlsim.imports import kind_of, read_any
-from ddlsim.imports.sniff import KINDS
+from ddlsim.imports import detect_kind, read_any
+from ddlsim.imports.detect import KINDS
 
 PAGES = Path(__file__).parents[2] / "docs" / "formats"
 SAMPLES = [
@@ -22,7 +22,7 @@ SAMPLES = [
 def test_a_sample_is_read(tmp_path, page, kind, text):
     path = tmp_path / "sample"
     path.write_bytes(bytes.fromhex(text) if kind == "chakra" else text.encode())
-    assert kind_of(path) == kind
+    assert detect_kind(path) == kind
     assert read_any(path) is not None
 
 

@@ -12,8 +12,8 @@ import pytest
 import ddlsim.imports
 from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.errors import ConfigError
-from ddlsim.imports import HorovodTimeline, KinetoTrace, MlperfRun, Timing, kind_of, read_any, to_measurements
-from ddlsim.imports.sniff import KINDS
+from ddlsim.imports import HorovodTimeline, KinetoTrace, MlperfRun, Timing, detect_kind, read_any, to_measurements
+from ddlsim.imports.detect import KINDS
 from ddlsim.measure import read_measurements
 from ddlsim.plan import Plan
 
@@ -79,7 +79,7 @@ def test_there_is_a_sample_of_every_kind():
 @pytest.mark.parametrize("kind", sorted(SAMPLES))
 def test_every_kind_is_known_by_its_content(tmp_path, kind):
     path = write(tmp_path, SAMPLES[kind])
-    assert kind_of(path) == kind
+    assert detect_kind(path) == kind
     result = read_any(path)
     assert isinstance(result, TYPES.get(kind, tuple))
     if isinstance(result, tuple):

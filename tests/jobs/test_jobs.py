@@ -25,8 +25,8 @@ from ddlsim import (
 )
 from ddlsim.cluster import Cluster, fat_tree, racks, star
 from ddlsim.run import run
+from ddlsim.run.concurrent import Together
 from ddlsim.run.files import SCHEMA
-from ddlsim.run.together import Together
 from ddlsim.runtime.worker import StopRule
 from ddlsim.strategies import (
     GossipSGD,
@@ -71,7 +71,7 @@ def test_jobs_on_links_of_their_own_are_what_they_are_alone(name, learns):
     together = ddlsim.simulate_jobs([Job(one, "one"), Job(other, "other"), Job(third, "third")])
     for name_, experiment in (("one", one), ("other", other), ("third", third)):
         assert same(together[name_], run(experiment))
-    assert same(run(one.with_(beside=[Job(other), Job(third)])), run(one))
+    assert same(run(one.with_(background=[Job(other), Job(third)])), run(one))
 
 
 def test_a_job_that_starts_later_does_the_same_later():
@@ -118,7 +118,7 @@ def test_two_jobs_that_overlap_stay_as_they_are(part):
     expected = computing + 2.0 * exchange - delta
     for name in ("a", "b"):
         np.testing.assert_allclose(jobs[name].step_times[:-1], expected, rtol=1e-6)
-    assert jobs.step_time_together("a") == pytest.approx(expected, rel=1e-6)
+    assert jobs.concurrent_step_time("a") == pytest.approx(expected, rel=1e-6)
 
 
 def test_two_jobs_that_take_turns_do_not_meet():
@@ -133,7 +133,7 @@ def test_two_jobs_that_take_turns_do_not_meet():
     assert found.best.how == "shifted"
     assert found.best.mean == pytest.approx(1.0, rel=1e-6)
     again = ddlsim.simulate_jobs(found.jobs)
-    assert again.step_time_together("b") == pytest.approx(run(one).step_time, rel=1e-6)
+    assert again.concurrent_step_time("b") == pytest.approx(run(one).step_time, rel=1e-6)
 
 
 def test_background_traffic_takes_what_is_fair():
@@ -142,7 +142,7 @@ def test_background_traffic_takes_what_is_fair():
     computing, exchange = phases(one)
 
     def step(*traffic):
-        return run(one.with_(beside=traffic)).step_time
+        return run(one.with_(background=traffic)).step_time
 
     assert step(Background("h1", "h5")) == pytest.approx(computing + 2.0 * exchange, rel=1e-6)
     assert step(Background("h1", "h5", "300 Mbit/s")) == pytest.approx(computing + exchange / 0.7, rel=1e-6)
@@ -160,7 +160,7 @@ def test_goodput_and_times_of_background_traffic(tmp_path):
         Background("h1", "h5", "100 Mbit/s", on="250 ms", off="750 ms"),
         Background("h6", "h2", trace=path, start="1 s", end="9 s"),
     ]
-    jobs = ddlsim.simulate_jobs([Job(one, goes_on=True), Job(one.with_(workers=[7], steps=20)), *traffic])
+    jobs = ddlsim.simulate_jobs([Job(one, endless=True), Job(one.with_(workers=[7], steps=20)), *traffic])
     limited, pulsed, traced = jobs.goodputs
     assert limited == pytest.approx(25e6, rel=1e-9)
     whole = int(jobs.end_time)
@@ -215,12 +215,12 @@ def test_jobs_of_known_cost_that_leave_each_other_room_take_what_they_take_alone
 def test_known_costs_share_links_with_background_traffic(strategy):
     """The busy share of a link was 1.997 beside a greedy flow."""
     one = Experiment("office-1gbe", "resnet18", strategy, 32, [0, 1], compute=Measured("1 ms", 32), steps=4, warmup=0)
-    plain, beside = run(one), run(one.with_(beside=[Background("h0", "h1")]))
-    assert beside.links["busy"].max() <= 1.0 + 1e-9
-    assert (beside.links["utilisation"] <= beside.links["busy"] + 1e-9).all()
-    assert beside.end_time == pytest.approx(2.0 * plain.end_time, rel=0.02)
-    assert beside.nbytes_sent == pytest.approx(plain.nbytes_sent)
-    job = run(one.with_(beside=[Job(one.with_(workers=[2, 3]))]))
+    plain, background = run(one), run(one.with_(background=[Background("h0", "h1")]))
+    assert background.links["busy"].max() <= 1.0 + 1e-9
+    assert (background.links["utilisation"] <= background.links["busy"] + 1e-9).all()
+    assert background.end_time == pytest.approx(2.0 * plain.end_time, rel=0.02)
+    assert background.nbytes_sent == pytest.approx(plain.nbytes_sent)
+    job = run(one.with_(background=[Job(one.with_(workers=[2, 3]))]))
     assert seen(job) == seen(plain)
 
 
@@ -268,7 +268,7 @@ def test_jobs_wait_for_devices():
 
 def test_a_job_that_goes_on_ends_with_the_others():
     jobs = ddlsim.simulate_jobs([
-        Job(SMALL.with_(workers=3), "endless", goes_on=True), Job(SMALL.with_(workers=3, steps=60), "other"),
+        Job(SMALL.with_(workers=3), "endless", endless=True), Job(SMALL.with_(workers=3, steps=60), "other"),
     ])  # fmt: skip
     assert jobs.runs[0].end == jobs.runs[1].end == jobs.end_time
     assert len(jobs["endless"].recorder.updates) > 40
@@ -280,18 +280,18 @@ class Forever:
 
     label = "forever"
 
-    def start(self, setting):
-        for worker in setting.workers:
-            setting.loop.env.process(self.wait(setting, worker))
+    def start(self, context):
+        for worker in context.workers:
+            context.loop.env.process(self.wait(context, worker))
 
-    def wait(self, setting, worker):
-        yield from worker.block(setting.loop.env.event(), "Godot")
+    def wait(self, context, worker):
+        yield from worker.block(context.loop.env.event(), "Godot")
 
     def updates(self, steps, n_workers):
         return steps
 
 
-ENDLESS = {"traffic": Background("h0", "h1"), "job": Job(SMALL.with_(workers=2), goes_on=True)}
+ENDLESS = {"traffic": Background("h0", "h1"), "job": Job(SMALL.with_(workers=2), endless=True)}
 
 
 @pytest.mark.parametrize("other", ENDLESS.values(), ids=ENDLESS)
@@ -320,7 +320,7 @@ def test_an_interrupt_keeps_what_has_been_simulated(monkeypatch):
     assert len(jobs["a"].recorder.updates) == 3
     assert "late" not in jobs.names
     monkeypatch.undo()
-    late = Job(SMALL.with_(workers=2, compute=Affine("1 h", 0.0)), goes_on=True)
+    late = Job(SMALL.with_(workers=2, compute=Affine("1 h", 0.0)), endless=True)
     with pytest.raises(ddlsim.DdlsimError, match="all other jobs ended before its first update"):
         ddlsim.simulate_jobs([Job(SMALL.with_(workers=2, steps=1, warmup=0)), late])
 
@@ -354,7 +354,7 @@ def test_faults_of_different_jobs_on_one_link_multiply(tmp_path):
         jobs([long], [], short),
         jobs([], [], long, short),
         jobs([long], [LinkFault("h0", "switch", 0.5, 2, 0.5)], start=1.5),
-        ddlsim.simulate(run([0, 1], [long]).with_(beside=[Job(run([2, 3], [short]), "b")])).end_time,
+        ddlsim.simulate(run([0, 1], [long]).with_(background=[Job(run([2, 3], [short]), "b")])).end_time,
     ):
         assert end == pytest.approx(right, abs=1e-9)
 
@@ -365,7 +365,7 @@ def test_asynchronous_workers_crash_beside_others_as_they_do_alone(name):
     one = SMALL.with_(strategy=STRATEGIES[name], workers=[0, 1, 2, 3], failures=failures, max_time="0.5 s", steps=40)
     jobs = ddlsim.simulate_jobs([Job(one, "one"), Job(SMALL.with_(workers=[4, 5, 6]), "other")])
     alone = run(one)
-    assert len(alone.life.events) > 3
+    assert len(alone.failure_timeline.events) > 3
     assert same(jobs["one"], alone)
     assert jobs["one"].availability == alone.availability < 1.0
     late = ddlsim.simulate_jobs([Job(SMALL.with_(workers=[4, 5, 6]), "other"), Job(one, "late", start="1 s")])["late"]
@@ -379,7 +379,7 @@ def test_jobs_that_send_nothing(strategy):
     jobs = ddlsim.simulate_jobs([Job(one, "a"), Job(one, "b", start=0.003), Job(one, "c", start="1 h")])
     assert [jobs[name].nbytes_sent for name in "abc"] == [0.0] * 3
     assert jobs["b"].step_time == pytest.approx(run(one).step_time)
-    assert run(one.with_(beside=[Job(one)])).step_time == run(one).step_time
+    assert run(one.with_(background=[Job(one)])).step_time == run(one).step_time
 
 
 def test_all_jobs_go_around_a_link_that_is_down():
@@ -398,7 +398,7 @@ def test_all_jobs_go_around_a_link_that_is_down():
     waits = ddlsim.simulate_jobs([*jobs, traffic], faults=[stays])
     assert waits.end_time > 600.0 > around.end_time
     own = one.with_(workers=[0, 5, 10], faults=[down])
-    assert run(own.with_(beside=[Job(one.with_(workers=[1, 6]))])).end_time < 600.0
+    assert run(own.with_(background=[Job(one.with_(workers=[1, 6]))])).end_time < 600.0
     with pytest.raises(ConfigError, match=r"pass the LinkFault to simulate_jobs\("):
         ddlsim.simulate_jobs([Job(one.with_(workers=[1, 6])), Job(own, start="100 ms")])
 
@@ -406,7 +406,7 @@ def test_all_jobs_go_around_a_link_that_is_down():
 # ------------------------------------------------------------ what does not fit
 
 ERRORS = {
-    "no jobs": (lambda: ddlsim.simulate_jobs([]), "must contain at least one ddlsim.Job without goes_on"),
+    "no jobs": (lambda: ddlsim.simulate_jobs([]), "must contain at least one ddlsim.Job without endless"),
     "occupied": (
         lambda: ddlsim.simulate_jobs([Job(SMALL.with_(workers=[0, 1])), Job(SMALL.with_(workers=[1, 2]))]),
         "job 'job 2': at 0 s devices [1] are occupied by job 'job 1'; start it later",
@@ -425,10 +425,10 @@ ERRORS = {
         "two jobs have the name 'a'",
     ),
     "no such node": (
-        lambda: run(SMALL.with_(beside=Background("h0", "h99"))),
+        lambda: run(SMALL.with_(background=Background("h0", "h99"))),
         "h0 -> h99: cluster 'star-12': unknown node 'h99'; did you mean",
     ),
-    "a switch": (lambda: run(SMALL.with_(beside=Background("h0", "switch"))), "switch is a switch of 'star-12'"),
+    "a switch": (lambda: run(SMALL.with_(background=Background("h0", "switch"))), "switch is a switch of 'star-12'"),
     "itself": (lambda: Background("h0", "h0"), "source = target = 'h0'"),
     "on without off": (lambda: Background("h0", "h1", on="1 s"), "off is missing"),
     "backwards": (lambda: Background("h0", "h1", start="2 s", end="1 s"), "end = '1 s': start must be before end"),
@@ -436,13 +436,13 @@ ERRORS = {
         lambda: Job(SMALL.with_(workers=[0, 1]), placement="spread"), "has no effect with workers = [0, 1]"
     ),
     "nested": (
-        lambda: Job(SMALL.with_(beside=Background("h0", "h1"))), "Job: experiment already has co-located jobs"
+        lambda: Job(SMALL.with_(background=Background("h0", "h1"))), "Job: experiment already has co-located jobs"
     ),
     "a life": (
         lambda: ddlsim.simulate_jobs([Job(SMALL.with_(workers=2, failures=ddlsim.Failures("1 h")))]),
         "job 'job 1': failures and checkpoints",
     ),
-    "anything": (lambda: SMALL.with_(beside=["h0"]), "must be a ddlsim.Background or a ddlsim.Job"),
+    "anything": (lambda: SMALL.with_(background=["h0"]), "must be a ddlsim.Background or a ddlsim.Job"),
     "of company": (
         lambda: ddlsim.simulate_jobs([Job(SMALL.with_(workers=2)), Job(SMALL.with_(workers=2))])["job 1"].stability(),
         "stability: the run was one of several jobs",
@@ -509,7 +509,7 @@ def test_what_is_beside_is_written_and_read(tmp_path):
     other = Experiment("office-1gbe", "lenet5", workers=2)
     experiment = Experiment(
         "office-1gbe", "lenet5", workers=2,
-        beside=[Job(other, "b", placement="spread"), Background("h0", "h1", "5 Mbit/s", on="1 ms", off="2 ms")],
+        background=[Job(other, "b", placement="spread"), Background("h0", "h1", "5 Mbit/s", on="1 ms", off="2 ms")],
     )  # fmt: skip
     path = tmp_path / "e.toml"
     experiment.save(path)
@@ -517,13 +517,13 @@ def test_what_is_beside_is_written_and_read(tmp_path):
     made = {}
     exec(f"import ddlsim\nx = {SCHEMA.expression(experiment, '')}", made)
     assert made["x"] == experiment
-    assert run(experiment).step_time > run(experiment.with_(beside=())).step_time
+    assert run(experiment).step_time > run(experiment.with_(background=())).step_time
 
 
 def test_studies_vary_what_is_beside():
     base = on_trunk([0, 4], steps=2)
     rates = {"none": (), "some": (Background("h1", "h5", "300 Mbit/s"),), "greedy": (Background("h1", "h5"),)}
-    table = ddlsim.Study(base=base, vary={"beside": rates}).run(jobs=1)
+    table = ddlsim.Study(base=base, vary={"background": rates}).run(jobs=1)
     times = table.frame["step_time"].tolist()
     assert times == sorted(times)
     assert times[0] < times[2]

@@ -60,7 +60,7 @@ def test_known_and_simulated_jobs_share_a_link():
     other = one.with_(strategy=AllReduce("ring", "none"), workers=[1, 5])
     jobs = ddlsim.simulate_jobs([Job(one.with_(workers=[0, 4]), "known"), Job(other, "simulated")])
     alone = {name: result.step_time for name, result in jobs.alone.items()}
-    shared = {name: jobs.step_time_together(name) / seconds for name, seconds in alone.items()}
+    shared = {name: jobs.concurrent_step_time(name) / seconds for name, seconds in alone.items()}
     assert max(jobs.links["busy"]) <= 1.0 + 1e-9
     assert min(shared.values()) > 1.3
     assert not any("does not slow" in note for note in jobs["known"].notes)

@@ -332,9 +332,9 @@ class Computing:
     def updates(self, steps: int, n_workers: int) -> int:
         return steps
 
-    def start(self, setting):
-        for worker in setting.workers:
-            setting.loop.env.process(worker.gradient())
+    def start(self, context):
+        for worker in context.workers:
+            context.loop.env.process(worker.gradient())
 
 
 LEARNING = ddlsim.Training("digits", updates=2)

@@ -105,8 +105,8 @@ class Watched(ddlsim.GossipSGD):
 
     here: ClassVar[list[Peer]] = []
 
-    def peers(self, setting, messages):
-        Watched.here = super().peers(setting, messages)
+    def peers(self, context, messages):
+        Watched.here = super().peers(context, messages)
         return Watched.here
 
 

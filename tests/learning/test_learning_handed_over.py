@@ -24,7 +24,7 @@ import ddlsim
 from ddlsim.data import BatchStream, iid, load_digits, split
 from ddlsim.errors import DdlsimError
 from ddlsim.learning.learner import DivergedError, evaluation
-from ddlsim.learning.values import Plane
+from ddlsim.learning.values import DataPlane
 from ddlsim.nn.network import build_network
 
 NORMALISED = """
@@ -345,7 +345,7 @@ def gradient_of(plane, values, batch, momentum=0.1):
 
 
 def test_statistics_follow_what_is_done_with_parameters():
-    plane = Plane()
+    plane = DataPlane()
     a, b = model_of(plane, [1.0, 2.0], [4.0]), model_of(plane, [3.0, 4.0], [8.0])
     for mixed, params, statistics in [
         (0.5 * (a + b), [2.0, 3.0], 6.0),
@@ -360,7 +360,7 @@ def test_statistics_follow_what_is_done_with_parameters():
 
 def test_parameters_take_in_the_batches_of_a_gradient_however_it_is_scaled():
     """s + m (b - s), of several batches their mean."""
-    plane = Plane()
+    plane = DataPlane()
     a = model_of(plane, [1.0], [4.0])
     g, h = gradient_of(plane, [2.0], [14.0]), gradient_of(plane, [4.0], [34.0])
     np.testing.assert_allclose((a - 0.1 * g).statistics.read(), [5.0], rtol=1e-6)
@@ -373,16 +373,16 @@ def test_statistics_that_are_lost_are_an_error(normalised):
     class Careless(ddlsim.AllReduce):
         """Hands over a copy that it has made by itself."""
 
-        def start(self, setting):
-            super().start(setting)
-            inner = setting.model
-            setting.model = lambda: setting.learner.plane.apply(np.copy, inner())
+        def start(self, context):
+            super().start(context)
+            inner = context.model
+            context.model = lambda: context.learner.plane.apply(np.copy, inner())
 
     with pytest.raises(
         DdlsimError, match="the parameters have lost the running statistics that batch normalisation needs"
     ):
         equally_fast(normalised, Careless(), 2, 3)
-    plane = Plane()
+    plane = DataPlane()
     a, b = model_of(plane, [1.0], [4.0]), model_of(plane, [1.0], [4.0])
     with pytest.raises(DdlsimError, match="2 models cannot be mixed together with 1 other values"):
         plane.mix(lambda x, y, z: x + y + z, a, b, plane.constant(np.ones(1)))

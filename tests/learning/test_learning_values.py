@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ddlsim.errors import ConfigError
-from ddlsim.learning.values import ABSENT, Plane
+from ddlsim.learning.values import ABSENT, DataPlane
 
 
 def array(*numbers):
@@ -14,14 +14,14 @@ def array(*numbers):
 
 
 def test_arithmetic_is_that_of_the_arrays():
-    plane = Plane()
+    plane = DataPlane()
     w, g = plane.constant(array(1, 2)), plane.constant(array(4, 8))
     np.testing.assert_array_equal((w - 0.5 * g).read(), array(-1, -2))
     np.testing.assert_array_equal((w + g / 2.0)[1:].read(), array(6))
 
 
 def test_only_what_is_read_is_computed():
-    plane, computed = Plane(), []
+    plane, computed = DataPlane(), []
 
     def traced(name):
         return lambda *inputs: computed.append(name) or array(len(inputs))
@@ -36,7 +36,7 @@ def test_only_what_is_read_is_computed():
 
 
 def test_a_long_chain_does_not_recurse():
-    plane = Plane()
+    plane = DataPlane()
     value, one = plane.constant(array(0)), plane.constant(array(1))
     for _ in range(5000):
         value = value + one
@@ -45,7 +45,7 @@ def test_a_long_chain_does_not_recurse():
 
 @pytest.mark.slow
 def test_computed_values_forget_their_inputs():
-    plane = Plane()
+    plane = DataPlane()
     first = plane.constant(array(1))
     second = first + first
     second.read()
@@ -55,7 +55,7 @@ def test_computed_values_forget_their_inputs():
 
 
 def test_a_failed_computation_can_be_tried_again():
-    plane, calls = Plane(), []
+    plane, calls = DataPlane(), []
 
     def fails_once():
         calls.append(1)
@@ -88,19 +88,19 @@ def run_to(plane, n_steps, computed):
 
 @pytest.mark.parametrize("n_before", [1, 4, 5, 6, 9])
 def test_a_replay_goes_on_bit_for_bit_without_computing_again(n_before):
-    whole = run_to(Plane(), 12, []).read()
-    before = Plane()
+    whole = run_to(DataPlane(), 12, []).read()
+    before = DataPlane()
     held = run_to(before, n_before, [])
     snapshot = before.snapshot()
     del held
     computed = []
-    again = run_to(Plane(snapshot), 12, computed).read()
+    again = run_to(DataPlane(snapshot), 12, computed).read()
     assert again.tobytes() == whole.tobytes()
     assert len(computed) <= 12 - n_before + 2  # those that were waiting when it was saved
 
 
 def test_nothing_comes_of_nothing():
-    plane = Plane()
+    plane = DataPlane()
     assert (ABSENT - 0.1 * ABSENT)[2:] is ABSENT
     assert plane.apply(lambda a, b: a, plane.constant(array(1)), ABSENT) is ABSENT
     assert plane.constant(array(1)) + ABSENT is ABSENT

@@ -56,7 +56,7 @@ PACKAGES = {
     "plan": (40, ["tests/plan", "tests/strategies"]),
     "runtime": (40, ["tests/strategies", "tests/learning", "tests/run"]),
     "run": (40, ["tests/run", "tests/jobs"]),
-    "life": (25, ["tests/run", "tests/life"]),
+    "reliability": (25, ["tests/run", "tests/reliability"]),
 }
 #: what a process has loaded before it forks; nothing of the package itself
 PRELOADED = ["numpy", "numba", "hypothesis.extra.numpy", "simpy", "networkx", "scipy.stats"]

@@ -68,7 +68,7 @@ def synchronous(seed):
     else:
         one = laid_out(draw, one)
     if draw.random() < 0.7:
-        one = one.with_(jitter=ddlsim.NoJitter(), slow_downs=(), speed=None)
+        one = one.with_(jitter=ddlsim.NoJitter(), slowdowns=(), speed=None)
     if draw.random() < 0.1:
         one = one.with_(faults=[link_fault(draw, one.cluster)])
     return one if one.training is not None else one.with_(steps=5)

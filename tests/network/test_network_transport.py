@@ -226,10 +226,12 @@ def test_a_transport_that_does_nothing_changes_nothing():
         named = cluster(transport="infiniband", unordered=True)  # here at once: it costs no time either
         assert schedule_time(named, schedule, named.workers, 3e6) == ideal
     acting = {"transport": "roce"}, {"transport": "tcp-reno", "unordered": True}, {"transport": "roce", "burst": 1e4}
-    assert all(with_detail(cluster(), **told).details.acts for told in (*acting, {"burst": 1e4}, {"reverse_load": 0.1}))
+    assert all(
+        with_detail(cluster(), **told).details.has_effects for told in (*acting, {"burst": 1e4}, {"reverse_load": 0.1})
+    )
     told = {"transport": "roce", "unordered": True}
-    assert not with_detail(cluster(), **told).details.acts
-    assert with_detail(cluster(), **told, rendezvous=1e4).details.acts
+    assert not with_detail(cluster(), **told).details.has_effects
+    assert with_detail(cluster(), **told, rendezvous=1e4).details.has_effects
 
 
 def test_frames_and_buckets_go_with_a_transport():

@@ -13,7 +13,7 @@ from unrolled import pipeline
 
 from ddlsim import ConfigError
 from ddlsim.cluster import star
-from ddlsim.plan import Mesh, balanced, chunks_at, read_chakra
+from ddlsim.plan import Mesh, balanced_chunks, chunks_at, read_chakra
 from ddlsim.plan import pipeline as pipeline_program
 from ddlsim.plan.asynchronous_pipeline import stage_delays, steps_under_way
 from ddlsim.plan.execute import columns
@@ -97,14 +97,14 @@ def test_steps_after_the_first_are_alike(order, p, m, data):
 @pytest.mark.parametrize("data", [1, 3])
 @pytest.mark.parametrize(("order", "p", "m"), rows(KINDS, 2))
 def test_they_are_proved(order, p, m, data, more):
-    chunks = balanced(workload("resnet18"), p)
+    chunks = balanced_chunks(workload("resnet18"), p)
     pipeline(chunks, Mesh(data=data, pipeline=p), m, order, steps=4, **more).check()
 
 
 @pytest.mark.parametrize("data", [1, 2])
 @pytest.mark.parametrize("p", [1, 2, 3])
 def test_two_versions_of_tied_embeddings(p, data):
-    chunks = balanced(workload("gpt2", 1), p)
+    chunks = balanced_chunks(workload("gpt2", 1), p)
     plan = pipeline(chunks, Mesh(data=data, pipeline=p), 3, "2bw", steps=3, buckets=ddp_buckets)
     plan.check()
     tied = next(i for i, part in enumerate(plan.parts) if part.tied >= 0)
@@ -231,7 +231,7 @@ def test_chunks_and_shared_weights():
     with pytest.raises(
         ConfigError, match=r"the first and the last stage share weights \(tied_dense\), whose ages differ with"
     ):
-        pipeline(balanced(workload("gpt2", 1), 2), Mesh(pipeline=2), 1, "pipedream")
+        pipeline(balanced_chunks(workload("gpt2", 1), 2), Mesh(pipeline=2), 1, "pipedream")
 
 
 def test_a_trace_keeps_the_ages(tmp_path):

@@ -10,7 +10,7 @@ from unrolled import data_parallel, sharded
 
 from ddlsim import ConfigError
 from ddlsim.cluster import star
-from ddlsim.plan import KINDS, Draft, FusedQueue, UrgentQueue, read_chakra, through_servers
+from ddlsim.plan import KINDS, Draft, FusedQueue, PriorityQueue, read_chakra, with_parameter_servers
 from ddlsim.plan.chakra_file import lengthened, put, read_nodes, varint
 from ddlsim.workload.buckets import per_layer
 
@@ -59,7 +59,7 @@ def written(tmp_path, *ranks, head=HEAD):
     [
         two_ranks(3, steps=2, accumulation=2), hand_made(), sharded(workload(), 2, steps=2), Draft().plan(),
         data_parallel(workload(), 2, steps=2, queue=FusedQueue("1 MB", "2 ms")),
-        data_parallel(workload(), 2, per_layer, steps=2, queue=UrgentQueue(3), layer_by_layer=True),
+        data_parallel(workload(), 2, per_layer, steps=2, queue=PriorityQueue(3), layer_by_layer=True),
         *(random_plan(np.random.default_rng(seed), 6, kinds=KINDS[8:16]) for seed in range(5)),
     ],
     ids=repr,
@@ -109,7 +109,7 @@ def test_others_read_what_is_written(tmp_path):
 
 
 def test_push_pulls_become_messages(tmp_path):
-    plan = through_servers(two_ranks(3, steps=2), 2)
+    plan = with_parameter_servers(two_ranks(3, steps=2), 2)
     plan.to_chakra(tmp_path / "step.et")
     again = read_chakra(tmp_path / "step.et")
     assert (again.servers, len(again.rows(KINDS.index("push_pull")))) == ((3, 4), 0)
@@ -121,7 +121,7 @@ def test_push_pulls_become_messages(tmp_path):
 
 
 def test_what_a_trace_cannot_say(tmp_path):
-    class Mine(UrgentQueue):
+    class Mine(PriorityQueue):
         pass
 
     draft = Draft()

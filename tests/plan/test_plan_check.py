@@ -6,7 +6,7 @@ from plan_examples import changed, hand_made, random_plan, reordered, swapped, t
 from unrolled import data_parallel, sharded
 
 from ddlsim import ConfigError
-from ddlsim.plan import KINDS, Draft, FusedQueue, Part, UrgentQueue, through_servers
+from ddlsim.plan import KINDS, Draft, FusedQueue, Part, PriorityQueue, with_parameter_servers
 from ddlsim.plan.plan import ALL_REDUCE, BACKWARD, FORWARD, UPDATE
 from ddlsim.workload.buckets import one_bucket, partitioned, per_layer
 
@@ -102,12 +102,12 @@ def queued(queue, **more):
 def test_queues_are_proved():
     for accumulation in (1, 2):
         queued(FusedQueue(), accumulation=accumulation).check()
-        queued(UrgentQueue(), accumulation=accumulation).check()
-        queued(UrgentQueue(), accumulation=accumulation, layer_by_layer=True).check()
+        queued(PriorityQueue(), accumulation=accumulation).check()
+        queued(PriorityQueue(), accumulation=accumulation, layer_by_layer=True).check()
 
 
 def test_a_collective_in_two_queues():
-    plan = queued(UrgentQueue())
+    plan = queued(PriorityQueue())
     lanes = [lane if lane.rank != 1 else lane._replace(queue=-1) for lane in plan.lanes]
     refuses(changed(plan, lanes=tuple(lanes)), "but differ in queue: -1 and 0")
 
@@ -118,14 +118,14 @@ def test_a_queue_of_two_groups():
         draft.all_reduce(group, 1.0)
     plan = draft.plan()
     lanes = tuple(lane._replace(queue=0) for lane in plan.lanes)
-    refuses(changed(plan, lanes=lanes, queues=(UrgentQueue(),)), "its queue is also used by another group")
+    refuses(changed(plan, lanes=lanes, queues=(PriorityQueue(),)), "its queue is also used by another group")
     with pytest.raises(ConfigError, match="its queue below 0"):
         changed(plan, lanes=lanes)
 
 
 def test_a_layer_that_goes_forward_before_its_own_update():
     """With updates layer by layer, every need of a forward pass counts."""
-    plan = queued(UrgentQueue(), layer_by_layer=True)
+    plan = queued(PriorityQueue(), layer_by_layer=True)
     row = rows(plan, FORWARD, step=1)[5]
     need = plan.need_offsets[row]
     assert plan.kind[plan.needs[need]] == UPDATE
@@ -133,7 +133,7 @@ def test_a_layer_that_goes_forward_before_its_own_update():
 
 
 def test_an_update_that_does_not_wait_for_its_own_sum():
-    plan = queued(UrgentQueue(), layer_by_layer=True)
+    plan = queued(PriorityQueue(), layer_by_layer=True)
     row = rows(plan, UPDATE)[5]
     need = plan.need_offsets[row]
     refuses(with_value(plan, "needs", need, plan.needs[need] - 2), f"row {row} ", "update", "whose gradients it uses")
@@ -417,7 +417,7 @@ def test_sharded_updates_are_proved(overlap, accumulation):
 
 
 def test_servers_are_proved():
-    plan = through_servers(two_ranks(3, steps=2), 2)
+    plan = with_parameter_servers(two_ranks(3, steps=2), 2)
     plan.check()
     assert plan.servers == (3, 4)
     gone = np.flatnonzero((plan.kind == KINDS.index("push_pull")) & (plan.part == 3) & (plan.step == 1))
@@ -430,7 +430,7 @@ def test_servers_are_proved():
 
 
 def test_a_queue_of_two_kinds():
-    plan = queued(UrgentQueue())
+    plan = queued(PriorityQueue())
     one = np.flatnonzero(plan.key == plan.key[rows(plan, ALL_REDUCE)[3]])
     refuses(with_value(plan, "kind", one, KINDS.index("all_gather")), "its queue is also used by another kind")
 

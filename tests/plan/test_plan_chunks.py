@@ -9,7 +9,7 @@ from plan_examples import workload
 from split_models import chain
 
 from ddlsim import ConfigError
-from ddlsim.plan import balanced, between_blocks, chunks_at, crossing_nbytes
+from ddlsim.plan import balanced_chunks, between_blocks, chunks_at, crossing_nbytes
 from ddlsim.plan.chunks import balanced_cuts
 
 
@@ -25,7 +25,7 @@ def test_balanced_cuts_are_the_best_of_all(seed):
     work = chain(rng.exponential(size=n) * rng.integers(0, 2, n), rng.exponential(size=n))
     seconds = work.forward + work.backward
     best = min(slowest(seconds, ends) for ends in itertools.combinations(range(1, n), chunks - 1))
-    cut = balanced(work, chunks)
+    cut = balanced_chunks(work, chunks)
     assert [chunk.first for chunk in cut] == [0, *(chunk.end for chunk in cut[:-1])]
     assert cut[-1].end == n
     assert len(cut) == chunks
@@ -57,21 +57,21 @@ def test_of_equally_fast_cuts_the_fewest_bytes_cross():
     """ResNet-50's cuts between blocks cross one tensor, those inside two."""
     work = workload("resnet50")
     seconds, crossing = work.forward + work.backward, crossing_nbytes(work)
-    cut = balanced(work, 2)
+    cut = balanced_chunks(work, 2)
     best = min(slowest(seconds, [end]) for end in range(1, len(seconds)))
     as_fast = [end for end in range(1, len(seconds)) if slowest(seconds, [end]) <= best * (1 + 1e-12)]
     assert cut[1].enters == min(crossing[end] for end in as_fast)
 
 
 def test_stages_of_several_chunks():
-    cut = balanced(chain([1.0] * 12, [2.0] * 12), 3, 2)
+    cut = balanced_chunks(chain([1.0] * 12, [2.0] * 12), 3, 2)
     assert [(chunk.first, chunk.end) for chunk in cut] == [(i, i + 2) for i in range(0, 12, 2)]
 
 
 def test_cuts_where_one_may_cut():
     work = workload("resnet50")
     places = between_blocks(work.model)
-    cut = balanced(work, 4, at=places)
+    cut = balanced_chunks(work, 4, at=places)
     assert {chunk.first for chunk in cut[1:]} <= set(places)
     assert all(chunk.enters == 4.0 * 8 * math.prod(work.model.layers[chunk.first].in_shape) for chunk in cut[1:])
 
@@ -109,13 +109,13 @@ def test_gradients_of_weights_are_half_of_the_backward_pass():
 def test_what_does_not_fit():
     work = chain([1.0] * 3, [1.0] * 3)
     with pytest.raises(ConfigError, match="stages = 4: chain has only 3 layers; use at most 3"):
-        balanced(work, 4)
+        balanced_chunks(work, 4)
     with pytest.raises(ConfigError, match="stages 2 x chunks 2 = 4: chain has only 3 layers; use at most 3"):
-        balanced(work, 2, 2)
+        balanced_chunks(work, 2, 2)
     with pytest.raises(ConfigError, match="stages = 3: chain has only 2 pieces between the layers where it may be cut"):
-        balanced(work, 3, at=[1])
+        balanced_chunks(work, 3, at=[1])
     with pytest.raises(ConfigError, match="at = 5: must be a layer of chain, below 3"):
-        balanced(work, 1, at=[5])
+        balanced_chunks(work, 1, at=[5])
     for cuts in ([0], [2, 1], [1, 1], [3]):
         with pytest.raises(ConfigError, match="from 1 to 2, before which chain is cut"):
             chunks_at(work, cuts)

@@ -13,7 +13,7 @@ from ddlsim import AllReduce, ConfigError, DdpBuckets, HorovodFusion, NoOverlap,
 from ddlsim.cluster import star
 from ddlsim.collectives import build
 from ddlsim.network import schedule_time
-from ddlsim.plan import ALGORITHMS, KINDS, Draft, FusedQueue, Lane, UrgentQueue, through_servers
+from ddlsim.plan import ALGORITHMS, KINDS, Draft, FusedQueue, Lane, PriorityQueue, with_parameter_servers
 from ddlsim.plan.plan import ALL_REDUCE, RECEIVE, SEND, Every
 from ddlsim.run.simulate import plan_of_run
 from ddlsim.runtime.servers import server_nodes
@@ -165,9 +165,9 @@ def test_the_most_urgent_goes_first_and_fused_ones_together():
         assert (run.end[2::2] == run.end[3::2]).all()
         return run.end[2::2].tolist()
 
-    assert ends(UrgentQueue(1)) == pytest.approx([1.0, 3.0, 6.0])
-    assert ends(UrgentQueue(1), keys=(2, 1, 0)) == pytest.approx([1.0, 6.0, 4.0])
-    assert ends(UrgentQueue(2)) == pytest.approx([1.5, 4.5, 6.0])  # two share the links
+    assert ends(PriorityQueue(1)) == pytest.approx([1.0, 3.0, 6.0])
+    assert ends(PriorityQueue(1), keys=(2, 1, 0)) == pytest.approx([1.0, 6.0, 4.0])
+    assert ends(PriorityQueue(2)) == pytest.approx([1.5, 4.5, 6.0])  # two share the links
     assert ends(FusedQueue("1 GB", "2 s")) == pytest.approx([1.0, 4.0, 7.0])
     assert ends(FusedQueue("5 GB", "2 s")) == pytest.approx([1.0, 7.0, 7.0])
 
@@ -243,11 +243,11 @@ def test_parameter_servers_as_a_plan(overlap, where, how):
 
 
 def test_servers_have_places_of_their_own():
-    plan = through_servers(two_ranks())
+    plan = with_parameter_servers(two_ranks())
     with pytest.raises(ConfigError, match="the plan has servers, so nodes must list the node of every rank"):
         plan.execute("minicluster")
     with pytest.raises(ConfigError, match="and no collectives other than all-reduces over all ranks"):
-        through_servers(plan)
+        with_parameter_servers(plan)
 
 
 def test_ranks_can_be_anywhere():
@@ -287,7 +287,7 @@ def test_workloads_must_fit_each_other():
     with pytest.raises(
         ConfigError, match=r"layer_by_layer: bucket \d+ covers the layers \d+ to \d+; use buckets of a single layer"
     ):
-        data_parallel(workload(), 2, queue=UrgentQueue(), layer_by_layer=True)
+        data_parallel(workload(), 2, queue=PriorityQueue(), layer_by_layer=True)
     with pytest.raises(ConfigError, match="layer_by_layer needs a queue"):
         data_parallel(workload(), 2, per_layer, layer_by_layer=True)
     with pytest.raises(ConfigError, match="list buckets in the order in which they become"):
@@ -331,8 +331,8 @@ def with_factors(plan, drawn):
 class Later(AllReduce):
     """Starts in a way of its own, so that its parent's plan is not its."""
 
-    def start(self, setting):
-        super().start(setting)
+    def start(self, context):
+        super().start(context)
 
 
 class Renamed(AllReduce):

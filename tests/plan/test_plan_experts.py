@@ -67,18 +67,18 @@ def test_the_active_parameters_of_mixtral_are_the_published_ones():
 
 
 @pytest.mark.parametrize("buckets", [one_bucket, per_layer])
-@pytest.mark.parametrize(("n", "ways"), [(1, 1), (4, 4), (4, 2), (4, 1), (8, 4)])
-def test_plans_are_proved_and_carry_what_the_formulas_say(workload: Workload, n: int, ways: int, buckets):
-    plan = experts([workload] * n, ways, buckets, steps=2)
+@pytest.mark.parametrize(("n", "degree"), [(1, 1), (4, 4), (4, 2), (4, 1), (8, 4)])
+def test_plans_are_proved_and_carry_what_the_formulas_say(workload: Workload, n: int, degree: int, buckets):
+    plan = experts([workload] * n, degree, buckets, steps=2)
     plan.check()
     rows = plan.rows(ALL_TO_ALL)
     rows = rows[(plan.rank[rows] == 0) & (plan.step[rows] == 0)]
     wanted = [4 * BATCH * numbers for numbers in (SENT[0], SENT[0], SENT[1], SENT[1], *[SENT[1]] * 2, *[SENT[0]] * 2)]
-    assert plan.nbytes[rows].tolist() == (wanted if ways > 1 else [])
+    assert plan.nbytes[rows].tolist() == (wanted if degree > 1 else [])
     sums = plan.rows(ALL_REDUCE)
     sums = sums[(plan.rank[sums] == 0) & (plan.step[sums] == 0)]
     shared = workload.gradient_nbytes - 4 * sum(HELD)
-    assert plan.nbytes[sums].sum() == pytest.approx(shared + (4 * sum(HELD) / ways if n > ways else 0.0))
+    assert plan.nbytes[sums].sum() == pytest.approx(shared + (4 * sum(HELD) / degree if n > degree else 0.0))
 
 
 @pytest.mark.parametrize("n", [2, 4, 8])
@@ -111,23 +111,23 @@ def test_runs_and_their_plans_tell_the_same(workload: Workload):
 
 
 def test_memory_counts_the_own_experts(workload: Workload):
-    stages = [ExpertParallel(ways).stage(workload, 0, 8).memory for ways in (1, 2, 8)]
+    stages = [ExpertParallel(degree).stage(workload, 0, 8).memory for degree in (1, 2, 8)]
     n_params = workload.model.n_params
     assert [memory.weights for memory in stages] == [4 * (n_params - sum(HELD) * (w - 1) / w) for w in (1, 2, 8)]
     assert stages[1].buffers - stages[0].buffers == 2 * BATCH * max(SENT) * 4
 
 
 @pytest.mark.parametrize(
-    ("model", "workers", "ways", "text"),
+    ("model", "workers", "degree", "text"),
     [
         ("mixtral-8x7b", 4, 3, "ways = 3: must divide the number of ranks, 4; use one of 1, 2, 4"),
         ("mixtral-8x7b", 6, 6, "ways = 6: must divide the 8 experts of .*; with 6 ranks, use one of 1, 2"),
         ("lenet5", 4, 2, "model 'lenet5' has no mixture_of_experts layer; use data_parallel"),
     ],
 )
-def test_what_does_not_match_is_said(model: str, workers: int, ways: int, text: str):
+def test_what_does_not_match_is_said(model: str, workers: int, degree: int, text: str):
     with pytest.raises(ConfigError, match=text):
-        ddlsim.simulate("dgx1-v100", model, ExpertParallel(ways), workers=workers, batch_size=workers)
+        ddlsim.simulate("dgx1-v100", model, ExpertParallel(degree), workers=workers, batch_size=workers)
 
 
 @pytest.mark.parametrize(

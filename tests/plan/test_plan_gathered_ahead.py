@@ -10,7 +10,7 @@ from unrolled import pipeline
 import ddlsim
 from ddlsim import Parallel
 from ddlsim.errors import ConfigError
-from ddlsim.plan import Mesh, balanced, chunks_at
+from ddlsim.plan import Mesh, balanced_chunks, chunks_at
 from ddlsim.plan.gathered_ahead import gathers_beside_forward
 from ddlsim.plan.plan import ALL_GATHER, FORWARD
 from ddlsim.workload.buckets import ddp_buckets, per_layer
@@ -36,7 +36,7 @@ def test_one_stage_is_a_sharded_update(cluster, model, overlap):
 ])  # fmt: skip
 def test_passes_wait_for_the_weights_of_their_layers(order, per_stage, model, buckets):
     work = workload(model, 2)
-    chunks = balanced(work, 2, per_stage)
+    chunks = balanced_chunks(work, 2, per_stage)
     before = pipeline(chunks, Mesh(data=2, pipeline=2), 4, order, steps=3, buckets=buckets, sharded=True)
     plan = gathers_beside_forward(before, np.concatenate([chunk.workload.forward for chunk in chunks]))
     plan.check()

@@ -11,7 +11,7 @@ from unrolled import data_parallel, sharded
 import ddlsim
 from ddlsim import ConfigError
 from ddlsim.cluster import star
-from ddlsim.plan import KINDS, Draft, UrgentQueue, read_goal, through_servers
+from ddlsim.plan import KINDS, Draft, PriorityQueue, read_goal, with_parameter_servers
 
 SWITCH = ddlsim.load_cluster(star(6, bandwidth=1e9, latency=1e-6))
 #: as the README of LogGOPSim's generators writes it, with comments, CPUs and NICs
@@ -138,7 +138,7 @@ def test_a_plan_takes_as_long_written_out(tmp_path, plan, algorithm):
 
 
 def test_servers_are_written_out(tmp_path):
-    plan = through_servers(two_ranks(3, steps=2), 2)
+    plan = with_parameter_servers(two_ranks(3, steps=2), 2)
     again = read_goal(plan.to_goal(tmp_path / "a.goal"))
     nodes = SWITCH.workers[:5].tolist()
     assert again.execute(SWITCH).seconds == pytest.approx(plan.execute(SWITCH, nodes=nodes).seconds, rel=1e-6)
@@ -154,7 +154,7 @@ def test_what_goal_cannot_say(tmp_path):
     draft.work(1, 1.0, needs=[draft.work(0, 1.0)])
     for plan, text in (
         (draft.plan(), r"to_goal: row 1 .*depends on row 0 .* of another rank, which GOAL cannot express"),
-        (data_parallel(workload(), 2, queue=UrgentQueue()), "is launched by a queue, which GOAL cannot express"),
+        (data_parallel(workload(), 2, queue=PriorityQueue()), "is launched by a queue, which GOAL cannot express"),
     ):
         with pytest.raises(ConfigError, match=text):
             plan.to_goal(tmp_path / "x.goal")

@@ -7,7 +7,7 @@ import pytest
 
 from ddlsim import ConfigError
 from ddlsim.cluster import load_cluster, star
-from ddlsim.plan import Mesh, mesh_of
+from ddlsim.plan import Mesh, make_mesh
 from ddlsim.plan.mesh import AXES
 
 
@@ -70,12 +70,12 @@ def test_a_mesh_that_fills_all_devices_crosses_machines_where_it_must():
 def test_what_does_not_fit():
     near = r"the nearest valid meshes: data=4, pipeline=4, tensor=4; data=8, pipeline=2, tensor=4; "
     with pytest.raises(ConfigError, match=r"pipeline 3 x tensor 4 = 12: must divide the number of ranks, 64; " + near):
-        mesh_of(64, pipeline=3, tensor=4)
+        make_mesh(64, pipeline=3, tensor=4)
     with pytest.raises(
         ConfigError, match=r"data 8 x pipeline 2 x tensor 2 = 32: must be the number of ranks, 64; .*data=16"
     ):
-        mesh_of(64, data=8, pipeline=2, tensor=2)
-    assert mesh_of(64, pipeline=2, tensor=4) == Mesh(8, 2, 4) == mesh_of(64, 8, 2, 4)
+        make_mesh(64, data=8, pipeline=2, tensor=2)
+    assert make_mesh(64, pipeline=2, tensor=4) == Mesh(8, 2, 4) == make_mesh(64, 8, 2, 4)
     with pytest.raises(
         ConfigError, match="has 6 ranks, but cluster 'star-4' has 4 devices; the nearest valid meshes: data=2"
     ):

@@ -11,7 +11,7 @@ from unrolled import pipeline
 
 from ddlsim import ConfigError
 from ddlsim.cluster import star
-from ddlsim.plan import KINDS, ORDERS, Mesh, balanced, chunks_at
+from ddlsim.plan import KINDS, ORDERS, Mesh, balanced_chunks, chunks_at
 from ddlsim.plan.pipeline_orders import gpipe, interleaved, one_f_one_b, pass_order
 from ddlsim.plan.plan import (
     ALL_GATHER,
@@ -196,7 +196,7 @@ def test_layers_on_ranks_without_pipelining(p):
     """T = sum (f + g) + 2 sum over cuts of alpha + A / bw."""
     rng = np.random.default_rng(p)
     f, g = rng.exponential(size=7), rng.exponential(size=7)
-    chunks = balanced(chain(f, g, batch_size=3), p)
+    chunks = balanced_chunks(chain(f, g, batch_size=3), p)
     run = pipeline(chunks, Mesh(pipeline=p), 1, "gpipe").execute(star(max(p, 2), bandwidth=1e3, latency=0.05))
     crossing = sum(0.1 + chunk.enters / 1e3 for chunk in chunks[1:])
     assert [chunk.enters for chunk in chunks[1:]] == [3 * 200.0] * (p - 1)
@@ -212,7 +212,7 @@ def test_layers_on_ranks_without_pipelining(p):
 @pytest.mark.parametrize("data", [1, 3])
 @pytest.mark.parametrize(("order", "per_rank"), NAMES)
 def test_all_orders_are_proved(order, per_rank, data, more):
-    chunks = balanced(workload("resnet18"), 3, per_rank)
+    chunks = balanced_chunks(workload("resnet18"), 3, per_rank)
     pipeline(chunks, Mesh(data=data, pipeline=3), 6, order, steps=2, **more).check()
 
 
@@ -220,7 +220,7 @@ def test_all_orders_are_proved(order, per_rank, data, more):
 @pytest.mark.parametrize("sharded", [False, True])
 @pytest.mark.parametrize(("data", "p"), [(1, 2), (2, 3), (2, 1)])
 def test_tied_embeddings_are_summed_at_both_ends(order, sharded, data, p):
-    chunks = balanced(workload("gpt2", 1), p, ORDERS[order][0])
+    chunks = balanced_chunks(workload("gpt2", 1), p, ORDERS[order][0])
     plan = pipeline(chunks, Mesh(data=data, pipeline=p), 2, order, steps=2, sharded=sharded, buckets=ddp_buckets)
     plan.check()
     tied = [part for part in plan.parts if part.tied >= 0]
@@ -435,7 +435,7 @@ def test_other_things_that_do_not_fit():
 
 
 def test_what_replicas_bring_is_not_in_one_bucket_only():
-    chunks = balanced(workload("resnet18"), 2)
+    chunks = balanced_chunks(workload("resnet18"), 2)
     for buckets in (one_bucket, ddp_buckets, per_layer):
         plan = pipeline(chunks, Mesh(data=2, pipeline=2), 2, buckets=buckets)
         plan.check()

@@ -6,7 +6,7 @@ from plan_examples import hand_made, two_ranks, workload
 from unrolled import data_parallel
 
 from ddlsim import ConfigError
-from ddlsim.plan import KINDS, Draft, UrgentQueue
+from ddlsim.plan import KINDS, Draft, PriorityQueue
 from ddlsim.report.gantt import STYLES
 from ddlsim.report.plan_graph import CRITICAL, MOST
 from ddlsim.workload.buckets import per_layer
@@ -53,7 +53,7 @@ def test_a_task_stands_right_of_what_it_needs():
 
 
 def test_large_plans_are_drawn_in_part():
-    plan = data_parallel(workload("vgg16"), 64, per_layer, steps=8, queue=UrgentQueue())
+    plan = data_parallel(workload("vgg16"), 64, per_layer, steps=8, queue=PriorityQueue())
     axes = plan.plot()
     assert len(boxes(axes)) == MOST
     assert "ranks 0, 21, 42, 63 are drawn" in axes.get_title()

@@ -14,7 +14,7 @@ import ddlsim
 from ddlsim.cluster import star
 from ddlsim.collectives import build
 from ddlsim.network import Network
-from ddlsim.plan import KINDS, Draft, FusedQueue, Lane, UrgentQueue, read_goal
+from ddlsim.plan import KINDS, Draft, FusedQueue, Lane, PriorityQueue, read_goal
 from ddlsim.plan.execute import Run
 from ddlsim.workload.buckets import ddp_buckets, per_layer
 
@@ -59,7 +59,7 @@ def test_buckets_in_order(cluster, algorithm, monkeypatch):
 
 @pytest.mark.parametrize(
     ("queue", "more"),
-    [(UrgentQueue(1), {}), (UrgentQueue(3), {"layer_by_layer": True}), (FusedQueue("2 MB", "3 ms"), {}),
+    [(PriorityQueue(1), {}), (PriorityQueue(3), {"layer_by_layer": True}), (FusedQueue("2 MB", "3 ms"), {}),
      (FusedQueue(), {})],
 )  # fmt: skip
 @pytest.mark.parametrize("model", ["resnet50", "alexnet"])
@@ -83,7 +83,7 @@ def test_queues_of_groups_beside_each_other(seed, monkeypatch):
     plan = draft.plan()
     place = {("stream", True): 0, ("stream", False): 1}
     lanes = tuple(Lane(rank, name, place.get((name, rank < 3), -1)) for rank, name, _ in plan.lanes)
-    queues = (UrgentQueue(2), FusedQueue("1 GB", "0.1 s"))
+    queues = (PriorityQueue(2), FusedQueue("1 GB", "0.1 s"))
     same(dataclasses.replace(plan, lanes=lanes, queues=queues), monkeypatch)
 
 

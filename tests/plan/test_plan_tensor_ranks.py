@@ -13,7 +13,7 @@ from ddlsim.plan import Draft, Mesh, chunks_at
 from ddlsim.plan.pipeline_orders import pass_order
 from ddlsim.plan.plan import KINDS
 from ddlsim.plan.tensor_ranks import _items, passes_of, tensor_ranks, timeline, with_exchanges
-from ddlsim.workload.beside import Beside
+from ddlsim.workload.tensor_overlap import Beside
 from ddlsim.workload.tensor_parallel import Collective, Shard, tensor_parallel
 
 

@@ -35,7 +35,7 @@ from ddlsim import (
     ParameterServer,
     Priority,
     ShardedUpdate,
-    SlowDown,
+    Slowdown,
     StaleSynchronous,
     TopK,
     load_cluster,
@@ -49,7 +49,7 @@ from ddlsim.planner.bounds import Bounds
 from ddlsim.planner.candidates import Candidate, nature_of
 from ddlsim.run.plans import least_seconds
 from ddlsim.run.prepare import prepare
-from ddlsim.runtime import Setting, Strategy
+from ddlsim.runtime import RunContext, Strategy
 from ddlsim.runtime.worker import Process, Worker, factors
 from ddlsim.strategies import contract
 from ddlsim.workload.compute import Workload
@@ -63,12 +63,12 @@ SLOW = Host(device="desktop-cpu")
 class Thrifty(AllReduce):
     """An all-reduce that sends a thousandth of the bytes, and tells no plan of its own."""
 
-    def start(self, setting: Setting) -> None:
-        for worker in setting.workers:
+    def start(self, context: RunContext) -> None:
+        for worker in context.workers:
             work = worker.workload
             fewer = {name: getattr(work, name) / 1000 for name in ("grad_nbytes", "tensor_nbytes")}
             worker.workload = dataclasses.replace(work, **fewer)
-        AllReduce.start(self, setting)
+        AllReduce.start(self, context)
 
 
 @dataclass(frozen=True)
@@ -84,16 +84,16 @@ class Named(AllReduce):
 class Seldom(LocalSGD):
     """Averages less often than its parent's plan says."""
 
-    def start(self, setting: Setting) -> None:
-        LocalSGD(4 * self.period).start(setting)
+    def start(self, context: RunContext) -> None:
+        LocalSGD(4 * self.period).start(context)
 
 
 @dataclass(frozen=True)
 class OwnPlan(AllReduce):
     """Runs in another way, and says so."""
 
-    def start(self, setting: Setting) -> None:
-        LocalSGD(2).start(setting)
+    def start(self, context: RunContext) -> None:
+        LocalSGD(2).start(context)
 
     def plan(self, workloads: list[Workload], steps: int, accumulation: int) -> Plan:
         return LocalSGD(2).program(workloads, accumulation).unroll(steps)
@@ -108,9 +108,9 @@ class Alone:
     def updates(self, steps: int, n_workers: int) -> int:
         return steps * n_workers
 
-    def start(self, setting: Setting) -> None:
-        for worker in setting.workers:
-            setting.loop.env.process(self.work(worker))
+    def start(self, context: RunContext) -> None:
+        for worker in context.workers:
+            context.loop.env.process(self.work(worker))
 
     def work(self, worker: Worker) -> Process:
         while True:
@@ -178,7 +178,7 @@ def experiments(draw: st.DrawFn) -> Experiment:
         speed=draw(st.sampled_from([None, tuple(1.0 / (1 + i) for i in range(workers))])),
         jitter=draw(st.sampled_from([NoJitter(), NoJitter(), Lognormal(0.3)])), seed=draw(st.integers(0, 3)),
         compression=draw(st.sampled_from([None, None, None, TopK(0.01), FP16(), SORTED])),
-        slow_downs=draw(st.sampled_from([(), (), SlowDown(0, "1 ms", "50 ms", 3.0), SlowDown(1, 0.0, "1 s", 0.5)])),
+        slowdowns=draw(st.sampled_from([(), (), Slowdown(0, "1 ms", "50 ms", 3.0), Slowdown(1, 0.0, "1 s", 0.5)])),
     )  # fmt: skip
 
 
@@ -221,7 +221,7 @@ def layouts(draw: st.DrawFn) -> Experiment:
         warmup=draw(st.integers(0, 2)), steps=draw(st.integers(2, 4)), seed=draw(st.integers(0, 3)),
         speed=draw(st.sampled_from([None, (1.0, 0.5, 2.0, 1.0)])), compression=compression,
         jitter=draw(st.sampled_from([NoJitter(), Lognormal(0.5), Gamma(0.3)])),
-        slow_downs=draw(st.sampled_from([(), (), SlowDown(1, 0.0, "1 s", 0.5)])),
+        slowdowns=draw(st.sampled_from([(), (), Slowdown(1, 0.0, "1 s", 0.5)])),
     )  # fmt: skip
 
 

@@ -37,7 +37,7 @@ micro_batch = 2
 
 [target]
 throughput = "1 samples/s"
-aim = "time"
+objective = "time"
 
 [base]
 precision = "fp16"
@@ -69,7 +69,7 @@ def written(tmp_path, text):
 def test_a_question_is_the_arguments_that_it_names(tmp_path):
     asked = load_question(written(tmp_path, QUESTION))
     assert asked["strategies"] == (SPLITS, FSDP(stage=3, micro_batch=2))
-    assert asked["target"] == Target(throughput="1 samples/s", aim="time")
+    assert asked["target"] == Target(throughput="1 samples/s", objective="time")
     assert asked["compressions"] == (None,)
     assert asked["base"].precision == "fp16"
     assert {name: asked[name] for name in ("clusters", "model", "workers", "batch_sizes", "n_best")} == {
@@ -89,7 +89,7 @@ def test_the_command_asks_the_question_and_options_go_before_it(tmp_path, monkey
     path = written(tmp_path, QUESTION)
     CliRunner().invoke(app, ["recommend", str(path)])
     CliRunner().invoke(app, ["recommend", str(path), "-b", "32", "--stage", "0,3", "--shard", "4", "--tensor", "2",
-                             "--cut", "layers", "--p2p", "overlapped,in turns", "--aim", "cost"])  # fmt: skip
+                             "--cut", "layers", "--p2p", "overlapped,in turns", "--objective", "cost"])  # fmt: skip
     first, second = asked
     question = load_question(path)
     assert first["clusters"][0].name == "dgx1-v100"
@@ -98,7 +98,7 @@ def test_the_command_asks_the_question_and_options_go_before_it(tmp_path, monkey
     assert second["strategies"] == [
         Splits(tensor=(2,), stage=(0, 3), shard=(4,), cut=("layers",), p2p=("overlapped", "in turns"))
     ]
-    assert second["target"] == Target(throughput="1 samples/s", aim="cost")
+    assert second["target"] == Target(throughput="1 samples/s", objective="cost")
     assert second["base"] == question["base"]
 
 
@@ -106,14 +106,14 @@ def test_the_command_asks_the_question_and_options_go_before_it(tmp_path, monkey
     ("stage = [0, 1]", "strategies[0].stage[0] = 4: must be a whole number from 0 to 3"),
     ("cut = [", "strategies[0]: Splits: shard = [8] has no effect without stage 3; add 3 to stage, or remove shard"),
     ('type = "splits"', "unknown type 'split'; did you mean 'splits'?"),
-    ('aim = "time"', "target.aim = 'speed': must be 'time' or 'cost'"),
+    ('objective = "time"', "target.objective = 'speed': must be 'time' or 'cost'"),
     ('precision = "fp16"', "base: unknown key 'precisions'; did you mean 'precision'?"),
     ("n_best = 2", "n_best = True: must be a whole number"),
 ])  # fmt: skip
 def test_bad_questions_are_refused(tmp_path, text, said):
     bad = {
         "stage = [0, 1]": "stage = [4]", "cut = [": "shard = [8]\ncut = [", 'type = "splits"': 'type = "split"',
-        'aim = "time"': 'aim = "speed"', 'precision = "fp16"': 'precisions = "fp16"', "n_best = 2": "n_best = true",
+        'objective = "time"': 'objective = "speed"', 'precision = "fp16"': 'precisions = "fp16"', "n_best = 2": "n_best = true",
     }  # fmt: skip
     path = written(tmp_path, QUESTION.replace(text, bad[text]))
     with pytest.raises(ConfigError) as error:

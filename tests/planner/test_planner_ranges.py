@@ -8,7 +8,7 @@ import pytest
 
 import ddlsim
 from ddlsim import FSDP, Experiment, Target
-from ddlsim.planner import Plan, recommend
+from ddlsim.planner import Recommendation, recommend
 from ddlsim.workload.devices import Device, load_device
 
 
@@ -18,7 +18,7 @@ def disputed(name: str, low: float, high: float) -> Device:
     return dataclasses.replace(device, kernels=dataclasses.replace(device.kernels, spread=(low, high)))
 
 
-def plan(device: Device | None, **more: object) -> Plan:
+def plan(device: Device | None, **more: object) -> Recommendation:
     base = Experiment("selene", "llama-3-8b", device=device)
     arguments: dict[str, object] = {
         "workers": [8], "strategies": [FSDP(), FSDP(recompute="full")], "batch_sizes": [8], "base": base, "jobs": 1,
@@ -78,7 +78,14 @@ def test_a_machine_whose_rate_is_disputed_beside_another(factor: float, certain:
     assert spreads[0][0] < 0.9
     assert spreads[1] == (1.0, 1.0)
     answer = recommend(
-        priced, "llama-3-8b", Target(aim="cost"), workers=[8], strategies=[FSDP()], batch_sizes=[8], jobs=1, n_best=1
+        priced,
+        "llama-3-8b",
+        Target(objective="cost"),
+        workers=[8],
+        strategies=[FSDP()],
+        batch_sizes=[8],
+        jobs=1,
+        n_best=1,
     )
     assert answer.certain is certain
     assert ("uncertain, because published runs" in str(answer)) is not certain

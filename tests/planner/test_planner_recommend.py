@@ -13,7 +13,7 @@ import ddlsim
 from ddlsim import AllReduce, Experiment, LocalSGD, Measured, Momentum, ParameterServer, Target, TopK, Training
 from ddlsim.cluster import MultiGpu, load_cluster, star, two_racks
 from ddlsim.errors import ConfigError
-from ddlsim.planner import Plan, recommend
+from ddlsim.planner import Recommendation, recommend
 
 STRATEGIES = [AllReduce("ring"), AllReduce("recursive_doubling"), ParameterServer(1, "colocated"), LocalSGD(4)]
 #: 8 machines that cost 3.6 USD/h each; a step of 16 samples takes 20 ms
@@ -22,7 +22,7 @@ BASE = Experiment(SWITCH, "lenet5", batch_size=16, compute=Measured("20 ms", 16)
 SAMPLES = 1e6
 
 
-def plan(target: Target = Target(), **changes: object) -> Plan:  # noqa: B008
+def plan(target: Target = Target(), **changes: object) -> Recommendation:  # noqa: B008
     given: dict[str, object] = {
         "samples": SAMPLES, "strategies": STRATEGIES, "batch_sizes": [16], "compressions": [None, TopK(0.01)],
         "base": BASE, "workers": [1, 2, 4, 6, 8], "jobs": 1, **changes,
@@ -58,7 +58,7 @@ def exhaustive(target: Target) -> list[tuple[float, float]]:
 
 TARGETS = {
     "fastest": Target(),
-    "cheapest": Target(aim="cost"),
+    "cheapest": Target(objective="cost"),
     "deadline": Target(deadline="4 min"),
     "budget": Target(budget=1.28),
     "both": Target(deadline="5 min", budget=1.33),
@@ -224,7 +224,7 @@ def test_several_clusters() -> None:
     """The second cluster has a hundredfold network and is ten times as dear: fastest or cheapest decides."""
     fast = load_cluster(star(8, bandwidth="100 Gbit/s", latency="1 us")).with_costs(price="36 USD/h")
     slow = load_cluster(star(8, bandwidth="100 Mbit/s", latency="50 us")).with_costs(price="3.6 USD/h")
-    for target, cluster in ((Target(aim="time"), fast), (Target(aim="cost"), slow)):
+    for target, cluster in ((Target(objective="time"), fast), (Target(objective="cost"), slow)):
         assert plan(target, clusters=[slow, fast], workers=[8]).best.candidate.cluster is cluster
 
 
@@ -320,9 +320,9 @@ def test_what_does_not_fit(target: Target, changes: dict[str, object], text: str
         ({"deadline": "5 GB"}, "'5 GB' is a size, not a time"),
         ({"budget": -1.0}, "Target: budget = -1.0: must be finite and above 0"),
         ({"efficiency": 90}, "Target: efficiency = 90: must be above 0 and at most 1"),
-        ({"aim": "fame"}, "Target: aim = 'fame': must be 'time'"),
+        ({"objective": "fame"}, "Target: objective = 'fame': must be 'time'"),
     ],
-    ids=["deadline", "budget", "efficiency", "aim"],
+    ids=["deadline", "budget", "efficiency", "objective"],
 )
 def test_targets_that_make_no_sense(fields: dict[str, object], text: str) -> None:
     with pytest.raises(ConfigError, match=text):

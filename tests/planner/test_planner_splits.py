@@ -14,7 +14,7 @@ import ddlsim
 from ddlsim import FSDP, ConfigError, Experiment, Fabric, Hybrid, Parallel, Splits, recommend
 from ddlsim.cli import app
 from ddlsim.cluster import MultiGpu, load_cluster, star
-from ddlsim.plan import ORDERS, Mesh, balanced, pipeline
+from ddlsim.plan import ORDERS, Mesh, balanced_chunks, pipeline
 from ddlsim.plan.bounds import Carriers
 from ddlsim.plan.pipeline_outline import Costs, Outline, activations_held, outlined
 from ddlsim.planner.bounds import Bounds
@@ -118,7 +118,7 @@ def test_the_bound_of_stage_3_is_no_empty_one(bandwidth):
 
 def test_what_is_held_is_what_the_plan_holds():
     workload = make_workload(load_model("bert-base"), load_device("v100"), 2)
-    chunks_of = {n: balanced(workload, n) for n in (2, 4, 8)}
+    chunks_of = {n: balanced_chunks(workload, n) for n in (2, 4, 8)}
     for order, ranks, n_chunks, micro_batches in [
         *((name, 4, 4 * per_rank, m) for (name, (per_rank, _)), m in itertools.product(ORDERS.items(), (8, 20))
           if 4 * per_rank in chunks_of),
@@ -166,7 +166,7 @@ def test_the_search_finds_what_trying_all_finds():
 
 
 def test_what_is_tried():
-    found, senseless = options([Splits()], batch=48)
+    found, invalid = options([Splits()], batch=48)
     sizes = [each.sizes for each in found]
     assert {each["tensor"] for each in sizes} == {1, 2, 4}  # 12 heads, 8 devices in a machine
     assert {each["pipeline"] for each in sizes} == {1, 2, 4, 8}  # 12 layers
@@ -174,13 +174,13 @@ def test_what_is_tried():
     assert {each["interleave"] for each in sizes if each["pipeline"] == 4} == {1, 3}
     assert {each["sequence"] for each in sizes if each["tensor"] == 1} == {False}
     assert len({tuple(each.items()) for each in sizes}) == len(sizes)
-    assert set(senseless) == {"the batch size is not a multiple of data x micro_batch"}
+    assert set(invalid) == {"the batch size is not a multiple of data x micro_batch"}
 
 
 def test_stages_cuts_and_sends_are_tried_too():
     splits = Splits(tensor=(1, 2), pipeline=(1, 2), micro_batch=(2,), recompute=("none", "full"), stage=(0, 1, 2, 3),
                     shard=(8, 16), cut=("balanced", "layers"), p2p=("overlapped", "in turns"))  # fmt: skip
-    found, senseless = options([splits], batch=64)
+    found, invalid = options([splits], batch=64)
     ways = [each.experiment.strategy for each in found]
     assert len(set(ways)) == len(ways)
     sharded = [way for way in ways if isinstance(way, FSDP)]
@@ -193,7 +193,7 @@ def test_stages_cuts_and_sends_are_tried_too():
         (cut, p2p) for cut in splits.cut for p2p in splits.p2p
     }
     assert {way.sharded for way in split} == {False, True, "full"}
-    assert senseless["stage 2 of ZeRO needs tensor = 1 and pipeline = 1"] == 3 * 2
+    assert invalid["stage 2 of ZeRO needs tensor = 1 and pipeline = 1"] == 3 * 2
     assert all(each.exact for each in found)
     assert {each.sizes["stage"] for each in found} == {0, 1, 2, 3}
     assert "stage 3 in groups of 8" in str(next(each for each in found if each.sizes["shard"] == 8))
@@ -235,10 +235,10 @@ def test_splits_name_the_cluster_and_the_batch_where_there_are_several():
 
 
 def test_what_does_not_go_together_is_counted():
-    found, senseless = options([Splits(tensor=(2, 3), pipeline=(2, 4), data=(4,), micro_batch=(1, 5))], batch=32)
+    found, invalid = options([Splits(tensor=(2, 3), pipeline=(2, 4), data=(4,), micro_batch=(1, 5))], batch=32)
     assert {each.sizes["tensor"] for each in found} == {2}
-    assert senseless["tensor x pipeline x data is not the number of workers"] == 3
-    assert senseless["the batch size is not a multiple of data x micro_batch"] == 1
+    assert invalid["tensor x pipeline x data is not the number of workers"] == 3
+    assert invalid["the batch size is not a multiple of data x micro_batch"] == 1
     split = Splits(order=("zb-1p",), recompute=("full",), tensor=(1,))
     with pytest.raises(ConfigError, match=r"is valid: .* x Parallel: orders with separate weight gradients"):
         options([split])

@@ -30,7 +30,7 @@ from ddlsim import (
     recommend,
 )  # fmt: skip
 from ddlsim.cluster import Host, star
-from ddlsim.planner import Plan, search
+from ddlsim.planner import Recommendation, search
 from ddlsim.planner.bounds import Bound
 from ddlsim.planner.candidates import Candidate, candidates
 from ddlsim.planner.search import SAME, SIMULATED, Found, Search, levels, preferred
@@ -44,7 +44,7 @@ SAMPLES = 1e6
 STRATEGIES = [LocalSGD(4), ParameterServer(1, "colocated"), AllReduce("recursive_doubling"), AllReduce("ring")]
 
 
-def plan(target: Target, **changes: object) -> Plan:
+def plan(target: Target, **changes: object) -> Recommendation:
     given: dict[str, object] = {
         "samples": SAMPLES, "strategies": [AllReduce("ring")], "batch_sizes": [16], "base": BASE,
         "workers": [2, 4, 8], "jobs": 1, **changes,
@@ -91,10 +91,10 @@ def test_what_is_simple_is_preferred_and_then_what_was_named_first() -> None:
 
 
 TARGETS = {
-    "fastest": Target(), "cheapest": Target(aim="cost"), "deadline": Target(deadline="10 h"),
-    "fastest within": Target(deadline="10 h", aim="time"), "budget": Target(budget=126.0),
+    "fastest": Target(), "cheapest": Target(objective="cost"), "deadline": Target(deadline="10 h"),
+    "fastest within": Target(deadline="10 h", objective="time"), "budget": Target(budget=126.0),
     "both": Target(deadline="10 h", budget=126.0), "efficiency": Target(efficiency=0.999),
-    "efficiency, cheapest": Target(efficiency=0.9, aim="cost"), "throughput": Target(throughput="20 images/s"),
+    "efficiency, cheapest": Target(efficiency=0.9, objective="cost"), "throughput": Target(throughput="20 images/s"),
     "impossible": Target(deadline="1 h"), "impossible efficiency": Target(efficiency=1.0),
 }  # fmt: skip
 
@@ -179,7 +179,7 @@ def test_fewer_devices_come_before_a_simpler_way() -> None:
     """By hand, all else equal: 4 workers with servers before 8 with an all-reduce."""
     made, _ = candidates(BASE, [FAST], [8, 4], [AllReduce("ring"), ParameterServer(1, "colocated")], [None], [16])
     equal = Figures(100.0, 0.9, 1e-3, 1e4)
-    ordered = preferred([Found(one, SIMULATED, figures=equal) for one in made], Target(aim="cost"))
+    ordered = preferred([Found(one, SIMULATED, figures=equal) for one in made], Target(objective="cost"))
     said = [(one.candidate.workers, type(one.candidate.experiment.strategy).__name__) for one in ordered]
     assert said == list(itertools.product([4, 8], ["AllReduce", "ParameterServer"]))
 

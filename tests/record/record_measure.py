@@ -100,11 +100,11 @@ def of_result(result: ddlsim.Result) -> Row:
     for quantity in ("cost", "energy"):
         if (value := result.known(quantity)) is not None:
             row[quantity] = value
-    if result.has_life:
-        life = result.life
-        row["life"] = {
-            name: float(getattr(life, name))
-            for name in ("end", "useful", "lost", "saving", "noticing", "repairing", "restarting", "steps")
+    if result.has_failure_timeline:
+        timeline = result.failure_timeline
+        row["failure_timeline"] = {
+            name: float(getattr(timeline, name))
+            for name in ("end", "useful", "lost", "checkpointing", "detecting", "repairing", "restarting", "steps")
         }
         row["goodput"], row["availability"] = result.goodput, result.availability
     if result.experiment.training is not None:

@@ -111,14 +111,14 @@ def learning(data: str | None, **more: Any) -> ddlsim.Training:
 JITTER = {
     "jitter": ddlsim.Lognormal(0.2),
     "speed": (1.0, 0.8, 1.1, 0.9),
-    "slow_downs": (ddlsim.SlowDown(1, 0.004, 0.01, 2.0),),
+    "slowdowns": (ddlsim.Slowdown(1, 0.004, 0.01, 2.0),),
 }
 FAULTS = (
     ddlsim.Stop(1, "4 ms", "6 ms"),
     ddlsim.LinkFault("rack0", "rack1", "2 ms", "30 ms", factor=0.3),
     ddlsim.LinkFault("h4", "rack1", "12 ms", "5 ms", factor=0.0, reroute=math.inf),
 )
-FAILURES = ddlsim.Failures("1 s", per="host", repair="150 ms", restart="15 ms", notice="2 ms")
+FAILURES = ddlsim.Failures("1 s", per="host", repair="150 ms", restart="15 ms", detection="2 ms")
 SAVING = ddlsim.Checkpoints("100 ms", stall="4 ms")
 INPUT = ddlsim.Input(
     storage="storage",
@@ -426,9 +426,9 @@ for key, fields_ in TABLES.items():
     )
 EXPERT: dict[str, dict[str, Any]] = {
     "all": {},
-    "2": {"ways": 2},
+    "2": {"degree": 2},
     "layer": {"overlap": "layer"},
-    "none": {"overlap": "none", "ways": 2},
+    "none": {"overlap": "none", "degree": 2},
     "doubling": {"algorithm": "halving_doubling", "all_to_all": "bruck"},
 }
 for key, fields_ in EXPERT.items():
@@ -459,7 +459,7 @@ for key, overlap in OVERLAPS.items():
             workers=6,
             jitter=ddlsim.Lognormal(0.2),
         )
-    work = sg.ServerWork("0.2 GB/s", threads=2, update=5, whole_below="2 KB")
+    work = sg.ServerWork("0.2 GB/s", threads=2, update=5, unsplit_below="2 KB")
     add(
         f"exchange/servers working, {key}",
         functools.partial(sg.ParameterServer, 3, overlap=overlap, work=work),
@@ -694,7 +694,7 @@ for key, compensation in {
 Fail = functools.partial(ddlsim.Failures, repair="200 ms", restart="15 ms")
 LIVES: dict[str, dict[str, Any]] = {
     "devices": {"failures": functools.partial(Fail, "1 s", per="device"), "checkpoints": SAVING},
-    "hangs": {"failures": functools.partial(Fail, "1 s", kind="hang", notice="50 ms"), "checkpoints": SAVING},
+    "hangs": {"failures": functools.partial(Fail, "1 s", kind="hang", detection="50 ms"), "checkpoints": SAVING},
     "racks": {"failures": functools.partial(Fail, "2 s", per="rack", shape=0.7), "checkpoints": SAVING},
     "switches": {"failures": functools.partial(Fail, "2 s", per="switch"), "checkpoints": SAVING},
     "software": {"failures": functools.partial(Fail, "500 ms", per="job"), "checkpoints": SAVING},

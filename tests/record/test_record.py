@@ -23,7 +23,7 @@ from ddlsim.cluster import star
 NAMES = list(ROWS)
 QUICK = 64
 #: SHA-256 of the record
-RECORD = "f22194503fc2d759682087f11a4bc90d2230ce2766bc8bdb2d89c0f507a4eeb5"
+RECORD = "83874084978cd378ca870c13cd6e4727982673efbac8c07f78ca00a1c8a52329"
 SAMPLE = NAMES[11 :: len(NAMES) // QUICK]
 KINDS = list(dict.fromkeys(name.partition("/")[0] for name in NAMES))
 

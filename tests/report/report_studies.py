@@ -7,7 +7,7 @@ import json
 from ddlsim.learning.monitor import Row
 from ddlsim.study.store import Member
 from ddlsim.study.table import Table
-from ddlsim.study.work import DONE, FAILED, SKIPPED, Outcome
+from ddlsim.study.worker import DONE, FAILED, SKIPPED, Outcome
 
 WORKERS = (8, 16, 32, 64)
 STRATEGIES = ("ring", "servers")

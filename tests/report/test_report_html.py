@@ -18,7 +18,7 @@ from ddlsim.run.sensitivity import Sensitivity
 from ddlsim.study import Study, load_table
 from ddlsim.study.store import Member
 from ddlsim.study.table import Table
-from ddlsim.study.work import DONE, FAILED, Outcome
+from ddlsim.study.worker import DONE, FAILED, Outcome
 
 #: the study of the last tests as a file
 TOML = """

@@ -162,12 +162,12 @@ def test_every_kind_of_cluster_can_be_drawn(name, tmp_path):
 def test_studies_of_lives_are_judged_by_goodput_and_those_with_input_say_what_waits():
     base = ddlsim.Experiment("office-1gbe", "lenet5", workers=4, steps=3, failures=ddlsim.Failures("2000 h"))
     often = {"often": ddlsim.Checkpoints("5 min", stall="4 min"), "seldom": ddlsim.Checkpoints("5 h", stall="4 min")}
-    lives = ddlsim.Study(base, {"checkpoints": often}).run(jobs=1)
-    head, *rows = str(lives).splitlines()
+    timelines = ddlsim.Study(base, {"checkpoints": often}).run(jobs=1)
+    head, *rows = str(timelines).splitlines()
     assert "goodput/s" in head
-    assert METRICS["goodput"].column[1](lives.summary["goodput"].iloc[0]) in rows[0]
-    assert "at the best configuration by goodput (seldom)" in str(lives)
-    assert lives.summary["throughput"].nunique() == 1
+    assert METRICS["goodput"].column[1](timelines.summary["goodput"].iloc[0]) in rows[0]
+    assert "at the best configuration by goodput (seldom)" in str(timelines)
+    assert timelines.summary["throughput"].nunique() == 1
 
     mixed = ddlsim.Study(base, {"failures": {"none": None, "some": base.failures}}).run(jobs=1)
     assert "by goodput" not in str(mixed), "what nothing disturbs has none"

@@ -20,7 +20,7 @@ from ddlsim.report.learning import plot_learning
 from ddlsim.run.sensitivity import Sensitivity
 from ddlsim.study.store import Member
 from ddlsim.study.table import Table
-from ddlsim.study.work import DONE, Outcome
+from ddlsim.study.worker import DONE, Outcome
 from ddlsim.validation.comparison_text import measured_against_predicted
 
 LONG = "Hierarchical(within=Ring(), across=HalvingDoubling()), TopK(0.001), momentum correction"

@@ -8,7 +8,7 @@ from ddlsim.report.html import html_report
 from ddlsim.report.study_figures import scatter
 from ddlsim.study.store import Member
 from ddlsim.study.table import Table
-from ddlsim.study.work import DONE, Outcome
+from ddlsim.study.worker import DONE, Outcome
 
 
 def sample(n=20):

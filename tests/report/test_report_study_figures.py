@@ -9,7 +9,7 @@ from report_studies import BANDWIDTHS, STRATEGIES, WORKERS, efficiency, learners
 
 from ddlsim.errors import ConfigError
 from ddlsim.report.study_figures import breakdown, heat_map, learning, lines, one_change, pareto, tornado
-from ddlsim.report.study_words import answers, changes, front_of, named
+from ddlsim.report.study_labels import answers, changes, front_of, named
 from ddlsim.run.sensitivity import Sensitivity
 
 

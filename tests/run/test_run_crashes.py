@@ -49,13 +49,13 @@ def test_one_worker_by_hand(tmp_path):
     pull = undisturbed[1] - undisturbed[0] - step  # the answer that comes before the next gradient
     again = [5.5 + step + i * (step + pull) for i in range(4)]
     assert times == pytest.approx([*undisturbed[:2], *again], abs=1e-9)
-    life = result.life
+    timeline = result.failure_timeline
     begun = undisturbed[1] + pull
-    assert life.lost == pytest.approx(2.5 - begun, abs=1e-9)
-    assert (life.noticing, life.repairing, life.restarting) == pytest.approx((0.0, 2.0, 1.0))
-    assert life.useful == pytest.approx(result.end_time - life.lost - 3.0)
+    assert timeline.lost == pytest.approx(2.5 - begun, abs=1e-9)
+    assert (timeline.detecting, timeline.repairing, timeline.restarting) == pytest.approx((0.0, 2.0, 1.0))
+    assert timeline.useful == pytest.approx(result.end_time - timeline.lost - 3.0)
     assert result.goodput == pytest.approx(6 * 16 / result.end_time)
-    assert life.failures["time"].tolist() == [2.5]
+    assert timeline.failures["time"].tolist() == [2.5]
     assert result.device_seconds["idle"][0] == pytest.approx(3.0)
 
 
@@ -77,14 +77,14 @@ def test_every_strategy_goes_on_without_them(name, tmp_path):
     first = simulated(strategy, failures, max_time="60 s", steps=10**6, jitter=Lognormal(0.1))
     assert first.traced.recorder.updates == first.recorder.updates
     assert 0 < len(first.recorder.updates) < len(plain.recorder.updates)
-    life = first.life
-    assert len(life.events) > 3
-    assert life.useful + life.lost + life.down == pytest.approx(life.end)
+    timeline = first.failure_timeline
+    assert len(timeline.events) > 3
+    assert timeline.useful + timeline.lost + timeline.down == pytest.approx(timeline.end)
     assert first.goodput < plain.throughput
     assert "goodput" in str(first)
     never = simulated(strategy, Failures(math.inf), max_time="60 s", steps=10**6)
     assert never.recorder.updates == plain.recorder.updates
-    assert never.life.effective == 1.0
+    assert never.failure_timeline.effective == 1.0
 
 
 @pytest.mark.parametrize("name", few(FREE, 3))
@@ -94,7 +94,7 @@ def test_values_follow(name):
     results = [simulated(FREE[name], failures, training=training, max_time="200 s") for _ in range(2)]
     assert results[0].params.tobytes() == results[1].params.tobytes()
     assert np.isfinite(results[0].params).all()
-    assert results[0].life.lost > 0.0
+    assert results[0].failure_timeline.lost > 0.0
     assert results[0].history["time"].is_monotonic_increasing
 
 
@@ -127,14 +127,17 @@ def random_world(seed, tmp_path):
     )
     failures = traced(
         tmp_path, *rows, spares=int(draw.integers(3)), kind=str(draw.choice(["crash", "hang"])),
-        notice=float(draw.choice([0.0, 1.5])), restart=float(draw.choice([0.0, 0.7])),
+        detection=float(draw.choice([0.0, 1.5])), restart=float(draw.choice([0.0, 0.7])),
     )  # fmt: skip
     jitter = Lognormal(0.3) if draw.random() < 0.7 else ddlsim.NoJitter()
     learns = {"training": Training("digits", rate=0.01, updates=12, evaluate_every=6)} if draw.random() < 0.3 else {}
     result = simulated(FREE[name], failures, steps=8, jitter=jitter, seed=seed, **learns)
-    life = result.life
-    assert life.useful + life.lost + life.down == pytest.approx(life.end), (name, rows)
-    assert min(life.useful, life.lost, life.noticing, life.repairing, life.restarting) >= -1e-9, (name, rows)
+    timeline = result.failure_timeline
+    assert timeline.useful + timeline.lost + timeline.down == pytest.approx(timeline.end), (name, rows)
+    assert min(timeline.useful, timeline.lost, timeline.detecting, timeline.repairing, timeline.restarting) >= -1e-9, (
+        name,
+        rows,
+    )
     assert result.end_time < 200.0
 
 
@@ -180,12 +183,12 @@ def test_a_run_of_some_steps_stands_for_a_month():
         result = simulated(strategy, failures, max_time=math.inf)
         plain = simulated(strategy, max_time=math.inf)
         assert result.throughput == plain.throughput
-        life = result.life
-        assert life.end == 30 * 86_400.0
-        assert life.availability == pytest.approx(10 / (10 + 1 + 5 / 60), abs=0.015)
-        assert result.goodput == pytest.approx(plain.throughput * life.effective)
-        lives = result.lives(20)
-        assert len({one.down for one in lives}) == 20
+        timeline = result.failure_timeline
+        assert timeline.end == 30 * 86_400.0
+        assert timeline.availability == pytest.approx(10 / (10 + 1 + 5 / 60), abs=0.015)
+        assert result.goodput == pytest.approx(plain.throughput * timeline.effective)
+        timelines = result.timelines(20)
+        assert len({one.down for one in timelines}) == 20
         assert any("30 days" in note for note in result.notes)
 
 
@@ -195,8 +198,10 @@ def test_the_short_cut_is_what_is_simulated():
     failures, jitter = Failures("500 s", per="host", repair="40 s", restart="10 s"), Lognormal(0.2)
     long = simulated(ddlsim.AsyncParameterServer(), failures, max_time="50000 s", steps=10**6, jitter=jitter)
     short = simulated(ddlsim.AsyncParameterServer(), failures, max_time=math.inf, steps=500, jitter=jitter)
-    assert short.life.effective == pytest.approx(long.life.effective, abs=0.01)
-    assert short.life.lost / short.life.end == pytest.approx(long.life.lost / long.life.end, rel=0.15)
+    assert short.failure_timeline.effective == pytest.approx(long.failure_timeline.effective, abs=0.01)
+    assert short.failure_timeline.lost / short.failure_timeline.end == pytest.approx(
+        long.failure_timeline.lost / long.failure_timeline.end, rel=0.15
+    )
     assert short.goodput == pytest.approx(long.goodput, rel=0.01)
 
 
@@ -204,7 +209,7 @@ def test_the_short_cut_is_what_is_simulated():
 def test_other_lives_are_other_seeds():
     result = simulated(ddlsim.AsyncParameterServer(), Failures("40 s", repair="8 s"))
     with pytest.raises(ConfigError, match="simulate_seeds"):
-        result.lives(3)
+        result.timelines(3)
 
 
 # ---------------------------------------------------------------- servers on machines that crash
@@ -258,7 +263,10 @@ def test_a_run_that_too_few_workers_are_left_for_is_not_available(tmp_path):
     rows = [(5.5 + rank, rank, "inf") for rank in range(5)]
     result = simulated(ddlsim.KAsync(2), traced(tmp_path, *rows), max_time="40 s", steps=10**6)
     assert result.availability < 9.5 / 40.0
-    assert result.life.useful + result.life.lost + result.life.down == pytest.approx(40.0)
+    assert (
+        result.failure_timeline.useful + result.failure_timeline.lost + result.failure_timeline.down
+        == pytest.approx(40.0)
+    )
 
 
 # ---------------------------------------------------------------- what a worker was waiting for
@@ -283,7 +291,7 @@ def test_a_worker_that_is_back_waits_for_nothing_from_before(strategy, fall, los
     before = [1.4, 3.2] if lost else [1.4, 3.2, 5.0]
     after = [7.398 + 1.8 * step for step in range(6 - len(before))]
     assert [time for time, _ in result.recorder.updates] == pytest.approx([*before, *after])
-    assert result.life.lost == pytest.approx(lost)
+    assert result.failure_timeline.lost == pytest.approx(lost)
     begun = [span.start for span in result.traced.recorder.spans if span.track == "worker 0" and span.name == "forward"]
     assert min(time for time in begun if time > fall) == pytest.approx(5.998)
 

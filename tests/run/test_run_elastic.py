@@ -43,48 +43,52 @@ def learning(failures, elastic, **changes):
 
 def test_a_life_by_hand(tmp_path):
     """Host 3 fails at 100 s, is back at 400, and joins at the end of the step under way."""
-    failures = traced(tmp_path, (100.0, 3, 300.0), notice="4 s")
+    failures = traced(tmp_path, (100.0, 3, 300.0), detection="4 s")
     result = ddlsim.simulate(timed(failures=failures, max_time="1000 s"))
     step = {4: result.step_time, 3: ddlsim.simulate(timed(workers=3, failures=None, elastic=None)).step_time}
-    life = result.life
+    timeline = result.failure_timeline
     lost = 100.0 - step[4] * math.floor(100.0 / step[4])
     began = 100.0 + 4.0 + 10.0
     joined = began + step[3] * math.ceil((400.0 - began) / step[3])
     copied = 4 * 25_557_032 * 2 / 1e9
-    assert [workers for _, workers in life.groups] == [4, 3, 4]
-    times = [time for time, _ in life.groups]
+    assert [workers for _, workers in timeline.groups] == [4, 3, 4]
+    times = [time for time, _ in timeline.groups]
     assert times == pytest.approx([0.0, began, joined + 10.0 + copied], rel=1e-6)
-    assert life.lost == pytest.approx(lost, abs=1e-4)
-    assert (life.noticing, life.repairing) == (4.0, 0.0)
-    assert life.restarting == pytest.approx(20.0 + copied, rel=1e-6)
-    assert life.useful == pytest.approx(1000.0 - lost - 4.0 - life.restarting, abs=1e-4)
+    assert timeline.lost == pytest.approx(lost, abs=1e-4)
+    assert (timeline.detecting, timeline.repairing) == (4.0, 0.0)
+    assert timeline.restarting == pytest.approx(20.0 + copied, rel=1e-6)
+    assert timeline.useful == pytest.approx(1000.0 - lost - 4.0 - timeline.restarting, abs=1e-4)
     steps = math.floor(100.0 / step[4]), round((joined - began) / step[3])
     last = math.floor((1000.0 - times[2]) / step[4])
-    assert life.steps == sum(steps) + last
+    assert timeline.steps == sum(steps) + last
     assert result.goodput == pytest.approx(32 * (4 * steps[0] + 3 * steps[1] + 4 * last) / 1000.0)
-    assert life.workers["workers"].tolist() == [4, 3, 4]
+    assert timeline.workers["workers"].tolist() == [4, 3, 4]
 
 
 def test_spares_take_the_place_of_machines(tmp_path):
     failures = traced(tmp_path, (100.0, 3, 1e6), spares=1)
-    life = ddlsim.simulate(timed(failures=failures, max_time="1000 s")).life
-    assert [workers for _, workers in life.groups] == [4, 4]
-    assert life.groups[1][0] == pytest.approx(110.0 + 4 * 25_557_032 * 2 / 1e9)
+    timeline = ddlsim.simulate(timed(failures=failures, max_time="1000 s")).failure_timeline
+    assert [workers for _, workers in timeline.groups] == [4, 4]
+    assert timeline.groups[1][0] == pytest.approx(110.0 + 4 * 25_557_032 * 2 / 1e9)
 
 
 def test_below_the_minimum_all_wait(tmp_path):
     failures = traced(tmp_path, (100.0, 3, 500.0), (200.0, 2, 200.0))
-    life = ddlsim.simulate(timed(failures=failures, elastic=Elastic(3, rejoin=0.0), max_time="1000 s")).life
-    assert [workers for _, workers in life.groups] == [4, 3, 0, 3, 4]
-    assert life.repairing == pytest.approx(200.0)
+    timeline = ddlsim.simulate(
+        timed(failures=failures, elastic=Elastic(3, rejoin=0.0), max_time="1000 s")
+    ).failure_timeline
+    assert [workers for _, workers in timeline.groups] == [4, 3, 0, 3, 4]
+    assert timeline.repairing == pytest.approx(200.0)
 
 
 def test_when_the_last_one_fails_all_is_lost(tmp_path):
     failures = traced(tmp_path, *[(100.0 + i, i, 50.0) for i in range(4)])
-    life = ddlsim.simulate(timed(failures=failures, elastic=Elastic(1, rejoin=0.0), max_time="1000 s")).life
-    assert life.lost > 99.0
-    assert life.useful + life.lost + life.down == pytest.approx(1000.0)
-    assert [workers for _, workers in life.groups] == [4, 3, 2, 1, 0, 1, 2, 3, 4]
+    timeline = ddlsim.simulate(
+        timed(failures=failures, elastic=Elastic(1, rejoin=0.0), max_time="1000 s")
+    ).failure_timeline
+    assert timeline.lost > 99.0
+    assert timeline.useful + timeline.lost + timeline.down == pytest.approx(1000.0)
+    assert [workers for _, workers in timeline.groups] == [4, 3, 2, 1, 0, 1, 2, 3, 4]
 
 
 def by_hand(turns, n_start, rate_of):
@@ -116,24 +120,24 @@ def test_survivors_learn_what_they_would_alone(tmp_path, rate):
     result = ddlsim.simulate(learning(failures, Elastic(1, rejoin="5 s", rate=rate)))
     factor = {"same": lambda n: 1.0, "linear": lambda n: n / 4, "square-root": lambda n: math.sqrt(n / 4)}[rate]
     turns = [(4, 3), (3, 3), (2, 6)]
-    assert [workers for _, workers in result.life.groups] == [4, 3, 2]
+    assert [workers for _, workers in result.failure_timeline.groups] == [4, 3, 2]
     assert result.params == pytest.approx(by_hand(turns, 4, lambda n: 0.2 * factor(n)), abs=2e-5)
     rows = result.history
     assert rows["updates"].tolist() == [0, 4, 8, 12]
     assert rows["samples"].tolist() == [0, 64 * 3 + 48, 64 * 3 + 48 * 3 + 32 * 2, 64 * 3 + 48 * 3 + 32 * 6]
     assert rows["time"].is_monotonic_increasing
-    assert rows["time"].iloc[-1] == pytest.approx(result.life.end)
+    assert rows["time"].iloc[-1] == pytest.approx(result.failure_timeline.end)
     assert rows["rate"].tolist() == pytest.approx([0.2, 0.2 * factor(3), 0.2 * factor(2), 0.2 * factor(2)])
     assert rows["nbytes"].is_monotonic_increasing
-    assert result.life.steps == 12
+    assert result.failure_timeline.steps == 12
     assert not result.can_be_saved
 
 
 def test_a_machine_that_comes_back_learns_with_the_others(tmp_path):
     failures = traced(tmp_path, (33.0, 3, 30.0))
     result = ddlsim.simulate(learning(failures, Elastic(1, rejoin="5 s")))
-    assert [workers for _, workers in result.life.groups] == [4, 3, 4]
-    before = math.floor((result.life.groups[2][0] - 38.0 - 5.0) / 10.0)
+    assert [workers for _, workers in result.failure_timeline.groups] == [4, 3, 4]
+    before = math.floor((result.failure_timeline.groups[2][0] - 38.0 - 5.0) / 10.0)
     assert result.params == pytest.approx(by_hand([(4, 3), (3, before), (4, 9 - before)], 4, lambda n: 0.2), abs=2e-5)
 
 
@@ -150,7 +154,7 @@ def test_the_batch_of_all_can_stay(tmp_path):
     result = ddlsim.simulate(learning(failures, Elastic(1, batch="global"), compute=ddlsim.Affine("10 s", 0.0)))
     assert result.history["samples"].iloc[-1] == 3 * 64 + 9 * 63  # 21 samples each
     with pytest.raises(ConfigError, match="elastic: a group of 3 workers: the step was measured with batch_size = 16"):
-        _ = ddlsim.simulate(learning(failures, Elastic(1, batch="global"))).life
+        _ = ddlsim.simulate(learning(failures, Elastic(1, batch="global"))).failure_timeline
 
 
 @pytest.mark.parametrize(
@@ -165,11 +169,11 @@ def test_every_strategy_of_replicas_has_it(tmp_path, strategy):
     failures = traced(tmp_path, (33.0, 3, 60.0))
     experiment = learning(failures, Elastic(2, rejoin="5 s"), strategy=strategy)
     first, again = ddlsim.simulate(experiment), ddlsim.simulate(experiment)
-    assert [workers for _, workers in first.life.groups][:2] == [4, 3]
+    assert [workers for _, workers in first.failure_timeline.groups][:2] == [4, 3]
     assert first.params.tobytes() == again.params.tobytes()
     assert first.accuracy == first.history["accuracy"].iloc[-1]
-    life = first.life
-    assert life.useful + life.lost + life.down == pytest.approx(life.end)
+    timeline = first.failure_timeline
+    assert timeline.useful + timeline.lost + timeline.down == pytest.approx(timeline.end)
 
 
 @pytest.mark.parametrize("share", seeds(1, 4))  # of 100 examples
@@ -180,27 +184,27 @@ def test_times_add_up_whatever_fails(share, data, tmp_path_factory):
     rows = data.draw(st.lists(st.tuples(st.floats(1.0, 900.0), st.integers(0, 3), st.floats(0.0, 300.0)), max_size=12))
     failures = traced(
         tmp_path_factory.mktemp("world"), *sorted(rows), spares=data.draw(st.integers(0, 2)),
-        notice=data.draw(st.sampled_from([0.0, 7.0])), kind=data.draw(st.sampled_from(["crash", "hang"])),
+        detection=data.draw(st.sampled_from([0.0, 7.0])), kind=data.draw(st.sampled_from(["crash", "hang"])),
     )  # fmt: skip
     least = data.draw(st.integers(1, 4))
     elastic = Elastic(least, rejoin=data.draw(st.sampled_from([0.0, 12.0])))
-    life = ddlsim.simulate(timed(failures=failures, elastic=elastic, max_time="1000 s", steps=3)).life
-    assert life.useful + life.lost + life.down == pytest.approx(1000.0, abs=1e-6)
-    assert min(life.useful, life.lost, life.noticing, life.repairing, life.restarting) >= 0.0
-    assert all(workers == 0 or least <= workers <= 4 for _, workers in life.groups)
-    times = [time for time, _ in life.groups]
+    timeline = ddlsim.simulate(timed(failures=failures, elastic=elastic, max_time="1000 s", steps=3)).failure_timeline
+    assert timeline.useful + timeline.lost + timeline.down == pytest.approx(1000.0, abs=1e-6)
+    assert min(timeline.useful, timeline.lost, timeline.detecting, timeline.repairing, timeline.restarting) >= 0.0
+    assert all(workers == 0 or least <= workers <= 4 for _, workers in timeline.groups)
+    times = [time for time, _ in timeline.groups]
     assert times == sorted(times)
     if not rows:
-        assert life.effective == 1.0
+        assert timeline.effective == 1.0
 
 
 @pytest.mark.slow
 def test_a_month_and_its_lives():
     result = ddlsim.simulate(timed())
-    assert result.life.end == DAYS
-    lives = result.lives(3)
-    assert len({life.lost for life in lives}) == 3
-    assert 0.97 < result.life.effective < 1.0
+    assert result.failure_timeline.end == DAYS
+    timelines = result.timelines(3)
+    assert len({timeline.lost for timeline in timelines}) == 3
+    assert 0.97 < result.failure_timeline.effective < 1.0
     waiting = ddlsim.simulate(timed(elastic=None, checkpoints=Checkpoints("10 min", stall="5 s")))
     assert result.goodput > waiting.goodput  # who waits for repairs and loses minutes has less
     assert "elastic" in str(result)
@@ -231,31 +235,33 @@ def test_files_have_it(tmp_path):
 )
 def test_what_does_not_go_with_it(changes, message):
     with pytest.raises(ConfigError, match=message):
-        _ = ddlsim.simulate(timed(**changes)).life
+        _ = ddlsim.simulate(timed(**changes)).failure_timeline
 
 
 def test_who_is_warned_leaves_at_the_end_of_a_step(tmp_path):
-    failures = traced(tmp_path, (100.05, 3, 300.0), notice="4 s", warning="30 s")
+    failures = traced(tmp_path, (100.05, 3, 300.0), detection="4 s", warning="30 s")
     result = ddlsim.simulate(timed(failures=failures, max_time="1000 s"))
-    life, step = result.life, result.step_time
+    timeline, step = result.failure_timeline, result.step_time
     left = step * math.ceil(70.05 / step)
-    assert (life.lost, life.noticing) == (0.0, 0.0)
-    assert life.groups[1] == (pytest.approx(left + 10.0), 3)
-    short = ddlsim.simulate(timed(failures=dataclasses.replace(failures, warning="10 ms"), max_time="1000 s")).life
+    assert (timeline.lost, timeline.detecting) == (0.0, 0.0)
+    assert timeline.groups[1] == (pytest.approx(left + 10.0), 3)
+    short = ddlsim.simulate(
+        timed(failures=dataclasses.replace(failures, warning="10 ms"), max_time="1000 s")
+    ).failure_timeline
     assert short.lost > 0.0
-    assert short.noticing == 4.0
+    assert short.detecting == 4.0
 
 
 def test_the_last_step_before_leaving_counts_in_what_is_learnt(tmp_path):
     """Warned at 25 s: the third step of 10 s is the last of four workers; then it is as if one had crashed after it."""
     warned = traced(tmp_path, (45.0, 3, 1e6), warning="20 s")
-    life = ddlsim.simulate(learning(warned, Elastic(2, rejoin=0.0)))
+    timeline = ddlsim.simulate(learning(warned, Elastic(2, rejoin=0.0)))
     (tmp_path / "other").mkdir()
-    crashed = traced(tmp_path / "other", (life.life.groups[1][0] + 1e-3, 3, 1e6))
+    crashed = traced(tmp_path / "other", (timeline.failure_timeline.groups[1][0] + 1e-3, 3, 1e6))
     same = ddlsim.simulate(learning(crashed, Elastic(2, rejoin=0.0)))
-    assert life.life.lost == 0.0
-    assert [n for _, n in life.life.groups] == [4, 3]
-    assert life.params.tobytes() == same.params.tobytes()
+    assert timeline.failure_timeline.lost == 0.0
+    assert [n for _, n in timeline.failure_timeline.groups] == [4, 3]
+    assert timeline.params.tobytes() == same.params.tobytes()
 
 
 # ------------------------------------------------------------ who is left
@@ -298,11 +304,11 @@ def test_machines_that_are_gone_take_no_energy(tmp_path):
     for idle in (0.0, 100.0):
         device = dataclasses.replace(ddlsim.load_device("v100"), idle_power_w=idle)
         result = slow_first(tmp_path, (0.5, 0, 1e9), (0.6, 1, 1e9), device=device, speed=None)
-        computed = 2 * 1.0 * result.life.steps
+        computed = 2 * 1.0 * result.failure_timeline.steps
         expected = 300.0 * computed + idle * (2 * 1000.0 - computed)
         assert result.energy == pytest.approx(expected, rel=0.01)
         back = slow_first(tmp_path, (0.5, 0, 500.0), (0.6, 1, 500.0), device=device, speed=None)
-        assert back.life.away == pytest.approx([500.0, 500.0, 0.0, 0.0], abs=3.0)
+        assert back.failure_timeline.out_of_service == pytest.approx([500.0, 500.0, 0.0, 0.0], abs=3.0)
 
 
 def test_a_group_never_has_more_than_the_batch_of_all(tmp_path):
@@ -310,13 +316,13 @@ def test_a_group_never_has_more_than_the_batch_of_all(tmp_path):
     elastic = Elastic(1, rejoin="3 s", batch="global")
     fields = {"speed": None, "compute": ddlsim.Affine("1 s", 0.0), "elastic": elastic}
     result = slow_first(tmp_path, (0.5, 0, 1e9), **fields)
-    assert result.goodput * 1000.0 == pytest.approx(30 * result.life.steps)
+    assert result.goodput * 1000.0 == pytest.approx(30 * result.failure_timeline.steps)
     assert any("every worker takes the same whole number of samples" in note for note in result.notes)
     checkpoints = Checkpoints("10 s", stall=0.0)
     parts = slow_first(
         tmp_path, (0.5, 0, 1e9), **{**fields, "strategy": ddlsim.FSDP(), "batch_size": 48, "checkpoints": checkpoints}
     )
-    assert parts.goodput * 1000.0 == pytest.approx(48 * parts.life.steps)
+    assert parts.goodput * 1000.0 == pytest.approx(48 * parts.failure_timeline.steps)
     for n_workers in range(1, 9):
         for batch_size in range(1, 20):
             most = max(batch_size * 8, n_workers)
@@ -330,22 +336,22 @@ def test_faults_are_on_the_clock_of_the_training(tmp_path):
     plain = slow_first(tmp_path, *rows, speed=None)
     stop = ddlsim.Stop(3, "10 s", "50 s")
     once = slow_first(tmp_path, *rows, speed=None, faults=[stop])
-    assert plain.life.steps - once.life.steps == pytest.approx(50, abs=2)
+    assert plain.failure_timeline.steps - once.failure_timeline.steps == pytest.approx(50, abs=2)
     later = slow_first(tmp_path, *rows, speed=None, faults=[ddlsim.Stop(3, "150 s", "50 s")])  # of three workers
-    assert plain.life.steps - later.life.steps == pytest.approx(50, abs=2)
+    assert plain.failure_timeline.steps - later.failure_timeline.steps == pytest.approx(50, abs=2)
     gone = slow_first(tmp_path, *rows, speed=None, faults=[ddlsim.Stop(0, "150 s", "50 s")])  # who is not there
-    assert plain.life.steps - gone.life.steps == pytest.approx(0, abs=2)
-    slow = slow_first(tmp_path, *rows, speed=None, slow_downs=[ddlsim.SlowDown(3, "150 s", "700 s", 2.0)])
-    assert plain.life.steps - slow.life.steps == pytest.approx((700 - 2 * 3) / 2, abs=4)
+    assert plain.failure_timeline.steps - gone.failure_timeline.steps == pytest.approx(0, abs=2)
+    slow = slow_first(tmp_path, *rows, speed=None, slowdowns=[ddlsim.Slowdown(3, "150 s", "700 s", 2.0)])
+    assert plain.failure_timeline.steps - slow.failure_timeline.steps == pytest.approx((700 - 2 * 3) / 2, abs=4)
 
 
 def test_learning_groups_have_faults_on_the_clock(tmp_path):
     failures = traced(tmp_path, (33.0, 3, 1e9))
     faults = {"faults": [ddlsim.Stop(0, "12 s", "9 s"), ddlsim.Stop(1, "62 s", "30 s")]}
     plain, result = (ddlsim.simulate(learning(failures, Elastic(1, rejoin="5 s"), **each)) for each in ({}, faults))
-    assert [n for _, n in result.life.groups] == [4, 3]
+    assert [n for _, n in result.failure_timeline.groups] == [4, 3]
     # one step of four workers less is done before the failure at 33 s, and the second stop takes 30 s
-    assert result.life.end - plain.life.end == pytest.approx(30.0 + 10.0, abs=0.1)
+    assert result.failure_timeline.end - plain.failure_timeline.end == pytest.approx(30.0 + 10.0, abs=0.1)
 
 
 @pytest.mark.parametrize(("changes", "message"), [

@@ -8,11 +8,11 @@ from bundled_strategies import some
 from draws import few
 
 import ddlsim
-from ddlsim import Affine, Background, ConfigError, LinkFault, SlowDown, Stop, Training
+from ddlsim import Affine, Background, ConfigError, LinkFault, Slowdown, Stop, Training
 from ddlsim.cluster import leaf_spine, star, torus
 from ddlsim.cluster.calibration_table import CalibrationTable, CurveTable
-from ddlsim.life import Effect
-from ddlsim.life.faults import links_between
+from ddlsim.reliability import Effect
+from ddlsim.reliability.faults import links_between
 
 GRAPH = star(6, bandwidth="100 Mbit/s", latency="70 us")
 SWITCH = next(iter(GRAPH.neighbors("h0")))
@@ -112,9 +112,9 @@ def test_every_strategy_goes_round_a_link_that_is_down(name):
     # of four trunks three carry what all four did: two of them would wait for ever
     for trunk in TRUNKS:
         waits = took(LinkFault(*trunk, "50 ms", "20 s", reroute=math.inf))
-        goes_on = took(LinkFault(*trunk, "50 ms", "20 s", reroute="100 ms"))
-        assert goes_on <= waits
-        assert goes_on < took() * 1.6 + 0.5
+        endless = took(LinkFault(*trunk, "50 ms", "20 s", reroute="100 ms"))
+        assert endless <= waits
+        assert endless < took() * 1.6 + 0.5
     assert max(took(LinkFault(*trunk, "50 ms", "20 s", reroute=math.inf)) for trunk in TRUNKS) > took()
 
 
@@ -173,7 +173,7 @@ def test_a_stop_is_not_computing():
     assert result.workers["compute"].tolist() == pytest.approx([10.0, 10.0, 10.0])
     assert result.energy == pytest.approx(3 * 10 * 300.0)
     random = stopped(ddlsim.AllReduce(), faults=ddlsim.RandomFaults("20 s", "30 s", kind="stop", per="device"), seed=1)
-    assert random.drawn_faults
+    assert random.sampled_faults
     assert random.workers["compute"].tolist() == pytest.approx([10.0, 10.0, 10.0])
 
 
@@ -192,16 +192,18 @@ def test_a_run_that_stalls_says_so_and_counts_the_time():
 
 def test_what_comes_after_the_end_is_said():
     late = [Stop(0, "100 s", "1 s"), LinkFault("h0", "switch", "500 s", "10 s")]
-    beside = [Background("h3", "h4", start="100 s"), Background("h3", "h4", start="1 s")]
+    background = [Background("h3", "h4", start="100 s"), Background("h3", "h4", start="1 s")]
     result = stopped(
-        ddlsim.AllReduce(), faults=[*late, Stop(1, "1 s", "1 s")], slow_downs=[SlowDown(1, "50 s", "5 s", 2.0)],
-        beside=beside,
+        ddlsim.AllReduce(), faults=[*late, Stop(1, "1 s", "1 s")], slowdowns=[Slowdown(1, "50 s", "5 s", 2.0)],
+        background=background,
     )  # fmt: skip
     told = [note for note in result.notes if "begins after the end of the run at 11" in note]
-    assert [note.split("(")[0] for note in told] == ["Stop", "LinkFault", "SlowDown", "Background"]
-    jobs = ddlsim.simulate_jobs([ddlsim.Job(result.experiment.with_(beside=[]), "a"), beside[0]], faults=late[1:])
+    assert [note.split("(")[0] for note in told] == ["Stop", "LinkFault", "Slowdown", "Background"]
+    jobs = ddlsim.simulate_jobs(
+        [ddlsim.Job(result.experiment.with_(background=[]), "a"), background[0]], faults=late[1:]
+    )
     told = [note.split("(")[0] for note in jobs["a"].notes if "begins after the end" in note]
-    assert sorted(told) == ["Background", "LinkFault", "LinkFault", "SlowDown", "Stop"]
+    assert sorted(told) == ["Background", "LinkFault", "LinkFault", "Slowdown", "Stop"]
 
 
 @pytest.mark.parametrize("strategy", [ddlsim.AllReduce("ring", "none", cost="nccl"), ddlsim.AllReduce("ring", "none")])
@@ -289,8 +291,8 @@ class Brownout:
 
 
 def bundled(start, duration):
-    slow, link = SlowDown(1, start, duration, 3.0), LinkFault("h1", SWITCH, start, duration, 0.01)
-    return {"slow_downs": [slow], "faults": [link, Stop(0, start, duration / 2)]}
+    slow, link = Slowdown(1, start, duration, 3.0), LinkFault("h1", SWITCH, start, duration, 0.01)
+    return {"slowdowns": [slow], "faults": [link, Stop(0, start, duration / 2)]}
 
 
 @pytest.mark.parametrize("name", sorted({*STRATEGIES} - {"all-reduce", "stale"}))
@@ -309,9 +311,11 @@ def test_it_happens_once_in_a_lifetime(elastic):
     life = {"failures": often, "elastic": elastic, "max_time": "5 h"}
     if elastic is None:
         life["checkpoints"] = ddlsim.Checkpoints("10 min", stall="1 s")
-    lives = [simulated(ddlsim.AllReduce("ring"), faults=f, **life).life for f in ((), Brownout(3600.0, 1800.0))]
-    assert lives[0].steps > lives[1].steps > 0.75 * lives[0].steps
-    assert [time for time, *_ in lives[0].events] == [time for time, *_ in lives[1].events]
+    timelines = [
+        simulated(ddlsim.AllReduce("ring"), faults=f, **life).failure_timeline for f in ((), Brownout(3600.0, 1800.0))
+    ]
+    assert timelines[0].steps > timelines[1].steps > 0.75 * timelines[0].steps
+    assert [time for time, *_ in timelines[0].events] == [time for time, *_ in timelines[1].events]
 
 
 @pytest.mark.parametrize(

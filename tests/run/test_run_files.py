@@ -141,12 +141,12 @@ def test_a_file_can_have_every_field_of_an_experiment():
     assert SCHEMA.arguments_of(ddlsim.Experiment).keys() == fields
 
 
-def test_slow_downs_are_a_list_of_tables(tmp_path):
+def test_slowdowns_are_a_list_of_tables(tmp_path):
     slow = '{ ranks = [0, 2], start = "1 s", duration = "500 ms", factor = 3 }, { ranks = 1, start = "0 s", '
-    experiment = load(tmp_path, f'cluster = "office-1gbe"\nslow_downs = [{slow}duration = "1 s", factor = 2.5 }}]')
-    assert experiment.slow_downs == (ddlsim.SlowDown((0, 2), 1.0, 0.5, 3.0), ddlsim.SlowDown(1, 0.0, 1.0, 2.5))
-    with pytest.raises(ConfigError, match=r"e.toml: slow_downs\[0\]: unknown key 'rank'; did you mean 'ranks'"):
-        load(tmp_path, 'cluster = "office-1gbe"\nslow_downs = [{ rank = 1 }]')
+    experiment = load(tmp_path, f'cluster = "office-1gbe"\nslowdowns = [{slow}duration = "1 s", factor = 2.5 }}]')
+    assert experiment.slowdowns == (ddlsim.Slowdown((0, 2), 1.0, 0.5, 3.0), ddlsim.Slowdown(1, 0.0, 1.0, 2.5))
+    with pytest.raises(ConfigError, match=r"e.toml: slowdowns\[0\]: unknown key 'rank'; did you mean 'ranks'"):
+        load(tmp_path, 'cluster = "office-1gbe"\nslowdowns = [{ rank = 1 }]')
 
 
 def test_files_know_every_strategy_optimizer_schedule_and_jitter():
@@ -228,7 +228,7 @@ def code(tmp_path, monkeypatch):
         'fabric = { algorithm = "users_own:star" }',
         'compression = { type = "error-feedback", inner = { type = "users_own:Halves" } }',
         'jitter = { type = "users_own:Damped" }',
-        'slow_downs = [{ type = "users_own:Damped" }]',
+        'slowdowns = [{ type = "users_own:Damped" }]',
         'training = { optimizer = { type = "users_own:Damped", by = 0.5 } }',
     ],
 )

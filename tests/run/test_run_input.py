@@ -256,7 +256,7 @@ def test_checkpoints_go_to_the_same_storage(n, write, stall):
     plain = star(n, bandwidth="1 GB/s", latency="0 s")
     on = with_storage(plain, "nfs0", read="2 GB/s", write=write, bandwidth=FAST)
     checkpoints = ddlsim.Checkpoints("1 h", to="nfs0", nbytes="4 GB")
-    cost = run(on=on, checkpoints=checkpoints).life.timeline.cost
+    cost = run(on=on, checkpoints=checkpoints).failure_timeline.timeline.cost
     assert (cost.stall, cost.load) == (pytest.approx(stall, **EXACT), pytest.approx(2.0, **EXACT))
     with pytest.raises(ConfigError, match="did you mean 'nfs0'"):
         run(on=on, checkpoints=ddlsim.Checkpoints("1 h", to="nfs", nbytes="4 GB"))
@@ -321,10 +321,10 @@ def test_a_bundled_cluster_with_storage():
 def test_a_storage_that_nobody_reads_changes_nothing(name):
     plain = ddlsim.load_cluster(name)
     switch = next(plain.node_names[node] for node in range(plain.n_nodes) if plain.is_fabric_switch[node])
-    beside = with_storage(plain, "nfs0", read="1 GB/s", at=switch, bandwidth="10 Gbit/s", latency="1 us")
+    background = with_storage(plain, "nfs0", read="1 GB/s", at=switch, bandwidth="10 Gbit/s", latency="1 us")
     times = [
         ddlsim.simulate(on, "resnet18", batch_size=32, device="v100", steps=2).step_times.tolist()
-        for on in (plain, beside)
+        for on in (plain, background)
     ]
     assert times[0] == times[1]
     with pytest.raises(ConfigError, match=r"a storage cannot be added to a grid .*; use the name of one of its hosts"):
@@ -396,12 +396,12 @@ def test_jobs_share_what_serves_samples(name, strategy):
     alone, four = (ddlsim.simulate(job(places)).step_time for places in ([0, 1], [0, 1, 2, 3]))
     assert (alone, four) == pytest.approx((0.064, 0.128), rel=1e-3)
     jobs = ddlsim.simulate_jobs([ddlsim.Job(job([0, 1]), "a"), ddlsim.Job(job([2, 3]), "b")])
-    assert [jobs.step_time_together(each) for each in "ab"] == pytest.approx([0.128] * 2, rel=0.03)
+    assert [jobs.concurrent_step_time(each) for each in "ab"] == pytest.approx([0.128] * 2, rel=0.03)
     assert sum(jobs[each].throughput for each in "ab") == pytest.approx(4 * BATCH / 0.128, rel=0.06)
     late = ddlsim.simulate_jobs([ddlsim.Job(job([0, 1]), "a"), ddlsim.Job(job([2, 3]), "b", start="0.5 s")])
-    assert [late.step_time_together(each) for each in "ab"] == pytest.approx([0.128] * 2, rel=0.06)
-    beside = ddlsim.simulate(job([0, 1], beside=[ddlsim.Job(job([2, 3]))]))
-    assert beside.step_time == pytest.approx(0.128, rel=0.03)
+    assert [late.concurrent_step_time(each) for each in "ab"] == pytest.approx([0.128] * 2, rel=0.06)
+    background = ddlsim.simulate(job([0, 1], background=[ddlsim.Job(job([2, 3]))]))
+    assert background.step_time == pytest.approx(0.128, rel=0.03)
     apart = ddlsim.simulate_jobs([ddlsim.Job(job([0, 1]), "a"), ddlsim.Job(job([4, 5]), "b")])
     if name != "operations":  # of another machine
         assert apart["a"].step_time == pytest.approx(0.064, rel=1e-3)

@@ -7,7 +7,7 @@ from bundled_strategies import BUNDLED, N_WORKERS, VARIANTS
 from draws import few
 from worlds_generator import Draw, generated, stored
 
-from ddlsim import Affine, ConfigError, Experiment, Input, LinkFault, Lognormal, NoJitter, SlowDown, Training
+from ddlsim import Affine, ConfigError, Experiment, Input, LinkFault, Lognormal, NoJitter, Slowdown, Training
 from ddlsim.run import run
 
 EVERY = BUNDLED | VARIANTS
@@ -77,7 +77,7 @@ def test_samples_are_waited_for(name):
 def test_faults_slow_down_what_they_hit(name):
     one, plain, draw = drawn(name, "faults")
     rank = draw.randrange(N_WORKERS)
-    slower = run(one.with_(faults=[SlowDown(rank, 0.0, "1000 s", FACTOR)]), keep_spans=True)
+    slower = run(one.with_(faults=[Slowdown(rank, 0.0, "1000 s", FACTOR)]), keep_spans=True)
     longest = [
         max(s.end - s.start for s in result.recorder.spans if (s.track, s.kind) == (f"worker {rank}", "compute"))
         for result in (plain, slower)

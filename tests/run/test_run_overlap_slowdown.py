@@ -68,7 +68,7 @@ def test_the_part_of_the_backward_pass_beside_an_all_reduce_takes_longer(two_lay
 ])  # fmt: skip
 @pytest.mark.parametrize("factor", [1.0, 1.6, 3.0])
 def test_messages_between_peers_slow_both_ends_down(two_layers, strategy, beside, factor):
-    """8.008 MB take 4 ms; a step computes for 12 ms, beside messages that last `beside` ms."""
+    """8.008 MB take 4 ms; a step computes for 12 ms, beside messages that last `background` ms."""
     result = ddlsim.simulate(
         star(2, bandwidth="2.002 GB/s", latency="0 s"), two_layers, strategy, batch_size=1, steps=4,
         compute=ddlsim.Measured("12 ms", batch_size=1), overlap_slowdown=factor,
@@ -102,10 +102,10 @@ def test_work_is_conserved(name, factor, slow):
     experiment = ddlsim.Experiment(
         "dgx-a100-pod", "resnet18", strategy, batch_size=32 if shared else 8, workers=[0, 1, 8, 9],
         steps=2, warmup=0, device="v100", precision="fp16" if name == "fsdp" else "fp32",
-        slow_downs=[ddlsim.SlowDown([0, 2], "5 ms", "3 ms", 2.0)] if slow else (),
+        slowdowns=[ddlsim.Slowdown([0, 2], "5 ms", "3 ms", 2.0)] if slow else (),
         overlap_slowdown=factor, compression=ddlsim.TopK(0.1) if name == "top-k" else None,
     )  # fmt: skip
-    plain = experiment.with_(overlap_slowdown=1.0, slow_downs=())
+    plain = experiment.with_(overlap_slowdown=1.0, slowdowns=())
     slower, before = (run(each, keep_spans=True) for each in (experiment, plain))
     assert slower.recorder.seconds[0]["compute"] > before.recorder.seconds[0]["compute"] * (1 + 1e-9)
     for rank in range(4):

@@ -5,7 +5,7 @@ import pytest
 from bundled_strategies import BUNDLED, N_WORKERS, VARIANTS
 
 import ddlsim
-from ddlsim import Affine, Background, Experiment, Job, Lognormal, Pause, SlowDown, Stop, Training
+from ddlsim import Affine, Background, Experiment, Job, Lognormal, Pause, Slowdown, Stop, Training
 from ddlsim.cluster import star
 from ddlsim.network.pauses import earliest_start, merged, pieces
 from ddlsim.run import run
@@ -66,7 +66,7 @@ def test_what_synchronous_strategies_learn_stays(name):
 @pytest.mark.parametrize("name", ["AllReduce", "AllReduce priority", "FSDP", "FedAvg", "AsyncParameterServer", "KSync"])
 def test_they_go_with_everything_else(name):
     pauses = [Pause(0.0, "10 ms"), Pause("25 ms", "40 ms"), Pause("50 ms", "100 ms"), Pause("200 ms", "30 ms")]
-    others = [SlowDown(1, "0 s", "70 ms", 3.0), Stop(2, "30 ms", "50 ms")]
+    others = [Slowdown(1, "0 s", "70 ms", 3.0), Stop(2, "30 ms", "50 ms")]
     options = {"jitter": Lognormal(0.3), "overlap_slowdown": 1.3, "seed": 3}
     result = run(experiment(name, faults=[*pauses, *others], **options), keep_spans=True)
     windows = [Pause(0.0, "10 ms"), Pause("25 ms", "125 ms"), Pause("200 ms", "30 ms")]

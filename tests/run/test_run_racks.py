@@ -6,7 +6,7 @@ import pytest
 import ddlsim
 from ddlsim import Affine, Checkpoints, ConfigError, Elastic, Experiment, Failures, Measured
 from ddlsim.cluster import MultiGpu, leaf_spine, racks, star, torus
-from ddlsim.life.failures import units
+from ddlsim.reliability.failures import units
 
 CLUSTER = ddlsim.load_cluster(racks(3, 2, bandwidth="8 Gbit/s", latency=0.0))
 
@@ -47,22 +47,22 @@ def test_only_racks_with_a_worker_can_fail():
 def test_each_machine_of_a_rack_must_be_replaced(tmp_path):
     saved = {"checkpoints": Checkpoints("50 s", stall=0.0)}
     rows = [(100.0, 1, 30.0)]
-    assert timed(traced(tmp_path, *rows), **saved).life.repairing == 30.0
-    assert timed(traced(tmp_path, *rows, spares=1), **saved).life.repairing == 30.0
-    life = timed(traced(tmp_path, *rows, spares=2), **saved).life
-    assert life.repairing == 0.0
-    assert [(time, unit) for time, unit, _ in life.events] == [(100.0, 1)]
+    assert timed(traced(tmp_path, *rows), **saved).failure_timeline.repairing == 30.0
+    assert timed(traced(tmp_path, *rows, spares=1), **saved).failure_timeline.repairing == 30.0
+    timeline = timed(traced(tmp_path, *rows, spares=2), **saved).failure_timeline
+    assert timeline.repairing == 0.0
+    assert [(time, unit) for time, unit, _ in timeline.events] == [(100.0, 1)]
     # of three spares two are taken at 100 s; the next rack waits for one of its two until those are repaired
-    late = timed(traced(tmp_path, *rows, (110.0, 0, 500.0), spares=3), **saved).life
+    late = timed(traced(tmp_path, *rows, (110.0, 0, 500.0), spares=3), **saved).failure_timeline
     assert late.repairing == 20.0
 
 
 def test_racks_leave_an_elastic_group_together(tmp_path):
     failures = traced(tmp_path, (100.0, 1, 300.0), (150.0, 1, 5.0))
-    life = timed(failures, elastic=Elastic(2, rejoin="10 s")).life
-    assert [workers for _, workers in life.groups] == [6, 4, 6]
-    assert len(life.events) == 1  # what is out already cannot fail
-    one = timed(traced(tmp_path, (100.0, 1, 300.0), spares=1), elastic=Elastic(2, rejoin="10 s")).life
+    timeline = timed(failures, elastic=Elastic(2, rejoin="10 s")).failure_timeline
+    assert [workers for _, workers in timeline.groups] == [6, 4, 6]
+    assert len(timeline.events) == 1  # what is out already cannot fail
+    one = timed(traced(tmp_path, (100.0, 1, 300.0), spares=1), elastic=Elastic(2, rejoin="10 s")).failure_timeline
     assert [workers for _, workers in one.groups] == [6, 5, 6]
 
 
@@ -73,7 +73,7 @@ def test_asynchronous_workers_of_a_rack_are_gone_at_once(tmp_path):
         failures=traced(tmp_path, (4.5, 2, 3.0), spares=1),
     )  # fmt: skip
     assert result.recorder.down == [[], [], [], [], [(4.5, 4.5)], [(4.5, 7.5)]]
-    assert len(result.life.events) == 2
+    assert len(result.failure_timeline.events) == 2
 
 
 @pytest.mark.slow
@@ -85,7 +85,7 @@ def test_a_month_of_failing_racks_has_the_availability_of_the_theory():
         cluster, "resnet50", workers=6, compute=Measured("100 ms", 32), failures=failures, max_time="48000 h",
         checkpoints=Checkpoints("1 h", stall=0.0),
     )  # fmt: skip
-    up = np.mean([life.availability for life in result.lives(5)])
+    up = np.mean([timeline.availability for timeline in result.timelines(5)])
     # the clock of a part runs also while the job waits: a rack that fails meanwhile is waited for anew
     assert up == pytest.approx(np.exp(-5 / 50), abs=0.008)
 

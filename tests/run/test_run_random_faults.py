@@ -8,9 +8,9 @@ import pytest
 from draws import few
 
 import ddlsim
-from ddlsim import Affine, ConfigError, Job, LinkFault, RandomFaults, SlowDown, Stop, Training
+from ddlsim import Affine, ConfigError, Job, LinkFault, RandomFaults, Slowdown, Stop, Training
 from ddlsim.cluster import MultiGpu, leaf_spine, star, torus
-from ddlsim.life import faults as life_faults
+from ddlsim.reliability import faults as life_faults
 from tests.run.test_run_faults import STRATEGIES
 
 CLOS = leaf_spine(2, 2, 2, bandwidth="100 Mbit/s", latency="70 us")
@@ -32,8 +32,8 @@ def simulated(strategy=STRATEGIES["ddp"], steps=8, **options):
 
 def by_hand(result):
     """Return the options of a run that has the same faults, written out."""
-    slow = [each for each in result.drawn_faults if isinstance(each, SlowDown)]
-    return {"slow_downs": slow, "faults": [each for each in result.drawn_faults if not isinstance(each, SlowDown)]}
+    slow = [each for each in result.sampled_faults if isinstance(each, Slowdown)]
+    return {"slowdowns": slow, "faults": [each for each in result.sampled_faults if not isinstance(each, Slowdown)]}
 
 
 def same(one, other):
@@ -70,7 +70,7 @@ def test_slow_machines_compute_as_long_as_they_must():
         compute=Affine("1 s", 0.0), faults=RandomFaults("80 s", "20 s", factor=4.0),
     )  # fmt: skip
     # in a cycle of 80 + 20 s are 80 + 20 / 4 s of work
-    n = len(result.drawn_faults)
+    n = len(result.sampled_faults)
     assert result.end_time == pytest.approx(5_000.0 + 15.0 * n, abs=15.0)
     assert n == pytest.approx(5_000.0 / 85.0, abs=4.0 * math.sqrt(5_000.0 / 85.0))
 
@@ -96,16 +96,16 @@ def test_parts_are_those_of_the_cluster():
 def test_seeds_have_faults_of_their_own_and_longer_runs_the_same_ones():
     faults = [KINDS["slow host"], KINDS["slow host"]]
     one, again, other = (simulated(steps=30, faults=faults, seed=seed) for seed in (1, 1, 2))
-    assert one.drawn_faults == again.drawn_faults != other.drawn_faults
+    assert one.sampled_faults == again.sampled_faults != other.sampled_faults
     assert one.end_time == again.end_time
     longer = simulated(steps=60, faults=faults, seed=1)
-    assert longer.drawn_faults[: len(one.drawn_faults)] == one.drawn_faults
-    assert len(longer.drawn_faults) > len(one.drawn_faults)
-    starts = [each.start for each in one.drawn_faults]
+    assert longer.sampled_faults[: len(one.sampled_faults)] == one.sampled_faults
+    assert len(longer.sampled_faults) > len(one.sampled_faults)
+    starts = [each.start for each in one.sampled_faults]
     assert starts == sorted(starts)
     assert len(set(starts)) == len(starts)  # the two are not the same
     alone = simulated(steps=30, faults=faults[0], seed=1)
-    assert {each.start for each in alone.drawn_faults} < set(starts)
+    assert {each.start for each in alone.sampled_faults} < set(starts)
 
 
 # ------------------------------------------------------------ what a run has
@@ -117,11 +117,11 @@ def test_every_strategy_has_them_as_if_they_were_put_down(name):
     plain = simulated(strategy)
     for faults in KINDS.values():
         result = simulated(strategy, faults=faults, seed=3)
-        assert result.drawn_faults
+        assert result.sampled_faults
         same(result, simulated(strategy, seed=3, **by_hand(result)))
         assert any("occurred at random" in note for note in result.notes)
     everything = simulated(strategy, faults=list(KINDS.values()), seed=3)
-    assert {type(each) for each in everything.drawn_faults} == {SlowDown, Stop, LinkFault}
+    assert {type(each) for each in everything.sampled_faults} == {Slowdown, Stop, LinkFault}
     same(everything, simulated(strategy, seed=3, **by_hand(everything)))
     assert everything.end_time > plain.end_time
 
@@ -132,7 +132,7 @@ def test_none_is_a_run_without():
     seldom = simulated(faults=RandomFaults("1000000 h", "1 s", kind="stop"))
     for other in (never, seldom):
         same(plain, other)
-        assert other.drawn_faults == ()
+        assert other.sampled_faults == ()
         assert any("no random fault occurred in the" in note for note in other.notes)
 
 
@@ -145,7 +145,7 @@ def test_how_far_they_are_drawn_at_first_does_not_matter(monkeypatch, max_time):
         monkeypatch.setattr(life_faults, "MANY", many)
         other = simulated(steps=20, **options)
         same(result, other)
-        assert other.drawn_faults == result.drawn_faults
+        assert other.sampled_faults == result.sampled_faults
         assert other.notes == result.notes
 
 
@@ -176,7 +176,7 @@ def test_jobs_have_them(monkeypatch):
     jobs = [Job(one.with_(seed=1), "a"), Job(one.with_(seed=2, workers=1), "b", start="1 s")]
     of_all = RandomFaults("500 ms", "300 ms", kind="link", per="switch", factor=0.02)
     result = ddlsim.simulate_jobs(jobs, faults=[of_all])
-    assert all(result[name].drawn_faults for name in "ab")
+    assert all(result[name].sampled_faults for name in "ab")
     assert result["a"].end_time > ddlsim.simulate_jobs(jobs)["a"].end_time
     plain = ddlsim.simulate_jobs(jobs)
     again = ddlsim.simulate_jobs([
@@ -184,14 +184,14 @@ def test_jobs_have_them(monkeypatch):
     ])  # fmt: skip
     for name in "ab":
         same(plain[name], again[name])
-    beside = one.with_(beside=[Job(one.with_(workers=[2, 3]))], workers=[0, 1])
-    reference = ddlsim.simulate(beside)
-    assert reference.drawn_faults
+    background = one.with_(background=[Job(one.with_(workers=[2, 3]))], workers=[0, 1])
+    reference = ddlsim.simulate(background)
+    assert reference.sampled_faults
     monkeypatch.setattr(life_faults, "MANY", 1)
     shorter = ddlsim.simulate_jobs(jobs, faults=[of_all])
     for name in "ab":
         same(result[name], shorter[name])
-    same(reference, ddlsim.simulate(beside))
+    same(reference, ddlsim.simulate(background))
 
 
 @pytest.mark.slow
@@ -202,8 +202,8 @@ def test_elastic_groups_have_them():
         failures=ddlsim.Failures("5 min", per="host", repair="5 min"),
         training=Training("digits", epochs=20, evaluate_every=40),
     )  # fmt: skip
-    assert min(result.life.workers["workers"]) < 4
-    assert result.drawn_faults
+    assert min(result.failure_timeline.workers["workers"]) < 4
+    assert result.sampled_faults
 
 
 # ------------------------------------------------------------ files, and what makes no sense

@@ -20,7 +20,7 @@ from ddlsim import (
 from ddlsim.cluster import MultiGpu, load_cluster, star, with_detail
 from ddlsim.collectives import cost
 from ddlsim.run import run
-from ddlsim.runtime import Setting
+from ddlsim.runtime import RunContext
 
 BANDWIDTH, LATENCY, N = 1.25e9, 20e-6, 8
 
@@ -140,8 +140,8 @@ def test_workers_of_ones_own_that_seldom_talk_are_simulated_until_they_do() -> N
         def updates(self, steps: int, n_workers: int) -> int:
             return steps
 
-        def start(self, setting: Setting) -> None:
-            LocalSGD(8).start(setting)
+        def start(self, context: RunContext) -> None:
+            LocalSGD(8).start(context)
 
     result = simulate(
         star(N, bandwidth=BANDWIDTH, latency=LATENCY), "alexnet", Seldom(), 8, steps=16, compute=Measured(1e-6, 8)
@@ -154,7 +154,7 @@ def test_printing_simulates_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     _ = result.speedup, result.known_stability  # what the summary of a short run works out, once
     monkeypatch.setattr("ddlsim.run.sensitivity.complete", lambda experiment: pytest.fail("simulated"))
     assert "bottleneck    call result.sensitivities() to simulate" in str(result)
-    assert result.known_sensitivities is None
+    assert result.cached_sensitivities is None
     monkeypatch.undo()
     result.sensitivities()
     assert "bottleneck    +10% " in str(result)

@@ -68,15 +68,15 @@ def test_more_than_linear_without_a_cause_is_an_error():
 
     @dataclasses.dataclass(frozen=True)
     class Doubled(ddlsim.AllReduce):
-        def start(self, setting):
-            for worker in setting.workers:
-                setting.loop.env.process(self.work(worker, setting))
+        def start(self, context):
+            for worker in context.workers:
+                context.loop.env.process(self.work(worker, context))
 
-        def work(self, worker, setting):
+        def work(self, worker, context):
             while True:
                 yield from worker.gradient()
                 if worker.rank == 0:
-                    setting.stop.updated(2 * 4 * worker.samples_per_step)
+                    context.stop.updated(2 * 4 * worker.samples_per_step)
 
     with pytest.raises(ConservationError, match="efficiency 2"):
         simulate(FAST, "lenet5", Doubled(), 32, device="v100")

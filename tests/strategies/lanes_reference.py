@@ -54,10 +54,10 @@ class Push:
         self.queued = [0.0] * len(self.pulled)
 
 
-def start_downpour(strategy, setting):
+def start_downpour(strategy, context):
     """Start a process per worker: AsyncParameterServer.start."""
-    env, learner = setting.loop.env, setting.learner
-    nodes = server_nodes(setting.cluster, setting.nodes, strategy.servers, strategy.placement)
+    env, learner = context.loop.env, context.learner
+    nodes = server_nodes(context.cluster, context.nodes, strategy.servers, strategy.placement)
     parts = [learner.initial[part] for part in learner.parts(strategy.servers)]
     scaling = scaling_named(strategy.staleness_scaling)
     servers = [
@@ -67,9 +67,9 @@ def start_downpour(strategy, setting):
         )
         for node, params in zip(nodes, parts, strict=True)
     ]  # fmt: skip
-    setting.model = lambda: learner.concatenate([server.shard.params for server in servers])
-    messages = Messages(setting, strategy.servers, owner="AsyncParameterServer")
-    for worker in setting.workers:
+    context.model = lambda: learner.concatenate([server.shard.params for server in servers])
+    messages = Messages(context, strategy.servers, owner="AsyncParameterServer")
+    for worker in context.workers:
         env.process(downpour(strategy, worker, servers, messages))
 
 
@@ -136,9 +136,9 @@ class Letter:
 class Neighbours:
     """Workers who send each other their models: in every step, each gets those with a weight in its row."""
 
-    def __init__(self, setting, matrix, owner):
-        self.setting, self.letters = setting, {}
-        self.messages = Messages(setting, owner=owner, peers=True)
+    def __init__(self, context, matrix, owner):
+        self.context, self.letters = context, {}
+        self.messages = Messages(context, owner=owner, peers=True)
         ranks = range(len(matrix))
         self.senders = [[j for j in np.flatnonzero(matrix[i]).tolist() if j != i] for i in ranks]
         self.receivers = [[j for j in np.flatnonzero(matrix[:, i]).tolist() if j != i] for i in ranks]
@@ -160,20 +160,20 @@ class Neighbours:
         return {me: sent[0]} | {j: message.value for j, message in messages.items()}
 
     def letter(self, step, src, dst):
-        return self.letters.setdefault((step, src, dst), Letter(self.setting.loop.env.event()))
+        return self.letters.setdefault((step, src, dst), Letter(self.context.loop.env.event()))
 
     def carry(self, step, worker, dst, message):
         letter = self.letter(step, worker.rank, dst)
         letter.message, letter.sent = message, worker.loop.now
-        yield worker.loop.send(worker.node, self.setting.workers[dst].node, message.sizes[0])
+        yield worker.loop.send(worker.node, self.context.workers[dst].node, message.sizes[0])
         letter.delivered.succeed()
 
 
-def start_dpsgd(strategy, setting):
+def start_dpsgd(strategy, context):
     """Start a process per worker: DPSGD.start."""
-    matrix = mixing_matrix("DPSGD", strategy.graph, len(setting.workers))
-    neighbours = Neighbours(setting, matrix, "DPSGD")
-    start_replicas(setting, lambda replica: dpsgd(replica, matrix, neighbours))
+    matrix = mixing_matrix("DPSGD", strategy.graph, len(context.workers))
+    neighbours = Neighbours(context, matrix, "DPSGD")
+    start_replicas(context, lambda replica: dpsgd(replica, matrix, neighbours))
 
 
 def dpsgd(replica, matrix, neighbours):
@@ -194,12 +194,12 @@ def dpsgd(replica, matrix, neighbours):
         replica.end_step()
 
 
-def start_choco(strategy, setting):
+def start_choco(strategy, context):
     """Start a process per worker: CHOCOSGD.start."""
-    matrix = mixing_matrix("CHOCOSGD", strategy.graph, len(setting.workers))
+    matrix = mixing_matrix("CHOCOSGD", strategy.graph, len(context.workers))
     towards = strategy.gamma * (matrix - np.eye(len(matrix)))
-    neighbours = Neighbours(setting, matrix, "CHOCOSGD")
-    start_replicas(setting, lambda replica: choco(replica, towards[replica.worker.rank], neighbours))
+    neighbours = Neighbours(context, matrix, "CHOCOSGD")
+    start_replicas(context, lambda replica: choco(replica, towards[replica.worker.rank], neighbours))
 
 
 def choco(replica, towards, neighbours):
@@ -217,18 +217,18 @@ def choco(replica, towards, neighbours):
 # ---------------------------------------------------------------- gossip without steps in common
 
 
-def start_adpsgd(strategy, setting):
+def start_adpsgd(strategy, context):
     """Start a process per worker: ADPSGD.start."""
-    near = neighbours("ADPSGD", strategy.graph, len(setting.workers))
+    near = neighbours("ADPSGD", strategy.graph, len(context.workers))
     asks = bipartition("ADPSGD", strategy.graph, near)
-    messages = Messages(setting, owner="ADPSGD", peers=True)
+    messages = Messages(context, owner="ADPSGD", peers=True)
 
     def work(replica):
         rank = replica.worker.rank
-        partners = [setting.workers[j] for j in near[rank]] if asks[rank] else []
-        return adpsgd(replica, partners, messages, stream(setting.seed, rank, "gossip"))
+        partners = [context.workers[j] for j in near[rank]] if asks[rank] else []
+        return adpsgd(replica, partners, messages, stream(context.seed, rank, "gossip"))
 
-    start_replicas(setting, work)
+    start_replicas(context, work)
 
 
 def adpsgd(replica, partners, messages, draws):
@@ -325,19 +325,19 @@ class Peer:
         worker.recorder.background(f"{worker.name} network", f"push to {receiver.name}", start, worker.loop.now)
 
 
-def start_gossip_sgd(strategy, setting):
+def start_gossip_sgd(strategy, context):
     """Start a process per worker: GossipSGD.start."""
-    n_workers = len(setting.workers)
+    n_workers = len(context.workers)
     near = neighbours("GossipSGD", strategy.graph, n_workers)
     peers = []
-    messages = Messages(setting, owner="GossipSGD", peers=True)
+    messages = Messages(context, owner="GossipSGD", peers=True)
 
     def work(replica):
         rank = replica.worker.rank
         peers.append(Peer(replica, 1.0 / n_workers, messages))
-        return gossip_sgd(strategy, peers[rank], peers, near[rank], stream(setting.seed, rank, "gossip"))
+        return gossip_sgd(strategy, peers[rank], peers, near[rank], stream(context.seed, rank, "gossip"))
 
-    start_replicas(setting, work)
+    start_replicas(context, work)
 
 
 def gossip_sgd(strategy, peer, peers, near, draws):

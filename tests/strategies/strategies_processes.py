@@ -32,7 +32,7 @@ def processes(strategy: Any) -> Any:
     """Let runs of a strategy go by processes in place of its plan."""
 
     def start(members: Communicator, make: object, carriers: Callable[..., dict[int, Exchange]]) -> None:
-        setting, overlap = members.setting, overlap_named(strategy.overlap)
+        context, overlap = members.context, overlap_named(strategy.overlap)
         made: dict[int, Exchange] = {}
 
         def summing(group: Group) -> Exchange:
@@ -44,7 +44,7 @@ def processes(strategy: Any) -> Any:
             group.coordinator = Fused(group, si(overlap.threshold, "bytes"), si(overlap.cycle_time, "time"))
         elif isinstance(overlap, Priority):
             group.coordinator = MostUrgent(group, overlap.in_flight)
-        setting.model = lambda: group.params
+        context.model = lambda: group.params
         gather = Group(members, lambda _: made.get(ALL_GATHER, group.carrier))
         for worker in members.workers:
             if isinstance(strategy, ShardedUpdate):
@@ -54,7 +54,7 @@ def processes(strategy: Any) -> Any:
                 life = coordinated(worker, group, buckets_of(overlap, worker.workload), pipelined=pipelined)
             else:
                 life = in_order(worker, group, buckets_of(overlap, worker.workload))
-            setting.loop.env.process(life)
+            context.loop.env.process(life)
 
     with patch.object(all_reduce, "planned", start), patch.object(sharded_update, "planned", start):
         yield
@@ -84,8 +84,8 @@ class Group:
     n_samples: int = 0
 
     def __post_init__(self) -> None:
-        setting = self.communicator.setting
-        self.loop, self.recorder, self.learner = setting.loop, setting.recorder, setting.learner
+        context = self.communicator.context
+        self.loop, self.recorder, self.learner = context.loop, context.recorder, context.learner
         self.workers = self.communicator.workers
         self.n_workers = len(self.workers)
         #: the parameters of all replicas, after the latest step that has been averaged

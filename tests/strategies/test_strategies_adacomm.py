@@ -13,12 +13,12 @@ from ddlsim.runtime import Averaging, Worker, communicator, start_replicas
 from ddlsim.strategies.local_sgd import _AdaptivePeriod
 
 
-def start(strategy, setting):
+def start(strategy, context):
     """AdaComm.start."""
-    first_loss = setting.learner.evaluate(setting.learner.initial)[0]
-    rule = _AdaptivePeriod(strategy, setting, [strategy.period], first_loss, strategy.period)
-    average = Averaging(communicator(setting, strategy), rule.adapt)
-    start_replicas(setting, lambda replica: work(replica, average, rule))
+    first_loss = context.learner.evaluate(context.learner.initial)[0]
+    rule = _AdaptivePeriod(strategy, context, [strategy.period], first_loss, strategy.period)
+    average = Averaging(communicator(context, strategy), rule.adapt)
+    start_replicas(context, lambda replica: work(replica, average, rule))
 
 
 def work(replica, average, rule):

@@ -30,7 +30,7 @@ from ddlsim import (
     NoJitter,
     ParameterServer,
     Result,
-    SlowDown,
+    Slowdown,
     SoftSync,
     StaleSynchronous,
     Uniform,
@@ -369,9 +369,9 @@ def test_a_slow_down_parts_workers_that_would_keep_meeting() -> None:
     cluster = uniform_star(3, bandwidth=load_model("digits-cnn").n_params * 4.0, latency=0.0)
     rates = {}
     for later in (0.0, 1.5):
-        slow = [SlowDown(1, 0.0, later, 1e9)] if later else []
+        slow = [Slowdown(1, 0.0, later, 1e9)] if later else []
         result = simulate(
-            cluster, "digits-cnn", AsyncParameterServer(), 8, 2, compute=Measured(1.0, 8), steps=60, slow_downs=slow
+            cluster, "digits-cnn", AsyncParameterServer(), 8, 2, compute=Measured(1.0, 8), steps=60, slowdowns=slow
         )
         rates[later] = result.throughput / 8
         assert any(note.startswith(MEETING) for note in result.notes) == (not slow)

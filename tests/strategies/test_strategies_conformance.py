@@ -40,7 +40,7 @@ from ddlsim import (
     Result,
     ServerWork,
     ShardedUpdate,
-    SlowDown,
+    Slowdown,
     SoftSync,
     StaleSynchronous,
     WhileWaiting,
@@ -59,7 +59,7 @@ from ddlsim.runtime import loop as loop_module
 from ddlsim.runtime.communicator import Communicator
 from ddlsim.runtime.fabric import Fabric
 from ddlsim.runtime.servers import server_nodes
-from ddlsim.strategies import Setting, Strategy, contract
+from ddlsim.strategies import RunContext, Strategy, contract
 from ddlsim.strategies.overlap import Overlap, overlap_named
 from ddlsim.workload.compute import Workload
 
@@ -163,7 +163,7 @@ def experiment(strategy: Strategy, *, jitter: bool = True, n: int = N, seed: int
         return Experiment(CLUSTER, "lenet5", strategy, batch_size, n, steps=3, warmup=1, compute=measured, seed=seed)
     return Experiment(
         CLUSTER, "lenet5", strategy, batch_size, n, steps=3, warmup=1, compute=measured, jitter=Gamma(0.3),
-        slow_downs=(SlowDown(1, 0.01, 0.02, 2.0),), speed=(1.0, 0.8, 1.1, 0.9)[:n], seed=seed,
+        slowdowns=(Slowdown(1, 0.01, 0.02, 2.0),), speed=(1.0, 0.8, 1.1, 0.9)[:n], seed=seed,
     )  # fmt: skip
 
 
@@ -363,10 +363,10 @@ class OneStaysAway:
     def updates(self, steps: int, n_workers: int) -> int:
         return steps
 
-    def start(self, setting: Setting) -> None:
-        together = Averaging(Communicator(setting, Fabric()), models=False)
-        for worker in setting.workers[:-1]:
-            setting.loop.env.process(self.work(worker, together))
+    def start(self, context: RunContext) -> None:
+        together = Averaging(Communicator(context, Fabric()), models=False)
+        for worker in context.workers[:-1]:
+            context.loop.env.process(self.work(worker, together))
 
     def work(self, worker: Worker, together: Averaging) -> Process:
         gradient = yield from worker.gradient()

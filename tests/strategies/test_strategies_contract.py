@@ -42,8 +42,8 @@ def test_attributes_of_an_object_are_no_methods():
         def __init__(self):
             self.stage = self.n_workers = self.cycle = self.plan = 3
 
-        def start(self, setting):
-            ddlsim.AllReduce().start(setting)
+        def start(self, context):
+            ddlsim.AllReduce().start(context)
 
     own = contract.of(Own())
     assert (own.cycle_length, own.n_workers(), own.defines("plan")) == (1, None, False)
@@ -79,8 +79,8 @@ def test_arguments_by_keyword_count():
     [("start", {"program", "folded_program"}), ("program", {"folded_program", "peak_memory"})],
 )
 def test_what_describes_a_method_is_lost_with_it(defined, lost):
-    def start(self, setting):
-        super(type(self), self).start(setting)
+    def start(self, context):
+        super(type(self), self).start(context)
 
     def program(self, workloads, accumulation):
         raise NotImplementedError

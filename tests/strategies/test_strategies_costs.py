@@ -12,7 +12,7 @@ import yaml
 import ddlsim
 from ddlsim.cluster import generators
 from ddlsim.collectives.nccl import nccl_time
-from ddlsim.collectives.nccl_way import choose
+from ddlsim.collectives.nccl_choice import choose
 from ddlsim.errors import ConfigError
 from ddlsim.measure import Measurement
 from ddlsim.network import Network

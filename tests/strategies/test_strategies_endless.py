@@ -11,7 +11,7 @@ from draws import slow
 import ddlsim
 from ddlsim.cluster import star
 from ddlsim.errors import DeadlockError
-from ddlsim.runtime import Setting, communicator, worker
+from ddlsim.runtime import RunContext, communicator, worker
 from ddlsim.runtime.communicator import Communicator
 from ddlsim.runtime.worker import Process, Worker
 
@@ -26,11 +26,11 @@ class LeavesOneOut(ddlsim.WithFabric):
     brings: bool = True
     label = "leaves one out"
 
-    def start(self, setting: Setting) -> None:
-        everybody = communicator(setting, self)
+    def start(self, context: RunContext) -> None:
+        everybody = communicator(context, self)
         pair = everybody.part([0, 1])
-        for each in setting.workers:
-            setting.loop.env.process(self.work(each, everybody, pair))
+        for each in context.workers:
+            context.loop.env.process(self.work(each, everybody, pair))
 
     def work(self, worker: Worker, everybody: Communicator, pair: Communicator) -> Process:
         for step in range(10**9 if worker.rank < 2 else 3):

@@ -27,7 +27,7 @@ from ddlsim import (
     KBatchAsync,
     Lognormal,
     Momentum,
-    SlowDown,
+    Slowdown,
     SoftSync,
     StaleSynchronous,
     Training,
@@ -50,8 +50,8 @@ def surroundings(rng, seed, compressors):
     if rng.random() < 0.4:
         fields["speed"] = [1.0 + 0.5 * (3 * rank % 4) for rank in range(fields["workers"])]
     if rng.random() < 0.4:
-        longest = SlowDown(rng.randrange(fields["workers"]), "1 ms", "0.3 s", rng.choice([1.5, 3.0]))
-        fields["slow_downs"] = [longest, SlowDown(0, "50 ms", "0.1 s", 2.0)]
+        longest = Slowdown(rng.randrange(fields["workers"]), "1 ms", "0.3 s", rng.choice([1.5, 3.0]))
+        fields["slowdowns"] = [longest, Slowdown(0, "50 ms", "0.1 s", 2.0)]
     if rng.random() < 0.3:
         fields["compression"] = rng.choice(compressors)
     threshold = isinstance(fields.get("compression"), ddlsim.Threshold)

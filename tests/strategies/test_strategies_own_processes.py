@@ -1,4 +1,4 @@
-"""A user's simpy process next to a run: ``setting.loop.env`` is the run's clock, whatever executes its workers."""
+"""A user's simpy process next to a run: ``context.loop.env`` is the run's clock, whatever executes its workers."""
 
 from dataclasses import dataclass
 
@@ -19,9 +19,9 @@ def beside(strategy, process):
 
     @dataclass(frozen=True)
     class Beside(type(strategy)):
-        def start(self, setting):
-            super().start(setting)
-            setting.loop.env.process(process(setting))
+        def start(self, context):
+            super().start(context)
+            context.loop.env.process(process(context))
 
     return Beside(**vars(strategy))
 
@@ -40,10 +40,10 @@ STRATEGIES = some(
 def test_who_only_looks_changes_nothing_and_sees_every_instant(strategy):
     seen = []
 
-    def look(setting):
+    def look(context):
         while True:
-            yield setting.loop.env.timeout(1e-4)
-            seen.append((setting.loop.env.now, len(setting.recorder.updates)))
+            yield context.loop.env.timeout(1e-4)
+            seen.append((context.loop.env.now, len(context.recorder.updates)))
 
     plain, watched = run(strategy), run(beside(strategy, look))
     assert watched.end_time == plain.end_time
@@ -59,11 +59,11 @@ def test_messages_of_ones_own_are_on_the_network(strategy):
     """While workers compute, a message has its links to itself; later it shares them with theirs."""
     sent = []
 
-    def send(setting):
+    def send(context):
         while True:
-            begin = setting.loop.env.now
-            yield setting.loop.send(setting.workers[0].node, setting.workers[1].node, 1e4)
-            sent.append(setting.loop.env.now - begin)
+            begin = context.loop.env.now
+            yield context.loop.send(context.workers[0].node, context.workers[1].node, 1e4)
+            sent.append(context.loop.env.now - begin)
 
     run(beside(strategy, send))
     assert min(sent) == pytest.approx(2e-6 + 1e4 / 1e9, rel=1e-6)
@@ -71,9 +71,9 @@ def test_messages_of_ones_own_are_on_the_network(strategy):
 
 
 def test_both_are_slower_on_a_shared_link():
-    def send(setting):
+    def send(context):
         while True:
-            yield setting.loop.send(setting.workers[0].node, setting.workers[1].node, 1e6)
+            yield context.loop.send(context.workers[0].node, context.workers[1].node, 1e6)
 
     plain, shared = (run(strategy) for strategy in (AllReduce("ring"), beside(AllReduce("ring"), send)))
     assert shared.end_time > plain.end_time + 1e-4

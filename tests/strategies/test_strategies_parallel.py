@@ -458,10 +458,10 @@ def test_evaluations_take_the_time_of_the_first_stage(strategy: Parallel):
 
 def test_a_tensor_group_is_as_slow_as_its_slowest_member():
     def end(*ranks: int) -> float:
-        slow = [ddlsim.SlowDown([rank], "0 s", "1 h", 2.0) for rank in ranks]
+        slow = [ddlsim.Slowdown([rank], "0 s", "1 h", 2.0) for rank in ranks]
         strategy = Parallel(tensor=2, pipeline=2)
         return ddlsim.simulate(
-            "dgx1-v100", "bert-large", strategy, batch_size=4, workers=4, steps=1, warmup=0, slow_downs=slow
+            "dgx1-v100", "bert-large", strategy, batch_size=4, workers=4, steps=1, warmup=0, slowdowns=slow
         ).end_time
 
     assert end() < end(0) == end(1) == end(0, 1)

@@ -32,7 +32,7 @@ from ddlsim import (
     ServerWork,
     ShardedUpdate,
     SignSGD,
-    SlowDown,
+    Slowdown,
     Threshold,
     TopK,
     Training,
@@ -62,8 +62,8 @@ def drawn(seed):
     if rng.random() < 0.4:
         more["speed"] = [1.0 + 0.1 * (3 * rank % 5) for rank in range(workers)]
     if rng.random() < 0.4:
-        longest = SlowDown(rng.randrange(workers), "1 ms", "0.3 s", rng.choice([1.5, 3.0]))
-        more["slow_downs"] = [longest, SlowDown(0, "50 ms", "0.1 s", 2.0)]
+        longest = Slowdown(rng.randrange(workers), "1 ms", "0.3 s", rng.choice([1.5, 3.0]))
+        more["slowdowns"] = [longest, Slowdown(0, "50 ms", "0.1 s", 2.0)]
     model = rng.choice(["alexnet", "resnet50", "lenet5"])
     if rng.random() < 0.35:
         model = "digits-cnn"
@@ -132,7 +132,7 @@ def drawn_more(seed):
     if kind == 0:
         strategy = AllReduce(rng.choice(["ring", "hierarchical"]), rng.choice([overlap, *OVERLAPS]), cost="nccl")
     elif kind == 1:
-        work = ServerWork(update=rng.choice([0.0, 3.0]), whole_below=rng.choice([0.0, "1 MB"]))
+        work = ServerWork(update=rng.choice([0.0, 3.0]), unsplit_below=rng.choice([0.0, "1 MB"]))
         strategy = ParameterServer(servers, "colocated", rng.choice(OVERLAPS), rng.choice([False, True]), work)
     elif kind == 2:
         strategy = ShardedUpdate(overlap=overlap, cost=rng.choice(["simulated", "nccl"]))
@@ -152,7 +152,7 @@ def drawn_more(seed):
     packs = kind > 1 or (kind == 0 and compressor in COMPRESSORS[:4])
     if packs and rng.random() < 0.8:
         more["compression"] = Compression(compressor, cost=rng.choice([None, CodecCost(encode=1e-10, decode=1e-10)]))
-    return base.with_(strategy=strategy, workers=workers, speed=None, slow_downs=(), **more)
+    return base.with_(strategy=strategy, workers=workers, speed=None, slowdowns=(), **more)
 
 
 @pytest.mark.parametrize("seed", seeds(4, 24))

@@ -123,7 +123,7 @@ def test_the_plan_is_that_of_the_undisturbed_run():
     disturbed = experiment(
         "AllReduce",
         jitter=ddlsim.Lognormal(0.2),
-        slow_downs=[ddlsim.SlowDown(1, 0.0, 1.0, 2.0)],
+        slowdowns=[ddlsim.Slowdown(1, 0.0, 1.0, 2.0)],
         faults=[ddlsim.Stop(1, "1 ms", "2 ms")],
         failures=ddlsim.Failures("1 s", per="host"),
         checkpoints=ddlsim.Checkpoints("100 ms", stall="4 ms"),
@@ -180,20 +180,20 @@ def test_sizes_that_depend_on_values_are_dense(name, times):
 
 def test_processes_can_tell_their_plan():
     class Silent(ddlsim.AllReduce):
-        def start(self, setting):
-            setting.loop.env.process(self.work(setting))
+        def start(self, context):
+            context.loop.env.process(self.work(context))
 
-        def work(self, setting):
-            for worker in setting.workers:
+        def work(self, context):
+            for worker in context.workers:
                 yield from worker.gradient()
-            setting.stop.updated(8)
+            context.stop.updated(8)
 
     @dataclasses.dataclass(frozen=True)
     class Telling(Silent):
-        def start(self, setting):
-            super().start(setting)
-            program = ddlsim.AllReduce().program([worker.workload for worker in setting.workers])
-            setting.plan = lambda steps: program.unroll(1 if steps is None else steps)
+        def start(self, context):
+            super().start(context)
+            program = ddlsim.AllReduce().program([worker.workload for worker in context.workers])
+            context.plan = lambda steps: program.unroll(1 if steps is None else steps)
 
     run = {"batch_size": 8, "workers": 2, "steps": 1, "warmup": 0}
     with pytest.raises(

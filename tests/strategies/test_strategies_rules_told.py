@@ -22,10 +22,10 @@ class Own(ddlsim.WithFabric):
     def updates(self, steps, n_workers):
         return steps * n_workers if self.mistake == "updates" else steps
 
-    def start(self, setting):
-        average = Averaging(communicator(setting, self))
+    def start(self, context):
+        average = Averaging(communicator(context, self))
         factor = 1.0 if self.mistake != "chance" else 1.0 / next(CHANCE)
-        start_replicas(setting, lambda replica: self.work(replica, average, factor))
+        start_replicas(context, lambda replica: self.work(replica, average, factor))
 
     def work(self, replica, average, factor):
         worker = replica.worker

@@ -59,10 +59,10 @@ def test_servers_without_work_only_acknowledge(tmp_path: Path) -> None:
         assert acknowledged.channel_nbytes == pytest.approx(free.channel_nbytes, **EXACT)
 
 
-@pytest.mark.parametrize(("whole_below", "busy"), [("5 MB", 1), ("4 MB", 2), (0.0, 2)])
-def test_small_tensors_go_whole_to_one_server(whole_below: str | float, busy: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("unsplit_below", "busy"), [("5 MB", 1), ("4 MB", 2), (0.0, 2)])
+def test_small_tensors_go_whole_to_one_server(unsplit_below: str | float, busy: int, tmp_path: Path) -> None:
     """One tensor of 4 MB and two servers: below the bound one of them does everything."""
-    work = ServerWork(1 / PACE, whole_below=whole_below)
+    work = ServerWork(1 / PACE, unsplit_below=unsplit_below)
     result = steps(one_tensor(tmp_path), ParameterServer(2, overlap="none", work=work), 1, 3, n=1)
     part = 4e6 / busy
     expected = COMPUTE + 4 * ALPHA + 2 * 4e6 / BANDWIDTH + (2 + 2 + 2) * part * PACE + 2 * 4e6 * PACE
@@ -77,8 +77,10 @@ def test_small_tensors_take_turns_at_the_servers(tmp_path: Path) -> None:
     last answer (2). Two servers: each handles a push and a pull; the worker copies both answers, one after the other.
     """
     one, two = (
-        steps(one_tensor(tmp_path, 2), ParameterServer(k, overlap=ONCE, work=ServerWork(1 / PACE, whole_below="5 MB")),
-              1, 1 + k, n=1).step_time
+        steps(
+            one_tensor(tmp_path, 2),
+            ParameterServer(k, overlap=ONCE, work=ServerWork(1 / PACE, unsplit_below="5 MB")), 1, 1 + k, n=1,
+        ).step_time
         for k in (1, 2)
     )  # fmt: skip
     ways = 0.8 * COMPUTE + 2 * (ALPHA + 4e6 / BANDWIDTH)

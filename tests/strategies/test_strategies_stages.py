@@ -15,7 +15,7 @@ import simpy
 from ddlsim import AllReduce, ConfigError, Experiment, ShardedUpdate, load_cluster, simulate
 from ddlsim.cluster import Host, star
 from ddlsim.plan import Draft, Plan
-from ddlsim.runtime import Setting
+from ddlsim.runtime import RunContext
 from ddlsim.runtime.worker import Worker
 from ddlsim.strategies import contract
 from ddlsim.workload.compute import Workload, make_workload
@@ -48,8 +48,8 @@ class GPipe:
     def stage(self, workload: Workload, rank: int, n_workers: int) -> Stage:
         return Stage(workload.cut(self.ends[rank], self.ends[rank + 1]), self.micro_batches)
 
-    def start(self, setting: Setting) -> None:
-        workers, env = setting.workers, setting.loop.env
+    def start(self, context: RunContext) -> None:
+        workers, env = context.workers, context.loop.env
         arrived = {
             (way, rank, micro): simpy.Store(env)
             for way in ("forward", "backward") for rank in range(len(workers)) for micro in range(self.micro_batches)
@@ -57,7 +57,7 @@ class GPipe:
         ended = simpy.Store(env)
 
         def deliver(worker: Worker, way: str, rank: int, micro: int) -> Process:
-            yield setting.loop.send(worker.node, workers[rank].node, self.nbytes)
+            yield context.loop.send(worker.node, workers[rank].node, self.nbytes)
             arrived[way, rank, micro].put(True)
 
         def work(worker: Worker) -> Process:

@@ -18,7 +18,7 @@ from ddlsim import (
     Pareto,
     Result,
     ShiftedExponential,
-    SlowDown,
+    Slowdown,
     Trace,
     Uniform,
     simulate,
@@ -34,7 +34,7 @@ def run(
     n: int = N,
     steps: int = STEPS,
     jitter: Jitter = NONE,
-    slow_downs: tuple[SlowDown, ...] = (),
+    slowdowns: tuple[Slowdown, ...] = (),
     speed: list[float] | None = None,
     seed: int = 0,
     accumulation: int = 1,
@@ -42,7 +42,7 @@ def run(
     """One-second steps of a network so small that its exchange (closed form) is under a millisecond."""
     return simulate(
         uniform_star(n), "digits-cnn", AllReduce("ring", "none"), 8, n, steps=steps, warmup=0,
-        compute=Measured(1.0, 8), jitter=jitter, slow_downs=slow_downs, speed=speed, seed=seed,
+        compute=Measured(1.0, 8), jitter=jitter, slowdowns=slowdowns, speed=speed, seed=seed,
         accumulation=accumulation,
     )  # fmt: skip
 
@@ -100,26 +100,26 @@ def test_slow_down_stretches_exactly_the_steps_it_covers() -> None:
     """Worker 2 takes 3 times as long from step 3 on, for exactly two stretched steps."""
     c = exchange(run(4, 1))
     step = 1.0 + c
-    slow = SlowDown(2, start=3 * step, duration=2 * 3.0 + c, factor=3.0)
-    times = run(4, 8, slow_downs=(slow,)).step_times
+    slow = Slowdown(2, start=3 * step, duration=2 * 3.0 + c, factor=3.0)
+    times = run(4, 8, slowdowns=(slow,)).step_times
     assert times == pytest.approx([step] * 3 + [3.0 + c] * 2 + [step] * 3, rel=1e-9)
 
 
 def test_slow_down_within_a_step() -> None:
     """A quarter of the step passes, then 1 s at half speed does half of it, then the last quarter: 1.5 s."""
-    result = run(4, 3, slow_downs=(SlowDown([0], 0.25, 1.0, 2.0),))
+    result = run(4, 3, slowdowns=(Slowdown([0], 0.25, 1.0, 2.0),))
     c = exchange(result)
     assert result.step_times == pytest.approx([1.5 + c, 1.0 + c, 1.0 + c], rel=1e-9)
     # the others wait half a second, in the first step
     assert result.workers["waiting"].tolist() == pytest.approx([0.0, 0.5, 0.5, 0.5], abs=1e-9)
 
 
-def test_slow_downs_add_up() -> None:
+def test_slowdowns_add_up() -> None:
     """All workers slowed at different times: each interval shows up once, in its own step."""
     c = exchange(run(4, 1))
     step = 1.0 + c
-    slow = tuple(SlowDown(rank, 2 * rank * (step + 0.25), 0.5, 2.0) for rank in range(4))
-    times = run(4, 8, slow_downs=slow).step_times
+    slow = tuple(Slowdown(rank, 2 * rank * (step + 0.25), 0.5, 2.0) for rank in range(4))
+    times = run(4, 8, slowdowns=slow).step_times
     # half a second at half speed does a quarter of a second's work: 0.25 s are lost, four times
     assert times.sum() == pytest.approx(8 * step + 4 * 0.25, rel=1e-9)
 

@@ -16,7 +16,7 @@ from ddlsim.plan import StepProgram, data_parallel, sharded
 from ddlsim.plan.program import N_STEPS
 from ddlsim.plan.schedules import Schedules
 from ddlsim.run.simulate import run as run_experiment
-from ddlsim.runtime.setting import Setting
+from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.table_run import by_schedules, run_table
 from ddlsim.workload.buckets import ddp_buckets
 from ddlsim.workload.compute import Workload
@@ -35,12 +35,12 @@ class Table:
     def updates(self, steps: int, n_workers: int) -> int:
         return steps
 
-    def start(self, setting: Setting) -> None:
-        each = [worker.workload for worker in setting.workers]
+    def start(self, context: RunContext) -> None:
+        each = [worker.workload for worker in context.workers]
         program = self.build(each)
-        schedules = Schedules(program.unroll(1), "ring", setting.cluster, np.array(setting.nodes), "topology")
+        schedules = Schedules(program.unroll(1), "ring", context.cluster, np.array(context.nodes), "topology")
         samples = sum(workload.batch_size for workload in each)
-        run_table(setting, program, by_schedules(setting, schedules), samples=samples)
+        run_table(context, program, by_schedules(context, schedules), samples=samples)
 
 
 CASES = {
@@ -50,7 +50,7 @@ CASES = {
 RUNS = {
     "plain": {},
     "jitter": {"jitter": ddlsim.Lognormal(0.2)},
-    "slow": {"slow_downs": [ddlsim.SlowDown([1], 0.1, 0.3, 4.0)], "speed": [1.0, 0.5, 1.0, 1.0]},
+    "slow": {"slowdowns": [ddlsim.Slowdown([1], 0.1, 0.3, 4.0)], "speed": [1.0, 0.5, 1.0, 1.0]},
     "cut short": {"jitter": ddlsim.Lognormal(0.2), "max_time": 2.0},
 }
 
@@ -102,10 +102,10 @@ def test_one_plan_is_of_one_batch_size():
 class AsRecorded(ddlsim.AllReduce):
     """Workers take twice as long in every step, whatever the jitter of the run."""
 
-    def start(self, setting):
-        for worker in setting.workers:
+    def start(self, context):
+        for worker in context.workers:
             worker.factors = itertools.repeat(2.0)
-        super().start(setting)
+        super().start(context)
 
 
 def test_factors_of_workers_count_without_jitter():

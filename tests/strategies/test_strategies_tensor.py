@@ -7,7 +7,7 @@ import pytest
 from worlds_folding import FOLDED, TINY, check_folding, is_folded
 
 import ddlsim
-from ddlsim import ConfigError, Experiment, LinkFault, Lognormal, Parallel, SlowDown, simulate
+from ddlsim import ConfigError, Experiment, LinkFault, Lognormal, Parallel, Slowdown, simulate
 from ddlsim.cluster import star
 from ddlsim.plan import read_chakra
 from ddlsim.strategies import parallel
@@ -43,7 +43,7 @@ def test_faults_jobs_and_slow_ranks_matter():
     assert run.result.step_time > 1.5 * office().step_time
     # exchanges do not take longer because computing does
     computing = office().step_time * office().shares["compute"]
-    assert office(slow_downs=[SlowDown([0], "0 s", "1 h", 2.0)]).step_time < office().step_time + 2.0 * computing
+    assert office(slowdowns=[Slowdown([0], "0 s", "1 h", 2.0)]).step_time < office().step_time + 2.0 * computing
     assert office(jitter=Lognormal(0.1)).step_time < 1.002 * office().step_time
     assert not is_folded(slow)
 
@@ -98,12 +98,12 @@ def test_traces_of_all_ranks(tmp_path):
 PAIRS = [
     ({"overlap": "none"}, {"overlap_slowdown": 1.3}),
     ({"recompute": "stage"}, {"jitter": Lognormal(0.1)}),
-    ({"recompute": "full", "sequence": True}, {"slow_downs": [SlowDown([3], "0 s", "1 h", 2.0)]}),
+    ({"recompute": "full", "sequence": True}, {"slowdowns": [Slowdown([3], "0 s", "1 h", 2.0)]}),
     ({"sharded": True}, {"optimizer": "lamb", "faults": [LinkFault("h0.gpu0", "h0.gpu1", "0 s", "9 s", factor=0.5)]}),
     ({"interleave": 2, "p2p": "exchange"}, {"jitter": Lognormal(0.2)}),
     ({"p2p": "in turns", "micro_batch": 2}, {"input": ddlsim.Input(sample_bytes="1 MB", prep_seconds="50 ms")}),
     ({"order": "pipedream", "micro_batch": None, "model": "bert-base"}, {"overlap_slowdown": 1.3}),
-    ({"order": "2bw", "overlap": "layer"}, {"slow_downs": [SlowDown([0], "0 s", "1 h", 1.5)]}),
+    ({"order": "2bw", "overlap": "layer"}, {"slowdowns": [Slowdown([0], "0 s", "1 h", 1.5)]}),
     ({"sequence": True, "tp_comm_overlap": True, "recompute": "selective"}, {"jitter": Lognormal(0.1)}),
     ({"cost": "nccl", "sharded": True}, {}),
 ]

@@ -18,9 +18,9 @@ from ddlsim.streams import stream
 class Servers(runtime_servers.Servers):
     """Servers that processes visit, one after the other."""
 
-    def __init__(self, strategy, setting, **options):
-        super().__init__(strategy, setting, **options)
-        self.turn = simpy.Resource(setting.loop.env)
+    def __init__(self, strategy, context, **options):
+        super().__init__(strategy, context, **options)
+        self.turn = simpy.Resource(context.loop.env)
 
     def push(self, worker, message):
         """Encode and send what a worker has packed, and wait until all servers have it."""
@@ -89,16 +89,16 @@ class Center:
     version: int = 0
 
     def __post_init__(self):
-        setting = self.servers.setting
-        self.params = setting.learner.initial
-        self._state = setting.learner.optimizer_state(self.params)
-        self._batch = Batch(setting.loop.env.event())
-        setting.model = lambda: self.params
+        context = self.servers.context
+        self.params = context.learner.initial
+        self._state = context.learner.optimizer_state(self.params)
+        self._batch = Batch(context.loop.env.event())
+        context.model = lambda: self.params
 
     @classmethod
-    def of(cls, strategy, setting, count=1, scaling=None, *, drop_late=False):
+    def of(cls, strategy, context, count=1, scaling=None, *, drop_late=False):
         """Place the strategy's servers."""
-        return cls(Servers(strategy, setting), count, scaling, drop_late)
+        return cls(Servers(strategy, context), count, scaling, drop_late)
 
     def push(self, worker, gradient, version: int, n_samples=None):
         """Send a gradient (of `n_samples`, a step's if nothing is said) computed with the parameters of `version`,
@@ -141,8 +141,8 @@ class Center:
 
     def update(self, gradients):
         """Make an update now. The sum is in the order of the ranks, whoever came first."""
-        setting = self.servers.setting
-        learner, stop = setting.learner, setting.stop
+        context = self.servers.context
+        learner, stop = context.learner, context.stop
         in_order = sorted(gradients, key=lambda g: g.rank)
         mean = learner.mean([scaled(g.value, self.scaling, g.staleness) for g in in_order])
         if self.move is not None:
@@ -225,9 +225,9 @@ class Spring:
     _seen: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self):
-        setting = self.servers.setting
-        self.center = setting.learner.initial
-        self._meeting = Meeting(setting.loop.env.event())
+        context = self.servers.context
+        self.center = context.learner.initial
+        self._meeting = Meeting(context.loop.env.event())
 
     def exchange(self, worker):
         """Send x_i, move the center, pull what it was before; return x_i - alpha (x_i - z)."""
@@ -264,41 +264,41 @@ class Spring:
             self._seen[worker.rank] = self.n_moves
 
 
-def start_k_async(strategy, setting):
+def start_k_async(strategy, context):
     """KAsync.start."""
-    center = Center.of(strategy, setting, strategy.k)
-    for worker in setting.workers:
-        setting.loop.env.process(until_applied(worker, center))
+    center = Center.of(strategy, context, strategy.k)
+    for worker in context.workers:
+        context.loop.env.process(until_applied(worker, center))
 
 
-def start_k_batch_async(strategy, setting):
+def start_k_batch_async(strategy, context):
     """KBatchAsync.start."""
-    center = Center.of(strategy, setting, strategy.k)
-    for worker in setting.workers:
-        setting.loop.env.process(freely(worker, center))
+    center = Center.of(strategy, context, strategy.k)
+    for worker in context.workers:
+        context.loop.env.process(freely(worker, center))
 
 
-def start_backup_workers(strategy, setting):
+def start_backup_workers(strategy, context):
     """BackupWorkers.start, without restart."""
-    center = Center.of(strategy, setting, len(setting.workers) - strategy.backups, drop_late=True)
-    for worker in setting.workers:
-        setting.loop.env.process(until_applied(worker, center))
+    center = Center.of(strategy, context, len(context.workers) - strategy.backups, drop_late=True)
+    for worker in context.workers:
+        context.loop.env.process(until_applied(worker, center))
 
 
-def start_soft_sync(strategy, setting):
+def start_soft_sync(strategy, context):
     """SoftSync.start."""
-    count = len(setting.workers) // strategy.n
-    center = Center.of(strategy, setting, count, scaling_named(strategy.staleness_scaling))
-    for worker in setting.workers:
-        setting.loop.env.process(freely(worker, center))
+    count = len(context.workers) // strategy.n
+    center = Center.of(strategy, context, count, scaling_named(strategy.staleness_scaling))
+    for worker in context.workers:
+        context.loop.env.process(freely(worker, center))
 
 
-def start_stale_synchronous(strategy, setting):
+def start_stale_synchronous(strategy, context):
     """StaleSynchronous.start."""
-    center = Center.of(strategy, setting)
-    clocks = Clocks(setting.loop, strategy.slack, [0] * len(setting.workers))
-    for worker in setting.workers:
-        setting.loop.env.process(stale_synchronous(worker, center, clocks))
+    center = Center.of(strategy, context)
+    clocks = Clocks(context.loop, strategy.slack, [0] * len(context.workers))
+    for worker in context.workers:
+        context.loop.env.process(stale_synchronous(worker, center, clocks))
 
 
 def stale_synchronous(worker, center, clocks):
@@ -314,15 +314,15 @@ def stale_synchronous(worker, center, clocks):
         worker.end_step()
 
 
-def start_fed_buff(strategy, setting):
+def start_fed_buff(strategy, context):
     """FedBuff.start."""
-    outer, scaling = Outer(setting.learner, strategy.outer), scaling_named(strategy.staleness_scaling)
+    outer, scaling = Outer(context.learner, strategy.outer), scaling_named(strategy.staleness_scaling)
     center = Center(
-        Servers(strategy, setting), strategy.buffer, scaling,
+        Servers(strategy, context), strategy.buffer, scaling,
         move=lambda delta: outer.step(delta, strategy.outer_rate),
     )  # fmt: skip
-    for worker in setting.workers:
-        setting.loop.env.process(fed_buff(strategy, worker, center))
+    for worker in context.workers:
+        context.loop.env.process(fed_buff(strategy, worker, center))
 
 
 def fed_buff(strategy, worker, center):
@@ -331,18 +331,18 @@ def fed_buff(strategy, worker, center):
     while True:
         begun = worker.params
         gradients = yield from local_steps(worker, strategy.local_steps)
-        delta = plane.apply(np.subtract, begun, worker.params).carrying(*gradients)
+        delta = plane.apply(np.subtract, begun, worker.params).with_statistics_of(*gradients)
         yield from center.push(worker, delta, version, strategy.local_steps * worker.samples_per_step)
         version = center.version
         yield from center.pull(worker, center.params)
 
 
-def start_elastic(strategy, setting):
+def start_elastic(strategy, context):
     """ElasticAveraging.start."""
-    n_visitors = len(setting.workers) if strategy.synchronous else 1
-    spring = Spring(Servers(strategy, setting, models=True), strategy.alpha, n_visitors)
-    start_replicas(setting, lambda replica: elastic(strategy, replica, spring))
-    setting.model = lambda: spring.center
+    n_visitors = len(context.workers) if strategy.synchronous else 1
+    spring = Spring(Servers(strategy, context, models=True), strategy.alpha, n_visitors)
+    start_replicas(context, lambda replica: elastic(strategy, replica, spring))
+    context.model = lambda: spring.center
 
 
 def elastic(strategy, replica, spring):
@@ -363,11 +363,11 @@ def elastic(strategy, replica, spring):
             worker.stop.updated(worker.samples_per_step)
 
 
-def start_fed_avg(strategy, setting):
+def start_fed_avg(strategy, context):
     """FedAvg.start."""
-    rounds = Rounds(Servers(strategy, setting, models=True), strategy.n_drawn(len(setting.workers)))
-    for worker in setting.workers:
-        setting.loop.env.process(fed_avg(strategy, worker, rounds))
+    rounds = Rounds(Servers(strategy, context, models=True), strategy.n_sampled(len(context.workers)))
+    for worker in context.workers:
+        context.loop.env.process(fed_avg(strategy, worker, rounds))
 
 
 def fed_avg(strategy, worker, rounds):
@@ -383,17 +383,17 @@ def fed_avg(strategy, worker, rounds):
 class Rounds:
     """Rounds of `n_drawn` clients each, sampled at random, all different."""
 
-    def __init__(self, servers, n_drawn):
-        setting = servers.setting
-        self.servers, self.n_drawn, self.params = servers, n_drawn, setting.learner.initial
-        self.env, self.draws = setting.loop.env, stream(setting.seed, 0, "rounds")
-        self.drawn = [self.env.event() for _ in setting.workers]
+    def __init__(self, servers, n_sampled):
+        context = servers.context
+        self.servers, self.n_sampled, self.params = servers, n_sampled, context.learner.initial
+        self.env, self.draws = context.loop.env, stream(context.seed, 0, "rounds")
+        self.drawn = [self.env.event() for _ in context.workers]
         self.models = {}  # by rank: model, weight and samples of those that have left the round
-        setting.model = lambda: self.params
+        context.model = lambda: self.params
         self.draw()
 
     def draw(self):
-        for rank in sorted(self.draws.choice(len(self.drawn), self.n_drawn, replace=False).tolist()):
+        for rank in sorted(self.draws.choice(len(self.drawn), self.n_sampled, replace=False).tolist()):
             self.drawn[rank].succeed()
 
     def enter(self, worker):
@@ -413,7 +413,7 @@ class Rounds:
             yield from wait(worker, turn, "the servers' queue")
             yield from communicate(worker, worker.loop.work(servers.messages.server_seconds()), "decode")
             self.models[worker.rank] = model.value, weight, n_samples
-            if len(self.models) < self.n_drawn:
+            if len(self.models) < self.n_sampled:
                 return
             begin = worker.loop.now
             yield from communicate(worker, worker.loop.work(servers.apply_time), "update")

@@ -23,7 +23,7 @@ VARY = {
 class Raises(ddlsim.AllReduce):
     """Goes wrong, not for a reason that the user could have known."""
 
-    def start(self, setting):
+    def start(self, context):
         raise ZeroDivisionError("no such luck")
 
 
@@ -34,13 +34,13 @@ class Kills(ddlsim.AllReduce):
     notes: str = ""
     n_times: int = 1000
 
-    def start(self, setting):
+    def start(self, context):
         path = Path(self.notes)
         deaths = path.read_text(encoding="utf-8") if path.exists() else ""
         if len(deaths) < self.n_times:
             path.write_text(deaths + "x", encoding="utf-8")
             os._exit(1)
-        super().start(setting)
+        super().start(context)
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,13 @@ class Notes(ddlsim.AllReduce):
     seconds: float = 0.0
     together: int = 0
 
-    def start(self, setting):
+    def start(self, context):
         import time
 
         notes = Path(self.notes)
         with notes.open("a", encoding="utf-8") as file:
-            file.write(f"{len(setting.workers)} {os.getpid()}\n")
+            file.write(f"{len(context.workers)} {os.getpid()}\n")
         while len({line.split()[1] for line in notes.read_text(encoding="utf-8").splitlines()}) < self.together:
             time.sleep(0.02)
         time.sleep(self.seconds)
-        super().start(setting)
+        super().start(context)

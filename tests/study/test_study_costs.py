@@ -98,8 +98,8 @@ def test_two_jobs_on_one_machine_pay_for_it_once():
     rates = [3600.0 * jobs[name].cost_rate for name in "ab"]
     assert rates == pytest.approx([7.5, 2.5], rel=0.01)
     assert 3600.0 * jobs.alone["b"].cost_rate == pytest.approx(10.0)
-    beside = ddlsim.simulate(on([3], beside=[ddlsim.Job(on([0, 1, 2]))]))
-    assert 3600.0 * beside.cost_rate == pytest.approx(2.5, rel=0.01)
+    background = ddlsim.simulate(on([3], background=[ddlsim.Job(on([0, 1, 2]))]))
+    assert 3600.0 * background.cost_rate == pytest.approx(2.5, rel=0.01)
 
 
 def test_who_stays_longer_pays_for_the_rest():

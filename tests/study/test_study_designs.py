@@ -11,8 +11,8 @@ from study_parts import BASE, VARY
 import ddlsim
 from ddlsim.study import Range, Study, load_study
 from ddlsim.study.changes import changed, labels_of
-from ddlsim.study.content import Digests, text_of
 from ddlsim.study.designs import rows_of
+from ddlsim.study.fingerprint import Digests, text_of
 from ddlsim.study.study import Loader
 
 # ---------------------------------------------------------------- designs
@@ -122,17 +122,17 @@ def test_what_holds_a_field_goes_before_the_field():
 
 
 FLAPS = ddlsim.RandomFaults("1 min", "5 s", kind="link")
-FAULTY = BASE.with_(faults=[FLAPS, ddlsim.Stop(0, "1 s", "2 s")], slow_downs=[ddlsim.SlowDown(0, 1.0, 2.0, 3.0)])
+FAULTY = BASE.with_(faults=[FLAPS, ddlsim.Stop(0, "1 s", "2 s")], slowdowns=[ddlsim.Slowdown(0, 1.0, 2.0, 3.0)])
 
 
 def test_a_field_of_one_of_several_faults_is_changed():
     """By its name, if one fault alone has it, else by the number of the fault."""
-    made = changed(FAULTY, {"faults.mtbf": "5 min", "faults.1.duration": "9 s", "slow_downs.factor": 2.0})
+    made = changed(FAULTY, {"faults.mtbf": "5 min", "faults.1.duration": "9 s", "slowdowns.factor": 2.0})
     assert made.faults == (dataclasses.replace(FLAPS, mtbf="5 min"), ddlsim.Stop(0, "1 s", "9 s"))
-    assert [slow.factor for slow in made.slow_downs] == [2.0]
+    assert [slow.factor for slow in made.slowdowns] == [2.0]
     assert changed(FAULTY, {"faults": [FLAPS], "faults.0.kind": "slow", "faults.factor": 2.0}).faults[0].factor == 2.0
-    beside = BASE.with_(workers=2, beside=[ddlsim.Job(BASE.with_(workers=2))])
-    assert changed(beside, {"beside.experiment.batch_size": 7}).beside[0].experiment.batch_size == 7
+    background = BASE.with_(workers=2, background=[ddlsim.Job(BASE.with_(workers=2))])
+    assert changed(background, {"background.experiment.batch_size": 7}).background[0].experiment.batch_size == 7
 
 
 def test_random_faults_are_varied():

@@ -23,7 +23,7 @@ from ddlsim.run import processes
 from ddlsim.run.processes import _deaf_to_ctrl_c
 from ddlsim.study import Study, load_table
 from ddlsim.study.executors import Local
-from ddlsim.study.parcels import Job
+from ddlsim.study.serialization import Job
 
 HERE = Path(__file__).parent
 
@@ -170,8 +170,8 @@ def test_nothing_finished_is_lost_when_processes_are_killed(tmp_path):
 
 @pytest.fixture
 def packer():
-    from ddlsim.study.content import Digests
-    from ddlsim.study.parcels import Packer
+    from ddlsim.study.fingerprint import Digests
+    from ddlsim.study.serialization import Packer
 
     return Packer(Digests())
 

@@ -43,7 +43,7 @@ def test_every_path_in_the_table_leads_somewhere():
     base = ddlsim.Experiment(
         "fat-tree-k8-10g", "lenet5", strategy=ddlsim.LocalSGD(2), jitter=ddlsim.Lognormal(0.1), device="v100",
         compute=ddlsim.Measured("1 ms", 32), training=ddlsim.Training(epochs=1, optimizer=ddlsim.Momentum()),
-        faults=[ddlsim.RandomFaults("1 min", "5 s", factor=2.0)], slow_downs=[ddlsim.SlowDown(0, "1 s", "1 s", 2.0)],
+        faults=[ddlsim.RandomFaults("1 min", "5 s", factor=2.0)], slowdowns=[ddlsim.Slowdown(0, "1 s", "1 s", 2.0)],
     )  # fmt: skip
     kinds = set(ddlsim.load_cluster(base.cluster).link_kind)
     parts = {path: path.split(".") for path in paths}

@@ -9,11 +9,11 @@ import pytest
 import ddlsim
 from ddlsim import AllReduce, AsyncParameterServer, ConfigError, Measured, Study
 from ddlsim.cluster import star
-from ddlsim.report.study_words import answers
+from ddlsim.report.study_labels import answers
 from ddlsim.study import load_study
 from ddlsim.study.store import Member
 from ddlsim.study.table import Table
-from ddlsim.study.work import DONE, Outcome, record_of
+from ddlsim.study.worker import DONE, Outcome, record_of
 
 BASE = ddlsim.Experiment(
     ddlsim.Cluster.from_graph(star(8, bandwidth="10 Gbit/s", latency="5 us"), "eight").with_costs(price="3.6 USD/h"),

@@ -16,7 +16,7 @@ import ddlsim
 from ddlsim.study import Study, load_table
 from ddlsim.study.store import SCHEMA_VERSION, Member, Store
 from ddlsim.study.table import Table
-from ddlsim.study.work import Outcome
+from ddlsim.study.worker import Outcome
 
 
 @pytest.fixture

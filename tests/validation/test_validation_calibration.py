@@ -549,7 +549,7 @@ def test_the_scatter_of_a_wrong_fit_does_not_widen_what_does_not_use_it():
     wide = both.time("both_ways", 10**6, 2, 2)
     assert wide.high / wide.low > 2.0
     assert parameter(both, "inside.latency").scatter[0] < 0.05 < parameter(both, "between.latency").scatter[0]
-    draws = [current_parameters(both.drawn(np.random.default_rng(i))) for i in range(40)]
+    draws = [current_parameters(both.sampled(np.random.default_rng(i))) for i in range(40)]
     inner, outer = (np.std(np.log([d[f"{c}.bandwidth"] for d in draws])) for c in ("inside", "between"))
     assert inner < 0.1 < outer
 

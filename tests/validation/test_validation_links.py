@@ -256,7 +256,7 @@ def test_details_go_into_the_file_and_come_back(tmp_path, calibration):
     assert current_parameters(again.cluster) == pytest.approx(current_parameters(found.cluster), rel=1e-4)
     ours, theirs = again.time("all_reduce", 10**6, 4), found.time("all_reduce", 10**6, 4)
     assert (ours.low, ours.value, ours.high) == pytest.approx((theirs.low, theirs.value, theirs.high), rel=1e-3)
-    drawn = found.drawn(np.random.default_rng(1))
+    drawn = found.sampled(np.random.default_rng(1))
     assert current_parameters(drawn)["between.frame_payload"] == 1448.0
     assert current_parameters(drawn)["between.burst"] != current_parameters(found.cluster)["between.burst"]
 
@@ -329,6 +329,6 @@ def test_intervals_of_runs_widen_beyond_the_calibration():
     spreads = []
     for variance in (0.0, 0.25):
         random = np.random.default_rng(3)
-        drawn = (found.drawn(random, outside=Beyond(variance)) for _ in range(200))
+        drawn = (found.sampled(random, outside=Beyond(variance)) for _ in range(200))
         spreads.append(float(np.std(np.log([current_parameters(each)["between.bandwidth"] for each in drawn]))))
     assert spreads[1] ** 2 - spreads[0] ** 2 == pytest.approx(0.25, rel=0.25)

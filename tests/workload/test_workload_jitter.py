@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from ddlsim import SlowDown
+from ddlsim import Slowdown
 from ddlsim.errors import ConfigError
 from ddlsim.streams import stream
 from ddlsim.workload import order_statistics
@@ -86,10 +86,10 @@ def test_a_stream_is_the_same_everywhere():
         (lambda: Uniform(2.0, 1.0), "Uniform: high = 1.0: must be finite and not below low = 2.0"),
         (lambda: Trace([]), r"Trace: values = \(\): must have at least one factor"),
         (lambda: Trace([1.0, -2.0]), r"Trace: values\[1\] = -2.0"),
-        (lambda: SlowDown([], "1 s", "1 s", 2.0), "SlowDown: ranks = "),
-        (lambda: SlowDown(0, "1 m", "1 s", 2.0), "SlowDown: start: '1 m' has no unit"),
-        (lambda: SlowDown(0, -1.0, "1 s", 2.0), "SlowDown: start = -1.0"),
-        (lambda: SlowDown(0, 1.0, 0.0, 2.0), "SlowDown: duration = 0.0"),
+        (lambda: Slowdown([], "1 s", "1 s", 2.0), "Slowdown: ranks = "),
+        (lambda: Slowdown(0, "1 m", "1 s", 2.0), "Slowdown: start: '1 m' has no unit"),
+        (lambda: Slowdown(0, -1.0, "1 s", 2.0), "Slowdown: start = -1.0"),
+        (lambda: Slowdown(0, 1.0, 0.0, 2.0), "Slowdown: duration = 0.0"),
         (lambda: stream(-1, 0, "x"), "seed = -1"),
     ],
 )
@@ -98,7 +98,7 @@ def test_bad_parameters(make: Callable[[], object], message: str):
         make()
 
 
-def test_slow_downs_stretch_what_they_cover():
+def test_slowdowns_stretch_what_they_cover():
     """3 s of work from t = 0; half speed from 1 s to 3 s: 1 + 2 + 1 = 4 s. Two at once: 4x."""
     slow = (1.0, 3.0, 2.0)
     assert slowed_duration(3.0, 0.0, [slow]) == 4.0

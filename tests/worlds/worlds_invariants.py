@@ -68,7 +68,7 @@ def check_world(world: World) -> Result | None:
     if world.experiment.training is not None:  # where nothing learns, nothing is drawn
         assert learned <= drawn, f"updates learned from {learned} samples, but {drawn} were drawn"
     _check_tables(result)
-    if result.has_life:
+    if result.has_failure_timeline:
         try:
             (_check_life if result.recorder.down is None else _check_free_life)(result)
         except ConfigError:
@@ -91,7 +91,7 @@ def check_jobs(world: JobsWorld) -> Jobs:
         assert one.result.recorder.seconds == other.result.recorder.seconds
         assert one.result.n_messages == other.result.n_messages
         _check_tables(one.result)
-        if one.result.has_life:
+        if one.result.has_failure_timeline:
             (_check_life if one.result.recorder.down is None else _check_free_life)(one.result)
     assert first.goodputs == again.goodputs
     links = first.links
@@ -112,7 +112,7 @@ def check_pauses(world: World) -> Result | None:
     one, draw = world.experiment, random.Random(world.seed)
     try:
         plain = run(one)
-        lasts = plain.undisturbed.end_time if plain.has_life else plain.simulated_time
+        lasts = plain.undisturbed.end_time if plain.has_failure_timeline else plain.simulated_time
         pauses = [
             Pause(draw.uniform(0.0, 0.9) * lasts, draw.choice((0.01, 0.3, 2.0)) * lasts)
             for _ in range(draw.choice((1, 1, 2, 3)))
@@ -123,10 +123,10 @@ def check_pauses(world: World) -> Result | None:
     except (ConfigError, NoUpdateError):
         return None
     assert (result.recorder.updates, result.recorder.seconds) == (again.recorder.updates, again.recorder.seconds)
-    goes_on = any(isinstance(fault, Stop | RandomFaults) for fault in one.faults)  # then computing is cut, not begun
+    endless = any(isinstance(fault, Stop | RandomFaults) for fault in one.faults)  # then computing is cut, not begun
     for start, end in [(pause.start, pause.start + pause.duration) for pause in pauses]:
         for span in result.recorder.spans:
-            if span.kind == "transfer" or (span.kind == "compute" and not goes_on):
+            if span.kind == "transfer" or (span.kind == "compute" and not endless):
                 assert not start < span.start < end, f"{span} starts in the pause of {start} s to {end} s"
             elif span.kind == "communication":
                 assert min(end, span.end) - max(start, span.start) < 1e-12, f"{span} in the pause of {start} to {end} s"
@@ -151,16 +151,16 @@ def _check_bills(jobs: Jobs) -> None:
 
 def _check_free_life(result: Result) -> None:
     """The time of a run whose workers crash adds up."""
-    life = result.life
-    assert math.isclose(life.useful + life.lost + life.down, life.end, rel_tol=1e-9)
-    assert min(life.lost, life.noticing, life.repairing, life.restarting) >= -1e-9
+    timeline = result.failure_timeline
+    assert math.isclose(timeline.useful + timeline.lost + timeline.down, timeline.end, rel_tol=1e-9)
+    assert min(timeline.lost, timeline.detecting, timeline.repairing, timeline.restarting) >= -1e-9
     assert result.availability <= 1.0 + 1e-9
 
 
 def _check_plan(result):
     """The step as a table is proved, takes as long as the run, and its bounds are not above that."""
     experiment, strategy = result.experiment, result.experiment.strategy
-    slower = experiment.slow_downs or experiment.faults or experiment.overlap_slowdown != OverlapSlowdown()
+    slower = experiment.slowdowns or experiment.faults or experiment.overlap_slowdown != OverlapSlowdown()
     if experiment.compression or slower or experiment.training or isinstance(experiment.input, Input):
         return
     nodes = result.nodes.tolist()
@@ -216,32 +216,39 @@ def _check_tables(result):
 
 def _check_life(result):
     """Its seconds add up, no device computes for longer than it is there, and what counts has been done."""
-    life = result.life
-    parts = (life.useful, life.lost, life.saving, life.noticing, life.repairing, life.restarting)
-    slack = 1e-9 * life.end
-    assert math.isclose(sum(parts), life.end, rel_tol=1e-9)
+    timeline = result.failure_timeline
+    parts = (
+        timeline.useful,
+        timeline.lost,
+        timeline.checkpointing,
+        timeline.detecting,
+        timeline.repairing,
+        timeline.restarting,
+    )
+    slack = 1e-9 * timeline.end
+    assert math.isclose(sum(parts), timeline.end, rel_tol=1e-9)
     assert min(parts) >= -slack, parts
-    assert life.steps >= 0
+    assert timeline.steps >= 0
     assert math.isfinite(result.goodput)
     assert 0.0 <= result.availability <= 1.0 + 1e-9
     computed = _computed(result)
-    there = life.end if life.away is None else life.end - life.away
+    there = timeline.end if timeline.out_of_service is None else timeline.end - timeline.out_of_service
     assert (computed >= -slack).all()
     assert (computed <= there + slack).all(), (computed, there)
-    assert computed.max() <= life.useful + life.lost + slack
-    if life.away is not None:
-        times = [time for time, _ in life.groups]
+    assert computed.max() <= timeline.useful + timeline.lost + slack
+    if timeline.out_of_service is not None:
+        times = [time for time, _ in timeline.groups]
         assert times == sorted(times)
         least = result.experiment.elastic.min_workers
-        assert all(n == 0 or least <= n <= result.n_workers for _, n in life.groups)
+        assert all(n == 0 or least <= n <= result.n_workers for _, n in timeline.groups)
         most = result.experiment.batch_size * result.experiment.accumulation
         most *= 1 if contract.of(result.experiment.strategy).shares_batch else result.n_workers
-        assert result.goodput * life.end <= most * max(life.steps, 1) * (1.0 + 1e-9)
-    pace = life.timeline.pace
-    times = np.linspace(0.0, min(life.end, 1e6), 50)
+        assert result.goodput * timeline.end <= most * max(timeline.steps, 1) * (1.0 + 1e-9)
+    pace = timeline.timeline.pace
+    times = np.linspace(0.0, min(timeline.end, 1e6), 50)
     assert (np.diff(pace.until(times)) >= 0.0).all()
     assert (pace.until(pace.when(pace.until(times))) <= pace.until(times) + slack).all()
-    if life.finished and result.monitor is not None:
+    if timeline.finished and result.monitor is not None:
         assert result.evaluations[-1].samples >= 0
 
 

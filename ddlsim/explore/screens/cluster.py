@@ -13,8 +13,8 @@ from ddlsim.bundled import bundled_files, split_options
 from ddlsim.cluster import Cluster, cluster_names, load_cluster
 from ddlsim.cluster.cluster import Floats
 from ddlsim.errors import ConfigError, DdlsimError
+from ddlsim.explore.components import Exports, File, LazyCard, html, lines, message, picture, plain, table, tiles
 from ddlsim.explore.jobs import Jobs, Progress
-from ddlsim.explore.pieces import Exports, File, LazyCard, html, lines, message, picture, plain, table, tiles
 from ddlsim.explore.setup import Setup
 from ddlsim.plain import decoded, read_bytes
 from ddlsim.readable import si, size

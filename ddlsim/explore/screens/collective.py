@@ -9,8 +9,8 @@ import panel as pn
 
 from ddlsim.collectives import KINDS, algorithm_names
 from ddlsim.errors import ConfigError, DdlsimError
+from ddlsim.explore.components import Exports, File, LazyCard, html, message, table, tiles
 from ddlsim.explore.jobs import Jobs
-from ddlsim.explore.pieces import Exports, File, LazyCard, html, message, table, tiles
 from ddlsim.explore.rounds import Played, Question, play, takes_segments
 from ddlsim.explore.rounds_picture import durations, in_words, legend, matrix, messages_of, network, ranges
 from ddlsim.explore.setup import Setup, at_most
@@ -162,7 +162,7 @@ def files(question: Question) -> list[File]:
     if question.n_segments is not None and takes_segments(question.algorithm, question.kind):
         imports = "from functools import partial\n\n"
         algorithm = f"partial(find({algorithm}, {json.dumps(question.kind)}), n_segments={question.n_segments})"
-    found = "from ddlsim.collectives.find import find\n" if imports else ""
+    found = "from ddlsim.collectives.lookup import find\n" if imports else ""
     program = (
         f"{imports}import ddlsim\nfrom ddlsim.collectives import build, states\n{found}from ddlsim.units import si\n\n"
         f"cluster = ddlsim.load_cluster({json.dumps(question.cluster)})\n"

@@ -12,8 +12,8 @@ import panel as pn
 
 import ddlsim
 from ddlsim.errors import ConfigError, DdlsimError
+from ddlsim.explore.components import Chart, Exports, File, experiment_files, html, lines, message, table
 from ddlsim.explore.jobs import Jobs, Progress
-from ddlsim.explore.pieces import Chart, Exports, File, experiment_files, html, lines, message, table
 from ddlsim.explore.setup import Setup, at_most, chosen_strategies
 from ddlsim.learning.monitor import Row
 from ddlsim.readable import percent, seconds, size

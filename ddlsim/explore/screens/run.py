@@ -10,8 +10,7 @@ from bokeh.models import ColumnDataSource, HoverTool, Range1d
 from bokeh.plotting import figure
 
 import ddlsim
-from ddlsim.explore.jobs import Jobs, Progress
-from ddlsim.explore.pieces import (
+from ddlsim.explore.components import (
     Exports,
     LazyCard,
     bars,
@@ -26,6 +25,7 @@ from ddlsim.explore.pieces import (
     table,
     tiles,
 )
+from ddlsim.explore.jobs import Jobs, Progress
 from ddlsim.explore.setup import Setup
 from ddlsim.readable import percent, seconds, size
 from ddlsim.report.drawing import time_styles

@@ -11,8 +11,8 @@ import panel as pn
 
 from ddlsim.cluster import load_cluster
 from ddlsim.errors import ConfigError, DdlsimError
+from ddlsim.explore.components import Chart, Exports, File, html, lines, message, table, without_content
 from ddlsim.explore.jobs import Jobs, Progress
-from ddlsim.explore.pieces import Chart, Exports, File, html, lines, message, table, without_content
 from ddlsim.explore.setup import Setup, chosen_strategies
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.files import STRATEGIES

@@ -7,8 +7,8 @@ import json
 import panel as pn
 
 import ddlsim
+from ddlsim.explore.components import Exports, File, LazyCard, bars, html, message, table
 from ddlsim.explore.jobs import Jobs, Progress
-from ddlsim.explore.pieces import Exports, File, LazyCard, bars, html, message, table
 from ddlsim.explore.screens.run import tell_first
 from ddlsim.explore.setup import FIELDS, Setup
 from ddlsim.readable import in_words

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from ddlsim.life.checkpoints import Cost
+from ddlsim.reliability.checkpoints import Cost
 
 Floats = npt.NDArray[np.float64]
 
@@ -65,7 +65,7 @@ Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class Timeline:
+class FailureFreeTimeline:
     """Consecutive steps of a run without failures, and the checkpoints between them.
 
     ends    times at which steps end, in s, ascending, shape (n_steps,); training begins at 0
@@ -180,7 +180,7 @@ class Timeline:
             return self.next_end(position)[1]
         return float(self.end_of(np.array(self.count(position) + 1)))
 
-    def saving(self, position: float) -> float:
+    def checkpointing(self, position: float) -> float:
         """Return the s that training stops for checkpoints between 0 and a position."""
         ended = int(np.searchsorted(self.saved_at[1:], position, "right"))
         partly = 0.0
@@ -207,14 +207,14 @@ class Timeline:
 
 
 @dataclass(frozen=True, eq=False)
-class OnClock(Timeline):
+class OnClock(FailureFreeTimeline):
     """A timeline that begins at `since` (s on the clock), whose times go by the clock from then on."""
 
     since: float = 0.0
-    _steady: Timeline | None = None
+    _steady: FailureFreeTimeline | None = None
 
     @classmethod
-    def of(cls, steady: Timeline, since: float) -> Timeline:
+    def of(cls, steady: FailureFreeTimeline, since: float) -> FailureFreeTimeline:
         """Return a timeline by the clock from `since` on."""
         if steady.pace is STEADY:
             return steady

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import ddlsim
-from ddlsim.cli import completing
+from ddlsim.cli import completion
 from ddlsim.cli.application import app
 from ddlsim.cli.options import Json, arg, opt
 from ddlsim.cli.output import check_folder, print_table
@@ -27,7 +27,7 @@ OPERATIONS = "point_to_point:one_way,all_reduce:ring,all_reduce:binomial_tree,pa
 
 @app.command()
 def lab(
-    cluster: Annotated[str | None, arg("Bundled cluster or topology file.", offers=completing.clusters)] = None,
+    cluster: Annotated[str | None, arg("Bundled cluster or topology file.", offers=completion.clusters)] = None,
     operations: Annotated[
         str, opt("Operations: kind:algorithm, point_to_point:one_way, parameter_server:2, ...")
     ] = OPERATIONS,

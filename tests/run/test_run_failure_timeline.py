@@ -37,23 +37,23 @@ def learning(**changes):
 
 def test_a_life_is_thirty_days_of_the_runs_steps():
     result = ddlsim.simulate(experiment())
-    life = result.life
-    assert life.end == 30 * 86_400.0
-    assert life.useful + life.lost + life.saving + life.down == pytest.approx(life.end)
-    assert result.goodput == pytest.approx(result.throughput * life.useful / life.end, rel=1e-4)
-    assert result.availability == life.availability < 1.0
-    assert result.lost_work == life.lost > 0.0
-    assert len(life.failures) == len(life.events) > 1000
-    assert [one.end for one in result.lives(3)] == [life.end] * 3
-    assert result.lives(3)[0] is life
-    assert len({one.lost for one in result.lives(3)}) == 3
+    timeline = result.failure_timeline
+    assert timeline.end == 30 * 86_400.0
+    assert timeline.useful + timeline.lost + timeline.checkpointing + timeline.down == pytest.approx(timeline.end)
+    assert result.goodput == pytest.approx(result.throughput * timeline.useful / timeline.end, rel=1e-4)
+    assert result.availability == timeline.availability < 1.0
+    assert result.lost_work == timeline.lost > 0.0
+    assert len(timeline.failures) == len(timeline.events) > 1000
+    assert [one.end for one in result.timelines(3)] == [timeline.end] * 3
+    assert result.timelines(3)[0] is timeline
+    assert len({one.lost for one in result.timelines(3)}) == 3
 
 
 def test_a_life_without_failures_is_the_run():
     plain = ddlsim.simulate(experiment(failures=None, checkpoints=None))
     result = ddlsim.simulate(experiment(failures=Failures(math.inf), checkpoints=None))
     assert result.step_times.tolist() == plain.step_times.tolist()
-    assert (result.life.effective, result.goodput) == (1.0, pytest.approx(plain.throughput, rel=1e-6))
+    assert (result.failure_timeline.effective, result.goodput) == (1.0, pytest.approx(plain.throughput, rel=1e-6))
     learned, undisturbed = ddlsim.simulate(learning(failures=Failures(math.inf), checkpoints=None)), None
     undisturbed = ddlsim.simulate(learning(failures=None, checkpoints=None))
     assert learned.history.equals(undisturbed.history)
@@ -62,8 +62,8 @@ def test_a_life_without_failures_is_the_run():
 
 def test_after_a_restart_the_weights_are_those_of_an_undisturbed_run_only_later():
     result, plain = ddlsim.simulate(learning()), ddlsim.simulate(learning(failures=None, checkpoints=None))
-    assert len(result.life.events) > 5
-    assert result.life.finished
+    assert len(result.failure_timeline.events) > 5
+    assert result.failure_timeline.finished
     assert result.params.tobytes() == plain.params.tobytes()
     assert result.accuracy == plain.accuracy
     assert result.history["accuracy"].tolist() == plain.history["accuracy"].tolist()
@@ -71,7 +71,7 @@ def test_after_a_restart_the_weights_are_those_of_an_undisturbed_run_only_later(
     assert late[0] == 0.0
     assert (np.diff(late) >= 0.0).all()
     assert late[-1] > 100.0
-    assert result.history["time"].iloc[-1] <= result.life.end == result.end_time
+    assert result.history["time"].iloc[-1] <= result.failure_timeline.end == result.end_time
     assert result.simulated_time == plain.end_time  # without what disturbs it
 
 
@@ -79,16 +79,19 @@ def test_after_a_restart_the_weights_are_those_of_an_undisturbed_run_only_later(
 def test_bytes_of_a_checkpoint_go_over_the_network():
     nbytes = 4 * 25_557_032 * 2  # weights and momentum in fp32
     result = ddlsim.simulate(experiment(checkpoints=Checkpoints("10 min", to="h4")))
-    cost = result.life.timeline.cost
+    cost = result.failure_timeline.timeline.cost
     assert cost.nbytes == nbytes
     assert cost.stall == pytest.approx(nbytes / 1e9)  # all into one link
-    peers = ddlsim.simulate(experiment(checkpoints=Checkpoints("10 min", to="peers"))).life.timeline.cost
+    peers = ddlsim.simulate(experiment(checkpoints=Checkpoints("10 min", to="peers"))).failure_timeline.timeline.cost
     assert peers.stall == pytest.approx(nbytes / 4 / 1e9)  # each over its own
-    beside = ddlsim.simulate(experiment(checkpoints=Checkpoints("10 min", to="peers", asynchronous=True)))
-    assert (beside.life.timeline.cost.stall, beside.life.timeline.cost.write) == (0.0, peers.stall)
-    assert any("assumed not to slow down" in note for note in beside.notes)
+    background = ddlsim.simulate(experiment(checkpoints=Checkpoints("10 min", to="peers", asynchronous=True)))
+    assert (background.failure_timeline.timeline.cost.stall, background.failure_timeline.timeline.cost.write) == (
+        0.0,
+        peers.stall,
+    )
+    assert any("assumed not to slow down" in note for note in background.notes)
     fewer = Checkpoints("10 min", bandwidth="1 GB/s", nbytes="500 MB", load="7 s")
-    cost = ddlsim.simulate(experiment(checkpoints=fewer)).life.timeline.cost
+    cost = ddlsim.simulate(experiment(checkpoints=fewer)).failure_timeline.timeline.cost
     assert (cost.stall, cost.load) == (0.5, 7.0)
 
 
@@ -116,7 +119,7 @@ def test_it_is_said_everywhere():
     assert "goodput" in str(result)
     assert "life goes to" in str(result)
     plain = json.loads(result.to_json())
-    assert plain["life"]["end"] == 30 * 86_400.0
+    assert plain["failure_timeline"]["end"] == 30 * 86_400.0
     assert plain["goodput"] == result.goodput
     parameters = {"failures.spares": [0, 1], "checkpoints.every": ["5 min", "20 min"]}
     table = ddlsim.Study(experiment(), parameters).run(jobs=1)
@@ -135,8 +138,8 @@ def test_files_say_all_of_it(tmp_path):
     loaded = ddlsim.load_experiment(tmp_path / "run.toml")
     assert loaded.checkpoints == Checkpoints("10 min", to="peers", asynchronous=True)
     result = ddlsim.simulate(loaded)
-    assert result.life.end == 7200.0
-    assert [time for time, _, _ in result.life.events] == [600.0]
+    assert result.failure_timeline.end == 7200.0
+    assert [time for time, _, _ in result.failure_timeline.events] == [600.0]
     loaded.save(tmp_path / "again.toml")
     assert ddlsim.load_experiment(tmp_path / "again.toml").to_toml() == loaded.to_toml()
 
@@ -162,8 +165,8 @@ def test_what_cannot_be_is_refused_before_anything_runs(changes, says):
 @pytest.mark.slow
 def test_strategies_that_synchronise_have_lives():
     for strategy in (AllReduce("ring"), LocalSGD(period=4), ddlsim.ParameterServer(), ddlsim.DPSGD()):
-        life = ddlsim.simulate(experiment(strategy=strategy, steps=8)).life
-        assert 0.5 < life.effective < 1.0
+        timeline = ddlsim.simulate(experiment(strategy=strategy, steps=8)).failure_timeline
+        assert 0.5 < timeline.effective < 1.0
 
 
 @pytest.mark.slow
@@ -172,7 +175,7 @@ def test_the_best_interval_is_dalys():
         experiment(
             failures=Failures("100 h", repair=0.0, restart="10 s"), checkpoints=Checkpoints("1 h", stall="15 s")
         ),
-        lives=40,
+        n_timelines=40,
     )  # fmt: skip
     assert found.mtbf == 25 * 3600.0
     assert found.daly == pytest.approx(ddlsim.daly_interval(found.mtbf, 15.0))
@@ -221,8 +224,8 @@ def test_what_was_learnt_before_a_warned_interruption_is_as_undisturbed():
     failures = Failures("4 min", per="host", repair=0.0, restart="20 s", warning="30 s")
     result = ddlsim.simulate(learning(failures=failures))
     plain = ddlsim.simulate(learning(failures=None, checkpoints=None))
-    assert len(result.life.events) > 5
+    assert len(result.failure_timeline.events) > 5
     assert result.params.tobytes() == plain.params.tobytes()
     late = (result.history["time"] - plain.history["time"]).to_numpy()
     assert (np.diff(late) >= -1e-9).all()
-    assert result.life.lost < ddlsim.simulate(learning()).life.lost
+    assert result.failure_timeline.lost < ddlsim.simulate(learning()).failure_timeline.lost

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 import ddlsim
-from ddlsim.cli import completing
+from ddlsim.cli import completion
 from ddlsim.cli.application import app
 from ddlsim.cli.options import AllowCode, Device, Flash, Json, Optimizer, Precision, Stack, arg, counts, given, opt
 from ddlsim.cli.output import check_folder, write_file
@@ -20,9 +20,9 @@ from ddlsim.output_files import save_csv
 
 @app.command()
 def fits(
-    model: Annotated[str, arg("Bundled model or model file.", offers=completing.models)],
+    model: Annotated[str, arg("Bundled model or model file.", offers=completion.models)],
     device: Annotated[
-        str, arg("Device of the catalogue (see: ddlsim devices) or device file.", offers=completing.devices)
+        str, arg("Device of the catalogue (see: ddlsim devices) or device file.", offers=completion.devices)
     ],
     batch_size: Annotated[int, opt("Samples per rank and micro-batch.", "--batch-size", "-b")] = 1,
     precision: Precision = None,
@@ -68,7 +68,7 @@ def recommend(
     clusters: Annotated[
         list[str],
         arg(
-            "Bundled clusters or topology files to choose from, or a question file (.toml).", offers=completing.clusters
+            "Bundled clusters or topology files to choose from, or a question file (.toml).", offers=completion.clusters
         ),
     ],
     model: Annotated[
@@ -77,14 +77,14 @@ def recommend(
             "Bundled model or model file (with +option or +key=value; default: resnet50).",
             "--model",
             "-m",
-            offers=completing.models,
+            offers=completion.models,
         ),
     ] = None,
     deadline: Annotated[str | None, opt('Longest time of the whole training, such as "36 h".')] = None,
     budget: Annotated[float | None, opt("Largest cost of the whole training, in USD.")] = None,
     efficiency: Annotated[float | None, opt("Smallest efficiency, such as 0.9.")] = None,
     throughput: Annotated[str | None, opt('Smallest throughput, such as "5000 images/s".')] = None,
-    aim: Annotated[str | None, opt("Order of results: time (fastest first) or cost (cheapest first).")] = None,
+    objective: Annotated[str | None, opt("Order of results: time (fastest first) or cost (cheapest first).")] = None,
     samples: Annotated[float | None, opt("Number of samples to process: epochs * dataset size.")] = None,
     workers: Annotated[str | None, opt('Numbers of workers to try, such as "8,16,32".', "--workers", "-n")] = None,
     batch_size: Annotated[str | None, opt('Batch sizes to try, such as "32,64".', "--batch-size", "-b")] = None,
@@ -137,7 +137,7 @@ def recommend(
     ways = [replace(ddlsim.Splits(), **wanted)] if split or wanted else None
     asked = _question(clusters, allow_code)
     asked["clusters"] = priced = _priced(asked["clusters"], price or [])
-    limits = given(deadline=deadline, budget=budget, efficiency=efficiency, throughput=throughput, aim=aim)
+    limits = given(deadline=deadline, budget=budget, efficiency=efficiency, throughput=throughput, objective=objective)
     target = replace(asked.get("target", ddlsim.Target()), **limits) if limits else None
     tried = {"workers": _counts("--workers", workers), "batch_sizes": _counts("--batch-size", batch_size)}
     asked |= given(model=model, target=target, samples=samples, n_best=n_best, **tried)

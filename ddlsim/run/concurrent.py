@@ -12,15 +12,15 @@ import numpy.typing as npt
 
 from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.errors import ConfigError, DdlsimError, NoUpdateError, unknown_name
-from ddlsim.life import Background, RandomFaults
-from ddlsim.life.faults import Fault, effects_of, inject, sampled
 from ddlsim.network import Network
 from ddlsim.network.sources import WithSources
+from ddlsim.reliability import Background, RandomFaults
+from ddlsim.reliability.faults import Fault, effects_of, inject, sampled
 from ddlsim.run.conservation import check_network
 from ddlsim.run.costs import shares
 from ddlsim.run.experiment import Experiment
+from ddlsim.run.failure_timeline import has_failure_timeline
 from ddlsim.run.job import Job, placed
-from ddlsim.run.living import has_life
 from ddlsim.run.prepare import prepare
 from ddlsim.run.result import Result
 from ddlsim.run.simulate import UnderWay
@@ -135,12 +135,12 @@ class Together:
                 self.network.shared(),
                 start=tenant.start,
                 keep_spans=self.keep_spans,
-                endless=job.goes_on,
+                endless=job.endless,
                 horizon=max(self.horizon - tenant.start, 0.0),
             )
         except DdlsimError as error:
             raise type(error)(f"job {tenant.name!r}: {error}") from None
-        if has_life(experiment) and tenant.run.recorder.down is None:
+        if has_failure_timeline(experiment) and tenant.run.recorder.down is None:
             raise ConfigError(
                 f"job {tenant.name!r}: failures and checkpoints that stop a run are modelled on uncontended step "
                 "times, so they cannot be combined with other jobs; leave them out, or use an asynchronous strategy"
@@ -200,12 +200,12 @@ class Together:
         run.check_horizon()
 
     def until_all_have_ended(self) -> None:
-        """Run until all jobs without `goes_on` have ended, or until a KeyboardInterrupt; then the others end.
+        """Run until all jobs without `endless` have ended, or until a KeyboardInterrupt; then the others end.
 
         Raises KeyboardInterrupt if no job has made an update yet.
         """
         try:
-            self.clock.run(lambda: all(not math.isnan(each.end) for each in self.tenants if not each.job.goes_on))
+            self.clock.run(lambda: all(not math.isnan(each.end) for each in self.tenants if not each.job.endless))
         except KeyboardInterrupt:
             self.interrupted = True
         for tenant in self.tenants:
@@ -233,7 +233,7 @@ class Together:
     def goodput(self, number: int) -> float:
         """Return the mean bytes/s of a background traffic from its start until now, or to its end."""
         each, loop = self.traffic[number], self._flows[number]
-        nbytes = float(self.network.traffic_of(loop.network.party)[0][self.cluster.n_channels + number])
+        nbytes = float(self.network.traffic_of(loop.network.client)[0][self.cluster.n_channels + number])
         seconds = min(self.network.now, si(each.end, "time")) - si(each.start, "time")
         return nbytes / seconds if seconds > 0.0 else 0.0
 
@@ -248,17 +248,17 @@ class Together:
         check_network(self.cluster, self.network)
 
 
-def beside(
+def with_background(
     experiment: Experiment, cluster: Cluster, nodes: Sequence[int], *, keep_spans: bool, horizon: float
 ) -> Together:
     """Return the network and clock of an experiment on some nodes, with its co-located jobs and background traffic."""
-    traffic = [each for each in experiment.beside if isinstance(each, Background)]
+    traffic = [each for each in experiment.background if isinstance(each, Background)]
     place_of = {node: place for place, node in enumerate(cluster.workers.tolist())}
     occupied = [place_of[node] for node in nodes]
     together = Together(cluster, traffic, occupied=occupied, keep_spans=keep_spans, horizon=horizon)
-    jobs = [each for each in experiment.beside if isinstance(each, Job)]
+    jobs = [each for each in experiment.background if isinstance(each, Job)]
     for number, job in enumerate(jobs, 2):
-        endless = dataclasses.replace(job, goes_on=True)
+        endless = dataclasses.replace(job, endless=True)
         together.expect(endless, job.name or f"job {number}")
     return together
 

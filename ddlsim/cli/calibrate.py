@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from ddlsim.cli import completing
+from ddlsim.cli import completion
 from ddlsim.cli.application import app
 from ddlsim.cli.options import Json, Model, arg, opt
 from ddlsim.cli.output import check_folder, check_page, check_picture, write_file
@@ -27,7 +27,7 @@ def validate(
     runs: Annotated[Path, arg("CSV file of measured runs.", metavar="RUNS")],
     cluster: Annotated[
         str,
-        opt("Bundled cluster or, better, a calibrated cluster file.", "--cluster", "-c", offers=completing.clusters),
+        opt("Bundled cluster or, better, a calibrated cluster file.", "--cluster", "-c", offers=completion.clusters),
     ],
     model: Model = None,
     fit_on: Annotated[str | None, opt('Fit to the runs that satisfy this condition, such as "workers <= 4".')] = None,
@@ -88,14 +88,14 @@ def calibrate(
     ],
     cluster: Annotated[
         str | None,
-        opt("Measured cluster: a bundled cluster or a topology file.", "--cluster", "-c", offers=completing.clusters),
+        opt("Measured cluster: a bundled cluster or a topology file.", "--cluster", "-c", offers=completion.clusters),
     ] = None,
     stack: Annotated[
         str | None,
-        opt("Fit this software stack to training runs (CSV), traces and collectives.", offers=completing.stacks),
+        opt("Fit this software stack to training runs (CSV), traces and collectives.", offers=completion.stacks),
     ] = None,
     strategy: Annotated[
-        str | None, opt("Strategy of traced runs (with --stack).", "--strategy", "-s", offers=completing.strategies)
+        str | None, opt("Strategy of traced runs (with --stack).", "--strategy", "-s", offers=completion.strategies)
     ] = None,
     batch: Annotated[
         int | None, opt("Batch size of traced runs, as the strategy counts it (with --stack).", "--batch", "-b")
@@ -109,7 +109,7 @@ def calibrate(
     operation: Annotated[str | None, opt("Measured operation, if a log does not contain it: all_reduce, ...")] = None,
     ranks: Annotated[int | None, opt("Number of ranks, if a log does not contain it.")] = None,
     model: Annotated[
-        str | None, opt("Trained model, if a log does not contain it.", "--model", "-m", offers=completing.models)
+        str | None, opt("Trained model, if a log does not contain it.", "--model", "-m", offers=completion.models)
     ] = None,
     software: Annotated[str | None, opt('Software version, if a log does not contain it: "NCCL 2.18.3".')] = None,
     reader: Annotated[str | None, opt("Function that reads other file formats: package.module:function.")] = None,

@@ -22,7 +22,7 @@ from ddlsim.cluster import Cluster
 from ddlsim.data.dataset import DataSet
 from ddlsim.errors import ConfigError
 from ddlsim.run.experiment import Experiment
-from ddlsim.study.content import Digests
+from ddlsim.study.fingerprint import Digests
 from ddlsim.workload.model import Model
 
 _PARTS = (Cluster, Model, DataSet)

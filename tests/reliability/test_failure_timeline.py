@@ -11,15 +11,23 @@ from hypothesis import strategies as st
 
 from ddlsim import ConfigError
 from ddlsim.errors import DdlsimError
-from ddlsim.life import Checkpoints, Failures, Timeline, daly_interval, daly_time, live, young_interval
-from ddlsim.life.checkpoints import Cost
-from ddlsim.life.timeline import STEADY, Pace
+from ddlsim.reliability import (
+    Checkpoints,
+    FailureFreeTimeline,
+    Failures,
+    daly_interval,
+    daly_time,
+    simulate_failures,
+    young_interval,
+)
+from ddlsim.reliability.checkpoints import Cost
+from ddlsim.reliability.timeline import STEADY, Pace
 
 
 def even(n_steps, step=1.0, *, every, stall=0.0, write=0.0, load=0.0):
     """A training of equal steps that ends."""
     ends = step * np.arange(1, n_steps + 1)
-    return Timeline(ends, 0, every, Cost(stall, write, load), math.inf)
+    return FailureFreeTimeline(ends, 0, every, Cost(stall, write, load), math.inf)
 
 
 def trace(tmp_path, *rows, repair="repair_s"):
@@ -29,72 +37,88 @@ def trace(tmp_path, *rows, repair="repair_s"):
 
 
 def test_without_failures_only_checkpoints_take_time():
-    life = live(even(100, every=10.0, stall=0.5), Failures(math.inf), [[0]] * 4, math.inf)
-    assert (life.end, life.useful, life.saving, life.lost, life.down) == (105.0, 100.0, 5.0, 0.0, 0.0)
-    assert life.finished
-    assert life.steps == 100
-    assert life.availability == 1.0
-    assert life.failures.empty
+    outcome = simulate_failures(even(100, every=10.0, stall=0.5), Failures(math.inf), [[0]] * 4, math.inf)
+    assert (outcome.end, outcome.useful, outcome.checkpointing, outcome.lost, outcome.down) == (
+        105.0,
+        100.0,
+        5.0,
+        0.0,
+        0.0,
+    )
+    assert outcome.finished
+    assert outcome.steps == 100
+    assert outcome.availability == 1.0
+    assert outcome.failures.empty
 
 
 @pytest.mark.parametrize("x", [3.0, 10.25, 10.5, 26.75, 104.0])
 def test_a_crash_at_x_loses_x_mod_work_and_checkpoint(tmp_path, x):
     failures = Failures(trace=trace(tmp_path, (x, 0, 0.0)), restart="2 s")
-    life = live(even(100, every=10.0, stall=0.5, load=0.25), failures, [[0]], math.inf)
-    assert life.lost == x % 10.5
-    assert life.restarting == 2.25
-    assert life.end == 105.0 + x % 10.5 + 2.25
+    outcome = simulate_failures(even(100, every=10.0, stall=0.5, load=0.25), failures, [[0]], math.inf)
+    assert outcome.lost == x % 10.5
+    assert outcome.restarting == 2.25
+    assert outcome.end == 105.0 + x % 10.5 + 2.25
 
 
 def test_without_checkpoints_a_failure_takes_all(tmp_path):
     failures = Failures(trace=trace(tmp_path, (60.0, 0, 0.0)), restart=0.0)
-    life = live(even(100, every=math.inf), failures, [[0]], math.inf)
-    assert (life.lost, life.end) == (60.0, 160.0)
+    outcome = simulate_failures(even(100, every=math.inf), failures, [[0]], math.inf)
+    assert (outcome.lost, outcome.end) == (60.0, 160.0)
 
 
 def test_a_checkpoint_counts_when_it_is_written(tmp_path):
     timeline = even(100, every=10.0, stall=0.5, write=4.0)
     for x, reached in ((14.0, 0.0), (14.5, 10.5), (24.9, 10.5), (25.0, 21.0)):
-        life = live(timeline, Failures(trace=trace(tmp_path, (x, 0, 0.0)), restart=0.0), [[0]], math.inf)
-        assert life.lost == x - reached
-        assert life.end == 105.0 + 4.0 + life.lost
+        outcome = simulate_failures(
+            timeline, Failures(trace=trace(tmp_path, (x, 0, 0.0)), restart=0.0), [[0]], math.inf
+        )
+        assert outcome.lost == x - reached
+        assert outcome.end == 105.0 + 4.0 + outcome.lost
 
 
 def test_machines_that_crash_are_repaired_or_replaced(tmp_path):
     file = trace(tmp_path, (5.0, 0, 30.0), (6.0, 1, 50.0))
-    waits = live(even(100, every=10.0), Failures(trace=file, restart="1 s", per="host"), [[0]] * 2, math.inf)
+    waits = simulate_failures(
+        even(100, every=10.0), Failures(trace=file, restart="1 s", per="host"), [[0]] * 2, math.inf
+    )
     assert waits.repairing == 30.0 + 21.0  # both out from 6 s on: one is back at 35 s, the other at 56 s
-    one = live(even(100, every=10.0), Failures(trace=file, restart="2 s", per="host", spares=1), [[0]] * 2, math.inf)
+    one = simulate_failures(
+        even(100, every=10.0), Failures(trace=file, restart="2 s", per="host", spares=1), [[0]] * 2, math.inf
+    )
     assert (one.repairing, one.restarting) == (29.0, 1.0 + 2.0)
-    two = live(even(100, every=10.0), Failures(trace=file, restart="2 s", per="host", spares=2), [[0]] * 2, math.inf)
+    two = simulate_failures(
+        even(100, every=10.0), Failures(trace=file, restart="2 s", per="host", spares=2), [[0]] * 2, math.inf
+    )
     assert (two.repairing, two.restarting) == (0.0, 3.0)
 
 
 def test_a_hang_is_noticed_after_the_time_out_and_takes_no_machine(tmp_path):
     file = trace(tmp_path, (5.0, 0, 1e9))
-    life = live(even(100, every=10.0), Failures(trace=file, kind="hang", restart=0.0), [[0]], math.inf)
-    assert (life.noticing, life.repairing, life.end) == (600.0, 0.0, 705.0)
+    outcome = simulate_failures(even(100, every=10.0), Failures(trace=file, kind="hang", restart=0.0), [[0]], math.inf)
+    assert (outcome.detecting, outcome.repairing, outcome.end) == (600.0, 0.0, 705.0)
 
 
 def test_a_failure_while_starting_makes_it_start_again(tmp_path):
     file = trace(tmp_path, (5.0, 0, 0.0), (8.0, 0, 0.0))
-    life = live(even(100, every=10.0), Failures(trace=file, restart="4 s"), [[0]], math.inf)
-    assert (life.restarting, life.lost, life.end) == (7.0, 5.0, 112.0)
+    outcome = simulate_failures(even(100, every=10.0), Failures(trace=file, restart="4 s"), [[0]], math.inf)
+    assert (outcome.restarting, outcome.lost, outcome.end) == (7.0, 5.0, 112.0)
 
 
 def test_first_reached_is_before_what_is_lost(tmp_path):
-    life = live(even(100, every=10.0), Failures(trace=trace(tmp_path, (15.0, 0, 0.0)), restart="1 s"), [[0]], math.inf)
-    assert life.first_reached([9.0, 15.0, 16.0, 100.0, 101.0]).tolist() == [9.0, 15.0, 22.0, 106.0, math.inf]
+    outcome = simulate_failures(
+        even(100, every=10.0), Failures(trace=trace(tmp_path, (15.0, 0, 0.0)), restart="1 s"), [[0]], math.inf
+    )
+    assert outcome.first_reached([9.0, 15.0, 16.0, 100.0, 101.0]).tolist() == [9.0, 15.0, 22.0, 106.0, math.inf]
 
 
 def test_steps_repeat_for_as_long_as_it_takes():
     ends = np.array([2.0, 3.0, 5.0])  # then 1 and 2 s for ever
-    timeline = Timeline(ends, 2, math.inf, Cost(0.0, 0.0, 0.0), 20.0)
+    timeline = FailureFreeTimeline(ends, 2, math.inf, Cost(0.0, 0.0, 0.0), 20.0)
     expected = [2, 3, 5, 6, 8, 9, 11, 12, 14, 15, 17, 18, 20]
     assert timeline.end_of(np.arange(1, 14)).tolist() == expected
     assert [timeline.count(t + 0.5) for t in range(20)] == [sum(end <= t for end in expected) for t in range(20)]
-    life = live(timeline, Failures(math.inf), [[0]], 20.0)
-    assert (life.end, life.steps, life.finished) == (20.0, 13, False)
+    outcome = simulate_failures(timeline, Failures(math.inf), [[0]], 20.0)
+    assert (outcome.end, outcome.steps, outcome.finished) == (20.0, 13, False)
 
 
 def naive(steps, every, cost, restart, repair, spares, failures):
@@ -151,21 +175,33 @@ def test_it_is_the_same_as_going_from_step_to_step(
     cost = Cost(float(stall), float(write), 2.0)
     file = trace(tmp_path_factory.mktemp("trace"), *((time + 0.5, 0, repair) for time in failures))
     parts = Failures(trace=file, restart=float(restart), spares=spares, per="host")
-    timeline = Timeline(np.cumsum(steps, dtype=np.float64), 0, float(every), cost, math.inf)
-    life = live(timeline, parts, [[0]], math.inf)
+    timeline = FailureFreeTimeline(np.cumsum(steps, dtype=np.float64), 0, float(every), cost, math.inf)
+    outcome = simulate_failures(timeline, parts, [[0]], math.inf)
     found = naive(steps, every, cost, restart, repair, spares, [time + 0.5 for time in failures])
-    assert (life.end, life.lost) == found
-    assert life.steps == len(steps)
-    assert life.useful == pytest.approx(sum(steps))
-    parts = (life.useful, life.lost, life.saving, life.noticing, life.repairing, life.restarting)
-    assert sum(parts) == pytest.approx(life.end)
+    assert (outcome.end, outcome.lost) == found
+    assert outcome.steps == len(steps)
+    assert outcome.useful == pytest.approx(sum(steps))
+    parts = (
+        outcome.useful,
+        outcome.lost,
+        outcome.checkpointing,
+        outcome.detecting,
+        outcome.repairing,
+        outcome.restarting,
+    )
+    assert sum(parts) == pytest.approx(outcome.end)
 
 
-@pytest.mark.parametrize("lives", [500, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_dalys_formula_holds(lives):
+@pytest.mark.parametrize("n_timelines", [500, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_dalys_formula_holds(n_timelines):
     timeline = even(1000, 10.0, every=500.0, stall=20.0, load=30.0)
     failures = Failures("2000 h", restart="20 s", repair=0.0)
-    ends = np.array([live(timeline, failures, [[0]] * 1000, math.inf, life=life).end for life in range(lives)])
+    ends = np.array(
+        [
+            simulate_failures(timeline, failures, [[0]] * 1000, math.inf, index=outcome).end
+            for outcome in range(n_timelines)
+        ]
+    )
     expected = daly_time(10_000.0, 500.0, 20.0, 50.0, 7200.0)
     assert abs(ends.mean() - expected) < 4.0 * ends.std() / math.sqrt(len(ends))
     assert ends.std() > 0.0
@@ -193,9 +229,9 @@ def test_weibull_failures_have_the_mean_and_are_as_seeded():
 
 
 def test_no_checkpoint_is_ever_reached(monkeypatch):
-    monkeypatch.setattr("ddlsim.life.engine.HOPELESS", 1000)
+    monkeypatch.setattr("ddlsim.reliability.engine.HOPELESS", 1000)
     with pytest.raises(DdlsimError, match="they never leave time for the 5000 s of training until a checkpoint"):
-        live(even(1000, 10.0, every=5000.0), Failures(1.0, restart=0.0, repair=0.0), [[0]], math.inf)
+        simulate_failures(even(1000, 10.0, every=5000.0), Failures(1.0, restart=0.0, repair=0.0), [[0]], math.inf)
 
 
 def test_a_thousand_worlds_end():
@@ -205,14 +241,24 @@ def test_a_thousand_worlds_end():
         failures = Failures(
             float(draw.uniform(200, 2000)), kind=str(draw.choice(["crash", "hang"])), shape=float(draw.uniform(0.5, 2)),
             per="host", spares=int(draw.integers(0, 3)), repair=float(draw.uniform(0, 100)),
-            restart="5 s", notice="7 s",
+            restart="5 s", detection="7 s",
         )  # fmt: skip
         length = float(draw.choice([100.0, math.inf]))
-        life = live(timeline, failures, [[0]] * int(draw.integers(1, 9)), length, seed=world)
-        assert life.finished or life.end == length
-        total = life.useful + life.lost + life.saving + life.down
-        assert total == pytest.approx(life.end)
-        assert min(life.useful, life.lost, life.saving, life.noticing, life.repairing, life.restarting) >= -1e-9
+        outcome = simulate_failures(timeline, failures, [[0]] * int(draw.integers(1, 9)), length, seed=world)
+        assert outcome.finished or outcome.end == length
+        total = outcome.useful + outcome.lost + outcome.checkpointing + outcome.down
+        assert total == pytest.approx(outcome.end)
+        assert (
+            min(
+                outcome.useful,
+                outcome.lost,
+                outcome.checkpointing,
+                outcome.detecting,
+                outcome.repairing,
+                outcome.restarting,
+            )
+            >= -1e-9
+        )
 
 
 @pytest.mark.parametrize(
@@ -277,6 +323,6 @@ def test_a_pace_and_its_reverse(share, data):
 
 @pytest.mark.slow
 def test_failures_are_not_drawn_without_limit(monkeypatch):
-    monkeypatch.setattr("ddlsim.life.failures.MOST", 1000)
+    monkeypatch.setattr("ddlsim.reliability.failures.MOST", 1000)
     with pytest.raises(ConfigError, match=r"more than 1,000 failures of 3 parts in .*; reduce max_time"):
-        live(even(10**6, 10.0, every=100.0), Failures("1000 s", restart=0.0, repair=0.0), [[0]] * 3, 1e12)
+        simulate_failures(even(10**6, 10.0, every=100.0), Failures("1000 s", restart=0.0, repair=0.0), [[0]] * 3, 1e12)

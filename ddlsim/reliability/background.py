@@ -11,7 +11,7 @@ from typing import Annotated
 
 from ddlsim.arguments import checked, quantity
 from ddlsim.errors import ConfigError, shown
-from ddlsim.life.failures import read_rows
+from ddlsim.reliability.failures import read_rows
 from ddlsim.units import si
 
 Time = Annotated[float | str, quantity("time", "60 s", zero=True, infinite=True)]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import ddlsim
-from ddlsim.cli import completing
+from ddlsim.cli import completion
 from ddlsim.cli.application import app
 from ddlsim.cli.options import arg, given, opt
 from ddlsim.cli.output import check_folder, write_file
@@ -42,10 +42,10 @@ def import_file(
     bandwidth: Annotated[str | None, opt("Bandwidth of an NVLink or an edge, if the file does not contain it.")] = None,
     latency: Annotated[str | None, opt("Latency of the network, if the file does not contain it.")] = None,
     device: Annotated[
-        str | None, opt("Device of the GPUs: a name (see: ddlsim devices) or a device file.", offers=completing.devices)
+        str | None, opt("Device of the GPUs: a name (see: ddlsim devices) or a device file.", offers=completion.devices)
     ] = None,
     model: Annotated[
-        str | None, opt("Trained model, if the file does not contain it.", "--model", "-m", offers=completing.models)
+        str | None, opt("Trained model, if the file does not contain it.", "--model", "-m", offers=completion.models)
     ] = None,
     ignore_unknown: Annotated[bool, opt("Skip unknown content, and warn with its amount.", "--ignore-unknown")] = False,
     facts: Annotated[
@@ -60,13 +60,13 @@ def import_file(
     """
     check_folder(out)
     from ddlsim.cluster import Cluster
-    from ddlsim.imports import HorovodTimeline, KinetoTrace, MlperfRun, Timing, kind_of, read_any
-    from ddlsim.imports.sniff import MACHINES
+    from ddlsim.imports import HorovodTimeline, KinetoTrace, MlperfRun, Timing, detect_kind, read_any
+    from ddlsim.imports.detect import MACHINES
     from ddlsim.plan import Plan
 
     if device is not None:
         ddlsim.load_device(device)  # otherwise the first run would be the one to report an unknown name
-    chosen = kind or kind_of(file)
+    chosen = kind or detect_kind(file)
     said: dict[str, object] = {"operation": operation, "n_ranks": ranks, "bandwidth": bandwidth, "latency": latency}
     said |= {"device": device, "n_hosts": hosts if chosen in MACHINES else None}
     said |= {"ignore_unknown": ignore_unknown or None, **dict(_fact(text) for text in facts or [])}

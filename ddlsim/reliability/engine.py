@@ -1,9 +1,9 @@
 """The failure engine: the course of a training run with failing machines, on one clock, with one pool of spares.
 
 :class:`Outages` are the failures of a run by time, and the machines that they take out of service. What the workers do
-meanwhile is a policy: all wait and go back to a checkpoint (:func:`live`), the others form a new group
+meanwhile is a policy: all wait and go back to a checkpoint (:func:`simulate_failures`), the others form a new group
 (:class:`TakeTurns`), or the others continue (:func:`windows`). Between two failures every step and checkpoint has a
-known time (:class:`~ddlsim.life.timeline.Timeline`), so the engine goes from failure to failure.
+known time (:class:`~ddlsim.reliability.timeline.FailureFreeTimeline`), so the engine goes from failure to failure.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ddlsim.errors import ConfigError, DdlsimError
-from ddlsim.life.checkpoints import NO_CHECKPOINTS, Cost
-from ddlsim.life.failures import Failure, Failures
-from ddlsim.life.timeline import Floats, OnClock, Timeline
 from ddlsim.readable import count, duration, percent
+from ddlsim.reliability.checkpoints import NO_CHECKPOINTS, Cost
+from ddlsim.reliability.failures import Failure, Failures
+from ddlsim.reliability.timeline import FailureFreeTimeline, Floats, OnClock
 from ddlsim.text_tables import labelled
 from ddlsim.units import si
 
@@ -32,54 +32,55 @@ if TYPE_CHECKING:
     from ddlsim.learning.monitor import Row
     from ddlsim.run.elastic import Groups
 
-KINDS = ("useful", "lost", "saving", "noticing", "repairing", "restarting")
+KINDS = ("useful", "lost", "checkpointing", "detecting", "repairing", "restarting")
 NEVER = Failure(math.inf, 0, 0.0)
 #: failures in a row without a checkpoint between them after which a training is given up
 HOPELESS = 100_000
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Life:
+class FailureTimeline:
     """A failure timeline: how a training run spent its time between failures and checkpoints. Times in s.
 
     end          time at which the run reached its target or its time limit
     finished     whether the run reached its target
     useful       time in steps that counted in the end
     lost         time in steps that a failure undid, including their checkpoints
-    saving       time stopped for checkpoints that counted
-    noticing     time until failures were detected
+    checkpointing  time stopped for checkpoints that counted
+    detecting    time until failures were detected
     repairing    time waiting for a machine
     restarting   time to restart the job, including reading the checkpoint
     steps        number of steps that counted
     events       (time, index of the failed part, lost work in s) for each failure
-    stretches    periods of uninterrupted training: (start, position on the timeline at the start and at the end) of
+    running_intervals
+                 periods of uninterrupted training: (start, position on the timeline at the start and at the end) of
                  each, shape (n, 3)
 
     samples      samples that counted, in elastic runs
     computed     time that each worker spent computing, (n_workers,), in elastic runs
-    away         time that each worker was out of service, (n_workers,), in runs that continue without failed workers
+    out_of_service  time that each worker was out of service, (n_workers,), in runs that continue without failed workers
     groups       (start in s, number of workers) of each group of an elastic run; 0 workers: too few machines were left
     history      evaluations of an elastic training run
     model        final model of an elastic training run
 
-    ``useful``, ``lost``, ``saving``, ``noticing``, ``repairing`` and ``restarting`` add up to ``end``.
+    ``useful``, ``lost``, ``saving``, ``detecting``, ``repairing`` and ``restarting`` add up to ``end``.
     """
 
-    timeline: Timeline
+    timeline: FailureFreeTimeline
     end: float
     finished: bool
     useful: float
     lost: float
-    saving: float
-    noticing: float
+    checkpointing: float
+    detecting: float
     repairing: float
     restarting: float
     steps: int
     events: tuple[tuple[float, int, float], ...]
-    stretches: Floats
+    running_intervals: Floats
     samples: float | None = None
     computed: Floats | None = None
-    away: Floats | None = None
+    out_of_service: Floats | None = None
     groups: tuple[tuple[float, int], ...] = ()
     history: tuple[Row, ...] = ()
     model: Value[Array] | None = None
@@ -87,7 +88,7 @@ class Life:
     @property
     def down(self) -> float:
         """Downtime: seconds in which training did not run."""
-        return self.noticing + self.repairing + self.restarting
+        return self.detecting + self.repairing + self.restarting
 
     @property
     def availability(self) -> float:
@@ -100,7 +101,7 @@ class Life:
         return self.useful / self.end
 
     @property
-    def goes_to(self) -> str:
+    def breakdown(self) -> str:
         """Breakdown of the time as text, such as "useful 98.1 %, lost 1.1 %, repairing 0.8 %"."""
         parts = [f"{kind} {percent(part / self.end)}" for kind in KINDS[1:] if (part := getattr(self, kind)) > 0.0]
         return ", ".join([f"useful {percent(self.effective)}", *parts])
@@ -109,14 +110,14 @@ class Life:
         ended = "reached its target" if self.finished else "reached its time limit"
         return [
             ("timeline", f"{duration(self.end)} with {count(len(self.events), 'failure')}; the run {ended}"),
-            ("time goes to", self.goes_to),
+            ("time goes to", self.breakdown),
             ("counted steps", f"{self.steps:,}"),
             ("lost work", f"{duration(self.lost)}, including checkpoints" if self.events else ""),
         ]
 
     def __repr__(self) -> str:
         failures = count(len(self.events), "failure")
-        return f"<{type(self).__name__}: {duration(self.end)} with {failures}, {self.goes_to}>"
+        return f"<{type(self).__name__}: {duration(self.end)} with {failures}, {self.breakdown}>"
 
     def __str__(self) -> str:
         return "\n".join(labelled([row for row in self._rows() if row[1]]))
@@ -159,7 +160,7 @@ class Life:
         """
         pace = self.timeline.pace
         positions = self.timeline.position(pace.until(np.asarray(times, dtype=np.float64)))
-        starts, froms, tos = self.stretches.T
+        starts, froms, tos = self.running_intervals.T
         furthest = np.maximum.accumulate(tos)
         stretch = np.searchsorted(furthest, positions, "left")
         there = stretch < len(starts)
@@ -175,9 +176,9 @@ class Outages:
     next   the next failure
     """
 
-    def __init__(self, failures: Failures, parts: Sequence[Sequence[int]], seed: int = 0, life: int = 0) -> None:
+    def __init__(self, failures: Failures, parts: Sequence[Sequence[int]], seed: int = 0, index: int = 0) -> None:
         self.failures, self.parts, self.out = failures, parts, set[int]()
-        self._coming = failures.events(len(parts), seed, life)
+        self._coming = failures.events(len(parts), seed, index)
         self._ready = [0.0] * failures.spares
         self._back: list[tuple[float, int]] = []
         self.next = next(self._coming, NEVER)
@@ -200,7 +201,7 @@ class Outages:
         failure, hit = self.advance(), []
         for machine in self.parts[failure.unit]:
             if machine not in self.out:
-                there = self.replaced(failure, failure.time + self.failures.seconds_to_notice)
+                there = self.replaced(failure, failure.time + self.failures.detection_seconds)
                 hit.append((machine, there + si(self.failures.restart, "time")))
                 self.out.add(machine)
                 heapq.heappush(self._back, (hit[-1][1], machine))
@@ -222,7 +223,7 @@ class Outages:
 class _Course:
     """A training from failure to failure: its clock, and what its time went to."""
 
-    def __init__(self, timeline: Timeline, outages: Outages, length: float) -> None:
+    def __init__(self, timeline: FailureFreeTimeline, outages: Outages, length: float) -> None:
         self.timeline, self.outages, self.length, self.now = timeline, outages, length, 0.0
         self.failures = outages.failures
         self.spent = dict.fromkeys(KINDS, 0.0)
@@ -241,59 +242,63 @@ class _Course:
         if self._fruitless > HOPELESS:
             raise DdlsimError(f"failures: {HOPELESS:,} failures in a row without progress: {hopeless}")
 
-    def over(self, end: float, finished: bool, steps: int, stretches: Sequence[object] = (), **more: Any) -> Life:
+    def over(
+        self, end: float, finished: bool, steps: int, running_intervals: Sequence[object] = (), **more: Any
+    ) -> FailureTimeline:
         """Return what has happened until the end, s."""
         more |= self.spent
-        spans = np.array(stretches, dtype=np.float64).reshape(-1, 3)
-        return Life(self.timeline, end, finished, steps=steps, events=tuple(self.events), stretches=spans, **more)
+        spans = np.array(running_intervals, dtype=np.float64).reshape(-1, 3)
+        return FailureTimeline(
+            self.timeline, end, finished, steps=steps, events=tuple(self.events), running_intervals=spans, **more
+        )
 
 
 # ------------------------------------------------------------ all wait
 
 
-def live(
-    timeline: Timeline,
+def simulate_failures(
+    timeline: FailureFreeTimeline,
     failures: Failures,
     parts: Sequence[Sequence[int]],
     length: float,
     *,
     seed: int = 0,
-    life: int = 0,
-) -> Life:
+    index: int = 0,
+) -> FailureTimeline:
     """Return the failure timeline of a run in which all workers wait after each failure.
 
     The timeline ends when the training does, or after `length` seconds.
 
     parts  machines that fail with each part, one sequence per part
     seed   seed of the failures
-    life   index of the sampled timeline
+    failure_timeline  index of the sampled timeline
 
     Raises ConfigError for a failure trace with unknown parts, and DdlsimError if failures are so frequent that no
     checkpoint is ever reached.
     """
-    return _AllWait(timeline, Outages(failures, parts, seed, life), length).run()
+    return _AllWait(timeline, Outages(failures, parts, seed, index), length).run()
 
 
 class _AllWait(_Course):
     """All workers stop at a failure, wait for a machine, and go on from the latest checkpoint."""
 
-    def run(self) -> Life:
-        timeline, outages, checkpoint, stretches = self.timeline, self.outages, 0, []
+    def run(self) -> FailureTimeline:
+        timeline, outages, checkpoint, running_intervals = self.timeline, self.outages, 0, []
         position = 0.0  # that is gone on from
         while self.now < self.length:
             start, begin, ends = self.now, position, self._time(timeline.end, self.now, position)
             if (left := self._leaves(start, begin, min(ends, self.length))) is not None:
                 position, self.now = left
-                stretches.append((start, begin, position))
+                running_intervals.append((start, begin, position))
                 checkpoint = timeline.latest(position, checkpoint)
                 self.progress(True, "")
                 self._recover(0.0, warned=True)
                 continue
             self.now = min(ends, self.length, outages.next.time)
             position = timeline.end if self.now == ends else self._position(self.now, start, begin)
-            stretches.append((start, begin, position))
+            running_intervals.append((start, begin, position))
             if self.now == ends or self.now >= self.length:
-                return self._over(self.now, position, self.now == ends, stretches)
+                return self._over(self.now, position, self.now == ends, running_intervals)
             checkpoint = timeline.latest(position, checkpoint)
             position = max(float(timeline.saved_at[checkpoint]), begin)
             self.progress(
@@ -304,7 +309,7 @@ class _AllWait(_Course):
             lost = self.now - self._time(position, start, begin)
             self.spent["lost"] += lost
             self._recover(lost)
-        return self._over(self.length, position, False, stretches)
+        return self._over(self.length, position, False, running_intervals)
 
     def _position(self, time: float, start: float, begin: float) -> float:
         """Return the position at a time of what runs since `start` from the position `begin` on."""
@@ -317,7 +322,7 @@ class _AllWait(_Course):
     def _leaves(self, start: float, begin: float, until: float) -> tuple[float, float] | None:
         """Return where a training that runs since `start` stops because a failure is announced, and when it is saved;
         None if none is before `until`, or if it is not saved before the failure."""
-        cost, warning, failure = self.timeline.cost, self.failures.seconds_of_warning, self.outages.next
+        cost, warning, failure = self.timeline.cost, self.failures.warning_seconds, self.outages.next
         if not warning or math.isinf(self.timeline.every):
             return None
         warned = max(failure.time - warning, start)
@@ -327,7 +332,7 @@ class _AllWait(_Course):
         saved = self._time(end, start, begin) + cost.stall + cost.write
         if saved > failure.time or saved >= until:
             return None
-        self.spent["saving"] += cost.stall + cost.write - (after - end)
+        self.spent["checkpointing"] += cost.stall + cost.write - (after - end)
         return after, saved
 
     def _recover(self, lost: float, warned: bool = False) -> None:
@@ -338,7 +343,7 @@ class _AllWait(_Course):
             self.events.append((failure.time, failure.unit, lost))
             lost = 0.0
             if failure.time >= self.now and not warned:  # what fails while all wait anyway is noticed with the first
-                self._pass("noticing", self.failures.seconds_to_notice)
+                self._pass("detecting", self.failures.detection_seconds)
             warned = False
             there = max(outages.replaced(failure, self.now) for _ in outages.parts[failure.unit])
             self._pass("repairing", there - self.now)
@@ -351,17 +356,21 @@ class _AllWait(_Course):
         self.book(kind, seconds)
         self.now += seconds
 
-    def _over(self, end: float, position: float, finished: bool, stretches: list[tuple[float, float, float]]) -> Life:
+    def _over(
+        self, end: float, position: float, finished: bool, running_intervals: list[tuple[float, float, float]]
+    ) -> FailureTimeline:
         timeline, spent = self.timeline, self.spent
-        saving = timeline.saving(position) if not finished else timeline.cost.stall * len(timeline.saved_steps)
+        checkpointing = (
+            timeline.checkpointing(position) if not finished else timeline.cost.stall * len(timeline.saved_steps)
+        )
         waiting = position - float(timeline.saved_at[-1]) if finished and len(timeline.saved_steps) else 0.0
         # for the last one to be safe, and for those before announced failures
-        spent["saving"] = saving + (waiting + spent["saving"])
+        spent["checkpointing"] = checkpointing + (waiting + spent["checkpointing"])
         spent["useful"] = (
-            end - spent["saving"] - spent["noticing"] - spent["repairing"] - spent["restarting"] - spent["lost"]
+            end - spent["checkpointing"] - spent["detecting"] - spent["repairing"] - spent["restarting"] - spent["lost"]
         )
         steps = timeline.n_steps if finished else timeline.steps_at(position)
-        return self.over(end, finished, steps, stretches)
+        return self.over(end, finished, steps, running_intervals)
 
 
 # ------------------------------------------------------------ groups take turns
@@ -371,7 +380,7 @@ class Stretch(NamedTuple):
     """What a group has done: its steps' timeline, how many there were, samples of the first n; s that it took; the
     state of what it learns; whether it has learned enough."""
 
-    timeline: Timeline
+    timeline: FailureFreeTimeline
     steps: int
     samples: Callable[[int], float]
     seconds: float
@@ -387,7 +396,7 @@ class Group:
     """
 
     ranks: list[int]
-    timeline: Timeline
+    timeline: FailureFreeTimeline
     samples_per_update: float
     every: float
     cost: Cost
@@ -398,11 +407,11 @@ class Group:
         """How many they are."""
         return len(self.ranks)
 
-    def at_first(self, timeline: Timeline) -> Group:
+    def at_first(self, timeline: FailureFreeTimeline) -> Group:
         """Return the group as it begins the run, whose first steps may differ from later ones."""
         return replace(self, timeline=replace(timeline, every=math.inf, cost=NO_CHECKPOINTS, length=math.inf))
 
-    def saving(self, now: float, seconds: float) -> Timeline:
+    def checkpointing(self, now: float, seconds: float) -> FailureFreeTimeline:
         """Return the steps of a stretch from `now` on, with the checkpoints of `seconds` s."""
         timeline = OnClock.of(self.timeline, now)
         if math.isinf(self.every) or math.isinf(seconds):
@@ -410,17 +419,17 @@ class Group:
         length = float(timeline.end_of(np.array(timeline.count(seconds) + 2)))
         return replace(timeline, every=self.every, cost=self.cost, length=length)
 
-    def expected(self, state: Any, now: float, length: float, failure: float, back: float) -> Timeline:
+    def expected(self, state: Any, now: float, length: float, failure: float, back: float) -> FailureFreeTimeline:
         """Return the steps that it can make until the run is over, a machine fails or one is back (s)."""
         known = [time for time in (failure, back) if math.isfinite(time)]
-        return self.saving(now, min(length, max(known, default=math.inf)) - now)
+        return self.checkpointing(now, min(length, max(known, default=math.inf)) - now)
 
-    def train(self, state: Any, now: float, seconds: float, goes_on: bool) -> Stretch:
-        """Train for `seconds` s from the `state` of another group, or None; `goes_on` if another group may follow."""
-        timeline = self.saving(now, seconds)
+    def train(self, state: Any, now: float, seconds: float, endless: bool) -> Stretch:
+        """Train for `seconds` s from the `state` of another group, or None; `endless` if another group may follow."""
+        timeline = self.checkpointing(now, seconds)
         return Stretch(timeline, timeline.ended(seconds), lambda steps: steps * self.samples_per_update, seconds)
 
-    def again(self, state: Any, now: float, seconds: float, timeline: Timeline) -> Any:
+    def again(self, state: Any, now: float, seconds: float, timeline: FailureFreeTimeline) -> Any:
         """Return the state after the first s of a stretch with this timeline."""
         return None
 
@@ -442,17 +451,17 @@ class TakeTurns(_Course):
     timeline  of all workers, undisturbed
     """
 
-    def __init__(self, groups: Groups, timeline: Timeline, outages: Outages, length: float) -> None:
+    def __init__(self, groups: Groups, timeline: FailureFreeTimeline, outages: Outages, length: float) -> None:
         super().__init__(timeline, outages, length)
         self.groups, self.saved, self.reads = groups, _Saved(), False  # the latest checkpoint; whether it is to be read
         self.steps, self.samples = 0, 0.0
         self.state: Any = None
         self.last_state: Any = None
-        self.computed, self.away = np.zeros(len(groups.machine)), np.zeros(len(groups.machine))
+        self.computed, self.out_of_service = np.zeros(len(groups.machine)), np.zeros(len(groups.machine))
         self.turns: list[tuple[float, int]] = []
         self.finished, self.warned = False, False
 
-    def run(self) -> Life:
+    def run(self) -> FailureTimeline:
         """Return what happens. Raises ConfigError where all machines are too few, and DdlsimError where too few are
         left for ever."""
         group = self.groups.on(range(self.groups.n_machines))
@@ -474,7 +483,7 @@ class TakeTurns(_Course):
             self.steps,
             samples=self.samples,
             computed=self.computed,
-            away=self.away,
+            out_of_service=self.out_of_service,
             groups=tuple(self.turns),
             history=() if self.state is None else self.state.history,
             model=None if self.last_state is None else self.last_state.model,
@@ -499,23 +508,23 @@ class TakeTurns(_Course):
         timeline, steps, seconds = done.timeline, done.steps, done.seconds
         trained = float(timeline.end_of(np.array(steps))) if steps else 0.0
         self._note_saved(group, done)
-        saving = 0.0 if math.isinf(timeline.every) else timeline.saving(seconds)
+        checkpointing = 0.0 if math.isinf(timeline.every) else timeline.checkpointing(seconds)
         self.steps, self.samples = self.steps + steps, self.samples + done.samples(steps)
         self.state, self.finished = done.state, done.finished
         self.last_state = self.state or self.last_state
-        self._compute(group, start, start + seconds, saving)
-        self._book("saving", saving)
+        self._compute(group, start, start + seconds, checkpointing)
+        self._book("checkpointing", checkpointing)
         if self.finished:
             self._book("useful", trained)
             return False
-        self._book("useful", trained if fails and not warned else seconds - saving)
+        self._book("useful", trained if fails and not warned else seconds - checkpointing)
         if warned:
             if not whole:
                 self._save(group)
             self.warned = True
             self._fails(0.0)
         elif fails:
-            lost = seconds - saving - trained
+            lost = seconds - checkpointing - trained
             self._book("lost", lost)
             self.progress(trained > 0.0, "they never leave time for a step; use parts that fail less often")
             self._fails(lost)
@@ -523,17 +532,17 @@ class TakeTurns(_Course):
             return True
         return fails
 
-    def _compute(self, group: Group, start: float, end: float, saving: float) -> None:
+    def _compute(self, group: Group, start: float, end: float, checkpointing: float) -> None:
         """Count what the devices of a group compute meanwhile, but for the s in which it saves."""
         pace = group.timeline.pace
         each = group.computing * (end - start) if pace.busy is None else pace.computed(start, end)
-        self.computed[group.ranks] += each * (1.0 - saving / (end - start)) if end > start else 0.0
+        self.computed[group.ranks] += each * (1.0 - checkpointing / (end - start)) if end > start else 0.0
 
-    def _leaves(self, group: Group, timeline: Timeline) -> float:
+    def _leaves(self, group: Group, timeline: FailureFreeTimeline) -> float:
         """Return when the group goes on without a machine whose failure is announced: at the end of the step under way
         then, if that is before (and the state is saved before, where workers hold parts of it); else inf."""
         failure = self.outages.next.time
-        if not (warning := self.failures.seconds_of_warning) or math.isinf(failure):
+        if not (warning := self.failures.warning_seconds) or math.isinf(failure):
             return math.inf
         end = self.now + timeline.end_of_step(max(failure - warning - self.now, 0.0))
         takes = 0.0 if self.groups.whole else group.cost.stall + group.cost.write
@@ -543,7 +552,7 @@ class TakeTurns(_Course):
         """Save the state at hand, as others can only go on from that; return whether no machine fails meanwhile."""
         if self.saved.steps == self.steps:  # one was due just now
             return True
-        done = self._pass("saving", min(self.now + group.cost.stall + group.cost.write, self.outages.next.time))
+        done = self._pass("checkpointing", min(self.now + group.cost.stall + group.cost.write, self.outages.next.time))
         if done:
             state = self.state
             self.saved = _Saved(self.spent["useful"], self.steps, self.samples, lambda: state)
@@ -583,7 +592,7 @@ class TakeTurns(_Course):
         """Form a group of those that are there, as often as others fail meanwhile; None if time is over."""
         warned, self.warned = self.warned, False
         if failed and not warned:
-            self._pass("noticing", self.now + self.failures.seconds_to_notice)
+            self._pass("detecting", self.now + self.failures.detection_seconds)
         while self.now < self.length:
             grown = self.outages.welcome(self.now)
             there = set(range(self.groups.n_machines)) - self.outages.out
@@ -613,7 +622,7 @@ class TakeTurns(_Course):
         """Let time pass up to `until`, or to a failure of a machine in service; return whether all of it has."""
         while self.outages.next.time < min(until, self.length):
             self._book(kind, self.outages.next.time - self.now)
-            if self._fails(0.0) and kind != "noticing":
+            if self._fails(0.0) and kind != "detecting":
                 return False
         self._book(kind, until - self.now)
         return True
@@ -621,7 +630,7 @@ class TakeTurns(_Course):
     def _book(self, kind: str, seconds: float) -> None:
         seconds = self.book(kind, seconds)
         self.now += seconds
-        self.away[[machine in self.outages.out for machine in self.groups.machine]] += seconds
+        self.out_of_service[[machine in self.outages.out for machine in self.groups.machine]] += seconds
 
 
 # ------------------------------------------------------------ the others continue
@@ -631,30 +640,30 @@ Windows = Sequence[tuple[float, float]]
 
 def windows(outages: Outages, n_machines: int, length: float) -> list[list[tuple[float, float]]]:
     """Return (s, s until which it is not there) of the failures of each machine up to `length` s."""
-    away: list[list[tuple[float, float]]] = [[] for _ in range(n_machines)]
+    out_of_service: list[list[tuple[float, float]]] = [[] for _ in range(n_machines)]
     while outages.next.time <= length:
         outages.welcome(outages.next.time)
         failure, hit = outages.strike()
         for machine, back in hit:
-            away[machine].append((failure.time, back))
-    return away
+            out_of_service[machine].append((failure.time, back))
+    return out_of_service
 
 
-def seconds_missing(failures: Failures, away: Windows, end: float) -> dict[str, float]:
+def seconds_missing(failures: Failures, out_of_service: Windows, end: float) -> dict[str, float]:
     """Return kind -> s that a worker is missing up to the `end` in these windows: a failure is noticed, repaired, and
     the worker starts again."""
     spent = dict.fromkeys(KINDS[3:], 0.0)
-    for start, back in away:
-        edges = [start, start + failures.seconds_to_notice, back - si(failures.restart, "time"), back]
+    for start, back in out_of_service:
+        edges = [start, start + failures.detection_seconds, back - si(failures.restart, "time"), back]
         for kind, first, last in zip(spent, edges[:-1], edges[1:], strict=True):
             spent[kind] += max(min(last, end) - min(first, end), 0.0)
     return spent
 
 
-def covered(away: Windows, end: float) -> float:
+def covered(out_of_service: Windows, end: float) -> float:
     """Return how much of the time up to `end` the windows cover, s."""
     seconds = until = 0.0
-    for start, back in sorted(away):
+    for start, back in sorted(out_of_service):
         seconds += max(min(back, end) - max(start, until), 0.0)
         until = max(until, min(back, end))
     return seconds

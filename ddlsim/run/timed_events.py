@@ -18,8 +18,8 @@ import numpy as np
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.machines import memory_nodes
 from ddlsim.errors import NoUpdateError
-from ddlsim.life.faults import at_known_times, horizon_of, phases, sampled
-from ddlsim.life.timeline import STEADY, Floats, Pace
+from ddlsim.reliability.faults import at_known_times, horizon_of, phases, sampled
+from ddlsim.reliability.timeline import STEADY, Floats, Pace
 from ddlsim.run.experiment import Experiment
 from ddlsim.runtime.feed import Mix
 from ddlsim.strategies import contract
@@ -61,7 +61,7 @@ class Event:
 
 def events_of(experiment: Experiment, faults: Iterable[Any]) -> list[Event]:
     """Return what slows an experiment with these faults from some time to another, each at full strength."""
-    fields = {"slow_downs": experiment.slow_downs, "faults": at_known_times(faults), "beside": experiment.beside}
+    fields = {"slowdowns": experiment.slowdowns, "faults": at_known_times(faults), "background": experiment.background}
     return [
         Event(start, end, field, what)
         for field in fields
@@ -75,10 +75,10 @@ class Paces:
 
     def __init__(self, experiment: Experiment, cluster: Cluster, nodes: Sequence[int]) -> None:
         self._experiment, self._cluster, self._nodes = experiment, cluster, nodes
-        always = [each for each in experiment.beside if not phases(each)]
+        always = [each for each in experiment.background if not phases(each)]
         #: the experiment without failures, and without what begins or ends at some time
         self.steady = experiment.with_(
-            failures=None, elastic=None, checkpoints=None, slow_downs=(), faults=(), beside=always
+            failures=None, elastic=None, checkpoints=None, slowdowns=(), faults=(), background=always
         )
         self._longest = math.inf
         self._simulated: dict[object, tuple[float, Floats]] = {}
@@ -87,10 +87,10 @@ class Paces:
     def is_steady(self) -> bool:
         """Whether there are no events at known times."""
         experiment = self._experiment
-        return not (experiment.slow_downs or experiment.faults or any(map(phases, experiment.beside)))
+        return not (experiment.slowdowns or experiment.faults or any(map(phases, experiment.background)))
 
-    def of(self, result: Outcome | None, undisturbed: Outcome, length: float, life: int = 0) -> Pace:
-        """Return the pace until the end of a lifetime of `length` s, with the random faults of a `life`.
+    def of(self, result: Outcome | None, undisturbed: Outcome, length: float, index: int = 0) -> Pace:
+        """Return the pace until the end of a lifetime of `length` s, with the random faults of a `failure_timeline`.
 
         result, undisturbed  the simulated steps with events, if any, and without
         """
@@ -98,7 +98,7 @@ class Paces:
             return STEADY
         experiment = self._experiment
         until = min(length, horizon_of(experiment.faults, self._cluster, MOST_FAULTS))
-        random = sampled(experiment.faults, self._cluster, self._nodes, experiment.seed, until, life=life)
+        random = sampled(experiment.faults, self._cluster, self._nodes, experiment.seed, until, index=index)
         events = events_of(experiment, [*experiment.faults, *random])
         to_come, active = sorted(events, key=lambda each: each.start, reverse=True), list[Event]()
         clock, work, busy = [0.0], [0.0], [np.zeros(undisturbed.n_workers)]
@@ -141,7 +141,7 @@ class Paces:
             experiment = experiment.with_(training=training)
         more: dict[str, Any] = {
             field: (*getattr(self.steady, field), *(each.what for each in active if each.field == field))
-            for field in ("slow_downs", "faults", "beside")
+            for field in ("slowdowns", "faults", "background")
         }
         try:
             result = run(experiment.with_(**more, max_time=self._longest))

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 import ddlsim
-from ddlsim.cli import completing
+from ddlsim.cli import completion
 from ddlsim.cli.application import app, show
 from ddlsim.cli.options import Algorithm, Json, Model, arg, opt
 from ddlsim.cli.output import check_picture, print_table, write_file
@@ -95,7 +95,7 @@ def models(as_json: Json = False) -> None:
 
 @app.command()
 def devices(
-    name: Annotated[str | None, arg("Show only this device, with its prices.", offers=completing.devices)] = None,
+    name: Annotated[str | None, arg("Show only this device, with its prices.", offers=completion.devices)] = None,
     as_json: Json = False,
 ) -> None:
     """List the device catalogue, or the cloud prices of one device.
@@ -160,7 +160,7 @@ def _rates(device: ddlsim.Device) -> list[str]:
 
 @app.command()
 def stacks(
-    name: Annotated[str | None, arg("Show only this stack, with its sources.", offers=completing.stacks)] = None,
+    name: Annotated[str | None, arg("Show only this stack, with its sources.", offers=completion.stacks)] = None,
     as_json: Json = False,
 ) -> None:
     """List the software stacks, or the settings and sources of one.
@@ -203,7 +203,7 @@ def algorithms(as_json: Json = False) -> None:
 
 @show.command("topology")
 def show_topology(
-    name: Annotated[str, arg("Bundled cluster or topology file.", offers=completing.clusters)],
+    name: Annotated[str, arg("Bundled cluster or topology file.", offers=completion.clusters)],
     as_json: Json = False,
     plot: Annotated[Path | None, opt("Plot the cluster (png, pdf, svg).")] = None,
 ) -> None:
@@ -228,7 +228,7 @@ def show_topology(
 def show_plan(
     path: Annotated[Path, arg("Chakra trace (file of rank 0, or step.et for all ranks) or GOAL file.")],
     on: Annotated[
-        str | None, opt("Execute the plan on this bundled cluster or topology file.", offers=completing.clusters)
+        str | None, opt("Execute the plan on this bundled cluster or topology file.", offers=completion.clusters)
     ] = None,
     algorithm: Algorithm = None,
     plot: Annotated[Path | None, opt("Plot the task graph; with --on, a Gantt chart (png, pdf, svg).")] = None,
@@ -270,7 +270,7 @@ def show_plan(
 
 @show.command("model")
 def show_model(
-    name: Annotated[str, arg("Bundled model or model file.", offers=completing.models)], as_json: Json = False
+    name: Annotated[str, arg("Bundled model or model file.", offers=completion.models)], as_json: Json = False
 ) -> None:
     """Show a model: layers, shapes, parameters, FLOPs, bytes.
 

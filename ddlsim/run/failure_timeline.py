@@ -13,12 +13,12 @@ import numpy.typing as npt
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.machines import machines_of, memory_nodes
 from ddlsim.errors import ConfigError, nearest
-from ddlsim.life import Checkpoints, Failures, Life, Timeline, live
-from ddlsim.life.checkpoints import NO_CHECKPOINTS, Cost
-from ddlsim.life.engine import Outages, TakeTurns, Windows, covered, seconds_missing, windows
-from ddlsim.life.failures import units
 from ddlsim.network import Network
-from ddlsim.run.paces import with_epochs
+from ddlsim.reliability import Checkpoints, FailureFreeTimeline, Failures, FailureTimeline, simulate_failures
+from ddlsim.reliability.checkpoints import NO_CHECKPOINTS, Cost
+from ddlsim.reliability.engine import Outages, TakeTurns, Windows, covered, seconds_missing, windows
+from ddlsim.reliability.failures import units
+from ddlsim.run.timed_events import with_epochs
 from ddlsim.runtime.loop import Loop
 from ddlsim.runtime.worker import Process, all_of
 from ddlsim.strategies import contract
@@ -37,7 +37,7 @@ Floats = npt.NDArray[np.float64]
 THIRTY_DAYS = 30 * 86_400.0
 
 
-def has_life(experiment: Experiment) -> bool:
+def has_failure_timeline(experiment: Experiment) -> bool:
     """Return whether the run has failures or checkpoints."""
     return any(each is not None for each in (experiment.failures, experiment.checkpoints, experiment.elastic))
 
@@ -191,29 +191,31 @@ def _sent(cluster: Cluster, sources: list[int], targets: list[int], nbytes: floa
     return loop.now
 
 
-def life_of(result: Outcome, timeline: Timeline | None = None, *, life: int = 0) -> Life:
+def failure_timeline_of(
+    result: Outcome, timeline: FailureFreeTimeline | None = None, *, index: int = 0
+) -> FailureTimeline:
     """Return the failure timeline of a run, until its target or for its `max_time` (30 days by default).
 
     timeline  steps of the run, if they are known
-    life      number of the random sample
+    failure_timeline  number of the random sample
 
     Raises ConfigError without failures or checkpoints.
     """
     experiment = result.experiment
-    if not has_life(experiment):
+    if not has_failure_timeline(experiment):
         raise ConfigError(
             "the run has no failures and no checkpoints; set failures=ddlsim.Failures('50000 h'), or checkpoints"
         )
     if result.recorder.down is not None:
-        return _life_of_free(result, life)
+        return _timeline_without_waiting(result, index)
     failures = experiment.failures or Failures(math.inf)
     timeline = timeline or timeline_of(result)
-    if life and not result.paces.is_steady:
-        timeline = replace(timeline, pace=result.paces.of(None, result.undisturbed, timeline.length, life))
+    if index and not result.paces.is_steady:
+        timeline = replace(timeline, pace=result.paces.of(None, result.undisturbed, timeline.length, index))
     parts = units(failures, result.cluster, result.nodes.tolist(), result.channel_nbytes)
     if experiment.elastic is None:
-        return live(timeline, failures, parts, timeline.length, seed=experiment.seed, life=life)
-    outages = Outages(failures, parts, experiment.seed, life)
+        return simulate_failures(timeline, failures, parts, timeline.length, seed=experiment.seed, index=index)
+    outages = Outages(failures, parts, experiment.seed, index)
     return TakeTurns(result.groups, timeline, outages, timeline.length).run()
 
 
@@ -238,17 +240,17 @@ def crashes_of(experiment: Experiment, cluster: Cluster, nodes: Sequence[int]) -
 
 
 def _crashes(
-    failures: Failures, cluster: Cluster, nodes: Sequence[int], length: float, seed: int, life: int
+    failures: Failures, cluster: Cluster, nodes: Sequence[int], length: float, seed: int, index: int
 ) -> list[list[tuple[float, float]]]:
     """Return when each worker is not there: a device takes its worker with it, a host or a rack all that are on it."""
     parts, machine = units(failures, cluster, nodes), machines_of(cluster, nodes)
     if failures.per == "device":
         parts, machine = [[rank] for rank in range(len(nodes))], list(range(len(nodes)))
-    away = windows(Outages(failures, parts, seed, life), max(machine) + 1, length)
-    return [away[each] for each in machine]
+    out_of_service = windows(Outages(failures, parts, seed, index), max(machine) + 1, length)
+    return [out_of_service[each] for each in machine]
 
 
-def _life_of_free(result: Outcome, life: int) -> Life:
+def _timeline_without_waiting(result: Outcome, index: int) -> FailureTimeline:
     """Return the life of workers that do not stop for each other, in which times are means over them.
 
     It is the run itself, as long as it has been simulated. A run that stands for more goes on for 30 days: there a
@@ -256,61 +258,61 @@ def _life_of_free(result: Outcome, life: int) -> Life:
     those who are computing.
     """
     recorder, experiment, n = result.recorder, result.experiment, result.n_workers
-    failures, goes_on, away = experiment.failures, stands_for_more(experiment), recorder.down
+    failures, endless, out_of_service = experiment.failures, stands_for_more(experiment), recorder.down
     assert failures is not None
-    assert away is not None
-    end = THIRTY_DAYS if goes_on else result.simulated_time
-    if goes_on:
-        away = _crashes(failures, result.cluster, result.nodes.tolist(), end, experiment.seed, life)
-    elif life:
+    assert out_of_service is not None
+    end = THIRTY_DAYS if endless else result.simulated_time
+    if endless:
+        out_of_service = _crashes(failures, result.cluster, result.nodes.tolist(), end, experiment.seed, index)
+    elif index:
         raise ConfigError(
             "lives: workers of this strategy do not stop for each other, so failures are part of the run "
             "itself; use simulate_seeds"
         )
-    crashes = [(start, rank, back) for rank, own in enumerate(away) for start, back in own if start < end]
+    crashes = [(start, rank, back) for rank, own in enumerate(out_of_service) for start, back in own if start < end]
     spent = seconds_missing(failures, [(start, back) for start, _, back in crashes], end)
-    if not goes_on or recorder.with_servers:
-        spent["repairing"] += _blocked(result, away, end)
+    if not endless or recorder.with_servers:
+        spent["repairing"] += _blocked(result, out_of_service, end)
     means: dict[str, Any] = {kind: seconds / n for kind, seconds in spent.items()}
     lost, each = math.fsum(recorder.lost) / n, math.nan
-    if goes_on:
+    if endless:
         each = 0.5 * result.shares["compute"] ** 2 * result.step_time
         lost = len(crashes) * each / n
     useful, timeline = end - lost - sum(means.values()), timeline_of(result)
     steps, samples = len(recorder.updates), None
-    if goes_on:
+    if endless:
         samples = result.undisturbed.throughput * useful * float(timeline.pace.until(end)) / end
         steps = int(samples / result.samples_per_update)
-    return Life(
+    return FailureTimeline(
         timeline,
         end,
-        finished=not goes_on and result.stop_reason != "max_time",
+        finished=not endless and result.stop_reason != "max_time",
         useful=useful,
         lost=lost,
-        saving=0.0,
+        checkpointing=0.0,
         **means,
         steps=steps,
         events=tuple((start, rank, each) for start, rank, _ in sorted(crashes)),
-        stretches=np.array([[0.0, 0.0, end]]),
+        running_intervals=np.array([[0.0, 0.0, end]]),
         samples=samples,
-        away=np.array([seconds_missing(failures, own, end)["repairing"] for own in away]),
+        out_of_service=np.array([seconds_missing(failures, own, end)["repairing"] for own in out_of_service]),
     )
 
 
-def _blocked(result: Outcome, away: Sequence[Windows], end: float) -> float:
+def _blocked(result: Outcome, out_of_service: Sequence[Windows], end: float) -> float:
     """Return for how long workers that were there could not go on, because a server or too many others were not, s."""
     times = [0.0, *(time for time, _ in result.recorder.updates)]
-    blocked = [window for rank in result.recorder.with_servers for window in away[rank]]
-    gone = not stands_for_more(result.experiment) and any(own and own[-1][1] == math.inf for own in away)
+    blocked = [window for rank in result.recorder.with_servers for window in out_of_service[rank]]
+    gone = not stands_for_more(result.experiment) and any(own and own[-1][1] == math.inf for own in out_of_service)
     if gone and math.inf not in [back for _, back in blocked] and end - times[-1] > max(np.diff(times)):
         blocked.append((times[-1], math.inf))
-    return sum(covered([*own, *blocked], end) - covered(own, end) for own in away)
+    return sum(covered([*own, *blocked], end) - covered(own, end) for own in out_of_service)
 
 
 # ------------------------------------------------------------ the steps of a run
 
 
-def timeline_of(result: Outcome) -> Timeline:
+def timeline_of(result: Outcome) -> FailureFreeTimeline:
     """Return the steps of a run and its checkpoints."""
     experiment = result.experiment
     nodes, workload = result.nodes.tolist(), result.workloads[0]
@@ -322,17 +324,17 @@ def timeline_of(result: Outcome) -> Timeline:
     ends, cycle = np.array([time for time, _ in result.undisturbed.recorder.updates]), 0
     if not learns:
         ends, cycle = with_epochs(result.undisturbed, ends)
-    return Timeline(ends, cycle, interval, cost, length, pace)
+    return FailureFreeTimeline(ends, cycle, interval, cost, length, pace)
 
 
-def useful_samples(result: Outcome, life: Life) -> float:
+def useful_samples(result: Outcome, timeline: FailureTimeline) -> float:
     """Return the number of samples in the steps that counted."""
-    if life.samples is not None:
-        return life.samples
+    if timeline.samples is not None:
+        return timeline.samples
     counts = np.array([n for _, n in result.recorder.updates], dtype=np.float64)
-    if life.steps <= len(counts):
-        return float(counts[: life.steps].sum())
-    return float(counts.sum() + (life.steps - len(counts)) * result.samples_per_update)
+    if timeline.steps <= len(counts):
+        return float(counts[: timeline.steps].sum())
+    return float(counts.sum() + (timeline.steps - len(counts)) * result.samples_per_update)
 
 
 def life_notes(experiment: Experiment, *, free: bool) -> tuple[str, ...]:

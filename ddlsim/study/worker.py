@@ -15,7 +15,7 @@ from ddlsim.errors import ConfigError
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.metrics import record
 from ddlsim.strategies import AllReduce, ParameterServer
-from ddlsim.study.parcels import Job, Parcel, opened
+from ddlsim.study.serialization import Job, Parcel, opened
 from ddlsim.workload.model import load_model
 
 if TYPE_CHECKING:

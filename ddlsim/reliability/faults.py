@@ -173,7 +173,7 @@ def _settle(fault: object, **values: Any) -> None:
 
 @checked
 @dataclass(frozen=True, init=False)
-class SlowDown:
+class Slowdown:
     """A slow-down of workers: computations of `ranks` take `factor` times as long for `duration` s from `start`."""
 
     ranks: tuple[int, ...]
@@ -195,7 +195,7 @@ class Stop:
 
     They neither compute nor start or receive messages. Data already handed to the operating system or the network
     adapter is still sent. SIGSTOP, a temporary hang and the migration of a virtual machine have this effect. For
-    workers that only compute more slowly, see :class:`ddlsim.SlowDown`.
+    workers that only compute more slowly, see :class:`ddlsim.Slowdown`.
     """
 
     ranks: tuple[int, ...]
@@ -372,7 +372,7 @@ class RandomFaults:
               the start of the next one (mean *operating* time between failures, IEC 60050-192)
     duration  duration of each fault
     kind      "slow": the part's workers take `factor` times as long to compute, for instance because a machine
-              throttles or has a noisy neighbour (:class:`ddlsim.SlowDown`); "stop": its workers are suspended
+              throttles or has a noisy neighbour (:class:`ddlsim.Slowdown`); "stop": its workers are suspended
               (:class:`ddlsim.Stop`); "link": its links have `factor` of their bandwidth (:class:`ddlsim.LinkFault`)
     per       affected part: a "host" (machine; with kind="link", all its links to other machines at once), a "device",
               a "link" between two neighbours that are not both inside one machine, or a "switch" with all its links
@@ -437,7 +437,7 @@ class RandomFaults:
         parts = ranks_of_parts(cluster, nodes, self.per)
         if self.kind == "stop":
             return [[Stop(ranks, 0.0, duration)] for ranks in parts]
-        return [[SlowDown(ranks, 0.0, duration, factor)] for ranks in parts]
+        return [[Slowdown(ranks, 0.0, duration, factor)] for ranks in parts]
 
 
 def _links(per: str, cluster: Cluster) -> list[list[tuple[str, str]]]:
@@ -471,15 +471,15 @@ def sampled(
     until: float,
     *,
     shared: bool = False,
-    life: int = 0,
+    index: int = 0,
 ) -> tuple[Any, ...]:
     """Return the faults that come at random until then (s), by time; worker i is at ``nodes[i]``.
 
-    Faults `shared` by all jobs differ from those of a job with the same seed, as do those of another `life`. Raises
-    ConfigError for more than `MOST`.
+    Faults `shared` by all jobs differ from those of a job with the same seed, as do those of another
+    `index`. Raises ConfigError for more than `MOST`.
     """
     faults_at = []
-    for sample, source in enumerate(at_random(faults), SHARED if shared else 1000 * life):
+    for sample, source in enumerate(at_random(faults), SHARED if shared else 1000 * index):
         parts = source.parts(cluster, nodes)
         for n, (time, part) in enumerate(source.events(len(parts), seed, sample)):
             if time >= until:
@@ -526,7 +526,7 @@ def sampled_notes(faults: Sequence[Any], happened: Sequence[Any], seconds: float
             f"faults: no random fault occurred in the {seconds:.4g} s of the run; simulate more steps, or a training "
             "run",
         )
-    words = {SlowDown: "slow-down", Stop: "stop", LinkFault: "link fault"}
+    words = {Slowdown: "slow-down", Stop: "stop", LinkFault: "link fault"}
     counts = Counter(words.get(type(each), type(each).__name__) for each in happened)
     texts = [f"{n} {word}{'s' * (n > 1)}" for word, n in counts.items()]
-    return (f"faults: {', '.join(texts)} occurred at random in the {seconds:.4g} s of the run (Result.drawn_faults)",)
+    return (f"faults: {', '.join(texts)} occurred at random in the {seconds:.4g} s of the run (Result.sampled_faults)",)

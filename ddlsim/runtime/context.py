@@ -1,4 +1,4 @@
-"""`Setting`: the environment of a strategy in a run; and `Strategy`: the interface of strategies."""
+"""`RunContext`: the environment of a strategy in a run; and `Strategy`: the interface of strategies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ddlsim.workload.jitter import Jitter, NoJitter
 
 
 @dataclass
-class Setting:
+class RunContext:
     """The setting of a run that is about to start. Strategies append remarks about the result to ``notes``.
 
     When it starts, a strategy sets ``model`` to a function that returns the current parameters, which are the final
@@ -35,7 +35,7 @@ class Setting:
     compression     compression of exchanges and messages; those that apply it set ``compresses``
     slows           True if workers are slower while they communicate; set by plans
     has_fixed_costs True if steps and collectives include the fixed costs of the stack; set by plans
-    whole           workloads that the workers would have with the whole model
+    integer         workloads that the workers would have with the whole model
     jitter          NoJitter without random compute times
     crashes         outages (s, s) of each worker, if workers do not stop for each other; with ``machines_crash`` those
                     of everything on its machine
@@ -92,5 +92,5 @@ class Strategy(Protocol):
     def label(self) -> str:
         """Short name for tables, such as "all-reduce (ring, ddp)"."""
 
-    def start(self, setting: Setting) -> None:
+    def start(self, context: RunContext) -> None:
         """Create the simpy processes of all workers (and servers)."""

@@ -30,7 +30,7 @@ def clusters(incomplete: str) -> list[str]:
     if not plus:
         return sorted(files)
     bundled = name.partition("+")[0]
-    return [f"{name}+{setting}" for setting in _settings(files[bundled])] if bundled in files else []
+    return [f"{name}+{context}" for context in _settings(files[bundled])] if bundled in files else []
 
 
 def _settings(path: Path) -> list[str]:
@@ -81,7 +81,7 @@ def stacks(incomplete: str) -> list[str]:
 
 def algorithms(incomplete: str) -> list[str]:
     """Return the names of the all-reduces, and the word for the best of them."""
-    from ddlsim.collectives.find import algorithm_names
+    from ddlsim.collectives.lookup import algorithm_names
 
     return ["auto", *algorithm_names()]
 

@@ -17,7 +17,7 @@ from ddlsim.arguments import Count, Index, Positive, Seed, Share, checked, one_o
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.machines import machines_of, ranks_of_parts
 from ddlsim.errors import ConfigError, shown
-from ddlsim.life.faults import recurring
+from ddlsim.reliability.faults import recurring
 from ddlsim.units import si
 
 Floats = npt.NDArray[np.float64]
@@ -101,7 +101,7 @@ class Failures:
              more frequent (0.7 to 0.8 in Schroeder and Gibson 2006, large systems of LANL)
     repair   time until a machine (or switch) that has crashed is back in service; inf: never
     spares   standby machines that replace crashed ones
-    notice   time until a failure is detected; None: 0 for a crash, 10 min (PyTorch's NCCL timeout) for a hang
+    detection  time until a failure is detected; None: 0 for a crash, 10 min (PyTorch's NCCL timeout) for a hang
     restart  time from detection (and from the availability of a machine) until the job runs: allocation, process start,
              rendezvous. Reading the checkpoint takes additional time (:class:`ddlsim.Checkpoints`)
     warning  advance notice before a machine is taken away, as for spot instances (2 min on AWS, 30 s on Google Cloud
@@ -125,7 +125,7 @@ class Failures:
     shape: Positive = 1.0
     repair: Annotated[float | str, quantity("time", "20 min", zero=True, infinite=True)] = 1200.0
     spares: Index = 0
-    notice: Time | None = None
+    detection: Time | None = None
     restart: Time = 120.0
     trace: str | Path | None = None
     machines_per_rack: Count | None = None
@@ -158,16 +158,16 @@ class Failures:
                 )
 
     @property
-    def seconds_of_warning(self) -> float:
+    def warning_seconds(self) -> float:
         """Seconds of advance notice before a failure."""
         return 0.0 if self.warning is None else si(self.warning, "time")
 
     @property
-    def seconds_to_notice(self) -> float:
+    def detection_seconds(self) -> float:
         """Seconds until a failure is detected."""
-        if self.notice is None:
+        if self.detection is None:
             return COLLECTIVE_TIMEOUT if self.kind == "hang" else 0.0
-        return si(self.notice, "time")
+        return si(self.detection, "time")
 
     @property
     def takes_machines(self) -> bool:
@@ -194,12 +194,12 @@ class Failures:
         return tuple(sorted(read_rows(Path(self.trace), ("time_s", "unit"), hint, what, failure)))
 
     @checked
-    def events(self, n_units: Count, seed: Seed = 0, life: Index = 0) -> Iterator[Failure]:
+    def events(self, n_units: Count, seed: Seed = 0, index: Index = 0) -> Iterator[Failure]:
         """Yield the failures of `n_units` parts in order of time; endless unless they come from a trace.
 
-        Each `life` is a different sample. Raises ConfigError for a trace with an unknown part.
+        Each `failure_timeline` is a different sample. Raises ConfigError for a trace with an unknown part.
         """
-        return self._traced(n_units) if self.mtbf is None else self._drawn(n_units, seed, life)
+        return self._traced(n_units) if self.mtbf is None else self._drawn(n_units, seed, index)
 
     def _traced(self, n_units: int) -> Iterator[Failure]:
         for failure in self.recorded:
@@ -210,11 +210,11 @@ class Failures:
                 )
         return iter(self.recorded)
 
-    def _drawn(self, n_units: int, seed: int, life: int) -> Iterator[Failure]:
+    def _drawn(self, n_units: int, seed: int, index: int) -> Iterator[Failure]:
         assert self.mtbf is not None
         mean, repair = si(self.mtbf, "time"), si(self.repair, "time")
         # the clock of a part runs on while it is repaired
-        for n, (time, unit) in enumerate(recurring(mean, self.shape, n_units, 0.0, seed, life, "failures")):
+        for n, (time, unit) in enumerate(recurring(mean, self.shape, n_units, 0.0, seed, index, "failures")):
             if n >= MOST:
                 raise ConfigError(
                     f"failures: more than {MOST:,} failures of {n_units} parts in {time:.4g} s; reduce max_time, "

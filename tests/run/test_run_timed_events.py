@@ -22,7 +22,7 @@ from ddlsim import (
     Measured,
     Pause,
     RandomFaults,
-    SlowDown,
+    Slowdown,
     Stop,
     Training,
 )
@@ -55,17 +55,17 @@ EVENTS = {
     "stop after the simulated steps": ({"faults": [Stop(1, "1000 s", "50 s")]}, 9950),
     "pause": ({"faults": [Pause("10 s", "50 s")]}, 9950),
     "pause after the simulated steps": ({"faults": [Pause("1000 s", "50 s")]}, 9950),
-    "slow-down": ({"slow_downs": [SlowDown(1, "10 s", "50 s", 2.0)]}, 9975),
-    "slow-down that begins later": ({"slow_downs": [SlowDown(1, "2000 s", "50 s", 2.0)]}, 9975),
-    "slow-down that lasts": ({"slow_downs": [SlowDown(1, "0 s", "5000 s", 2.0)]}, 7508),
-    "slow-down until after the end": ({"slow_downs": [SlowDown(1, "5000 s", "50000 s", 2.0)]}, 7508),
+    "slow-down": ({"slowdowns": [Slowdown(1, "10 s", "50 s", 2.0)]}, 9975),
+    "slow-down that begins later": ({"slowdowns": [Slowdown(1, "2000 s", "50 s", 2.0)]}, 9975),
+    "slow-down that lasts": ({"slowdowns": [Slowdown(1, "0 s", "5000 s", 2.0)]}, 7508),
+    "slow-down until after the end": ({"slowdowns": [Slowdown(1, "5000 s", "50000 s", 2.0)]}, 7508),
     "slow link": ({"faults": [LinkFault("h0", "switch", "0 s", "5000 s", 0.01)]}, 5000 + 5000 / 1.594),
     "link that is down": ({"faults": [LinkFault("h0", "switch", "300 s", "5000 s", 0.0)]}, 5000),
-    "traffic that ends": ({"beside": [Background("h0", "h1", end="5000 s")]}, 5000 + 5000 / 1.006),
-    "traffic that begins": ({"beside": [Background("h0", "h1", start="5000 s")]}, 5000 + 5000 / 1.006),
+    "traffic that ends": ({"background": [Background("h0", "h1", end="5000 s")]}, 5000 + 5000 / 1.006),
+    "traffic that begins": ({"background": [Background("h0", "h1", start="5000 s")]}, 5000 + 5000 / 1.006),
     "several": ({
         "faults": [Stop(1, "10 s", "50 s"), Stop([0, 2], "30 s", "50 s"), Stop(1, "7000 s", "30 s")],
-        "slow_downs": [SlowDown(1, "1000 s", "1000 s", 2.0), SlowDown(1, "1500 s", "1000 s", 2.0)],
+        "slowdowns": [Slowdown(1, "1000 s", "1000 s", 2.0), Slowdown(1, "1500 s", "1000 s", 2.0)],
     }, 10_000 - 70 - 30 - 1500 + 500 / 1.994 * 2 + 500 / 3.982),
 }  # fmt: skip
 
@@ -74,13 +74,15 @@ EVENTS = {
 def test_an_event_happens_once(model, name):
     changes, steps = EVENTS[name]
     result = lived(model, **changes)
-    assert result.life.steps == pytest.approx(steps, abs=2.0)
+    assert result.failure_timeline.steps == pytest.approx(steps, abs=2.0)
     assert result.goodput == pytest.approx(32 * steps / 10_000, rel=1e-3)
     assert not any("has no effect" in note for note in result.notes)
     computed = 0.994 * steps * 4 * 300.0  # J; one that is slowed computes for longer
     assert computed * 0.999 < result.energy < computed * (1.2 if "slow" in name or name == "several" else 1.001)
     failures = Failures(math.inf)
-    assert lived(model, **changes, failures=failures, checkpoints=None).life.steps == pytest.approx(steps, abs=2.0)
+    assert lived(model, **changes, failures=failures, checkpoints=None).failure_timeline.steps == pytest.approx(
+        steps, abs=2.0
+    )
 
 
 def test_an_event_is_not_repeated_with_the_work_that_is_lost(model, tmp_path):
@@ -88,11 +90,11 @@ def test_an_event_is_not_repeated_with_the_work_that_is_lost(model, tmp_path):
     trace = tmp_path / "failures.csv"
     trace.write_text("time_s,unit,repair_s\n65.5,0,0\n", encoding="utf-8")
     failures = Failures(trace=trace, per="host", restart=0.0)
-    life = lived(model, faults=[Stop(1, "10 s", "50 s")], failures=failures, checkpoints=None).life
-    assert life.lost == pytest.approx(65.5)
-    assert life.steps == math.floor(10_000 - 65.5)
+    timeline = lived(model, faults=[Stop(1, "10 s", "50 s")], failures=failures, checkpoints=None).failure_timeline
+    assert timeline.lost == pytest.approx(65.5)
+    assert timeline.steps == math.floor(10_000 - 65.5)
     waits = Failures(trace=trace, per="host", restart="100 s")
-    during = lived(model, faults=[Stop(1, "100 s", "50 s")], failures=waits, checkpoints=None).life
+    during = lived(model, faults=[Stop(1, "100 s", "50 s")], failures=waits, checkpoints=None).failure_timeline
     assert during.steps == pytest.approx(10_000 - 65.5 - 100.0, abs=1)  # nobody trained in that time
 
 
@@ -104,12 +106,22 @@ def test_what_comes_after_the_lifetime_is_said(model):
 def test_parts_of_the_lifetime_add_up_and_many_failures_end(model):
     result = lived(
         model, faults=[Stop(1, "100 s", "500 s"), LinkFault("h0", "switch", "1000 s", "500 s")],
-        slow_downs=[SlowDown(2, "2000 s", "3000 s", 3.0)], failures=Failures("600 s", per="host", repair="30 s"),
+        slowdowns=[Slowdown(2, "2000 s", "3000 s", 3.0)], failures=Failures("600 s", per="host", repair="30 s"),
     )  # fmt: skip
-    for life in result.lives(20):
-        assert life.useful + life.lost + life.saving + life.down == pytest.approx(10_000)
-        assert min(life.useful, life.lost, life.saving, life.noticing, life.repairing, life.restarting) >= 0.0
-        ends = life.stretches[:, 0]
+    for timeline in result.timelines(20):
+        assert timeline.useful + timeline.lost + timeline.checkpointing + timeline.down == pytest.approx(10_000)
+        assert (
+            min(
+                timeline.useful,
+                timeline.lost,
+                timeline.checkpointing,
+                timeline.detecting,
+                timeline.repairing,
+                timeline.restarting,
+            )
+            >= 0.0
+        )
+        ends = timeline.running_intervals[:, 0]
         assert (np.diff(ends) > 0.0).all()
 
 
@@ -123,9 +135,9 @@ def test_the_first_epoch_is_not_repeated(model):
         cluster, model, LocalSGD(1000), 10, workers=1, compute=Measured("4 ms", 10), steps=10, warmup=0,
         checkpoints=Checkpoints("10 s", stall="1 ms"), max_time="1000 s", input=fed,
     ))  # fmt: skip
-    assert result.life.steps == pytest.approx(199_900, rel=1e-3)
+    assert result.failure_timeline.steps == pytest.approx(199_900, rel=1e-3)
     later = ddlsim.simulate(result.experiment.with_(input=dataclasses.replace(fed, epoch=None), warmup=6))
-    assert later.life.steps == pytest.approx(200_000, rel=1e-3)
+    assert later.failure_timeline.steps == pytest.approx(200_000, rel=1e-3)
 
 
 def test_what_is_learnt_comes_when_it_came(model):
@@ -138,18 +150,18 @@ def test_what_is_learnt_comes_when_it_came(model):
             **options,
         )  # fmt: skip
 
-    faults = {"faults": [Stop(1, "55 s", "100 s")], "slow_downs": [SlowDown(0, "200 s", "100 s", 2.0)]}
+    faults = {"faults": [Stop(1, "55 s", "100 s")], "slowdowns": [Slowdown(0, "200 s", "100 s", 2.0)]}
     result, plain = learnt(**faults), learnt()
-    assert result.life.end == pytest.approx(result.end_time)
+    assert result.failure_timeline.end == pytest.approx(result.end_time)
     assert result.evaluations[-1].time == pytest.approx(result.end_time)
     assert result.params.tobytes() == plain.params.tobytes()
     assert result.history["time"].tolist() == pytest.approx([row.time for row in result.monitor.history])
     disturbed = learnt(**faults, failures=Failures("150 s", per="host", repair=0.0, restart="5 s"), seed=3)
-    life = disturbed.life
-    assert len(life.events) > 3
-    assert life.finished
+    timeline = disturbed.failure_timeline
+    assert len(timeline.events) > 3
+    assert timeline.finished
     assert (np.diff(disturbed.history["time"]) >= 0.0).all()
-    assert life.useful == pytest.approx(life.end - life.lost - life.down)
+    assert timeline.useful == pytest.approx(timeline.end - timeline.lost - timeline.down)
 
 
 @pytest.mark.slow
@@ -157,10 +169,10 @@ def test_random_faults_come_all_the_time(model):
     """A machine of four is slow for half of the time: the slowest counts, but in a sixteenth of it."""
     result = lived(model, faults=[RandomFaults("500 s", "500 s", factor=2.0)], max_time="200000 s")
     expected = 200_000 * (1 / 16 + 15 / 16 / 1.994)
-    assert result.life.steps == pytest.approx(expected, rel=0.04)
-    lives = [life.steps for life in result.lives(3)]
-    assert len(set(lives)) == 3
-    assert lives == pytest.approx([expected] * 3, rel=0.04)
+    assert result.failure_timeline.steps == pytest.approx(expected, rel=0.04)
+    timelines = [timeline.steps for timeline in result.timelines(3)]
+    assert len(set(timelines)) == 3
+    assert timelines == pytest.approx([expected] * 3, rel=0.04)
 
 
 STRATEGIES = AllReduce("ring", "none"), AllReduce("ring"), ddlsim.ParameterServer(placement="colocated")
@@ -181,8 +193,8 @@ def drawn(draw, graph, seconds):
             *(Stop(draw.randrange(4), *when()) for _ in range(draw.randrange(3))),
             *(LinkFault(*draw.choice(pairs), *when(), draw.choice((0.0, 0.01, 0.3))) for _ in range(draw.randrange(3))),
         ],
-        "slow_downs": [SlowDown(draw.randrange(4), *when(), draw.choice((1.5, 4.0))) for _ in range(draw.randrange(3))],
-        "beside": [
+        "slowdowns": [Slowdown(draw.randrange(4), *when(), draw.choice((1.5, 4.0))) for _ in range(draw.randrange(3))],
+        "background": [
             Background(*draw.sample(hosts, 2), start=start, end=start + lasts)
             for start, lasts in (when() for _ in range(draw.randrange(2)))
         ],
@@ -200,19 +212,19 @@ def test_a_lifetime_is_what_a_run_to_its_end_is(model, seed):
         compute=Measured("500 ms", 8), steps=8, warmup=2, max_time="400 s", **happening,
     )  # fmt: skip
     plain = ddlsim.simulate(experiment.with_(steps=10_000))
-    life = ddlsim.simulate(experiment.with_(checkpoints=Checkpoints(math.inf, stall="1 s"))).life
+    timeline = ddlsim.simulate(experiment.with_(checkpoints=Checkpoints(math.inf, stall="1 s"))).failure_timeline
     edges = sum(len(each) for each in happening.values())
     longest = max(np.diff([0.0, *(time for time, _ in plain.recorder.updates)]))
-    assert life.steps == pytest.approx(len(plain.recorder.updates), abs=3 + 3 * edges), (seed, happening, longest)
+    assert timeline.steps == pytest.approx(len(plain.recorder.updates), abs=3 + 3 * edges), (seed, happening, longest)
 
 
 def test_too_many_random_faults_are_one_line(model, monkeypatch):
-    monkeypatch.setattr("ddlsim.life.faults.MOST", 1000)
-    monkeypatch.setattr("ddlsim.run.paces.MOST_FAULTS", 500)
+    monkeypatch.setattr("ddlsim.reliability.faults.MOST", 1000)
+    monkeypatch.setattr("ddlsim.run.timed_events.MOST_FAULTS", 500)
     started = [RandomFaults("1 s", "1 ms", factor=2.0, per="device")]
     never = {"checkpoints": None, "failures": Failures(math.inf)}
     result = lived(model, faults=started, max_time="1000000000 s", **never)  # goes on as for a while
-    assert result.life.steps == pytest.approx(1e9, rel=0.01)
+    assert result.failure_timeline.steps == pytest.approx(1e9, rel=0.01)
     short = {"steps": 2, "warmup": 0, "checkpoints": None, "max_time": math.inf}
     stopped = Stop(1, "1 s", "1000000000 s")
     with pytest.raises(ConfigError, match=r"faults: RandomFaults\(.* has more than 1,000 faults in .* increase mtbf"):
@@ -231,9 +243,9 @@ def test_links_that_are_gone_round_are_not_alike_to_those_that_are_waited_for(mo
     options = {"compute": Measured("994 ms", 8), "checkpoints": FREE, "max_time": "10000 s", "faults": faults}
 
     def steps():
-        return ddlsim.simulate(Experiment(graph, model, AllReduce("ring"), 8, **options)).life.steps
+        return ddlsim.simulate(Experiment(graph, model, AllReduce("ring"), 8, **options)).failure_timeline.steps
 
     every_one = steps()
-    monkeypatch.setattr("ddlsim.run.paces.MANY", 0)
+    monkeypatch.setattr("ddlsim.run.timed_events.MANY", 0)
     assert steps() == pytest.approx(every_one, rel=1e-3)
     assert every_one > 9900

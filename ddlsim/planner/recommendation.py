@@ -1,4 +1,4 @@
-"""`Plan`: the recommended configurations of :func:`ddlsim.recommend`, with all figures behind them."""
+"""`Recommendation`: the recommended configurations of :func:`ddlsim.recommend`, with all figures behind them."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Choice:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Plan:
+class Recommendation:
     """The result of :func:`ddlsim.recommend`: the best configurations for a target, and the figures of all others.
 
     target         limits and aim of the search
@@ -241,7 +241,7 @@ class Plan:
         return page("Recommended", labelled(choice_rows(self)), *between, labelled(advice_rows(self)))
 
     def __repr__(self) -> str:
-        return f"<Plan: {self.best}, {self.best.throughput:.4g} samples/s>"
+        return f"<Recommendation: {self.best}, {self.best.throughput:.4g} samples/s>"
 
 
 def choices_of(found: Sequence[Found], target: Target, n_best: int) -> list[Choice]:
@@ -271,7 +271,7 @@ _NUMBER = re.compile(r"\d[\d,.]*")
 WIDTH = 118
 
 
-def text(plan: Plan) -> str:
+def text(plan: Recommendation) -> str:
     """Return what ``print(plan)`` shows."""
     layouts = aligned(layout_cells(plan))
     middle = [("", ""), *(("splits" if i == 0 else "", line) for i, line in enumerate(layouts))] if layouts else []
@@ -279,7 +279,7 @@ def text(plan: Plan) -> str:
     return shown("\n".join(line for label, content in rows for line in _lines(label, content, content in layouts)))
 
 
-def choice_rows(plan: Plan) -> list[tuple[str, str]]:
+def choice_rows(plan: Recommendation) -> list[tuple[str, str]]:
     """Return labels and texts: what was asked for, and what is recommended. One without a label goes on with the one
     before, an empty one begins a new paragraph."""
     rows = [("target", _target(plan.target)), ("searched", _searched(plan)), *_verdict(plan), *_certainty(plan)]
@@ -292,7 +292,7 @@ def choice_rows(plan: Plan) -> list[tuple[str, str]]:
     return rows
 
 
-def advice_rows(plan: Plan) -> list[tuple[str, str]]:
+def advice_rows(plan: Recommendation) -> list[tuple[str, str]]:
     """Return labels and texts, as :func:`choice_rows`: what would change the recommendation, and what to know."""
     rows = [("", "")] if plan.crossovers or plan.sensitivities else []
     rows += [("crossovers" if i == 0 else "", str(crossing)) for i, crossing in enumerate(plan.crossovers)]
@@ -304,7 +304,7 @@ def advice_rows(plan: Plan) -> list[tuple[str, str]]:
     return [*rows, ("", ""), *_skipped(plan), *(("note", note) for note in plan.notes)]
 
 
-def _sensitivities(plan: Plan) -> list[str]:
+def _sensitivities(plan: Recommendation) -> list[str]:
     """Return what better parts bring, as far as they bring anything."""
     shown = [str(found) for found in plan.sensitivities if abs(found.gain) >= NOTHING][:N_SENSITIVITIES]
     rest = len(plan.sensitivities) - len(shown)
@@ -314,7 +314,7 @@ def _sensitivities(plan: Plan) -> list[str]:
     return shown
 
 
-def layout_cells(plan: Plan) -> list[tuple[str, ...]]:
+def layout_cells(plan: Recommendation) -> list[tuple[str, ...]]:
     """Return a table of the fastest splits of the model, with its head; empty where the model was not split."""
     found = [one for one in plan.found if one.figures is not None and one.candidate.sizes][:N_LAYOUTS]
     if not found:
@@ -377,7 +377,7 @@ def _long(value: float) -> str:
     return seconds(value)
 
 
-def _searched(plan: Plan) -> str:
+def _searched(plan: Recommendation) -> str:
     status = Counter(found.status for found in plan.found)
     parts = [f"{count(status[SIMULATED], 'configuration')} simulated"]
     if status[PRUNED]:
@@ -387,7 +387,7 @@ def _searched(plan: Plan) -> str:
     return ", ".join(parts)
 
 
-def _verdict(plan: Plan) -> list[tuple[str, str]]:
+def _verdict(plan: Recommendation) -> list[tuple[str, str]]:
     if plan.meets_target:
         return []
     missed = [miss for miss in plan.best.misses if miss.share > 0.0]
@@ -413,7 +413,7 @@ def _title(i: int, choice: Choice) -> str:
     return name if choice.exact else f"{name} *"
 
 
-def _figures(plan: Plan, choice: Choice) -> str:
+def _figures(plan: Recommendation, choice: Choice) -> str:
     figures = choice.figures
     stable = f" (stable to {spread(figures.spread)})" if figures.spread > FLOOR else ""
     parts = [rate(figures.throughput) + stable, f"efficiency {percent(figures.efficiency)}"]
@@ -429,7 +429,7 @@ def _figures(plan: Plan, choice: Choice) -> str:
     return ", ".join(parts)
 
 
-def _range(plan: Plan, choice: Choice) -> list[tuple[str, str]]:
+def _range(plan: Recommendation, choice: Choice) -> list[tuple[str, str]]:
     """Return throughput and cost at both ends of what is disputed."""
     if choice.range is None:
         return []
@@ -440,7 +440,7 @@ def _range(plan: Plan, choice: Choice) -> list[tuple[str, str]]:
     return [("", f"{text}: published runs on {device} disagree")]
 
 
-def _certainty(plan: Plan) -> list[tuple[str, str]]:
+def _certainty(plan: Recommendation) -> list[tuple[str, str]]:
     """Return whether the best stays the best within the ranges."""
     if plan.rivals:
         better = "; ".join(plan.rivals)
@@ -449,7 +449,7 @@ def _certainty(plan: Plan) -> list[tuple[str, str]]:
     return [] if plan.rivals is None else [("ranking", text)]
 
 
-def _skipped(plan: Plan) -> Iterator[tuple[str, str]]:
+def _skipped(plan: Recommendation) -> Iterator[tuple[str, str]]:
     """The commonest reasons why configurations do not fit."""
     alike: dict[str, list[str]] = {}
     for found in plan.found:

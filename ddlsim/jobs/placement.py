@@ -16,8 +16,8 @@ from ddlsim.cluster.cluster import ClusterLike
 from ddlsim.errors import ConfigError
 from ddlsim.jobs.jobs import Jobs
 from ddlsim.jobs.simulate import JobLike, simulate_jobs
-from ddlsim.life import Background
 from ddlsim.printable import shown
+from ddlsim.reliability import Background
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.job import Job, placed
 from ddlsim.run.result import Result
@@ -226,7 +226,7 @@ class _Search:
         self._known.add((places, starts))
         jobs: Jobs = simulate_jobs([*_moved(self.jobs, places, starts), *self.traffic], self.cluster)
         times = [
-            jobs.step_time_together(ran.name) if ran.result.experiment.training is None else ran.result.end_time
+            jobs.concurrent_step_time(ran.name) if ran.result.experiment.training is None else ran.result.end_time
             for ran in jobs.runs
         ]
         slow = tuple(seconds / alone for seconds, alone in zip(times, self.alone, strict=True))

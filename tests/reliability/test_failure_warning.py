@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddlsim import ConfigError
-from ddlsim.life import Failures, Timeline, live
-from ddlsim.life.checkpoints import Cost
+from ddlsim.reliability import FailureFreeTimeline, Failures, simulate_failures
+from ddlsim.reliability.checkpoints import Cost
 
 
 def even(n_steps, step=1.0, *, every, stall=0.0, write=0.0, load=0.0):
     ends = step * np.arange(1, n_steps + 1)
-    return Timeline(ends, 0, every, Cost(stall, write, load), math.inf)
+    return FailureFreeTimeline(ends, 0, every, Cost(stall, write, load), math.inf)
 
 
 def traced(tmp_path, *rows, **options):
@@ -28,38 +28,44 @@ def traced(tmp_path, *rows, **options):
 def test_a_warning_in_time_saves_all(tmp_path):
     """Warned at 33.3 s, behind three checkpoints: the step ends at 33.5, is saved at 34, and the job starts again."""
     timeline = even(100, every=10.0, stall=0.5, load=0.25)
-    failures = traced(tmp_path, (43.3, 0, 60.0), restart="2 s", spares=1, warning="10 s", notice="7 s")
-    life = live(timeline, failures, [[0]], math.inf)
-    assert (life.lost, life.noticing, life.repairing, life.restarting) == (0.0, 0.0, 0.0, 2.25)
-    assert life.saving == 10 * 0.5 + 0.5
-    assert life.end == 105.0 + 0.5 + 2.25
-    assert life.events == ((43.3, 0, 0.0),)
-    assert life.stretches.tolist() == [[0.0, 0.0, 33.5], [36.25, 33.5, 105.0]]
+    failures = traced(tmp_path, (43.3, 0, 60.0), restart="2 s", spares=1, warning="10 s", detection="7 s")
+    outcome = simulate_failures(timeline, failures, [[0]], math.inf)
+    assert (outcome.lost, outcome.detecting, outcome.repairing, outcome.restarting) == (0.0, 0.0, 0.0, 2.25)
+    assert outcome.checkpointing == 10 * 0.5 + 0.5
+    assert outcome.end == 105.0 + 0.5 + 2.25
+    assert outcome.events == ((43.3, 0, 0.0),)
+    assert outcome.running_intervals.tolist() == [[0.0, 0.0, 33.5], [36.25, 33.5, 105.0]]
 
 
 def test_without_a_spare_it_waits_for_the_machine(tmp_path):
-    life = live(even(100, every=10.0), traced(tmp_path, (15.5, 0, 60.0), restart=0.0, warning="3 s"), [[0]], math.inf)
-    assert (life.lost, life.repairing) == (0.0, 15.5 + 60.0 - 13.0)
-    assert life.end == 100.0 + life.repairing
+    outcome = simulate_failures(
+        even(100, every=10.0), traced(tmp_path, (15.5, 0, 60.0), restart=0.0, warning="3 s"), [[0]], math.inf
+    )
+    assert (outcome.lost, outcome.repairing) == (0.0, 15.5 + 60.0 - 13.0)
+    assert outcome.end == 100.0 + outcome.repairing
 
 
 @pytest.mark.parametrize(("warning", "lost"), [("1.9 s", 4.0), ("2 s", 4.0), ("2.5 s", 0.0), ("3 s", 0.0), (0.0, 4.0)])
 def test_a_warning_that_is_too_short_does_nothing(tmp_path, warning, lost):
     """Taken away at 14: the step under way 2 s before ends at 13, and a checkpoint of 1.5 s would end at 14.5."""
     timeline = even(100, every=10.0, stall=0.0, write=0.0)
-    timeline = Timeline(timeline.ends, 0, 10.0, Cost(0.0, 1.5, 0.0), math.inf)
+    timeline = FailureFreeTimeline(timeline.ends, 0, 10.0, Cost(0.0, 1.5, 0.0), math.inf)
     failures = traced(tmp_path, (14.0, 0, 0.0), restart=0.0, warning=warning)
-    assert live(timeline, failures, [[0]], math.inf).lost == lost
+    assert simulate_failures(timeline, failures, [[0]], math.inf).lost == lost
 
 
 def test_a_checkpoint_that_is_due_then_is_not_made_twice(tmp_path):
-    life = live(
+    outcome = simulate_failures(
         even(100, every=10.0, stall=0.5),
         traced(tmp_path, (11.0, 0, 0.0), restart=0.0, warning="1.5 s"),
         [[0]],
         math.inf,
     )
-    assert (life.lost, life.saving, life.end) == (0.0, 5.0, 105.0 + 0.5)  # waits for its machine from 10.5 to 11 s
+    assert (outcome.lost, outcome.checkpointing, outcome.end) == (
+        0.0,
+        5.0,
+        105.0 + 0.5,
+    )  # waits for its machine from 10.5 to 11 s
 
 
 def naive(steps, every, cost, restart, repair, spares, warning, failures):
@@ -127,20 +133,27 @@ def test_it_is_the_same_as_going_from_step_to_step(
         tmp_path_factory.mktemp("trace"), *((time, 0, repair) for time in times), restart=float(restart),
         spares=spares, warning=float(warning),
     )  # fmt: skip
-    timeline = Timeline(np.cumsum(steps, dtype=np.float64), 0, float(every), cost, math.inf)
-    life = live(timeline, parts, [[0]], math.inf)
-    assert (life.end, life.lost) == naive(steps, every, cost, restart, repair, spares, warning, times)
-    assert life.steps == len(steps)
-    assert life.useful == pytest.approx(sum(steps))
-    kinds = (life.useful, life.lost, life.saving, life.noticing, life.repairing, life.restarting)
-    assert sum(kinds) == pytest.approx(life.end)
+    timeline = FailureFreeTimeline(np.cumsum(steps, dtype=np.float64), 0, float(every), cost, math.inf)
+    outcome = simulate_failures(timeline, parts, [[0]], math.inf)
+    assert (outcome.end, outcome.lost) == naive(steps, every, cost, restart, repair, spares, warning, times)
+    assert outcome.steps == len(steps)
+    assert outcome.useful == pytest.approx(sum(steps))
+    kinds = (
+        outcome.useful,
+        outcome.lost,
+        outcome.checkpointing,
+        outcome.detecting,
+        outcome.repairing,
+        outcome.restarting,
+    )
+    assert sum(kinds) == pytest.approx(outcome.end)
 
 
 def test_a_month_of_spot_machines_loses_next_to_nothing():
-    timeline = Timeline(np.array([2.0, 4.0]), 1, 1800.0, Cost(20.0, 0.0, 20.0), 30 * 86_400.0)
+    timeline = FailureFreeTimeline(np.array([2.0, 4.0]), 1, 1800.0, Cost(20.0, 0.0, 20.0), 30 * 86_400.0)
     plain = Failures("10 h", per="host", repair=0.0, restart="2 min")
     warned = Failures("10 h", per="host", repair=0.0, restart="2 min", warning="30 s")
-    before, after = (live(timeline, one, [[0]] * 8, timeline.length) for one in (plain, warned))
+    before, after = (simulate_failures(timeline, one, [[0]] * 8, timeline.length) for one in (plain, warned))
     assert len(before.events) == len(after.events) > 400
     mtbf, period, restart = 4500.0, 1820.0, 140.0
     each = mtbf - period / math.expm1(period / mtbf)  # mean of x mod period, x exponential; none while it starts

@@ -119,7 +119,7 @@ _OTHERS: tuple[tuple[re.Pattern[str], str, str], ...] = (
 
 
 @checked
-def kind_of(path: str | Path) -> str:
+def detect_kind(path: str | Path) -> str:
     """Detect the kind of a file by its content, as one of :data:`KINDS`.
 
     Raises :class:`ConfigError` if no kind matches. The message contains the beginning of the file and the kinds
@@ -165,7 +165,7 @@ def read_any(path: str | Path, *, kind: str | None = None, facts: Mapping[str, o
     """
     if kind is not None and kind not in KINDS:
         raise unknown_name("kind", kind, KINDS, "read_any")
-    chosen = kind or kind_of(path)
+    chosen = kind or detect_kind(path)
     reader = _reader(chosen)
     names = facts_of(chosen)
     arguments: dict[str, object] = {}
@@ -199,7 +199,7 @@ def read_topology(path: str | Path, facts: Mapping[str, object] | None = None) -
     Raises :class:`ConfigError` for an invalid file, and for a file that is not a topology.
     """
     try:
-        kind = kind_of(path)
+        kind = detect_kind(path)
     except ConfigError as error:
         raise type(error)(f"{error} (ddlsim's own clusters end in .toml, .json or .graphml)") from None
     if kind not in TOPOLOGIES:
