@@ -44,8 +44,8 @@ NO_CALLS = {
 }  # fmt: skip
 #: methods that the library calls (a schedule's for every round), and one that has a line of its own
 INSIDE = {
-    "Calibration.sampled", "Calibration.simulated", "Cluster.no_route", "Result.require_single_job", "Cluster.operation_seconds",
-    "Cluster.with_links", "Table.places",
+    "Calibration.sampled", "Calibration.simulated", "Cluster.no_route", "Result.require_single_job",
+    "Cluster.operation_seconds", "Cluster.with_links", "Table.places",
     "Result.interval", "Schedule.blocks", "Schedule.chunks",
     "Schedule.message_bytes",
 }  # fmt: skip

@@ -232,7 +232,7 @@ CAPABILITIES = {
         ddlsim.SoftSync(2, apply_time="0.2 ms"),
         lambda plan: (
             set(plan.seconds[rows(plan, name="update")].tolist()) == {2e-4}
-            and "an update uses 2 of the gradients" in " ".join(plan.notes)
+            and "an update uses 2 gradients" in " ".join(plan.notes)
         ),
     ),
     "an update that waits for all": Capability(ddlsim.ElasticAveraging(0.2, 2), waits_for_all),

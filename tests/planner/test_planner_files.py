@@ -113,7 +113,8 @@ def test_the_command_asks_the_question_and_options_go_before_it(tmp_path, monkey
 def test_bad_questions_are_refused(tmp_path, text, said):
     bad = {
         "stage = [0, 1]": "stage = [4]", "cut = [": "shard = [8]\ncut = [", 'type = "splits"': 'type = "split"',
-        'objective = "time"': 'objective = "speed"', 'precision = "fp16"': 'precisions = "fp16"', "n_best = 2": "n_best = true",
+        'objective = "time"': 'objective = "speed"', 'precision = "fp16"': 'precisions = "fp16"',
+        "n_best = 2": "n_best = true",
     }  # fmt: skip
     path = written(tmp_path, QUESTION.replace(text, bad[text]))
     with pytest.raises(ConfigError) as error:
