@@ -412,7 +412,7 @@ def label_of(settings: pd.Series[float], fields: Sequence[str]) -> str:
     return ", ".join(named(field, settings[field]) for field in fields) or "the base experiment"
 
 
-def name_of(field: str) -> str:
+def field_words(field: str) -> str:
     """Return the name of a varied field in words: "NIC bandwidth" for "cluster.nic.bandwidth"."""
     path = field.split(".")
     return in_words(" ".join(path[1:] if path[0] == "cluster" and len(path) > 2 else path[-1:]))
@@ -420,14 +420,14 @@ def name_of(field: str) -> str:
 
 def label_of_axis(field: str, fields: Sequence[str], unit: str = "") -> str:
     """Return the label of a field's axis, with its unit; with its whole path where others of the `fields` end alike."""
-    same = sum(name_of(other) == name_of(field) for other in fields) > 1
-    name = in_words(field.replace(".", " ")) if same else name_of(field)
+    same = sum(field_words(other) == field_words(field) for other in fields) > 1
+    name = in_words(field.replace(".", " ")) if same else field_words(field)
     return f"{name} ({unit})" if unit else name
 
 
 def named(field: str, value: object) -> str:
     """Return a value, with the name of its field where it would say nothing without."""
-    text, name = plain(value), name_of(field)
+    text, name = plain(value), field_words(field)
     if name == "workers":
         return f"{text} workers"
     if text == "none":
