@@ -110,7 +110,7 @@ class FailureTimeline:
         ended = "reached its target" if self.finished else "reached its time limit"
         return [
             ("timeline", f"{duration(self.end)} with {count(len(self.events), 'failure')}; the run {ended}"),
-            ("time goes to", self.breakdown),
+            ("time split", self.breakdown),
             ("counted steps", f"{self.steps:,}"),
             ("lost work", f"{duration(self.lost)}, including checkpoints" if self.events else ""),
         ]

@@ -177,7 +177,7 @@ def _life(result: Result) -> list[tuple[str, str]]:
     if timeline.groups:
         sizes = [workers for _, workers in timeline.groups]
         text += f", {min(sizes)} to {max(sizes)} workers"
-    return [("goodput", text), ("life goes to", timeline.breakdown)]
+    return [("goodput", text), ("time split", timeline.breakdown)]
 
 
 def _transport(result: Result) -> list[tuple[str, str]]:

@@ -117,7 +117,7 @@ def test_a_lifetime_in_which_nothing_counts_has_a_price_too():
 def test_it_is_said_everywhere():
     result = ddlsim.simulate(experiment())
     assert "goodput" in str(result)
-    assert "life goes to" in str(result)
+    assert "time split" in str(result)
     plain = json.loads(result.to_json())
     assert plain["failure_timeline"]["end"] == 30 * 86_400.0
     assert plain["goodput"] == result.goodput
