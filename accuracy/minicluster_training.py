@@ -199,7 +199,7 @@ def drawn_clusters(row: Measurement) -> list[Cluster]:
     """
     found, cluster = calibration(row.mbps)[0], queued(cluster_of(row, row.n + 1))
     uncertain, source = dataclasses.replace(found, cluster=cluster), np.random.default_rng(0)
-    return [uncertain.drawn(source) for _ in range(DRAWS)]
+    return [uncertain.sampled(source) for _ in range(DRAWS)]
 
 
 def queued(cluster: Cluster) -> Cluster:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import ddlsim
 from ddlsim.output_files import write_text
-from ddlsim.planner import Plan
+from ddlsim.planner import Recommendation
 
 CLUSTER = "cloud-25g-16x8-v100"
 WORKERS = [8, 16, 24, 32, 48, 64, 96, 112, 128]
@@ -35,7 +35,7 @@ def spent() -> float:
 
 
 def plan(target: ddlsim.Target, jobs: int | None) -> dict[str, object]:
-    """Plan once, and return what it took."""
+    """Recommend once, and return the time that it took."""
     started, before = time.perf_counter(), spent()
     found = ddlsim.recommend(
         CLUSTER, "resnet50", target, workers=WORKERS, batch_sizes=(32, 64, 96, 128), samples=90 * 1_281_167, jobs=jobs
@@ -62,7 +62,9 @@ def split(
     return _row(SPLIT_CLUSTER, found, time.perf_counter() - started, spent() - before, SPLIT_SECONDS)
 
 
-def _row(cluster: str, found: Plan, seconds: float, processor_seconds: float, target: float) -> dict[str, object]:
+def _row(
+    cluster: str, found: Recommendation, seconds: float, processor_seconds: float, target: float
+) -> dict[str, object]:
     return {
         "cluster": cluster,
         "configurations": len(found.table),

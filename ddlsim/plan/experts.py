@@ -22,11 +22,11 @@ from ddlsim.workload.precision import ELEMENT_NBYTES
 
 def experts(
     workloads: Sequence[Workload],
-    ways: int,
+    degree: int,
     buckets: Callable[[Workload], Sequence[Bucket]] = ddp_buckets,
 ) -> StepProgram:
-    """Return the program of data and expert parallelism: groups of `ways` consecutive ranks divide the experts of every
-    layer (Lepikhin et al. 2021, GShard, arXiv:2006.16668, section 3).
+    """Return the program of data and expert parallelism: groups of `degree` consecutive ranks divide the experts of
+    every layer (Lepikhin et al. 2021, GShard, arXiv:2006.16668, section 3).
 
     A layer of experts sends each rank's tokens to the ranks with their experts, and the results back: two all-to-alls
     in the forward pass, and two for the gradients in the backward pass, for which the rank waits. Each rank receives
@@ -35,24 +35,24 @@ def experts(
 
     The compute time of experts is that of the workload, for a rank that computes all its tokens itself.
 
-    Raises ConfigError for a model without experts, and for `ways` that do not divide ranks and experts.
+    Raises ConfigError for a model without experts, and for `degree` that do not divide ranks and experts.
     """
     each = each_rank(workloads, None)
     model, n = each[0].model, len(each)
     sent = experts_in(model)
     if not sent:
         raise ConfigError(f"plan: model {model.name!r} has no mixture_of_experts layer; use data_parallel")
-    if ways < 1 or n % ways:
+    if degree < 1 or n % degree:
         fit = [w for w in range(1, n + 1) if n % w == 0]
-        raise ConfigError(f"plan: ways = {ways}: must divide the number of ranks, {n}; use one of {listed(fit)}")
+        raise ConfigError(f"plan: degree = {degree}: must divide the number of ranks, {n}; use one of {listed(fit)}")
     for index, (count, _) in sent.items():
-        if count % ways:
+        if count % degree:
             fit = [w for w in range(1, n + 1) if n % w == 0 and count % w == 0]
             raise ConfigError(
-                f"plan: ways = {ways}: must divide the {count} experts of {model.layers[index].name}; with "
+                f"plan: degree = {degree}: must divide the {count} experts of {model.layers[index].name}; with "
                 f"{n} ranks, use one of {listed(fit)}"
             )
-    draft = _Steps(each, ways, {index: numbers for index, (_, numbers) in sent.items()}, buckets)
+    draft = _Steps(each, degree, {index: numbers for index, (_, numbers) in sent.items()}, buckets)
     for step in range(N_STEPS):
         draft.step(step)
     return StepProgram.of(draft.draft.plan())
@@ -91,7 +91,7 @@ class _Steps:
     """Steps, written down one after the other."""
 
     each: list[Workload]
-    ways: int
+    degree: int
     sent: dict[int, float]
     chosen: Callable[[Workload], Sequence[Bucket]]
     updates: list[int] = field(default_factory=list)
@@ -101,20 +101,20 @@ class _Steps:
         layers = first.model.layers
         total = sum(layer.n_params for layer in layers)
         element = first.gradient_nbytes / total  # bytes of a gradient
-        self.experts = {i: element * expert_elements(layers[i]) / self.ways for i in self.sent}
+        self.experts = {i: element * expert_elements(layers[i]) / self.degree for i in self.sent}
         names = [(i, name) for i, layer in enumerate(layers) for name, _ in layer.tensors]
         shared = np.array([i not in self.sent or name.startswith("router") for i, name in names])
         rest = first.grad_nbytes.copy()
         for i, nbytes in self.experts.items():
-            rest[i] -= nbytes * self.ways
+            rest[i] -= nbytes * self.degree
         dense = dataclasses.replace(
             first, grad_nbytes=rest, tensor_layer=first.tensor_layer[shared], tensor_nbytes=first.tensor_nbytes[shared]
         )
         self.buckets = list(self.chosen(dense))
         self.share = (dense.gradient_nbytes + sum(self.experts.values())) / first.gradient_nbytes
         self.draft = Draft(len(layers), parts_of(dense, self.buckets))
-        self.groups = [list(range(g, g + self.ways)) for g in range(0, n, self.ways)]
-        self.alike = [list(range(place, n, self.ways)) for place in range(self.ways)]
+        self.groups = [list(range(g, g + self.degree)) for g in range(0, n, self.degree)]
+        self.alike = [list(range(place, n, self.degree)) for place in range(self.degree)]
 
     def step(self, step: int) -> None:
         n, n_layers = len(self.each), len(self.each[0].forward)
@@ -187,8 +187,8 @@ class _Steps:
 
     def _all_to_all(self, step: int, layer: int, done: Sequence[Sequence[int]], name: str) -> list[list[int]]:
         """Exchange tokens in all groups when the rows of each rank have ended; return what it waits for then."""
-        waits: list[list[int]] = [[] for _ in self.each] if self.ways > 1 else [list(rows) for rows in done]
-        for group in self.groups if self.ways > 1 else ():
+        waits: list[list[int]] = [[] for _ in self.each] if self.degree > 1 else [list(rows) for rows in done]
+        for group in self.groups if self.degree > 1 else ():
             workload = self.each[group[0]]
             nbytes = workload.batch_size * self.sent[layer] * ELEMENT_NBYTES[workload.precision]
             needs = [done[r] for r in group]

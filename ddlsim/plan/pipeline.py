@@ -109,5 +109,5 @@ def _check(chunks: Sequence[Chunk], mesh: Mesh) -> None:
     ends = [0, *(chunk.end for chunk in chunks)]
     if not chunks or any(chunk.first != end for chunk, end in zip(chunks, ends, strict=False)):
         raise ConfigError(
-            "pipeline: chunks: must contain all layers in order, as returned by balanced() or chunks_at()"
+            "pipeline: chunks: must contain all layers in order, as returned by balanced_chunks() or chunks_at()"
         )

@@ -116,7 +116,7 @@ def _spares(experiment: Experiment, result: Result) -> list[str]:
     if best == failures.spares or math.isclose(paid[best], paid[failures.spares], rel_tol=1e-3):
         return [f"{count(failures.spares, 'spare machine')}: no other number gives more goodput per machine"]
     gain, many = percent(paid[best] / paid[failures.spares] - 1.0), count(best, "spare machine")
-    return [f"{many} instead of {failures.spares} give {gain} more goodput per machine, spares included"]
+    return [f"with {many} instead of {failures.spares}, goodput per machine, spares included, is {gain} higher"]
 
 
 _DIMENSIONS = (

@@ -90,7 +90,7 @@ class Splits:
     def layouts(
         self, cluster: Cluster, model: Model, n_workers: int, batch_size: int, invalid: Counter[str]
     ) -> Iterator[Parallel | FSDP]:
-        """Yield each valid strategy once; ``senseless`` counts invalid combinations by reason."""
+        """Yield each valid strategy once; ``invalid`` counts invalid combinations by reason."""
         done: set[Parallel | FSDP] = set()
         for tensor in self.tensor or _widths(cluster, model, n_workers):
             left = n_workers // tensor

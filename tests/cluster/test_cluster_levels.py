@@ -357,7 +357,7 @@ def test_calls_of_nccl_on_every_level():
     assert by_nccl.nbytes_sent == pytest.approx(simulated.nbytes_sent, rel=1e-9)
     assert two.nbytes_sent == pytest.approx(simulated.nbytes_sent, rel=1e-9)
     assert two.step_time != by_nccl.step_time
-    with pytest.raises(ConfigError, match=r"many workers in every innermost group of the network, not \[3, 8\]"):
+    with pytest.raises(ConfigError, match=r"number of workers in every innermost group of the network, not \[3, 8\]"):
         step(load_cluster(drawn((4, 8), (1e9, 9e9))), AllReduce("hierarchical", cost="nccl"), workers=11)
 
 

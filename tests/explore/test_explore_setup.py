@@ -143,7 +143,7 @@ def test_settings_are_written_as_in_files():
         ({"strategy": "os:_exit"}, "unknown strategy 'os:_exit'"),
         ({"compression": "os:_exit"}, "unknown compression 'os:_exit'"),
         ({"others": 'fabric = { algorithm = "os:_exit" }'}, "fabric.algorithm = 'os:_exit' would import code"),
-        ({"others": 'beside = [{ experiment = { cluster = "star-1024-10g", fabric = { algorithm = "os:_exit" } } }]'},
+        ({"others": 'background = [{ experiment = { cluster = "office-1gbe", fabric = { algorithm = "os:_exit" } } }]'},
          "fabric.algorithm = 'os:_exit' would import code"),
     ],
 )  # fmt: skip

@@ -182,7 +182,7 @@ def test_too_many_servers_are_refused():
 
 @pytest.mark.parametrize("size", [0, 6])
 def test_sizes_are_whole_floats(size):
-    with pytest.raises(ConfigError, match=f"size {size}: must be a multiple of 4 bytes"):
+    with pytest.raises(ConfigError, match=f"size = {size}: must be a positive multiple of 4 bytes"):
         next(compare(cluster(star(2, **STAR)), parse_operations("all_reduce:ring"), [size]))
 
 
@@ -193,7 +193,7 @@ def test_what_is_missing_is_said(monkeypatch):
     with pytest.raises(ConfigError, match=r"needs root.*sudo"):
         check_computer()
     monkeypatch.setattr(laboratory.shutil, "which", lambda name, path=None: None if name == "tc" else name)
-    with pytest.raises(ConfigError, match="'tc' is missing; install iproute2"):
+    with pytest.raises(ConfigError, match="the program 'tc', which is missing; install iproute2"):
         check_computer()
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(ConfigError, match="needs Linux"):

@@ -87,7 +87,7 @@ def test_quantiles_must_rise(tmp_path):
         ("d.jsonl", '{"experiment": \n', "line 1: invalid JSON"),
         ("e.jsonl", "[1]\n", "line 1: must be an object"),
         ("f.jsonl", '{"experiment": "memory", "n_rank": 2}\n', "line 1: unknown key 'n_rank'; did you mean"),
-        ("g.xlsx", "", "cannot write the format '.xlsx'"),
+        ("g.xlsx", "", "unknown format '.xlsx'"),
     ],
     ids=lambda value: value if value.endswith(("csv", "jsonl", "xlsx")) else "",
 )

@@ -344,7 +344,9 @@ def test_failures_decide_and_the_plan_says_how_to_live_with_them():
     assert plan.best.throughput == pytest.approx(best.goodput)
     assert plan.best.throughput < 0.95 * best.throughput
     notes = [
-        note for note in plan.notes if "throughputs are goodputs" in note or "save every" in note or "spare" in note
+        note
+        for note in plan.notes
+        if "throughputs are goodputs" in note or "checkpoint every" in note or "spare" in note
     ]
     assert len(notes) == 3
     assert "with " in notes[2]

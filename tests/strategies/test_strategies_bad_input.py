@@ -47,7 +47,7 @@ REFUSED: list[tuple[str, dict[str, Any], str, int, str]] = [
      "interleave = 3 take turns of 4 micro-batches); "
      "the nearest that work: batch_size=16; batch_size=8; "),
     ("parallel", {"tensor": 8}, "gpt2", 8,
-     "tensor = 8: does not divide the 12 heads of gpt2's h.0.attention1; the nearest that work: "
+     "tensor = 8: does not divide the 12 heads of h.0.attention1 of gpt2; the nearest that work: "
      "tensor=4, pipeline=1, data=2; "),
     ("parallel", {"tensor": 8}, "resnet18", 8,
      "tensor = 8: resnet18 has no attention layers, which tensor parallelism needs; the nearest that work: tensor=1"),
@@ -83,7 +83,7 @@ REFUSED: list[tuple[str, dict[str, Any], str, int, str]] = [
     ("fsdp", {"stage": 2, "prefetch": 1}, "resnet18", 64, "prefetch = 1 has no effect with stage = 2"),
     ("hybrid", {"groups": {"fc9": 2}}, "vgg-a", 64, "unknown layer 'fc9'; did you mean 'fc8'?"),
     ("hybrid", {"groups": {"pool1": 2}}, "vgg-a", 64, "groups of vgg-a: unknown layer 'pool1'"),
-    ("hybrid", {"groups": {"fc6": 3}}, "vgg-a", 64, "groups['fc6'] = 3: must divide the 8 workers; use 1, 2, 4"),
+    ("hybrid", {"groups": {"fc6": 3}}, "vgg-a", 64, "groups['fc6'] = 3: must divide the number of workers, 8;"),
     ("hybrid", {"groups": {"type": "distribution", "data": 3, "model": 5}}, "vgg-a", 64,
      "data 3 x model 5 = 15: must equal the number of workers, 8; use data=4, model=2 or data=2, model=4"),
     ("hybrid", {}, "vgg-a", 63, "batch_size = 63: Hybrid needs a multiple of 8, for 8 workers; use 56 or 64"),

@@ -37,7 +37,7 @@ def test_a_search_learns_where_the_best_are(searched):
     best = searched.best("throughput").iloc[0]
     assert best["batch_size"] > 180  # where it must be: in large batches
     assert f" {best['throughput']:,.1f} " in str(searched).splitlines()[1]
-    assert "searched for throughput; the best first" in str(searched)
+    assert "searched for throughput; best first" in str(searched)
 
 
 def test_lists_are_categories_and_ranges_numbers_as_they_are_written(searched):
@@ -149,7 +149,7 @@ def test_what_does_not_fit_together_is_a_trial_without_a_value():
         ({"objective": "cost", "n_trials": 3, "sampler": "tpa"}, "did you mean 'tpe'?"),
         ({"objective": ["cost", "loss"], "n_trials": 3, "prune": True}, "prune = True needs one metric"),
         ({"objective": "throughput", "n_trials": 3, "prune": True}, "prune = True has no effect with one seed"),
-        ({"objective": "cost", "n_trials": 3}, "no configuration has a known cost: give prices"),
+        ({"objective": "cost", "n_trials": 3}, "no configuration has a known cost: set prices"),
     ],
     ids=["metric", "none", "twice", "trials", "sampler", "two", "seed", "price"],
 )  # fmt: skip
