@@ -303,7 +303,7 @@ def gains(rows: Sequence[Row]) -> str:
 
 
 def misses(family: Family, rows: Sequence[Row]) -> str:
-    """Return a list of the predictions that miss the family's goal (for gains: in the gain or in one of its steps),
+    """Return a table of the predictions that miss the family's goal (for gains: in the gain or in one of its steps),
     grouped by the explanation."""
     ratios, near, _ = judged(rows)
     by_cause: dict[str, list[Row]] = {}
@@ -315,12 +315,12 @@ def misses(family: Family, rows: Sequence[Row]) -> str:
     which = (
         "exceeds the goal for the mean" if not ratios else f"exceeds {NEAR:.0%} for the gain or for one of its steps"
     )
-    lines = [f"\nRows whose error {which}, with the explanation:\n\n"]
+    lines = [f"\nRows whose error {which}, with the explanation:\n\n| explanation | rows |\n| --- | --- |\n"]
     for cause, missed in by_cause.items():
         named = sorted(missed, key=lambda row: -abs(row.error))[:SHOWN]
         where = "; ".join(f"{row.case}, {row.what} ({row.error:+.1%})" for row in named)
         where += f"; and {len(missed) - SHOWN} more" if len(missed) > SHOWN else ""
-        lines.append(f"- {cause} Rows: {where}.\n")
+        lines.append(f"| {cause} | {where} |\n")
     return "".join(lines)
 
 

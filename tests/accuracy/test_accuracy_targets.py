@@ -141,7 +141,8 @@ def test_pages_have_the_texts_of_the_report() -> None:
         page = page_of(family.key)
         assert f"**Calibration.** {family.calibration}\n" in page
         explanations = {NOT_EXPLAINED, *(explanation for _, _, explanation in family.causes)}
-        found = [line.partition(" Rows: ")[0].removeprefix("- ") for line in page.splitlines() if " Rows: " in line]
+        table = page.partition("| explanation | rows |\n| --- | --- |\n")[2].partition("\n\n")[0]
+        found = [line.split(" | ")[0].removeprefix("| ") for line in table.splitlines()]
         assert explanations.issuperset(found), family.key
 
 
