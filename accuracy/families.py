@@ -199,7 +199,7 @@ FAMILIES = (
         "- Local SGD: the rows with tau = 1 and 16, because the source does not describe the network.",
         techniques.rows, left_out=techniques.left_out,
         causes=(
-            ("localsgd", "", "The measured steps scatter around the line t_c + t_ar / tau: at tau = 2, 4 and 8, they "
+            ("localsgd", "", "The measured steps are slower than the line t_c + t_ar / tau: at tau = 2, 4 and 8, they "
              "take 0.470, 0.467 and 0.446 s, and the line gives 0.463, 0.446 and 0.438 s."),
             ("dgc", "100", "A step with DGC takes 10 ms longer than predicted, and 2.5 ms longer than a dense step. "
              "PaddlePaddle's host waits for every all-gather (FLAGS_sync_nccl_allreduce), which may delay launches."),
@@ -277,12 +277,12 @@ FAMILIES = (
         "minicluster", "Mini-cluster of network namespaces: messages and collectives", 0.02, "minicluster",
         "The links are calibrated on point-to-point rows and, for the rows with delays, on the smallest message "
         "without a delay. Two kinds of rows are shown but do not count: sizes below 64 KiB, and two-way traffic under "
-        "cubic, which loses up to half of its rate to bunched acknowledgements, without loss or a busy processor.",
+        "cubic. Its acknowledgements arrive in bunches, which halves its rate although no packet is lost.",
         lambda: minicluster.p2p_table(intervals=True).rows + minicluster.collective_table(intervals=True).rows,
         lambda row: row.note not in ("below 64 KiB", "two-way under cubic"), left_out=minicluster.left_out, causes=
         (("gloo_all_gather", "", "The measurements are bimodal, at 1 and 1.5 times the prediction. A rank that starts "
-          "second may write its data before its readiness message, so that the two directions take turns (not "
-          "tested)."),
+          "second may write its data before its readiness message. The two directions would then take turns. This is "
+          "untested."),
          ("ps_sync", "", "No explanation is known. With one slow host, the exchange takes 14 % longer than under fair "
           "sharing."),
          ("switch_buffer=128KiB", "", "Near the limit, some repetitions time out and others do not."),
@@ -390,9 +390,9 @@ FAMILIES = (
     ),
     Family(
         "mosaic_fsdp", "Transformers with PyTorch FSDP: several machines from one", 0.04, "mosaic_fsdp",
-        "The rows with one machine of 8 GPUs give four numbers of the catalogue: the share of the peak rate that "
-        "matrix products reach and the element-wise traffic of the stack `llm-foundry`, and the rate of Triton's "
-        "attention on H100 and on A100.",
+        "Four numbers are fitted to the rows with one machine of 8 GPUs. Two belong to the stack `llm-foundry`: the "
+        "efficiency of matrix products and the element-wise traffic. The others are the rates of Triton's attention "
+        "on H100 and A100.",
         mosaic_fsdp.rows,
         causes=(
             ("A100 40GB_1b", "32 GPUs", "Each GPU is 18 % slower here than in the rows with 8 and 16 GPUs and smaller "

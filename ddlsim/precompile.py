@@ -55,7 +55,9 @@ class _Compiled:
 def compiler_command() -> list[str]:
     """Return the command of the C compiler; raises CannotPrecompileError where the module cannot be built."""
     if not (sys.platform == "linux" and platform.machine() == "x86_64"):
-        raise CannotPrecompileError(f"needs Linux on x86-64, this is {sys.platform} on {platform.machine()}")
+        raise CannotPrecompileError(
+            f"precompiling requires Linux on x86-64, not {sys.platform} on {platform.machine()}"
+        )
     command = os.environ.get("CC", "cc").split()
     if shutil.which(command[0]) is None:
         raise CannotPrecompileError(f"needs a C compiler; {command[0]} is not on the path (set CC)")

@@ -25,7 +25,7 @@ class State:
     counts    (n_ranks, n_chunks, n_ranks) number of times that a chunk of a rank contains each rank's contribution
               (last axis)
     required  (n_ranks, n_chunks) whether the collective specifies the final contents of a chunk
-    integer   (n_ranks, n_chunks) whether the chunk currently has these contents
+    whole     (n_ranks, n_chunks) whether the chunk currently has these contents
     src, dst  (m,) sending and receiving rank of each chunk moved in the last round; empty in the initial state
     chunk     (m,) number of each moved chunk
     reduced   (m,) whether the receiver combined each moved chunk with its own data instead of overwriting it

@@ -50,7 +50,7 @@ class Traits:
 
     The last fields are for runs that split gradients into buckets.
 
-    integer         whether it needs the whole gradient, because compressing buckets would give another result
+    whole           whether it needs the whole gradient, because compressing buckets would give another result
     sparse_answer   whether a synchronous server replies with an index and a value for each coordinate of the last
                     round, instead of a dense gradient
     """

@@ -104,13 +104,13 @@ class Network:
         """Do not start messages of this party in `windows` of (start s, end s), nor in those of earlier calls."""
         self.pauses = merged([*map(tuple, self.pauses.tolist()), *windows])
 
-    def narrow(self, channels: Ints, times: Floats) -> None:
-        """Divide the capacity of `channels` by `times`, both (n,), because each message represents that many."""
+    def narrow(self, channels: Ints, factors: Floats) -> None:
+        """Divide the capacity of `channels` by `factors`, both (n,), because each message represents `factors` messages."""
         net = self.engine.net
-        net.channels["capacity"][channels] /= times
+        net.channels["capacity"][channels] /= factors
         net.reals[st.NARROWEST] = np.min(net.channels["capacity"], initial=np.inf)
         for name in ("free", "loaded", "burst", "tokens") if net.counts[st.SHAPED] else ():
-            net.buckets[name][channels] /= times
+            net.buckets[name][channels] /= factors
 
     @property
     def changes(self) -> bool:

@@ -118,7 +118,7 @@ class Chosen:
     """Steps in which a task takes place, in order. The run chooses each of them while it executes the steps before.
 
     period  largest distance between two of the steps for which the ranks cannot drift too far apart
-    validated_by  what the choice depends on
+    by            what the choice depends on
     """
 
     steps: list[int]

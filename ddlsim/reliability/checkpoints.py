@@ -83,7 +83,7 @@ class Checkpoints:
     def __post_init__(self) -> None:
         given = [name for name in ("to", "bandwidth") if getattr(self, name) is not None]
         if len(given) == 2:
-            raise ConfigError("Checkpoints: to and bandwidth both determine the write speed; set only one of them")
+            raise ConfigError("Checkpoints: 'to' and 'bandwidth' both determine the write speed; set only one of them")
         if not given and self.stall is None:
             raise ConfigError(
                 "Checkpoints: the cost of a checkpoint is unknown; set bandwidth='2 GB/s' for the storage, "

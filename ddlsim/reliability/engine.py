@@ -271,7 +271,7 @@ def simulate_failures(
 
     parts  machines that fail with each part, one sequence per part
     seed   seed of the failures
-    failure_timeline  index of the sampled timeline
+    index             index of the sampled timeline
 
     Raises ConfigError for a failure trace with unknown parts, and DdlsimError if failures are so frequent that no
     checkpoint is ever reached.

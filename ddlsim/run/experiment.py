@@ -149,8 +149,8 @@ class Experiment:
     model           bundled name, path or :class:`~ddlsim.Model`
     strategy        how workers exchange gradients
     batch_size      samples per worker and (micro-)step or, if the strategy splits the model, of all workers together.
-                    None: 32; if the strategy splits the batch, a micro-batch of one sample per data-parallel rank (with
-                    a pipeline, one micro-batch per stage)
+                    The default is 32 per worker. Strategies with a global batch default to one micro-batch of one
+                    sample per data-parallel rank, or to one micro-batch per stage of a pipeline
     workers         number of workers, on the cluster's first devices, or a list of positions in ``cluster.workers``,
                     such as [4, 5, 6, 7]; None: all devices
     steps           measured steps per worker (asynchronous: on average); None: 10, rounded up to complete cycles of a

@@ -197,7 +197,7 @@ def failure_timeline_of(
     """Return the failure timeline of a run, until its target or for its `max_time` (30 days by default).
 
     timeline  steps of the run, if they are known
-    failure_timeline  number of the random sample
+    index             number of the random sample
 
     Raises ConfigError without failures or checkpoints.
     """

@@ -23,7 +23,7 @@ from ddlsim.workload.jitter import Jitter, NoJitter
 
 @dataclass
 class RunContext:
-    """The setting of a run that is about to start. Strategies append remarks about the result to ``notes``.
+    """Context of a run that is about to start. Strategies append remarks about the result to ``notes``.
 
     When it starts, a strategy sets ``model`` to a function that returns the current parameters, which are the final
     model if the run ends at that time. If workers have separate models, it also sets ``replicas`` to a function that
@@ -35,7 +35,7 @@ class RunContext:
     compression     compression of exchanges and messages; those that apply it set ``compresses``
     slows           True if workers are slower while they communicate; set by plans
     has_fixed_costs True if steps and collectives include the fixed costs of the stack; set by plans
-    integer         workloads that the workers would have with the whole model
+    whole           workloads that the workers would have with the whole model
     jitter          NoJitter without random compute times
     crashes         outages (s, s) of each worker, if workers do not stop for each other; with ``machines_crash`` those
                     of everything on its machine

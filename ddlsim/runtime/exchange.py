@@ -861,7 +861,7 @@ class Rounds:
     then    computes the result from the mean, once for all members; by default the mean. For models the next round
             compresses differences to it
     models  True: compress differences to the previous round's result; False: compress vectors directly
-    validated_by  the exchange that carries them
+    by            the exchange that carries them
     common  the model that all members hold: the initial one, then the latest result
     """
 

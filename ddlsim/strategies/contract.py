@@ -137,7 +137,7 @@ class Contract:
         """Step program of all workers. Default: ConfigError, because processes decide their next operation."""
         raise ConfigError(
             f"plan: {self.strategy.label} has no step program, because its processes decide during the run what to do "
-            "next; define program(workloads, accumulation), or set setting.plan in start"
+            "next; define program(workloads, accumulation), or set context.plan in start"
         )
 
     @_optional

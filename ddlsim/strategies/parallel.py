@@ -658,7 +658,7 @@ def _layer_by_layer(chunk: Chunk, whole: Workload, replicas: int, micro_batches:
     """Return the program of replicas that gather one transformer layer after the other of a rank's share of a model.
 
     chunk  all layers as a rank of a tensor group computes them
-    integer  all layers on one rank
+    whole    all layers on one rank
     """
     units, work = weight_units(whole.model.layers), chunk.workload
     program = fully_sharded(work, replicas, units, accumulation=micro_batches, no_sync=False)

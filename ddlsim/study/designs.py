@@ -33,9 +33,9 @@ class Range:
 
     For use with the designs "random" and "latin-hypercube", and with a search.
 
-    low, high  bounds: numbers, or texts with a unit. Sampled values then have a unit and four digits, "12.34 Gbit/s"
-    log        distribute the logarithm evenly instead of the number
-    integer    only whole numbers
+    low, high  numbers, or strings with a unit. Sampled values then have the unit and four digits, "12.34 Gbit/s"
+    log        sample uniformly on a logarithmic scale
+    whole      sample integers only
     """
 
     low: float | str
