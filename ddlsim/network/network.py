@@ -105,7 +105,7 @@ class Network:
         self.pauses = merged([*map(tuple, self.pauses.tolist()), *windows])
 
     def narrow(self, channels: Ints, factors: Floats) -> None:
-        """Divide the capacity of `channels` by `factors`, both (n,), because each message represents `factors` messages."""
+        """Divide the capacity of `channels` by `factors`, both (n,); each message represents as many messages."""
         net = self.engine.net
         net.channels["capacity"][channels] /= factors
         net.reals[st.NARROWEST] = np.min(net.channels["capacity"], initial=np.inf)
