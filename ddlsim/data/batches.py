@@ -85,7 +85,7 @@ def _check(n_samples: int, n_workers: int) -> None:
 def iid(labels: Ints, n_workers: Count, seed: Seed) -> list[Ints]:
     """Return shards of a random partition of the samples, whose sizes differ by at most one.
 
-    labels  (n_samples,) only its length matters
+    labels  one label per sample, (n_samples,). Only the number of labels matters
 
     Raises ConfigError if there are fewer samples than workers.
     """

@@ -347,12 +347,12 @@ _TEXTS = 64  # sentences of one random stream: a text does not depend on how lon
 def sentences(n_samples: Count, length: Count = 32, seed: Seed = 0) -> DataSet:
     """Generate a text for models that predict the next character.
 
-    Samples are consecutive pieces of the text, as ids of their characters, shape (n_samples, length). Labels have the
-    same shape: the character that follows each one. A small grammar generates the text, with agreement of subject and
-    verb: "the old worker sends two birds now. some cats wait again. ..." The most frequent character, the space, makes
-    up 18 % of the text.
+    A small grammar with subject-verb agreement generates the text: "the old worker sends two birds now. some cats wait
+    again. ..." Each sample is a consecutive piece of it, as character ids, shape (n_samples, length). Labels have the
+    same shape and contain the id of the character after each one. The most frequent character, the space, makes up 18 %
+    of the text.
 
-    length  characters per sample
+    length  number of characters per sample
     """
     part, size, pieces = 0, 0, list[str]()
     while size < n_samples * length + 1:

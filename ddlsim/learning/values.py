@@ -4,7 +4,7 @@ Strategies handle gradients, parameters and optimizer states as :class:`Value` o
 tuple or an optimizer's state, and records how to compute it. Nothing is ever changed in place, so a snapshot is a
 reference.
 
->>> plane = Plane()
+>>> plane = DataPlane()
 >>> w, g = plane.constant(np.ones(2, np.float32)), plane.constant(np.full(2, 4.0, np.float32))
 >>> (w - 0.25 * g).read()
 array([0., 0.], dtype=float32)
@@ -162,10 +162,10 @@ class Replay:
 
 
 class DataPlane:
-    """The data plane of a run: makes and numbers lazy values.
+    """The data plane of a run, which creates lazy values and numbers them.
 
-    replay  content of a saved run to resume. Its values are not computed again: live ones have their saved content, and
-            nothing reads the others
+    replay  content of a saved run to resume. Values that were computed before the save are not computed again: those
+            still in use have their saved content, and the others are never read
     """
 
     def __init__(self, replay: Replay | None = None) -> None:

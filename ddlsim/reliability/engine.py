@@ -63,7 +63,7 @@ class FailureTimeline:
     history      evaluations of an elastic training run
     model        final model of an elastic training run
 
-    ``useful``, ``lost``, ``saving``, ``detecting``, ``repairing`` and ``restarting`` add up to ``end``.
+    ``useful``, ``lost``, ``checkpointing``, ``detecting``, ``repairing`` and ``restarting`` add up to ``end``.
     """
 
     timeline: FailureFreeTimeline
@@ -269,9 +269,12 @@ def simulate_failures(
 
     The timeline ends when the training does, or after `length` seconds.
 
-    parts  machines that fail with each part, one sequence per part
-    seed   seed of the failures
-    index             index of the sampled timeline
+    timeline  steps and checkpoints of the run without failures
+    failures  distribution, or trace, of the failures
+    parts     machines that fail with each part, one sequence per part
+    length    longest time to simulate, in seconds
+    seed      seed of the failures
+    index     index of the sampled timeline
 
     Raises ConfigError for a failure trace with unknown parts, and DdlsimError if failures are so frequent that no
     checkpoint is ever reached.

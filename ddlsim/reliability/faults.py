@@ -232,8 +232,9 @@ class Pause:
 @checked
 @dataclass(frozen=True, init=False)
 class LinkFault:
-    """A degraded or dead link: for `duration` s from `start`, two neighbours have `factor` of the bandwidth between
-    them.
+    """A degraded or dead link: the bandwidth between two neighbours is multiplied by `factor`.
+
+    The fault begins at `start` and lasts `duration` seconds.
 
     source, target  names of two neighbouring nodes, such as "h0" and "switch"; both directions are affected
     factor          remaining share of the bandwidth: 1 / 4 if three of four lanes have failed; 0: the link is down, and

@@ -60,7 +60,7 @@ def simulate(wanted: _Simulation) -> Result:
     progress          whether to show a progress bar (default: on a terminal, after a second), or a function that is
                       called after every update (:data:`ddlsim.learning.monitor.Progress`)
     checkpoint        file to which the run is saved periodically and at its end, for :func:`ddlsim.resume`
-    checkpoint_every  real time between saves, in s or as "5 min"
+    checkpoint_every  wall-clock time between saves, in seconds or as text such as "5 min"
 
     Raises :class:`~ddlsim.errors.ConfigError` for invalid or incompatible fields; the message contains the field and
     the remedy.

@@ -91,7 +91,7 @@ class CheckpointIntervals:
 
 @checked
 def best_checkpoint_interval(experiment: Experiment, *, n_timelines: Count = 100) -> CheckpointIntervals:
-    """Simulate thirteen checkpoint intervals, with `timelines` failure timelines each, and compare them with theory.
+    """Simulate thirteen checkpoint intervals, with `n_timelines` failure timelines each, and compare them with theory.
 
     The experiment needs failures with an mtbf, and checkpoints, whose own interval is ignored. The theory assumes
     exponentially distributed failures. Simulated timelines also include Weibull failures, repairs, and the wait for

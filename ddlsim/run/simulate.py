@@ -402,7 +402,7 @@ def run(
     progress          function that is called during a training run
     saved             saved run to resume
     checkpoint        file to which the run is saved
-    checkpoint_every  real time between saves, in s
+    checkpoint_every  wall-clock time between saves, in seconds
     stability         add the stability to the result, even if computing it takes long
     shift             part to simulate of a training run in which groups of workers alternate
 

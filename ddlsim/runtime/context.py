@@ -84,8 +84,8 @@ class RunContext:
 class Strategy(Protocol):
     """A distributed training algorithm.
 
-    A strategy may define the further methods in :mod:`ddlsim.strategies.contract`. It reports every update, with the
-    number of samples that contributed to it, by calling ``worker.stop.updated(n_samples)``.
+    A strategy may define the additional methods described in :mod:`ddlsim.strategies.contract`. It reports every
+    update, with the number of samples that contributed to it, by calling ``worker.stop.updated(n_samples)``.
     """
 
     @property

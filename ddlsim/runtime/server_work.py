@@ -33,12 +33,12 @@ class ServerWork:
                  tensor is assigned to the thread with the fewest bytes so far (BytePS: GetThreadID in its server)
     together     bytes/s of pushes and updates processed by several cores together (OpenMP), at most the memory
                  bandwidth of a socket, such as "60 GB/s"; None: a single thread processes them like all other work
-    first_push   2: a worker's push is read and written to the buffer
-    push         3: the buffer and a further worker's push are read, the sum is written
-    update       2: the sum is copied over the parameters; 3: SGD; 5: SGD with momentum (two arrays are read and
-                 written, one is read)
-    pull         2: the parameters are copied into each answer; 0: they are sent without a copy
-    deliver      2: on a worker's machine, a separate thread copies the servers' answers together
+    first_push   passes for the first worker's push: 2 if it is read and written to the buffer
+    push         passes for each further push: 3 if the buffer and the push are read and their sum is written
+    update       passes for the update: 2 if the sum is copied over the parameters, 3 for SGD, 5 for SGD with momentum
+                 (two arrays are read and written, one is read)
+    pull         passes for each answer: 2 if the parameters are copied into it, 0 if they are sent without a copy
+    deliver      passes on a worker's machine: 2 if a separate thread copies the servers' answers together
     unsplit_below  size in bytes below which a tensor is not split but sent to one server, in round-robin order (MXNet:
                  MXNET_KVSTORE_BIGARRAY_BOUND, a million elements, so "4 MB")
     """

@@ -52,7 +52,8 @@ def load_study(source: str | Path, *, allow_code: bool = False) -> Study:
     source      path of the file (see :mod:`ddlsim.study.files` for its keys)
     allow_code  accept "package.module:Name", which imports and runs code, as in experiment files
 
-    Raises :class:`~ddlsim.errors.ConfigError` with file, field, value, rule and remedy in one line.
+    Raises :class:`~ddlsim.errors.ConfigError` for an invalid file. The message gives the file, field, value, rule and
+    remedy in one line.
     """
     path = Path(source)
     here = Source(path.parent, allow_code)
