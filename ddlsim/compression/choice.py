@@ -26,11 +26,12 @@ class Compression:
 
     compressor  compressor of the workers' gradients
     down        compressor of the parameter servers' replies; None: uncompressed, 4 bytes per element
-    cost        time to encode and decode: a :class:`CodecCost`, which applies to every worker and server, or the name
-                of an estimate. An estimate divides the bytes that a worker reads and writes by the achieved memory
-                bandwidth of its device; servers take no time. The k largest elements are found by radix selection
-                ("radix", the default) or by sorting, as in frameworks up to 2021 ("sort":
-                :data:`~ddlsim.compression.cost.SORT_V100`, measured on a V100)
+    cost        time to encode and decode: "radix" (used if None), "sort", or a :class:`CodecCost` that applies to every
+                worker and server. "radix" and "sort" estimate the time of a worker as the bytes that it reads and
+                writes divided by the achieved memory bandwidth of its device, and assume that servers take no time.
+                "radix" finds the k largest elements by radix selection. "sort" finds them by sorting, as frameworks
+                did up to 2021; for ``torch.topk``, it uses a time measured on a V100
+                (:data:`~ddlsim.compression.cost.SORT_V100`)
     """
 
     compressor: Annotated[AnyCompressor, A_COMPRESSOR]

@@ -32,25 +32,27 @@ class Traits:
     """Properties of a compressor that decide how runs use it.
 
     collective    collective that combines the payloads of several workers
-    n_rounds      messages per exchange; a second one depends on the combined first ones (``follow_up``)
-    unbiased      whether the expectation of decode(encode(g)) is g
+    n_rounds      messages of a worker per exchange, 1 or 2; ``follow_up`` computes the second from the combined first
+    unbiased      whether the expected value of decode(encode(g)) is g
     not_summable  why payloads cannot be summed in transit; empty if `collective` is "all_reduce"
-    no_feedback   why ErrorFeedback must not wrap this compressor; empty if it may
+    no_feedback   why ErrorFeedback must not wrap the compressor; empty if it may
 
     The next fields estimate its cost (:func:`ddlsim.compression.cost.encode_traffic`). A pass reads or writes as many
     bytes as the gradient has.
 
-    encode_passes   passes to encode, not counting the payload; 0 if the gradient is sent as it is, at no cost
-    decode_passes   passes to decode one payload, not counting the payload and the result
-    encode_kernels  GPU kernels to encode, run one after the other, each with a launch time (decoding takes one kernel
-                    per payload)
-    selection       how code from the time of the paper finds the k largest elements, which `encode_passes` and
-                    `encode_kernels` count as a radix selection: "top_k" (``torch.topk``), "sort" (``torch.sort``), or
-                    "" for compressors that do not select
+    encode_passes   passes to encode, not counting the write of the payload; 0 if encoding costs nothing because the
+                    gradient is sent unchanged
+    decode_passes   passes to decode one payload, not counting the read of the payload and the write of the result
+    encode_kernels  number of GPU kernels to encode. They run one after the other, and each has a launch time. Decoding
+                    takes one kernel per payload
+    selection       method by which code from the time of the paper finds the k largest elements: "top_k"
+                    (``torch.topk``), "sort" (``torch.sort``), or "" for compressors that do not select.
+                    `encode_passes` and `encode_kernels` assume a radix selection
 
     The last fields are for runs that split gradients into buckets.
 
-    whole           whether it needs the whole gradient, because compressing buckets would give another result
+    whole           whether the compressor needs the whole gradient, because compressing each bucket separately would
+                    give a different result
     sparse_answer   whether a synchronous server replies with an index and a value for each coordinate of the last
                     round, instead of a dense gradient
     """
@@ -71,8 +73,9 @@ class Traits:
 class Payload(Protocol):
     """Protocol of compressed messages: a frozen dataclass of arrays, packed as they are sent.
 
-    Only arrays count as bytes. Their lengths, `n` and other plain integers are known to every worker, and so are the
-    arrays that a class lists as *agreed*, because every worker has computed the same ones.
+    The size of a message is that of its arrays, without those that a class lists as *agreed*. Agreed arrays are not
+    sent, because every worker computes the same ones. Lengths of arrays, `n` and other plain integers are not sent
+    either, because every worker knows them.
     """
 
     @property

@@ -27,7 +27,7 @@ class CodecCost:
 
     encode       seconds to encode, per element of the gradient
     decode       seconds to decode a payload, per element of the gradient
-    encode_sort  seconds to encode by sorting, per n log2(n) for n elements, as for a sorting top-k
+    encode_sort  seconds to encode by sorting, as a sorting top-k does, per n log2(n) for n elements
     overhead     fixed seconds per encode and per decode, such as kernel launches
     """
 
@@ -98,9 +98,9 @@ def decode_launches(traits: Traits, n_payloads: int = 1) -> int:
 def measure_cost(compressor: Compressor[S, P], n: Count, n_repeats: Count = 5, seed: Index = 0) -> CodecCost:
     """Measure the cost of a compressor on this computer, with gradients of n normally distributed elements.
 
-    Returns the fastest of `n_repeats` exchanges, because other programs may have disturbed the others. The cost is
-    assumed to be proportional to n, so measure at the size that you will use. It includes both rounds of a compressor
-    with two.
+    Returns the shortest encoding time and the shortest decoding time of `n_repeats` exchanges, because other programs
+    may slow down some of them. The cost is assumed to be proportional to n, so measure at the size that you will use.
+    If the compressor has two rounds, the cost includes both.
     """
     rng = np.random.default_rng(seed)
     state = compressor.init(n, seed)

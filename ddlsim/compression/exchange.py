@@ -22,9 +22,9 @@ S = TypeVar("S")
 
 @checked
 def average(compressor: Compressor[S, P], payloads: Sequence[P]) -> P:
-    """Return the mean of `payloads`, which an all-reduce gives every worker.
+    """Return the mean of `payloads`: the result of an all-reduce.
 
-    Raises ConfigError for a compressor whose payloads cannot be summed, and for payloads of different sizes.
+    Raises ConfigError if the compressor's payloads cannot be summed, or if their sizes differ.
     """
     traits = compressor.traits
     if traits.collective != "all_reduce":
@@ -41,7 +41,7 @@ def average(compressor: Compressor[S, P], payloads: Sequence[P]) -> P:
 def aggregate(compressor: Compressor[S, P], payloads: Sequence[P]) -> Vector:
     """Return the mean gradient, shape (n,), of all workers' payloads of the last round.
 
-    They are combined by the compressor's collective. For "majority_vote" the result is the sign of the sum of signs,
+    The compressor's collective combines the payloads. For "majority_vote" the result is the sign of the sum of signs,
     for "gtopk_tree" the merged sum divided by the number of workers.
     """
     if not payloads:
@@ -67,8 +67,8 @@ def settle(
     mean     (n,) the result of the exchange
     state    the worker's state after it encoded `payload`
 
-    Call it once per exchange. PowerSGD computes its next Q from the mean, and error feedback around gTop-k takes back
-    what the tree dropped. For other compressors the state does not change.
+    Call it once per exchange. PowerSGD computes its next Q from the mean. Error feedback around gTop-k adds the
+    elements that the tree dropped to the residual. For other compressors the state does not change.
     """
     return full(compressor).settle(payload, mean, state) if defines(compressor, "settle") else state
 
@@ -98,7 +98,8 @@ def exchange(
     gradients, states, rngs
                one gradient of shape (n,), one compressor state and one random generator per worker
 
-    With a single worker, the result is what a parameter server receives from it, or a worker from a server.
+    With a single worker, the result is the gradient that a parameter server decodes from its message, or that a worker
+    decodes from a server's message.
     Raises ConfigError if the numbers of arguments or the sizes of gradients differ.
     """
     if not len(gradients) == len(states) == len(rngs):
@@ -133,7 +134,7 @@ def sent_nbytes(collective: Collective, nbytes: Sequence[float] | npt.NDArray[np
     nbytes  size S of each worker's message
 
     all_reduce     2 (N - 1)/N S, as in a ring or any bandwidth-optimal algorithm
-    all_gather     (N - 1) S for equal sizes, because in a ring a worker forwards every payload except its successor's
+    all_gather     (N - 1) S if all sizes are equal: in a ring, a worker forwards all payloads except its successor's
     majority_vote  2 (N - 1)/N S, because each worker counts the votes for 1/N of the coordinates
     gtopk_tree     S per edge of the binomial tree, up and down again; rank 0 sends ceil(log2 N) S
     """

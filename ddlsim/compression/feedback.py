@@ -32,7 +32,7 @@ class FeedbackState(Generic[S]):
 @checked
 @dataclass(frozen=True)
 class ErrorFeedback(Generic[S, P]):
-    """Error feedback around another compressor: what it leaves out is added to the next gradient.
+    """Error feedback around another compressor: its compression error is added to the next gradient.
 
     With the compressor C, a worker sends ``C(g + e)`` and keeps the residual ``e = g + e - decode(C(g + e))`` (Seide et
     al. 2014; Karimireddy et al. 2019). Nothing is lost: what a worker has sent plus its residual is the sum of its
@@ -40,7 +40,7 @@ class ErrorFeedback(Generic[S, P]):
 
     inner  the compressor C
 
-    Raises ConfigError for compressors that must not have error feedback (``traits.no_feedback``).
+    Raises ConfigError if the compressor must not have error feedback (``traits.no_feedback``).
     """
 
     inner: Compressor[S, P]

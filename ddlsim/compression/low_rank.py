@@ -54,9 +54,9 @@ class _Matrix:
 class PowerSGD:
     """PowerSGD compression: send low-rank factors of each matrix of the gradient (Vogels et al. 2019, algorithm 1).
 
-    An exchange makes one step of subspace iteration from the Q of the last exchange: ``P = M Q``, all-reduce P,
-    orthonormalise P, ``Q = M^T P``, all-reduce Q. The result is ``P Q^T``. The compressor is linear, so its payloads
-    can be all-reduced. It is biased, so wrap it in ErrorFeedback.
+    Each exchange makes one step of subspace iteration, starting from the Q of the previous exchange: ``P = M Q``,
+    all-reduce P, orthonormalise P, ``Q = M^T P``, all-reduce Q. The result is ``P Q^T``. The compressor is linear, so
+    its payloads can be all-reduced. It is biased, so wrap it in ErrorFeedback.
 
     rank    r, the rank of the factors; lower for matrices with fewer rows or columns
     shapes  shape of every tensor by name, in the order of the flat gradient; a run sets them (``with_shapes``). As in

@@ -274,7 +274,7 @@ class LevelPayload(Buffers):
 class SignSGD(Stateless):
     """signSGD: send the sign of each element; workers decide by majority vote (Bernstein et al. 2018, algorithm 1).
 
-    Gradients are decoded to +1 and -1, independent of their magnitude, so signSGD needs its own learning rate. The sign
+    Gradients are decoded to +1 and -1, whatever their magnitude, so signSGD needs its own learning rate. The sign
     of 0 is +1, and so is the result of a tied vote, because one bit has no third value.
     """
 

@@ -296,7 +296,7 @@ class DGC:
     there.
 
     steps_per_stage  steps per warm-up stage; in the paper, those of an epoch
-    momentum         m. It replaces the momentum of the run's optimizer, which must have none
+    momentum         m, which replaces the momentum of the run's optimizer; the optimizer must have none
     sparsities       share of the elements that are not sent, in each stage; the last one applies to the rest of the run
     """
 

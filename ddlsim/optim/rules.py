@@ -122,7 +122,7 @@ class LARS(_LayerWise):
 
     The learning rate eta is inside the momentum, as in the paper.
 
-    bounds        (n_tensors + 1,) ends of the tensors in the flat vector, after a first 0; a run sets them
+    bounds        (n_tensors + 1,) offsets of the tensors in the flat vector, from 0 to its size; a run sets them
     beta          momentum
     weight_decay  lambda
     trust         trust coefficient
@@ -155,7 +155,7 @@ class LAMB(_LayerWise):
 
     w <- w - eta |w| / |u| u    (with ratio 1 if a norm is 0)
 
-    bounds        (n_tensors + 1,) ends of the tensors in the flat vector, after a first 0; a run sets them
+    bounds        (n_tensors + 1,) offsets of the tensors in the flat vector, from 0 to its size; a run sets them
     beta1, beta2, eps, weight_decay
                   as for :class:`Adam`
     """

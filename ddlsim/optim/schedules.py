@@ -16,7 +16,7 @@ from ddlsim.errors import ConfigError
 
 
 class Schedule(Protocol):
-    """Protocol of learning-rate schedules: ``rate(epoch)`` returns the learning rate at an epoch, a float from 0."""
+    """Protocol of learning-rate schedules: ``rate(epoch)`` returns the learning rate at an epoch, a float >= 0."""
 
     def rate(self, epoch: float) -> float: ...
 
@@ -139,8 +139,9 @@ class WarmUp:
 class GrowingBatch:
     """Schedule of batch sizes: the batch is multiplied by `factor` at each milestone.
 
-    SGD's noise scale is the learning rate times n_samples / batch, so this anneals like dividing the learning rate by
-    `factor`, but in fewer updates (Smith, Kindermans, Ying and Le 2018, arXiv:1711.00489, section 3).
+    SGD's noise scale is the learning rate times n_samples / batch. A larger batch therefore reduces the noise as much
+    as dividing the learning rate by `factor`, but in fewer updates (Smith, Kindermans, Ying and Le 2018,
+    arXiv:1711.00489, section 3).
 
     base        samples per batch before the first milestone
     milestones  epochs, increasing

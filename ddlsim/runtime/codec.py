@@ -436,7 +436,7 @@ class Message:
 
     value    value that the receiver gets, after decoding
     sizes    bytes of each part
-    seconds  time in s that a worker needs to encode a message to servers, or to decode one from servers
+    seconds  time that a worker takes to encode a message to servers or decode one from servers, in seconds
     """
 
     value: Value[Array]
@@ -469,11 +469,11 @@ class Messages:
     """Messages between workers and servers, or among workers, encoded if the run compresses.
 
     n_parts  number of servers, each of which stores an equal part of a vector
-    owner    name of the strategy, for errors
+    owner    name of the strategy, for error messages
     peers    True: workers send models to each other; False: workers send gradients to servers, which send models back
     models   True: workers send models to servers, instead of gradients
 
-    Raises ConfigError for incompatible compression.
+    Raises ConfigError if the run's compression does not fit the strategy or the servers' parts of the vector.
     """
 
     def __init__(

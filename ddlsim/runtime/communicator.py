@@ -53,7 +53,7 @@ class Communicator:
     workers     members; None: all workers of the run
     bystanders  nodes of additional ranks, numbered from n_ranks, that enter every collective automatically (parameter
                 servers)
-    owner       name of the strategy, for messages
+    owner       name of the strategy, for error messages
 
     Raises ConfigError if the fabric does not fit the members.
     """

@@ -26,13 +26,13 @@ class RunContext:
     """Context of a run that is about to start. Strategies append remarks about the result to ``notes``.
 
     When it starts, a strategy sets ``model`` to a function that returns the current parameters, which are the final
-    model if the run ends at that time. If workers have separate models, it also sets ``replicas`` to a function that
-    returns all their parameters, ``steps`` to one that returns the number of local steps of each worker, and
-    ``mixture`` to one that describes how the final model is computed from the workers' models. If there is a single
-    optimizer state, ``optimizer`` is a function that returns it.
+    model if the run ends at that time. If workers have separate models, the strategy also sets ``replicas`` to a
+    function that returns the parameters of every worker, ``steps`` to a function that returns the number of local steps
+    of each worker, and ``mixture`` to a text that describes how the final model is computed from the workers' models.
+    If there is a single optimizer state, the strategy sets ``optimizer`` to a function that returns it.
 
     seed            seed of all random streams
-    compression     compression of exchanges and messages; those that apply it set ``compresses``
+    compression     compression of exchanges and messages; code that applies it sets ``compresses``
     slows           True if workers are slower while they communicate; set by plans
     has_fixed_costs True if steps and collectives include the fixed costs of the stack; set by plans
     whole           workloads that the workers would have with the whole model

@@ -57,9 +57,9 @@ Vectors = Callable[[int, int], Value[Array]]
 class Exchange:
     """Base class of exchanges in which the members of a communicator average their vectors, part by part.
 
-    what     name under which the wait of a worker for the exchange is recorded
-    codec    encoding of vectors; None: they are sent uncompressed
-    decodes  True: workers decode parts as they arrive; False: they wait only for the last one
+    what     name under which a worker's wait for the exchange is recorded
+    codec    encoding of vectors; None: vectors are sent uncompressed
+    decodes  True: workers decode each part when it arrives; False: workers only wait for the last part
     """
 
     what: str
@@ -916,9 +916,9 @@ class Rounds:
 
 
 class Averaging(Rounds):
-    """An all-reduce that, in every round, gives each member the mean of all members' vectors.
+    """All-reduce that gives each member the mean of all members' vectors, once per round.
 
-    It blocks, or runs in the background while workers compute.
+    It either blocks the members or runs in the background while they compute.
 
     share  size of a vector relative to that of all parameters
     """

@@ -52,7 +52,7 @@ Cost = Annotated[str, one_of(*COSTS)]
 @checked
 @dataclass(frozen=True)
 class Fabric:
-    """The way in which a group executes its collectives, as in ``simulate(..., fabric=Fabric("hierarchical"))``.
+    """Settings of how a group executes its collectives, as in ``simulate(..., fabric=Fabric("hierarchical"))``.
 
     algorithm   name of an all-reduce ("ring", "nccl", "hierarchical", "double_binary_tree", ...), a function ``n_ranks
                 -> Schedule``, ``"package.module:function"``, or "auto": the fastest in simulation, for each size.

@@ -38,7 +38,7 @@ class Replica:
     step       number of local steps that this worker has done
     n_samples  number of samples that all workers would have processed if each had done `step` steps. It determines the
                learning rate, which therefore does not depend on the progress of other workers
-    ended      number of workers that have completed each step
+    ended      number of workers that have completed each step, by the index of the step
     """
 
     worker: Worker
@@ -104,7 +104,10 @@ def replicas_of(context: RunContext) -> list[Replica]:
 
 
 def start_replicas(context: RunContext, work: Callable[[Replica], Process]) -> list[Replica]:
-    """Start one process per worker. The final model of the run is the mean of the workers' models."""
+    """Start the process ``work(replica)`` for every worker, and return the replicas.
+
+    The final model of the run is the mean of the workers' models.
+    """
     replicas = replicas_of(context)
     for replica in replicas:
         context.loop.env.process(work(replica))

@@ -27,12 +27,12 @@ Passes = Annotated[float, number(0.0, hint=" passes, such as 2")]
 class ServerWork:
     """Memory-bound work of a parameter server, in passes over the bytes of its part of a tensor.
 
-    memory       bytes/s that a thread reads and writes. The default is about the result of STREAM (McCalpin 1995) with
-                 one thread on a server of the 2010s
+    memory       memory bandwidth of one thread for reads and writes together. The default is close to the result of
+                 STREAM (McCalpin 1995) with one thread on a server of the 2010s
     threads      number of threads that handle requests and copy answers. Every tensor is handled by one thread; a new
                  tensor is assigned to the thread with the fewest bytes so far (BytePS: GetThreadID in its server)
-    together     bytes/s of pushes and updates processed by several cores together (OpenMP), at most the memory
-                 bandwidth of a socket, such as "60 GB/s"; None: a single thread processes them like all other work
+    together     memory bandwidth of several cores that process pushes and updates together (OpenMP), such as "60 GB/s",
+                 at most that of a socket; None: a single thread processes pushes and updates like all other work
     first_push   passes for the first worker's push: 2 if it is read and written to the buffer
     push         passes for each further push: 3 if the buffer and the push are read and their sum is written
     update       passes for the update: 2 if the sum is copied over the parameters, 3 for SGD, 5 for SGD with momentum

@@ -89,7 +89,7 @@ def server_nodes(cluster: Cluster, workers: list[int], n_servers: int, placement
     """Return the host nodes of `n_servers` servers.
 
     "own": machines without a worker, the first ones after them. "colocated": spread evenly over the workers'
-    machines. Raises ConfigError if there are not enough machines.
+    machines. Raises ConfigError if the cluster does not have enough machines.
     """
     busy = sorted({int(cluster.host_of[node]) for node in workers})
     host_node = host_nodes(cluster)
@@ -143,9 +143,9 @@ class Servers:
     Workers send them gradients or, with `models`, models.
 
     messages    messages to servers and back
-    apply_time  time of an update, in s
+    apply_time  time to apply an update, in seconds
 
-    Raises ConfigError if there are not enough machines.
+    Raises ConfigError if the cluster does not have enough machines.
     """
 
     def __init__(self, strategy: UpdatesServers, context: RunContext, *, models: bool = False) -> None:

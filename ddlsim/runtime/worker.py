@@ -114,7 +114,7 @@ class Worker:
     params       current parameters, shape (n_params,); ABSENT in timing-only runs
     workload_at  function that returns the workload at an epoch, for batch or image sizes that change during training.
                  It returns the same object as long as the workload does not change
-    feed         source of samples, if the input is simulated
+    feed         source of samples; None if the input is not simulated
     """
 
     rank: int

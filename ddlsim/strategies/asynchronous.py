@@ -153,9 +153,10 @@ class AsyncParameterServer(UpdatesServers):
 
     servers             number of parameter servers, each with an equal shard of the parameters
     placement           "own" machines, or "colocated" with the workers
-    apply_time          time in which a server applies one update to its shard: s, or "1 ms"
-    accumulate          mini-batches between two exchanges. Meanwhile the worker makes local steps, w_i <- w_i - eta g;
-                        then it pushes the sum of its gradients (n_fetch = n_push in the paper, algorithm 7.1)
+    apply_time          time that a server takes to apply one update to its shard: in seconds, or "1 ms"
+    accumulate          number of mini-batches between two exchanges. Between exchanges, the worker makes local steps
+                        w_i <- w_i - eta g. Then it pushes the sum of its gradients (n_fetch = n_push in the paper,
+                        algorithm 7.1)
     staleness_scaling   "inverse" divides gradients by tau > 0 (Zhang et al. 2016); ExponentialPenalty(rho) multiplies
                         them by rho^tau (Chan and Lane 2014); any object with a method ``factor(staleness)`` works
     delay_compensation  DelayCompensation(lambda) corrects gradients for their age (Zheng et al. 2017)

@@ -166,8 +166,8 @@ class FedBuff(WithServers):
     local_steps        local steps of a client, the paper's Q
     buffer             K; 10 in the paper
     staleness_scaling  "square-root", as in the paper; None, "inverse" and others as for AsyncParameterServer
-    outer, outer_rate  ServerOpt and its learning rate eta_g. The paper's algorithm uses w <- w - eta_g Delta, its
-                       experiments Momentum(0.3)
+    outer, outer_rate  ServerOpt and its learning rate eta_g. The paper's algorithm uses w <- w - eta_g Delta; the
+                       paper's experiments use Momentum(0.3)
     servers, placement, apply_time
                        as for :class:`~ddlsim.AsyncParameterServer`; all servers update at once
     """

@@ -61,8 +61,8 @@ class FSDP:
     ``batch_size`` is the global batch size of an update, as in DeepSpeed. Each worker computes
     ``batch_size / (workers * micro_batch)`` micro-batches one after the other.
 
-    stage         1 shards the optimizer state, 2 also the gradients, 3 also the weights, which are then gathered unit
-                  by unit for each pass (FSDP's FULL_SHARD)
+    stage         stage of ZeRO. 1 shards the optimizer state; 2 shards the gradients, too; 3 also shards the weights
+                  and gathers them unit by unit for each pass (FSDP's FULL_SHARD)
     micro_batch   samples per micro-batch and worker; None: one micro-batch, the worker's share of the batch
     no_sync       True: accumulate unsharded gradients locally, which takes memory, and reduce-scatter them after the
                   last micro-batch. False: stages 2 and 3 reduce-scatter the gradients of every micro-batch. Stage 1
@@ -70,7 +70,8 @@ class FSDP:
     recompute     activations to recompute in the backward pass (activation checkpointing): "none"; "selective", the
                   matrices of attention; "operators", every second matrix product and the element-wise operations of
                   transformer layers; "full", transformer layers; "early-stop", transformer layers without their last
-                  matrix product, whose output nothing needs (PyTorch's checkpoint, use_reentrant=False)
+                  matrix product, whose output the backward pass does not need (PyTorch's checkpoint,
+                  use_reentrant=False)
     recompute_share
                   share of the transformer layers that recompute, evenly spread (Megatron-LM's --recompute-num-layers,
                   torchtitan's "selective" for every n-th layer). :class:`~ddlsim.Parallel` has no such option: its
@@ -87,7 +88,7 @@ class FSDP:
 
     For stage 3 only:
 
-    prefetch      number of units to gather ahead of the one that computes; 1 by default
+    prefetch      number of units to gather ahead of the unit that is being computed; 1 by default
     reshard       True: free the weights after the forward pass and gather them again for the backward pass; False:
                   keep them (SHARD_GRAD_OP)
     units         first layer of each unit. None: each transformer layer is a unit, as are the layers before and after
@@ -95,7 +96,7 @@ class FSDP:
     shard         size of a sharding group of neighbouring workers, such as the GPUs of a machine (HYBRID_SHARD, or
                   _HYBRID_SHARD_ZERO2 with ``reshard=False``). The groups are replicas, which all-reduce their shards of
                   the gradients. None: all workers form one group
-    all_reduce    algorithm of this all-reduce; None: the default algorithm
+    all_reduce    algorithm of the all-reduce between sharding groups; None: the default algorithm
 
     LARS and LAMB need the norms of whole tensors: each rank computes the sums of squares of its shards, and a small
     all-reduce adds them up (:func:`ddlsim.plan.norms.with_partial_norms`). Compression applies to the gradients that

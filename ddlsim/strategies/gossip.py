@@ -161,8 +161,8 @@ class DPSGD:
     have been delivered.
 
     graph  "ring" (in rank order, with weights 1/3), "complete", "bipartite", a networkx graph of ranks (with
-           Metropolis-Hastings weights), or the matrix W, (N, N): doubly stochastic, with the weights that worker i uses
-           in row i
+           Metropolis-Hastings weights), or the matrix W. W has shape (N, N) and is doubly stochastic; its row i holds
+           the weights that worker i uses
     """
 
     graph: Mixing = "ring"
@@ -206,8 +206,8 @@ class CHOCOSGD:
     the compressor of the run, ``simulate(..., compression=TopK(0.01))``; without one, y_i = x_i. The run's optimizer
     makes the local steps. Messages depend on the gradient, so they cannot overlap its computation.
 
-    gamma  consensus step size: 1 without compression, smaller with stronger compression. The paper tunes it, to 0.04
-           for the largest 1 % of the elements; its theorem 4 gives a safe value
+    gamma  consensus step size: 1 without compression, smaller with stronger compression. The paper tunes
+           gamma, to 0.04 when the largest 1 % of the elements are sent; its theorem 4 gives a safe value
     graph  as for :class:`~ddlsim.DPSGD`
     """
 
@@ -401,9 +401,9 @@ class GossipSGD:
     """GoSGD: asynchronous SGD with sum-weight gossip (Blot et al. 2016, arXiv:1611.09726).
 
     In every step, a worker merges the models that have arrived and makes a local step. Then, with probability p, it
-    halves the weight of its model and pushes model and weight to a random neighbour. Workers do not wait for each
-    other, but a worker waits until its previous push has been delivered before it pushes again. The weighted sum of the
-    models, pushes in flight included, is preserved.
+    halves the weight of its model and pushes the model and the weight to a random neighbour. Workers do not wait for
+    each other, but a worker waits until its previous push has been delivered before it pushes again. Merges and pushes
+    preserve the weighted sum of all models, including those in flight.
 
     probability  p, above 0 and at most 1
     graph        "complete" (any worker, as in the paper), "ring", "bipartite", or a networkx graph of ranks

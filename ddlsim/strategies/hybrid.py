@@ -53,8 +53,8 @@ def _in_order(overlap: str | InOrder, where: str) -> str | InOrder:
 class Distribution:
     """The same split for every layer of :class:`~ddlsim.Hybrid`: ``Hybrid(Distribution(data=4, model=16))``.
 
-    Like the distributions of Intel MLSL (Sridharan et al. 2018, arXiv:1801.08030). Layers with fewer than `model`
-    outputs stay data parallel.
+    It is similar to the distributions of Intel MLSL (Sridharan et al. 2018, arXiv:1801.08030). Layers with fewer than
+    `model` outputs stay data parallel.
 
     data   number of groups
     model  workers per group, which divide the outputs of a layer; `data` * `model` is the number of workers

@@ -109,7 +109,7 @@ class QsparseLocalSGD(Periodic):
     x_i <- x_i - eta g_i(x_i)                                   H times, starting from x_i = x
     q_i = C(m_i + x - x_i);   m_i <- m_i + x - x_i - q_i;   x <- x - (1/N) sum_i q_i
 
-    Equivalent to :class:`~ddlsim.LocalSGD` in a run with ``compression=compressor``.
+    This is equivalent to :class:`~ddlsim.LocalSGD` in a run with ``compression=compressor``.
 
     period      H, the local steps between two exchanges
     compressor  C with its memory m_i. The paper uses Top_k or Rand_k, combined with signs or quantisation

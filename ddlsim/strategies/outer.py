@@ -111,7 +111,7 @@ class DiLoCo(Periodic):
 class SlowMo(Periodic):
     """SlowMo: local SGD with slow momentum (Wang, Tantia, Ballas and Rabbat 2020, arXiv:1910.00643, algorithm 1).
 
-    Each worker makes tau local steps, with d_i from the run's optimizer. Then momentum is applied to the mean change:
+    Each worker makes tau local steps d_i of the run's optimizer. Then momentum is applied to the mean change:
 
     x_i <- x_i - gamma d_i                          tau times, starting from x_i = x
     u <- beta u + (x - (1/N) sum_i x_i) / gamma
@@ -124,7 +124,8 @@ class SlowMo(Periodic):
     momentum   beta, the slow momentum
     slow_rate  alpha, the slow learning rate
     buffers    what happens to the state of the run's optimizer after an average (line 2 of the algorithm): "maintain"
-               or "reset". The paper's third option, averaging it, is not supported because the state would be sent, too
+               or "reset". The paper's third option, to average the state, is not supported, because workers would
+               have to send the state
     algorithm, rank_order, cost
                the :class:`~ddlsim.Fabric` of the all-reduce
     """

@@ -53,7 +53,7 @@ class NoOverlap:
 class PerLayer:
     """Overlap policy: send the gradients of each layer as soon as they are ready.
 
-    Known as wait-free backpropagation (Zhang et al. 2017, Poseidon, section 3.1).
+    This is known as wait-free backpropagation (Zhang et al. 2017, Poseidon, section 3.1).
     """
 
     def buckets(self, workload: Workload) -> tuple[Bucket, ...]:
@@ -67,8 +67,8 @@ class DdpBuckets:
 
     Li et al. 2020, VLDB 13(12), section 3.2.
 
-    cap    minimum size of a bucket: bytes, or "25 MiB"
-    first  minimum size of the first bucket
+    cap    minimum size of a bucket: in bytes, or "25 MiB"
+    first  minimum size of the first bucket: in bytes, or "1 MiB"
     """
 
     cap: Bytes = 25 * 2**20
@@ -101,11 +101,11 @@ class WhileWaiting:
 class HorovodFusion:
     """Overlap policy of Horovod: tensors that are ready on all workers are fused into buffers.
 
-    In every cycle, the coordinator fuses them and reduces the buffers one after the other (Sergeev and Del Balso 2018,
-    arXiv:1802.05799, section 4).
+    In every cycle, the coordinator fuses the ready tensors and reduces the buffers one after the other (Sergeev and Del
+    Balso 2018, arXiv:1802.05799, section 4).
 
-    threshold   maximum size of a buffer: bytes, or "128 MiB"; HOROVOD_FUSION_THRESHOLD with its default
-    cycle_time  time between two cycles: s, or "1 ms"; HOROVOD_CYCLE_TIME with its default
+    threshold   maximum size of a buffer: in bytes, or "128 MiB"; HOROVOD_FUSION_THRESHOLD with its default
+    cycle_time  time between two cycles: in seconds, or "1 ms"; HOROVOD_CYCLE_TIME with its default
     """
 
     threshold: Bytes = 128 * 2**20
@@ -128,7 +128,7 @@ class Priority:
     The next forward pass starts as soon as its first layers have arrived (Jayarajan et al. 2019, P3; Peng et al. 2019,
     ByteScheduler).
 
-    partition  size of a piece: bytes, or "4 MB"
+    partition  size of a piece: in bytes, or "4 MB"
     in_flight  number of pieces in flight at a time
     """
 

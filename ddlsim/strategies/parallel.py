@@ -81,27 +81,27 @@ class Parallel(WithFabric):
     micro_batch  samples per micro-batch; None: 1 or, with "pipedream", all samples of the replica
     order        order of forward and backward passes. Synchronous: "gpipe", "1f1b", "zb-1p", "zb-2p", "zb-v", "v-half",
                  "v-min" (docs/models/splitting.md), or a table with a list of (kind, chunk, micro-batch) for every
-                 stage, where the kind is "F", "B" or "W". Asynchronous, without a flush between updates: "pipedream",
-                 which updates after every micro-batch with gradients that stage i of p computes on weights p - 1 - i
-                 updates old, and "2bw", with weights one update old on all stages
+                 stage, where the kind is "F", "B" or "W". Asynchronous, without a flush between updates: "pipedream"
+                 updates after every micro-batch, and stage i of p computes gradients with weights that are p - 1 - i
+                 updates old; "2bw" uses weights that are one update old on all stages
                  (:mod:`ddlsim.plan.asynchronous_pipeline`)
     interleave   chunks of layers per stage, for "1f1b" and tables
     cut          where the model is cut into stages: "balanced" minimises the time of the slowest stage; "layers" gives
                  each chunk the same number of transformer layers, as Megatron-LM and DeepSpeed's partition_method
                  "type:transformer" do; the first chunk also has the embedding, and the last one the output layer
-    sequence     sequence parallelism: split by tokens the tensors that tensor parallelism replicates
+    sequence     sequence parallelism: tensors that tensor parallelism would replicate are split by tokens
     tp_comm_overlap
                  overlap the communication of sequence parallelism with matrix products, in chunks, as Megatron-LM's
                  --tp-comm-overlap does (:mod:`ddlsim.workload.tensor_overlap`)
     recompute    activations to recompute in the backward pass: "none"; "selective", the matrices of attention;
                  "operators", every second matrix product; "full", transformer layers; "early-stop", transformer layers
                  without their last product; "stage", everything but the inputs of chunks
-    sharded      True: replicas update a shard of each bucket and all-gather the rest (ZeRO stage 1); with `overlap`,
-                 the all-gathers overlap the next forward passes. "full": replicas shard weights, gradients and
-                 optimizer state (FSDP2 on meshes of two or three axes, as in torchtitan). With one stage, transformer
-                 layers are gathered one by one for each pass, as in :class:`~ddlsim.FSDP`. The stages of a pipeline
-                 gather their layers once per step, keep them, and accumulate the gradients of all micro-batches before
-                 the reduce-scatter
+    sharded      True: each replica updates a shard of each bucket and all-gathers the others (ZeRO stage 1); with
+                 `overlap`, the all-gathers overlap the next forward passes. "full": replicas shard weights, gradients
+                 and optimizer state (FSDP2 on meshes of two or three axes, as in torchtitan). With one stage,
+                 transformer layers are gathered one by one for each pass, as in :class:`~ddlsim.FSDP`. The stages of a
+                 pipeline gather their layers once per step, keep them, and accumulate the gradients of all
+                 micro-batches before the reduce-scatter
     p2p          what ranks do while tensors are in flight between stages: "overlapped", they compute; "exchange", they
                  wait for both directions at once, as in Megatron-LM; "in turns", they wait for one direction after the
                  other, as in DeepSpeed

@@ -38,9 +38,10 @@ class ParameterServer(PlacesServers):
     servers          number of servers, each with a shard of the parameters
     placement        "own" machines, or "colocated" with the workers
     overlap          when gradients are sent, as for :class:`~ddlsim.AllReduce`
-    local_reduction  sum gradients inside each machine first and push once per machine (if machines have one worker
-                     each, once per innermost group of the network, such as a rack): True or "tree", a binomial tree;
-                     "star", all workers copy to one device, as in MXNet's dist_device_sync
+    local_reduction  algorithm that sums gradients inside each machine, which then pushes only once. True or "tree": a
+                     binomial tree; "star": all workers copy to one device, as in MXNet's dist_device_sync; False: no
+                     local sum. If machines have one worker each, gradients are summed inside each innermost group of
+                     the network, such as a rack
     work             memory traffic of a server, a :class:`~ddlsim.ServerWork`; None: sums take the ``reduce_time`` of
                      the server's host, and all other work takes no time
     fabric           :class:`~ddlsim.Fabric` inside machines, instead of `local_reduction`: the workers of a machine

@@ -48,15 +48,15 @@ class Splits:
     data         None: all remaining workers
     micro_batch  samples per micro-batch
     order        orders of passes; only "1f1b" is interleaved
-    interleave   chunks per stage; None: the numbers up to 4 that divide the transformer layers evenly
+    interleave   chunks per stage; None: all numbers up to 4 that divide the transformer layers evenly
     recompute    None: "none", "selective" and "full" if the model has attention, otherwise "none" and "stage"
     sequence     whether tensor groups use sequence parallelism
-    stage        ZeRO stages: replicas shard nothing (0), the optimizer state (1), also the gradients (2), also the
-                 weights (3). Stage 2 is FSDP and needs tensor = pipeline = 1; stage 3 of a split model is
-                 ``Parallel(sharded="full")``
-    shard        sizes of sharding groups with stage 3 (HYBRID_SHARD); None: all workers
+    stage        ZeRO stages. Replicas shard nothing in stage 0, the optimizer state from stage 1, the gradients from
+                 stage 2, and the weights in stage 3. Stage 2 is FSDP and needs tensor = pipeline = 1. Stage 3 of a
+                 split model is ``Parallel(sharded="full")``
+    shard        sizes of the sharding groups of stage 3 (HYBRID_SHARD); None: one group of all workers
     cut, p2p     as for ``Parallel``
-    algorithm    algorithm of the replicas' all-reduce
+    algorithm    algorithm of the all-reduce over replicas
     """
 
     tensor: Sequence[Count] | None = None
