@@ -25,7 +25,7 @@ def __getattr__(name: str) -> object:
     if name not in __all__ and not name.startswith("_"):
         from ddlsim.errors import no_attribute
 
-        raise no_attribute("module 'ddlsim'", name, __all__)
+        raise no_attribute("module 'ddlsim'", name, [*__all__, "reliability"])
     return _load(name)
 
 

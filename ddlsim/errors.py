@@ -10,7 +10,7 @@ import math
 import re
 import reprlib
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddlsim import printable
 
@@ -90,22 +90,28 @@ def listed(names: Iterable[object]) -> str:
 #: former names of classes, arguments, keys and attributes, and today's
 RENAMED = (
     ("aim", "objective"),
+    ("away", "out_of_service"),
     ("beside", "background"),
     ("copies_gathered", "copies_gathered_weights"),
     ("drawn_faults", "sampled_faults"),
     ("gathers_operands", "gathers_low_precision_weights"),
     ("goes_on", "endless"),
+    ("goes_to", "breakdown"),
     ("keeps_operands", "keeps_low_precision_inputs"),
     ("keeps_unread", "keeps_unused_outputs"),
     ("life", "failure_timeline"),
+    ("life", "reliability"),
     ("Life", "FailureTimeline"),
     ("lives", "timelines"),
     ("lives", "n_timelines"),
     ("notice", "detection"),
+    ("noticing", "detecting"),
+    ("saving", "checkpointing"),
     ("slow_downs", "slowdowns"),
     ("SlowDown", "Slowdown"),
     ("split_loss_nbytes", "sharded_loss_nbytes"),
     ("step_time_together", "concurrent_step_time"),
+    ("stretches", "running_intervals"),
     ("ways", "degree"),
     ("whole_below", "unsplit_below"),
 )
@@ -117,9 +123,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
     What begins as the name does comes before what is spelled a little differently: "async" is no "k-async".
     """
     known = list(known)
-    renamed = [new for old, new in RENAMED if old == name and new in known]
-    if renamed:
-        return renamed[0]
+    current = [new for old, new in RENAMED if old == name and new in known]
+    if current:
+        return current[0]
     plain = {re.sub(r"[\s_-]", "", each).lower(): each for each in sorted(known, reverse=True)}
     wanted = re.sub(r"[\s_-]", "", name[:100]).lower()
     if wanted in plain:
@@ -144,3 +150,15 @@ def unknown_name(what: str, name: str, known: Iterable[str], where: str = "") ->
     hint = f"did you mean {near!r}?" if near else f"known: {listed(known)}"
     prefix = f"{where}: " if where else ""
     return ConfigError(f"{prefix}unknown {what} {shown(name)}; {hint}")
+
+
+class SuggestsAttributes:
+    """Base of results: the error for an unknown attribute suggests the nearest of its public ones."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            if hasattr(type(self), name):  # a property, whose own AttributeError says what is wrong
+                return object.__getattribute__(self, name)
+            known = [each for each in dir(self) if not each.startswith("_")]
+            raise no_attribute(f"the {type(self).__name__}", name, known)

@@ -38,7 +38,7 @@ _TEXTS = frozenset({
     "storage", "target", "time_model", "title", "trace", "version", "versions",
 })  # fmt: skip
 #: texts of other fields that may contain a colon
-UNIMPORTED = Rule("a text", TEXT.takes, TEXT.keep)
+UNIMPORTED = Rule("a string", TEXT.takes, TEXT.keep)
 
 
 @dataclass(frozen=True)
@@ -313,9 +313,8 @@ class Schema:
         quantity = _quantity_rule(annotation)
         is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         if quantity is not None and is_number:
-            raise ConfigError(
-                f"{where} = {shown(value)}: must be {quantity.text.replace('a number or a text', 'a text with a unit')}"
-            )
+            expected = quantity.text.replace("a number or a string", "a string with a unit")
+            raise ConfigError(f"{where} = {shown(value)}: must be {expected}")
         made = self.value(annotation, value, where, name, source)
         check = rule_of(annotation)
         return made if check is None else check(made, where)

@@ -174,7 +174,9 @@ def quantity(
             return parse(value, dimension, where) if si else value
         return float(value) if si else keep_number(value, where)
 
-    return Rule(f"a number or a text like {example!r}", lambda v: isinstance(v, str) or _is_number(v), keep, dimension)
+    return Rule(
+        f"a number or a string like {example!r}", lambda v: isinstance(v, str) or _is_number(v), keep, dimension
+    )
 
 
 def one_of(*names: str, also: str = "") -> Rule:
@@ -199,14 +201,14 @@ def one_of(*names: str, also: str = "") -> Rule:
 
 def _keep_text(value: str, where: str) -> str:
     if len(value) > MAX_TEXT:
-        raise wrong(value, where, f"a text of at most {MAX_TEXT} characters")
+        raise wrong(value, where, f"a string of at most {MAX_TEXT} characters")
     try:
         value.encode()
         writable = "\0" not in value
     except UnicodeEncodeError:
         writable = False
     if not writable:
-        raise wrong(value, where, "a text whose characters can be written")
+        raise wrong(value, where, "a string whose characters can be written")
     return value
 
 
@@ -221,5 +223,5 @@ def _keep_path(value: Any, where: str) -> object:
     return value
 
 
-TEXT = Rule("a text", lambda value: isinstance(value, str), _keep_text)
+TEXT = Rule("a string", lambda value: isinstance(value, str), _keep_text)
 PATH = Rule("a path", lambda value: isinstance(value, str | os.PathLike), _keep_path)

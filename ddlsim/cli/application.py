@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 import ddlsim
-from ddlsim.errors import DdlsimError
+from ddlsim.errors import DdlsimError, nearest
 from ddlsim.printable import shown
 
 #: what typer raises where the words of a command cannot be used; newer versions have click inside, older ones beside
@@ -34,10 +34,22 @@ def _in_a_line(context: Any) -> Iterator[None]:
         text = error.format_message()
         if "\n" in text:  # the help, where nothing was asked
             raise
-        command = (error.ctx or context).command_path
-        word = next(iter(text.split("'")[1:2]), "") if text.startswith("No such command") else ""
-        if _CALLED.get(word) in getattr((error.ctx or context).command, "commands", ()):
-            text = f"No such command '{word}'; did you mean '{_CALLED[word]}'?"
+        context = error.ctx or context
+        command = context.command_path
+        if text.startswith("No such command"):
+            word = next(iter(text.split("'")[1:2]), "")
+            known = getattr(context.command, "commands", ())
+            text = f"No such command '{word}'"
+            near = _CALLED[word] if _CALLED.get(word) in known else nearest(word, known)
+        elif text.startswith("No such option: --"):
+            word = text.removeprefix("No such option: --").partition(" ")[0]
+            near = nearest(
+                word, [name[2:] for each in context.command.params for name in each.opts if name[:2] == "--"]
+            )
+            text, near = f"No such option: --{word}", near and f"--{near}"
+        else:
+            near = ""
+        text += f"; did you mean '{near}'" if near else ""
         raise DdlsimError(f"{command}: {text[0].lower()}{text[1:].rstrip('.?')}; see {command} -h") from None
 
 

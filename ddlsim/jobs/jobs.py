@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ddlsim.arguments import Count, NotNegative, checked
 from ddlsim.cluster import Cluster
-from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.errors import ConfigError, SuggestsAttributes, unknown_name
 from ddlsim.output_files import write_text
 from ddlsim.printable import shown
 from ddlsim.readable import seconds, si
@@ -48,7 +48,7 @@ class Ran(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Jobs:
+class Jobs(SuggestsAttributes):
     """The results of :func:`ddlsim.simulate_jobs`. Times in s, sizes in bytes.
 
     runs            the job runs, in the order of the jobs

@@ -207,7 +207,7 @@ class Interconnect(Protocol):
 class Engine:
     """The arrays that the kernel works on, made and made longer.
 
-    Every party that uses them has a number, and routes of its own. ``net`` is replaced when arrays grow.
+    Every client that uses them has a number, and routes of its own. ``net`` is replaced when arrays grow.
     """
 
     def __init__(self, interconnect: Interconnect, *, record: bool = False) -> None:
@@ -262,7 +262,7 @@ class Engine:
         self._faults: list[Fault] = []
         self._epoch = 0  # that has begun, besides what of ``net.changes`` has happened
         self._route_of: dict[tuple[int, bool, int, int], int] = {}
-        #: numbers of the routes of each party: the first, and the one behind the last, of those added together
+        #: numbers of the routes of each client: the first, and the one behind the last, of those added together
         self.routes_of: list[list[tuple[int, int]]] = []
         #: what else those who share the network share, by what it is and its node
         self.lines: dict[tuple[str, int], Any] = {}
@@ -363,20 +363,20 @@ class Engine:
         self.ensure_slots()
 
     def share(self) -> None:
-        """Count from now on what each party has issued. Raises DdlsimError if something has been started."""
+        """Count from now on what each client has issued. Raises DdlsimError if something has been started."""
         if not (self.is_new or self.net.counts[st.SHARED]):
             raise DdlsimError("a network can be shared only before its first message or collective has been started")
         self.net.counts[st.SHARED] = 1
 
     @functools.cached_property
     def overhead(self) -> int:
-        """The party to which overhead is booked, which sends nothing by itself."""
+        """The client to which overhead is booked, which sends nothing by itself."""
         self.routes_of.append([])
         self.pairs_of.append([])
         return len(self.routes_of) - 1
 
     def own_routes(self, client: int) -> Bools:
-        """Return which routes are a party's."""
+        """Return which routes are a client's."""
         own = np.zeros(len(self.net.routes), dtype=np.bool_)
         for first, behind in self.routes_of[client]:
             own[first:behind] = True
@@ -424,7 +424,7 @@ class Engine:
     def _add_routes(
         self, src: Ints, dst: Ints, client: int, latency: Floats | None = None, flows: Ints | None = None
     ) -> int:
-        """Append routes of a party between the pairs; return the number of the first. `latency` (s), where given and
+        """Append routes of a client between the pairs; return the number of the first. `latency` (s), where given and
         not NaN, is theirs; `flows` are told apart by ECMP."""
         usual = self._interconnect.split_routes(src, dst, flows)
         epoch = self._epoch + Epochs.begun(self.net.changes[: self.net.counts[st.N_CHANGED]])
@@ -493,7 +493,7 @@ class Engine:
         ways.limits.clear()
 
     def pair_routes(self, src: list[int], dst: list[int], client: int, latency: bool = True) -> list[int]:
-        """Return the numbers of a party's routes between nodes, which have no latency if that is False."""
+        """Return the numbers of a client's routes between nodes, which have no latency if that is False."""
         pairs = [(client, latency, *pair) for pair in zip(src, dst, strict=True)]
         missing = list(dict.fromkeys(p for p in pairs if p not in self._route_of))
         if missing:

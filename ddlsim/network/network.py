@@ -71,12 +71,12 @@ class Network:
         return self._engine
 
     def shared(self) -> Network:
-        """Return another view of this network for a party with its own messages and collectives.
+        """Return another view of this network for a client with its own messages and collectives.
 
         The first call must come before anything has been started.
 
-        The party that advances time receives its own completions. While another party has completions, time stops until
-        that party has collected them (:meth:`waiting_clients`, :meth:`collect`).
+        The client that advances time receives its own completions. While another client has completions, time stops
+        until that client has collected them (:meth:`waiting_clients`, :meth:`collect`).
         """
         self.engine.share()
         other = object.__new__(Network)
@@ -93,7 +93,7 @@ class Network:
         """Schedule changes of links and nodes, in addition to those of earlier calls. None may start in the past.
 
         links    (start s, end s, channel, capacity factor); factor 0: the link is down. If several apply to a channel
-                 at the same time, from any party, the factors multiply.
+                 at the same time, from any client, the factors multiply.
         pauses   (start s, end s, node that sends and receives nothing; messages that already flow continue)
         avoided  (start s, end s, links around which messages are rerouted if possible); these must be set before
                  anything is started
@@ -101,7 +101,7 @@ class Network:
         self.engine.change(links, pauses, avoided)
 
     def will_pause(self, windows: Iterable[tuple[float, float]]) -> None:
-        """Do not start messages of this party in `windows` of (start s, end s), nor in those of earlier calls."""
+        """Do not start messages of this client in `windows` of (start s, end s), nor in those of earlier calls."""
         self.pauses = merged([*map(tuple, self.pauses.tolist()), *windows])
 
     def narrow(self, channels: Ints, factors: Floats) -> None:
@@ -146,7 +146,7 @@ class Network:
         src, dst  (n,) nodes
         nbytes    (n,) bytes of each message
         overhead  None: ordinary messages. True or False: messages of a collective of known time, which includes their
-                  latency; True counts their bytes as overhead, False as traffic of this party.
+                  latency; True counts their bytes as overhead, False as traffic of this client.
         """
         client, latency = self.engine.overhead if overhead else self.client, overhead is None
         n, handle = len(src), self.first_handle + (self._n_sent + 1) * self.stride - 1
@@ -168,7 +168,7 @@ class Network:
     def advance(self, until: float = np.inf) -> Completions | None:
         """Advance time up to `until` (s) and return the first completions.
 
-        Returns None if nothing finishes by then, or if completions of another party come first.
+        Returns None if nothing finishes by then, or if completions of another client come first.
         """
         self.engine.net.counts[st.CLIENT] = self.client
         while (status := kernel.advance(self.engine.table, float(until))) == st.FULL:
@@ -183,14 +183,14 @@ class Network:
     def table(self) -> Ints:
         """Addresses of the kernel's arrays.
 
-        They are valid until something is prepared or sent, an array grows, or another party advances time.
+        They are valid until something is prepared or sent, an array grows, or another client advances time.
         """
         self._engine.net.counts[st.CLIENT] = self.client
         return self._engine.table
 
     @property
     def first_handle(self) -> int:
-        """Smallest handle of this party's messages."""
+        """Smallest handle of this client's messages."""
         return self.client << st.CLIENT_SHIFT
 
     def routes(self, src: Sequence[int], dst: Sequence[int]) -> Ints:
@@ -199,7 +199,7 @@ class Network:
 
     @property
     def pairs(self) -> Ints:
-        """Distinct pairs of nodes between which this party has routes, shape (n, 2)."""
+        """Distinct pairs of nodes between which this client has routes, shape (n, 2)."""
         return np.unique(
             np.concatenate([np.zeros((0, 2), dtype=np.int64), *self._engine.pairs_of[self.client]]), axis=0
         )
@@ -231,7 +231,7 @@ class Network:
         self._engine.free(freed)
 
     def episodes(self) -> Episodes:
-        """Return the recorder of episodes, for the only party of a network."""
+        """Return the recorder of episodes, for the only client of a network."""
         return Episodes(self.engine)
 
     @property
@@ -251,24 +251,24 @@ class Network:
 
     @property
     def waiting_clients(self) -> list[int]:
-        """Sorted numbers of the parties that have completions to collect at the present time."""
+        """Sorted numbers of the clients that have completions to collect at the present time."""
         n = int(self._engine.net.counts[st.N_FOREIGN])
         return sorted(set(self._clients(self.engine.net.foreign["id"][:n]).tolist())) if n else []
 
     @property
     def others_wait(self) -> bool:
-        """Whether another party has completions to collect."""
+        """Whether another client has completions to collect."""
         return bool(self._engine.net.counts[st.N_FOREIGN])
 
     def is_under_way(self, client: int) -> bool:
-        """Whether a party has messages in flight."""
+        """Whether a client has messages in flight."""
         net = self.engine.net
         live = net.slots["state"] != st.FREE
         own = self.engine.own_routes(client) | self.engine.own_routes(self.engine.overhead)
         return bool(own[net.slots["route"][live]].any())
 
     def collect(self) -> None:
-        """Collect this party's completions; the next :meth:`advance` returns them."""
+        """Collect this client's completions; the next :meth:`advance` returns them."""
         net = self.engine.net
         n = int(net.counts[st.N_FOREIGN])
         waiting = net.foreign[:n].copy()
@@ -278,7 +278,7 @@ class Network:
         net.counts[st.N_OUT], net.counts[st.N_FOREIGN] = n_own, n - n_own
 
     def drop(self) -> None:
-        """Discard this party's completions."""
+        """Discard this client's completions."""
         self.collect()
         self._take()
 
@@ -320,7 +320,7 @@ class Network:
 
     @property
     def nbytes_sent(self) -> float:
-        """Bytes of all messages issued so far by this party."""
+        """Bytes of all messages issued so far by this client."""
         if not self.is_shared:
             return accounts.issued(self.engine.net)
         return accounts.issued(self.engine.net, self.engine.own_routes(self.client))
@@ -337,7 +337,7 @@ class Network:
 
     @property
     def n_live(self) -> int:
-        """Number of this party's collectives that are prepared and not yet finished."""
+        """Number of this client's collectives that are prepared and not yet finished."""
         if not self.is_shared:
             return int(self.engine.net.counts[st.N_LIVE])
         instances = self.engine.net.instances[: self.n_instances]
@@ -349,20 +349,20 @@ class Network:
 
     @property
     def is_shared(self) -> bool:
-        """Whether the network has several parties."""
+        """Whether the network has several clients."""
         return len(self._engine.routes_of) > 1
 
     @property
     def clients(self) -> range:
-        """Numbers of all parties that share the network."""
+        """Numbers of all clients that share the network."""
         return range(len(self.engine.routes_of))
 
     def traffic_of(self, client: int) -> tuple[Floats, float, int]:
-        """Return the traffic of a party, as :meth:`own_traffic`, with the channels of traffic sources at the end."""
+        """Return the traffic of a client, as :meth:`own_traffic`, with the channels of traffic sources at the end."""
         return accounts.traffic_of(self.engine.net, self.engine.now, self.engine.own_routes(client))
 
     def own_traffic(self) -> tuple[Floats, float, int]:
-        """Return this party's bytes on each channel, (n_channels,), bytes issued, and number of messages delivered."""
+        """Return this client's bytes on each channel, (n_channels,), bytes issued, and number of messages delivered."""
         if not self.is_shared:
             return self.channel_nbytes, self.nbytes_sent, self.n_messages
         nbytes, sent, n_messages = self.traffic_of(self.client)
@@ -370,7 +370,7 @@ class Network:
 
     @property
     def n_messages(self) -> int:
-        """Number of messages delivered so far, over all parties."""
+        """Number of messages delivered so far, over all clients."""
         return int(self.engine.net.counts[st.N_MESSAGES])
 
     @property

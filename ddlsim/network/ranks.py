@@ -160,7 +160,7 @@ def deliver(net: Net, slot):  # type: ignore[no-untyped-def]
 
 @inlined
 def show(net: Net, instance, rank):  # type: ignore[no-untyped-def]
-    """Report a completion to the party that waits for it: the one that advances time, or another one."""
+    """Report a completion to the client that waits for it: the one that advances time, or another one."""
     client = (-1 - instance) >> CLIENT_SHIFT if instance < 0 else net.instances[instance].client
     if client != net.counts[CLIENT]:
         i = net.counts[N_FOREIGN]

@@ -118,7 +118,7 @@ NOT_JOINED, ENDED = -1, -2
 # What `advance` returns
 IDLE, VISIBLE, FULL, FOREIGN = 0, 1, 2, 3
 
-# A single message has a handle: its sender's party, and in the lower bits what that party has numbered it
+# A single message has a handle: its sender's client, and in the lower bits what that client has numbered it
 CLIENT_SHIFT = 46
 LOCAL = (1 << CLIENT_SHIFT) - 1
 
@@ -209,7 +209,7 @@ MESSAGE = record(
 #: tables[thread + i] is the first step of its thread i, -1 if it has none
 PROGRAM = record(thread="i", n_ranks="i", n_lanes="i", sends_bound="i")
 #: threads: where its part of `threads` starts; counters, ranks: where, in `counters`, the arrivals per message
-#: and the lanes left per rank start; party: whose it is
+#: and the lanes left per rank start; client: whose it is
 INSTANCE = record(nbytes="f", program="i", threads="i", counters="i", ranks="i", ranks_left="i", client="i")
 #: entered: the instant (N_EVENTS) at which it entered its step
 THREAD = record(entered="i", step="n", repetition="n", sends_left="n", recvs_missing="n")

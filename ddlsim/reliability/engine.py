@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ddlsim.errors import ConfigError, DdlsimError
+from ddlsim.errors import ConfigError, DdlsimError, SuggestsAttributes
 from ddlsim.readable import count, duration, percent
 from ddlsim.reliability.checkpoints import NO_CHECKPOINTS, Cost
 from ddlsim.reliability.failures import Failure, Failures
@@ -39,7 +39,7 @@ HOPELESS = 100_000
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class FailureTimeline:
+class FailureTimeline(SuggestsAttributes):
     """A failure timeline: how a training run spent its time between failures and checkpoints. Times in s.
 
     end          time at which the run reached its target or its time limit

@@ -25,7 +25,7 @@ from ddlsim.run.prepare import prepare
 from ddlsim.run.result import Result
 from ddlsim.run.simulate import UnderWay
 from ddlsim.runtime.loop import Loop, Pause
-from ddlsim.runtime.shared_clock import Party, SharedClock, flow
+from ddlsim.runtime.shared_clock import Client, SharedClock, flow
 from ddlsim.units import si
 
 Floats = npt.NDArray[np.float64]
@@ -84,7 +84,7 @@ class Together:
             loop = Loop(self.network.shared())
             flow(each, loop, cluster.n_nodes + number, target, cluster.n_channels + number, limits[number])
             self._flows.append(loop)
-            self.clock.add(Party(each.label, loop, math.inf, _raise))
+            self.clock.add(Client(each.label, loop, math.inf, _raise))
 
     # ------------------------------------------------------------ jobs
 
@@ -179,7 +179,7 @@ class Together:
     def begin(self, name: str, run: UnderWay, ended: Ended, pause: Pause | None = None) -> None:
         """Add a run that has just been set up; `ended` is called when it has ended."""
         run.loop.until = run.stop.ended
-        self.clock.add(Party(name, run.loop, run.latest, ended, pause))
+        self.clock.add(Client(name, run.loop, run.latest, ended, pause))
 
     def go_on(self, name: str, run: UnderWay, pause: Pause | None) -> None:
         """Run a run that has just been set up to its end, or until `pause` stops it, together with all others."""

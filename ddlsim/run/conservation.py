@@ -93,11 +93,11 @@ def check_network(cluster: Cluster, network: Network) -> None:
     """
     accounts, n = network.accounts(), cluster.n_channels
     own = [network.traffic_of(client) for client in network.clients]
-    _equal("all parties: bytes sent", sum(sent for _, sent, _ in own), "the network", accounts.issued, "bytes")
+    _equal("all clients: bytes sent", sum(sent for _, sent, _ in own), "the network", accounts.issued, "bytes")
     _conserved(accounts)
     nbytes = np.sum([carried for carried, _, _ in own], axis=0)
     off = np.abs(nbytes - accounts.nbytes) > ROUNDING * np.maximum(accounts.issued, 1.0)
-    _links(cluster, off[:n], "carried", accounts.nbytes[:n], "but all parties have put on it", nbytes[:n], "bytes")
+    _links(cluster, off[:n], "carried", accounts.nbytes[:n], "but all clients have put on it", nbytes[:n], "bytes")
     of_links = _of_links(accounts, n)
     check_links(cluster, of_links, of_links.nbytes, of_links.busy, network.now)
 

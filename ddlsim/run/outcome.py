@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ddlsim.arguments import Count, checked
 from ddlsim.cluster import Cluster
-from ddlsim.errors import no_attribute
+from ddlsim.errors import SuggestsAttributes
 from ddlsim.learning.monitor import Monitor
 from ddlsim.network import BusyIntervals
 from ddlsim.reliability import FailureTimeline
@@ -75,7 +75,7 @@ MANY_STEPS = 232_792_560
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Outcome:
+class Outcome(SuggestsAttributes):
     """Fields, tables and metrics of a :class:`~ddlsim.Result`: time, cost and energy.
 
     ``workloads`` describe the computation of each worker with the full model; a strategy may give it only a part (see
@@ -140,14 +140,7 @@ class Outcome:
         """Samples per second of all workers together, after the warm-up; those of dropped gradients do not count."""
         return sum(n for _, n in self.measured_updates[1:]) / self.measured_seconds
 
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> object:
-            if hasattr(type(self), name):  # a property, whose own AttributeError says what is wrong
-                return object.__getattribute__(self, name)
-            raise no_attribute("the result", name, [each for each in dir(self) if not each.startswith("_")])
-
-    # ------------------------------------------------------------ life
+    # ------------------------------------------------------------ reliability
 
     @cached_property
     def failure_timeline(self) -> FailureTimeline:

@@ -26,7 +26,7 @@ TURNS = 1000
 
 
 @dataclass(frozen=True, eq=False)
-class Party:
+class Client:
     """One of the runs.
 
     name    for messages
@@ -44,13 +44,13 @@ class Party:
 
 
 class SharedClock:
-    """Runs the parties on a `network` in turn. Later parties start at times known in advance."""
+    """Runs the clients on a `network` in turn. Later clients start at times known in advance."""
 
     def __init__(self, network: Network) -> None:
         self.network = network
-        self._clients: dict[int, Party] = {}
+        self._clients: dict[int, Client] = {}
         self._faces: dict[int, Network] = {network.client: network}
-        self._next: dict[int, float] = {}  # s, when each party does something by itself
+        self._next: dict[int, float] = {}  # s, when each client does something by itself
         self._coming: list[tuple[float, int, Callable[[], None]]] = []
         self._n_coming = itertools.count()
 
@@ -58,16 +58,16 @@ class SharedClock:
         """Call an action at a time (s), before all other events of that time."""
         heapq.heappush(self._coming, (time, next(self._n_coming), action))
 
-    def add(self, client: Party) -> None:
-        """Add a party that begins now."""
+    def add(self, client: Client) -> None:
+        """Add a client that begins now."""
         number = client.loop.network.client
         self._clients[number], self._faces[number] = client, client.loop.network
         self._look(number)
 
     def run(self, done: Callable[[], bool]) -> None:
-        """Run all parties until `done` returns true.
+        """Run all clients until `done` returns true.
 
-        Raises :class:`~ddlsim.errors.DeadlockError` if a party that has not ended has no further events.
+        Raises :class:`~ddlsim.errors.DeadlockError` if a client that has not ended has no further events.
         """
         turns = itertools.count(1)
         while not done():
@@ -94,7 +94,7 @@ class SharedClock:
                     self._go(number, coming)
 
     def _look_for_the_stuck(self) -> None:
-        """Raise DeadlockError for a party that waits without anything in flight, while others go on."""
+        """Raise DeadlockError for a client that waits without anything in flight, while others go on."""
         waiting = self.network.waiting_clients
         for number, client in self._clients.items():
             if self._next[number] == np.inf and not self.network.is_under_way(number) and number not in waiting:
@@ -109,7 +109,7 @@ class SharedClock:
         action()
 
     def _go(self, number: int, coming: float) -> None:
-        """Let a party go on, up to the next event of another party."""
+        """Let a client go on, up to the next event of another client."""
         client = self._clients[number]
         self._next[number] = np.inf  # until it is looked at again
         limit = min(*self._next.values(), coming, client.latest)

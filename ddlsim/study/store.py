@@ -51,13 +51,13 @@ def _damaged(field: str, value: object, rule: str) -> ConfigError:
 
 def _value(text: object, what: str) -> Any:
     if not isinstance(text, str):
-        raise _damaged(what, text, "a text of JSON")
+        raise _damaged(what, text, "a string of JSON")
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        raise _damaged(what, text, "a text of JSON") from None
+        raise _damaged(what, text, "a string of JSON") from None
     if "\\ud" in text.lower() and not is_unicode(json.dumps(value, ensure_ascii=False)):
-        raise _damaged(what, text, "a text of whole characters")
+        raise _damaged(what, text, "a string of whole characters")
     return value
 
 
@@ -84,7 +84,7 @@ def settings_of(text: object, axes: Sequence[str]) -> dict[str, object]:
         raise _damaged("settings", value, f"an object with the keys {shown(list(axes))}")
     for path, context in value.items():
         if not isinstance(context, str | int | float) or (isinstance(context, float) and math.isnan(context)):
-            raise _damaged(f"settings of {shown(path)}", context, "a text or a number")
+            raise _damaged(f"settings of {shown(path)}", context, "a string or a number")
     return value
 
 
@@ -109,7 +109,7 @@ def checked_record(text: object) -> dict[str, object]:
         what = f"record: {shown(name)}"
         if name in TEXTS:
             if not isinstance(value, str):
-                raise _damaged(what, value, "a text")
+                raise _damaged(what, value, "a string")
         elif name in LISTS:
             if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
                 raise _damaged(what, value, "a list of texts")

@@ -151,7 +151,7 @@ def parse_condition(text: str, numbers: Sequence[str], texts: Sequence[str]) -> 
         elif column in texts:
             if sign not in ("==", "=", "!="):
                 raise ConfigError(
-                    f"condition {shown(text)}: {column} is a text, which can only be compared with == or !="
+                    f"condition {shown(text)}: {column} is a string, which can only be compared with == or !="
                 )
             found.append((column, sign, value))
         else:

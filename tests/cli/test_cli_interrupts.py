@@ -125,7 +125,7 @@ def test_a_variant_cut_short_is_not_compared(monkeypatch):
         ),
         (["run", "missing.toml"], ["missing.toml: no such file", "ddlsim topologies"]),
         (["run", "typo.toml"], ["typo.toml", "unknown key 'cluser'; did you mean 'cluster'?"]),
-        (["run", "seconds.toml"], ["seconds.toml: max_time = 5: must be a text with a unit like '8 h'"]),
+        (["run", "seconds.toml"], ["seconds.toml: max_time = 5: must be a string with a unit like '8 h'"]),
     ],
 )
 def test_mistakes_show_before_anything_is_simulated(arguments, words, monkeypatch, tmp_path, capsys):

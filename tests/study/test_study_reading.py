@@ -130,7 +130,7 @@ def test_a_full_disk_is_said_and_what_is_stored_stays(tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
     try:
-        command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)]
+        command = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)]
         mounted = subprocess.run(command, capture_output=True, check=False)
     except FileNotFoundError:
         pytest.skip("no mount here")

@@ -75,7 +75,9 @@ def test_mistakes_are_one_line(tmp_path, text, message):
 def test_a_rate_needs_its_unit(tmp_path, slow):
     path = tmp_path / "v100-slow.toml"
     path.write_text(path.read_text().replace('"900 GB/s"', "900e9"))
-    with pytest.raises(ConfigError, match=r"v100-slow.toml: memory_bandwidth = 900000000000.0: must be a text with a"):
+    with pytest.raises(
+        ConfigError, match=r"v100-slow.toml: memory_bandwidth = 900000000000.0: must be a string with a"
+    ):
         ddlsim.load_device(path)
 
 
