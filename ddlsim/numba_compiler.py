@@ -8,7 +8,7 @@ What numba does for each function by itself is left out or done once:
 * steps for language features that no kernel uses (closures, literal lists, context managers) are skipped.
 
 Garbage collections, which would look at all of numba's many objects again and again, wait until a function is
-compiled. All of it rests on `pipeline_class`, numba's extension point for custom compilers
+compiled, and then count these objects as old ones. All of it rests on `pipeline_class`, numba's extension point for custom compilers
 (https://numba.readthedocs.io/en/stable/developer/custom_pipeline.html).
 """
 
@@ -158,7 +158,7 @@ class _Flags(compiler.Flags):
 
 
 class _Operators:
-    """A typing context that remembers what it has said of operators."""
+    """A typing context that remembers what it has said of operators and other functions of numba."""
 
     def __init__(self, context: Any) -> None:
         self._context = context
@@ -176,7 +176,7 @@ class _Operators:
         def resolve() -> Any:
             return self._context.resolve_function_type(function, args, kws)
 
-        if kws or getattr(function, "__module__", None) != "_operator":
+        if kws or not (isinstance(function, types.Function) or getattr(function, "__module__", None) == "_operator"):
             return resolve()
         return self._remembered((function, args), resolve)
 
@@ -266,7 +266,15 @@ class _Whole(compiler.CompilerBase):  # type: ignore[misc,unused-ignore]
             return super().compile_extra(function)
         finally:
             if collecting:
+                _let_age()
                 gc.enable()
+
+
+def _let_age() -> None:
+    """Make all objects old ones, so that the next garbage collection of young ones does not look at them."""
+    if gc.get_freeze_count() == 0:  # else the application has frozen objects, which would be thawed
+        gc.freeze()
+        gc.unfreeze()
 
 
 class _Part(_Whole):
