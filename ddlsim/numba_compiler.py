@@ -8,8 +8,8 @@ What numba does for each function by itself is left out or done once:
 * steps for language features that no kernel uses (closures, literal lists, context managers) are skipped.
 
 Garbage collections, which would look at all of numba's many objects again and again, wait until a function is
-compiled, and then count these objects as old ones. All of it rests on `pipeline_class`, numba's extension point for custom compilers
-(https://numba.readthedocs.io/en/stable/developer/custom_pipeline.html).
+compiled, and then count these objects as old ones. All of it rests on `pipeline_class`, numba's extension point for
+custom compilers (https://numba.readthedocs.io/en/stable/developer/custom_pipeline.html).
 """
 
 from __future__ import annotations

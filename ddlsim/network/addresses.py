@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from ddlsim import compiler
-from ddlsim.network import kernel
+from ddlsim.network import extensions, kernel
+from ddlsim.network.state import CHANGES_CODE, QUEUES_CODE, SHAPING_CODE, Ints
+
+#: of each extension of the kernel: the place of its address in ``Net.counts``
+EXTENSIONS = {"work_queues": QUEUES_CODE, "shape": SHAPING_CODE, "change": CHANGES_CODE}
 
 
 def addresses() -> tuple[int, int]:
@@ -18,8 +22,13 @@ def send_address() -> int:
     return _address("send_one")
 
 
+def enable(counts: Ints, extension: str) -> None:
+    """Let the kernel call one of `EXTENSIONS`, compiled or loaded first if it is not yet."""
+    counts[EXTENSIONS[extension]] = _address(extension)
+
+
 def _address(name: str) -> int:
-    function: Any = getattr(kernel, name)
+    function: Any = getattr(extensions if name in EXTENSIONS else kernel, name)
     if compiler.PRECOMPILED is not None and function.address is not None:
         return int(function.address)
     from ddlsim.network.pointers import ARGUMENTS

@@ -8,8 +8,7 @@ from ddlsim.cluster.details import LinkDetails
 from ddlsim.errors import DdlsimError
 from ddlsim.network import state as st
 from ddlsim.network.calendar import EVENT
-from ddlsim.network.changes import CHANGE
-from ddlsim.network.state import Array, Floats, Ints, Net, Places, Records, grown
+from ddlsim.network.state import CHANGE, Array, Floats, Ints, Net, Places, Records, grown
 
 NO_BARRIER = -(1 << 62)
 _AHEAD = 8  # messages of a rank that a socket's buffer takes

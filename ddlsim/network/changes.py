@@ -15,13 +15,10 @@ import numpy as np
 from ddlsim.compiler import inlined
 from ddlsim.network.flows import change_capacity
 from ddlsim.network.reroute import reroute
-from ddlsim.network.state import N_CHANGED, N_PAUSED, NEXT_CHANGE, NOW, SHAPED, Floats, Net, Records, record
+from ddlsim.network.state import CHANGE, N_CHANGED, N_PAUSED, NEXT_CHANGE, NOW, SHAPED, Floats, Net, Records
 
 #: kinds of changes
 CAPACITY, PAUSE, RESUME, REROUTE = 0, 1, 2, 3
-#: at `time` (s) a channel has the capacities `free` and, while something flows the other way, `loaded` (bytes/s); or a
-#: node sends and receives nothing until the time `free`, or goes on; or routes become those of the epoch `place`
-CHANGE = record(time="f", free="f", loaded="f", kind="n", place="n")
 
 
 @inlined

@@ -20,6 +20,7 @@ from ddlsim.cluster.details import LEAST_TIMEOUT, PROTOCOLS, LinkDetail, route_o
 from ddlsim.collectives import Schedule
 from ddlsim.errors import ConfigError, DdlsimError
 from ddlsim.network import state as st
+from ddlsim.network.addresses import enable
 from ddlsim.network.build import (
     add_channels,
     empty_net,
@@ -227,6 +228,7 @@ class Engine:
                 feature = "a switch buffer (buffer)" if details.buffer.any() else paths
                 raise ConfigError(f"sharing = 'fifo' cannot be combined with {feature}; remove it, or set 'max-min'")
             self.net = with_queues(self.net)
+            enable(self.net.counts, "work_queues")
             if details.rendezvous.any():  # senders wait for receivers
                 self.net.counts[st.AHEAD] = 0
         if interconnect.splits:
@@ -234,6 +236,7 @@ class Engine:
         self._details = details if details is not None and details.has_effects else None
         if self._details is not None:
             self.net = with_shaping(self.net, self._link_channel, interconnect.reverse_link, self._details)
+            enable(self.net.counts, "shape")
         self._overhead = details if details is not None and details.overhead.any() else None
         self._ways = None
         if self._details is not None and self.net.counts[st.TRANSPORTED]:
@@ -308,6 +311,8 @@ class Engine:
         changes = changes_of(self.capacity, shares, pauses, self._epochs.starts if avoided else ())
         changes = np.concatenate([to_come, changes])
         changes = changes[np.argsort(changes["time"], kind="stable")]
+        if len(changes):
+            enable(net.counts, "change")
         self.net = net._replace(changes=changes)
         net.counts[st.N_CHANGED] = 0
         net.reals[st.NEXT_CHANGE] = changes["time"][0] if len(changes) else np.inf

@@ -13,8 +13,12 @@ if TYPE_CHECKING:
     from ddlsim.network.pointers import call_join as call_join
     from ddlsim.network.pointers import call_send as call_send
     from ddlsim.network.view import attach as attach
+    from ddlsim.network.view import attach_at as attach_at
+    from ddlsim.network.view import call_extension as call_extension
 else:
     attach = deferred("ddlsim.network.view", "attach")
+    attach_at = deferred("ddlsim.network.view", "attach_at")
+    call_extension = deferred("ddlsim.network.view", "call_extension")
     call_advance = deferred("ddlsim.network.pointers", "call_advance")
     call_join = deferred("ddlsim.network.pointers", "call_join")
     call_send = deferred("ddlsim.network.pointers", "call_send")

@@ -14,15 +14,14 @@ import numpy as np
 
 from ddlsim.compiler import addressed, inlined
 from ddlsim.network.calendar import next_timer, pop_timer
-from ddlsim.network.changes import apply_next
 from ddlsim.network.compiled import source_stamp
+from ddlsim.network.extension_calls import apply_next, begin, next_in_line, serve, settle, start
 from ddlsim.network.intrinsics import attach
 from ddlsim.network.maxmin import end_flows, next_end, solve
-from ddlsim.network.queues import begin, list_ended, marks_suffice, next_event, serve, settle
+from ddlsim.network.queues import list_ended, marks_suffice, next_event
 from ddlsim.network.ranks import deliver, finished, issue, make_ready, run_ready
 from ddlsim.network.replay import in_step, replay, start_round
 from ddlsim.network.rounds import at_barrier, observe, replay_spans, watch
-from ddlsim.network.shaping import start_shaped
 from ddlsim.network.state import (
     DELIVERING,
     FIFO,
@@ -52,7 +51,6 @@ from ddlsim.network.state import (
     Ints,
     Net,
 )
-from ddlsim.network.transport import has_to_wait, next_in_line
 
 
 @inlined
@@ -104,11 +102,7 @@ def handle_instant(net: Net, now):  # type: ignore[no-untyped-def]
             finished(net, slot)
         elif net.counts[SHAPED] == 0:
             begin(net, slot)
-        elif net.counts[TRANSPORTED] == 1:
-            if not has_to_wait(net, slot) and not start_shaped(net, slot):
-                next_in_line(net, slot)
-                finished(net, slot)
-        elif not start_shaped(net, slot):
+        elif start(net, slot) == 1:
             finished(net, slot)
     if net.counts[FIFO] == 1:
         settle(net)

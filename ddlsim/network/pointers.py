@@ -18,10 +18,14 @@ _INTS = types.Array(types.int64, 1, "C")
 _ADVANCE = (_INTS, types.float64)
 _JOIN = (_INTS, _INTS, _INTS, types.float64)
 _SEND = (_INTS, types.int64, types.int64, types.int64, types.int64, types.float64, types.float64)
+_EXTENSION = (types.int64, types.int64, types.int64, types.float64)
 
 
 #: arguments of the functions of the kernel whose addresses are used
-ARGUMENTS = {"advance": _ADVANCE, "join": _JOIN, "send_one": _SEND}
+ARGUMENTS = {
+    "advance": _ADVANCE, "join": _JOIN, "send_one": _SEND,
+    "work_queues": _EXTENSION, "shape": _EXTENSION, "change": _EXTENSION,
+}  # fmt: skip
 
 
 _Generate: TypeAlias = Callable[[Any, Any, Any, Any], Any]

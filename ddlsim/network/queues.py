@@ -26,7 +26,6 @@ from ddlsim.compiler import called, inlined
 from ddlsim.network.flows import add_flow, bit_of, free_reverse, line_up, link_bytes, load_reverse, log_busy, renumber
 from ddlsim.network.heap import heap_remove, heap_set
 from ddlsim.network.state import (
-    FIFO,
     FLOWING,
     HEAP_VALID,
     HOP_SHIFT,
@@ -63,15 +62,6 @@ FULL_RATE = 1.0 + 1e-11  # what arrives this much faster than it is served is ta
 
 
 # ---------------------------------------------------------------- messages enter
-
-
-@inlined
-def begin(net: Net, slot):  # type: ignore[no-untyped-def]
-    """Let a message flow."""
-    if net.counts[FIFO] == 1:
-        enter(net, slot)
-    else:
-        add_flow(net, slot)
 
 
 @called

@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 from ddlsim.compiler import inlined
+from ddlsim.network.extension_calls import begin
 from ddlsim.network.flows import share_of
-from ddlsim.network.queues import begin
 from ddlsim.network.state import NOW, Net
 from ddlsim.network.sums import book_bytes
 

@@ -83,7 +83,11 @@ N_FREE_MARKS = 55
 N_TOUCHED = 56  # queues whose outflows are to be worked out again, and how many of them have been
 N_REFRESHED = 57
 AHEAD = 58  # sends that a thread need not wait for: under FIFO the sender's queue has taken them
-N_COUNTS = 59
+# Addresses of extensions of the kernel (ddlsim.network.extensions), 0 until a network needs them
+QUEUES_CODE = 59
+SHAPING_CODE = 60
+CHANGES_CODE = 61
+N_COUNTS = 62
 
 # Places in Net.reals (float64)
 NOW = 0
@@ -246,6 +250,10 @@ BUSY = record(start="f", end="f", channel="n", other="n")
 REPEAT = record(
     now="f", sending="f", latency="f", transfer="f", receiving="f", reducing="f", times="i", first="i", last="i"
 )
+#: at `time` (s) a channel has the capacities `free` and, while something flows the other way, `loaded` (bytes/s); or a
+#: node sends and receives nothing until the time `free`, or goes on; or routes become those of the epoch `place`
+#: (kinds: ddlsim.network.changes)
+CHANGE = record(time="f", free="f", loaded="f", kind="n", place="n")
 #: what was planned at the instant number `cause` of a round came `length` s later, at `time`, the instant `effect` (-1:
 #: not yet)
 SPAN = record(length="f", time="f", cause="n", effect="n")
@@ -324,7 +332,7 @@ class Net(NamedTuple):
     trains: Records  # TRAIN, one per slot
     joining: Places  # slots
     ended: Places  # slots
-    changes: Records  # CHANGE of ddlsim.network.changes, by time
+    changes: Records  # CHANGE, by time
     detours: Records  # DETOUR
 
 

@@ -117,13 +117,14 @@ class _ViewType(types.Type):
 _VIEW = _ViewType()
 _WORD = ir.IntType(64)
 _ENTRY = ir.LiteralStructType([ir.IntType(8).as_pointer(), _WORD])  # address, length
-_ENTRIES = ir.ArrayType(_ENTRY, len(_ITEMS))
+_TABLE = ir.LiteralStructType([ir.ArrayType(_ENTRY, len(_ITEMS)), _WORD])  # and the address of the table itself
+_FIRST, _SECOND = ir.Constant(ir.IntType(32), 0), ir.Constant(ir.IntType(32), 1)
 
 
 @register_model(_ViewType)
 class _ViewModel(models.PrimitiveModel):
     def __init__(self, manager: Any, kind: Any) -> None:
-        super().__init__(manager, kind, _ENTRIES.as_pointer())
+        super().__init__(manager, kind, _TABLE.as_pointer())
 
 
 _COLUMNS = {name: Column(item) for name, item in _ITEMS.items()}
@@ -141,11 +142,10 @@ class _ViewAttributes(AttributeTemplate):
 def _field(context: Any, builder: Any, kind: Any, view: Any, name: str) -> Any:
     """Return the column of a field."""
     place = ir.Constant(ir.IntType(32), _PLACE[name])
-    zero, one = ir.Constant(ir.IntType(32), 0), ir.Constant(ir.IntType(32), 1)
     column = cgutils.create_struct_proxy(_COLUMNS[name])(context, builder)
-    address = builder.load(builder.gep(view, [zero, place, zero], inbounds=True))
+    address = builder.load(builder.gep(view, [_FIRST, _FIRST, place, _FIRST], inbounds=True))
     column.data = builder.bitcast(address, column.data.type)
-    column.size = builder.load(builder.gep(view, [zero, place, one], inbounds=True))
+    column.size = builder.load(builder.gep(view, [_FIRST, _FIRST, place, _SECOND], inbounds=True))
     return column._getvalue()
 
 
@@ -156,17 +156,46 @@ def _attach(typing: Any, table: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         array = context.make_array(table)(context, builder, arguments[0])
-        source = builder.bitcast(array.data, _ENTRIES.as_pointer())
-        view = cgutils.alloca_once(builder, _ENTRIES)
+        source = builder.bitcast(array.data, _TABLE.as_pointer())
+        view = cgutils.alloca_once(builder, _TABLE)
         builder.store(builder.load(source), view)
         return view
 
     return _VIEW(table), generate
 
 
+def _attach_at(typing: Any, address: Any) -> Any:
+    """Return the same for the table at an address, which is not copied: an extension uses few of the arrays."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], _TABLE.as_pointer())
+
+    return _VIEW(types.int64), generate
+
+
+def _call_extension(typing: Any, code: Any, net: Any, what: Any, argument: Any, limit: Any) -> Any:
+    """Call an extension of the kernel (:mod:`ddlsim.network.extensions`), whose code is at an address."""
+    kind = ir.FunctionType(_WORD, [_WORD, _WORD, _WORD, ir.DoubleType()])
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        code, view, *others = arguments
+        table = builder.load(builder.gep(view, [_FIRST, _SECOND], inbounds=True))
+        return builder.call(builder.inttoptr(code, kind.as_pointer()), [table, *others])
+
+    return types.int64(types.int64, _VIEW, types.int64, types.int64, types.float64), generate
+
+
 if TYPE_CHECKING:
 
     def attach(table: Ints) -> Net:
         """Return what compiled code sees of the net whose table this is."""
+
+    def attach_at(address: int) -> Net:
+        """Return what compiled code sees of the net whose table is at this address."""
+
+    def call_extension(code: int, net: Net, what: int, argument: int, limit: float) -> int:
+        """Call an extension of the kernel, whose code is at the address `code`."""
 else:
     attach = intrinsic(_attach)
+    attach_at = intrinsic(_attach_at)
+    call_extension = intrinsic(_call_extension)

@@ -1,0 +1,54 @@
+"""Calls of the kernel's extensions (:mod:`ddlsim.network.extensions`), at their addresses in ``Net.counts``. Compiled.
+
+The functions have the names of what they call.
+"""
+
+from __future__ import annotations
+
+from ddlsim.compiler import inlined
+from ddlsim.network.flows import add_flow
+from ddlsim.network.intrinsics import call_extension
+from ddlsim.network.state import CHANGES_CODE, FIFO, QUEUES_CODE, SHAPING_CODE, Net
+
+#: what the extension for queues does, and what that for shaped links and transports does
+SERVE, SETTLE, ENTER = 0, 1, 2
+START, NEXT_IN_LINE = 0, 1
+
+
+@inlined
+def begin(net: Net, slot):  # type: ignore[no-untyped-def]
+    """Let a message flow."""
+    if net.counts[FIFO] == 1:
+        call_extension(net.counts[QUEUES_CODE], net, ENTER, slot, 0.0)
+    else:
+        add_flow(net, slot)
+
+
+@inlined
+def serve(net: Net, limit):  # type: ignore[no-untyped-def]
+    """Let queues work up to `limit`, if marks suffice."""
+    call_extension(net.counts[QUEUES_CODE], net, SERVE, 0, limit)
+
+
+@inlined
+def settle(net: Net):  # type: ignore[no-untyped-def]
+    """Let messages enter the queues and capacities change at this instant."""
+    call_extension(net.counts[QUEUES_CODE], net, SETTLE, 0, 0.0)
+
+
+@inlined
+def start(net: Net, slot):  # type: ignore[no-untyped-def]
+    """Let a message flow on shaped links, now or when its turn comes; return 1 if it has arrived at once, else 0."""
+    return call_extension(net.counts[SHAPING_CODE], net, START, slot, 0.0)
+
+
+@inlined
+def next_in_line(net: Net, slot):  # type: ignore[no-untyped-def]
+    """A message has arrived: the next one on its connection has its turn."""
+    call_extension(net.counts[SHAPING_CODE], net, NEXT_IN_LINE, slot, 0.0)
+
+
+@inlined
+def apply_next(net: Net):  # type: ignore[no-untyped-def]
+    """Let the next change happen, now; rates follow in this instant's solve."""
+    call_extension(net.counts[CHANGES_CODE], net, 0, 0, 0.0)

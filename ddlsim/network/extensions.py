@@ -1,0 +1,65 @@
+"""Extensions of the event kernel, for what few networks have: queues, shaped links and transports, changes. Compiled.
+
+Compiling them costs as much as the rest of the kernel. So each extension is compiled by itself when a network first
+needs it (:func:`ddlsim.network.addresses.enable`). The kernel calls it at its address
+(:mod:`ddlsim.network.extension_calls`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from ddlsim.compiler import addressed
+from ddlsim.network.changes import apply_next
+from ddlsim.network.compiled import source_stamp
+from ddlsim.network.extension_calls import ENTER, SERVE, START
+from ddlsim.network.intrinsics import attach_at
+from ddlsim.network.queues import enter, serve, settle
+from ddlsim.network.shaping import start_shaped
+from ddlsim.network.state import TRANSPORTED
+from ddlsim.network.transport import has_to_wait, next_in_line
+
+_Extension: TypeAlias = Callable[[int, int, int, float], int]
+
+
+def _entry_points(stamp: int) -> tuple[_Extension, _Extension, _Extension]:
+    """Return the extensions; `stamp` stands for the sources of all that is inlined here."""
+
+    @addressed
+    def work_queues(table: int, what: int, slot: int, limit: float) -> Any:
+        """Let queues serve bytes up to `limit`, or settle this instant, or take the message in `slot`."""
+        stamp  # noqa: B018
+        net = attach_at(table)
+        if what == SERVE:
+            serve(net, limit)
+        elif what == ENTER:
+            enter(net, slot)
+        else:
+            settle(net)
+        return 0
+
+    @addressed
+    def shape(table: int, what: int, slot: int, limit: float) -> Any:
+        """Start the message in `slot`, or the one behind it on its connection; return 1 if it has arrived, else 0."""
+        stamp  # noqa: B018
+        net = attach_at(table)
+        if what == START:
+            waits = net.counts[TRANSPORTED] == 1 and has_to_wait(net, slot)
+            if waits or start_shaped(net, slot):
+                return 0
+        if net.counts[TRANSPORTED] == 1:
+            next_in_line(net, slot)
+        return 1
+
+    @addressed
+    def change(table: int, what: int, slot: int, limit: float) -> Any:
+        """Let the next change happen, now."""
+        stamp  # noqa: B018
+        apply_next(attach_at(table))
+        return 0
+
+    return work_queues, shape, change
+
+
+work_queues, shape, change = _entry_points(source_stamp())
