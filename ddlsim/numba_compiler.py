@@ -23,12 +23,14 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, ClassVar, TypeAlias, cast
 
+import llvmlite.binding as llvm
 import numba as nb
-from numba.core import caching, compiler, config, event, typed_passes, types, untyped_passes
+from numba.core import caching, compiler, config, event, lowering, typed_passes, types, untyped_passes
 from numba.core.codegen import JITCodeLibrary
-from numba.core.compiler_machinery import PassManager
+from numba.core.compiler_machinery import PassManager, register_pass
+from numba.core.cpu import CPUContext
 from numba.core.runtime.nrt import rtsys
 
 from ddlsim.compile_messages import teller
@@ -131,19 +133,6 @@ def files() -> list[Path]:
 #: A compiled function takes arrays or numbers; numba infers the types.
 _Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-_STEPS = (
-    untyped_passes.TranslateByteCode,
-    untyped_passes.FixupArgs,
-    untyped_passes.IRProcessing,
-    untyped_passes.ReconstructSSA,
-    typed_passes.NopythonTypeInference,
-    typed_passes.PreLowerStripPhis,
-    typed_passes.IRLegalization,
-    typed_passes.AnnotateTypes,
-    typed_passes.NativeLowering,
-    typed_passes.NoPythonBackend,
-)
-
 
 class _Flags(compiler.Flags):
     """A function's options, as a key that is quick to compare: numba looks implementations up by it."""
@@ -155,6 +144,21 @@ class _Flags(compiler.Flags):
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, _Flags) and self._values == other._values)
+
+
+class _Operator(types.Function):
+    """An operator or another function of numba that remembers its signatures."""
+
+    def __init__(self, function: Any) -> None:
+        vars(self).update(vars(function))
+        self._signatures: dict[Any, Any] = {}
+
+    def get_call_type(self, context: Any, args: Any, kws: Any) -> Any:
+        if kws:
+            return super().get_call_type(context, args, kws)
+        if args not in self._signatures:
+            self._signatures[args] = super().get_call_type(context, args, kws)
+        return self._signatures[args]
 
 
 class _Operators:
@@ -184,6 +188,36 @@ class _Operators:
         return self._remembered((target, index, value), lambda: self._context.resolve_setitem(target, index, value))
 
 
+class _Code(JITCodeLibrary):
+    """Code of a function, which is only made smaller before it is linked into other code and optimised there."""
+
+    def _optimize_functions(self, ll_module: Any) -> None:
+        ll_module.data_layout = self._codegen._data_layout
+        passes, builder = llvm.create_new_function_pass_manager(), self._codegen._pass_builder()
+        passes.add_sroa_pass()
+        passes.add_instruction_combine_pass()
+        passes.add_simplify_cfg_pass()
+        for function in ll_module.functions:
+            if not function.is_declaration:
+                passes.run(function, builder)
+
+
+class _OperatorsAtLowering(_Operators):
+    """The same for the generation of code, which asks operators themselves."""
+
+    def __init__(self, context: Any) -> None:
+        super().__init__(context)
+        self._operators: dict[Any, Any] = {}
+
+    def resolve_value_type(self, value: Any) -> Any:
+        kind = self._context.resolve_value_type(value)
+        if not isinstance(kind, types.Function):
+            return kind
+        if kind not in self._operators:
+            self._operators[kind] = _Operator(kind)
+        return self._operators[kind]
+
+
 class _NoEnvironment:
     """The code generator of a part, which has no machine code in which an environment could be noted."""
 
@@ -197,7 +231,7 @@ class _NoEnvironment:
         """Do nothing: parts neither raise nor call Python."""
 
 
-class _PartCode(JITCodeLibrary):
+class _PartCode(_Code):
     """Code that is only linked into other code."""
 
     @property
@@ -213,7 +247,7 @@ class _PartCode(JITCodeLibrary):
         return 0
 
 
-class _WholeCode(JITCodeLibrary):
+class _WholeCode(_Code):
     """Code with all its parts."""
 
     def finalize(self) -> None:
@@ -221,9 +255,16 @@ class _WholeCode(JITCodeLibrary):
         super().finalize()
 
     def _optimize_final_module(self) -> None:
-        """Optimise once: numba's first pass inlines, without simplifying, what are functions many calls deep here."""
-        passes, builder = self._codegen._module_pass_manager()
-        passes.run(self._final_module, builder)
+        """Optimise once: numba's first pass inlines, without simplifying, what are functions many calls deep here.
+
+        Loops are vectorised but not unrolled, which would take a quarter of the time and gain nothing: most of them are
+        over the few links of a route.
+        """
+        options = llvm.create_pipeline_tuning_options(speed_level=3)
+        options.loop_vectorization = options.slp_vectorization = True
+        options.loop_unrolling = False
+        builder = llvm.create_pass_builder(self._codegen._tm, options)
+        builder.getModulePassManager().run(self._final_module, builder)
 
 
 def _with_parts(libraries: Iterable[Any], seen: dict[Any, None]) -> dict[Any, None]:
@@ -237,6 +278,53 @@ def _with_parts(libraries: Iterable[Any], seen: dict[Any, None]) -> dict[Any, No
 
 
 _OPERATORS: dict[int, _Operators] = {}
+_AT_LOWERING: dict[int, _OperatorsAtLowering] = {}
+
+
+class _Target(CPUContext):  # type: ignore[misc,unused-ignore]
+    """A target that remembers for what it has no code: numba looks for code for constants at each operator."""
+
+    missing: ClassVar[set[Any]] = set()
+
+    def get_function(self, fn: Any, sig: Any, _firstcall: bool = True) -> Any:
+        if (fn, sig) in self.missing:
+            raise NotImplementedError
+        try:
+            return super().get_function(fn, sig, _firstcall)
+        except NotImplementedError:
+            self.missing.add((fn, sig))
+            raise
+
+
+class _Lower(lowering.Lower):  # type: ignore[misc,unused-ignore]
+    """Generates a function's code; what numba knows of operators is remembered."""
+
+    def __init__(self, context: Any, *args: Any, **kws: Any) -> None:
+        super().__init__(context, *args, **kws)
+        if type(self.context) is CPUContext:
+            self.context.__class__ = _Target
+        typing = context.typing_context
+        self.context.typing_context = _AT_LOWERING.setdefault(id(typing), _OperatorsAtLowering(typing))
+
+
+@register_pass(mutates_CFG=True, analysis_only=False)
+class _NativeLowering(typed_passes.NativeLowering):  # type: ignore[misc,unused-ignore]
+    _name = "ddlsim_native_lowering"
+    lowering_class = _Lower
+
+
+#: Variables need not be deleted (numba's IRLegalization), as nothing is counted.
+_STEPS = (
+    untyped_passes.TranslateByteCode,
+    untyped_passes.FixupArgs,
+    untyped_passes.IRProcessing,
+    untyped_passes.ReconstructSSA,
+    typed_passes.NopythonTypeInference,
+    typed_passes.PreLowerStripPhis,
+    typed_passes.AnnotateTypes,
+    _NativeLowering,
+    typed_passes.NoPythonBackend,
+)
 
 
 class _Whole(compiler.CompilerBase):  # type: ignore[misc,unused-ignore]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from ddlsim import compiler
@@ -27,6 +28,7 @@ def enable(counts: Ints, extension: str) -> None:
     counts[EXTENSIONS[extension]] = _address(extension)
 
 
+@functools.cache
 def _address(name: str) -> int:
     function: Any = getattr(extensions if name in EXTENSIONS else kernel, name)
     if compiler.PRECOMPILED is not None and function.address is not None:

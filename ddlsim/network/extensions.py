@@ -14,7 +14,7 @@ from ddlsim.compiler import addressed
 from ddlsim.network.changes import apply_next
 from ddlsim.network.compiled import source_stamp
 from ddlsim.network.extension_calls import ENTER, SERVE, START
-from ddlsim.network.intrinsics import attach_at
+from ddlsim.network.intrinsics import attach_at, view_at
 from ddlsim.network.queues import enter, serve, settle
 from ddlsim.network.shaping import start_shaped
 from ddlsim.network.state import TRANSPORTED
@@ -30,7 +30,7 @@ def _entry_points(stamp: int) -> tuple[_Extension, _Extension, _Extension]:
     def work_queues(table: int, what: int, slot: int, limit: float) -> Any:
         """Let queues serve bytes up to `limit`, or settle this instant, or take the message in `slot`."""
         stamp  # noqa: B018
-        net = attach_at(table)
+        net = view_at(table)
         if what == SERVE:
             serve(net, limit)
         elif what == ENTER:

@@ -165,7 +165,18 @@ def _attach(typing: Any, table: Any) -> Any:
 
 
 def _attach_at(typing: Any, address: Any) -> Any:
-    """Return the same for the table at an address, which is not copied: an extension uses few of the arrays."""
+    """Return the same for the table at an address."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        view = cgutils.alloca_once(builder, _TABLE)
+        builder.store(builder.load(builder.inttoptr(arguments[0], _TABLE.as_pointer())), view)
+        return view
+
+    return _VIEW(types.int64), generate
+
+
+def _view_at(typing: Any, address: Any) -> Any:
+    """Return the same without a copy, for code that is not inlined: it would not be kept in registers."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], _TABLE.as_pointer())
@@ -193,9 +204,13 @@ if TYPE_CHECKING:
     def attach_at(address: int) -> Net:
         """Return what compiled code sees of the net whose table is at this address."""
 
+    def view_at(address: int) -> Net:
+        """Return the same without a copy of the table."""
+
     def call_extension(code: int, net: Net, what: int, argument: int, limit: float) -> int:
         """Call an extension of the kernel, whose code is at the address `code`."""
 else:
     attach = intrinsic(_attach)
     attach_at = intrinsic(_attach_at)
+    view_at = intrinsic(_view_at)
     call_extension = intrinsic(_call_extension)
