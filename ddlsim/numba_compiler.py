@@ -247,6 +247,17 @@ class _PartCode(_Code):
         return 0
 
 
+class _OwnCode(JITCodeLibrary):
+    """Code of a function that is optimised as numba does it, with one pass manager for all functions."""
+
+    def _optimize_functions(self, ll_module: Any) -> None:
+        ll_module.data_layout = self._codegen._data_layout
+        passes, builder = self._codegen._function_pass_manager()
+        for function in ll_module.functions:
+            if not function.is_declaration:
+                passes.run(function, builder)
+
+
 class _WholeCode(_Code):
     """Code with all its parts."""
 
@@ -314,6 +325,21 @@ class _NativeLowering(typed_passes.NativeLowering):  # type: ignore[misc,unused-
 
 
 #: Variables need not be deleted (numba's IRLegalization), as nothing is counted.
+_STEPS_ALONE = (
+    untyped_passes.TranslateByteCode,
+    untyped_passes.FixupArgs,
+    untyped_passes.IRProcessing,
+    untyped_passes.InlineInlinables,
+    untyped_passes.GenericRewrites,
+    untyped_passes.ReconstructSSA,
+    typed_passes.NopythonTypeInference,
+    typed_passes.PreLowerStripPhis,
+    typed_passes.IRLegalization,
+    typed_passes.AnnotateTypes,
+    _NativeLowering,
+    typed_passes.NoPythonBackend,
+)
+
 _STEPS = (
     untyped_passes.TranslateByteCode,
     untyped_passes.FixupArgs,
@@ -331,6 +357,7 @@ class _Whole(compiler.CompilerBase):  # type: ignore[misc,unused-ignore]
     """Compiles what Python calls."""
 
     code: type[JITCodeLibrary] = _WholeCode
+    steps: tuple[Any, ...] = _STEPS
 
     def __init__(self, typing: Any, target: Any, library: Any, args: Any, result: Any, flags: Any, types: Any) -> None:
         super().__init__(typing, target, library, args, result, _Flags(flags), types)
@@ -339,7 +366,7 @@ class _Whole(compiler.CompilerBase):  # type: ignore[misc,unused-ignore]
     def define_pipelines(self) -> list[Any]:
         """Return the only pipeline."""
         manager = PassManager("ddlsim")
-        for step in _STEPS:
+        for step in self.steps:
             manager.add_pass(step, step.__name__)
         manager.finalize()
         return [manager]
@@ -371,6 +398,13 @@ class _Part(_Whole):
     code = _PartCode
 
 
+class _Alone(_Whole):
+    """Compiles what stands for itself."""
+
+    code = _OwnCode
+    steps = _STEPS_ALONE
+
+
 #: Kernels never allocate, so they need no reference counting (nrt).
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False}
 _ADDRESSED: dict[str, Any] = {**_OPTIONS, "pipeline_class": _Whole}
@@ -389,8 +423,8 @@ def addressed(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile what stands for itself, as numba does it, and keep it in the cache on disk."""
-    return cast("Callable[..., Any]", keep(nb.njit(function)))
+    """Compile what stands for itself, to the code that numba makes of it, and keep it in the cache on disk."""
+    return cast("Callable[..., Any]", keep(nb.njit(pipeline_class=_Alone)(function)))
 
 
 #: For parts of what :func:`kernel` compiles, which numba pastes into their callers before it infers types.
