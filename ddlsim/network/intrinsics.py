@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ddlsim.network.view import attach as attach
     from ddlsim.network.view import attach_at as attach_at
     from ddlsim.network.view import call_extension as call_extension
+    from ddlsim.network.view import column as column
     from ddlsim.network.view import view_at as view_at
 else:
     attach = deferred("ddlsim.network.view", "attach")
@@ -24,4 +25,5 @@ else:
     call_join = deferred("ddlsim.network.pointers", "call_join")
     call_send = deferred("ddlsim.network.pointers", "call_send")
     view_at = deferred("ddlsim.network.view", "view_at")
+    column = deferred("ddlsim.network.view", "column")
     trailing_zeros = deferred("numba.cpython.unsafe.numbers", "trailing_zeros")

@@ -22,7 +22,7 @@ from ddlsim.compiler import entry, inlined
 from ddlsim.network.calendar import N_CALENDAR, pop, push
 from ddlsim.network.compiled import source_stamp
 from ddlsim.network.devices import N_STALE, change, schedule, slowed, stale, stood_still
-from ddlsim.network.intrinsics import attach, call_advance, call_send
+from ddlsim.network.intrinsics import attach, call_advance, call_send, column
 from ddlsim.network.pauses import earliest, paused
 from ddlsim.network.state import FOREIGN, IDLE, LOCAL, N_OUT, Floats, Ints, Records, record
 from ddlsim.network.state import FULL as NETWORK_FULL
@@ -932,9 +932,12 @@ def _entry_point(stamp: int) -> Any:
         """Let actors go round up to and including `limit` (s), or until Python must do something; return what."""
         stamp  # noqa: B018
         t = Tables(
-            counts, reals, ops, seconds, actors, ways, servers, arrivals, posted, factors, choices, slow, devices,
-            crashes, calendar, sends, log, pauses,
+            column(counts), column(reals), column(ops), column(seconds), column(actors), column(ways), column(servers),
+            column(arrivals), column(posted), column(factors), column(choices), column(slow), column(devices),
+            column(crashes), column(calendar), column(sends), column(log), pauses,
         )  # fmt: skip
+        counts, reals, ops, actors, ways = t.counts, t.reals, t.ops, t.actors, t.ways
+        devices, calendar, sends, log = t.devices, t.calendar, t.sends, t.log
         net = attach(table)
         while counts[N_WOKEN] > 0:
             counts[N_WOKEN] -= 1

@@ -18,7 +18,7 @@ from ddlsim.compiler import entry, inlined
 from ddlsim.network.calendar import N_CALENDAR, pop, push
 from ddlsim.network.compiled import source_stamp
 from ddlsim.network.devices import N_STALE, change, schedule, slowed, stale
-from ddlsim.network.intrinsics import attach, call_advance, call_join, call_send
+from ddlsim.network.intrinsics import attach, call_advance, call_join, call_send, column
 from ddlsim.network.pauses import earliest
 from ddlsim.network.state import FOREIGN, IDLE, LOCAL, N_OUT, Floats, Ints, Records, record
 from ddlsim.network.state import FULL as NETWORK_FULL
@@ -355,6 +355,12 @@ def _entry_point(stamp: int) -> Any:
         With a limit that is over, only what is left of the present instant happens, and nothing joins.
         """
         stamp  # noqa: B018
+        counts, clock, tasks, following = column(counts), column(clock), column(tasks), column(following)
+        exchanges, members, launches, left = column(exchanges), column(members), column(launches), column(left)
+        calendar, ended, ready, sends = column(calendar), column(ended), column(ready), column(sends)
+        messages, freed, slow = column(messages), column(freed), column(slow)
+        devices, changes = column(devices), column(changes)
+        instances, ranks = column(join_instances), column(join_ranks)
         net = attach(table)
         while counts[N_WOKEN] > 0:
             counts[N_WOKEN] -= 1
@@ -365,7 +371,7 @@ def _entry_point(stamp: int) -> Any:
                 if counts[FIRST_READY] < counts[N_READY]:
                     row = ready[counts[FIRST_READY]]
                     status = begin(
-                        counts, tasks, following, exchanges, calendar, join_instances, join_ranks, sends, slow,
+                        counts, tasks, following, exchanges, calendar, instances, ranks, sends, slow,
                         devices, changes, pauses, ready, left, row, now,
                     )  # fmt: skip
                     if status != END:

@@ -7,7 +7,8 @@ keeps the addresses in registers, because no other code can see that copy.
 
 Each array is a :class:`Column`, an address and a length. numba's own arrays have seven fields, and each access looks
 whether the place is negative, counted from the end. A column has neither: items lie next to each other, places count
-from 0. There is less code to compile, and less to do at each access.
+from 0. There is less code to compile, and less to do at each access. Entry points with arrays of their own turn those
+into columns (:func:`column`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from numba.extending import (
 from numba.np import numpy_support
 
 from ddlsim.network.build import empty_net
-from ddlsim.network.state import Floats, Ints, Net
+from ddlsim.network.state import Array, Floats, Ints, Net
 
 
 class Column(types.Type):  # type: ignore[misc,unused-ignore]
@@ -97,6 +98,22 @@ def _getitem(context: Any, builder: Any, sig: Any, args: Any) -> Any:
 def _setitem(context: Any, builder: Any, sig: Any, args: Any) -> Any:
     context.pack_value(builder, sig.args[0].item, args[2], _item(context, builder, sig, args))
     return context.get_dummy_value()
+
+
+def _column(typing: Any, array: Any) -> Any:
+    """Return the column of an array's items."""
+    if not (isinstance(array, types.Array) and array.ndim == 1 and array.layout == "C"):
+        return None
+    kind = Column(array.dtype)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        source = context.make_array(array)(context, builder, arguments[0])
+        column = cgutils.create_struct_proxy(kind)(context, builder)
+        column.data = source.data
+        column.size = source.nitems
+        return column._getvalue()
+
+    return kind(array), generate
 
 
 _NOTHING: Floats = np.zeros(0)
@@ -201,6 +218,9 @@ if TYPE_CHECKING:
     def attach(table: Ints) -> Net:
         """Return what compiled code sees of the net whose table this is."""
 
+    def column(array: Array) -> Array:
+        """Return what compiled code sees of a one-dimensional array: its items."""
+
     def attach_at(address: int) -> Net:
         """Return what compiled code sees of the net whose table is at this address."""
 
@@ -212,5 +232,6 @@ if TYPE_CHECKING:
 else:
     attach = intrinsic(_attach)
     attach_at = intrinsic(_attach_at)
+    column = intrinsic(_column)
     view_at = intrinsic(_view_at)
     call_extension = intrinsic(_call_extension)
