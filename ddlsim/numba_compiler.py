@@ -31,7 +31,9 @@ from numba.core import caching, compiler, config, event, lowering, typed_passes,
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler_machinery import PassManager, register_pass
 from numba.core.cpu import CPUContext
+from numba.core.ir_utils import build_definitions
 from numba.core.runtime.nrt import rtsys
+from numba.core.ssa import reconstruct_ssa
 
 from ddlsim.compile_messages import teller
 
@@ -325,6 +327,29 @@ class _NativeLowering(typed_passes.NativeLowering):  # type: ignore[misc,unused-
 
 
 #: Variables need not be deleted (numba's IRLegalization), as nothing is counted.
+@register_pass(mutates_CFG=True, analysis_only=False)
+class _ReconstructSSA(untyped_passes.ReconstructSSA):  # type: ignore[misc,unused-ignore]
+    """The same without how long variables live, which matters where they are deleted."""
+
+    _name = "ddlsim_reconstruct_ssa"
+
+    def run_pass(self, state: Any) -> bool:
+        state.func_ir = reconstruct_ssa(state.func_ir)
+        state.func_ir._definitions = build_definitions(state.func_ir.blocks)
+        return True
+
+
+@register_pass(mutates_CFG=True, analysis_only=False)
+class _StripPhis(typed_passes.PreLowerStripPhis):  # type: ignore[misc,unused-ignore]
+    """The same without that."""
+
+    _name = "ddlsim_strip_phis"
+
+    def run_pass(self, state: Any) -> bool:
+        state.func_ir = self._strip_phi_nodes(state.func_ir)
+        return True
+
+
 _STEPS_ALONE = (
     untyped_passes.TranslateByteCode,
     untyped_passes.FixupArgs,
@@ -344,9 +369,9 @@ _STEPS = (
     untyped_passes.TranslateByteCode,
     untyped_passes.FixupArgs,
     untyped_passes.IRProcessing,
-    untyped_passes.ReconstructSSA,
+    _ReconstructSSA,
     typed_passes.NopythonTypeInference,
-    typed_passes.PreLowerStripPhis,
+    _StripPhis,
     typed_passes.AnnotateTypes,
     _NativeLowering,
     typed_passes.NoPythonBackend,
@@ -440,7 +465,13 @@ def _part(**options: Any) -> _Decorator:
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         dispatcher = nb.njit(**options, **_PART)(function)
         compile_exactly = dispatcher.compile
-        dispatcher.compile = lambda arguments: compile_exactly(tuple(map(_widened, arguments)))
+
+        def compile_widened(arguments: Any) -> Any:
+            arguments = tuple(map(_widened, arguments))
+            compiled = dispatcher.overloads.get(arguments)
+            return compile_exactly(arguments) if compiled is None else compiled.entry_point
+
+        dispatcher.compile = compile_widened
         return cast("Callable[..., Any]", dispatcher)
 
     return decorate

@@ -61,7 +61,7 @@ class _ColumnAttributes(AttributeTemplate):
 
 @lower_getattr(Column, "size")
 def _size(context: Any, builder: Any, kind: Any, column: Any) -> Any:
-    return cgutils.create_struct_proxy(kind)(context, builder, column).size
+    return builder.extract_value(column, 1)
 
 
 @type_callable(operator.getitem)
@@ -84,9 +84,14 @@ class _SetItem(AbstractTemplate):
 
 
 def _item(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-    column = cgutils.create_struct_proxy(sig.args[0])(context, builder, args[0])
     index = context.cast(builder, args[1], sig.args[1], types.intp)
-    return builder.gep(column.data, [index], inbounds=True)
+    return builder.gep(builder.extract_value(args[0], 0), [index], inbounds=True)
+
+
+def _made(context: Any, builder: Any, kind: Any, data: Any, size: Any) -> Any:
+    """Return the column of items at the address `data`."""
+    empty = ir.Constant(context.get_value_type(kind), ir.Undefined)
+    return builder.insert_value(builder.insert_value(empty, data, 0), size, 1)
 
 
 @lower_builtin(operator.getitem, Column, types.Integer)
@@ -108,10 +113,7 @@ def _column(typing: Any, array: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         source = context.make_array(array)(context, builder, arguments[0])
-        column = cgutils.create_struct_proxy(kind)(context, builder)
-        column.data = source.data
-        column.size = source.nitems
-        return column._getvalue()
+        return _made(context, builder, kind, source.data, source.nitems)
 
     return kind(array), generate
 
@@ -159,11 +161,11 @@ class _ViewAttributes(AttributeTemplate):
 def _field(context: Any, builder: Any, kind: Any, view: Any, name: str) -> Any:
     """Return the column of a field."""
     place = ir.Constant(ir.IntType(32), _PLACE[name])
-    column = cgutils.create_struct_proxy(_COLUMNS[name])(context, builder)
     address = builder.load(builder.gep(view, [_FIRST, _FIRST, place, _FIRST], inbounds=True))
-    column.data = builder.bitcast(address, column.data.type)
-    column.size = builder.load(builder.gep(view, [_FIRST, _FIRST, place, _SECOND], inbounds=True))
-    return column._getvalue()
+    column = _COLUMNS[name]
+    data = builder.bitcast(address, context.get_data_type(column.item).as_pointer())
+    size = builder.load(builder.gep(view, [_FIRST, _FIRST, place, _SECOND], inbounds=True))
+    return _made(context, builder, column, data, size)
 
 
 def _attach(typing: Any, table: Any) -> Any:
