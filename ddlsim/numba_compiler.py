@@ -156,6 +156,7 @@ class _Operator(types.Function):
         self._signatures: dict[Any, Any] = {}
 
     def get_call_type(self, context: Any, args: Any, kws: Any) -> Any:
+        context = _by_itself(context)
         if kws:
             return super().get_call_type(context, args, kws)
         if args not in self._signatures:
@@ -202,6 +203,11 @@ class _Code(JITCodeLibrary):
         for function in ll_module.functions:
             if not function.is_declaration:
                 passes.run(function, builder)
+
+
+def _by_itself(context: Any) -> Any:
+    """Return a typing context as numba has made it."""
+    return context._context if isinstance(context, _Operators) else context
 
 
 class _OperatorsAtLowering(_Operators):
@@ -307,6 +313,14 @@ class _Target(CPUContext):  # type: ignore[misc,unused-ignore]
         except NotImplementedError:
             self.missing.add((fn, sig))
             raise
+
+    def compile_subroutine(self, *args: Any, **kws: Any) -> Any:
+        """Compile a function of numba's, whose types numba infers by itself."""
+        typing, self.typing_context = self.typing_context, _by_itself(self.typing_context)
+        try:
+            return super().compile_subroutine(*args, **kws)
+        finally:
+            self.typing_context = typing
 
 
 class _Lower(lowering.Lower):  # type: ignore[misc,unused-ignore]

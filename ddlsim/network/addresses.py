@@ -28,6 +28,12 @@ def enable(counts: Ints, extension: str) -> None:
     counts[EXTENSIONS[extension]] = _address(extension)
 
 
+def prepare_extensions() -> None:
+    """Compile or load all `EXTENSIONS`."""
+    for extension in EXTENSIONS:
+        _address(extension)
+
+
 @functools.cache
 def _address(name: str) -> int:
     function: Any = getattr(extensions if name in EXTENSIONS else kernel, name)

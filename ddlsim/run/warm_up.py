@@ -16,6 +16,7 @@ from ddlsim.cluster import load_cluster
 from ddlsim.compile_messages import Part, teller
 from ddlsim.errors import ConfigError
 from ddlsim.network import Network
+from ddlsim.network.addresses import prepare_extensions
 from ddlsim.nn.network import build_network
 from ddlsim.plan.program import StepProgram
 from ddlsim.run.api import simulate
@@ -76,6 +77,10 @@ def _messages() -> None:
     network.advance()
 
 
+def _extensions() -> None:
+    prepare_extensions()
+
+
 def _timelines() -> None:
     busy = simulate("office-1gbe", "lenet5", AllReduce("ring"), batch_size=8, workers=4).traced.busy
     if busy is not None:
@@ -128,6 +133,7 @@ STEPS: tuple[tuple[str, Callable[[], None], float], ...] = (
     ("routes on tori", _tori, 1.0),
     ("asynchronous workers", _asynchronous, 6.0),
     ("messages", _messages, 0.3),
+    ("queues, transports, changes of links", _extensions, 5.0),
     ("timelines", _timelines, 0.5),
     ("lower bounds", _bounds, 0.5),
     ("gradients of image networks", _images, 13.0),
