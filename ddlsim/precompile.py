@@ -133,6 +133,8 @@ def link(work: str, folder: str) -> None:
 
 def _kernels() -> list[_Compiled]:
     """Return what has been compiled for Python to call, those with the same name one after the other."""
+    from numba import types
+
     from ddlsim import numba_compiler
 
     found = []
@@ -146,7 +148,7 @@ def _kernels() -> list[_Compiled]:
                     f"{function.__module__}.{function.__qualname__}",
                     addressed=options.get("nogil", False) and not options.get("no_cfunc_wrapper", False),
                     without_gil=options.get("nogil", False),
-                    arguments=tuple(result.signature.args), result=result.signature.return_type,
+                    arguments=tuple(result.signature.args), result=types.unliteral(result.signature.return_type),
                     description=result.fndesc, library=result.library,
                 )
             )  # fmt: skip
