@@ -38,13 +38,14 @@ class Part:
 
 #: the first whose prefix fits
 PARTS = (
-    Part("ddlsim.network.kernel.advance", "the event kernel", 15.0),
-    Part("ddlsim.network.tasks", "the executor of steps", 3.0),
-    Part("ddlsim.network.lanes", "the executor of asynchronous workers", 6.0),
-    Part("ddlsim.network.", "schedules, messages and timelines", 2.0),
-    Part("ddlsim.cluster.", "routing", 2.0),
-    Part("ddlsim.nn.attention", "the gradients of transformers", 1.5),
-    Part("ddlsim.nn.", "the gradients of networks", 12.0),
+    Part("ddlsim.network.kernel.advance", "the event kernel", 7.0),
+    Part("ddlsim.network.tasks", "the executor of steps", 1.5),
+    Part("ddlsim.network.lanes", "the executor of asynchronous workers", 3.5),
+    Part("ddlsim.network.extensions", "queues, transports and changes of links", 3.0),
+    Part("ddlsim.network.", "schedules, messages and timelines", 1.5),
+    Part("ddlsim.cluster.", "routing", 1.0),
+    Part("ddlsim.nn.attention", "the gradients of transformers", 1.2),
+    Part("ddlsim.nn.", "the gradients of networks", 6.0),
 )
 
 #: are told (name of the function, part) of everything that is compiled, when it begins

@@ -21,7 +21,7 @@ from ddlsim.printable import shown
 def warm_up(as_json: Json = False) -> None:
     """Compile everything that simulations and training need.
 
-    Takes about 45 s of CPU time the first time, and 2 s when everything is compiled. Example: ddlsim warm-up
+    Takes about 25 s of CPU time the first time, and 2 s when everything is compiled. Example: ddlsim warm-up
     """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn

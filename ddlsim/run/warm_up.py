@@ -128,17 +128,17 @@ def _targets() -> None:
 
 #: (what it is for, what compiles it, s of CPU time that it takes cold)
 STEPS: tuple[tuple[str, Callable[[], None], float], ...] = (
-    ("collectives", _rings, 21.0),
-    ("frames of TCP", _frames, 0.3),
-    ("routes on tori", _tori, 1.0),
-    ("asynchronous workers", _asynchronous, 6.0),
-    ("messages", _messages, 0.3),
-    ("queues, transports, changes of links", _extensions, 5.0),
-    ("timelines", _timelines, 0.5),
-    ("lower bounds", _bounds, 0.5),
-    ("gradients of image networks", _images, 13.0),
-    ("gradients of transformers", _tokens, 3.0),
-    ("targets that are numbers", _targets, 0.3),
+    ("collectives", _rings, 10.0),
+    ("frames of TCP", _frames, 1.0),
+    ("routes on tori", _tori, 0.3),
+    ("asynchronous workers", _asynchronous, 3.5),
+    ("messages", _messages, 0.1),
+    ("queues, transports, changes of links", _extensions, 2.0),
+    ("timelines", _timelines, 0.3),
+    ("lower bounds", _bounds, 0.4),
+    ("gradients of image networks", _images, 6.0),
+    ("gradients of transformers", _tokens, 1.2),
+    ("targets that are numbers", _targets, 0.8),
 )
 
 #: is told what is being compiled, and how many seconds of how many are done
@@ -150,7 +150,7 @@ def warm_up(watch: Watcher | None = None) -> Warmth:
     """Compile everything that simulations and training need, store it in numba's cache, and return a report.
 
     `watch` is a function that is called with the progress; None: the progress is printed to stderr
-    (:mod:`ddlsim.compile_messages`). The first call takes 45 s of CPU time, later ones 2 s. Raises ConfigError if the
+    (:mod:`ddlsim.compile_messages`). The first call takes 25 s of CPU time, later ones 2 s. Raises ConfigError if the
     cache cannot be written.
     """
     if teller.remark or not compiler.KEPT:

@@ -1,0 +1,35 @@
+"""The kernel's extensions are compiled for the networks that need them, and for no others."""
+
+import pytest
+
+from ddlsim.cluster import Cluster, star, with_detail
+from ddlsim.network import Network
+from ddlsim.network import state as st
+
+CODES = (st.QUEUES_CODE, st.SHAPING_CODE, st.CHANGES_CODE)
+
+
+def enabled(network):
+    return [network.engine.net.counts[code] != 0 for code in CODES]
+
+
+@pytest.mark.parametrize(
+    ("details", "expected"),
+    [
+        ({}, [False, False, False]),
+        ({"sharing": "fifo"}, [True, True, False]),
+        ({"transport": "tcp-cubic"}, [False, True, False]),
+        ({"sharing": "fifo", "transport": "tcp-cubic"}, [True, True, False]),
+    ],
+)
+def test_networks_enable_what_their_links_need(details, expected):
+    cluster = Cluster.from_graph(star(3, bandwidth="1 GB/s", latency="1 us"))
+    assert enabled(Network(with_detail(cluster, **details) if details else cluster)) == expected
+
+
+def test_changes_enable_their_extension():
+    network = Network(Cluster.from_graph(star(3, bandwidth="1 GB/s", latency="1 us")))
+    network.will_change(links=[])
+    assert enabled(network) == [False, False, False]
+    network.will_change(links=[(1.0, 2.0, 0, 0.5)])
+    assert enabled(network) == [False, False, True]
