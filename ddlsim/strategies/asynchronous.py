@@ -152,14 +152,18 @@ class AsyncParameterServer(UpdatesServers):
     server applied between the worker's pull and its push.
 
     servers             number of parameter servers, each with an equal shard of the parameters
-    placement           "own" machines, or "colocated" with the workers
-    apply_time          time that a server takes to apply one update to its shard: in seconds, or "1 ms"
-    accumulate          number of mini-batches between two exchanges. Between exchanges, the worker makes local steps
-                        w_i <- w_i - eta g. Then it pushes the sum of its gradients (n_fetch = n_push in the paper,
-                        algorithm 7.1)
-    staleness_scaling   "inverse" divides gradients by tau > 0 (Zhang et al. 2016); ExponentialPenalty(rho) multiplies
-                        them by rho^tau (Chan and Lane 2014); any object with a method ``factor(staleness)`` works
-    delay_compensation  DelayCompensation(lambda) corrects gradients for their age (Zheng et al. 2017)
+    placement           where servers run: on their "own" machines, or "colocated" with the workers
+    apply_time          time that a server takes to apply one update to its shard, in seconds or as a string ("1 ms")
+    accumulate          mini-batches between two exchanges with the servers. Between exchanges, a worker makes local
+                        steps w_i <- w_i - eta g; then it pushes the sum of its gradients (n_fetch = n_push in algorithm
+                        7.1 of the paper)
+    staleness_scaling   factor that reduces the step for stale gradients: "inverse" divides by tau > 0 (Zhang et al.
+                        2016), "square-root" by sqrt(1 + tau), and ExponentialPenalty(rho) multiplies by rho^tau (Chan
+                        and Lane 2014). Any object with a method ``factor(staleness)`` is accepted. None: no scaling
+    delay_compensation  DelayCompensation(lambda) corrects gradients for the updates that they missed (Zheng et al.
+                        2017); None: no correction
+
+    Raises ConfigError if `delay_compensation` is combined with `accumulate` > 1.
     """
 
     servers: Count = 1

@@ -41,11 +41,12 @@ class LocalSGD(Periodic):
 
     x_i <- x_i - eta g_i(x_i);   every tau steps   x_i <- (1/N) sum_j x_j
 
-    period       tau, the local steps between two averages
-    start_epoch  before this epoch, workers average gradients in every step instead (post-local SGD, Lin et al. 2020,
-                 arXiv:1808.07217)
+    period       tau, the number of local steps between two averages
+    start_epoch  epoch in which local steps begin. Before this epoch, workers average their gradients in every step
+                 (post-local SGD, Lin et al. 2020, arXiv:1808.07217)
     algorithm, rank_order, cost
-                 the :class:`~ddlsim.Fabric` of the all-reduce, as for :class:`~ddlsim.AllReduce`
+                 algorithm of the all-reduce, order of the ranks, and source of its times, as described for
+                 :class:`~ddlsim.Fabric`
     """
 
     period: Count = 8
@@ -111,10 +112,12 @@ class QsparseLocalSGD(Periodic):
 
     This is equivalent to :class:`~ddlsim.LocalSGD` in a run with ``compression=compressor``.
 
-    period      H, the local steps between two exchanges
-    compressor  C with its memory m_i. The paper uses Top_k or Rand_k, combined with signs or quantisation
+    period      H, the number of local steps between two exchanges
+    compressor  compressor C of the model updates, with error feedback (the memory m_i). The paper uses Top_k or Rand_k,
+                combined with signs or quantisation
     algorithm, rank_order, cost
-                the :class:`~ddlsim.Fabric` of the exchange
+                algorithm of the exchange, order of the ranks, and source of its times, as described for
+                :class:`~ddlsim.Fabric`
     """
 
     period: Count = 8
@@ -141,7 +144,7 @@ class QsparseLocalSGD(Periodic):
 @checked
 @dataclass(frozen=True)
 class HierarchicalLocalSGD(Periodic):
-    """Hierarchical local SGD: averages within blocks of workers, and less often over all workers.
+    """Hierarchical local SGD: models are averaged within blocks of workers, and less often over all workers.
 
     Lin et al. 2020, arXiv:1808.07217:
 
@@ -149,14 +152,15 @@ class HierarchicalLocalSGD(Periodic):
     x_i <- the mean of the models in its block     after every H local steps
     x_i <- the mean of all models                  after every H^b averages of the block
 
-    Averages within a block use the links inside the block. With H^b = 1 this is :class:`~ddlsim.LocalSGD`.
+    Averages within a block use only the links inside the block. With H^b = 1, this is :class:`~ddlsim.LocalSGD`.
 
-    period        H
-    block_period  H^b
-    block         "machine": one block per machine or, if machines hold one worker each, one per innermost group of the
-                  network, such as a rack; or the number of consecutive ranks per block
+    period        H, the number of local steps between averages within a block
+    block_period  H^b, the number of averages within a block per average over all workers
+    block         number of workers with consecutive ranks per block, or "machine": each machine is a block or, if
+                  machines hold only one worker each, each innermost group of the network, such as a rack
     algorithm, rank_order, cost
-                  the :class:`~ddlsim.Fabric` of the all-reduces
+                  algorithm of the all-reduces, order of the ranks, and source of their times, as described for
+                  :class:`~ddlsim.Fabric`
     """
 
     period: Count = 2
@@ -227,14 +231,15 @@ class AdaComm(Periodic):
 
         tau_l = ceil( sqrt(F_l / F_0) tau_0 )
 
-    F_0 is the loss of the initial model, and F_l that of the averaged model at the start of the interval. Losses are
+    F_0 is the loss of the initial model, and F_l is that of the averaged model at the start of the interval. Losses are
     evaluated on the held-out samples, which takes no simulated time.
 
-    period    tau_0
-    interval  length of an interval: a number of averages, or simulated time such as "60 s"; it ends with the first
-              average after that time
+    period    tau_0, the number of local steps between averages in the first interval
+    interval  length of an interval: a number of averages, or a simulated time such as "60 s", after which the interval
+              ends with the next average
     algorithm, rank_order, cost
-              the :class:`~ddlsim.Fabric` of the all-reduce
+              algorithm of the all-reduce, order of the ranks, and source of its times, as described for
+              :class:`~ddlsim.Fabric`
     """
 
     period: Count = 16

@@ -29,17 +29,17 @@ from ddlsim.workload.compute import Workload
 class BMUF(Periodic):
     """BMUF (blockwise model-update filtering): local SGD with block momentum (Chen and Huo 2016, ICASSP).
 
-    After every `period` local steps, with the mean x of the workers' models and the global model W:
+    After every `period` local steps, the global model W is updated from the mean x of the workers' models, with the
+    paper's classical block momentum:
 
     G = x - W;   Delta <- eta Delta + zeta G;   W <- W + Delta;   x_i <- W
 
-    This is the paper's classical block momentum.
-
-    period          local steps between two averages
-    block_momentum  eta; None: 1 - 1/N, which worked well in the paper
-    block_rate      zeta
+    period          number of local steps between two updates of the global model
+    block_momentum  eta, the momentum of the update; None: 1 - 1/N for N workers, which worked well in the paper
+    block_rate      zeta, the learning rate of the update
     algorithm, rank_order, cost
-                    the :class:`~ddlsim.Fabric` of the all-reduce
+                    algorithm of the all-reduce, order of the ranks, and source of its times, as described for
+                    :class:`~ddlsim.Fabric`
     """
 
     period: Count = 8
@@ -70,20 +70,22 @@ class BMUF(Periodic):
 class DiLoCo(Periodic):
     """DiLoCo: distributed low-communication training (Douillard et al. 2023, arXiv:2311.08105, algorithm 1).
 
-    Each worker makes H local steps from the common model theta; the mean change is a gradient for the outer optimizer:
+    Each worker makes H local steps from the common model theta. The mean change of the models is then used as a
+    gradient by an outer optimizer:
 
     theta_i <- InnerOpt(theta_i, g_i(theta_i))                     H times, starting from theta_i = theta
     Delta = (1/N) sum_i (theta - theta_i);   theta <- OuterOpt(theta, Delta)
 
-    The inner optimizer is that of the run, and keeps its state. The paper uses AdamW, which has decoupled weight decay:
-    ``Training(optimizer=Adam(weight_decay=0.1))``. With ``outer=SGD()`` and ``outer_rate=1`` this is
-    :class:`~ddlsim.LocalSGD`; with ``outer=Adam()`` it is FedAdam over all workers.
+    The inner optimizer is that of the run, and keeps its state. The paper uses AdamW, which is
+    ``Training(optimizer=Adam(weight_decay=0.1))``. With ``outer=SGD()`` and ``outer_rate=1``, this is
+    :class:`~ddlsim.LocalSGD`; with ``outer=Adam()``, it is FedAdam over all workers.
 
-    period      H; 500 in the paper
-    outer       OuterOpt; Nesterov momentum of 0.9 in the paper
-    outer_rate  learning rate of OuterOpt; 0.7 in the paper
+    period      H, the number of local steps between two outer updates; 500 in the paper
+    outer       outer optimizer; the paper uses Nesterov momentum with a factor of 0.9
+    outer_rate  learning rate of the outer optimizer; 0.7 in the paper
     algorithm, rank_order, cost
-                the :class:`~ddlsim.Fabric` of the all-reduce
+                algorithm of the all-reduce, order of the ranks, and source of its times, as described for
+                :class:`~ddlsim.Fabric`
     """
 
     period: Count = 500
@@ -111,23 +113,25 @@ class DiLoCo(Periodic):
 class SlowMo(Periodic):
     """SlowMo: local SGD with slow momentum (Wang, Tantia, Ballas and Rabbat 2020, arXiv:1910.00643, algorithm 1).
 
-    Each worker makes tau local steps d_i of the run's optimizer. Then momentum is applied to the mean change:
+    Each worker makes tau local steps d_i of the run's optimizer. Then momentum is applied to the mean change of the
+    models:
 
     x_i <- x_i - gamma d_i                          tau times, starting from x_i = x
     u <- beta u + (x - (1/N) sum_i x_i) / gamma
     x <- x - alpha gamma u
 
     gamma is the learning rate of the latest local step; if it is 0, the models are only averaged. With beta = 0,
-    alpha = 1 and buffers = "maintain" this is :class:`~ddlsim.LocalSGD`.
+    alpha = 1 and buffers = "maintain", this is :class:`~ddlsim.LocalSGD`.
 
-    period     tau. Tune `period`, `momentum` and `slow_rate` to the task
+    period     tau, the number of local steps between two averages; tune it to the task, with the next two
     momentum   beta, the slow momentum
     slow_rate  alpha, the slow learning rate
-    buffers    what happens to the state of the run's optimizer after an average (line 2 of the algorithm): "maintain"
-               or "reset". The paper's third option, to average the state, is not supported, because workers would
-               have to send the state
+    buffers    whether workers "maintain" or "reset" the state of the run's optimizer after an average (line 2 of the
+               algorithm). The paper's third option, averaging the state, is not supported, because workers would have
+               to send the state
     algorithm, rank_order, cost
-               the :class:`~ddlsim.Fabric` of the all-reduce
+               algorithm of the all-reduce, order of the ranks, and source of its times, as described for
+               :class:`~ddlsim.Fabric`
     """
 
     period: Count = 48

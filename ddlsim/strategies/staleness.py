@@ -37,7 +37,7 @@ class ExponentialPenalty:
 
     Chan and Lane 2014, Interspeech, "Distributed asynchronous optimization of convolutional neural networks".
 
-    rho  factor per update of staleness, above 0 and at most 1
+    rho  factor by which the learning rate shrinks for each update that a gradient missed; above 0 and at most 1
     """
 
     rho: Annotated[float, number(0.0, 1.0, above=True)]
@@ -85,10 +85,10 @@ class DelayCompensation:
 
     where w_bak are the parameters that the worker pulled, and g * g approximates the diagonal of the Hessian.
 
-    variance_control  lambda; the paper's lambda_0 if `adaptive` is set
-    adaptive          decay m of the mean square of gradients: lambda_t = lambda_0 / sqrt(MeanSquare_t + 1e-7) with
-                      MeanSquare_t = m MeanSquare_(t-1) + (1 - m) g * g for each element (DC-ASGD-a); None: constant
-                      lambda (DC-ASGD-c)
+    variance_control  lambda, the strength of the correction; with `adaptive`, the paper's lambda_0
+    adaptive          decay m of the running mean square of the gradients (DC-ASGD-a), from which each element's lambda
+                      follows: MeanSquare_t = m MeanSquare_(t-1) + (1 - m) g * g, and
+                      lambda_t = lambda_0 / sqrt(MeanSquare_t + 1e-7). None: constant lambda (DC-ASGD-c)
     """
 
     variance_control: NotNegative = 0.04
