@@ -37,7 +37,10 @@ class NoJitter:
 @checked
 @dataclass(frozen=True)
 class Lognormal:
-    """Jitter that multiplies compute times by log-normal factors with mean 1 and coefficient of variation `cv`."""
+    """Jitter that multiplies compute times by log-normally distributed factors with mean 1.
+
+    cv  coefficient of variation of the factors: standard deviation over mean
+    """
 
     cv: Positive
     mean: float = field(default=1.0, init=False)
@@ -51,7 +54,10 @@ class Lognormal:
 @checked
 @dataclass(frozen=True)
 class Gamma:
-    """Jitter that multiplies compute times by gamma-distributed factors with mean 1 and coefficient of variation `cv`."""
+    """Jitter that multiplies compute times by gamma-distributed factors with mean 1.
+
+    cv  coefficient of variation of the factors: standard deviation over mean
+    """
 
     cv: Positive
     mean: float = field(default=1.0, init=False)
