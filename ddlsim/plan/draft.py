@@ -12,12 +12,12 @@ from ddlsim.plan.plan import ALL_REDUCE, COLUMNS, KINDS, RECEIVE, SEND, Lane, Pa
 
 
 class Draft:
-    """A plan under construction.
+    """A plan under construction: add tasks one by one, then call :meth:`plan`.
 
-    n_layers  number of layers of the model
+    n_layers  number of layers of the model; 0 for plans without a model
     parts     groups of gradients that are summed together
     servers   ranks that are parameter servers
-    delays    age of each layer's weights, in updates, for plans whose steps overlap
+    delays    for plans whose steps overlap: age of each layer's weights, in updates
 
     >>> from ddlsim.plan import Draft
     >>> draft = Draft()

@@ -100,9 +100,11 @@ def key_sizes(plan: Plan) -> tuple[Floats, Ints, Ints]:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Execution:
-    """Start and end times of the tasks of a plan.
+    """Start and end times of all tasks of an executed plan.
 
-    start, end  in s, (n,) each
+    plan   the executed plan
+    start  start of each task in seconds, shape (n,)
+    end    end of each task in seconds, shape (n,)
 
     A collective starts on a rank when the rank enters it. A receive starts when the rank begins to wait for the
     message.
@@ -170,14 +172,16 @@ def execute(
 ) -> Execution:
     """Execute a plan on a cluster and return the start and end of each task.
 
+    plan        plan to execute
+    cluster     bundled name, path, networkx graph or :class:`~ddlsim.cluster.Cluster`
     algorithm   algorithm of all-reduces: a name, or a function ``n_ranks -> Schedule``
                 (:func:`ddlsim.collectives.build`). To set the algorithms of several kinds of collectives, pass a
                 mapping such as ``{"all_reduce": "hierarchical", "all_gather": "direct"}``; the other kinds use
                 :data:`ddlsim.plan.ALGORITHMS`. A "push_pull" can be "direct", or "tree" or "star", which first sum
                 gradients inside each machine (:func:`ddlsim.collectives.push_pull.push_pull`)
-    nodes       (n_ranks,) nodes of the ranks; None: the cluster's first workers
-    rank_order  order of a collective's members: "topology" (neighbours in the network are consecutive), "given", or a
-                permutation of the ranks 0..n_ranks-1
+    nodes       (n_ranks,) index of each rank's node in the cluster; None: the cluster's first workers
+    rank_order  order of a collective's members: "topology" (neighbours in the network are consecutive), "given" (as in
+                the plan), or a permutation of the ranks 0..n_ranks-1
 
     Raises ConfigError if the plan has a dependency cycle or does not fit the cluster.
     """

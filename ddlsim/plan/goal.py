@@ -34,7 +34,9 @@ _REQUIRES = re.compile(rf"(?P<later>{_LABEL})\s+(?P<start>i?)requires\s+(?P<soon
 
 @checked
 def read_goal(path: str | Path) -> Plan:
-    """Read a plan from a GOAL file.
+    """Read a plan from a file in GOAL, the language of LogGOPSim.
+
+    path  path of the GOAL text file
 
     ``calc`` operations take nanoseconds and run one at a time on each ``cpu`` of a rank, in the order in which they
     could start. A send ends when the message is delivered (LogGOPSim's rendezvous protocol), and takes no CPU time. The
