@@ -55,10 +55,15 @@ ClusterLike = Annotated[
 
 @dataclass(frozen=True)
 class Routes:
-    """Routes in compressed sparse row form: route i is ``links[offsets[i]:offsets[i + 1]]``, in order.
+    """Routes through a cluster, each a sequence of links.
 
-    shares  (n_hops,) the share of a message's bytes on each link, for messages split over several paths; None: 1
-    flows   (n_routes,) the flow numbers that ECMP hashes; None: 0
+    They are stored in compressed sparse row form: route i is ``links[offsets[i]:offsets[i + 1]]``, in order.
+
+    offsets  (n_routes + 1,) start of each route in `links`
+    links    (n_hops,) indices of the links of all routes
+    shares   (n_hops,) fraction of a message's bytes that each link carries, for messages that are split over several
+             paths; None: 1
+    flows    (n_routes,) flow number that ECMP hashes to choose a path; None: 0
     """
 
     offsets: Ints
@@ -105,22 +110,24 @@ class Cluster:
 
     Create clusters with :func:`ddlsim.load_cluster` or :meth:`from_graph`.
 
-    Nodes have the kind "gpu", "host" (CPU), "storage" or "switch"; all except switches are endpoints. `host_of`
+    A node has the kind "gpu", "host" (CPU), "storage" or "switch"; all nodes except switches are endpoints. `host_of`
     contains the machine of each node, or -1 for switches between machines. Links are directed. Every link belongs to a
-    channel, which has a capacity; the two directions of a half-duplex link share one channel.
+    channel with a limited capacity; the two directions of a half-duplex link share one channel.
 
     Arrays of shape (n_nodes,):
 
-    speed            relative compute speed
-    send_overhead, recv_overhead  seconds per sent and per received message (o in LogGP)
-    reduce_time      seconds per reduced byte
+    speed            compute speed relative to that of the node's device
+    send_overhead    software time in seconds to send a message (o in LogGP)
+    recv_overhead    software time in seconds to receive a message
+    reduce_time      time in seconds to reduce one byte of received data
 
     Arrays of shape (n_links,):
 
-    link_bandwidth   bytes/s
+    link_src, link_dst  source and destination node of each link
+    link_bandwidth   bandwidth in bytes/s
     link_efficiency  fraction of the bandwidth that is available to payload
-    link_latency     seconds
-    link_kind        kind of the link
+    link_latency     latency in seconds
+    link_kind        kind of the link, such as "nic" or "trunk"
     """
 
     name: str
