@@ -40,8 +40,8 @@ class AllReduce(OnFabric):
     overlap     when gradients are sent during the backward pass: "none", "layer", "ddp", "horovod", "priority", or a
                 policy object such as DdpBuckets("50 MiB")
     algorithm, rank_order, cost
-                algorithm of the all-reduce, order of the ranks, and source of its times, as described for
-                :class:`~ddlsim.Fabric`. ``simulate(..., fabric=...)`` sets all three
+                algorithm, rank order and cost model of the all-reduce; see :class:`~ddlsim.Fabric`, which
+                ``simulate(..., fabric=...)`` can also set
     shared_norms
                 for LARS and LAMB: algorithm of an all-gather, such as "bruck" or "ring". Each of N workers computes the
                 norms of 1/N of the layers, and the all-gather distributes them (Shi et al. 2021, arXiv:2010.10458,

@@ -118,10 +118,10 @@ class KAsync(OfK):
     new parameters to these k workers. The other workers continue with their old parameters. With k = 1, this is
     asynchronous SGD; with k equal to the number of workers, it is synchronous SGD.
 
-    k  number of workers whose gradients form an update
+    k   number of workers whose gradients form an update
     servers, placement, apply_time
-       number, placement and update time of the servers, as for :class:`~ddlsim.AsyncParameterServer`. All servers apply
-       an update at the same time
+        number, placement and update time of the servers, as for :class:`~ddlsim.AsyncParameterServer`. All servers
+        apply an update at the same time
     """
 
     kind = "async"
@@ -144,10 +144,10 @@ class KBatchAsync(OfK):
     w <- w - eta (1/k) sum g. After a push, a worker pulls the current parameters and continues immediately: no worker
     waits for others, and no work is cancelled.
 
-    k  number of gradients, that is, mini-batches, per update
+    k   number of gradients, that is, mini-batches, per update
     servers, placement, apply_time
-       number, placement and update time of the servers, as for :class:`~ddlsim.AsyncParameterServer`. All servers apply
-       an update at the same time
+        number, placement and update time of the servers, as for :class:`~ddlsim.AsyncParameterServer`. All servers
+        apply an update at the same time
     """
 
     kind = "batch-async"
@@ -166,13 +166,14 @@ class SoftSync(WithServers):
 
     With N workers, the server waits for c = floor(N/n) gradients from any workers and makes the update
 
-        w <- w - (1/c) sum_l alpha(tau_l) g_l,    alpha(tau) = alpha_0 / tau for tau > 0, else alpha_0.
+        w <- w - (1/c) sum_l alpha(tau_l) g_l,    alpha(tau) = alpha_0 / tau for tau > 0, else alpha_0,
 
-    After a push, a worker pulls the current parameters and continues immediately. The staleness tau of a gradient is
-    the number of updates between the worker's pull and its push, about n on average. With n = N, this is asynchronous
-    SGD. The paper's hardsync, which waits for all workers, is :class:`~ddlsim.ParameterServer`.
+    where alpha_0 is the learning rate of the run. After a push, a worker pulls the current parameters and continues
+    immediately. The staleness tau of a gradient is the number of updates between the worker's pull and its push, about
+    n on average. With n = N, this is asynchronous SGD. The paper's hardsync, which waits for all workers, is
+    :class:`~ddlsim.ParameterServer`.
 
-    n                   the n of n-softsync: the larger it is, the fewer gradients an update uses; at most N
+    n                   number that determines c: the larger n is, the fewer gradients an update uses; at most N
     staleness_scaling   how the learning rate depends on staleness. "inverse" is the paper's alpha(tau), None is the
                         constant alpha_0, and :class:`~ddlsim.AsyncParameterServer` lists other choices
     servers, placement, apply_time

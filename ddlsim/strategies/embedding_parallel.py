@@ -57,8 +57,8 @@ class EmbeddingParallel(DealtOut):
     """Train recommendation models with sharded embedding tables and data-parallel MLPs.
 
     All-to-alls carry embedding vectors from the tables to the MLPs (Naumov et al. 2019, arXiv:1906.00091, section 4;
-    TorchRec: Ivchenko et al. 2022). ``batch_size`` is the global batch size. The placement of the tables does not
-    change the values, which are those of synchronous SGD. The model assumes that all rows of a table are equally likely
+    TorchRec: Ivchenko et al. 2022). ``batch_size`` is the global batch size. The computed values
+    are those of synchronous SGD, wherever the tables are. The model assumes that all rows of a table are equally likely
     to be looked up, and that a worker performs the lookups in all of its tables with one kernel.
 
     sharding         how tables are sharded: "table-wise", "row-wise" (partial sums are reduce-scattered and gradients

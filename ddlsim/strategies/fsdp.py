@@ -79,8 +79,7 @@ class FSDP:
     param_dtype   data type of gathered weights. None: that of the computation; "fp32": each rank casts the gathered
                   weights (autocast)
     reduce_scatter, all_gather, rank_order, cost
-                  algorithms of the two collectives, order of the ranks, and source of collective times, as for
-                  :class:`~ddlsim.ShardedUpdate`
+                  algorithms, rank order and cost model of the two collectives, as for :class:`~ddlsim.ShardedUpdate`
 
     For stages 1 and 2 only:
 

@@ -100,8 +100,8 @@ class Hybrid(DealtOut, WithFabric):
     micro_batches
                 number of micro-batches that each worker computes, one at a time, before gradients are summed
     algorithm, rank_order, cost
-                algorithm of the gradients' all-reduces, order of the ranks, and source of their times, as described for
-                :class:`~ddlsim.Fabric`. All other exchanges are simulated message by message
+                algorithm, rank order and cost model of the gradients' all-reduces; see :class:`~ddlsim.Fabric`. All
+                other exchanges are simulated message by message
     """
 
     groups: Literal["balance"] | Mapping[str, Count] | Distribution = "balance"

@@ -152,10 +152,10 @@ class KSync(OfK):
     gradient that is in flight at that time is dropped on arrival. With k equal to the number of workers, this is
     synchronous SGD.
 
-    k  number of workers whose gradients form an update
+    k   number of workers whose gradients form an update
     servers, placement, apply_time
-       number, placement and update time of the servers, as for :class:`~ddlsim.AsyncParameterServer`. All servers apply
-       an update at the same time
+        number, placement and update time of the servers, as for :class:`~ddlsim.AsyncParameterServer`. All servers
+        apply an update at the same time
     """
 
     kind = "sync"
@@ -182,10 +182,10 @@ class KBatchSync(OfK):
     (section 2 of the paper). While a worker waits for the new parameters, it computes another gradient with the old
     ones. Unfinished gradients are cancelled when the new parameters arrive.
 
-    k  number of gradients, that is, mini-batches, per update
+    k   number of gradients, that is, mini-batches, per update
     servers, placement, apply_time
-       number, placement and update time of the servers, as for :class:`~ddlsim.AsyncParameterServer`. All servers apply
-       an update at the same time
+        number, placement and update time of the servers, as for :class:`~ddlsim.AsyncParameterServer`. All servers
+        apply an update at the same time
     """
 
     kind = "batch-sync"
@@ -206,7 +206,7 @@ class BackupWorkers(WithServers):
     Chen, Pan, Monga, Bengio and Jozefowicz 2016, arXiv:1604.00981, section 3. The first N gradients make the update
     w <- w - eta (1/N) sum g.
 
-    backups  b, the number of workers whose gradients are dropped; these workers count towards ``workers``
+    backups  b, the number of backup workers, which are included in the run's ``workers``
     restart  whether late workers abandon their gradients and receive the new parameters (:class:`KSync` with k = N).
              False: late workers finish and push their gradients, which are dropped, and then pull (the paper's
              algorithms 3 and 4, as in TensorFlow's SyncReplicasOptimizer)

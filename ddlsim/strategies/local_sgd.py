@@ -37,7 +37,8 @@ from ddlsim.workload.compute import Workload
 class LocalSGD(Periodic):
     """Local SGD: workers average their parameters after every `period` local steps.
 
-    Stich 2019, arXiv:1805.09767, algorithm 1:
+    With the parameters x_i and gradients g_i of worker i and the learning rate eta (Stich 2019, arXiv:1805.09767,
+    algorithm 1):
 
     x_i <- x_i - eta g_i(x_i);   every tau steps   x_i <- (1/N) sum_j x_j
 
@@ -45,8 +46,7 @@ class LocalSGD(Periodic):
     start_epoch  epoch in which local steps begin. Before this epoch, workers average their gradients in every step
                  (post-local SGD, Lin et al. 2020, arXiv:1808.07217)
     algorithm, rank_order, cost
-                 algorithm of the all-reduce, order of the ranks, and source of its times, as described for
-                 :class:`~ddlsim.Fabric`
+                 algorithm, rank order and cost model of the all-reduce; see :class:`~ddlsim.Fabric`
     """
 
     period: Count = 8
@@ -105,7 +105,8 @@ def _steps_before(context: RunContext, epoch: float) -> int:
 class QsparseLocalSGD(Periodic):
     """Qsparse-local-SGD: local SGD with compressed model updates and error feedback.
 
-    Basu et al. 2019, arXiv:1906.02367, algorithm 1:
+    From the common model x, each worker i makes H local steps. Then the workers exchange their compressed model changes
+    q_i (Basu et al. 2019, arXiv:1906.02367, algorithm 1):
 
     x_i <- x_i - eta g_i(x_i)                                   H times, starting from x_i = x
     q_i = C(m_i + x - x_i);   m_i <- m_i + x - x_i - q_i;   x <- x - (1/N) sum_i q_i
@@ -113,11 +114,10 @@ class QsparseLocalSGD(Periodic):
     This is equivalent to :class:`~ddlsim.LocalSGD` in a run with ``compression=compressor``.
 
     period      H, the number of local steps between two exchanges
-    compressor  compressor C of the model updates, with error feedback (the memory m_i). The paper uses Top_k or Rand_k,
+    compressor  compressor C of the model changes, with error feedback (the memory m_i). The paper uses Top_k or Rand_k,
                 combined with signs or quantisation
     algorithm, rank_order, cost
-                algorithm of the exchange, order of the ranks, and source of its times, as described for
-                :class:`~ddlsim.Fabric`
+                algorithm, rank order and cost model of the exchange; see :class:`~ddlsim.Fabric`
     """
 
     period: Count = 8
@@ -146,7 +146,7 @@ class QsparseLocalSGD(Periodic):
 class HierarchicalLocalSGD(Periodic):
     """Hierarchical local SGD: models are averaged within blocks of workers, and less often over all workers.
 
-    Lin et al. 2020, arXiv:1808.07217:
+    With the model x_i and gradients g_i of worker i (Lin et al. 2020, arXiv:1808.07217):
 
     x_i <- x_i - eta g_i(x_i)                      in every step
     x_i <- the mean of the models in its block     after every H local steps
@@ -159,8 +159,7 @@ class HierarchicalLocalSGD(Periodic):
     block         number of workers with consecutive ranks per block, or "machine": each machine is a block or, if
                   machines hold only one worker each, each innermost group of the network, such as a rack
     algorithm, rank_order, cost
-                  algorithm of the all-reduces, order of the ranks, and source of their times, as described for
-                  :class:`~ddlsim.Fabric`
+                  algorithm, rank order and cost model of the all-reduces; see :class:`~ddlsim.Fabric`
     """
 
     period: Count = 2
@@ -238,8 +237,7 @@ class AdaComm(Periodic):
     interval  length of an interval: a number of averages, or a simulated time such as "60 s", after which the interval
               ends with the next average
     algorithm, rank_order, cost
-              algorithm of the all-reduce, order of the ranks, and source of its times, as described for
-              :class:`~ddlsim.Fabric`
+              algorithm, rank order and cost model of the all-reduce; see :class:`~ddlsim.Fabric`
     """
 
     period: Count = 16

@@ -29,17 +29,16 @@ from ddlsim.workload.compute import Workload
 class BMUF(Periodic):
     """BMUF (blockwise model-update filtering): local SGD with block momentum (Chen and Huo 2016, ICASSP).
 
-    After every `period` local steps, the global model W is updated from the mean x of the workers' models, with the
-    paper's classical block momentum:
+    After every `period` local steps, a global model W is updated with momentum from the mean x of the workers' models
+    x_i, and workers continue from it (the paper's classical block momentum):
 
     G = x - W;   Delta <- eta Delta + zeta G;   W <- W + Delta;   x_i <- W
 
     period          number of local steps between two updates of the global model
-    block_momentum  eta, the momentum of the update; None: 1 - 1/N for N workers, which worked well in the paper
-    block_rate      zeta, the learning rate of the update
+    block_momentum  eta, the momentum of the global model; None: 1 - 1/N for N workers, which worked well in the paper
+    block_rate      zeta, the learning rate of the global model
     algorithm, rank_order, cost
-                    algorithm of the all-reduce, order of the ranks, and source of its times, as described for
-                    :class:`~ddlsim.Fabric`
+                    algorithm, rank order and cost model of the all-reduce; see :class:`~ddlsim.Fabric`
     """
 
     period: Count = 8
@@ -84,8 +83,7 @@ class DiLoCo(Periodic):
     outer       outer optimizer; the paper uses Nesterov momentum with a factor of 0.9
     outer_rate  learning rate of the outer optimizer; 0.7 in the paper
     algorithm, rank_order, cost
-                algorithm of the all-reduce, order of the ranks, and source of its times, as described for
-                :class:`~ddlsim.Fabric`
+                algorithm, rank order and cost model of the all-reduce; see :class:`~ddlsim.Fabric`
     """
 
     period: Count = 500
@@ -113,25 +111,25 @@ class DiLoCo(Periodic):
 class SlowMo(Periodic):
     """SlowMo: local SGD with slow momentum (Wang, Tantia, Ballas and Rabbat 2020, arXiv:1910.00643, algorithm 1).
 
-    Each worker makes tau local steps d_i of the run's optimizer. Then momentum is applied to the mean change of the
-    models:
+    From the common model x, each worker makes tau local steps d_i with the run's optimizer. Momentum is then applied to
+    the mean change of the models:
 
     x_i <- x_i - gamma d_i                          tau times, starting from x_i = x
     u <- beta u + (x - (1/N) sum_i x_i) / gamma
     x <- x - alpha gamma u
 
     gamma is the learning rate of the latest local step; if it is 0, the models are only averaged. With beta = 0,
-    alpha = 1 and buffers = "maintain", this is :class:`~ddlsim.LocalSGD`.
+    alpha = 1 and buffers = "maintain", this is :class:`~ddlsim.LocalSGD`. Tune `period`, `momentum` and `slow_rate` to
+    the task.
 
-    period     tau, the number of local steps between two averages; tune it to the task, with the next two
+    period     tau, the number of local steps between two averages
     momentum   beta, the slow momentum
     slow_rate  alpha, the slow learning rate
     buffers    whether workers "maintain" or "reset" the state of the run's optimizer after an average (line 2 of the
                algorithm). The paper's third option, averaging the state, is not supported, because workers would have
                to send the state
     algorithm, rank_order, cost
-               algorithm of the all-reduce, order of the ranks, and source of its times, as described for
-               :class:`~ddlsim.Fabric`
+               algorithm, rank order and cost model of the all-reduce; see :class:`~ddlsim.Fabric`
     """
 
     period: Count = 48

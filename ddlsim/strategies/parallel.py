@@ -107,9 +107,9 @@ class Parallel(WithFabric):
                  "megatron" (those of Megatron Core, with 40 million parameters or, if larger, a million per replica).
                  With sharded="full", the buckets are transformer layers
     algorithm, rank_order, cost
-                 algorithm of the sums over replicas, order of the ranks, and source of their times, as described for
-                 :class:`~ddlsim.Fabric`. All other communication is simulated message by message, in tensor groups with
-                 NCCL's algorithms if `algorithm` is one of them
+                 algorithm, rank order and cost model of the sums over replicas; see :class:`~ddlsim.Fabric`. All other
+                 communication is simulated message by message, in tensor groups with NCCL's algorithms if `algorithm`
+                 is one of them
     """
 
     tensor: Count = 1

@@ -42,13 +42,13 @@ class ShardedUpdate:
 
     Workers reduce-scatter the gradients, update their shards, and all-gather the parameters. This is the "distributed
     weight update" of Intel MLSL (Sridharan et al. 2018, arXiv:1801.08030) and stage 1 of ZeRO (Rajbhandari et al. 2020,
-    arXiv:1910.02054, section 5.1). Workers send as many bytes as in a ring all-reduce, the optimizer needs only 1/N of
-    the time and state, and the values are those of synchronous SGD.
+    arXiv:1910.02054, section 5.1). Workers send as many bytes as in a ring all-reduce, and the optimizer needs only
+    1/N of the time and state. The computed values are those of synchronous SGD.
 
     reduce_scatter, all_gather
                 algorithm of each collective: a name, or a function ``n_ranks -> Schedule``
     rank_order, cost
-                order of the ranks and source of the times of both collectives, as for :class:`~ddlsim.Fabric`
+                rank order and cost model of both collectives; see :class:`~ddlsim.Fabric`
     overlap     "none", "layer", "ddp", or a policy that defines only buckets, such as DdpBuckets(...). Buckets are
                 reduce-scattered during the backward pass and all-gathered during the next forward pass, as in
                 Megatron-LM's distributed optimizer (:func:`ddlsim.plan.sharded`)

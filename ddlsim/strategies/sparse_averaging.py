@@ -45,11 +45,10 @@ class SPARTA(WithFabric):
     The running statistics of batch normalisation stay local. With p = 1, this is :class:`~ddlsim.LocalSGD` with a
     period of 1.
 
-    p  fraction of the parameters in S; the default is the authors' value. Of n parameters, round(p n), but at least
-       one, are sampled without replacement. (exogym instead samples each parameter independently.)
+    p   fraction of the parameters in S; the default is the authors' value. Of n parameters, round(p n), but at least
+        one, are sampled without replacement. (exogym instead samples each parameter independently.)
     algorithm, rank_order, cost
-       algorithm of the all-reduce, order of the ranks, and source of its times, as described for
-       :class:`~ddlsim.Fabric`
+        algorithm, rank order and cost model of the all-reduce; see :class:`~ddlsim.Fabric`
     """
 
     p: Annotated[float, number(0.0, 1.0, above=True, hint=" (0.005 is half a percent)")] = 0.005

@@ -20,7 +20,7 @@ class Scaling(Protocol):
 
 @dataclass(frozen=True)
 class InverseStaleness:
-    """Learning rate divided by staleness: alpha(tau) = alpha_0 / tau for tau > 0.
+    """Learning rate divided by the staleness tau of a gradient: alpha(tau) = alpha_0 / tau for tau > 0.
 
     Zhang, Gupta, Lian and Liu 2016, arXiv:1511.05950, section 3.
     """
@@ -33,11 +33,11 @@ class InverseStaleness:
 @checked
 @dataclass(frozen=True)
 class ExponentialPenalty:
-    """Learning rate that decays exponentially with staleness: alpha(tau) = rho^tau alpha_0.
+    """Learning rate that decays exponentially with the staleness tau of a gradient: alpha(tau) = rho^tau alpha_0.
 
     Chan and Lane 2014, Interspeech, "Distributed asynchronous optimization of convolutional neural networks".
 
-    rho  factor by which the learning rate shrinks for each update that a gradient missed; above 0 and at most 1
+    rho  factor by which the learning rate shrinks for each update that the gradient missed; above 0 and at most 1
     """
 
     rho: Annotated[float, number(0.0, 1.0, above=True)]
@@ -49,7 +49,7 @@ class ExponentialPenalty:
 
 @dataclass(frozen=True)
 class SquareRootStaleness:
-    """Learning rate that decays with the square root of staleness: alpha(tau) = alpha_0 / sqrt(1 + tau).
+    """Learning rate that decays with the square root of the staleness tau: alpha(tau) = alpha_0 / sqrt(1 + tau).
 
     Xie, Koyejo and Gupta 2019, arXiv:1903.03934 (polynomial with a = 1/2); Nguyen et al. 2022, arXiv:2106.06639.
     """
