@@ -410,8 +410,8 @@ class Cluster:
     def scaled(self, kind: str, *, bandwidth: Positive = 1.0, latency: NotNegative = 1.0) -> Cluster:
         """Return a copy of this cluster in which bandwidth and latency of all links of one `kind` are scaled.
 
-        kind                what to scale, such as "nic"
-        bandwidth, latency  factors relative to the present values
+        kind                kind of the links to scale, such as "nic"
+        bandwidth, latency  factors by which the current values are multiplied
 
         Raises :class:`ConfigError` for a kind that no link has, or an invalid factor.
         """
@@ -427,7 +427,7 @@ class Cluster:
     def with_links(self, bandwidth: Floats, latency: Floats) -> Cluster:
         """Return a copy of this cluster with new link bandwidths (bytes/s) and latencies (s), each of shape (n_links,).
 
-        Routes are those of this cluster, even if paths of equal length before now differ.
+        The copy keeps the routes of this cluster, even if other paths have become faster.
         """
         made = dataclasses.replace(self, link_bandwidth=bandwidth, link_latency=latency)
         vars(made)["_router"] = self._router  # its cached property, with the tables that are known already
@@ -448,7 +448,7 @@ class Cluster:
         device_price: Quantity | None = None,
         switch_power: Quantity | None = None,
     ) -> Cluster:
-        """Return a copy of this cluster with new prices and power draws. None keeps the present value.
+        """Return a copy of this cluster with new prices and power draws. None keeps the current value.
 
         price         price of every machine except storages, such as "3.06 USD/h" (a number is in USD/s)
         device_price  price of every worker's device, in addition to the price of its machine

@@ -115,8 +115,8 @@ def with_storage(
     write       total write bandwidth in bytes/s; None: equal to `read`
     operations  maximum number of read and write operations per second, whatever their size; None: no limit
     at          node to which the storage is connected, such as a switch; None: the only switch between the machines
-    bandwidth   bandwidth of the link to that node in bytes/s; None: that of the machines' links to this node
-    latency     latency of the link to that node in seconds; None: that of the machines' links to this node
+    bandwidth   bandwidth of the link to `at` in bytes/s; None: that of the machines' links to `at`
+    latency     latency of the link to `at` in seconds; None: that of the machines' links to `at`
 
     Raises ConfigError if `at` is not a node of the cluster, or if the name is already taken.
     """

@@ -27,8 +27,7 @@ class CodecCost:
 
     encode       encoding time in seconds per element of the gradient
     decode       time in seconds to decode one payload, per element of the gradient
-    encode_sort  additional encoding time of compressors that sort, such as some top-k: for n elements, encoding takes
-                 ``encode_sort * n * log2(n)`` seconds longer
+    encode_sort  additional encoding time for sorting, in seconds per n log2(n) for a gradient of n elements
     overhead     constant time in seconds of each encoding and each decoding, such as kernel launches
     """
 

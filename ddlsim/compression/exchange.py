@@ -67,15 +67,15 @@ def settle(
     mean: Annotated[Vector, with_attributes("an array", "shape", "dtype")],
     state: S,
 ) -> S:
-    """Return a worker's compressor state after an exchange. Call it once per exchange.
+    """Return a worker's compressor state after an exchange.
 
     compressor  compressor of the exchange
     payload     the worker's payload of the last round
     mean        result of the exchange, shape (n,)
     state       the worker's state after it encoded `payload`
 
-    PowerSGD computes its next Q from the mean. Error feedback around gTop-k adds the elements that the tree dropped to
-    the residual. For other compressors, the state does not change.
+    Call this function once per exchange. PowerSGD computes its next Q from the mean. Error feedback around gTop-k adds
+    the elements that the tree dropped to the residual. For other compressors, the state does not change.
     """
     return full(compressor).settle(payload, mean, state) if defines(compressor, "settle") else state
 
@@ -149,7 +149,7 @@ def sent_nbytes(collective: Collective, nbytes: Sequence[float] | npt.NDArray[np
     - (N - 1) S in an all-gather of messages of equal size: in a ring, a worker forwards all messages except that of its
       successor;
     - 2 (N - 1)/N S in a majority vote, because each worker counts the votes for 1/N of the coordinates;
-    - S per edge of the binomial tree of gTop-k, both up and down the tree; rank 0 sends ceil(log2 N) S.
+    - S to each of its neighbours in the binomial tree of gTop-k; rank 0 sends ceil(log2 N) S.
     """
     if len(nbytes) == 0:
         raise ConfigError("sent_nbytes: nbytes is empty; pass the size of at least one worker's message")

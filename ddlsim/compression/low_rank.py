@@ -118,8 +118,8 @@ class PowerSGD:
     def settle(self, payload: LowRankPayload, mean: Vector, state: PowerSGDState) -> PowerSGDState:
         """Return the state whose Q is the mean Q, orthonormalised (only its span matters).
 
-        The mean is ``P Q^T`` with orthonormal P, so ``mean^T P`` is the mean Q. Where that is zero, the old Q
-        stays, or no later gradient could be seen.
+        The mean is ``P Q^T`` with orthonormal P, so ``mean^T P`` is the mean Q. Where the mean Q is zero,
+        the old Q is kept, because a zero Q would suppress all later gradients.
         """
         right = []
         for m, p, old in zip(self._matrices(), payload.left, state.right, strict=True):

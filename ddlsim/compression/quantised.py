@@ -139,7 +139,7 @@ class QSGD(Stateless):
 
     @property
     def width(self) -> int:
-        """Number of bits per code."""
+        """Number of bits per element."""
         return (2 * self.n_levels).bit_length()
 
     def encode(self, gradient: Vector, state: None, rng: np.random.Generator) -> tuple[CodePayload, None]:

@@ -169,8 +169,8 @@ def cut(plan: Plan, cluster: Cluster, nodes: Sequence[int] | None = None) -> Cut
     nodes    (n_ranks,) index of each rank's node in the cluster; None: the cluster's first workers
 
     A message crosses the interfaces between its sender and its receiver. For collectives,
-    :func:`ddlsim.plan.interfaces.least_crossing` bounds the bytes: an all-reduce of m bytes over members in k places
-    moves at least m bytes out of and into each place, and 2 (k - 1) m bytes into all places together. Pushes to servers
+    :func:`ddlsim.plan.interfaces.least_crossing` bounds the bytes: an all-reduce of m bytes over k machines moves
+    at least m bytes out of and into each machine, and 2 (k - 1) m bytes into all machines together. Pushes to servers
     may be summed inside machines, but not between them. The burst of a token bucket (docs/models/tcp.md) takes no time.
     """
     every = np.ones(len(plan))

@@ -62,8 +62,8 @@ class Draft:
     ) -> tuple[int, int]:  # fmt: skip
         """Add a message between ranks, and return the rows of its send and its receive.
 
-        It is sent when the rows in `needs` have ended. With `cut`, it carries the tensors of a micro-batch that cross
-        the cut before that layer: activations in the forward pass, gradients in the backward pass.
+        The message is sent when the rows in `needs` have ended. With `cut`, it carries the tensors of a micro-batch that
+        cross the cut before that layer: activations in the forward pass, gradients in the backward pass.
         """
         key, layers = self._new_key(), (cut, cut)
         send = self._add(
@@ -80,8 +80,8 @@ class Draft:
     ) -> list[int]:  # fmt: skip
         """Add a collective of a group of ranks, and return its rows.
 
-        Member i enters it when the rows in ``needs[i]`` have ended. `part` is the gradient part that it sums, or whose
-        updated weights it distributes.
+        Member i enters the collective when the rows in ``needs[i]`` have ended. `part` is the index of the gradients
+        that it sums, or whose updated weights it distributes.
         """
         if kind not in KINDS[ALL_REDUCE:]:
             raise unknown_name("kind of collective", kind, KINDS[ALL_REDUCE:])

@@ -119,14 +119,14 @@ class Execution:
 
     @property
     def seconds(self) -> float:
-        """Makespan: the end of the last task, in s."""
+        """Makespan: the end of the last task, in seconds."""
         return float(self.end.max(initial=0.0))
 
     @cached_property
     def step_ends(self) -> Floats:
-        """Times at which each rank has all updated weights of each step, in s, (n_ranks, n_steps).
+        """Times in seconds at which each rank has all updated weights of each step, shape (n_ranks, n_steps).
 
-        If a step averages models, it ends with the averaged ones. NaN for ranks that receive none.
+        A step that averages models ends when the rank has the averaged model. NaN for ranks without updated weights.
         """
         plan = self.plan
         gathers = np.isin(plan.kind, (ALL_GATHER, BROADCAST)) & (plan.part >= 0)
@@ -140,12 +140,12 @@ class Execution:
 
     @property
     def step_times(self) -> Floats:
-        """Times between the ends of successive steps on their last ranks, in s, (n_steps,)."""
+        """Times in seconds between the ends of successive steps on their last ranks, shape (n_steps,)."""
         return np.diff(np.fmax.reduce(self.step_ends, axis=0), prepend=0.0)
 
     @property
     def idle_shares(self) -> Floats:
-        """Share of each step in which a rank does no work, (n_ranks, n_steps): pipeline bubbles, exposed communication.
+        """Fraction of each step in which a rank is idle, shape (n_ranks, n_steps): bubbles, exposed communication.
 
         Only lanes named "compute" count. A step ends when the last rank has all updated weights.
         """

@@ -40,7 +40,7 @@ def read_goal(path: str | Path) -> Plan:
 
     ``calc`` operations take nanoseconds and run one at a time on each ``cpu`` of a rank, in the order in which they
     could start. A send ends when the message is delivered (LogGOPSim's rendezvous protocol), and takes no CPU time. The
-    network's routes determine which interface it uses; ``nic`` is ignored. ``irequires`` waits until the named
+    network's routes determine which interface a message uses; ``nic`` is ignored. ``irequires`` waits until the named
     operation can start, that is, for the dependencies of that operation.
 
     Raises ConfigError, naming file and line, for invalid GOAL and for content that a plan cannot express: receives from

@@ -373,19 +373,19 @@ class Plan:
     # ------------------------------------------------------------ what can be done with it
 
     def check(self) -> None:
-        """Check the plan, see :func:`ddlsim.plan.check.check`. Raises ConfigError, naming the task."""
+        """Check the plan: see :func:`ddlsim.plan.check.check`. Raises ConfigError, naming the task."""
         from ddlsim.plan.check import check
 
         check(self)
 
     def critical_path(self, least: float | Floats = 0.0) -> float:
-        """Return the length of the critical path in s, see :func:`ddlsim.plan.bounds.critical_path`."""
+        """Return the length of the critical path in seconds: see :func:`ddlsim.plan.bounds.critical_path`."""
         from ddlsim.plan.bounds import critical_path
 
         return critical_path(self, least)
 
     def cut(self, cluster: Cluster, nodes: Sequence[int] | None = None) -> Cut:
-        """Return the time and bytes of the narrowest interface, see :func:`ddlsim.plan.bounds.cut`."""
+        """Return a lower bound on the time from the bytes that cross an interface: see :func:`ddlsim.plan.bounds.cut`."""
         from ddlsim.plan.bounds import cut
 
         return cut(self, cluster, nodes)
@@ -422,7 +422,7 @@ class Plan:
         nodes: Sequence[int] | None = None,
         rank_order: str | Sequence[int] = "topology",
     ) -> Execution:
-        """Return when each task starts and ends: see :func:`ddlsim.plan.execute.execute`."""
+        """Return the start and end of each task: see :func:`ddlsim.plan.execute.execute`."""
         from ddlsim.plan.execute import execute
 
         return execute(self, cluster, algorithm, nodes=nodes, rank_order=rank_order)

@@ -61,7 +61,7 @@ class AllReduce(OnFabric):
 
     @property
     def label(self) -> str:
-        """Algorithm and overlap, and the cost model unless collectives are simulated."""
+        """Label for tables and plots: algorithm and overlap, and the cost model unless collectives are simulated."""
         overlap = self.overlap if isinstance(self.overlap, str) else type(self.overlap).__name__
         norms = "" if self.shared_norms is None else ", shared norms"
         norms += "" if self.no_sync else ", sums in every micro-step"

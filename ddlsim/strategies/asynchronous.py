@@ -183,7 +183,7 @@ class AsyncParameterServer(UpdatesServers):
 
     @property
     def label(self) -> str:
-        """Number and placement of the servers, and the options in use."""
+        """Label for tables and plots: number and placement of the servers, and the options in use."""
         parts = [f"{self.servers} {self.placement}"]
         if self.accumulate > 1:
             parts.append(f"every {self.accumulate}")
@@ -195,7 +195,7 @@ class AsyncParameterServer(UpdatesServers):
         return f"asynchronous parameter server ({', '.join(parts)})"
 
     def updates(self, steps: int, n_workers: int) -> int:
-        """Return the number of updates: one per push."""
+        """Return the number of updates in `steps` steps of every worker: one per push."""
         return math.ceil(steps * n_workers / self.accumulate)
 
     def start(self, context: RunContext) -> None:

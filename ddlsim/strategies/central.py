@@ -94,11 +94,11 @@ class OfK(WithServers):
 
     @property
     def label(self) -> str:
-        """The value of k and the name of the method."""
+        """Label for tables and plots: k and the name of the method."""
         return f"{self.k}-{self.kind}"
 
     def updates(self, steps: int, n_workers: int) -> int:
-        """Return the number of updates: one per k gradients."""
+        """Return the number of updates in `steps` steps of every worker: one per k gradients."""
         return math.ceil(steps * n_workers / self.k)
 
     def check_k(self, context: RunContext) -> None:
@@ -186,7 +186,7 @@ class SoftSync(WithServers):
 
     @property
     def label(self) -> str:
-        """The value of n, and the staleness scaling."""
+        """Label for tables and plots: n and the staleness scaling."""
         scaling = self.staleness_scaling
         name = scaling if isinstance(scaling, str) else "constant rate" if scaling is None else type(scaling).__name__
         return f"{self.n}-softsync ({name})"
@@ -197,7 +197,7 @@ class SoftSync(WithServers):
         return n_workers // self.n
 
     def updates(self, steps: int, n_workers: int) -> int:
-        """Return the number of updates: one per c gradients."""
+        """Return the number of updates in `steps` steps of every worker: one per c gradients."""
         return math.ceil(steps * n_workers / self._count(n_workers))
 
     def start(self, context: RunContext) -> None:
@@ -236,11 +236,11 @@ class StaleSynchronous(WithServers):
 
     @property
     def label(self) -> str:
-        """The slack."""
+        """Label for tables and plots: the slack."""
         return f"stale synchronous (slack {self.slack})"
 
     def updates(self, steps: int, n_workers: int) -> int:
-        """Return the number of updates: one per gradient."""
+        """Return the number of updates in `steps` steps of every worker: one per gradient."""
         return steps * n_workers
 
     def start(self, context: RunContext) -> None:

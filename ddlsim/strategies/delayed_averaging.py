@@ -61,7 +61,7 @@ class DaSGD(Periodic):
 
     @property
     def label(self) -> str:
-        """Period, delay and algorithm."""
+        """Label for tables and plots: period, delay and algorithm."""
         return f"DaSGD ({self.period} steps, {self.delay} late, {fabric_label(self.algorithm, self.cost)})"
 
     @property
@@ -111,7 +111,7 @@ class OverlapLocalSGD(Periodic):
 
     @property
     def label(self) -> str:
-        """Period and algorithm."""
+        """Label for tables and plots: period and algorithm."""
         return f"overlap local SGD ({self.period} steps, {fabric_label(self.algorithm, self.cost)})"
 
     @property
@@ -162,7 +162,7 @@ class CoCoDSGD(Periodic):
 
     @property
     def label(self) -> str:
-        """Period and algorithm."""
+        """Label for tables and plots: period and algorithm."""
         return f"CoCoD-SGD ({self.period} steps, {fabric_label(self.algorithm, self.cost)})"
 
     @property

@@ -97,7 +97,7 @@ class ElasticAveraging(WithServers):
 
     @property
     def label(self) -> str:
-        """Whether exchanges are synchronous, and the period."""
+        """Label for tables and plots: whether exchanges are synchronous, and the period."""
         return f"elastic averaging ({'' if self.synchronous else 'a'}synchronous, every {self.period})"
 
     def cycle(self) -> int:
@@ -105,7 +105,10 @@ class ElasticAveraging(WithServers):
         return self.period
 
     def updates(self, steps: int, n_workers: int) -> int:
-        """Return the number of updates: one per local step, of all workers together if they are synchronous."""
+        """Return the number of updates in `steps` steps of every worker.
+
+        Each local step is an update; if exchanges are synchronous, one step of all workers together.
+        """
         return steps if self.synchronous else steps * n_workers
 
     def start(self, context: RunContext) -> None:

@@ -95,7 +95,7 @@ class EmbeddingParallel(DealtOut):
 
     @property
     def label(self) -> str:
-        """The sharding of the tables, and the placement of the bottom MLP."""
+        """Label for tables and plots: the sharding of the tables, and the placement of the bottom MLP."""
         more = ", bottom MLP on one rank" if self.bottom_mlp == "one rank" else ""
         return f"embedding parallel ({self.sharding}{more})"
 
@@ -169,7 +169,7 @@ class EmbeddingParallel(DealtOut):
         return memory_of(model, workload.batch_size, workload.precision, Holding(workload.rule or "momentum"))
 
     def collectives(self) -> Collectives:
-        """Return the algorithm of the MLPs' all-reduce by its field."""
+        """Return the algorithm of the MLPs' all-reduce, by the name of its field."""
         return Collectives({"algorithm": self.algorithm})
 
     def exchanges_tables(self) -> bool:

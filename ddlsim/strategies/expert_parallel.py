@@ -51,11 +51,11 @@ class ExpertParallel(DealtOut):
 
     @property
     def label(self) -> str:
-        """The degree of expert parallelism."""
+        """Label for tables and plots: the degree of expert parallelism."""
         return f"expert parallel ({'all' if self.degree is None else self.degree} ways)"
 
     def collectives(self) -> Collectives:
-        """Return the algorithms of the all-reduces and all-to-alls by their fields."""
+        """Return the algorithms of the all-reduces and all-to-alls, by the names of their fields."""
         return Collectives({"algorithm": self.algorithm, "all_to_all": self.all_to_all})
 
     def stage(self, workload: Workload, rank: int, n_workers: int) -> Stage:

@@ -62,7 +62,7 @@ class FedAvg(WithServers):
 
     @property
     def label(self) -> str:
-        """Share of clients per round, and their local work."""
+        """Label for tables and plots: share of clients per round, and their local work."""
         work = f"{self.epochs:g} epochs" if self.epochs is not None else f"{self.local_steps} steps"
         return f"FedAvg ({self.fraction:.3g} of the clients, {work})"
 
@@ -71,11 +71,11 @@ class FedAvg(WithServers):
         return max(round(self.fraction * n_workers), 1)
 
     def updates(self, steps: int, n_workers: int) -> int:
-        """Return the number of updates: one per round."""
+        """Return the number of updates in `steps` steps of every worker: one per round."""
         return math.ceil(steps * n_workers / (self.n_sampled(n_workers) * (self.local_steps or 1)))
 
     def start(self, context: RunContext) -> None:
-        """Start all clients. Raises ConfigError for `epochs` in a timing-only run, which has none."""
+        """Start all clients. Raises ConfigError for `epochs` in a timing-only run, which has no data."""
         if self.epochs is not None:
             need_values(context, f"FedAvg: epochs = {self.epochs:g}", "epochs are passes over data")
         _Rounds(self, context).go()
@@ -184,11 +184,11 @@ class FedBuff(WithServers):
 
     @property
     def label(self) -> str:
-        """Local steps and buffer size."""
+        """Label for tables and plots: local steps and buffer size."""
         return f"FedBuff ({self.local_steps} steps, buffer of {self.buffer})"
 
     def updates(self, steps: int, n_workers: int) -> int:
-        """Return the number of updates: one per full buffer."""
+        """Return the number of updates in `steps` steps of every worker: one per full buffer."""
         return math.ceil(steps * n_workers / (self.buffer * self.local_steps))
 
     def start(self, context: RunContext) -> None:

@@ -153,7 +153,7 @@ class FSDP:
 
     @property
     def label(self) -> str:
-        """Stage and sharding options."""
+        """Label for tables and plots: stage and sharding options."""
         more = f", micro-batch {self.micro_batch}" if self.micro_batch is not None else ""
         more += "" if self.shard is None else f", hybrid {self.shard}"
         more += "" if self.reshard else ", weights kept"

@@ -169,7 +169,7 @@ class DPSGD:
 
     @property
     def label(self) -> str:
-        """The graph."""
+        """Label for tables and plots: the graph."""
         return f"D-PSGD ({describe(checked_graph(self.graph))})"
 
     def start(self, context: RunContext) -> None:
@@ -216,7 +216,7 @@ class CHOCOSGD:
 
     @property
     def label(self) -> str:
-        """The step size and the graph."""
+        """Label for tables and plots: the step size and the graph."""
         return f"CHOCO-SGD ({self.gamma:g}, {describe(checked_graph(self.graph))})"
 
     def start(self, context: RunContext) -> None:
@@ -266,11 +266,11 @@ class ADPSGD:
 
     @property
     def label(self) -> str:
-        """The graph."""
+        """Label for tables and plots: the graph."""
         return f"AD-PSGD ({describe(self.graph)})"
 
     def updates(self, steps: int, n_workers: int) -> int:
-        """Return the number of updates: one per local step of each worker."""
+        """Return the number of updates in `steps` steps of every worker: one per local step of each worker."""
         return steps * n_workers
 
     def start(self, context: RunContext) -> None:
@@ -415,11 +415,11 @@ class GossipSGD:
 
     @property
     def label(self) -> str:
-        """Probability and graph."""
+        """Label for tables and plots: probability and graph."""
         return f"gossip SGD (p = {self.probability:g}, {describe(self.graph)})"
 
     def updates(self, steps: int, n_workers: int) -> int:
-        """Return the number of updates: one per local step of each worker."""
+        """Return the number of updates in `steps` steps of every worker: one per local step of each worker."""
         return steps * n_workers
 
     def start(self, context: RunContext) -> None:

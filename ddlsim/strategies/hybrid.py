@@ -114,7 +114,7 @@ class Hybrid(DealtOut, WithFabric):
 
     @property
     def label(self) -> str:
-        """Number of groups by layer, and number of micro-batches."""
+        """Label for tables and plots: number of groups by layer, and number of micro-batches."""
         more = "" if self.micro_batches == 1 else f", {self.micro_batches} micro-batches"
         more += cost_suffix(self.cost)
         if isinstance(self.groups, str):

@@ -161,7 +161,7 @@ class KSync(OfK):
     kind = "sync"
 
     def updates(self, steps: int, n_workers: int) -> int:
-        """Return the number of updates: one per step."""
+        """Return the number of updates in `steps` steps of every worker: one per step."""
         return steps
 
     def start(self, context: RunContext) -> None:
@@ -220,7 +220,7 @@ class BackupWorkers(WithServers):
 
     @property
     def label(self) -> str:
-        """Number of backup workers."""
+        """Label for tables and plots: number of backup workers."""
         return f"{self.backups} backup workers{'' if self.restart else ' (late ones finish)'}"
 
     def start(self, context: RunContext) -> None:

@@ -54,7 +54,7 @@ class LocalSGD(Periodic):
 
     @property
     def label(self) -> str:
-        """Period and algorithm, and the cost model unless collectives are simulated."""
+        """Label for tables and plots: period and algorithm, and the cost model unless collectives are simulated."""
         after = f" after epoch {self.start_epoch:g}" if self.start_epoch else ""
         return f"local SGD ({self.period} steps{after}, {fabric_label(self.algorithm, self.cost)})"
 
@@ -125,7 +125,7 @@ class QsparseLocalSGD(Periodic):
 
     @property
     def label(self) -> str:
-        """Period, compressor and algorithm."""
+        """Label for tables and plots: period, compressor and algorithm."""
         fabric = fabric_label(self.algorithm, self.cost)
         return f"Qsparse local SGD ({self.period} steps, {title(self.compressor)}, {fabric})"
 
@@ -168,7 +168,7 @@ class HierarchicalLocalSGD(Periodic):
 
     @property
     def label(self) -> str:
-        """Both periods and the algorithm."""
+        """Label for tables and plots: both periods and the algorithm."""
         periods = f"{self.period} x {self.block_period} steps"
         return f"hierarchical local SGD ({periods}, {fabric_label(self.algorithm, self.cost)})"
 
@@ -244,12 +244,12 @@ class AdaComm(Periodic):
     interval: Count | Annotated[str, quantity("time", "60 s")] = 10
 
     def between(self) -> float:
-        """Return the length of an interval: a number of averages, or s."""
+        """Return the length of an interval: a number of averages, or seconds."""
         return si(self.interval, "time")
 
     @property
     def label(self) -> str:
-        """Initial period and algorithm."""
+        """Label for tables and plots: initial period and algorithm."""
         return f"AdaComm (from {self.period} steps, {fabric_label(self.algorithm, self.cost)})"
 
     def start(self, context: RunContext) -> None:

@@ -51,7 +51,7 @@ class BMUF(Periodic):
 
     @property
     def label(self) -> str:
-        """Period and algorithm."""
+        """Label for tables and plots: period and algorithm."""
         return f"BMUF ({self.period} steps, {fabric_label(self.algorithm, self.cost)})"
 
     def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
@@ -92,7 +92,7 @@ class DiLoCo(Periodic):
 
     @property
     def label(self) -> str:
-        """Period, outer optimizer and algorithm."""
+        """Label for tables and plots: period, outer optimizer and algorithm."""
         outer = type(self.outer).__name__
         return f"DiLoCo ({self.period} steps, outer {outer}, {fabric_label(self.algorithm, self.cost)})"
 
@@ -139,7 +139,7 @@ class SlowMo(Periodic):
 
     @property
     def label(self) -> str:
-        """Period, slow momentum and algorithm."""
+        """Label for tables and plots: period, slow momentum and algorithm."""
         return f"SlowMo ({self.period} steps, {self.momentum:g}, {fabric_label(self.algorithm, self.cost)})"
 
     def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:

@@ -167,7 +167,7 @@ class Parallel(WithFabric):
 
     @property
     def label(self) -> str:
-        """Sizes of the mesh, order of passes, and fabric."""
+        """Label for tables and plots: sizes of the mesh, order of passes, and fabric."""
         order = self.order if isinstance(self.order, str) else "own order"
         chunks = f" x {self.interleave}" if self.interleave > 1 else ""
         more = "" if self.recompute == "none" else f", {self.recompute} recomputation"
@@ -235,7 +235,7 @@ class Parallel(WithFabric):
         return sizes | {"data": self.mesh(n_workers).data, "stage": stage, "shard": None}
 
     def scaled_down(self) -> Parallel:
-        """Return an equally exact strategy for two workers and any model; itself if its order is a table."""
+        """Return an equally exact strategy for two workers and any model; custom orders are returned unchanged."""
         if not isinstance(self.order, str):
             return self
         return dataclasses.replace(self, tensor=1, pipeline=min(self.pipeline, 2), data=None, micro_batch=1,

@@ -68,7 +68,7 @@ class ParameterServer(PlacesServers):
 
     @property
     def label(self) -> str:
-        """Number and placement of the servers, and the reduction inside machines."""
+        """Label for tables and plots: number and placement of the servers, and the reduction inside machines."""
         inside = (
             ""
             if self.fabric is None

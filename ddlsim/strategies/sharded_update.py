@@ -65,7 +65,7 @@ class ShardedUpdate:
 
     @property
     def label(self) -> str:
-        """The algorithms, the overlap if there is one, and the cost model unless collectives are simulated."""
+        """Label for tables and plots: the algorithms, and the overlap and cost model if they are not the defaults."""
         policy = overlap_named(self.overlap)
         name = self.overlap if isinstance(self.overlap, str) else type(policy).__name__
         more = ("" if isinstance(policy, NoOverlap) else f", {name}") + cost_suffix(self.cost)

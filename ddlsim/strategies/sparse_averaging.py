@@ -55,7 +55,7 @@ class SPARTA(WithFabric):
 
     @property
     def label(self) -> str:
-        """Share and algorithm."""
+        """Label for tables and plots: share and algorithm."""
         return f"SPARTA ({100 * self.p:g} %, {fabric_label(self.algorithm, self.cost)})"
 
     @property

@@ -87,7 +87,7 @@ class Splits:
 
     @property
     def label(self) -> str:
-        """The all-reduce algorithm of all combinations."""
+        """Label for tables and plots: the all-reduce algorithm of all combinations."""
         return f"splits ({algorithm_name(self.algorithm)})"
 
     def layouts(

@@ -99,8 +99,12 @@ class DelayCompensation:
     ) -> tuple[Value[Array], Value[Array] | None]:
         """Return an estimate of the gradient, shape (n,), at `params`, and the updated mean square.
 
-        The statistics of its batches are unchanged. `backup` holds the parameters that the gradient was computed at,
-        `mean_square` that of the earlier gradients, None before the first.
+        The estimate keeps the gradient's batch statistics.
+
+        gradient     stale gradient
+        params       current parameters
+        backup       parameters at which the gradient was computed
+        mean_square  running mean square of the earlier gradients; None before the first gradient
         """
         plane = gradient.plane
         if self.adaptive is None:

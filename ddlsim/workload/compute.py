@@ -58,7 +58,7 @@ class Measured:
 
     step_time   measured time of a step, in seconds or as a string such as "97 ms"
     batch_size  number of samples in the measured step. Simulating a different batch size raises ConfigError
-    throughput  measured samples per second, as an alternative to `step_time`
+    throughput  measured throughput in samples per second, instead of `step_time`
 
     Raises ConfigError unless exactly one of `step_time` and `throughput` is set.
     """

@@ -13,7 +13,7 @@ Slower = Annotated[float, number(1.0, hint=" (1.2: 20 % longer; 1: no slowdown)"
 @checked
 @dataclass(frozen=True)
 class OverlapSlowdown:
-    """Factors by which computation takes longer while its device communicates.
+    """Factors by which computation takes longer while the device communicates.
 
     inside   factor while the device communicates inside a machine; 1: no slowdown
     between  factor while the device communicates between machines; 1: no slowdown

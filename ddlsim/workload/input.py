@@ -48,14 +48,14 @@ Policy = Annotated[str, one_of("minio", "lru")]
 class Cache:
     """A cache of training samples on every machine.
 
-    policy       what the cache keeps: "minio", the samples that were read first, without evicting any (CoorDL's MinIO
-                 cache); "lru", the most recently used samples, like an operating system's page cache
+    policy       replacement policy: "minio" keeps the first samples that are read and evicts none (CoorDL's MinIO
+                 cache); "lru" evicts the least recently used sample, like an operating system's page cache
     size         capacity per machine, in bytes or as a string such as "64 GB"
     on           where samples are cached: "ram", from which reading takes no time, or "ssd"
     read         read bandwidth of each machine's SSD in bytes/s; required with ``on="ssd"``
     holds        "encoded" for samples as stored in the data set, or "decoded" for prepared samples (Shi et al. 2021)
-    partitioned  whether each machine caches different samples, and fetches samples that it misses over the network from
-                 the memory of other machines (CoorDL's partitioned cache)
+    partitioned  whether each machine caches different samples, and fetches missing samples from the memory of other
+                 machines over the network (CoorDL's partitioned cache)
 
     Raises ConfigError for invalid or conflicting values.
     """
@@ -141,8 +141,8 @@ def partitioned_cache(size: Bytes) -> Cache:
 
     size  capacity per machine, in bytes or as a string such as "64 GB"
 
-    A machine fetches samples that it misses over the network, from the memory of the machine that has cached them
-    (Mohan et al., VLDB 2021, doi:10.14778/3446095.3446100). Raises ConfigError for an invalid size.
+    A machine fetches missing samples over the network from the memory of the machine that has cached them (Mohan et
+    al., VLDB 2021, doi:10.14778/3446095.3446100). Raises ConfigError for an invalid size.
     """
     return Cache("minio", size, partitioned=True)
 
@@ -306,7 +306,7 @@ Passes = Annotated[float, number(0.0, hint=" passes, such as 2")]
 @checked
 @dataclass(frozen=True)
 class Copies:
-    """Copies of samples from host memory to devices, over memory and links that the devices of a machine share.
+    """Model of the copies of samples from host memory to devices, which share the memory and links of their machine.
 
     prefetch  when the next batch is copied. "device": during the current step (PyTorch with pinned memory and
               non_blocking copies, tf.data's prefetch_to_device, DALI); "host": after the current step, whose batch the
@@ -314,9 +314,8 @@ class Copies:
     nbytes    bytes copied per sample; None: 4 bytes per element of the model's input
     prepare   time in seconds that a thread takes to read, decode and augment a sample; 0: no preparation
     threads   number of threads per machine that prepare samples
-    cut       for frameworks in which a single thread divides each machine's batch among its devices, starting at the
-              end of the forward pass: how many times this thread passes over the bytes of the batch. 0: every device
-              has its own loader
+    cut       number of passes over the bytes of a machine's batch that a single thread makes to divide the batch among
+              the devices, starting at the end of the forward pass. 0: every device has its own loader
     memory    memory bandwidth of the dividing thread in bytes/s
     """
 
@@ -334,11 +333,11 @@ class Copies:
         return 4.0 * math.prod(input_shape)
 
     def wait(self, copy: float, n_samples: int, nbytes: float, forward: float, backward: float) -> float:
-        """Return the time (s) per step in which a device waits for samples.
+        """Return the time in seconds per step for which a device waits for samples.
 
-        copy               time of the copy to the device, in s
-        n_samples, nbytes  samples and bytes of the batches of all devices of the machine together
-        forward, backward  times of the two passes, in s
+        copy               time in seconds of the copy to the device
+        n_samples, nbytes  total number of samples and bytes in the batches of all devices of a machine
+        forward, backward  times in seconds of the two passes
         """
         ready = si(self.prepare, "time") * n_samples / self.threads  # s between batches of the machine
         late = self.cut * nbytes / si(self.memory, "bandwidth") - backward

@@ -33,8 +33,8 @@ class Stack:
 
     attention       names of fused attention kernels, in order of preference. On a device that supports none of them,
                     attention matrices are written to memory
-    elementwise     memory traffic of normalisations, activations, rotary embeddings and sums, relative to fusing each
-                    of them into one kernel
+    elementwise     memory traffic of normalisations, activations, rotary embeddings and sums, relative to a
+                    single fused kernel for each of them
     rotation        the same ratio for rotary embeddings only; None: equal to `elementwise`
     loss_traffic    bytes that the forward and backward pass of the loss move per logit
     gemm            fraction of the device's matrix-product rate that is achieved in a training step
