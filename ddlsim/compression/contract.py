@@ -37,7 +37,7 @@ class Traits:
                   second message from the combined first messages
     unbiased      whether the expected value of decode(encode(g)) is g
     not_summable  reason why payloads cannot be summed in transit; empty if `collective` is "all_reduce"
-    no_feedback   reason why ErrorFeedback must not wrap the compressor; empty if it may
+    no_feedback   reason why ErrorFeedback must not wrap the compressor; empty if wrapping is allowed
 
     The next fields estimate its cost (:func:`ddlsim.compression.cost.encode_traffic`). A pass reads or writes as many
     bytes as the gradient has.

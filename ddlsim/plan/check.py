@@ -113,9 +113,9 @@ def check(plan: Plan) -> None:
     - Every message has one sender and one receiver. Every collective is entered once by each member of its group.
     - All tasks can run: dependencies and lanes form no cycle, and ranks do not enter collectives in conflicting orders.
     - In every step, every micro-batch passes through every layer forward once, then backward once, on the rank that
-      holds its activations. A message carries it from one rank to the next: it is sent after one pass and received
-      before the next. If weight gradients are computed separately, each is computed once, after the gradient of the
-      input.
+      holds its activations. If the next layer is on another rank, a message that carries the micro-batch is sent after
+      the one pass and received before the other. If weight gradients are computed separately, each is computed once,
+      after the gradient of the input.
     - Before an update, the gradients of all micro-batches have been summed, each exactly once. A bucket is sent after
       the backward passes that fill it.
     - Weights are updated once per step where they are used, and before the next step uses them.

@@ -62,8 +62,8 @@ class Draft:
     ) -> tuple[int, int]:  # fmt: skip
         """Add a message between ranks, and return the rows of its send and its receive.
 
-        The message is sent when the rows in `needs` have ended. With `cut`, it carries the tensors of a micro-batch that
-        cross the cut before that layer: activations in the forward pass, gradients in the backward pass.
+        The message is sent when the rows in `needs` have ended. With `cut`, it carries the tensors of a micro-batch
+        that cross the cut before that layer: activations in the forward pass, gradients in the backward pass.
         """
         key, layers = self._new_key(), (cut, cut)
         send = self._add(

@@ -385,7 +385,7 @@ class Plan:
         return critical_path(self, least)
 
     def cut(self, cluster: Cluster, nodes: Sequence[int] | None = None) -> Cut:
-        """Return a lower bound on the time from the bytes that cross an interface: see :func:`ddlsim.plan.bounds.cut`."""
+        """Return a lower bound from the bytes that cross an interface: see :func:`ddlsim.plan.bounds.cut`."""
         from ddlsim.plan.bounds import cut
 
         return cut(self, cluster, nodes)
