@@ -29,10 +29,10 @@ class Compression:
     cost        time to encode and decode: "radix", "sort", or a :class:`CodecCost` that applies to all workers and
                 servers. None: "radix"
 
-    With "radix" and "sort", a worker takes as long as its device needs to move the bytes that are read and written
-    or, if this takes longer, to launch the kernels. Servers take no time. "radix" finds the k largest elements by radix selection. "sort" finds them by sorting, as
-    frameworks did until 2021; for ``torch.topk``, it uses a time measured on a V100
-    (:data:`~ddlsim.compression.cost.SORT_V100`).
+    With "radix" and "sort", a worker takes as long as its device needs to move the bytes that are read and written or,
+    if this takes longer, to launch the kernels. Servers take no time. "radix" finds the k largest elements by radix
+    selection. "sort" finds them by sorting, as frameworks did until 2021; for ``torch.topk``, it uses a time measured
+    on a V100 (:data:`~ddlsim.compression.cost.SORT_V100`).
     """
 
     compressor: Annotated[AnyCompressor, A_COMPRESSOR]
