@@ -188,7 +188,9 @@ class LAMB(_LayerWise):
 @checked
 @dataclass(frozen=True)
 class SGD:
-    """Plain stochastic gradient descent: w <- w - eta (g + lambda w), with the learning rate eta and the gradient g.
+    """Plain stochastic gradient descent.
+
+    With the learning rate eta and the gradient g: ``w <- w - eta (g + lambda w)``.
 
     weight_decay  lambda, the weight decay (L2 regularisation)
     """
@@ -213,8 +215,8 @@ class Momentum:
     v <- beta v + g + lambda w;  w <- w - eta v
 
     beta          momentum
-    nesterov      whether to use Nesterov momentum, w <- w - eta (g + lambda w + beta v) with the new v (Sutskever et
-                  al. 2013, section 2, in the variables of Bengio et al. 2012, arXiv:1212.0901, equation 7)
+    nesterov      whether to use Nesterov momentum, ``w <- w - eta (g + lambda w + beta v)`` with the new v (Sutskever
+                  et al. 2013, section 2, in the variables of Bengio et al. 2012, arXiv:1212.0901, equation 7)
     weight_decay  lambda, the weight decay (L2 regularisation)
     """
 

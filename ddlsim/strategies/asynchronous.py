@@ -147,7 +147,7 @@ class _Downpour:
 class AsyncParameterServer(UpdatesServers):
     """Asynchronous SGD through parameter servers (Downpour SGD, Dean et al. 2012, section 4.1).
 
-    A server applies each gradient as soon as it arrives, w <- w - eta * g_i(w_{t - tau}), and replies with its
+    A server applies each gradient as soon as it arrives, ``w <- w - eta * g_i(w_{t - tau})``, and replies with its
     parameters. Workers do not wait for each other. The staleness tau of a gradient is the number of updates that the
     server applied between the worker's pull and its push.
 
@@ -155,7 +155,7 @@ class AsyncParameterServer(UpdatesServers):
     placement           where servers run: on their "own" machines, or "colocated" with the workers
     apply_time          time that a server takes to apply one update to its shard, in seconds or as a string ("1 ms")
     accumulate          number of mini-batches that a worker processes between two exchanges with the servers, making
-                        local steps w_i <- w_i - eta g. It then pushes the sum of the gradients (n_fetch = n_push in
+                        local steps ``w_i <- w_i - eta g``. It then pushes the sum of the gradients (n_fetch = n_push in
                         algorithm 7.1 of the paper)
     staleness_scaling   factor that reduces the step for stale gradients: "inverse" divides by tau > 0 (Zhang et al.
                         2016), "square-root" by sqrt(1 + tau), and ExponentialPenalty(rho) multiplies by rho^tau (Chan

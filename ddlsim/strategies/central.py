@@ -114,8 +114,8 @@ class OfK(WithServers):
 class KAsync(OfK):
     """K-async SGD: an update uses gradients of the first k workers (Dutta et al. 2018, arXiv:1803.01113, section 2).
 
-    The server waits for gradients from k different workers, makes the update w <- w - eta (1/k) sum g, and sends the
-    new parameters to these k workers. The other workers continue with their old parameters. With k = 1, this is
+    The server waits for gradients from k different workers, makes the update ``w <- w - eta (1/k) sum g``, and sends
+    the new parameters to these k workers. The other workers continue with their old parameters. With k = 1, this is
     asynchronous SGD; with k equal to the number of workers, it is synchronous SGD.
 
     k   number of workers whose gradients form an update
@@ -141,8 +141,8 @@ class KBatchAsync(OfK):
     """K-batch-async SGD: an update uses the next k gradients (Dutta et al. 2018, arXiv:1803.01113, section 2).
 
     The server waits for k gradients, several of which may come from the same worker, and makes the update
-    w <- w - eta (1/k) sum g. After a push, a worker pulls the current parameters and continues immediately: no worker
-    waits for others, and no work is cancelled.
+    ``w <- w - eta (1/k) sum g``. After a push, a worker pulls the current parameters and continues immediately. No
+    worker waits for others, and no work is cancelled.
 
     k   number of gradients, that is, mini-batches, per update
     servers, placement, apply_time
@@ -222,8 +222,8 @@ def _slack(value: object, where: str) -> object:
 class StaleSynchronous(WithServers):
     """Stale synchronous parallel: workers drift apart by at most `slack` steps (Ho et al. 2013, NIPS, section 2).
 
-    The server applies every gradient as soon as it arrives, w <- w - eta g_i. The clock of worker i counts its applied
-    gradients. Before each pull, worker i waits while clock_i - min_j clock_j > slack.
+    The server applies every gradient as soon as it arrives, ``w <- w - eta g_i``. The clock of worker i counts its
+    applied gradients. Before each pull, worker i waits while clock_i - min_j clock_j > slack.
 
     slack  maximum number of steps by which a worker may be ahead of the slowest one. 0: a barrier after every step, as
            in bulk-synchronous SGD (but the N gradients of a step are added, not averaged); math.inf: asynchronous SGD

@@ -147,9 +147,9 @@ def _note_dropped(context: RunContext, label: str, count: int) -> None:
 class KSync(OfK):
     """K-sync SGD: a step uses the gradients of the k fastest workers (Dutta et al. 2018, arXiv:1803.01113, section 2).
 
-    The server waits for the first k gradients, makes the update w <- w - eta (1/k) sum g, and sends the new parameters
-    to all workers. When they arrive, a worker that is still computing abandons its gradient and starts a new one. A
-    gradient that is in flight at that time is dropped on arrival. With k equal to the number of workers, this is
+    The server waits for the first k gradients, makes the update ``w <- w - eta (1/k) sum g``, and sends the new
+    parameters to all workers. When they arrive, a worker that is still computing abandons its gradient and starts a new
+    one. A gradient that is in flight at that time is dropped on arrival. With k equal to the number of workers, this is
     synchronous SGD.
 
     k   number of workers whose gradients form an update
@@ -204,7 +204,7 @@ class BackupWorkers(WithServers):
     """Synchronous SGD with backup workers: each step drops the gradients of the b slowest of N + b workers.
 
     Chen, Pan, Monga, Bengio and Jozefowicz 2016, arXiv:1604.00981, section 3. The first N gradients make the update
-    w <- w - eta (1/N) sum g.
+    ``w <- w - eta (1/N) sum g``.
 
     backups  b, the number of backup workers, which are included in the run's ``workers``
     restart  whether late workers abandon their gradients and receive the new parameters (:class:`KSync` with k = N).

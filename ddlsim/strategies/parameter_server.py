@@ -33,7 +33,7 @@ class ParameterServer(PlacesServers):
     """Synchronous SGD through parameter servers (Li et al. 2014, OSDI).
 
     Workers push their gradients g_i. When all gradients have arrived, the servers update the parameters,
-    w <- w - eta * (1/N) sum_i g_i, and the workers pull w.
+    ``w <- w - eta * (1/N) sum_i g_i``, and the workers pull w.
 
     servers          number of servers, each with a shard of the parameters
     placement        where servers run: on their "own" machines, or "colocated" with the workers
