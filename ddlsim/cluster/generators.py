@@ -1,29 +1,12 @@
 """Topology generators: functions that return the networkx graph of a cluster.
 
-They share these parameters: `host`, the machine to place at each position (see :mod:`ddlsim.cluster.nodes`), and the
-properties of the link from a machine to the network: bandwidth (per direction, in bytes/s or text such as
-"25 Gbit/s"), latency (in seconds or text) and efficiency (share of the bandwidth available to payload). This link has
-the kind "nic". Links between switches are of kind "trunk", links between machines without a switch of kind "link". A
-machine with several NICs has one such link per NIC.
+All generators have these parameters: `host`, the machine to place at each position (see :mod:`ddlsim.cluster.nodes`),
+and the properties of the link from a machine to the network: bandwidth (per direction, in bytes/s or a string such as
+"25 Gbit/s"), latency (in seconds or a string) and efficiency (fraction of the bandwidth that is available to payload).
+This link has the kind "nic". Links between switches have the kind "trunk", and links between machines without a switch
+have the kind "link". A machine with several NICs has one link to the network per NIC.
 
 Every generator raises :class:`ddlsim.errors.ConfigError` for an invalid number; the message names the parameter.
-
-They share these parameters: `host`, the machine to place at each position (see :mod:`ddlsim.cluster.nodes`), and the
-properties of the link from a machine to the network: bandwidth (per direction, in bytes/s or text such as
-"25 Gbit/s"), latency (in seconds or text) and efficiency (share of the bandwidth available to payload). This link has
-the kind "nic". Links between switches are of kind "trunk", links between machines without a switch of kind "link". A
-machine with several NICs has one such link per NIC.
-
-Every generator raises :class:`ddlsim.errors.ConfigError` for an invalid number; the message names the parameter.
-
-All of them take the machine that stands at each place (`host`, see :mod:`ddlsim.cluster.nodes`), and
-bandwidth (per direction, float bytes/s or text like "25 Gbit/s"), latency (float seconds or text) and
-efficiency (share of the bandwidth left to payload) of the link from a machine to the network, of kind "nic".
-Links between switches are of kind "trunk", links between machines without a switch of kind "link". A machine
-with several NICs gets one such link per NIC.
-
-Every generator raises :class:`ddlsim.errors.ConfigError` for a number that makes no sense, naming the
-parameter.
 """
 
 from __future__ import annotations
@@ -204,6 +187,8 @@ def ring(wanted: _Plain) -> Graph:
 
     n_hosts             number of machines
     bandwidth, latency  bandwidth and latency of every link, such as "10 Gbit/s" and "1 us"
+    efficiency          fraction of the bandwidth that is available to payload
+    host                description of every machine, a :class:`Host` or :class:`MultiGpu`
     reverse_bandwidth   bandwidth from machine i + 1 to machine i; None: equal in both directions
     shared              whether the links are half-duplex
     """
@@ -216,6 +201,8 @@ def line(wanted: _Plain) -> Graph:
 
     n_hosts             number of machines
     bandwidth, latency  bandwidth and latency of every link, such as "10 Gbit/s" and "1 us"
+    efficiency          fraction of the bandwidth that is available to payload
+    host                description of every machine, a :class:`Host` or :class:`MultiGpu`
     reverse_bandwidth   bandwidth from machine i + 1 to machine i; None: equal in both directions
     shared              whether the links are half-duplex
     """
@@ -229,6 +216,8 @@ def fully_connected(wanted: _Plain) -> Graph:
 
     n_hosts             number of machines
     bandwidth, latency  bandwidth and latency of every link, such as "10 Gbit/s" and "1 us"
+    efficiency          fraction of the bandwidth that is available to payload
+    host                description of every machine, a :class:`Host` or :class:`MultiGpu`
     reverse_bandwidth   bandwidth towards the machine with the lower number; None: equal in both directions
     shared              whether the links are half-duplex
     """
@@ -251,6 +240,8 @@ def torus(wanted: _Torus) -> Graph:
     sizes               machines per dimension, such as (8, 8) or (4, 4, 4). Two machines along a dimension of size 2
                         have one link, not two
     bandwidth, latency  bandwidth and latency of the links of the torus, such as "10 Gbit/s" and "1 us"
+    efficiency          fraction of the bandwidth that is available to payload
+    host                description of every machine, a :class:`Host` or :class:`MultiGpu`
     slices              number of tori of this size. If there are several, every machine also has a link to a switch
                         that connects the slices
     nic_bandwidth       bandwidth of the links to that switch; None: `bandwidth`
@@ -288,6 +279,8 @@ def hypercube(wanted: _Cube) -> Graph:
 
     n_dims              number of dimensions, that is, of links per machine
     bandwidth, latency  bandwidth and latency of every link, such as "10 Gbit/s" and "1 us"
+    efficiency          fraction of the bandwidth that is available to payload
+    host                description of every machine, a :class:`Host` or :class:`MultiGpu`
 
     Messages are routed along the highest differing bit first.
     """
@@ -306,6 +299,8 @@ def star(wanted: _Plain) -> Graph:
 
     n_hosts             number of machines
     bandwidth, latency  bandwidth and latency of every link, such as "10 Gbit/s" and "1 us"
+    efficiency          fraction of the bandwidth that is available to payload
+    host                description of every machine, a :class:`Host` or :class:`MultiGpu`
     reverse_bandwidth   bandwidth from the switch to a machine; None: equal in both directions
     shared              whether the links are half-duplex
     """
@@ -333,11 +328,14 @@ def leaf_spine(wanted: _LeafSpine) -> Graph:
     n_leaves, n_spines  numbers of leaf and spine switches
     hosts_per_leaf      number of machines per leaf switch
     bandwidth, latency  bandwidth and latency of the machines' links, such as "10 Gbit/s" and "1 us"
+    efficiency          fraction of the bandwidth that is available to payload
+    host                description of every machine, a :class:`Host` or :class:`MultiGpu`
     trunk_bandwidth     bandwidth of each trunk; None: derived from `oversubscription`
     trunk_latency       latency of each trunk; None: `latency`
     oversubscription    ratio of the total bandwidth of a leaf's machines to that of its trunks
     rail_optimised      whether NIC j of every machine in a group of `hosts_per_leaf` machines is connected to leaf j of
                         that group. If so, `n_leaves` must be a multiple of the number of NICs
+    routing             policy that chooses among the shortest paths, such as "d-mod-k", "ecmp" or "spray"
     """
     link, n_nics, n_leaves, n_spines = wanted.link, wanted.n_nics, wanted.n_leaves, wanted.n_spines
     hosts_per_leaf, rails = wanted.hosts_per_leaf, n_nics if wanted.rail_optimised else 1
@@ -373,8 +371,11 @@ def fat_tree(wanted: _FatTree) -> Graph:
 
     k                   number of ports per switch, an even number
     bandwidth, latency  bandwidth and latency of the machines' links, such as "10 Gbit/s" and "1 us"
+    efficiency          fraction of the bandwidth that is available to payload
+    host                description of every machine, a :class:`Host` or :class:`MultiGpu`
     trunk_bandwidth     bandwidth of the links between switches; None: `bandwidth`
     trunk_latency       latency of the links between switches; None: `latency`
+    routing             policy that chooses among the shortest paths, such as "d-mod-k", "ecmp" or "spray"
 
     Each of the k pods has k/2 edge switches and k/2 aggregation switches. Aggregation switch j of every pod is
     connected to the core switches j*k/2 to j*k/2 + k/2 - 1.
@@ -415,6 +416,8 @@ def racks(wanted: _Racks) -> Graph:
     n_racks             number of racks
     hosts_per_rack      number of machines per rack
     bandwidth, latency  bandwidth and latency of the machines' links, such as "10 Gbit/s" and "1 us"
+    efficiency          fraction of the bandwidth that is available to payload
+    host                description of every machine, a :class:`Host` or :class:`MultiGpu`
     trunk_bandwidth     bandwidth of each trunk; None: derived from `oversubscription`
     trunk_latency       latency of each trunk; None: `latency`
     oversubscription    ratio of the total bandwidth of a rack's machines to that of its trunk
@@ -481,10 +484,13 @@ def dragonfly(wanted: _Dragonfly) -> Graph:
                   bandwidth and latency of the machines' links, such as "10 Gbit/s" and "1 us". They also apply to the
                   links inside groups unless `local_bandwidth` and `local_latency` are set, and to the links between
                   groups unless `global_bandwidth` and `global_latency` are set
+    efficiency    fraction of the bandwidth that is available to payload
+    host          description of every machine, a :class:`Host` or :class:`MultiGpu`
     global_links  number of links between each pair of groups, distributed round-robin over the routers of a group
     local_cables  for each dimension of the group, the number of parallel cables between two routers, which are modelled
                   as one link with their total bandwidth
     n_hosts       number of machines, which fill the positions in order; None: one machine at every position
+    routing       policy that chooses among the shortest paths, such as "ecmp" or "spray"
 
     Links inside a group have the kind "trunk", and links between groups have the kind "global".
     """

@@ -26,8 +26,9 @@ class Chunk:
 
     first, end  range of the layers, `first` to `end` - 1
     workload    cost of these layers for a micro-batch, as returned by :meth:`Workload.cut`
-    enters      bytes of activations that enter the chunk per micro-batch: all tensors that are produced before the cut
-                and used after it (for the first chunk, the model's input). Their gradients have the same size
+    enters      bytes of activations that enter the chunk per micro-batch: all tensors that are produced before the
+                chunk and used in or after it (for the first chunk, the model's input). Their gradients have the same
+                size
     kept        bytes of activations that are stored per micro-batch; None: the sum over the layers
     """
 
