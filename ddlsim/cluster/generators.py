@@ -188,7 +188,7 @@ def ring(wanted: _Plain) -> Graph:
     n_hosts             number of machines
     bandwidth, latency  bandwidth and latency of every link, such as "10 Gbit/s" and "1 us"
     efficiency          fraction of the bandwidth that is available to payload
-    host                description of every machine, a :class:`~ddlsim.Host` or :class:`~ddlsim.MultiGpu`
+    host                machine at every position, a :class:`~ddlsim.cluster.Host` or :class:`~ddlsim.cluster.MultiGpu`
     reverse_bandwidth   bandwidth from machine i + 1 to machine i; None: equal in both directions
     shared              whether the links are half-duplex
     """
@@ -202,7 +202,7 @@ def line(wanted: _Plain) -> Graph:
     n_hosts             number of machines
     bandwidth, latency  bandwidth and latency of every link, such as "10 Gbit/s" and "1 us"
     efficiency          fraction of the bandwidth that is available to payload
-    host                description of every machine, a :class:`~ddlsim.Host` or :class:`~ddlsim.MultiGpu`
+    host                machine at every position, a :class:`~ddlsim.cluster.Host` or :class:`~ddlsim.cluster.MultiGpu`
     reverse_bandwidth   bandwidth from machine i + 1 to machine i; None: equal in both directions
     shared              whether the links are half-duplex
     """
@@ -217,7 +217,7 @@ def fully_connected(wanted: _Plain) -> Graph:
     n_hosts             number of machines
     bandwidth, latency  bandwidth and latency of every link, such as "10 Gbit/s" and "1 us"
     efficiency          fraction of the bandwidth that is available to payload
-    host                description of every machine, a :class:`~ddlsim.Host` or :class:`~ddlsim.MultiGpu`
+    host                machine at every position, a :class:`~ddlsim.cluster.Host` or :class:`~ddlsim.cluster.MultiGpu`
     reverse_bandwidth   bandwidth towards the machine with the lower number; None: equal in both directions
     shared              whether the links are half-duplex
     """
@@ -241,7 +241,7 @@ def torus(wanted: _Torus) -> Graph:
                         have one link, not two
     bandwidth, latency  bandwidth and latency of the links of the torus, such as "10 Gbit/s" and "1 us"
     efficiency          fraction of the bandwidth that is available to payload
-    host                description of every machine, a :class:`~ddlsim.Host` or :class:`~ddlsim.MultiGpu`
+    host                machine at every position, a :class:`~ddlsim.cluster.Host` or :class:`~ddlsim.cluster.MultiGpu`
     slices              number of tori of this size. If there are several, every machine also has a link to a switch
                         that connects the slices
     nic_bandwidth       bandwidth of the links to that switch; None: `bandwidth`
@@ -280,7 +280,7 @@ def hypercube(wanted: _Cube) -> Graph:
     n_dims              number of dimensions, that is, of links per machine
     bandwidth, latency  bandwidth and latency of every link, such as "10 Gbit/s" and "1 us"
     efficiency          fraction of the bandwidth that is available to payload
-    host                description of every machine, a :class:`~ddlsim.Host` or :class:`~ddlsim.MultiGpu`
+    host                machine at every position, a :class:`~ddlsim.cluster.Host` or :class:`~ddlsim.cluster.MultiGpu`
 
     Messages are routed along the highest differing bit first.
     """
@@ -300,7 +300,7 @@ def star(wanted: _Plain) -> Graph:
     n_hosts             number of machines
     bandwidth, latency  bandwidth and latency of every link, such as "10 Gbit/s" and "1 us"
     efficiency          fraction of the bandwidth that is available to payload
-    host                description of every machine, a :class:`~ddlsim.Host` or :class:`~ddlsim.MultiGpu`
+    host                machine at every position, a :class:`~ddlsim.cluster.Host` or :class:`~ddlsim.cluster.MultiGpu`
     reverse_bandwidth   bandwidth from the switch to a machine; None: equal in both directions
     shared              whether the links are half-duplex
     """
@@ -329,7 +329,7 @@ def leaf_spine(wanted: _LeafSpine) -> Graph:
     hosts_per_leaf      number of machines per leaf switch
     bandwidth, latency  bandwidth and latency of the machines' links, such as "10 Gbit/s" and "1 us"
     efficiency          fraction of the bandwidth that is available to payload
-    host                description of every machine, a :class:`~ddlsim.Host` or :class:`~ddlsim.MultiGpu`
+    host                machine at every position, a :class:`~ddlsim.cluster.Host` or :class:`~ddlsim.cluster.MultiGpu`
     trunk_bandwidth     bandwidth of each trunk; None: derived from `oversubscription`
     trunk_latency       latency of each trunk; None: `latency`
     oversubscription    ratio of the total bandwidth of a leaf's machines to that of its trunks
@@ -372,7 +372,7 @@ def fat_tree(wanted: _FatTree) -> Graph:
     k                   number of ports per switch, an even number
     bandwidth, latency  bandwidth and latency of the machines' links, such as "10 Gbit/s" and "1 us"
     efficiency          fraction of the bandwidth that is available to payload
-    host                description of every machine, a :class:`~ddlsim.Host` or :class:`~ddlsim.MultiGpu`
+    host                machine at every position, a :class:`~ddlsim.cluster.Host` or :class:`~ddlsim.cluster.MultiGpu`
     trunk_bandwidth     bandwidth of the links between switches; None: `bandwidth`
     trunk_latency       latency of the links between switches; None: `latency`
     routing             policy that chooses among the shortest paths, such as "d-mod-k", "ecmp" or "spray"
@@ -417,7 +417,7 @@ def racks(wanted: _Racks) -> Graph:
     hosts_per_rack      number of machines per rack
     bandwidth, latency  bandwidth and latency of the machines' links, such as "10 Gbit/s" and "1 us"
     efficiency          fraction of the bandwidth that is available to payload
-    host                description of every machine, a :class:`~ddlsim.Host` or :class:`~ddlsim.MultiGpu`
+    host                machine at every position, a :class:`~ddlsim.cluster.Host` or :class:`~ddlsim.cluster.MultiGpu`
     trunk_bandwidth     bandwidth of each trunk; None: derived from `oversubscription`
     trunk_latency       latency of each trunk; None: `latency`
     oversubscription    ratio of the total bandwidth of a rack's machines to that of its trunk
@@ -485,7 +485,7 @@ def dragonfly(wanted: _Dragonfly) -> Graph:
                   links inside groups unless `local_bandwidth` and `local_latency` are set, and to the links between
                   groups unless `global_bandwidth` and `global_latency` are set
     efficiency    fraction of the bandwidth that is available to payload
-    host          description of every machine, a :class:`~ddlsim.Host` or :class:`~ddlsim.MultiGpu`
+    host          machine at every position, a :class:`~ddlsim.cluster.Host` or :class:`~ddlsim.cluster.MultiGpu`
     global_links  number of links between each pair of groups, distributed round-robin over the routers of a group
     local_cables  for each dimension of the group, the number of parallel cables between two routers, which are modelled
                   as one link with their total bandwidth
