@@ -190,7 +190,7 @@ class LAMB(_LayerWise):
 class SGD:
     """Plain stochastic gradient descent.
 
-    With the learning rate eta and the gradient g: ``w <- w - eta (g + lambda w)``.
+    Each update is ``w <- w - eta (g + lambda w)``, with the learning rate eta and the gradient g.
 
     weight_decay  lambda, the weight decay (L2 regularisation)
     """
@@ -210,7 +210,7 @@ class SGD:
 class Momentum:
     """SGD with momentum (Polyak 1964), as in torch.optim.SGD.
 
-    With the learning rate eta and the gradient g:
+    Each update computes, with the learning rate eta and the gradient g:
 
     v <- beta v + g + lambda w;  w <- w - eta v
 

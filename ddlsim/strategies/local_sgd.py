@@ -37,7 +37,7 @@ from ddlsim.workload.compute import Workload
 class LocalSGD(Periodic):
     """Local SGD: workers average their parameters after every `period` local steps.
 
-    With the parameters x_i and gradients g_i of worker i and the learning rate eta (Stich 2019, arXiv:1805.09767,
+    Worker i has its own parameters x_i and gradients g_i; eta is the learning rate (Stich 2019, arXiv:1805.09767,
     algorithm 1):
 
     x_i <- x_i - eta g_i(x_i);   every tau steps   x_i <- (1/N) sum_j x_j
@@ -146,7 +146,7 @@ class QsparseLocalSGD(Periodic):
 class HierarchicalLocalSGD(Periodic):
     """Hierarchical local SGD: models are averaged within blocks of workers, and less often over all workers.
 
-    With the model x_i and gradients g_i of worker i (Lin et al. 2020, arXiv:1808.07217):
+    Worker i has its own model x_i and gradients g_i; eta is the learning rate (Lin et al. 2020, arXiv:1808.07217):
 
     x_i <- x_i - eta g_i(x_i)                      in every step
     x_i <- the mean of the models in its block     after every H local steps

@@ -123,7 +123,7 @@ class HorovodFusion:
 @checked
 @dataclass(frozen=True)
 class Priority:
-    """Overlap policy that splits tensors into pieces and sends the pieces nearest the input first.
+    """Overlap policy that splits tensors into pieces and sends those of the first layers first.
 
     The next forward pass starts as soon as the parameters of its first layers have arrived (Jayarajan et al. 2019, P3;
     Peng et al. 2019, ByteScheduler).
