@@ -157,15 +157,16 @@ _Fit: TypeAlias = tuple[LogFit, dict[str, float], list[LinkRow]]
 
 @dataclass(frozen=True)
 class Parameter:
-    """A fitted parameter (s or bytes/s) with its 95 % confidence interval.
+    """A fitted parameter, in s or bytes/s, with its 95 % confidence interval from `low` to `high`.
 
     file      value in the cluster file before the fit
-    nbytes    smallest and largest message size of the fit; predictions for other sizes are extrapolations
-    informed  share of the information that comes from measurements rather than from the prior
-    prior     (expected value, factor): the true value is expected within this factor with probability 2/3; None: no
-              prior
-    bounds    limits of the fit; None: no limits
-    scatter   (spread, dof, absolute) of the measurements used in the fit, as in :class:`Calibration`
+    nbytes    smallest and largest message size used in the fit; predictions for other sizes are extrapolations
+    informed  share of the information on this parameter that comes from measurements rather than from the prior
+    prior     tuple (expected value, factor): with probability 2/3, the true value differs from the expected value by
+              less than this factor; None: no prior
+    bounds    lower and upper limit of the fit; None: no limits
+    scatter   tuple (spread, dof, absolute) that describes the scatter of the measurements used in the fit, as in
+              :class:`Calibration`
     """
 
     name: str
@@ -192,7 +193,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Residual:
-    """A measurement and its prediction on the calibrated cluster, in s.
+    """A measurement and its prediction on the calibrated cluster, both in s.
 
     fitted  whether the measurement was used to fit the parameters
     """
@@ -216,22 +217,23 @@ class Residual:
 class Calibration:
     """A calibrated `cluster` with the uncertainty of its parameters.
 
-    parameters   fitted parameters (names in :data:`ddlsim.cluster.calibrated.PARAMETERS`)
-    covariance   (n, n), covariance of the natural logarithms of the parameters
+    parameters   fitted parameters, named as in :data:`ddlsim.cluster.calibrated.PARAMETERS`
+    covariance   covariance of the natural logarithms of the n parameters, shape (n, n)
     spread, dof  standard deviation of ln(predicted / measured) and its degrees of freedom, for links between hosts or,
-                 if there are none, inside hosts. Each parameter also stores the values for its own measurements
-    absolute     additional scatter in s, independent of size, which matters for short messages only
+                 if none of these were measured, inside hosts. Each parameter also stores these values for its own
+                 measurements
+    absolute     additional scatter in s that does not depend on the message size and matters for short messages only
     ranks        smallest and largest number of ranks in the measurements of links
-    curves       size-dependent deviations of operations from the simulation. They are used only by :meth:`time` and by
-                 runs with ``cost = "calibrated"``
+    curves       measured factors by which the times of operations deviate from the simulation, as a function of message
+                 size. They are used only by :meth:`time` and by runs with ``cost = "calibrated"``
     compute      step time as a function of the batch size, for each model
     jitter       distribution of step times; None: not measured
-    residuals    measurements of messages that fit on the cluster, with predictions that do not use the curves
+    residuals    measurements that fit on the cluster, each with its prediction without the curves
     sources      files of the measurements
     notes        notes and warnings on the fit
     versions     software versions recorded in the measurements
 
-    Printing it shows a summary; :meth:`save` writes it as a cluster file.
+    Printing the calibration shows a summary; :meth:`save` writes a calibrated cluster file.
     """
 
     cluster: Cluster
@@ -429,23 +431,25 @@ def calibrate(
     n_ranks: Count | None = None,
     version: str | None = None,
 ) -> Calibration:
-    """Fit a cluster to measurements.
+    """Fit the parameters of a cluster to measurements.
 
-    The fit determines latency and bandwidth of the links between and inside hosts, overheads, the speed of reductions,
-    costs as a function of message size, compute times as a function of batch size, and the distribution of step times.
+    The fit determines the latency and bandwidth of the links between and inside hosts, overheads, the speed of
+    reductions, costs as a function of message size, compute times as a function of batch size, and the distribution of
+    step times.
 
     measurements  files or folders in any format that :mod:`ddlsim.measure` or :mod:`ddlsim.imports` reads, or rows
-    cluster       cluster on which they were measured
-    algorithms    algorithm used by the library, for each kind of collective. Collectives with a given algorithm
-                  contribute to the fit of the links; others only if there are no point-to-point measurements, with the
-                  algorithms in :data:`ddlsim.validation.ALGORITHMS` (a ring for all-reduce)
-    backend       use only rows of this backend ("mpi", "gloo", "nccl", ...) and rows without one
-    n_hosts, model, operation, n_ranks, version   values that the files lack (see
-                  :func:`ddlsim.imports.to_measurements` and :func:`ddlsim.imports.read_any`)
-    step_times    durations in s of individual steps of one worker, from which the jitter is fitted
+    cluster       cluster on which the measurements were made
+    algorithms    mapping from each kind of collective to the algorithm that the library used. Collectives with a known
+                  algorithm contribute to the fit of the links. Others contribute only if there are no point-to-point
+                  measurements; their algorithms are then assumed to be those in :data:`ddlsim.validation.ALGORITHMS` (a
+                  ring for all-reduce)
+    backend       use only rows of this backend ("mpi", "gloo", "nccl", ...) and rows that specify no backend
+    n_hosts, model, operation, n_ranks, version   values that the files lack (see :func:`ddlsim.imports.to_measurements`
+                  and :func:`ddlsim.imports.read_any`)
+    step_times    durations of individual steps of one worker, in s, to which the jitter is fitted
     reader        function that takes a path and returns :class:`~ddlsim.imports.Timing` rows, for other file formats
 
-    Raises ConfigError if the measurements do not fit on the cluster or do not determine the parameters; in the latter
+    Raises ConfigError if the measurements do not fit on the cluster or do not determine the parameters. In the latter
     case, the message lists the measurements to add.
     """
     described = load_cluster(cluster)

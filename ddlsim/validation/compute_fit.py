@@ -21,8 +21,8 @@ from ddlsim.workload.compute import Affine, Measured
 class ComputeFit:
     """Linear fit of the step time of `model`: ``c0 + c1 * batch_size``, in s.
 
-    covariance   (2, 2), covariance of (c0, c1)
-    spread, dof  scatter of ln(predicted / measured), and its degrees of freedom
+    covariance   covariance of (c0, c1), shape (2, 2)
+    spread, dof  standard deviation of ln(predicted / measured), and its degrees of freedom
     batch_sizes  measured batch sizes. If there is only one, the line passes through the origin, and :attr:`compute`
                  rejects other sizes
     """
@@ -69,7 +69,11 @@ class ComputeFit:
 
 @checked
 def fit_compute(model: str, batch_sizes: Sequence[Count], seconds: Sequence[Positive]) -> ComputeFit:
-    """Fit a line to step times (s) by least squares of relative errors, with non-negative coefficients."""
+    """Fit a line to step times by least squares of the relative errors, with non-negative coefficients.
+
+    batch_sizes  (n,) batch size of each measured step
+    seconds      (n,) duration of each measured step, in s
+    """
     if not batch_sizes or len(batch_sizes) != len(seconds):
         raise ConfigError(
             f"fit_compute: {len(batch_sizes)} batch sizes and {len(seconds)} step times; pass the same "

@@ -40,10 +40,10 @@ MAX_PIECES = 3
 
 @dataclass(frozen=True)
 class Interval:
-    """A prediction, between `low` and `high` with probability `level`.
+    """A prediction that lies between `low` and `high` with probability `level`.
 
     value  best single prediction
-    notes  notes on extrapolation beyond the measurements
+    notes  warnings about extrapolation beyond the measurements
     """
 
     low: float
@@ -58,17 +58,17 @@ class Interval:
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """Measured factors on the simulated time of an `operation` with a `backend`.
+    """Measured corrections to the simulated time of an `operation` with a `backend`, as a function of size.
 
-    inside         True: inside a host; False: between hosts
-    per_message    factor on latencies and overheads
-    sizes          (n_pieces - 1,) sizes in bytes at which the next piece begins
-    per_byte       (n_pieces,) factor on the time per byte in each piece
-    covariance     covariance of (per_message, *per_byte)
-    spread, dof    cross-validated scatter of ln(predicted / measured), and its degrees of freedom
+    inside         True: corrections for operations inside a host; False: between hosts
+    per_message    factor by which latencies and overheads are multiplied
+    sizes          (n_pieces - 1,) sizes in bytes at which the next piece of the curve begins
+    per_byte       (n_pieces,) factor by which the time per byte is multiplied in each piece
+    covariance     covariance matrix of (per_message, *per_byte)
+    spread, dof    cross-validated standard deviation of ln(predicted / measured), and its degrees of freedom
     nbytes, ranks  smallest and largest measured size and number of ranks
-    left_out       (n_pieces - 1,) for a curve through every size: half of the logarithmic error at each of `sizes` if
-                   the curve is fitted without that size; otherwise ()
+    left_out       (n_pieces - 1,) for a curve through every measured size: half of the logarithmic error at each of
+                   `sizes` if the curve is fitted without that size; for other curves, ()
     """
 
     operation: str
