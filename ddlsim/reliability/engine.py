@@ -40,26 +40,29 @@ HOPELESS = 100_000
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FailureTimeline(SuggestsAttributes):
-    """A failure timeline: how a training run spent its time between failures and checkpoints. Times in s.
+    """A failure timeline: how a training run spent its time between failures and checkpoints. All times are in s.
 
+    timeline     steps and checkpoints of the same run without failures
     end          time at which the run reached its target or its time limit
     finished     whether the run reached its target
-    useful       time in steps that counted in the end
-    lost         time in steps that a failure undid, including their checkpoints
-    checkpointing  time stopped for checkpoints that counted
-    detecting    time until failures were detected
-    repairing    time waiting for a machine
-    restarting   time to restart the job, including reading the checkpoint
+    useful       total time in steps that counted in the end
+    lost         total time in steps that a failure undid, including their checkpoints
+    checkpointing  total time that training was stopped for checkpoints that counted
+    detecting    total time until failures were detected
+    repairing    total time waiting for machines
+    restarting   total time to restart the job, including reading the checkpoint
     steps        number of steps that counted
-    events       (time, index of the failed part, lost work in s) for each failure
+    events       tuple (time, index of the failed part, lost work in s) for each failure
     running_intervals
-                 periods of uninterrupted training: (start, position on the timeline at the start and at the end) of
-                 each, shape (n, 3)
+                 periods of uninterrupted training, shape (n, 3): the start time of each period, and the positions on
+                 `timeline` at its start and end
 
-    samples      samples that counted, in elastic runs
-    computed     time that each worker spent computing, (n_workers,), in elastic runs
-    out_of_service  time that each worker was out of service, (n_workers,), in runs that continue without failed workers
-    groups       (start in s, number of workers) of each group of an elastic run; 0 workers: too few machines were left
+    samples      number of samples that counted, in elastic runs
+    computed     time that each worker spent computing, shape (n_workers,), in elastic runs
+    out_of_service  time that each worker was out of service, shape (n_workers,), in runs that continue without failed
+                 workers
+    groups       tuple (start in s, number of workers) for each group of an elastic run; 0 workers: too few machines
+                 were left
     history      evaluations of an elastic training run
     model        final model of an elastic training run
 
@@ -267,14 +270,12 @@ def simulate_failures(
 ) -> FailureTimeline:
     """Return the failure timeline of a run in which all workers wait after each failure.
 
-    The timeline ends when the training does, or after `length` seconds.
-
     timeline  steps and checkpoints of the run without failures
-    failures  distribution, or trace, of the failures
-    parts     machines that fail with each part, one sequence per part
-    length    longest time to simulate, in seconds
-    seed      seed of the failures
-    index     index of the sampled timeline
+    failures  distribution or trace of the failures
+    parts     for each part that can fail, the sequence of machines that fail with it
+    length    time in s at which the simulation stops if the training has not ended
+    seed      seed of the random failures
+    index     number of the sample: each index gives a different failure timeline for the same seed
 
     Raises ConfigError for a failure trace with unknown parts, and DdlsimError if failures are so frequent that no
     checkpoint is ever reached.

@@ -91,7 +91,7 @@ class Failures:
     surviving workers. Asynchronous workers do not stop for each other: a worker that crashes loses the gradient it was
     computing and, when it is back, pulls the current model.
 
-    mtbf     mean time between failures of one part, in s, or text such as "50000 h"
+    mtbf     mean time between failures of one part, in s or as a string such as "50000 h"
     per      the part that fails: a "device", a "host" (machine), a "rack" (all its machines at once, for instance by a
              failure of its switch or power feed), a "switch" between machines (which keep their state), or the "job"
              as a whole (software; nothing needs repair)
@@ -99,16 +99,16 @@ class Failures:
              the other workers wait until their timeout, and the job restarts on the same machines
     shape    shape of the Weibull distribution of times between failures: 1 is exponential; below 1 early failures are
              more frequent (0.7 to 0.8 in Schroeder and Gibson 2006, large systems of LANL)
-    repair   time until a machine (or switch) that has crashed is back in service; inf: never
+    repair   time in s until a machine (or switch) that has crashed is back in service; inf: never
     spares   standby machines that replace crashed ones
-    detection  time until a failure is detected; None: 0 for a crash, 10 min (PyTorch's NCCL timeout) for a hang
-    restart  time from detection (and from the availability of a machine) until the job runs: allocation, process start,
-             rendezvous. Reading the checkpoint takes additional time (:class:`ddlsim.Checkpoints`)
-    warning  advance notice before a machine is taken away, as for spot instances (2 min on AWS, 30 s on Google Cloud
-             and Azure). The state is saved at the end of the current step (an elastic group continues without the
-             machine), if there is time; then no work is lost, and the job restarts once a machine is available. None:
-             no advance notice
-    discount  price reduction of machines that can be taken away, as a share; 0.7: 70 % off
+    detection  time in s until a failure is detected; None: 0 for a crash, 10 min (PyTorch's NCCL timeout) for a hang
+    restart  time in s until the job runs, after the failure has been detected and a machine is available: allocation,
+             process start and rendezvous. Reading the checkpoint takes additional time (:class:`ddlsim.Checkpoints`)
+    warning  advance notice in s before the provider reclaims a machine, as for spot instances (2 min on AWS, 30 s on
+             Google Cloud and Azure). If there is time, the state is saved at the end of the current step (an elastic
+             group continues without the machine). Then no work is lost, and the job restarts once a machine is
+             available. None: no advance notice
+    discount  price reduction for such machines, as a fraction; 0.7: 70 % off
     trace    CSV file of failures that replaces `mtbf`, with the columns ``time_s``, ``unit`` (number of the device,
              host, rack or switch among those that the run uses, from 0) and, if they differ, ``repair_s``
     machines_per_rack  number of consecutive machines of the cluster per rack; None: machines on the same first switch
@@ -248,19 +248,19 @@ def units(failures: Failures, cluster: Cluster, nodes: Sequence[int], nbytes: Fl
 @checked
 @dataclass(frozen=True)
 class Elastic:
-    """Elastic training: the group of workers re-forms when machines fail or return (torchrun, Horovod Elastic).
+    """Elastic training: when machines fail or return, the workers form a new group (torchrun, Horovod Elastic).
 
     The remaining workers continue with their parameters and optimizer state. (If each worker has its own optimizer
     state, as in local SGD, that state is reset.) Only the current step is lost. The new group redistributes the
     remaining samples of the epoch. A machine that returns joins at the end of a step and receives the model from
-    another one. If all machines fail at once, the state is lost: training resumes from its latest checkpoint, or starts
-    over.
+    another machine. If all machines fail at once, the state is lost, and training resumes from its latest checkpoint or
+    starts over.
 
     Workers that shard the model or the optimizer state (FSDP, ZeRO, pipelines) lose a shard with each machine. The new
     group then resumes from the latest checkpoint; before a machine joins, a checkpoint is written.
 
     min_workers  smallest number of workers that train; with fewer, training waits until machines return
-    rejoin       time until a new group runs: rendezvous, creation of communicators
+    rejoin       time in s until a new group runs: rendezvous and creation of communicators
     rate         learning rate with n of the initial N workers: "same"; "linear", multiplied by n / N (Goyal et al.
                  2017); "square-root", multiplied by sqrt(n / N) (Krizhevsky 2014)
     batch        "worker": each worker keeps its batch size, so the global batch shrinks; "global": the survivors divide

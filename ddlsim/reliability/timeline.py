@@ -66,17 +66,18 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class FailureFreeTimeline:
-    """Consecutive steps of a run without failures, and the checkpoints between them.
+    """The consecutive steps of a run without failures, and the checkpoints between them.
 
-    ends    times at which steps end, in s, ascending, shape (n_steps,); training begins at 0
-    cycle   number of steps at the end that repeat indefinitely, so that a short run represents a long training; 0: the
-            timeline ends with the last step
+    A position on this timeline is the undisturbed training time up to a point of the run, including the time that
+    training stops for checkpoints.
+
+    ends    ascending times at which the steps end, in s, shape (n_steps,); training begins at 0
+    cycle   number of steps at the end that repeat indefinitely, so that a short run represents a long training run; 0:
+            the timeline ends with the last step
     every   training time between checkpoints, in s; inf: no checkpoints, so that a failure undoes all work
     cost    cost of a checkpoint
-    length  training time to cover, in s, if a `cycle` repeats or `ends` extend further
-    pace    progress of training as a function of the clock
-
-    A position on the timeline is the training time without disturbances, including the stalls for its checkpoints.
+    length  training time to cover, in s, if the steps repeat or `ends` extend beyond this time
+    pace    undisturbed training time as a function of the clock, which differ if the run has scheduled faults
     """
 
     ends: Floats

@@ -98,10 +98,10 @@ STABILITY_MESSAGES = 20_000
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Result(Outcome):
-    """The result of a simulated run. Times in s, sizes in bytes, rates per s.
+    """The result of a simulated run. Times are in s, sizes in bytes, and rates per s.
 
-    ``print(result)`` shows a summary. The figures are properties; ``workers``, ``links`` and ``steps`` return pandas
-    tables, and ``to_json`` exports everything.
+    ``print(result)`` shows a summary. Single values, such as ``result.throughput``, are properties. ``workers``,
+    ``links`` and ``steps`` are pandas DataFrames, and ``to_json`` exports everything.
     """
 
     @cached_property

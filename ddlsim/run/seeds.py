@@ -90,7 +90,7 @@ class SeedRun:
 
 @dataclass(frozen=True, eq=False)
 class Seeds:
-    """Runs of one experiment with several seeds, in the order of the seeds."""
+    """The results of an experiment that was run with several seeds, in the order of the seeds."""
 
     experiment: Experiment
     runs: tuple[SeedRun, ...]
@@ -245,10 +245,10 @@ def interval_of(
 def simulate_seeds(experiment: Experiment, seeds: Many | Sequence[Seed] = 5, processes: Count | None = None) -> Seeds:
     """Simulate a training run with several seeds in parallel.
 
-    seeds      list of seeds, or number of consecutive seeds starting at the experiment's
-    processes  number of processes (default: number of cores; 1: in this process). The results are the
-               same for any number. A script that uses several processes must guard its work with
-               ``if __name__ == "__main__":``, because the processes import it
+    seeds      list of seeds, or number of consecutive seeds, the first of which is the seed of the experiment
+    processes  number of processes; None: one per core; 1: simulate in this process. The results do not depend on this
+               number. A script that uses several processes must guard its top-level code with
+               ``if __name__ == "__main__":``, because each process imports the script
 
     Raises ConfigError if the experiment has no training or cannot be sent to other processes.
     """
