@@ -432,11 +432,12 @@ def _joined(*outcomes: Outcome) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class Message:
-    """A message and the cost of its encoding.
+    """A message, and the cost of encoding it.
 
-    value    value that the receiver gets, after decoding
-    sizes    bytes of each part
-    seconds  time that a worker takes to encode a message to servers or decode one from servers, in seconds
+    value    value that the receiver has after decoding
+    sizes    size of each part in bytes
+    seconds  time in s that a worker takes to encode the message if it is sent to servers, or to decode it if it is sent
+             by servers
     """
 
     value: Value[Array]
@@ -466,14 +467,14 @@ class _Sender:
 
 
 class Messages:
-    """Messages between workers and servers, or among workers, encoded if the run compresses.
+    """Messages between workers and servers, or among workers, which are compressed if the run uses compression.
 
     n_parts  number of servers, each of which stores an equal part of a vector
     owner    name of the strategy, for error messages
     peers    True: workers send models to each other; False: workers send gradients to servers, which send models back
     models   True: workers send models to servers, instead of gradients
 
-    Raises ConfigError if the run's compression does not fit the strategy or the servers' parts of the vector.
+    Raises ConfigError if the compression cannot be used with this strategy or with this number of servers.
     """
 
     def __init__(

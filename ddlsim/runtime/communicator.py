@@ -45,17 +45,17 @@ class _Operation:
 
 
 class Communicator:
-    """A group of workers that execute collectives together.
+    """A group of workers that execute collectives together, like a process group in PyTorch.
 
-    A member enters a collective with its index 0..n_ranks-1 in the group.
-
-    fabric      algorithm, rank order and cost of collectives
-    workers     members; None: all workers of the run
-    bystanders  nodes of additional ranks, numbered from n_ranks, that enter every collective automatically (parameter
-                servers)
+    context     context of the run
+    fabric      algorithm, rank order and cost of the collectives
+    workers     the members, whose indices in this sequence, 0 to n_ranks - 1, identify them in collectives; None: all
+                workers of the run
+    bystanders  nodes of additional ranks, such as parameter servers, which take part in every collective without having
+                to enter it. They are numbered from n_ranks
     owner       name of the strategy, for error messages
 
-    Raises ConfigError if the fabric does not fit the members.
+    Raises ConfigError if the fabric does not suit the members.
     """
 
     def __init__(
@@ -313,7 +313,7 @@ class Communicator:
 
 
 def communicator(context: RunContext, strategy: OnFabric) -> Communicator:
-    """Return a communicator of all workers, with the strategy's fabric."""
+    """Return a communicator for all workers, whose collectives are executed as the strategy's fabric specifies."""
     return Communicator(context, fabric_of(strategy), owner=type(strategy).__name__)
 
 

@@ -55,10 +55,10 @@ Vectors = Callable[[int, int], Value[Array]]
 
 
 class Exchange:
-    """Base class of exchanges in which the members of a communicator average their vectors, part by part.
+    """Base class of exchanges in which the members of a communicator average their vectors, one part at a time.
 
     what     name under which a worker's wait for the exchange is recorded
-    codec    encoding of vectors; None: vectors are sent uncompressed
+    codec    encoding of the vectors; None: vectors are sent uncompressed
     decodes  True: workers decode each part when it arrives; False: workers only wait for the last part
     """
 
@@ -916,11 +916,15 @@ class Rounds:
 
 
 class Averaging(Rounds):
-    """All-reduce that gives each member the mean of all members' vectors, once per round.
+    """An all-reduce that gives each member the mean of all members' vectors, once per round.
 
-    It either blocks the members or runs in the background while they compute.
+    communicator  the group of workers
+    then          function that is applied to the mean in each round; None: the result is the mean itself
+    models        True: the vectors are models; if the run compresses, the difference from the previous result is
+                  encoded. False: the vectors are encoded directly
+    share         size of a vector relative to that of all parameters
 
-    share  size of a vector relative to that of all parameters
+    Members either wait for the all-reduce (:meth:`mean`) or compute while it runs (:meth:`start` and :meth:`finish`).
     """
 
     def __init__(

@@ -35,10 +35,12 @@ class Periodic(WithFabric):
 class Replica:
     """A worker with its own model (``worker.params``) and optimizer state.
 
-    step       number of local steps that this worker has done
-    n_samples  number of samples that all workers would have processed if each had done `step` steps. It determines the
-               learning rate, which therefore does not depend on the progress of other workers
-    ended      number of workers that have completed each step, by the index of the step
+    n_workers  number of workers of the run
+    ended      number of workers that have completed each step, by step index
+    step       number of local steps that this worker has completed
+    n_samples  number of samples that all workers would have processed if each had completed `step` steps. The learning
+               rate depends on this number, and therefore not on the progress of other workers
+    rate       learning rate of the latest step
     """
 
     worker: Worker
@@ -106,7 +108,7 @@ def replicas_of(context: RunContext) -> list[Replica]:
 def start_replicas(context: RunContext, work: Callable[[Replica], Process]) -> list[Replica]:
     """Start the process ``work(replica)`` for every worker, and return the replicas.
 
-    The final model of the run is the mean of the workers' models.
+    The final model of the run is the mean of all workers' models.
     """
     replicas = replicas_of(context)
     for replica in replicas:
@@ -121,14 +123,15 @@ def need_values(context: RunContext, owner: str, why: str) -> None:
 
 
 class Outer:
-    """The global model w, updated by an outer ``optimizer``; the run's optimizer makes the workers' local steps.
+    """A global model that an outer optimizer updates, while the optimizer of the run performs the workers' local steps.
 
-    The gradient of the outer optimizer is the workers' mean model update, w - mean_i(x_i), possibly compressed (Reddi
-    et al. 2021, "Adaptive Federated Optimization", arXiv:2003.00295, algorithm 1). The optimizer computes in float64
-    and rounds w once, to the dtype of the parameters. The running statistics of batch normalisation are averaged
-    without it, because momentum could make a variance negative.
+    optimizer  the outer optimizer
+    params     the current global model w, shape (n_params,), initially the initial model of the run
 
-    params  current w, shape (n_params,), which starts as the initial model
+    The outer gradient is the workers' mean model update, w - mean_i(x_i), possibly compressed (Reddi et al. 2021,
+    "Adaptive Federated Optimization", arXiv:2003.00295, algorithm 1). The outer optimizer computes in float64, and w is
+    then rounded to the dtype of the parameters. The running statistics of batch normalisation are averaged instead,
+    because momentum could make a variance negative.
     """
 
     def __init__(self, learner: Learner, optimizer: Optimizer) -> None:

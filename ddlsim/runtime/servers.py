@@ -138,11 +138,11 @@ class Threads:
 
 
 class Servers:
-    """Parameter servers of a strategy, each with an equal part of the parameters.
+    """The parameter servers of a strategy, each of which stores an equal part of the parameters.
 
-    Workers send them gradients or, with `models`, models.
-
-    messages    messages to servers and back
+    strategy    strategy that defines the number of servers, their placement and their time per update
+    models      True: workers send models to the servers; False: workers send gradients
+    messages    encoder of the messages to servers and back
     apply_time  time to apply an update, in seconds
 
     Raises ConfigError if the cluster does not have enough machines.
