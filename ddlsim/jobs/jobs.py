@@ -49,17 +49,19 @@ class Ran(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Jobs(SuggestsAttributes):
-    """The results of :func:`ddlsim.simulate_jobs`. Times in s, sizes in bytes.
+    """The results of :func:`ddlsim.simulate_jobs`. Times are in s, sizes in bytes.
 
-    runs            the job runs, in the order of the jobs
+    runs            one run per job, in the order of the jobs
     traffic         the background traffic
-    goodputs        mean bytes/s of each background flow
+    goodputs        average rate of each background flow, in bytes/s
+    cluster         the shared cluster
     end_time        time at which the last job ended
-    channel_nbytes  bytes carried by each channel, (n_channels,)
-    channel_busy    time during which each channel carried data, (n_channels,)
+    channel_nbytes  bytes carried by each channel, shape (n_channels,)
+    channel_busy    time during which each channel carried data, shape (n_channels,)
     interrupted     whether the simulation was stopped with Ctrl-C
 
-    Printing the results runs no simulation; :attr:`alone` and everything derived from it do.
+    Printing the results starts no simulation. Reading :attr:`alone`, or any value derived from it, simulates each job
+    on its own.
     """
 
     runs: tuple[Ran, ...]

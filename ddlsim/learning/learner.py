@@ -182,10 +182,10 @@ class _Gradient(Value[Array]):
 class Learner:
     """Gradients, updates and evaluations for all workers of a run, as lazy values.
 
-    plane      plane on which the values are made
-    task       network, data and optimizer; None in timing-only runs, whose values are ABSENT
+    plane      data plane that creates the values
+    task       network, data and optimizer; None in timing-only runs, in which all values are ABSENT
     n_workers  number of workers
-    begin      state of a training that another group of workers hands over
+    begin      training state taken over from another group of workers; None: the initial state
     """
 
     def __init__(self, plane: DataPlane, task: Task | None, n_workers: int, begin: Handover | None = None) -> None:

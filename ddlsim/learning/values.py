@@ -44,14 +44,17 @@ U = TypeVar("U")
 
 
 class Value(Generic[T_co]):
-    """A lazy value: an array, a tuple or an optimizer's state that is computed when it is read.
+    """A lazy value: an array, a tuple or an optimizer state that is computed when it is first read.
 
-    :meth:`DataPlane.apply` and :meth:`DataPlane.constant` make values, and arithmetic with values and
-    numbers makes new ones.
+    Values are created by :meth:`DataPlane.apply` and :meth:`DataPlane.constant`, and by arithmetic with other values
+    and numbers.
 
-    statistics        running statistics of parameters; None for other values, and for networks without batch
-                      normalisation
-    batch_statistics  statistics of the batches of a gradient; () for other values
+    plane             data plane that created the value
+    number            position of the value in the order of creation, from 0
+    compute, inputs   function and inputs from which the content is computed; None: `result` is the content
+    statistics        running statistics that belong to parameters; None for other values, and for networks without
+                      batch normalisation
+    batch_statistics  statistics of the batches from which a gradient was computed; () for other values
     """
 
     __slots__ = ("__weakref__", "_compute", "_inputs", "_result", "batch_statistics", "number", "plane", "statistics")
@@ -162,10 +165,10 @@ class Replay:
 
 
 class DataPlane:
-    """The data plane of a run, which creates lazy values and numbers them.
+    """The data plane of a run, which creates lazy values and assigns each a number, counting from 0.
 
-    replay  content of a saved run to resume. Values that were computed before the save are not computed again: those
-            still in use have their saved content, and the others are never read
+    replay  contents of a saved run to resume; None: a new run. Values that had been computed before the run was saved
+            are not computed again. Those still in use get their saved content; the others are not needed any more
     """
 
     def __init__(self, replay: Replay | None = None) -> None:
@@ -252,9 +255,9 @@ class DataPlane:
 def weighted_sum(plane: DataPlane, weights: Sequence[float], values: Sequence[Value[Array]]) -> Value[Array]:
     """Return the weighted sum of models, sum_j weights[j] * values[j].
 
-    values  models, each of shape (n_params,); running statistics are summed with the same weights
+    values  models, each of shape (n_params,). Their running statistics are summed with the same weights
 
-    Sums are computed in float64 in this order, and rounded once.
+    The terms are added in float64 in the given order, and the sum is rounded once.
     """
 
     def add(*arrays: Array) -> Array:

@@ -32,10 +32,10 @@ def busy_rows(channel: Ints, start: Floats | float, end: Floats | float) -> Reco
 class BusyIntervals:
     """Time intervals in which channels were busy, sorted by channel and time.
 
-    The columns ``channel``, ``start`` and ``end`` (both in seconds) have shape (n,). They are computed on first access
-    from a compact log that stores a repeated round only once.
+    The columns ``channel``, ``start`` and ``end`` (times in seconds) are arrays of shape (n,), with one element per
+    interval. They are computed on first access from a compact log that stores a repeated round only once.
 
-    parts       recorded parts of the log, in order of time
+    parts       recorded parts of the log, in chronological order
     n_channels  number of channels of the network
     others      additional intervals, in any order
     kept        (n_channels,) whether to include each channel; None: include all channels

@@ -140,7 +140,7 @@ _LOG_REPEATS = 1 << 10  # replays that fit in it
 
 
 class Interconnect(Protocol):
-    """Protocol for the cluster properties that the network engine needs.
+    """Protocol for the properties of a cluster that the network engine reads.
 
     :class:`ddlsim.cluster.Cluster` implements it.
     """

@@ -26,10 +26,10 @@ class Completions(NamedTuple):
     """Messages and collectives that finished at the same time.
 
     time   simulated time in seconds
-    ids    (n,) ids of collectives, and the negative ids of messages as returned by :meth:`Network.send`
+    ids    (n,) id of each collective, or the negative id of each message, as returned by :meth:`Network.send`
     ranks  (n,) the rank that finished each collective
 
-    Messages come first, in the order in which they were sent, followed by collectives sorted by id and rank.
+    Messages come first, in the order in which they were sent. They are followed by collectives, sorted by id and rank.
     """
 
     time: float
@@ -40,12 +40,12 @@ class Completions(NamedTuple):
 class Network:
     """A simulated network in which messages and collectives share channels by max-min fairness.
 
-    Simulated time advances only in :meth:`advance`.
+    Simulated time advances only during calls of :meth:`advance`.
 
     interconnect  the network to simulate, usually a :class:`~ddlsim.cluster.Cluster`
     record        whether to record the busy intervals of all channels for timelines
-    n_sources     number of traffic sources (:mod:`ddlsim.network.sources`). Each adds a channel after those of the
-                  cluster's links.
+    n_sources     number of traffic sources (:mod:`ddlsim.network.sources`). Each source adds one channel after the
+                  channels of the cluster's links
     """
 
     def __init__(self, interconnect: Interconnect, *, record: bool = False, n_sources: int = 0) -> None:

@@ -50,13 +50,13 @@ class Choice:
     """A recommended configuration.
 
     candidate   the configuration, with the values of all searched fields
-    experiment  the simulated experiment; ``ddlsim.simulate(choice.experiment)`` repeats it
-    figures     throughput, efficiency, and cost rate (USD/s, or devices if machines have no price)
-    misses      comparison with each limit of the target; ``share`` is 0 if the limit is met
-    reasons     why this configuration was chosen
-    accuracy    accuracy reached, if the configuration was trained
-    range       figures for the lowest and the highest plausible rates of a device on which published runs disagree;
-                None: no disagreement, or the range was not simulated
+    experiment  the simulated experiment; ``ddlsim.simulate(choice.experiment)`` repeats the simulation
+    figures     throughput, efficiency, and cost rate (USD/s, or number of devices if machines have no price)
+    misses      comparison of the configuration with each limit of the target; a limit is met if its ``share`` is 0
+    reasons     reasons for this choice
+    accuracy    accuracy reached; None: the configuration was not trained
+    range       `figures` for the lowest and the highest plausible rates of a device, if published runs disagree on its
+                rates; None: published runs agree, or the range was not simulated
     """
 
     candidate: Candidate
@@ -103,16 +103,18 @@ class Choice:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Recommendation:
-    """The result of :func:`ddlsim.recommend`: the best configurations for a target, and the figures of all others.
+    """The result of :func:`ddlsim.recommend`: the best configurations for a target, and the outcomes of all others.
 
-    target         limits and aim of the search
-    choices        best configurations, best first. The best one without compression or local steps is always included
-    found          outcome of every configuration: its figures, or the reason why it was not simulated
+    target         limits and objective of the search
+    choices        best configurations, in descending order. They always include the best configuration without
+                   compression or local steps
+    found          outcome of every configuration: its throughput, efficiency and cost, or the reason why it was not
+                   simulated
     crossovers     worker counts at which one strategy becomes faster than another
-    sensitivities  gains of the best choice if one component, such as a link or device, were 10 % better
+    sensitivities  relative gain of the best choice for each component, such as a link or device, if it were 10 % better
     guidelines     rules of thumb for the best choice
     notes          assumptions and limits of the result
-    priced         True: costs are in USD; False: in device-hours
+    priced         True: costs are in USD; False: costs are in device-hours
     rivals         configurations that may be better than the best one, because published runs disagree on the rates of
                    their devices; None: no such device
     """

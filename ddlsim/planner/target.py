@@ -58,15 +58,15 @@ class Miss:
 @checked
 @dataclass(frozen=True)
 class Target:
-    """Limits that a configuration must meet, and the aim, time or cost, by which valid configurations are ranked.
+    """Limits that a configuration must meet, and the objective by which valid configurations are ranked.
 
-    deadline    maximum duration of the whole training, in s or as text such as "36 h"
-    budget      maximum cost of the whole training, in USD
-    efficiency  minimum efficiency, such as 0.9: throughput relative to that without communication
-    throughput  minimum throughput, in samples/s or as text such as "5000 images/s"
+    deadline    maximum duration of the complete training run, in s or as a string such as "36 h"
+    budget      maximum cost of the complete training run, in USD
+    efficiency  minimum efficiency, such as 0.9: the throughput as a fraction of the throughput without communication
+    throughput  minimum throughput, in samples/s or as a string such as "5000 images/s"
     accuracy    held-out accuracy to reach; requires `training` in :func:`~ddlsim.recommend`
-    objective   "time": prefer the fastest configuration; "cost": the cheapest. None: the cheapest if there is a
-                deadline or a throughput but no budget, otherwise the fastest
+    objective   "time" prefers the fastest configuration, and "cost" the cheapest. None: the cheapest if there is a
+                deadline or a minimum throughput but no budget, otherwise the fastest
 
     Raises ConfigError for invalid limits.
     """

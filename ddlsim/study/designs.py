@@ -29,13 +29,14 @@ MAX_POINTS = 100_000
 @checked
 @dataclass(frozen=True)
 class Range:
-    """A range of numbers to sample from: ``Range("1 Gbit/s", "100 Gbit/s", log=True)``.
+    """A range of numbers from which a study samples, as in ``Range("1 Gbit/s", "100 Gbit/s", log=True)``.
 
-    For use with the designs "random" and "latin-hypercube", and with a search.
+    Ranges can be used with the designs "random" and "latin-hypercube", and with a search.
 
-    low, high  numbers, or strings with a unit. Sampled values then have the unit and four digits, "12.34 Gbit/s"
-    log        sample uniformly on a logarithmic scale
-    whole      sample integers only
+    low, high  ends of the range: numbers, or strings with a unit. Samples from a range with a unit are strings with
+               four significant digits, such as "12.34 Gbit/s"
+    log        whether to sample uniformly on a logarithmic scale
+    whole      whether to sample only integers
     """
 
     low: float | str

@@ -125,25 +125,26 @@ class Row(NamedTuple):
 class Study:
     """A set of experiments that vary some fields of a base experiment.
 
-    base         experiment with the values of all other fields
-    vary         values by dotted path: ``{"workers": [8, 16], "cluster.nic.bandwidth": ["25 Gbit/s", "100 Gbit/s"]}``
-                 (see :mod:`ddlsim.study.changes` for the paths). Values are a list, a mapping from names for the table
-                 to values (``{"strategy": {"slow": AllReduce("ring", "none"), "fast": AllReduce("auto")}}``), or a
-                 :class:`~ddlsim.study.Range` to sample from. Fields that change together share a key:
+    base         experiment that provides the values of all other fields
+    vary         mapping from the dotted path of each varied field to its values:
+                 ``{"workers": [8, 16], "cluster.nic.bandwidth": ["25 Gbit/s", "100 Gbit/s"]}`` (see
+                 :mod:`ddlsim.study.changes` for the paths). Values are a list, a mapping from names (shown in the
+                 table) to values (``{"strategy": {"slow": AllReduce("ring", "none"), "fast": AllReduce("auto")}}``), or
+                 a :class:`~ddlsim.study.Range` to sample from. Fields that change together share a key:
                  ``{"model, batch_size": [("resnet50", 64), ("bert-large", 8)]}``. A :class:`~ddlsim.Splits` among the
                  strategies represents all valid ways to split the model
-    seeds        number of seeds per configuration, starting with that of `base`, or a list of seeds. All configurations
-                 use the same seeds, so that they see the same random numbers
-    design       "grid": all combinations; "list": the first values of all fields, then the second, ...; "random" and
-                 "latin-hypercube": a sample of `n_points`
-    n_points     number of points to sample
+    seeds        number of consecutive seeds per configuration, starting with the seed of `base`, or a list of seeds.
+                 All configurations use the same seeds, so that they use the same random numbers
+    design       "grid": all combinations; "list": the first value of each field, then the second value of each, and so
+                 on; "random" and "latin-hypercube": a sample of `n_points` combinations
+    n_points     number of combinations to sample
     design_seed  seed of the sample
-    stability    simulate each point three more times, with its inputs changed by 1e-12, so that the table shows how
-                 stable its throughput is (column throughput_spread) and does not rank smaller differences
-    search       a :class:`~ddlsim.study.Search`, which proposes configurations from the results of earlier ones,
-                 instead of a design; values can also be ranges
+    stability    whether to simulate each point three more times with its inputs changed by 1e-12. The table then shows
+                 how much the throughput changes (column throughput_spread), and does not rank smaller differences
+    search       a :class:`~ddlsim.study.Search`, which replaces the design and proposes configurations based on the
+                 results of earlier ones; None: use the design
 
-    Raises ConfigError for a path that exists in no configuration, an empty design, and repeated fields.
+    Raises ConfigError for a path that does not exist in any configuration, an empty design, and repeated fields.
     """
 
     base: Experiment

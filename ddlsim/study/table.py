@@ -87,14 +87,14 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Results of a study.
+    """The results of a study.
 
     axes         dotted paths of the varied fields
     members      the points, in the order of the design
-    outcomes     outcome by key of a point; points without one are missing
+    outcomes     mapping from the key of a point to its outcome; points that are not in the mapping have no outcome yet
     interrupted  whether the study was stopped before its end
-    experiments  experiment as JSON by key of a point, for the manifests in reports
-    objectives   metrics of a search; the printed table then starts with the best configurations
+    experiments  mapping from the key of a point to its experiment as JSON, for the manifests in reports
+    objectives   metrics of a search; if there are any, the printed table starts with the best configurations
     """
 
     axes: Sequence[str]
@@ -341,7 +341,9 @@ def _means(values: pd.DataFrame) -> dict[str, float]:
 
 @checked
 def load_table(store: str | Path) -> Table:
-    """Return the table of the latest study in a store, which may still be running.
+    """Return the table of the latest study in a store. The study may still be running.
+
+    store  path of the store, as passed to :meth:`ddlsim.study.Study.run`
 
     Raises ConfigError if the store does not exist or contains no study.
     """
