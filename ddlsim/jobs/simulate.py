@@ -152,7 +152,7 @@ _FIELDS = {"model": str, "workers": int, "batch_size": int, "steps": int, "seed"
 
 @dataclass(frozen=True)
 class JobsFile:
-    """The contents of a jobs file, which are arguments of :func:`ddlsim.simulate_jobs`. Call :meth:`simulate` to run it."""
+    """The contents of a jobs file: arguments for :func:`ddlsim.simulate_jobs`. Use :meth:`simulate` to run the jobs."""
 
     cluster: ClusterLike
     jobs: tuple[Job | Background, ...]

@@ -258,9 +258,10 @@ def recommend(
                     top-level code with ``if __name__ == "__main__":``
     progress        function that is called with the number of finished simulations
 
-    Configurations that an upper bound on their throughput excludes are not simulated. Throughputs are measured over a
-    few simulated steps. Without a target accuracy, all samples count equally, regardless of batch size and strategy.
-    Raises ConfigError for incompatible arguments, and if no configuration can be simulated.
+    Configurations that cannot be among the best, according to a bound on their throughput, are not simulated.
+    Throughputs are measured over a few simulated steps. Without a target accuracy, all samples count equally,
+    regardless of batch size and strategy. Raises ConfigError for incompatible arguments, and if no configuration can be
+    simulated.
     """
     loaded = _clusters(clusters)
     what = _lesson(target, training, learning_model, base, samples)
