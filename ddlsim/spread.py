@@ -36,12 +36,12 @@ class Spread:
 
     @checked
     def relative_times(self, n: Count) -> list[float]:
-        """Return the times of n parts relative to the median, in ascending order, shape (n,)."""
+        """Return the compute times of n devices relative to the median, in ascending order."""
         sd, normal = self.variation / WHISKERS, NormalDist()
         return [1.0 + sd * normal.inv_cdf((k - 0.375) / (n + 0.25)) for k in range(1, n + 1)]
 
     @checked
     def speeds(self, n: Count, seed: Seed = 0) -> tuple[float, ...]:
-        """Return the speed factors of n devices, shape (n,)."""
+        """Return the speed factors of n devices, in an order that depends on `seed`."""
         times = self.relative_times(n)
         return tuple(1.0 / times[k] for k in stream(seed, 0, "spread").permutation(n).tolist())

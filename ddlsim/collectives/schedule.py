@@ -122,7 +122,7 @@ class Schedule:
         return page(title(self), lines([sent(self)]), grid(cells(self), LEFT), lines(more(self)))
 
     def blocks(self, n_members: int) -> Ints:
-        """Return the block of each chunk of one copy in a group of `n_members`, shape (n_chunks / copies,)."""
+        """Return the block of each chunk of one copy in a group of `n_members` ranks, shape (n_chunks / copies,)."""
         n_chunks = self.n_chunks // self.copies
         return np.arange(n_chunks) * n_members // n_chunks if self.block_of is None else self.block_of
 
@@ -137,7 +137,11 @@ class Schedule:
         return sum(r.repeat * len(r.src) for lane in self.lanes for r in lane)
 
     def chunks(self, round: Round, repetition: int = 0) -> tuple[Ints, Ints]:
-        """Return `(owner, chunk)`, both (n_carried,): message ``owner[i]`` of the round carries ``chunk[i]``."""
+        """Return the chunks that the messages of a round carry in one `repetition`.
+
+        The result is `(owner, chunk)`, both of shape (n_carried,): message ``owner[i]`` of the round carries
+        ``chunk[i]``.
+        """
         first = (round.start + repetition * round.shift) % self.n_chunks
         if round.slots is not None:
             carried = (first[:, None] + round.slots) % self.n_chunks
@@ -147,10 +151,11 @@ class Schedule:
         return owner, (first[owner] + np.arange(len(owner)) - begin[owner]) % self.n_chunks
 
     def message_bytes(self, nbytes: float, round: Round, repetition: int = 0) -> Floats:
-        """Return the bytes of each message of `round`, without `round.header`, shape (m,).
+        """Return the size of each message of `round` in bytes, without `round.header`, shape (m,).
 
-        nbytes      size of the buffer per rank
-        repetition  matters only if `chunk_weight` is given and is not periodic in `round.shift`
+        nbytes      size of the buffer on each rank, in bytes
+        repetition  index of the repetition, which matters only if `chunk_weight` is set and is not periodic in
+                    `round.shift`
         """
         wire = 1.0 if round.wire is None else round.wire
         if self.chunk_weight is None:
@@ -167,8 +172,8 @@ class Schedule:
     def animate(self, path: str | Path | None = None, *, seconds: Positive = 0.8) -> FuncAnimation:
         """Animate the contents of every rank's chunks, round by round.
 
-        path     file to write: .gif, .webp or .html; None: no file
-        seconds  duration of each round in the animation
+        path     file to which the animation is written (.gif, .webp or .html); None: no file
+        seconds  duration of each round in the animation, in s
 
         In a notebook, the returned animation is displayed with playback controls.
         :func:`ddlsim.report.animation.animate` describes the picture. Raises ConfigError for more than 32 ranks, 128
@@ -180,7 +185,7 @@ class Schedule:
 
     @checked
     def bytes_sent(self, nbytes: NotNegative) -> Floats:
-        """Return the total bytes that each rank puts on the wire, without headers, shape (n_ranks,)."""
+        """Return the number of bytes that each rank puts on the wire in total, without headers, shape (n_ranks,)."""
         return self._sent(nbytes, handled=False)
 
     @checked

@@ -49,15 +49,15 @@ class State:
 
     @property
     def contributors(self) -> Ints:
-        """Number of ranks whose contribution is in each rank's chunk, shape (n_ranks, n_chunks)."""
+        """Number of ranks that have contributed to each chunk of each rank, shape (n_ranks, n_chunks)."""
         return np.asarray(np.count_nonzero(self.counts, axis=2), dtype=np.int64)
 
     @property
     def labels(self) -> npt.NDArray[np.str_]:
         """Labels of the cells in a picture, shape (n_ranks, n_chunks).
 
-        For reductions, the number of contributions; for other collectives, the rank whose data the chunk contains, or
-        "".
+        In reductions, the label is the number of contributions. In other collectives, it is the rank whose data the
+        chunk contains, or "" if the chunk is empty.
         """
         held = self.contributors
         whose = np.where(held == 0, "", self.counts.argmax(axis=2).astype(np.str_))

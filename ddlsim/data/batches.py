@@ -44,11 +44,11 @@ class BatchStream:
             raise ConfigError(f"rank {self.rank}: the shard of shape {self.shard.shape} is empty; use fewer workers")
 
     def batch(self, step: int, size: int) -> Ints:
-        """Return the indices, shape (size,), of batch `step` (from 0) if all batches have `size` samples."""
+        """Return the indices of batch `step` (from 0), shape (size,), if all batches have `size` samples."""
         return self.indices(step * size, size)
 
     def indices(self, first: int, count: int) -> Ints:
-        """Return the sample indices at positions first .. first + count - 1, shape (count,)."""
+        """Return the sample indices at positions `first` to `first` + `count` - 1, shape (count,)."""
         if first < 0 or count < 1:
             raise ConfigError(f"first = {first}, count = {count}: first must be at least 0, and count at least 1")
         n, parts = len(self.shard), []

@@ -97,7 +97,10 @@ class DataSet:
 
     @checked
     def take(self, indices: Ints) -> DataSet:
-        """Return a data set of the samples at `indices`, in that order. Raises ConfigError for indices out of range."""
+        """Return a data set with the samples at `indices`, in that order.
+
+        Raises ConfigError for an index out of range.
+        """
         if indices.size and not 0 <= indices.min() <= indices.max() < self.n_samples:
             last = self.n_samples - 1
             raise ConfigError(f"data {self.name!r}: indices must be from 0 to {last}")

@@ -81,7 +81,7 @@ class SourceText:
     notes: tuple[str, ...] = ()
 
     def lines(self) -> Iterator[tuple[int, str]]:
-        """Yield (line number from 1, line) without launcher prefixes and trailing space."""
+        """Yield (line number from 1, line) pairs, without launcher prefixes and trailing spaces."""
         for number, line in enumerate(self.text.splitlines(), start=1):
             yield number, _without_prefix(line).rstrip()
 

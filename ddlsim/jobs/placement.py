@@ -72,15 +72,15 @@ class Placements:
 
     @property
     def jobs(self) -> list[Job | Background]:
-        """The jobs with the best placement and start times, for :func:`ddlsim.simulate_jobs`."""
+        """The jobs with the best devices and start times, as arguments for :func:`ddlsim.simulate_jobs`."""
         moved = _moved([each for each in self.given if isinstance(each, Job)], self.best.places, self.best.starts)
         return [*moved, *(each for each in self.given if isinstance(each, Background))]
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """Table with one row per placement tried, the best first.
+        """Table with one row per simulated placement, the best first.
 
-        Columns: how it was generated, mean and worst slowdown, and the slowdown of each job.
+        Columns: how the placement was generated, mean slowdown, worst slowdown, and the slowdown of each job.
         """
         import pandas as pd
 

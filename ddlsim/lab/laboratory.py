@@ -372,7 +372,7 @@ class Comparison:
 
     @property
     def error(self) -> float:
-        """Relative error of the prediction, compared with the measured median."""
+        """Relative error of the predicted time: predicted over measured median, minus 1."""
         return self.predicted / self.row.median_s - 1.0
 
 

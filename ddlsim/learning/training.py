@@ -90,24 +90,24 @@ class Training:
 
     @property
     def evaluate_seconds(self) -> float | None:
-        """Simulated seconds between evaluations; None if updates are counted."""
+        """Simulated time between evaluations in s; None: evaluations are a number of updates apart."""
         return parse(self.evaluate_every, "time") if isinstance(self.evaluate_every, str) else None
 
     @property
     def schedule(self) -> Schedule:
-        """The learning rate as a schedule."""
+        """The learning rate as a schedule over epochs."""
         rate = Constant(float(self.rate)) if isinstance(self.rate, int | float) else self.rate
         return PhasedRate(self.phases, rate) if self.phases else rate
 
     @property
     def last_epoch(self) -> float | None:
-        """The epoch that ends the run: `epochs`, or the end of the last phase; None if no epoch ends it."""
+        """The epoch at which the run ends: `epochs`, or the end of the last phase; None: no limit on epochs."""
         return total_epochs(self.phases) if self.epochs is None and self.phases else self.epochs
 
     def regime(self, epoch: float, batch_size: int) -> tuple[int, int | None]:
-        """Return the batch size and the index of the phase at an epoch; `batch_size` is that of the run.
+        """Return the batch size and the index of the phase at an epoch. The index is None if there are no phases.
 
-        The index is None without phases.
+        batch_size  batch size of the run, which applies where no phase or schedule sets another
         """
         if self.phases:
             index, _ = phase_at(self.phases, epoch)
@@ -120,7 +120,9 @@ class Training:
         return any(v is not None for v in (self.last_epoch, self.updates, self.target_accuracy, self.target_loss))
 
     def task(self, model: Model, n_workers: int, seed: int, clock: Model | None = None) -> Task:
-        """Return the task of the workers of a run; `clock` is the model that compute times are for, if it differs.
+        """Return the task that the workers of a run learn.
+
+        clock  model for which compute times are simulated; None: `model`
 
         Raises ConfigError if data and model do not match.
         """

@@ -78,7 +78,7 @@ class Value(Generic[T_co]):
         return self._compute is not None
 
     def read(self) -> T_co:
-        """Return the content of the value, and compute it if necessary."""
+        """Return the content of the value, computing it first if necessary."""
         if self._compute is not None:
             self._evaluate()
         return cast(T_co, self._result)
@@ -100,7 +100,10 @@ class Value(Generic[T_co]):
                 value._compute, value._inputs = None, ()
 
     def with_statistics_of(self, *others: Value[object]) -> Value[T_co]:
-        """Return the same content with the statistics of other values: those of the first one, and of all batches."""
+        """Return a value with the same content and the statistics of other values.
+
+        Running statistics are those of the first of the `others`; batch statistics are those of all of them.
+        """
         batches = _batches(others)
         if others[0].statistics is None and not batches:
             return self
@@ -184,7 +187,7 @@ class DataPlane:
         return self.n_values < self.replay.n_values or len(self.scalars) < len(self.replay.scalars)
 
     def constant(self, result: U, statistics: Value[Array] | None = None) -> Value[U]:
-        """Return a value with known content."""
+        """Return a value whose content is known."""
         return self.register(Value(self, self.n_values, None, (), result, statistics))
 
     def apply(
@@ -194,9 +197,9 @@ class DataPlane:
         statistics: Value[Array] | None = None,
         batch_statistics: tuple[Value[BatchStatistics], ...] = (),
     ) -> Value[U]:
-        """Return the lazy value of ``function(*inputs)``; the function must not change its arguments.
+        """Return the lazy value of ``function(*inputs)``. The function must not change its arguments.
 
-        The result has only the statistics that are passed, not those of its inputs; use :meth:`mix` to keep them.
+        The result has only the statistics that are passed here, not those of the inputs; use :meth:`mix` to keep them.
         """
         if ABSENT in inputs:
             return cast("Value[U]", ABSENT)
@@ -206,8 +209,8 @@ class DataPlane:
         """Return the lazy value of ``function(*inputs)`` for arrays, with the matching running statistics.
 
         If all inputs are models, `function` is also applied to their statistics. If one input is a model, its
-        statistics are kept, and take in those of the gradients' batches. If none is, the result has the batches of all
-        inputs. Raises DdlsimError for several models together with other values.
+        statistics are kept and updated with those of the gradients' batches. If no input is a model, the result has the
+        batch statistics of all inputs. Raises DdlsimError if several models are mixed with other values.
         """
         models = [value.statistics for value in inputs if value.statistics is not None]
         batches = _batches(inputs)
@@ -224,11 +227,11 @@ class DataPlane:
         )
 
     def merge_statistics(self, statistics: Value[Array], batches: Sequence[Value[BatchStatistics]]) -> Value[Array]:
-        """Return running statistics updated with those of batches; see :func:`absorbed`."""
+        """Return running statistics updated with the statistics of `batches`; see :func:`absorbed`."""
         return self.apply(absorbed, statistics, *batches) if batches else statistics
 
     def register(self, value: Value[U]) -> Value[U]:
-        """Number a new value."""
+        """Assign the next number to a new value, and return the value."""
         number = self.n_values
         self.n_values += 1
         if number < self.replay.n_values and number not in self.replay.pending:
@@ -238,14 +241,17 @@ class DataPlane:
         return value
 
     def scalar(self, compute: Callable[[], float]) -> float:
-        """Return a number that decides how the run continues, from the saved run while replaying it."""
+        """Return a number on which the course of the run depends, such as a loss or a size.
+
+        While a saved run is replayed, the number is read from the saved run instead of being computed.
+        """
         n = len(self.scalars)
         known = n < len(self.replay.scalars)
         self.scalars.append(self.replay.scalars[n] if known else compute())
         return self.scalars[n]
 
     def snapshot(self) -> Replay:
-        """Return the content with which a later run can resume from here."""
+        """Return the contents that a later run needs to resume from this point."""
         alive = list(self._alive.values())
         results = {v.number: v._result for v in alive if not v.pending}
         pending = frozenset(v.number for v in alive if v.pending)

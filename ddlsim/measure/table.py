@@ -93,17 +93,17 @@ class Measurement:
 
     @property
     def bandwidth(self) -> float:
-        """Bytes of the message or buffer per second of the median time."""
+        """Size of the message or buffer divided by the median time, in bytes/s."""
         return self.nbytes / self.median_s
 
     @property
     def n_pairs(self) -> int:
-        """Number of pairs of ranks that exchanged at the same time (point_to_point only, else 0)."""
+        """Number of pairs of ranks that exchanged messages at the same time, for point_to_point; otherwise 0."""
         return self.n_ranks // 2 if self.experiment == "point_to_point" else 0
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What was measured, without the times: rows with equal keys are repetitions."""
+        """The values that identify what was measured, without the times: rows with equal keys are repetitions."""
         where = self.n_ranks, self.n_hosts, self.nbytes
         return (self.experiment, self.operation, *where, self.backend, self.dtype, self.batch_size, self.model)
 

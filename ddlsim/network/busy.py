@@ -49,7 +49,7 @@ class BusyIntervals:
 
     @cached_property
     def channel(self) -> Ints:
-        """The channel of each interval, (n,)."""
+        """Channel of each interval, shape (n,)."""
         return np.repeat(np.arange(self._n_channels), np.diff(self._columns[0]))
 
     @property
@@ -63,13 +63,13 @@ class BusyIntervals:
         return self._columns[2]
 
     def of(self, channel: int) -> tuple[Floats, Floats]:
-        """Return the start and end times (s) of the intervals of one channel."""
+        """Return the start and end times of the intervals of one channel, in s."""
         offsets, start, end = self._columns
         own = slice(offsets[channel], offsets[channel + 1])
         return start[own], end[own]
 
     def only(self, channels: Sequence[int]) -> BusyIntervals:
-        """Return the intervals of the given channels, so that the columns of a large network fit in memory."""
+        """Return the intervals of the given channels only, so that the columns of a large network fit in memory."""
         kept = np.zeros(self._n_channels, dtype=np.bool_)
         kept[channels] = True
         return BusyIntervals(self._parts, self._n_channels, self._others, kept & self._kept)

@@ -74,7 +74,7 @@ class Choice:
 
     @property
     def exact(self) -> bool:
-        """Whether the result is that of one worker with the global batch (no compression or local steps)."""
+        """Whether training gives the same result as one worker with the global batch: no compression or local steps."""
         return self.candidate.exact
 
     @property
@@ -89,12 +89,12 @@ class Choice:
 
     @property
     def efficiency(self) -> float:
-        """Throughput relative to that of the workers without communication."""
+        """Throughput as a fraction of the throughput of the same workers without communication."""
         return self.figures.efficiency
 
     @property
     def spread(self) -> float:
-        """Relative change of the throughput with tiny changes of the inputs; 0 if it was not measured."""
+        """Relative change of the throughput if the inputs change very slightly; 0: not measured."""
         return self.figures.spread
 
     def __str__(self) -> str:
@@ -146,7 +146,7 @@ class Recommendation:
 
     @property
     def certain(self) -> bool | None:
-        """Whether the best choice stays the best within all ranges; None if published runs agree."""
+        """Whether the best choice is the best for all plausible device rates; None: published runs agree."""
         return None if self.rivals is None else not self.rivals
 
     @property
@@ -156,12 +156,12 @@ class Recommendation:
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """Data frame with a row per configuration, the simulated ones first.
+        """DataFrame with one row per configuration, the simulated ones first.
 
-        Columns are the searched fields, exact, status, throughput (samples/s), efficiency, time (of the whole training,
-        s), cost (USD or device-hours, of the whole training or of a million samples), miss (largest relative miss of a
-        limit), step_time (of an update of the global batch, s), mfu, memory (of the fullest worker, bytes, for splits
-        of the model), shares of time, and reason.
+        Columns are the searched fields, exact, status, throughput (samples/s), efficiency, time (s, for the complete
+        training run), cost (USD or device-hours, for the complete training run or a million samples), miss (largest
+        relative amount by which a limit is missed), step_time (s, for an update with the global batch), mfu, memory
+        (bytes on the worker that needs most, if the model is split), shares of time, and reason.
         """
         import pandas as pd
 
@@ -190,13 +190,13 @@ class Recommendation:
     def cost(self, figures: Figures) -> float:
         """Return the cost in USD, or in device-hours if machines have no price.
 
-        It is that of the whole training, or of a million samples if the length of the training is unknown.
+        The cost is that of the complete training run, or of a million samples if the length of the run is unknown.
         """
         seconds = 1e6 / figures.throughput if figures.total_time is None else figures.total_time
         return seconds * figures.cost_rate / (1.0 if self.priced else 3600.0)
 
     def to_dict(self) -> dict[str, object]:
-        """Return the plan as plain values."""
+        """Return the recommendation as a dictionary of plain values."""
         return {
             "meets_target": self.meets_target,
             "certain": self.certain,

@@ -86,18 +86,18 @@ class Target:
 
     @property
     def wants_cheapest(self) -> bool:
-        """Whether the cheapest configuration that meets the limits is the best, instead of the fastest."""
+        """Whether valid configurations are ranked by cost (the cheapest is the best) instead of by time."""
         if self.objective is not None:
             return self.objective == "cost"
         return self.budget is None and (self.deadline is not None or self.throughput is not None)
 
     @property
     def needs_total(self) -> bool:
-        """Whether a limit refers to the whole training."""
+        """Whether a limit refers to the complete training run."""
         return self.deadline is not None or self.budget is not None
 
     def misses(self, figures: Figures) -> list[Miss]:
-        """Return all limits with their values. A limit missed only by rounding (1e-9 of it) counts as met."""
+        """Return a comparison of `figures` with each limit. A relative miss below 1e-9 (rounding) counts as met."""
         limits: Mapping[str, tuple[object, float | None]] = {
             "deadline": (self.deadline, figures.total_time),
             "budget": (self.budget, figures.total_cost),
@@ -113,10 +113,10 @@ class Target:
         return found
 
     def rank(self, figures: Figures) -> tuple[float, float]:
-        """Return what orders configurations, the smallest first: the worst miss, then time or cost.
+        """Return the rank of a configuration as a tuple, where smaller is better: the worst miss, then time or cost.
 
-        Time and cost are those of the whole training where they are known, else of a sample. Better figures never
-        rank lower, so the rank of a bound is a bound of the rank.
+        Time and cost are those of the complete training run if its length is known, otherwise of one sample. Better
+        figures never rank lower, so the rank of a bound is a bound on the rank.
         """
         worst = max((miss.share for miss in self.misses(figures)), default=0.0)
         return worst, figures.seconds * figures.cost_rate if self.wants_cheapest else figures.seconds

@@ -83,13 +83,16 @@ class Background:
         return self.name or f"{self.source} -> {self.target}"
 
     def limit(self, widest: float) -> float:
-        """Return the peak rate in bytes/s, on links with a bandwidth of at most `widest`."""
+        """Return the peak rate in bytes/s.
+
+        A flow without a rate limit reaches `widest`, the largest bandwidth of any link.
+        """
         if self.rates:
             return max(rate for _, rate in self.rates)
         return widest if self.rate is None else si(self.rate, "bandwidth")
 
     def shares(self) -> Iterator[tuple[float, float]]:
-        """Yield (s, share of the peak rate from that time on) pairs, in order of time."""
+        """Yield (time, share) pairs in chronological order: the share of the peak rate from that time (s) on."""
         end = si(self.end, "time")
         for time, share in self._endless():
             if time >= end:
@@ -99,9 +102,10 @@ class Background:
             yield end, 0.0
 
     def phases(self) -> list[tuple[float, float, Background]]:
-        """Return (start, end, traffic during that time) triples; empty for a flow that covers the whole run.
+        """Return (start, end, traffic) tuples, one for each time span in which the flow is present.
 
-        The traffic of each triple is one that starts at 0 s and never ends.
+        The traffic in each tuple is a flow that starts at 0 s and never ends. The list is empty if the flow is present
+        during the complete run.
         """
         start, end = si(self.start, "time"), si(self.end, "time")
         lasting = replace(self, start=0.0, end=math.inf, trace=None)

@@ -110,7 +110,7 @@ class Checkpoints:
 
     @property
     def interval(self) -> float:
-        """Seconds of training between checkpoints."""
+        """Training time between checkpoints, in s."""
         return si(self.every, "time")
 
 

@@ -90,7 +90,7 @@ class FailureTimeline(SuggestsAttributes):
 
     @property
     def down(self) -> float:
-        """Downtime: seconds in which training did not run."""
+        """Downtime: time in s during which training did not run."""
         return self.detecting + self.repairing + self.restarting
 
     @property
@@ -100,12 +100,12 @@ class FailureTimeline(SuggestsAttributes):
 
     @property
     def effective(self) -> float:
-        """Share of the time spent in steps that counted: the "effective training time ratio", or goodput as a share."""
+        """Fraction of the time spent in steps that counted, also called the effective training time ratio."""
         return self.useful / self.end
 
     @property
     def breakdown(self) -> str:
-        """Breakdown of the time as text, such as "useful 98.1 %, lost 1.1 %, repairing 0.8 %"."""
+        """Breakdown of the time as a string, such as "useful 98.1 %, lost 1.1 %, repairing 0.8 %"."""
         parts = [f"{kind} {percent(part / self.end)}" for kind in KINDS[1:] if (part := getattr(self, kind)) > 0.0]
         return ", ".join([f"useful {percent(self.effective)}", *parts])
 
@@ -144,22 +144,25 @@ class FailureTimeline(SuggestsAttributes):
 
     @cached_property
     def failures(self) -> pd.DataFrame:
-        """Table with one row per failure: time (s), unit (number of the failed part), lost (s of work)."""
+        """Table with one row per failure. Columns: time (s), unit (index of the failed part), lost (s of work)."""
         import pandas as pd
 
         return pd.DataFrame(list(self.events), columns=["time", "unit", "lost"]).rename_axis("failure")
 
     @property
     def workers(self) -> pd.DataFrame:
-        """Table with one row per group of an elastic run: time (s) at which it starts, and number of workers."""
+        """Table with one row per group of an elastic run.
+
+        Columns: time (s) at which the group starts, number of workers.
+        """
         import pandas as pd
 
         return pd.DataFrame(list(self.groups), columns=["time", "workers"]).rename_axis("group")
 
     def first_reached(self, times: Floats) -> Floats:
-        """Return when the timeline first reaches the given times of a run without failures and checkpoints, in s.
+        """Return when this timeline first reaches given times of the run without failures and checkpoints, in s.
 
-        Times that it does not reach give inf.
+        The result is inf for times that the timeline does not reach.
         """
         pace = self.timeline.pace
         positions = self.timeline.position(pace.until(np.asarray(times, dtype=np.float64)))

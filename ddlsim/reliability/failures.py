@@ -159,12 +159,12 @@ class Failures:
 
     @property
     def warning_seconds(self) -> float:
-        """Seconds of advance notice before a failure."""
+        """Advance notice before a failure, in s; 0: none."""
         return 0.0 if self.warning is None else si(self.warning, "time")
 
     @property
     def detection_seconds(self) -> float:
-        """Seconds until a failure is detected."""
+        """Time in s until a failure is detected."""
         if self.detection is None:
             return COLLECTIVE_TIMEOUT if self.kind == "hang" else 0.0
         return si(self.detection, "time")
@@ -182,7 +182,7 @@ class Failures:
 
     @cached_property
     def recorded(self) -> tuple[Failure, ...]:
-        """The failures in the `trace`, by time. Raises ConfigError if the file cannot be read."""
+        """The failures in the `trace`, in chronological order. Raises ConfigError if the file cannot be read."""
         assert self.trace is not None
         repair = si(self.repair, "time")
 
@@ -195,9 +195,12 @@ class Failures:
 
     @checked
     def events(self, n_units: Count, seed: Seed = 0, index: Index = 0) -> Iterator[Failure]:
-        """Yield the failures of `n_units` parts in order of time; endless unless they come from a trace.
+        """Yield the failures of `n_units` parts in chronological order, without end unless they come from a trace.
 
-        Each `failure_timeline` is a different sample. Raises ConfigError for a trace with an unknown part.
+        seed   seed of the random failures
+        index  number of the sample: each index gives a different sequence for the same seed
+
+        Raises ConfigError for a trace with an unknown part.
         """
         return self._traced(n_units) if self.mtbf is None else self._drawn(n_units, seed, index)
 
@@ -275,14 +278,17 @@ class Elastic:
 
     @property
     def seconds(self) -> float:
-        """Seconds until a new group runs."""
+        """Time in s until a new group runs."""
         return si(self.rejoin, "time")
 
     def rate_factor(self, n_workers: int, n_at_start: int) -> float:
-        """Return the factor on the learning rate."""
+        """Return the factor by which the learning rate is multiplied with `n_workers` of the `n_at_start` workers."""
         share = n_workers / n_at_start
         return {"same": 1.0, "linear": share, "square-root": math.sqrt(share)}[self.rate]
 
     def batch_size(self, batch_size: int, n_workers: int, n_at_start: int) -> int:
-        """Return the samples per worker and step."""
+        """Return the number of samples per worker and step with `n_workers` of the `n_at_start` workers.
+
+        batch_size  number of samples per worker and step at the start
+        """
         return batch_size if self.batch == "worker" else max(1, batch_size * n_at_start // n_workers)

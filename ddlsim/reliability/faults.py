@@ -291,7 +291,11 @@ class LinkFault:
             yield Effect(self.start + self.reroute, end + self.reroute, avoided=frozenset(links))
 
     def phases(self) -> list[tuple[float, float, LinkFault]]:
-        """Return two phases: traffic waits, then uses other routes until `reroute` s after the link is back."""
+        """Return (start, end, fault) tuples for the phases of the fault.
+
+        If the fabric reroutes traffic, there are two: traffic waits, and then uses other routes until `reroute` seconds
+        after the link has recovered.
+        """
         end, turn = self.start + self.duration, self.start + self.reroute
         lasting = dataclasses.replace(self, start=0.0, duration=FOREVER, reroute=math.inf)
         if self.reroute >= self.duration:
@@ -433,17 +437,18 @@ class RandomFaults:
 
     @checked
     def events(self, n_parts: Count, seed: Seed = 0, number: Index = 0) -> Iterator[tuple[float, int]]:
-        """Yield the (s, part) of the faults of `n_parts` parts in order of time, without end.
+        """Yield (time in s, part) for the faults of `n_parts` parts in chronological order, without end.
 
-        Each `number` is another sample.
+        seed    seed of the random faults
+        number  number of the sample: each number gives a different sequence for the same seed
         """
         mean, duration = si(self.mtbf, "time"), si(self.duration, "time")
         return recurring(mean, self.shape, n_parts, duration, seed, number, "faults")
 
     def parts(self, cluster: Cluster, nodes: Sequence[int]) -> list[list[Any]]:
-        """Return the faults of each part, at 0 s; a part with several links has one fault per link.
+        """Return the faults that affect each part, starting at 0 s; a part with several links has one fault per link.
 
-        Raises ConfigError for a cluster without such parts.
+        Raises ConfigError if the cluster has no such parts.
         """
         duration, factor = si(self.duration, "time"), self.factor or 0.0
         if self.kind == "link":

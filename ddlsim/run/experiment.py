@@ -258,7 +258,10 @@ class Experiment:
 
     @checked
     def speeds(self, n_workers: Count) -> tuple[float, ...]:
-        """Return the speed factor of each of `n_workers`. Raises ConfigError for a list of another length."""
+        """Return the speed factor of each of `n_workers` workers.
+
+        Raises ConfigError if `speed` is a list of another length.
+        """
         if self.speed is None:
             return (1.0,) * n_workers
         if isinstance(self.speed, Spread):
@@ -269,18 +272,18 @@ class Experiment:
 
     @property
     def window(self) -> tuple[int, int]:
-        """Numbers of warm-up and measured steps: as set, or by default whole cycles of the strategy."""
+        """Numbers of warm-up and measured steps. By default, they are complete cycles of the strategy."""
         warmup, steps = contract.of(self.strategy).whole_cycles(WARMUP, STEPS)
         return warmup if self.warmup is None else self.warmup, steps if self.steps is None else self.steps
 
     @property
     def n_workers(self) -> int | None:
-        """Number of workers requested; None: as many as the cluster has devices."""
+        """Number of workers; None: one per device of the cluster."""
         return self.workers if self.workers is None or isinstance(self.workers, int) else len(self.workers)
 
     @checked
     def batch(self, n_workers: Count) -> int:
-        """Return the batch size: as set, or by default that of the strategy for `n_workers`."""
+        """Return the batch size: the value that is set or, by default, the strategy's default for `n_workers`."""
         return self.batch_size or contract.of(self.strategy).default_batch_size(n_workers)
 
     def with_(self, **changes: object) -> Experiment:
@@ -288,16 +291,19 @@ class Experiment:
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
 
     def to_toml(self) -> str:
-        """Return the experiment as text of a file for :func:`ddlsim.load_experiment`.
+        """Return the experiment as the text of a TOML file for :func:`ddlsim.load_experiment`.
 
-        Raises ConfigError for anything that files cannot express: cluster and model objects, user-defined parts.
+        Raises ConfigError for anything that files cannot express: cluster and model objects, and user-defined parts.
         """
         from ddlsim.run.files import SCHEMA
 
         return to_toml(SCHEMA.table(self))
 
     def to_python(self) -> str:
-        """Return a program that creates and runs this experiment. Raises ConfigError as :meth:`to_toml` does."""
+        """Return a Python program that creates and runs this experiment.
+
+        Raises ConfigError in the same cases as :meth:`to_toml`.
+        """
         from ddlsim.run.files import SCHEMA
 
         arguments = SCHEMA.call(self, between=",\n    ")
@@ -305,7 +311,7 @@ class Experiment:
 
     @checked
     def save(self, path: str | Path) -> None:
-        """Write the experiment to `path`: a file for ``ddlsim run`` or, if the name ends in .py, a program."""
+        """Write the experiment to `path`, as a Python program if the name ends in .py, otherwise as a TOML file."""
         path = Path(path)
         write_text(path, self.to_python() if path.suffix == ".py" else self.to_toml())
 

@@ -105,9 +105,9 @@ class Job:
             )
 
     def phases(self) -> list[tuple[float, float, Job]]:
-        """Return (start, end, job during that time) triples; empty if the job is always present.
+        """Return (start, end, job) tuples, one for each time span in which the job is present.
 
-        The job of each triple is one that starts at 0 s and never ends.
+        The job in each tuple starts at 0 s and never ends. The list is empty if the job is always present.
         """
         start = si(self.start, "time")
         return [(start, math.inf, replace(self, start=0.0))] if start else []

@@ -97,7 +97,7 @@ class Seeds:
 
     @cached_property
     def history(self) -> pd.DataFrame:
-        """Table of all evaluations: the seed, and the columns of :attr:`ddlsim.Result.history`."""
+        """Table of all evaluations, with the seed and the columns of :attr:`ddlsim.Result.history`."""
         import pandas as pd
 
         rows = [(run.seed, *row) for run in self.runs for row in run.history]
@@ -105,10 +105,15 @@ class Seeds:
 
     @checked
     def curve(self, column: Column = "accuracy", x: Axis = "time", confidence: Confidence = 0.95) -> pd.DataFrame:
-        """Return mean, low and high of a column of the history over `x`: time, updates, epoch or nbytes.
+        """Return the mean of a history column over the seeds, as columns mean, low and high (confidence interval).
+
+        column      column of the history, such as "accuracy"
+        x           horizontal axis: "time", "updates", "epoch" or "nbytes"
+        confidence  probability of the interval
 
         Values between evaluations are interpolated linearly. The curve extends to the last evaluation of the longest
-        run. A seed that has ended keeps its last value; column `n` counts the seeds that have not ended.
+        run. A seed whose run has ended keeps its last value; column `n` is the number of seeds whose runs have not
+        ended.
         """
         import pandas as pd
 
@@ -130,15 +135,15 @@ class Seeds:
 
     @checked
     def times_to_accuracy(self, target: Target) -> list[float]:
-        """Return each seed's simulated time until `target` was reached, in s; inf if it never was."""
+        """Return the simulated time in s until each seed reached `target`; inf: never."""
         rows = [first_reaching(run.history, target, self._training.moving_average) for run in self.runs]
         return [math.inf if row is None else row.time for row in rows]
 
     @checked
     def time_to_accuracy(self, target: Target, confidence: Confidence = 0.95) -> Interval:
-        """Return the simulated time until `target` was reached, in s, with its confidence interval.
+        """Return the mean simulated time in s until `target` was reached, with its confidence interval.
 
-        Seeds that never reach it are censored at their end.
+        Seeds that never reach the target are censored at the end of their runs.
         """
         return interval_of(self.times_to_accuracy(target), confidence, limits=[run.end_time for run in self.runs])
 

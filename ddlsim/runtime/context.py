@@ -77,7 +77,7 @@ class RunContext:
         return [worker.node for worker in self.workers]
 
     def hosts(self, nodes: list[int]) -> npt.NDArray[np.int64]:
-        """Return the machine of each node; a node outside a machine counts as one."""
+        """Return the machine of each node. A node outside all machines counts as a machine of its own."""
         index = np.asarray(nodes, dtype=np.int64)
         host = self.cluster.host_of[index]
         return np.where(host >= 0, host, len(self.cluster.host_names) + index)
@@ -95,4 +95,4 @@ class Strategy(Protocol):
         """Short name for tables, such as "all-reduce (ring, ddp)"."""
 
     def start(self, context: RunContext) -> None:
-        """Create the simpy processes of all workers (and servers)."""
+        """Create the simpy processes of all workers (and servers) of the run."""

@@ -66,7 +66,7 @@ class Replica:
         return learner.update(params, gradient, self.state, self.rate)
 
     def local_step(self) -> Process:
-        """Make a local step, x_i <- x_i - eta g_i(x_i)."""
+        """Perform a local step, x_i <- x_i - eta g_i(x_i)."""
         worker = self.worker
         gradient = yield from worker.gradient()
         yield from worker.optimizer_step()
@@ -74,18 +74,24 @@ class Replica:
         self.count()
 
     def step_freely(self, gradient: Value[Array]) -> None:
-        """Make a step at the current learning rate, in asynchronous runs."""
+        """Perform a step with the run's current learning rate, in an asynchronous run."""
         self.n_samples = self.worker.stop.n_samples
         self.worker.params, self.state = self.after(self.worker.params, gradient)
         self.count()
 
     def count(self, samples: int | None = None) -> None:
-        """Count a completed step of `samples` per worker (None: the current samples of a step)."""
+        """Count a completed step.
+
+        samples  number of samples per worker in this step; None: the current number of samples per step
+        """
         self.step += 1
         self.n_samples += (self.worker.samples_per_step if samples is None else samples) * self.n_workers
 
     def end_step(self) -> None:
-        """End a worker's part of a synchronous step; the step is an update when the last worker has ended it."""
+        """Record that this worker has ended a synchronous step.
+
+        When the last worker has ended it, the step counts as an update.
+        """
         self.worker.end_step()
         self.ended[self.step] += 1
         if self.ended[self.step] == self.n_workers:
@@ -142,7 +148,10 @@ class Outer:
         self._state: State = self.plane.apply(lambda w: self.optimizer.init(w.astype(np.float64)), self.params)
 
     def towards(self, mean: Value[Array], rate: float, unit: float = 1.0) -> Value[Array]:
-        """Return w after a step of `rate` with the gradient (w - mean) / unit; statistics are those of `mean`."""
+        """Perform an outer step with learning rate `rate` and the gradient (w - mean) / unit, and return the new w.
+
+        The running statistics of the new w are those of `mean`.
+        """
 
         def away(params: Array, mean: Array) -> Array:
             return (params.astype(np.float64) - mean) / unit
@@ -156,7 +165,10 @@ class Outer:
         return mean
 
     def step(self, gradient: Value[Array], rate: float) -> Value[Array]:
-        """Return w after a step of `rate`; its statistics include those of the batches behind the gradient."""
+        """Perform an outer step with learning rate `rate`, and return the new w.
+
+        Its running statistics are updated with those of the batches from which the gradient was computed.
+        """
 
         def moved(params: Array, gradient: Array, state: OptimizerState) -> tuple[Array, OptimizerState]:
             wide = params.astype(np.float64), gradient.astype(np.float64)

@@ -58,12 +58,15 @@ class ServerWork:
     unsplit_below: Annotated[float | str, quantity("bytes", "4 MB", zero=True)] = 0.0
 
     def seconds_per_byte(self, *, summing: bool = False) -> float:
-        """Return the s of one pass over a byte; `summing` for pushes and updates."""
+        """Return the time in s of one pass over a byte.
+
+        summing  True: the time for pushes and updates; False: the time for all other work
+        """
         shared = self.together if summing and self.together is not None else self.memory
         return 1.0 / si(shared, "bandwidth")
 
     def bound(self) -> float:
-        """Return the smallest size of tensors that are split, in bytes."""
+        """Return the size in bytes from which on tensors are split."""
         return si(self.unsplit_below, "bytes")
 
 

@@ -57,7 +57,7 @@ class Count:
 
     @property
     def finished(self) -> int:
-        """Number of points that need no more work."""
+        """Number of points that do not need to be simulated any more."""
         return self.done + self.skipped + self.failed
 
 
@@ -236,7 +236,10 @@ class Point:
     text: str
 
     def left_out(self, reason: str) -> Point:
-        """Return the point of a search that is not simulated, under a key of its own: a grid may simulate it."""
+        """Return a copy of this point for a search that does not simulate it, with `reason` as its error.
+
+        The copy has a key of its own, because a grid may simulate the original point.
+        """
         text = json.dumps([self.text, reason])
         return Point(self.settings, self.seed, None, reason, key_of(text), text)
 

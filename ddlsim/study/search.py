@@ -82,5 +82,5 @@ class Search:
 
     @property
     def sampler_used(self) -> str:
-        """The sampler that is used if `sampler` is None, too."""
+        """The sampler that the search uses, also if `sampler` is None."""
         return self.sampler or ("tpe" if len(self.metrics) == 1 else "nsga2")

@@ -241,10 +241,10 @@ class Study:
 
     @cached_property
     def points(self) -> list[Point]:
-        """All points in the order of the design, with the seeds of a configuration one after the other.
+        """All points in the order of the design. The seeds of a configuration follow one another.
 
-        Raises ConfigError if no configuration is valid. The points of a search are known once it has run; before, this
-        raises ConfigError.
+        Raises ConfigError if no configuration is valid, or if a search has not run yet, because its points are not
+        known before.
         """
         if self.search is not None:
             self.table  # noqa: B018  # refuses if there is none
@@ -303,11 +303,11 @@ class Study:
 
         store         SQLite file for the results, created if it does not exist; None: results are not stored
         executor      a ``distributed.Client``, or any ``concurrent.futures.Executor``, such as that of
-                      ``mpi4py.futures``
-        jobs          number of processes on this computer, without an executor; None: one per core; 1: this process.
-                      A script that uses several needs the guard ``if __name__ == "__main__":``
-        retry_failed  simulate points that have failed before once more
-        add           allow a store that contains another study
+                      ``mpi4py.futures``; None: processes on this computer
+        jobs          number of processes on this computer; None: one per core; 1: this process. A script that uses
+                      several processes must guard its top-level code with ``if __name__ == "__main__":``
+        retry_failed  whether to simulate points again that failed in an earlier run
+        add           whether to accept a store that contains another study
         progress      whether to show a progress bar (None: on a terminal), or a function that is called with a
                       :class:`~ddlsim.study.Count` as points finish
 
@@ -391,11 +391,11 @@ class Study:
 
     @checked
     def save_html(self, path: str | Path, *, title: str = "", question: str = "", metric: str = "") -> None:
-        """Write a report of the last run as a single HTML file, with the sensitivities of its best configuration.
+        """Write a report on the last run as a single HTML file, with the sensitivities of its best configuration.
 
-        Sensitivities need a few more runs of that configuration. `metric` defines the best one; for the other arguments
-        see :func:`ddlsim.report.html.html_report`. Raises ConfigError if the study has not been run, for a metric that
-        no configuration has, and if the file cannot be written.
+        The sensitivities require a few more simulations of that configuration. `metric` determines which configuration
+        is the best. The other arguments are described in :func:`ddlsim.report.html.html_report`. Raises ConfigError if
+        the study has not been run, for a metric that no configuration has, and if the file cannot be written.
         """
         from ddlsim.report.html import save_html, sensitivities_of_best
 

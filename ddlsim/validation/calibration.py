@@ -187,7 +187,7 @@ class Parameter:
 
     @property
     def wider(self) -> float:
-        """Width of a t interval relative to a normal one, for the degrees of freedom of the fit."""
+        """Ratio of the widths of a t interval and a normal interval, for the degrees of freedom of the fit."""
         return t_quantile(self.scatter[1]) / t_quantile(math.inf)
 
 
@@ -209,7 +209,7 @@ class Residual:
 
     @property
     def error(self) -> float:
-        """Relative error: predicted over measured, minus 1."""
+        """Relative error of the time: predicted over measured, minus 1."""
         return self.predicted / self.measured - 1.0
 
 
@@ -257,19 +257,21 @@ class Calibration:
         n_hosts: Count | None = None, *, backend: str = "", algorithm: str | None = None, version: str = "",
         allow_code: bool = False,
     ) -> Interval:  # fmt: skip
-        """Predict the time of an operation of :data:`ddlsim.measure.OPERATIONS`, in s.
+        """Predict the time of an operation in :data:`ddlsim.measure.OPERATIONS`, in s.
 
-        The interval contains one further measurement with a probability of 95 %.
+        The prediction is an interval that contains one further measurement with a probability of 95 %.
 
-        n_hosts     number of machines; None: as measured with this number of ranks, else one rank per machine or, if
-                    the cluster has fewer machines than ranks, evenly on the fewest machines with enough devices
-        backend     backend whose curve applies; "" if there is only one
-        algorithm   algorithm of a collective, instead of the usual one; the curve is then not used
-        version     software version, as in the measurements; the prediction for any other version is an extrapolation
+        nbytes      size of the message or buffer in bytes
+        n_hosts     number of machines; None: as in the measurements with this number of ranks. If there are none, one
+                    rank per machine or, on a cluster with fewer machines than ranks, ranks evenly spread over the
+                    fewest machines with enough devices
+        backend     backend whose curve applies; "" if only one backend was measured
+        algorithm   algorithm of a collective, instead of the usual one. The curve is then not used
+        version     software version, as in the measurements. The prediction for any other version is an extrapolation
         allow_code  whether the algorithm that the cluster file sets for the curve may be imported code
 
-        Uses the operation's curve if there is one, otherwise the simulation on the calibrated cluster. Raises
-        ConfigError for an unknown operation, or for more ranks than the cluster has room for.
+        If a curve exists for the operation, it is used; otherwise, the operation is simulated on the calibrated
+        cluster. Raises ConfigError for an unknown operation, or for more ranks than the cluster has devices.
         """
         known = [*OPERATIONS["point_to_point"], *OPERATIONS["collective"]]
         if operation not in known:
@@ -328,9 +330,9 @@ class Calibration:
         return fitting[0] if fitting else None
 
     def simulated(self, case: Case, outside: Beyond) -> Interval:
-        """Return the simulated time of a case with its interval, from the sensitivity to each parameter.
+        """Return the simulated time of a case, with an interval computed from its sensitivity to each parameter.
 
-        `outside` is the distance of the case from the measurements, which widens the interval.
+        outside  distance of the case from the measurements, which widens the interval
         """
         value = case.seconds(self.cluster)
         slopes = np.zeros(len(self.parameters))
@@ -357,18 +359,18 @@ class Calibration:
 
     @property
     def scatter(self) -> dict[str, float]:
-        """Scatter of ln(predicted / measured) per class of links, scaled for normal intervals of 95 %."""
+        """Scatter of ln(predicted / measured) for each class of links, scaled for normal 95 % intervals."""
         return {p.link_class: p.wider * p.scatter[0] for p in self.parameters if p.link_class}
 
     def sampled(self, random: np.random.Generator, *, curves: bool = False, outside: Beyond = INSIDE) -> Cluster:
         """Return the cluster with parameters sampled from their uncertainty.
 
-        curves   True: sample the factors of the curves instead, for runs whose collectives use them; they were fitted
-                 along with the best parameters
+        curves   True: sample the factors of the curves instead, for runs whose collectives use the curves, because
+                 these were fitted together with the best parameters
         outside  distance of the run from the measurements
 
-        In addition to the uncertainty of each parameter, a common factor represents the scatter around the fit and the
-        distance `outside`.
+        In addition to the uncertainty of each parameter, a factor common to all of them represents the scatter around
+        the fit and the distance `outside`.
         """
         if curves:
             from ddlsim.validation.calibration_file import attached
@@ -394,12 +396,16 @@ class Calibration:
 
     @checked
     def compute_of(self, model: str) -> ComputeFit | None:
-        """Return the fitted step times of `model`, or None if they were not measured."""
+        """Return the fit of the step times of `model`; None: they were not measured."""
         return next((fit for fit in self.compute if fit.model == model), None)
 
     @checked
     def save(self, path: str | Path, source: str | Path) -> None:
-        """Write the cluster `source` (a path or bundled name, with options) and the calibration to `path` as TOML."""
+        """Write a cluster with this calibration to a TOML file.
+
+        path    file to write
+        source  path or bundled name of the cluster, with options
+        """
         from ddlsim.validation.calibration_file import write_calibration
 
         write_calibration(self, Path(path), source)

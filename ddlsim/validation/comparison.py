@@ -237,8 +237,8 @@ class Validation:
     def table(self) -> pd.DataFrame:
         """Table with one row per run.
 
-        Columns: those of the file, measured, predicted, error, low, high (samples/s), used ("fit" or "held out"),
-        notes, cause.
+        Columns: the columns of the file, measured, predicted, error, low, high (throughputs in samples/s), used ("fit"
+        or "held out"), notes, cause.
         """
         import pandas as pd
 

@@ -37,19 +37,19 @@ class ComputeFit:
 
     @property
     def compute(self) -> Affine | Measured:
-        """Value for the ``compute`` field of an experiment."""
+        """The fit as a value for the ``compute`` field of an experiment."""
         return self.times(1.0)
 
     @checked
     def times(self, factor: Positive) -> Affine | Measured:
-        """Return the compute time multiplied by `factor`, as for :attr:`compute`."""
+        """Return the fit multiplied by `factor`, as a value for the ``compute`` field of an experiment."""
         if len(self.batch_sizes) == 1:
             batch = self.batch_sizes[0]
             return Measured(factor * (self.c0 + self.c1 * batch), batch)
         return Affine(factor * self.c0, factor * self.c1)
 
     def sampled(self, random: np.random.Generator) -> ComputeFit:
-        """Return the fit with coefficients sampled from their uncertainty, and a common factor from the scatter."""
+        """Return the fit with randomly sampled coefficients, multiplied by a factor sampled from the scatter."""
         wider = t_quantile(self.dof) / t_quantile(math.inf)
         values, vectors = np.linalg.eigh(self.covariance)  # which may be singular
         moved = wider * (vectors * np.sqrt(np.maximum(values, 0.0))) @ random.standard_normal(2)

@@ -87,11 +87,11 @@ class Curve:
 
     @property
     def plain(self) -> bool:
-        """Whether the curve changes nothing: all factors are 1."""
+        """Whether the curve changes nothing because all its factors are 1."""
         return self.per_message == 1.0 and self.per_byte == (1.0,)
 
     def sampled(self, random: np.random.Generator) -> Curve:
-        """Return the curve with factors sampled from their uncertainty, and a common factor from the scatter."""
+        """Return the curve with randomly sampled factors, multiplied by a common factor sampled from the scatter."""
         wider = t_quantile(self.dof) / t_quantile(math.inf)  # few degrees of freedom reach further
         values, vectors = np.linalg.eigh(self.covariance)
         moved = wider * (vectors * np.sqrt(np.maximum(values, 0.0))) @ random.standard_normal(len(values))

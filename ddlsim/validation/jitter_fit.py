@@ -44,12 +44,12 @@ class JitterFit:
 
     @property
     def shape(self) -> float:
-        """Coefficient of variation; for a shifted exponential, the mean excess."""
+        """Coefficient of variation of the factor; for a shifted exponential distribution, its mean excess."""
         return self.jitter.mean_extra if isinstance(self.jitter, ShiftedExponential) else self.jitter.cv
 
     @property
     def median_factor(self) -> float:
-        """Median of the factor, which a measured median step contains."""
+        """Median of the factor, which is part of a measured median step time."""
         if isinstance(self.jitter, Lognormal):
             return 1.0 / math.sqrt(1.0 + self.jitter.cv**2)
         if isinstance(self.jitter, Gamma):

@@ -71,7 +71,7 @@ class MeasuredRun:
 
     @property
     def samples(self) -> int:
-        """Samples per step of all workers together."""
+        """Number of samples per step, over all workers."""
         return (1 if self.shared_batch else self.workers) * self.batch_size * self.accumulation
 
     @property
@@ -80,7 +80,7 @@ class MeasuredRun:
         return self.samples / self.throughput
 
     def cells(self) -> dict[str, float | int | str | None]:
-        """Return the values by column, for conditions."""
+        """Return the value of each column, to which conditions are applied."""
         found = {each.name: getattr(self, each.name) for each in fields(self) if each.name in COLUMNS}
         return {**found, "step_time": self.step_time}
 

@@ -90,7 +90,7 @@ class StackFit:
         return {name: (value, *fit.interval(name)) for fit in fits for name, value in fit.values.items()}
 
     def to_dict(self) -> dict[str, object]:
-        """Return the fitted numbers with their 95 % intervals, the spread and all runs as plain values."""
+        """Return the fitted values, their 95 % intervals, the spread and all runs as a dictionary of plain values."""
         numbers = {name: {"value": value, "interval": ends} for name, (value, *ends) in self._numbers.items()}
         rows = [
             {"place": run.place, "measured": run.throughput, "predicted": value}
