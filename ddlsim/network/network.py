@@ -210,7 +210,7 @@ class Network:
 
     @property
     def pairs(self) -> Ints:
-        """Distinct pairs of nodes between which this client has used routes, shape (n, 2)."""
+        """Distinct pairs of nodes between which this client has looked up routes, shape (n, 2)."""
         return np.unique(
             np.concatenate([np.zeros((0, 2), dtype=np.int64), *self._engine.pairs_of[self.client]]), axis=0
         )
@@ -247,7 +247,7 @@ class Network:
 
     @property
     def n_instances(self) -> int:
-        """Number of collectives for which the kernel has space."""
+        """Number of collective ids in use or free to be reused."""
         return len(self._engine.instance_program)
 
     def completed(self, n: int) -> tuple[Ints, Ints]:

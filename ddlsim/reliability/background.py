@@ -83,10 +83,7 @@ class Background:
         return self.name or f"{self.source} -> {self.target}"
 
     def limit(self, widest: float) -> float:
-        """Return the peak rate in bytes/s.
-
-        A flow without a rate limit reaches `widest`, the largest bandwidth of any link.
-        """
+        """Return the peak rate in bytes/s. A flow without a rate limit reaches `widest`, the bandwidth of its links."""
         if self.rates:
             return max(rate for _, rate in self.rates)
         return widest if self.rate is None else si(self.rate, "bandwidth")

@@ -74,7 +74,7 @@ class Checkpoints:
                   of the next machine; Wang et al. 2023, Gemini), or the name of a node, such as a storage node whose
                   disks all machines share (:func:`ddlsim.cluster.with_storage`). None: `bandwidth` or `stall` sets the
                   cost
-    bandwidth     combined bandwidth of all machines to and from their storage, without simulating the network
+    bandwidth     combined bandwidth of all machines to and from their storage, which is outside the simulated network
     stall         time in s that training pauses for each checkpoint; None: computed from `to` or `bandwidth`
     load          time in s to read a checkpoint; None: the same as the time to write it
     nbytes        size of one copy of a checkpoint in bytes; None: the size of the weights and the optimizer state

@@ -45,19 +45,19 @@ class FailureTimeline(SuggestsAttributes):
     timeline     steps and checkpoints of the same run without failures
     end          time at which the run reached its target or its time limit
     finished     whether the run reached its target
-    useful       total time in steps that counted in the end
-    lost         total time in steps that a failure undid, including their checkpoints
-    checkpointing  total time that training was stopped for checkpoints that counted
+    useful       total time spent in steps that no failure undid
+    lost         total time spent in steps that a failure undid, including their checkpoints
+    checkpointing  total time that training was stopped for all other checkpoints
     detecting    total time until failures were detected
     repairing    total time waiting for machines
     restarting   total time to restart the job, including reading the checkpoint
-    steps        number of steps that counted
+    steps        number of steps that no failure undid
     events       tuple (time, index of the failed part, lost work in s) for each failure
     running_intervals
                  periods of uninterrupted training, shape (n, 3): the start time of each period, and the positions on
                  `timeline` at its start and end
 
-    samples      number of samples that counted, in elastic runs
+    samples      number of samples processed in these steps, in elastic runs
     computed     time that each worker spent computing, shape (n_workers,), in elastic runs
     out_of_service  time that each worker was out of service, shape (n_workers,), in runs that continue without failed
                  workers

@@ -178,8 +178,8 @@ class Slowdown:
     """A temporary slowdown of some workers.
 
     ranks     ranks of the workers
-    start     time at which the slowdown begins, in s
-    duration  duration of the slowdown, in s
+    start     time at which the slowdown begins, in s or as a string such as "10 min"
+    duration  duration of the slowdown, in s or as a string
     factor    factor by which the compute times of the workers are multiplied
     """
 
@@ -201,8 +201,8 @@ class Stop:
     """A suspension of some workers, whose processes do nothing for a while.
 
     ranks     ranks of the workers
-    start     time at which the suspension begins, in s
-    duration  duration of the suspension, in s
+    start     time at which the suspension begins, in s or as a string such as "10 min"
+    duration  duration of the suspension, in s or as a string
 
     Suspended workers neither compute nor send nor receive messages. Data that they have already passed to the operating
     system or the network adapter is still sent. SIGSTOP, a temporary hang and the migration of a virtual machine have
@@ -223,7 +223,10 @@ class Stop:
 @checked
 @dataclass(frozen=True, init=False)
 class Pause:
-    """A maintenance window that drains the run: for `duration` seconds from time `start`, nothing new starts.
+    """A maintenance window that drains the run: for a while, nothing new starts.
+
+    start     time at which the pause begins, in s or as a string such as "10 min"
+    duration  duration of the pause, in s or as a string
 
     Computations and collectives that are running finish, and messages that have been sent are delivered. Work that
     becomes ready during the pause starts when the pause ends; until then, workers wait. To suspend workers in the
@@ -246,8 +249,8 @@ class LinkFault:
     """A degraded or dead link between two neighbouring nodes, in both directions.
 
     source, target  names of the two nodes, such as "h0" and "switch"
-    start           time at which the fault begins, in s
-    duration        duration of the fault, in s
+    start           time at which the fault begins, in s or as a string such as "10 min"
+    duration        duration of the fault, in s or as a string
     factor          factor by which the bandwidth is multiplied: 1 / 4 if three of four lanes have failed. 0: the link
                     is down, and its traffic waits
     reroute         time in s from the start of an outage (factor 0) until the fabric uses other routes, if there are

@@ -148,7 +148,7 @@ class FailureFreeTimeline:
 
     @cached_property
     def safe_at(self) -> Floats:
-        """Positions from which on each checkpoint is completely written and can be read."""
+        """Positions at which each checkpoint is completely written, so that it can be read."""
         safe = self.saved_at + self.cost.write
         safe[0] = 0.0
         return safe
@@ -203,7 +203,7 @@ class FailureFreeTimeline:
         return min(max(steps, base), following)
 
     def ended(self, position: float) -> int:
-        """Return the number of steps that have ended at a position. Timelines without checkpoints are allowed."""
+        """Return the number of steps that have ended at a position, for timelines with or without checkpoints."""
         return self.steps_at(position) if math.isfinite(self.every) else self.count(position)
 
 

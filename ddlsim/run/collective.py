@@ -36,7 +36,7 @@ def collective_time(
     nbytes       size of the buffer on each rank, in bytes or as a string such as "100 MB"
     kind         "all_reduce", "broadcast", "reduce", "reduce_scatter", "all_gather", "all_to_all", "gather" or
                  "scatter"
-    ranks        number of participating workers, or a list of positions in ``cluster.workers``; None: all workers
+    ranks        number of participating workers, or a list of indices into ``cluster.workers``; None: all workers
     rank_order   "given" (the order of the workers), or "topology", an order in which a ring crosses each boundary
                  between machines or switches once
     entry_times  time in s at which each rank enters the collective; None: all ranks enter at 0

@@ -82,7 +82,8 @@ class Job:
     endless     True: after its last step, the job continues until all jobs without `endless` have ended, so that its
                 traffic is present as long as they run. (A training job still ends when it reaches its target.)
 
-    Raises ConfigError if the experiment has co-located jobs itself, or if the placement is set twice.
+    Raises ConfigError if the experiment has co-located jobs itself, or if both the experiment and `placement` specify
+    the devices.
     """
 
     experiment: Annotated[Experiment, "a ddlsim.Experiment"]

@@ -106,7 +106,7 @@ class Result(Outcome):
 
     @cached_property
     def plan(self) -> Plan:
-        """The task graph of one step without disturbances; of one cycle of steps, if the steps of the strategy differ.
+        """The task graph of one step without disturbances, or of one cycle if steps differ or workers are asynchronous.
 
         Use ``print``, ``plan.check`` and ``plan.execute`` to inspect the plan or run it on a cluster
         (docs/models/plans.md). Raises ConfigError for a custom strategy whose processes decide at run time what to do

@@ -17,7 +17,7 @@ from ddlsim.workload.model import Model
 @checked
 @dataclass(frozen=True)
 class Traced:
-    """Use compute times that PyTorch's profiler measured for each layer, as in ``compute=Traced("trace.json")``.
+    """Compute times of layers, measured with PyTorch's profiler, as in ``compute=Traced("trace.json")``.
 
     path        PyTorch profiler (Kineto) trace, ``.json`` or ``.json.gz``, of the same model on the workers' device,
                 recorded ``with_stack=True``. :func:`ddlsim.imports.profile_workload` describes how layers are matched

@@ -146,7 +146,8 @@ def warm_up(watch: Watcher | None = None) -> Warmth:
     watch  function that is called with the progress; None: print the progress to stderr
            (:mod:`ddlsim.compile_messages`)
 
-    The first call takes 45 s of CPU time, later calls take 2 s. Raises ConfigError if the cache cannot be written.
+    The first call takes 45 s of CPU time, and each later call takes 2 s. Raises ConfigError if the cache cannot be
+    written.
     """
     if teller.remark or not compiler.KEPT:
         raise ConfigError(f"warm-up: compiled code cannot be stored: {teller.remark}")
