@@ -62,7 +62,7 @@ def simulate(wanted: _Simulation) -> Result:
                       (:data:`ddlsim.learning.monitor.Progress`). By default, a terminal shows a progress bar after a
                       second
     checkpoint        file to which the run is saved periodically and at its end, for :func:`ddlsim.resume`
-    checkpoint_every  wall-clock time between saves, in seconds or as text such as "5 min"
+    checkpoint_every  wall-clock time between saves, in seconds or as a string such as "5 min"
 
     Raises :class:`~ddlsim.errors.ConfigError` for invalid or incompatible fields; the message names the field and
     suggests a correction.

@@ -56,10 +56,10 @@ class Fabric:
 
     algorithm   name of an all-reduce algorithm ("ring", "nccl", "hierarchical", "double_binary_tree", ...), a function
                 ``n_ranks -> Schedule``, its path as ``"package.module:function"``, or "auto", which selects the
-                algorithm that is fastest in simulation for each size. "default" is "nccl" if machines have several GPUs
-                that are connected by several paths that NCCL uses (NVLinks, network interfaces, parallel switches). It
-                is "hierarchical" if each machine has one worker and this algorithm is faster on the levels of the
-                network. Otherwise, it is "ring"
+                algorithm that is fastest in simulation for each size. "default" selects "nccl" if machines have several
+                GPUs and NCCL uses several paths between them (NVLinks, network interfaces, parallel switches). It
+                selects "hierarchical" if each machine has one worker and this algorithm is faster on the levels of the
+                network. Otherwise, it selects "ring"
     rank_order  "topology" (neighbours in the network are neighbours in the ring, as NCCL arranges them), "given" (the
                 cluster's order, as for MPI ranks), or a permutation of the ranks
     cost        source of collective times: "simulated", message by message; "calibrated", the curve measured on this

@@ -193,9 +193,12 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Residual:
-    """A measurement and its prediction on the calibrated cluster, both in s.
+    """A measurement and its prediction on the calibrated cluster.
 
-    fitted  whether the measurement was used to fit the parameters
+    nbytes     size of the message or buffer in bytes
+    measured   measured time in s
+    predicted  predicted time in s
+    fitted     whether the measurement was used to fit the parameters
     """
 
     operation: str

@@ -173,13 +173,14 @@ N_EXPLAINED, WORTH_EXPLAINING = 3, 0.03
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """A measured run and its prediction, as throughputs in samples/s.
+    """A measured run and its prediction.
 
+    run        the measured run
     label      name of the run in tables and plots
-    predicted  predicted throughput
-    interval   interval of the prediction; None: no uncertainty is known
+    predicted  predicted throughput in samples/s
+    interval   interval of the predicted throughput; None: no uncertainty is known
     fitted     whether the run was used in the fit
-    causes     possible causes of a large error, the smallest change first
+    causes     possible causes of a large error, sorted by the size of the change that would correct it
     """
 
     run: MeasuredRun

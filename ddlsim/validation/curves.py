@@ -67,8 +67,8 @@ class Curve:
     covariance     covariance matrix of (per_message, *per_byte)
     spread, dof    cross-validated standard deviation of ln(predicted / measured), and its degrees of freedom
     nbytes, ranks  smallest and largest measured size and number of ranks
-    left_out       (n_pieces - 1,) for a curve through every measured size: half of the logarithmic error at each of
-                   `sizes` if the curve is fitted without that size; for other curves, ()
+    left_out       for a curve through every measured size, half of the logarithmic error at each of `sizes` when the
+                   curve is fitted without that size, shape (n_pieces - 1,); for other curves, ()
     """
 
     operation: str

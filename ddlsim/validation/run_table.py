@@ -34,7 +34,7 @@ class MeasuredRun:
     """A measured training run.
 
     batch_size    samples per worker and (micro-)step, or of all workers together if `shared_batch` is True
-    throughput    samples/s of all workers together
+    throughput    throughput of all workers together, in samples/s
     accumulation  micro-steps per step
     nodes         number of machines; None: unknown
     note          remark on the run
