@@ -22,7 +22,7 @@ class Spread:
 
     variation  width of the distribution of compute times over the devices, relative to the median and without outliers:
                the distance between the whiskers of a box plot (Q1 - 1.5 IQR to Q3 + 1.5 IQR). Measurements on five
-               supercomputers with NVIDIA and AMD GPUs give 0.08 on average over the applications, and 0.22 at most
+               clusters with NVIDIA and AMD GPUs give 0.08 on average over the applications, and 0.22 at most
                (Sinha et al., Not All GPUs Are Created Equal, SC 2022, arXiv:2208.11035; ``percent_variability`` in
                plot_script/plot_aggregated.py of their artifact, github.com/hal-uw/gpu_variability_sc22_artifact). Chips
                of the same kind need different voltages, so their clock rates differ at the same power.

@@ -341,7 +341,7 @@ class Learner:
         if self.task is not None and self.task.network.state_slots and statistics is None:
             raise DdlsimError(
                 "the parameters have lost the running statistics that batch normalisation needs; mix parameters with "
-                "arithmetic or plane.mix, or restore the statistics with params.carrying(...)"
+                "arithmetic or plane.mix, or restore the statistics with params.with_statistics_of(...)"
             )
 
         def once(i: int) -> float:
