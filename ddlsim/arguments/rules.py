@@ -24,8 +24,8 @@ class Rule:
 
     text       description of valid values, for error messages
     takes      function that returns whether a value has the right type
-    keep       function of the value and its name in messages that returns the value to store. It raises ConfigError if
-               the value is invalid
+    keep       function that takes a value and its name for error messages, and returns the value to store. It raises
+               ConfigError if the value is invalid
     dimension  physical dimension of a quantity with units, a key of :data:`ddlsim.units.DIMENSIONS`; "": no units
     """
 
@@ -47,7 +47,7 @@ def wrong(value: object, where: str, text: str) -> ConfigError:
 def validated_by(check: Callable[[Any, str], object]) -> Rule:
     """Return a rule that accepts all values for which `check` does not raise ConfigError.
 
-    check  function of the value and its name in messages; the value that it returns is stored
+    check  function that takes a value and its name for error messages, and returns the value to store
     """
     return Rule("", lambda value: True, check)
 
@@ -73,7 +73,7 @@ def _is_number(value: object) -> bool:
 
 
 def integer(least: int | None = None, most: int = MOST) -> Rule:
-    """Return a rule that accepts integers from `least` to `most`, both inclusive; None: no lower limit."""
+    """Return a rule that accepts integers from `least` (None: no lower limit) to `most`, both inclusive."""
     text = "a whole number" if least is None else f"a whole number of at least {least}"
     if most < MOST:
         text = f"a whole number from {least} to {most}"

@@ -296,6 +296,9 @@ _LATENT = 2
 def clicks(n_samples: Count, seed: Seed = 0) -> DataSet:
     """Generate a data set of clicks for recommendation models. Label 1 is a click, label 0 is none.
 
+    n_samples  number of samples
+    seed       seed of the random numbers
+
     Each sample contains 4 real numbers followed by the ids of 6 categorical features, shape (n_samples, 10). The values
     of a categorical feature follow Zipf's law. The logit of the click probability is the sum of three terms: a weighted
     sum of the real numbers, one weight per categorical value, and the dot product of two hidden vectors, one for each
@@ -350,7 +353,9 @@ _TEXTS = 64  # sentences of one random stream: a text does not depend on how lon
 def sentences(n_samples: Count, length: Count = 32, seed: Seed = 0) -> DataSet:
     """Generate text for models that predict the next character.
 
-    length  number of characters per sample
+    n_samples  number of samples
+    length     number of characters per sample
+    seed       seed of the random numbers
 
     A small grammar with subject-verb agreement generates the text: "the old worker sends two birds now. some cats wait
     again. ..." Each sample is a contiguous piece of the text, given as character ids, shape (n_samples, length). The
@@ -413,7 +418,9 @@ def shapes(
     Class 0 is a striped disc, and class 1 is a square of the same area with a checkerboard pattern. The classes
     alternate.
 
+    n_samples   number of images
     size        height and width of the images in pixels, at least 8
+    seed        seed of the random numbers
     difficulty  number from 0 to 1: a higher difficulty increases the noise (standard deviation 0.02 + 0.5 * difficulty)
                 and lowers the contrast of the texture (1 - difficulty)
     """
@@ -533,7 +540,7 @@ _MAKERS: dict[str, Callable[[], DataSet]] = {
 def load_data(source: str | Path) -> DataSet:
     """Load a data set by name, or from a file or folder.
 
-    source is one of
+    `source` is one of the following:
 
     - a name: "digits", "shapes", "sentences" or "clicks";
     - an ``.npz`` archive (:func:`~ddlsim.data.read_npz`);
