@@ -261,7 +261,9 @@ class DataPlane:
 def weighted_sum(plane: DataPlane, weights: Sequence[float], values: Sequence[Value[Array]]) -> Value[Array]:
     """Return the weighted sum of models, sum_j weights[j] * values[j].
 
-    values  models, each of shape (n_params,). Their running statistics are summed with the same weights
+    plane    data plane that creates the result
+    weights  one weight per model
+    values   the models, each of shape (n_params,). Their running statistics are summed with the same weights
 
     The terms are added in float64 in the given order, and the sum is rounded once.
     """

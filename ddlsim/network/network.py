@@ -433,13 +433,12 @@ def schedule_time(
     nbytes: float,
     entry_times: Sequence[float] | None = None,
 ) -> float:
-    """Simulate one collective on an otherwise idle cluster.
+    """Simulate one collective on an otherwise idle cluster, and return the time in s at which the last rank finishes.
 
+    schedule     messages of the collective
     nodes        (n_ranks,) the node of each rank
     nbytes       size of the buffer on each rank, in bytes
-    entry_times  (n_ranks,) time in seconds at which each rank enters the collective; None: all enter at time 0
-
-    Returns the time in seconds at which the last rank finishes.
+    entry_times  (n_ranks,) time in s at which each rank enters the collective; None: all ranks enter at 0
     """
     network = Network(cluster)
     number = network.collective(schedule, nodes, nbytes)

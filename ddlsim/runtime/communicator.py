@@ -197,6 +197,7 @@ class Communicator:
         key        identifies the collective: all members that pass the same key enter the same collective. When all
                    members have entered it, the key may be used again
         nbytes     size of the buffer on each member, in bytes
+        kind       the collective, such as "all_reduce"
         algorithm  algorithm of the collective; None: the algorithm of the fabric
         """
         if self.simulated:

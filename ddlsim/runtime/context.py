@@ -32,6 +32,12 @@ class RunContext:
     model is computed from the workers' models. If there is a single optimizer state, the strategy sets ``optimizer`` to
     a function that returns this state.
 
+    cluster          the cluster, including nodes that the run does not use
+    loop             simulated clock and network
+    workers          the workers, in rank order
+    recorder         record of all activities and updates
+    stop             rule that ends the run, to which updates are reported
+    learner          gradients, updates and evaluations, as lazy values
     seed             seed of all random streams
     compression      compression of exchanges and messages; code that applies it sets ``compresses``
     slows            True if workers compute more slowly while they communicate; set by plans

@@ -159,6 +159,8 @@ _Fit: TypeAlias = tuple[LogFit, dict[str, float], list[LinkRow]]
 class Parameter:
     """A fitted parameter, in s or bytes/s, with its 95 % confidence interval from `low` to `high`.
 
+    name      name in :data:`ddlsim.cluster.calibrated.PARAMETERS`
+    value     best value
     file      value in the cluster file before the fit
     nbytes    smallest and largest message size used in the fit; predictions for other sizes are extrapolations
     informed  share of the information on this parameter that comes from measurements rather than from the prior
@@ -195,6 +197,10 @@ class Parameter:
 class Residual:
     """A measurement and its prediction on the calibrated cluster.
 
+    operation  the measured operation
+    backend    library that moved the bytes; "": unknown
+    n_ranks    number of ranks
+    n_hosts    number of machines
     nbytes     size of the message or buffer in bytes
     measured   measured time in s
     predicted  predicted time in s

@@ -224,9 +224,10 @@ class Summary:
 class Validation:
     """Measured runs and their predictions, in the order of the file. Printing the object shows a summary.
 
-    rows    the runs with their predictions
-    known   fitted values and their uncertainty, on which the predictions are based
-    fit_on  condition that selects the runs for the fit; None: no fit
+    cluster  cluster on which the runs were simulated
+    rows     the runs with their predictions
+    known    fitted values and their uncertainty, on which the predictions are based
+    fit_on   condition that selects the runs for the fit; None: no fit
     """
 
     cluster: Cluster

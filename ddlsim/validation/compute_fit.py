@@ -71,6 +71,7 @@ class ComputeFit:
 def fit_compute(model: str, batch_sizes: Sequence[Count], seconds: Sequence[Positive]) -> ComputeFit:
     """Fit a line to step times by least squares of the relative errors, with non-negative coefficients.
 
+    model        name of the model
     batch_sizes  (n,) batch size of each measured step
     seconds      (n,) duration of each measured step, in s
     """

@@ -60,6 +60,7 @@ class Interval:
 class Curve:
     """Measured corrections to the simulated time of an `operation` with a `backend`, as a function of size.
 
+    algorithm      algorithm of the collective in the simulation; "" for messages
     inside         True: corrections for operations inside a host; False: between hosts
     per_message    factor by which latencies and overheads are multiplied
     sizes          (n_pieces - 1,) sizes in bytes at which the next piece of the curve begins
