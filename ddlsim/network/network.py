@@ -146,9 +146,14 @@ class Network:
         kernel.join(self.engine.table, instances, joining, float(now))
 
     def send(
-        self, src: Sequence[int] | Ints, dst: Sequence[int] | Ints, nbytes: Floats, now: float, *,
+        self,
+        src: Sequence[int] | Ints,
+        dst: Sequence[int] | Ints,
+        nbytes: Floats,
+        now: float,
+        *,
         overhead: bool | None = None,
-    ) -> Ints:  # fmt: skip
+    ) -> Ints:
         """Send messages between nodes at time `now` (s), and return their ids, which are negative.
 
         src, dst  (n,) sending and receiving nodes
