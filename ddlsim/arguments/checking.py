@@ -131,9 +131,9 @@ R = TypeVar("R")
 
 
 def takes_fields_of(kind: Callable[P, F]) -> Callable[[Callable[[F], R]], Callable[P, R]]:
-    """Decorate a function of one dataclass instance so that callers pass the fields of the dataclass instead.
+    """Decorate a function that takes a dataclass instance, so that callers pass the fields as arguments instead.
 
-    kind   the dataclass, which validates the arguments as its fields
+    kind   the dataclass, which also validates the arguments
 
     The decorated function has the signature of `kind`, including inherited fields. Documentation, editors and type
     checkers show this signature, and a field added to a base class becomes an argument automatically.

@@ -294,7 +294,7 @@ _LATENT = 2
 
 @checked
 def clicks(n_samples: Count, seed: Seed = 0) -> DataSet:
-    """Generate a data set of clicks for recommendation models. Label 1 is a click, label 0 is none.
+    """Generate a data set of clicks for recommendation models. Label 1 means a click, and label 0 means no click.
 
     n_samples  number of samples
     seed       seed of the random numbers

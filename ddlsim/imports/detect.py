@@ -195,7 +195,7 @@ def facts_of(kind: str) -> set[str]:
 
 @checked
 def read_topology(path: str | Path, facts: Mapping[str, object] | None = None) -> Cluster:
-    """Read a cluster from a file of any of the kinds in :data:`TOPOLOGIES`.
+    """Read a cluster from a file of one of the kinds in :data:`TOPOLOGIES`.
 
     facts   mapping with values that the file does not contain, as in :func:`read_any`
 

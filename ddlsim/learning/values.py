@@ -51,7 +51,7 @@ class Value(Generic[T_co]):
 
     plane             data plane that created the value
     number            position of the value in the order of creation, from 0
-    compute, inputs   function and inputs from which the content is computed; None: `result` is the content
+    compute           function that computes the content from the `inputs`; None: the content is `result`
     statistics        running statistics that belong to parameters; None for other values, and for networks without
                       batch normalisation
     batch_statistics  statistics of the batches from which a gradient was computed; () for other values

@@ -111,7 +111,8 @@ class Recommendation:
     found          outcome of every configuration: its throughput, efficiency and cost, or the reason why it was not
                    simulated
     crossovers     worker counts at which one strategy becomes faster than another
-    sensitivities  relative gain of the best choice for each component, such as a link or device, if it were 10 % better
+    sensitivities  for each component, such as a link or device, the relative gain in throughput of the best choice if
+                   that component were improved by 10 %
     guidelines     rules of thumb for the best choice
     notes          assumptions and limits of the result
     priced         True: costs are in USD; False: costs are in device-hours

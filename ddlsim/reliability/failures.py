@@ -97,8 +97,8 @@ class Failures:
              as a whole (software; nothing needs repair)
     kind     "crash": the failure is detected at once, and the machine is out of service until it is repaired. "hang":
              the other workers wait until their timeout, and the job restarts on the same machines
-    shape    shape of the Weibull distribution of times between failures: 1 is exponential; below 1 early failures are
-             more frequent (0.7 to 0.8 in Schroeder and Gibson 2006, large systems of LANL)
+    shape    shape of the Weibull distribution of times between failures: 1 is exponential; below 1, early failures are
+             more frequent (0.7 to 0.8 for large systems at LANL; Schroeder and Gibson 2006)
     repair   time in s until a machine (or switch) that has crashed is back in service; inf: never
     spares   standby machines that replace crashed ones
     detection  time in s until a failure is detected; None: 0 for a crash, 10 min (PyTorch's NCCL timeout) for a hang
@@ -264,8 +264,9 @@ class Elastic:
 
     min_workers  smallest number of workers that train; with fewer, training waits until machines return
     rejoin       time in s until a new group runs: rendezvous and creation of communicators
-    rate         learning rate with n of the initial N workers: "same"; "linear", multiplied by n / N (Goyal et al.
-                 2017); "square-root", multiplied by sqrt(n / N) (Krizhevsky 2014)
+    rate         how the learning rate depends on the number n of remaining workers, of initially N: "same", it does not
+                 change; "linear", it is multiplied by n / N (Goyal et al. 2017); "square-root", it is multiplied by
+                 sqrt(n / N) (Krizhevsky 2014)
     batch        "worker": each worker keeps its batch size, so the global batch shrinks; "global": the survivors divide
                  the global batch equally, rounded down to whole samples
     """

@@ -404,8 +404,8 @@ def run(
     checkpoint        file to which the run is saved; None: the run is not saved
     checkpoint_every  wall-clock time between saves, in seconds
     stability         whether to add the stability to the result even if computing it takes long
-    shift             for elastic training: the initial state and the start time of one group of workers, when this
-                      experiment is the part of a run that the group trains; None: a complete run
+    shift             for elastic training, the part of the run that one group of workers trains: its initial state, its
+                      start time, and whether another group follows; None: the complete run
 
     On Ctrl-C, the result so far is returned, marked as interrupted. Raises :class:`~ddlsim.errors.ConservationError` if
     the bytes, times or updates of the result do not add up (:mod:`ddlsim.run.conservation`).
