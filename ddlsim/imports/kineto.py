@@ -254,11 +254,12 @@ EDGE = 0.05
 
 
 def overlap_slowdown(spans: Sequence[Event]) -> float:
-    """Return how many times as long kernels take beside a collective's kernel as alone; NaN if the trace does not say.
+    """Return the factor by which kernels take longer while an NCCL kernel runs; NaN if the trace does not determine it.
 
-    Kernels of the same name and launch (grid, block) are alike; those count that ran both wholly beside a kernel of
-    NCCL's and wholly without one: the sum of their seconds beside it over what they would have taken alone, on average.
-    With fewer than 20 of either sort there is no number.
+    Kernels with the same name and launch configuration (grid, block) are compared if the trace contains some that ran
+    entirely during an NCCL kernel and some that ran entirely without one. The factor is the sum of the durations during
+    NCCL kernels, divided by the sum of the mean durations without. The result is NaN if there are fewer than 20 kernels
+    of either sort.
     """
     kernels = [event for event in spans if event.category == "kernel" and event.dur > 0]
     beside: dict[tuple[str, str, str], list[float]] = defaultdict(list)

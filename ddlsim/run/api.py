@@ -53,14 +53,14 @@ def simulate(wanted: _Simulation) -> Result:
     Pass either an :class:`~ddlsim.Experiment` or its fields as arguments. The additional arguments are:
 
     stability         whether to include the stability of the result (:meth:`ddlsim.Result.stability`) in the summary
-                      and the JSON output, which takes three more runs with inputs perturbed by 1e-12. Results of small
-                      runs always include it
+                      and the JSON output. Computing it takes three more runs, with inputs perturbed by 1e-12. Results
+                      of small runs always include it
 
     The following apply to training runs only:
 
     progress          whether to show a progress bar, or a function that is called after every update
-                      (:data:`ddlsim.learning.monitor.Progress`). By default, a terminal shows a progress bar after a
-                      second
+                      (:data:`ddlsim.learning.monitor.Progress`). By default, a progress bar is shown on a terminal
+                      after one second
     checkpoint        file to which the run is saved periodically and at its end, for :func:`ddlsim.resume`
     checkpoint_every  wall-clock time between saves, in seconds or as a string such as "5 min"
 
