@@ -200,8 +200,8 @@ def profile_workload(workload: Workload, layers: Sequence[LayerTime]) -> Workloa
 
     Operations that are not modules in PyTorch (additions, concatenations, attention) keep their times.
 
-    Raises :class:`ConfigError` if model and trace do not match. The message gives the class and the number of its
-    layers in each.
+    Raises :class:`ConfigError` if the model and the trace do not match. The message gives the class, and the number of
+    its layers in the model and in the trace.
     """
     if not layers:
         raise ConfigError("the trace has no layers; record it with torch.profiler.profile(with_stack=True)")
@@ -363,12 +363,12 @@ class KinetoTrace:
 def read_kineto(path: str | Path, *, batch_size: Count | None = None) -> KinetoTrace:
     """Read the training steps, collectives and layer times from a PyTorch profiler trace.
 
-    batch_size   number of samples per rank and step, which sets ``n_samples`` of the steps
+    batch_size   number of samples per rank per step, from which ``n_samples`` of each step is computed
 
-    Events with impossible values, such as a negative duration or size, are skipped, and a warning reports how many.
+    Events with impossible values, such as a negative duration or size, are skipped, and a warning says how many.
 
-    Raises :class:`ConfigError`, giving the location and the reason, if the trace is invalid or contains no steps,
-    collectives or layers at all.
+    Raises :class:`ConfigError`, giving the location and the reason, if the trace is invalid, or if it contains neither
+    steps nor collectives nor layers.
     """
     source, left_out = read_text(path), LeftOut()
     top, events = read_events(source, left_out)

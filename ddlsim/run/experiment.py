@@ -148,10 +148,11 @@ class Experiment:
     cluster         bundled name, path, networkx graph or :class:`~ddlsim.Cluster`
     model           bundled name, path or :class:`~ddlsim.Model`
     strategy        how workers exchange gradients
-    batch_size      samples per worker and (micro-)step; 32 by default. If the strategy splits the model, `batch_size`
-                    is the global batch, which by default gives each data-parallel rank one micro-batch or, with a
-                    pipeline, one micro-batch per stage. A micro-batch is one sample unless the strategy sets its size
-    workers         number of workers, which use the cluster's first devices, or a list of indices into
+    batch_size      samples per worker per (micro-)step; 32 by default. If the strategy splits the model, this is the
+                    global batch size instead. Its default is one micro-batch per data-parallel rank or, with a
+                    pipeline, one micro-batch per stage for each data-parallel rank. A micro-batch is one sample unless
+                    the strategy sets its size
+    workers         number of workers (the cluster's first devices are used), or a list of indices into
                     ``cluster.workers``, such as [4, 5, 6, 7]; None: all devices
     steps           number of measured steps per worker (on average, if workers are asynchronous); None: 10. If the
                     strategy does not communicate in every step, as in local SGD, the default is rounded up to complete

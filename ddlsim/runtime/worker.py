@@ -111,7 +111,7 @@ class Worker:
     """A worker that computes gradients and records how it spends its time.
 
     rank          rank of the worker
-    node          node of its device in the cluster
+    node          node of the worker's device in the cluster
     workload      compute times and sizes of a (micro-)step
     factors       iterator over the random factors applied to the compute times of successive (micro-)steps
     accumulation  number of micro-steps per step
