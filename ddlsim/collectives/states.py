@@ -77,7 +77,7 @@ def states(schedule: Schedule) -> Iterator[State]:
     (see :func:`ddlsim.collectives.check`). The schedule need not implement its collective correctly.
 
     Raises ConfigError for a malformed schedule, and if there are too many ranks and chunks to count every contribution
-    (for a ring, with more than 100 ranks).
+    (for a ring, more than 100 ranks).
     """
     validate(schedule)
     n_counts = schedule.n_ranks * schedule.n_chunks * schedule.n_ranks

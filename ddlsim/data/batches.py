@@ -22,7 +22,7 @@ class BatchStream:
 
     shard  (n,) indices of the samples in the shard
     seed   seed of the shuffling
-    rank   number of the random stream, usually the rank of the worker; each stream shuffles differently
+    rank   index of the random stream, usually the worker's rank; each stream shuffles differently
 
     The index at a position depends only on these arguments, not on the positions read earlier. Batches can extend past
     the end of a pass into the next one, so all batches have the same size.
@@ -30,7 +30,7 @@ class BatchStream:
     To process the same samples as a single worker, n workers use the same shard, seed and rank, and take turns: worker
     r reads ``indices((step * n + r) * size, size)``.
 
-    Pass e uses draw e of the random stream (seed, rank, "batches").
+    The order of pass e is draw e of the random stream (seed, rank, "batches").
     """
 
     shard: Ints

@@ -38,7 +38,7 @@ def read_images(
     cat.1.jpg. Samples are sorted by class and file name. Images are resized with bilinear interpolation.
 
     size         height and width of the resized images
-    n_per_class  maximum number of images per class, of which the first are used; None: all images
+    n_per_class  maximum number of images per class (the first ones are used); None: all images
     cache        folder in which decoded images are cached; None: the user's cache folder
 
     Raises ConfigError if the folder contains no images, or if a file cannot be decoded.
@@ -301,8 +301,8 @@ def clicks(n_samples: Count, seed: Seed = 0) -> DataSet:
 
     Each sample contains 4 real numbers followed by the ids of 6 categorical features, shape (n_samples, 10). The values
     of a categorical feature follow Zipf's law. The logit of the click probability is the sum of three terms: a weighted
-    sum of the real numbers, one weight per categorical value, and the dot product of two hidden vectors. These two
-    vectors belong to the values of the two largest categorical features. About half of the samples are clicks.
+    sum of the real numbers, one weight per categorical value, and the dot product of two hidden vectors. Each of the
+    two categorical features with the most values has one hidden vector per value. About half of the samples are clicks.
     """
     world, draws = stream(seed, 0, "clicks: the world"), stream(seed, 1, "clicks: the samples")
     numbers = draws.standard_normal((n_samples, N_DENSE))
@@ -474,9 +474,9 @@ def read_npz(path: str | Path, part: str = "train") -> DataSet:
 
     part  "train", "val" or "test", for archives with arrays like ``train_images`` and ``train_labels``
 
-    Images have shape (n, height, width) or (n, height, width, 3) and contain bytes, which are scaled to 0..1, or
-    floats. Samples of shape (n, features) are used unchanged. Labels may be one class per sample (shape (n,) or (n,
-    1)), one class per token (shape (n, tokens)), or floating-point targets.
+    Images have shape (n, height, width) or (n, height, width, 3) and contain either floats or bytes; bytes are scaled
+    to values from 0 to 1. Samples of shape (n, features) are used unchanged. Labels may be one class per sample (shape
+    (n,) or (n, 1)), one class per token (shape (n, tokens)), or floating-point targets.
 
     Raises ConfigError if an array has an unsuitable shape or dtype, or if the archive contains Python objects. The
     message gives the names of the file and the array.

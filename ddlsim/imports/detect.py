@@ -152,7 +152,7 @@ def _kind(source: SourceText) -> str:
 def read_any(path: str | Path, *, kind: str | None = None, facts: Mapping[str, object] | None = None) -> Imported:
     """Read a file of any supported kind.
 
-    kind    one of :data:`KINDS`; None: detected from the content of the file
+    kind    one of :data:`KINDS`; None: the kind is detected from the content of the file
     facts   mapping of values that the file does not contain. The keys are arguments of the reader for this kind of
             file, such as `operation`, `n_ranks`, `n_hosts`, `device` or `ignore_unknown`. If the reader has several
             bandwidth and latency arguments, `bandwidth` sets the NVLink bandwidth, and `latency` sets the network

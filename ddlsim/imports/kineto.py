@@ -194,9 +194,10 @@ def profile_workload(workload: Workload, layers: Sequence[LayerTime]) -> Workloa
 
     layers   :attr:`~ddlsim.imports.KinetoTrace.layers` of a trace of the same model with the same batch size
 
-    Modules are matched with layers by class, in the order of their calls. For classes with parameters, the trace and
-    the model must have the same number of layers. For other classes, the numbers can differ because a module can be
-    called several times. The total time is then divided among the layers in proportion to their times in `workload`.
+    Modules in the trace are matched with layers of the model by class, in the order of their calls. For classes with
+    parameters, the trace and the model must have the same number of layers. For other classes, the numbers can differ
+    because a module can be called several times. The total time is then divided among the layers in proportion to their
+    times in `workload`.
 
     Operations that are not modules in PyTorch (additions, concatenations, attention) keep their times.
 
@@ -341,9 +342,9 @@ class KinetoTrace:
 
     steps        training steps in order; their ``n_samples`` is set only if a batch size was passed to the reader
     collectives  collectives in chronological order; their ``nbytes`` is 0 if the trace does not contain sizes
-    layers       leaf modules in order of their first call; empty unless the trace was recorded ``with_stack=True``
-    rank         rank that recorded the trace; 0 if training was not distributed
-    n_ranks      number of ranks; 1 if training was not distributed
+    layers       leaf modules in order of their first call; empty unless the trace was recorded with ``with_stack=True``
+    rank         rank that recorded the trace; 0 if the training was not distributed
+    n_ranks      number of ranks; 1 if the training was not distributed
     batch_size   first dimension of the first module's input; 0 unless the trace was recorded with
                  ``record_shapes=True``
     overlap_slowdown   factor by which kernels take longer while a collective runs

@@ -52,9 +52,9 @@ def is_throughput_table(source: SourceText) -> bool:
 def read_throughput(path: str | Path, *, batch_size: Count | None = None) -> tuple[Timing, ...]:
     """Read a table of throughputs, and convert each to the duration of one step of ``ranks * batch_size`` samples.
 
-    batch_size   samples per rank per step, for tables without a batch-size column. If neither specifies the batch size,
-                 the duration of a single sample is returned (``n_samples`` = 1), which corresponds to the same
-                 throughput.
+    batch_size   samples per rank per step, for tables without a batch-size column. If neither the table nor this
+                 argument specifies the batch size, the duration of a single sample is returned (``n_samples`` = 1),
+                 which corresponds to the same throughput.
 
     Cells that are not numbers and rows with the wrong number of cells are skipped, and a warning says how many.
 

@@ -83,7 +83,7 @@ _BACKENDS = {"nccl-tests": "nccl", "osu": "mpi", "iperf3": "tcp", "ping": "icmp"
 def to_measurements(
     timings: Iterable[Timing], *, n_hosts: Count | None = None, model: str | None = None, version: str = ""
 ) -> list[Measurement]:
-    """Convert timings to rows of the measurement table, which :func:`ddlsim.measure.read_measurements` can also read.
+    """Convert timings to rows of the measurement table, as returned by :func:`ddlsim.measure.read_measurements`.
 
     n_hosts   number of machines, for timings that do not contain it (OSU, traces, throughput tables)
     model     name of the trained model, for training steps

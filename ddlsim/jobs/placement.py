@@ -146,7 +146,7 @@ def place(
     """Search for the placement of concurrent jobs that minimizes their mean slowdown.
 
     jobs     jobs and background traffic, as for :func:`ddlsim.simulate_jobs`. Background traffic and jobs that list
-             their devices keep their places
+             their devices are not moved
     cluster  cluster for all jobs; None: the first job's cluster
     tries    number of placements to simulate: packed, spread, some random ones, then variations of the best placement
              that move one worker or swap two

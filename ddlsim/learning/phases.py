@@ -17,7 +17,7 @@ class Phase:
     """A part of a training run with its own image size, batch size or learning rate.
 
     Progressive resizing, for example, starts with small images, so that most epochs take less time than with full-size
-    images (Howard et al. 2018, fast.ai's DAWNBench entry, with 128, 224 and 288 pixels). Fields that are None have the
+    images (Howard et al. 2018, fast.ai's DAWNBench entry, with 128, 224 and 288 pixels). Fields that are None keep the
     value set for the run.
 
     epochs      length of the phase in epochs. The last phase continues until the run ends

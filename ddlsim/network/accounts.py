@@ -24,7 +24,7 @@ class Accounts(NamedTuple):
     issued            bytes of all messages issued by senders
     delivered         bytes of messages delivered to receivers
     in_flight         bytes of messages that are waiting, flowing or being received
-    issued_crossings  sum over all issued messages of their bytes, multiplied by the number of channels on their routes
+    issued_crossings  sum over all issued messages of (bytes of the message) * (number of channels on its route)
     left_crossings    the part of `issued_crossings` that has not been carried yet
     passed            (n_channels,) bytes sent instantly by token buckets; they add no busy time
     capacity          (n_channels,) bytes/s without traffic in the opposite direction; the maximum over time if faults

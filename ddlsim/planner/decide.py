@@ -243,7 +243,7 @@ def recommend(
     training        training settings; required if the target has an accuracy. The best candidates are then trained with
                     real gradients
     learning_model  model that is trained, often a small one; None: `model`
-    workers         worker counts to try; None: powers of two, and the number of all workers of each cluster
+    workers         worker counts to try; None: powers of two, and the total number of workers in each cluster
     strategies      strategies to try; None: four variants of AllReduce, one parameter server per machine, and local SGD
                     with 8 local steps. :class:`~ddlsim.Splits` represents all ways to split the model over workers
     compressions    compressors to try; None: no compression, 16 bits, and the largest 1 % of the elements with error

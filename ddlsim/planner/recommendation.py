@@ -106,7 +106,7 @@ class Recommendation:
     """The result of :func:`ddlsim.recommend`: the best configurations for a target, and the outcomes of all others.
 
     target         limits and objective of the search
-    choices        best configurations, in descending order. They always include the best configuration without
+    choices        best configurations, starting with the best one. They always include the best configuration without
                    compression or local steps
     found          outcome of every configuration: its throughput, efficiency and cost, or the reason why it was not
                    simulated

@@ -68,8 +68,8 @@ Ints = npt.NDArray[np.int64]
 class FailureFreeTimeline:
     """The consecutive steps of a run without failures, and the checkpoints between them.
 
-    Positions on this timeline are in s of undisturbed training time since the start of the run. This time includes
-    pauses for checkpoints.
+    A position on this timeline is the undisturbed training time since the start of the run, in s. It includes pauses
+    for checkpoints.
 
     ends    ascending times at which the steps end, in s, shape (n_steps,); training begins at 0
     cycle   number of steps at the end that repeat indefinitely, so that a short simulation can represent a long

@@ -97,9 +97,9 @@ def best_checkpoint_interval(experiment: Experiment, *, n_timelines: Count = 100
     n_timelines  number of failure timelines to simulate for each candidate interval
 
     Up to thirteen candidates between 0.25 and 4 times Daly's interval are simulated. Checkpoints are written only at
-    the ends of steps. The formulas assume exponentially distributed failures, whereas the simulated timelines can also
-    have Weibull-distributed failures, and include repair times and the time spent waiting for machines. Raises
-    ConfigError if failures or checkpoints are missing, or if checkpoints cost no time.
+    the ends of steps. The formulas assume exponentially distributed failures. The simulation also supports
+    Weibull-distributed failures, and includes repair times and the time spent waiting for machines. Raises ConfigError
+    if failures or checkpoints are missing, or if checkpoints cost no time.
     """
     failures, checkpoints = experiment.failures, experiment.checkpoints
     if failures is None or failures.mtbf is None or math.isinf(si(failures.mtbf, "time")) or checkpoints is None:

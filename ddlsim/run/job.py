@@ -74,7 +74,7 @@ PlacementLike = (
 class Job:
     """A training run that shares a cluster with other jobs.
 
-    experiment  the run to simulate; its field `workers` is the number of devices, or a list of devices
+    experiment  the run to simulate; its `workers` field is the number of devices, or a list of devices
     name        name in tables and messages; the default is "job 1", "job 2", and so on
     start       time at which the job arrives, in s on the cluster's clock
     placement   "packed" (neighbouring free devices), "spread" (across machines), "random", or a list of indices into

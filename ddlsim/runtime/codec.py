@@ -466,7 +466,7 @@ class _Sender:
 
 
 class Messages:
-    """Messages between workers and servers, or among workers, with the compression of the run.
+    """Messages between workers and servers, or among workers. They are compressed if the run uses compression.
 
     n_parts  number of servers, each of which stores an equal share of the model
     owner    name of the strategy, for error messages

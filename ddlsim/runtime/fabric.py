@@ -55,9 +55,9 @@ class Fabric:
     """Settings for the collectives of a group of workers, as in ``simulate(..., fabric=Fabric("hierarchical"))``.
 
     algorithm   name of an all-reduce algorithm ("ring", "nccl", "hierarchical", "double_binary_tree", ...), a function
-                ``n_ranks -> Schedule``, or its path as ``"package.module:function"``. "auto" selects the fastest
-                algorithm for each message size by simulation. "default" selects one of the following: "torus" for tori
-                of TPUs; "hierarchical" if each machine has one worker and the rounds of "hierarchical" have a shorter
+                ``n_ranks -> Schedule``, or its path as ``"package.module:function"``. "auto" simulates the algorithms
+                and selects the fastest one for each size. "default" selects one of the following: "torus" for tori of
+                TPUs; "hierarchical" if each machine has one worker and the rounds of "hierarchical" have a shorter
                 total transfer time than those of "ring" (ignoring latency); "nccl" if machines have several GPUs and
                 NCCL can use several paths (NVLinks, network interfaces, parallel switches); otherwise "ring"
     rank_order  "topology" (neighbours in the network are neighbours in the ring, as NCCL arranges them), "given" (the

@@ -224,7 +224,7 @@ class Summary:
 
 @dataclass(frozen=True, eq=False)
 class Validation:
-    """Measured runs and their predictions, in the order of the file. Printing the object shows a summary.
+    """Measured runs and their predictions, in the order of the measurements. Printing the object shows a summary.
 
     cluster  cluster on which the runs were simulated
     rows     the runs with their predictions

@@ -58,7 +58,7 @@ class Interval:
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """Measured corrections to the simulated time of an `operation` with a `backend`, as a function of size.
+    """Measured corrections to the simulated time of an `operation` with a `backend`, as a function of message size.
 
     algorithm      algorithm of the collective in the simulation; "" for messages
     inside         True: corrections for operations inside a host; False: corrections for operations between hosts
