@@ -235,7 +235,7 @@ class _Run:
 def read_nccl_tests(
     path: str | Path, *, operation: str | None = None, n_ranks: Count | None = None
 ) -> tuple[Timing, ...]:
-    """Read nccl-tests output, and return two rows per size: one for the out-of-place and one for the in-place operation.
+    """Read nccl-tests output, and return an out-of-place row and an in-place row for each size.
 
     operation   the collective, for output without a header (the header contains the name of the test program)
     n_ranks     number of ranks, for output without the header's ``# Rank`` lines

@@ -253,11 +253,11 @@ class LinkFault:
     duration        duration of the fault, in s or as a string
     factor          factor by which the bandwidth is multiplied, such as 1 / 4 if three of four lanes have failed. 0:
                     the link is down, and its traffic waits
-    reroute         time in s that the fabric takes to react to the start or the end of an outage (factor 0). It then
-                    moves traffic to other routes, if there are any (:mod:`ddlsim.cluster.routing`), or back to this
-                    link. Traffic simply waits if the outage is shorter than this time. inf: routes do not change. The
-                    default is 1 s. Real fabrics react faster if switches detect the loss of signal, and take several
-                    seconds if they wait for missing keep-alive messages (RFC 7938, section 7)
+    reroute         time in s that the fabric takes to react to the start or the end of an outage (factor 0). After this
+                    time, it moves traffic to other routes, if there are any (:mod:`ddlsim.cluster.routing`), or back to
+                    this link. Traffic simply waits if the outage is shorter than this time. inf: routes do not change.
+                    The default is 1 s. Real fabrics react faster if switches detect the loss of signal, and take
+                    several seconds if they wait for missing keep-alive messages (RFC 7938, section 7)
     """
 
     source: str
