@@ -62,8 +62,8 @@ Intervals are meant to contain 95 % of the measured values. If there is no measu
 interval is based on the errors of earlier predictions of the same kind
 ([learned deviations](calibration.md#learned-deviations), `deviations/learned.toml`).
 
-**New systems.** The intervals of each series are based only on the other series, as if its system or algorithm were
-new. Over all series, including rows that are not counted above, {series}.
+**New systems.** The intervals of each series are based only on the other series, as if the system or algorithm of the
+series were new. Over all series, including rows that are not counted above, {series}.
 
 **New settings of these systems.** The intervals of one random half of the rows are based on the other half:
 {halves}.
@@ -73,7 +73,8 @@ Curves through measured sizes (NCCL sweeps) are tested on sizes that were left o
 CHOICES = """
 ## Choices made after seeing rows
 
-Each of these choices has a physical or documented reason, but the authors had seen the rows that it improves.
+Each of the following choices has a physical or documented reason, but the authors had seen the rows that the choice
+improves.
 
 **Weak scaling**
 
@@ -84,8 +85,9 @@ Each of these choices has a physical or documented reason, but the authors had s
 - MXNet's servers are assumed to process 10 GB/s, the memory traffic of one thread. From version 1.5 on, they process 60
   GB/s in operations that use all cores. For ByteScheduler, the version of MXNet comes from its Dockerfile. The rate of
   copies between MXNet's devices is calibrated on the one-machine row.
-- The devices of a machine share an input pipeline and differ in speed. Both effects were examined because predicted
-  steps on one machine were too short. The sizes of these effects come from code and from other publications.
+- The devices of a machine are assumed to share an input pipeline and to differ in speed. Both effects were examined
+  because predicted steps on one machine were too short. The sizes of these effects come from code and from other
+  publications.
 
 **Strong scaling**
 
@@ -130,7 +132,8 @@ Each of these choices has a physical or documented reason, but the authors had s
 - Memory: the activations that stay in memory were determined from PyTorch's formulas, because an earlier prediction for
   U-Net (6, 72) was wrong. The memory that the allocator reserves is simulated because the predictions for AmoebaNet-D
   were 35 and 54 % too low.
-- Das: small batches are slower per sample. Two batch sizes are assumed, because the source does not state them.
+- Hybrids on Xeons: small batches are assumed to be slower per sample. Two batch sizes are assumed, because the source
+  does not state them.
 - DeepSpeed: as in its code, gradients are reduced after all passes, and stages wait while tensors are in flight.
 
 **Software stacks**
