@@ -118,25 +118,16 @@ improves.
 
 **Mini-cluster**
 
-<<<<<<< HEAD
 - Rows below 64 KiB and rows with two-way traffic under CUBIC are not counted.
-- Asynchronous workers of equal speed start at times that are spread over a cycle. When all workers started
-  together, the error was 12 to 38 %. If the pushes do not fit into one cycle back to back, the workers start at random
-  times. With start times spread over a cycle, the predictions for these workers were 28 % too fast.
+- Asynchronous workers of equal speed start at times that are spread over a cycle. When all workers started together,
+  the error was 12 to 38 %. If the pushes do not fit into one cycle back to back, the workers start at random times.
+  With start times spread over a cycle, the predictions for these workers were 28 % too fast.
 - Two choices come from additional measurements of pushes between namespaces: which windows matter in an incast
   (`incast.csv`), and how often BBR times out (longer pushes, `incast_bbr.csv`).
-=======
-- Rows below 64 KiB and two-way rows under cubic are not counted.
-- Asynchronous workers of equal speed start at times that are spread over a cycle. When they started together, the error
-  was 12 to 38 %. If their pushes do not fit into a cycle one after the other, they start at random times. When such
-  workers started at times spread over a cycle, they were 28 % too fast.
-- Two choices come from other pushes between namespaces: which windows matter in an incast (`incast.csv`), and how often
-  BBR times out (longer pushes, `incast_bbr.csv`).
 - Links serve messages in order of arrival, except where the threads of a host hand over several messages in turns
-  (answers of servers, messages to two neighbours). A limit of 128 KiB per connection in the sender's queue (TCP small
-  queues) was tried instead and rejected: it halved the error for neighbours, but raised that for pipelines from 0.6 to
-  0.9 % and that for gossip from 0.4 to 3.9 %.
->>>>>>> main
+  (replies of servers, messages to two neighbours). As an alternative, a limit of 128 KiB per connection in the sender's
+  queue (TCP small queues) was tried and rejected. It halved the error for neighbours, but raised the error for
+  pipelines from 0.6 to 0.9 % and the error for gossip from 0.4 to 3.9 %.
 
 **Other models**
 
