@@ -154,7 +154,7 @@ def split(data: DataSet, held_out: HeldOut, seed: Seed) -> tuple[DataSet, DataSe
     """Split a data set randomly into a training set and a held-out set, and return both.
 
     held_out  size of the held-out set: a fraction of the samples (float below 1) or a number of samples (int)
-    seed      seed of the random numbers; the same seed gives the same split
+    seed      seed of the random split; the same seed always gives the same split
 
     For classification, every class is split in the same proportion, to within one sample. Raises ConfigError if one of
     the two sets would be empty.

@@ -120,7 +120,7 @@ _OTHERS: tuple[tuple[re.Pattern[str], str, str], ...] = (
 
 @checked
 def detect_kind(path: str | Path) -> str:
-    """Detect the kind of a file by its content, and return it as one of :data:`KINDS`.
+    """Detect the kind of a file from its content, and return it as one of :data:`KINDS`.
 
     Raises :class:`ConfigError` if no kind matches. The message shows the beginning of the file and lists the kinds that
     were considered.

@@ -29,7 +29,7 @@ SHARDINGS = ("iid", "by_class", "shared")
 class Dirichlet:
     """Sharding in which workers have different mixtures of classes, drawn from a Dirichlet distribution.
 
-    alpha  concentration: with a small value, most of a worker's samples belong to a few classes; see
+    alpha  concentration: the smaller the value, the fewer classes dominate each worker's samples; see
            :func:`ddlsim.data.dirichlet`
     """
 

@@ -17,7 +17,7 @@ from ddlsim.workload.model import Model
 @checked
 @dataclass(frozen=True)
 class Traced:
-    """Compute times of layers, measured with PyTorch's profiler, as in ``compute=Traced("trace.json")``.
+    """Layer compute times measured with PyTorch's profiler, as in ``compute=Traced("trace.json")``.
 
     path        PyTorch profiler (Kineto) trace, ``.json`` or ``.json.gz``, of the same model on the workers' device. It
                 must have been recorded with ``with_stack=True``. :func:`ddlsim.imports.profile_workload` describes how

@@ -132,7 +132,7 @@ class Outer:
     """A global model that an outer optimizer updates, while the optimizer of the run performs the workers' local steps.
 
     optimizer  the outer optimizer
-    params     the current global model w, shape (n_params,), initially the initial model of the run
+    params     the current global model w, shape (n_params,). It starts as the initial model of the run
 
     The outer gradient is the workers' mean model update, w - mean_i(x_i), possibly compressed (Reddi et al. 2021,
     "Adaptive Federated Optimization", arXiv:2003.00295, algorithm 1). The outer optimizer computes in float64, and w is

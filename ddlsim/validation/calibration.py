@@ -198,7 +198,7 @@ class Residual:
     """A measurement and its prediction on the calibrated cluster.
 
     operation  the measured operation
-    backend    library that moved the bytes; "": unknown
+    backend    communication library; "": unknown
     n_ranks    number of ranks
     n_hosts    number of machines
     nbytes     size of the message or buffer in bytes
