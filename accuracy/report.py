@@ -111,21 +111,21 @@ it improves.
   point-to-point rows were used to decide which of these settings matter.
 - For NCCL on AWS, network interfaces of unequal speed were examined because the times predicted without rate limits
   were too short, and increasingly so with more machines. The spread of the interface speeds comes from other
-  measurements. It is applied to one direction only because of these rows.
+  measurements. Because of the NCCL rows, this spread is applied to one direction only.
 
 **Intervals**
 
-- If a curve passes through all measured sizes, its deviation is assumed to be half of its error at a size that is left
-  out of the fit.
+- If a curve passes through all measured sizes, its deviation is taken to be half of the error at a size left out of the
+  fit.
 - Predictions are grouped into a hierarchy of kinds. When the errors of a kind are estimated, the kind one level up
   counts as much as twenty rows.
 
 **Mini-cluster**
 
 - Messages smaller than 64 KiB, and two-way traffic under CUBIC, are not counted.
-- The start times of equally fast asynchronous workers are spread over one cycle. When all workers started together, the
-  error was 12 to 38 %. If the combined pushes of all workers take longer than one cycle, the workers start at random
-  times instead: with start times spread over one cycle, such runs were predicted to be 28 % too fast.
+- In the simulation, the start times of equally fast asynchronous workers are spread over one cycle. When all workers
+  started together, the error was 12 to 38 %. If the combined pushes of all workers take longer than one cycle, the
+  workers start at random times instead. Spreading their start times over one cycle made the predictions 28 % too fast.
 - Two choices are based on additional measurements of pushes between namespaces: which windows matter in an incast
   (`incast.csv`), and how often BBR times out (longer pushes, `incast_bbr.csv`).
 - Links serve messages in order of arrival, unless several threads of a host take turns to hand over their messages
@@ -148,8 +148,8 @@ it improves.
 
 **Software stacks**
 
-- The rows of these families showed which parameters are needed to describe a software stack, such as the fraction of
-  the peak rate that matrix products reach, or the memory traffic of element-wise operations.
+- The rows of families that use a software stack showed which parameters describe such a stack, for example the fraction
+  of the peak rate that matrix products reach, or the memory traffic of element-wise operations.
   `python -m accuracy.stacks fit` fits these parameters.
 - MXFP8 kernels are assumed to read their operands twice, because the MXFP8 rows are slower than the rows with
   per-tensor FP8.
