@@ -102,9 +102,9 @@ def remark() -> str:
     nccl = np.mean([abs(row.error) for row in multi_rows("default")])
     return (
         "For the layouts of each model, the rank correlation between predicted and measured step times is "
-        f"{', '.join(ranks)} and {last}. The goal is 0.95. The median error is {np.median(errors):.1%}. vTrain's "
-        "authors report a mean error of 14.7% for the same rows, using kernels that they profiled individually. Two "
-        "simpler models that were fitted for comparison have mean errors of 17.9% (a single efficiency for all GPUs) "
+        f"{', '.join(ranks)} and {last}. The goal is 0.95. The median error is {np.median(errors):.1%}. For "
+        "the same rows, vTrain's authors report a mean error of 14.7%, using kernels that they profiled individually. "
+        "Two simpler models that were fitted for comparison have mean errors of 17.9% (a single efficiency for all GPUs) "
         "and 13.2% (three fitted terms).\n\n"
         "The predictions assume that replicas reduce gradients in rings that leave each machine through a single "
         "network adapter (algorithm `ring`). The sources do not state which rings were used. By default, ddlsim uses "
