@@ -318,7 +318,8 @@ def gains(rows: Sequence[Row]) -> str:
     return (
         "\nEach row contains the throughput with the technique divided by the throughput without it. The last three "
         "columns list the errors in this ratio, in the step time without the technique, and in the step time with it. "
-        f"The gain is the ratio minus 1. Of {len(ratios)} predicted gains, {exact} are within {NEAR:.0%} of the measured gains. "
+        f"The gain is the ratio minus 1. Of {len(ratios)} predicted gains, {exact} are within {NEAR:.0%} of the "
+        "measured gains. "
         f"In {count(steps, 'row')}, both predicted step times are within {NEAR:.0%} of the measured ones. The gain and "
         f"both step times are within {NEAR:.0%} in {count(len(near), 'row')}.{mean} The predicted gain has the wrong "
         f"sign in {count(len(wrong), 'row')}{': ' + names if wrong else ''}.\n"
