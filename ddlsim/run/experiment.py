@@ -188,10 +188,10 @@ class Experiment:
     background      co-located traffic and jobs: ddlsim.Background, and ddlsim.Job on devices that the run leaves free;
                     they continue until the run ends
     elastic         Elastic: after a failure, training continues with the surviving workers instead of restarting all
-                    workers from a checkpoint; None: all workers restart
+                    workers from a checkpoint
     seed            seed of all random streams
-    max_time        simulated time in s at which the run ends at the latest. With failures or checkpoints, the length of
-                    :attr:`ddlsim.Result.failure_timeline` (30 days by default for timing-only runs)
+    max_time        simulated time in s at which the run ends at the latest. With failures or checkpoints, this is the
+                    length of :attr:`ddlsim.Result.failure_timeline` (30 days by default for timing-only runs)
     training        what the workers train, and when the training ends (``steps`` has no effect then); None: timing only
     time_model      model whose sizes and compute times are simulated, if `model` is a smaller model that is trained
     compression     compressor for everything that workers send, such as TopK(0.01), or a Compression
