@@ -16,6 +16,7 @@ from accuracy import (
     minicluster,
     minicluster_failures,
     minicluster_jobs,
+    minicluster_lowcomm,
     minicluster_splits,
     minicluster_storage,
     minicluster_training,
@@ -191,12 +192,13 @@ FAMILIES = (
     ),
     Family(
         "techniques", "What techniques gain (ratio of throughputs)", 0.15, "techniques",
-        "Each technique is calibrated on different rows:\n\n"
-        "- ByteScheduler: the one-machine row gives the rate of copies inside the machine, and the device catalogue "
-        "gives the compute time.\n"
-        "- 1-bit Adam: the one-machine rows.\n"
-        "- DGC: the dense rows at 100 and 1 Gbit/s.\n"
-        "- Local SGD: the rows with tau = 1 and 16, because the source does not describe the network.",
+        "The techniques are calibrated on the following rows:\n\n"
+        "- For ByteScheduler, the copy rate within a machine is fitted to the single-machine row, and the compute time "
+        "comes from the device catalogue.\n"
+        "- 1-bit Adam is calibrated on the single-machine rows.\n"
+        "- DGC is calibrated on the steps without compression at 1 and 100 Gbit/s.\n"
+        "- Local SGD is calibrated on the rows with `tau = 1` and `tau = 16`, because the source does not describe the "
+        "network.",
         techniques.rows, left_out=techniques.left_out,
         causes=(
             ("localsgd", "", "The measured steps are slower than the line t_c + t_ar / tau: at tau = 2, 4 and 8, they "
@@ -389,6 +391,21 @@ FAMILIES = (
                 ("background", "beside", "Lost packets are not modelled.")),
     ),
     Family(
+        "lowcomm", "Mini-cluster of network namespaces: local SGD, neighbours, compressed exchanges", 0.03,
+        "minicluster_lowcomm",
+        "As for [pipelines](pipelines.md). Nothing is calibrated on these rows. The two messages that a host sends to "
+        "its neighbours share its link fairly, because threads hand them over in turns.",
+        minicluster_lowcomm.rows, left_out=lambda: minicluster_lowcomm.table().omitted,
+        causes=(("neighbours", "", "The exchange takes 5 to 6 ms longer than with fair sharing, for every size. The "
+                 "message to one neighbour is handed over before the message to the other."),),
+    ),
+    Family(
+        "gossip", "Mini-cluster of network namespaces: gossip between pairs", 0.02, "minicluster_lowcomm",
+        "As for [pipelines](pipelines.md). Nothing is calibrated on these rows. Partners and compute times are those "
+        "of the measured programs, which draw them from seeds.",
+        minicluster_lowcomm.gossip_rows,
+    ),
+    Family(
         "mosaic_fsdp", "Transformers with PyTorch FSDP: several machines from one", 0.04, "mosaic_fsdp",
         "Four numbers are fitted to the rows with one machine of 8 GPUs. Two belong to the stack `llm-foundry`: the "
         "efficiency of matrix products and the element-wise traffic. The others are the rates of Triton's attention "
@@ -436,8 +453,8 @@ FAMILIES = (
     ),
     Family(
         "vtrain_multi", "Megatron-DeepSpeed on 8 to 64 machines of 8 A100", 0.06, "vtrain",
-        "The catalogue is fitted to all 363 steps of one machine, and nothing is fitted to these rows. The exchange "
-        "of gradients follows DeepSpeed's code.",
+        "The device catalogue is fitted to 363 step times that were measured on a single machine. Nothing is fitted to "
+        "the rows on this page. The simulated exchange of gradients follows DeepSpeed's code.",
         vtrain.multi_rows,
         causes=(
             ("3.6B", "micro-batch 64", "A micro-batch of 64 samples takes twice as long as two micro-batches of 32. "

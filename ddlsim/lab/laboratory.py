@@ -61,9 +61,10 @@ class Built:
 
 
 def check_computer() -> None:
-    """Raise :class:`ConfigError` if this computer lacks something that a laboratory needs.
+    """Raise :class:`ConfigError` if this machine cannot run a network lab (see :mod:`ddlsim.lab`).
 
-    A laboratory needs Linux, the programs of iproute2, root, and a kernel with network namespaces and token buckets.
+    A lab requires Linux, the iproute2 tools, root privileges, and a kernel with network namespaces and the token bucket
+    filter.
     """
     if sys.platform != "linux":
         platform_name = sys.platform
@@ -119,7 +120,10 @@ def built(cabling: Cabling, queue: int = QUEUE) -> Iterator[Built]:
 
 
 def clean() -> list[str]:
-    """Remove namespaces left behind by earlier runs, stop the processes in them, and return their names."""
+    """Remove network namespaces left behind by earlier lab runs, and return their names.
+
+    Processes that run in these namespaces are stopped.
+    """
     left = []
     for name in _existing():
         match = _NAME.fullmatch(name)
@@ -283,9 +287,10 @@ class Operation:
 
 
 def parse_operations(text: str) -> list[Operation]:
-    """Parse a list of operations like "all_reduce:ring, point_to_point:one_way, parameter_server:2".
+    """Parse a list of operations such as "all_reduce:ring, point_to_point:one_way, parameter_server:2".
 
-    Raises :class:`ConfigError` for unknown operations. Algorithms of collectives are checked by :func:`schedule_of`.
+    Raises :class:`ConfigError` for unknown operations. Names of collective algorithms are checked later, by
+    :func:`schedule_of`.
     """
     words = [word.strip() for word in _COMMA.split(text) if word.strip()]
     if not words:
@@ -354,11 +359,11 @@ BUSY = "; ranks began late: the computer is busy"
 
 @dataclass(frozen=True)
 class Comparison:
-    """Measured and predicted time of one operation at one size.
+    """Measured and predicted time of an operation at a given size.
 
-    label      the operation, such as "all_reduce:ring"
-    row        row of the table of measurements
-    predicted  predicted time, s
+    label      the operation and its algorithm, such as "all_reduce:ring"
+    row        the measurement, as a row of the measurement table
+    predicted  predicted time in s
     """
 
     label: str
@@ -367,7 +372,7 @@ class Comparison:
 
     @property
     def error(self) -> float:
-        """Relative error of the prediction, compared with the measured median."""
+        """Relative error of the predicted time: predicted over measured median, minus 1."""
         return self.predicted / self.row.median_s - 1.0
 
 
@@ -455,15 +460,16 @@ class Ranks:
 def compare(
     cluster: Cluster, operations: Sequence[Operation], sizes: Sequence[int], n_repetitions: int = 5, queue: int = QUEUE
 ) -> Generator[Comparison, None, None]:
-    """Build a cluster from network namespaces, and yield measured and predicted times of every operation and size.
+    """Emulate a cluster with network namespaces, and yield the measured and predicted time of every operation and size.
 
-    sizes          payload sizes in bytes, multiples of 4, as in the table of measurements
-    n_repetitions  measured repetitions of each operation and size
-    queue          bytes that can wait at a port of a machine or switch before frames are dropped
+    operations     operations to measure, as returned by :func:`parse_operations`
+    sizes          payload sizes in bytes, as in the measurement table; multiples of 4
+    n_repetitions  number of measured repetitions for each operation and size
+    queue          capacity in bytes of the queue at each machine or switch port; frames that do not fit are dropped
 
-    The namespaces are removed when the iterator ends or is closed. Raises :class:`ConfigError`, before anything is
-    built, for a cluster, operation or computer that is not supported, and :class:`LabError` if a rank fails or its
-    result is wrong.
+    The namespaces are removed when the iterator ends or is closed. Raises :class:`ConfigError` if the cluster, an
+    operation or this machine is not supported; this is checked before anything is built. Raises :class:`LabError` if a
+    process fails or returns a wrong result.
     """
     cabling = plan(cluster)
     if queue < 2 * cabling.mtu:
@@ -499,9 +505,14 @@ def compare(
 
 
 def _compared(
-    cluster: Cluster, ranks: Ranks, operation: Operation, size: int, schedule: Schedule, n_repetitions: int,
+    cluster: Cluster,
+    ranks: Ranks,
+    operation: Operation,
+    size: int,
+    schedule: Schedule,
+    n_repetitions: int,
     tcp: str,
-) -> Comparison:  # fmt: skip
+) -> Comparison:
     nbytes = size * operation.factor
     seconds = predicted(cluster, schedule, nbytes)
     order = Prepare(schedule, nbytes, operation.n_servers, PATIENCE + _SLOWER * seconds)

@@ -81,9 +81,9 @@ def attached(calibration: Calibration) -> Calibration:
 
 @checked
 def load_calibration(source: str | Path | Cluster) -> Calibration:
-    """Load the calibration of a cluster or cluster file (a path or bundled name).
+    """Load the calibration stored in `source`: a cluster, or the path or bundled name of a cluster file.
 
-    Raises ConfigError if the file contains no calibration.
+    Raises ConfigError if the cluster has no calibration.
     """
     cluster = load_cluster(source)  # finds what is wrong with a file
     name = cluster.name if isinstance(source, Cluster) else source

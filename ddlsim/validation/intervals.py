@@ -33,9 +33,12 @@ from ddlsim.workload.model import load_model
 
 @dataclass(frozen=True, eq=False)
 class RunInterval:
-    """The `result` for the calibrated values, with intervals of `throughput` (samples/s) and `step_time` (s).
+    """A simulated run with prediction intervals for its throughput and step time.
 
-    throughputs  (n_draws,), throughput of each simulation, in samples/s
+    result       result of the run that was simulated with the calibrated parameters
+    throughput   prediction interval for the throughput, in samples/s
+    step_time    prediction interval for the step time, in s
+    throughputs  (n_draws,) throughput of each simulation with sampled parameters, in samples/s
     """
 
     result: Result
@@ -84,18 +87,19 @@ def predict_interval(
     level: Level = 0.95,
     seed: Seed = 0,
 ) -> RunInterval:
-    """Predict throughput and step time with intervals, from the uncertainty of a calibration.
+    """Compute prediction intervals for throughput and step time from the uncertainty of a calibration.
 
-    Simulates the experiment `n_draws` times with sampled parameters and returns quantiles.
+    The experiment is simulated `n_draws` times with sampled parameters, and the intervals are quantiles of the results.
+    Past prediction errors for the same strategy widen each interval at both ends.
 
     calibration  result of :func:`ddlsim.calibrate`, or a calibrated cluster file; None: the calibration of the
-                 experiment's cluster or, if it has none, only the jitter is sampled
+                 experiment's cluster. If the cluster has none, only the jitter is sampled
     n_draws      number of simulations, each with a different seed
-    level        probability of the interval
+    level        probability that the interval contains the measured value
     seed         seed of the samples
 
-    Past prediction errors for this strategy widen both ends. A note is added to the interval if no measured family of
-    runs resembles this one. Raises ConfigError if nothing is uncertain (one worker, no jitter).
+    If no measured runs resemble the experiment, the intervals include a note. Raises ConfigError if nothing is
+    uncertain, for example for a single worker without jitter or a calibration.
     """
     if isinstance(calibration, str | Path):
         calibration = load_calibration(calibration)

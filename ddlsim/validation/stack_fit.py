@@ -58,12 +58,15 @@ STEP, DONE, ROUNDS = 0.02, 1e-3, 6
 
 @dataclass(frozen=True, eq=False)
 class StackFit:
-    """A fitted `stack`, the runs, and their simulated throughput (samples/s).
+    """A fitted software stack, and the runs to which it was fitted.
 
-    base      stack before the fit
-    fit       fitted numbers with their uncertainty
-    calls     fit of `call_time` to separately measured collectives
-    left_out  numbers that were not fitted, with the reason
+    stack      the fitted stack
+    base       the stack before the fit
+    runs       the measured runs
+    predicted  simulated throughput of each run with the fitted stack, in samples/s
+    fit        fitted values with their uncertainty
+    calls      fit of `call_time` to separately measured collectives; None: there were none
+    left_out   mapping from the name of each value that was not fitted to the reason
     """
 
     stack: Stack
@@ -87,7 +90,7 @@ class StackFit:
         return {name: (value, *fit.interval(name)) for fit in fits for name, value in fit.values.items()}
 
     def to_dict(self) -> dict[str, object]:
-        """Return the fitted numbers with their 95 % intervals, the spread and all runs as plain values."""
+        """Return the fitted values, their 95 % intervals, the spread and all runs as a dictionary of plain values."""
         numbers = {name: {"value": value, "interval": ends} for name, (value, *ends) in self._numbers.items()}
         rows = [
             {"place": run.place, "measured": run.throughput, "predicted": value}
@@ -131,17 +134,18 @@ def calibrate_stack(
     """Fit a software stack to measured training runs, traces of a run, and logs of collectives.
 
     runs        CSV files of runs (docs/validation.md), traces from PyTorch's profiler or in Chakra format, logs of
-                collectives (nccl-tests), or rows of these
+                collectives (nccl-tests), or rows from any of these
     stack       initial stack, which provides all values that are not fitted
-    cluster     cluster of rows without one, of traces and of logs; it is not fitted
-    model       model of rows without one, and of traces
-    strategy    strategy of traces, as in files of runs
-    batch_size  batch size of traces, as the strategy counts it; None: as in the trace
+    cluster     cluster used in traces and logs, and in rows that do not specify one; its parameters are not fitted
+    model       model used in traces, and in rows that do not specify one
+    strategy    strategy used in traces, in the notation of CSV files of runs
+    batch_size  batch size used in traces: the global batch size if the strategy splits the model, otherwise the batch
+                size per worker; None: the value in the trace
 
-    Models without kernel-level timing also need single-worker runs, which determine their compute time. The fitted
-    stack includes the prediction interval of a further run: the scatter of the fitted runs with Student's t, for their
-    number and the number of fitted values. Raises ConfigError for runs that cannot be simulated, and for models whose
-    times do not depend on the stack.
+    Models without kernel-level timing also require single-worker runs, which determine their compute time. The fitted
+    stack includes the prediction interval for a new run, which is based on the scatter of the fitted runs and Student's
+    t distribution, given the number of runs and of fitted values. Raises ConfigError for runs that cannot be simulated,
+    and for models whose times do not depend on the stack.
     """
     base = known = load_stack(stack)
     measured, collectives = read_stack_sources(runs, cluster, strategy, batch_size)
@@ -156,9 +160,11 @@ def calibrate_stack(
     if measured:
         half, workers = _half_width(fit), [run.workers for run in measured]
         fitted = dataclasses.replace(
-            fitted, title=f"{base.title}, fitted to {len(measured)} runs", workers=(min(workers), max(workers)),
+            fitted,
+            title=f"{base.title}, fitted to {len(measured)} runs",
+            workers=(min(workers), max(workers)),
             spread=(round(math.exp(-half), 4), round(math.exp(half), 4)),
-        )  # fmt: skip
+        )
     predicted = tuple((1.0 / fitting.times(fitted)).tolist())
     return StackFit(fitted, base, tuple(measured), predicted, fit, calls, left_out)
 
@@ -169,9 +175,12 @@ def _half_width(fit: LogFit) -> float:
 
 
 def experiment_of(
-    run: MeasuredRun, stack: Stack, cluster: ClusterLike | None = None, model: ModelLike | None = None,
+    run: MeasuredRun,
+    stack: Stack,
+    cluster: ClusterLike | None = None,
+    model: ModelLike | None = None,
     beside: Sequence[MeasuredRun] = (),
-) -> Experiment:  # fmt: skip
+) -> Experiment:
     """Return the experiment that simulates a measured run under a stack, on its own cluster or the one given.
 
     beside  runs, those of one worker of which give the compute time of a model that is not timed by kernels
@@ -245,8 +254,9 @@ class _Fitting:
             told = [name for name in names if name not in fit.names and self._tells(name, columns, fit.names)]
             reasons = {
                 name: "these runs do not need it" if name in told else REMEDIES[name]
-                for name in names if name not in fit.names
-            }  # fmt: skip
+                for name in names
+                if name not in fit.names
+            }
             tried = [self._fitted((*fit.names, name)) for name in (told[:1] if told[:1] == ["gemm"] else told)]
             better = [each for each in tried if each.names == ("gemm",) or _is_better(each, fit)]
             if not better:
