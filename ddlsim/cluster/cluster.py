@@ -46,9 +46,10 @@ GraphLike = Annotated["nx.Graph[Any]", with_attributes("a networkx graph", "node
 ClusterLike = Annotated[
     Union[str, Path, "nx.Graph[Any]", "Cluster"],  # networkx is slow to import
     Rule(
-        "the name of a bundled cluster, a path, a networkx graph or a Cluster",
+        "the name of a bundled cluster, a path, a networkx graph or a Cluster object",
         _is_cluster,
         lambda value, where: PATH(value, where) if isinstance(value, str) else value,
+        plural="names of bundled clusters, paths, networkx graphs or Cluster objects",
     ),
 ]
 

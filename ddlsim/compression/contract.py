@@ -152,7 +152,7 @@ def full(compressor: Compressor[S, P]) -> Full[S, P]:
 
 
 def count(density: float, n: int) -> int:
-    """Return k, how many of n elements a density keeps: the nearest whole number, at least 1 (0 for n = 0)."""
+    """Return k, how many of n elements a density keeps: the nearest integer, at least 1 (0 for n = 0)."""
     return min(n, max(1, round(density * n)))
 
 

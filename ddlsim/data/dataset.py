@@ -22,7 +22,7 @@ def _labels(value: object, where: str) -> npt.NDArray[Any]:
     array = np.asarray(value)
     if array.dtype.kind not in "iuf":
         raise ConfigError(
-            f"{where}: expected whole numbers (classes) or floating-point numbers (targets), got type {array.dtype}"
+            f"{where}: expected integers (classes) or floating-point numbers (targets), got type {array.dtype}"
         )
     return array.astype(np.float32 if array.dtype.kind == "f" else np.int64, copy=False)
 

@@ -325,7 +325,7 @@ def _written(value: object) -> str:
     return value if isinstance(value, str) else toml_value(value)
 
 
-#: what an address may ask for: whole numbers, characters of a text and of a word in it
+#: what an address may ask for: integers, characters of a text and of a word in it
 MOST = {"workers": 4096, "batch_size": 2**20, "accumulation": 1024, "steps": 1000}
 MOST_TEXT, MOST_WORD = 2000, 250
 REFUSAL = "This host name or origin is not accepted; open http://localhost, or start with --host NAME."

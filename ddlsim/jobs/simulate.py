@@ -63,7 +63,9 @@ FaultLike = Annotated[
     LinkFault | Pause | RandomFaults | Fault,
     "a ddlsim.LinkFault, ddlsim.Pause, ddlsim.RandomFaults or an object with effects",
 ]
-JobLike = Annotated[Job | Background, "a ddlsim.Job or a ddlsim.Background"]
+JobLike = Annotated[
+    Job | Background, "a ddlsim.Job or ddlsim.Background object", "ddlsim.Job or ddlsim.Background objects"
+]
 
 
 @checked
@@ -213,7 +215,7 @@ def _arrival(where: str, row: dict[str, str], common: Mapping[str, object]) -> d
     for name, read in _FIELDS.items():
         if text := (row.get(name) or "").strip():
             if read is int and not text.isdecimal():
-                raise ConfigError(f"{where}: {name} = {shown(text)}: must be a whole number")
+                raise ConfigError(f"{where}: {name} = {shown(text)}: must be an integer")
             experiment[name] = read(text)
     try:
         start = float(row["start_s"])

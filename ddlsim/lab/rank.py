@@ -5,7 +5,7 @@ the other.
 
 What the ranks put in, and what each must hold in the end: so a wrong result is seen.
 
-Contributions are whole numbers below 1000, so their sums are exact in float32 for 16,000 ranks, in any order.
+Contributions are integers below 1000, so their sums are exact in float32 for 16,000 ranks, in any order.
 """
 
 from __future__ import annotations

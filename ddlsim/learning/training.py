@@ -63,7 +63,7 @@ class Training:
 
     data: str | Path | DataSet = "digits"
     held_out: HeldOut | DataSet = 0.2
-    optimizer: Annotated[Optimizer, "an object such as Momentum(0.9)"] = SGD()
+    optimizer: Annotated[Optimizer, "an optimizer such as Momentum(0.9)"] = SGD()
     rate: NotNegative | Schedule = 0.1
     sharding: Annotated[str, one_of(*SHARDINGS, also="Dirichlet(alpha), ")] | Dirichlet = "iid"
     loss: Loss = "cross_entropy"

@@ -21,7 +21,7 @@ OPERATIONS = {
 
 
 def _cell(rule: Rule, dimension: str = "") -> Rule:
-    """Return a rule that reads texts as well: numbers, or with a `dimension` quantities; whole numbers stay whole."""
+    """Return a rule that also reads strings (numbers; quantities if there is a `dimension`). Integers stay integers."""
 
     def keep(value: Any, where: str) -> object:
         if isinstance(value, str):

@@ -131,10 +131,10 @@ def _check_layer_by_layer(parts: Sequence[Part], queue: Queue | None) -> None:
 def each_rank(workloads: Workload | Sequence[Workload], n_ranks: int | None, accumulation: int = 1) -> list[Workload]:
     """Return the workload of every rank, after checking that they and the numbers of a builder make sense."""
     if isinstance(accumulation, bool) or not isinstance(accumulation, int) or accumulation < 1:
-        raise ConfigError(f"plan: accumulation = {accumulation!r}: must be a whole number of at least 1")
+        raise ConfigError(f"plan: accumulation = {accumulation!r}: must be a positive integer")
     if isinstance(workloads, Workload):
         if n_ranks is None or isinstance(n_ranks, bool) or not isinstance(n_ranks, int) or n_ranks < 1:
-            raise ConfigError(f"plan: n_ranks = {n_ranks!r}: must be a whole number of at least 1")
+            raise ConfigError(f"plan: n_ranks = {n_ranks!r}: must be a positive integer")
         return [workloads] * n_ranks
     each = list(workloads)
     if not each or n_ranks not in (None, len(each)):

@@ -24,7 +24,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from ddlsim.arguments import Count, Positive, checked
 from ddlsim.cluster import Cluster, ClusterLike, load_cluster
@@ -215,7 +215,10 @@ EFFICIENCY = 0.9
 
 @checked
 def recommend(
-    clusters: ClusterLike | Sequence[ClusterLike],
+    clusters: Annotated[
+        ClusterLike | Sequence[ClusterLike],
+        "a cluster (a name, path, networkx graph or Cluster object) or a list of clusters",
+    ],
     model: ModelLike = "resnet50",
     target: Target = Target(),  # noqa: B008  (frozen)
     *,

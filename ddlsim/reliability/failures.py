@@ -60,7 +60,7 @@ def _number(where: str, cells: dict[str, str], column: str) -> float:
 def _whole(where: str, cells: dict[str, str], column: str) -> int:
     text = cells[column]
     if text is None or not text.strip().isdecimal():
-        raise ConfigError(f"{where}: {column} = {shown(text)}: must be a whole number of at least 0")
+        raise ConfigError(f"{where}: {column} = {shown(text)}: must be a non-negative integer")
     return int(text)
 
 

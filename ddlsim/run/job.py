@@ -85,7 +85,7 @@ class Job:
     Raises ConfigError if the experiment has co-located jobs itself, or if the placement is set twice.
     """
 
-    experiment: Annotated[Experiment, "a ddlsim.Experiment"]
+    experiment: Annotated[Experiment, "a ddlsim.Experiment object"]
     name: str = ""
     _: KW_ONLY
     start: Annotated[float | str, quantity("time", "12 s", zero=True)] = 0.0

@@ -45,13 +45,13 @@ def unsent_warnings(n_workers: int, nbytes_sent: float) -> list[str]:
 
 
 def window_notes(experiment: Experiment) -> list[str]:
-    """Return a note if the measured steps are not a whole number of the strategy's cycles."""
+    """Return a note if the measured steps are not a multiple of the strategy's cycle."""
     cycle, (warmup, steps) = contract.of(experiment.strategy).cycle_length, experiment.window
     if experiment.training is not None or steps % cycle == 0:
         return []
     whole = cycle * -(-steps // cycle)
     return [
-        f"steps: {steps} measured steps are not a whole number of cycles of {cycle} steps, so throughput and step time "
+        f"steps: {steps} measured steps are not a multiple of the {cycle}-step cycle, so throughput and step time "
         f"count too few or too many exchanges; set steps={whole} and warmup={cycle * -(-warmup // cycle)}, or neither"
     ]
 

@@ -51,7 +51,7 @@ class Range:
             raise ConfigError(f"Range({shown(self.low)}, {shown(self.high)}, log=True): low must be above 0")
         if self.whole and math.ceil(low) > math.floor(high):
             raise ConfigError(
-                f"Range({shown(self.low)}, {shown(self.high)}, whole=True): the range contains no whole number"
+                f"Range({shown(self.low)}, {shown(self.high)}, whole=True): the range contains no integer"
             )
 
     @property
@@ -75,7 +75,7 @@ class Range:
     def number(self, share: float) -> float | int:
         """Return the number at a `share` of the range, from 0 to 1, in SI units."""
         low, high = self.bounds
-        half = 0.5 if self.whole else 0.0  # every whole number has the same share of the way
+        half = 0.5 if self.whole else 0.0  # every integer has the same share of the way
         if self.log:
             start, end = math.log(low - half), math.log(high + half)
             number = math.exp(start + share * (end - start))

@@ -123,7 +123,7 @@ def checked_record(text: object) -> dict[str, object]:
 def _check_number(name: str, value: object, what: str) -> None:
     if name == "n_workers":
         if type(value) is not int or not 1 <= value < 2**31:
-            raise _damaged(what, value, "a whole number of at least 1")
+            raise _damaged(what, value, "a positive integer")
         return
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise _damaged(what, value, "a number")

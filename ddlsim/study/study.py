@@ -45,7 +45,7 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 
-AN_EXECUTOR = "a concurrent.futures.Executor, or a dask.distributed.Client"
+AN_EXECUTOR = "a concurrent.futures.Executor or a dask.distributed.Client object"
 _Points = Annotated[int, integer(1, MAX_POINTS)]
 _Whole = Annotated[int, integer(1)]
 #: what a study varies is looked at field by field when the study is made

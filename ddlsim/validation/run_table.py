@@ -148,7 +148,7 @@ def _run(columns: list[tuple[str, str]], cells: list[str], place: str) -> Measur
             rates[name] = _quantity(cell, "samples/s" if name == "tokens_per_s" else unit, name, where)
         elif not cell:
             if name in ("workers", "batch_size"):
-                raise ConfigError(f"{where}: is empty; enter a whole number")
+                raise ConfigError(f"{where}: is empty; enter an integer")
         elif name in NUMBERS:
             whole[name] = _whole(cell, where)
         else:
@@ -171,7 +171,7 @@ def _run(columns: list[tuple[str, str]], cells: list[str], place: str) -> Measur
 
 def _whole(cell: str, where: str) -> int:
     if not re.fullmatch(r"[-+]?[0-9]{1,9}", cell):
-        raise ConfigError(f"{where}: {shown(cell)} must be a whole number of at most nine digits")
+        raise ConfigError(f"{where}: {shown(cell)} must be an integer of at most nine digits")
     return int(cell)
 
 

@@ -190,7 +190,17 @@ def _known(value: object, where: str) -> object:
     return value
 
 
-_CACHES = cast(Rule, rule_of(tuple[Annotated[Cache, "a Cache('minio', '64 GB')"], ...]))
+_CACHES = cast(
+    Rule,
+    rule_of(
+        tuple[
+            Annotated[
+                Cache, "a Cache such as Cache('minio', '64 GB')", "Cache objects such as Cache('minio', '64 GB')"
+            ],
+            ...,
+        ]
+    ),
+)
 CachesLike = Annotated[Cache | Sequence[Cache], validated_by(_levels)]
 
 
@@ -295,7 +305,7 @@ class Input:
 
 
 #: over the bytes of a batch
-Passes = Annotated[float, number(0.0, hint=" passes, such as 2")]
+Passes = Annotated[float, number(0.0, hint=", such as 2")]
 
 
 @checked

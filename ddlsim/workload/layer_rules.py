@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 from ddlsim.errors import ConfigError
 
 Shape = tuple[int, ...]
-Size = Annotated[int | tuple[int, ...], "an integer, or a list with one integer per dimension"]
+Size = Annotated[int | tuple[int, ...], "an integer or a list with one integer per dimension"]
 MAX_SIZE = 10**9  # of any one number; products of a few still fit a float
 MAX_DIMS = 6  # of what a layer takes
 #: of one sample at any place, and of the parameters of a model: far above the largest models (an hour of 4K video has

@@ -230,7 +230,7 @@ def test_mistakes_are_one_line_and_exit_code_2(monkeypatch, capsys, arguments, w
         ("1 MiB", "1", ["strategy.overlap", "has no unit"]),
         ("cv = 0.05", "cv = -1.0", ["jitter", "cv = -1.0", "above 0"]),
         ("cv = 0.05", "", ["jitter", "'cv' is missing"]),
-        ("batch_size = 32", 'batch_size = "32"', ["batch_size", "whole number"]),
+        ("batch_size = 32", 'batch_size = "32"', ["batch_size", "integer"]),
         ("[jitter]", "[jitter", ["not valid TOML"]),
         ("steps = 3", "steps = 0", ["steps = 0", "at least 1"]),
         ("overlap = {", 'algorithm = "os:abort"\noverlap = {', ["strategy.algorithm = 'os:abort'", "allow_code=True"]),

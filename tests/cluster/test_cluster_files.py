@@ -249,7 +249,7 @@ def _edit(text, old, new):
         (_edit(STAR, "n_hosts = 4", "n_hosts = 4\nn_gpus = 2"), ["generator.n_gpus", "[host]", "move it"]),
         (_edit(STAR, '"star"', '"stra"'), ["generator", "'stra'", "did you mean 'star'?"]),
         (_edit(STAR, 'type = "star"\n', ""), ["generator.type", "missing", "leaf-spine"]),
-        (_edit(STAR, "n_hosts = 4", 'n_hosts = "4"'), ["generator.n_hosts", "'4'", "whole number"]),
+        (_edit(STAR, "n_hosts = 4", 'n_hosts = "4"'), ["generator.n_hosts", "'4'", "integer"]),
         (_edit(STAR, "n_hosts = 4", "n_hosts = 0"), ["generator", "n_hosts = 0", "from 1 to"]),
         (_edit(STAR, '"10 Gbit/s"', "10"), ["generator.bandwidth = 10", "unit", "25 Gbit/s"]),
         (_edit(STAR, '"10 Gbit/s"', '"10"'), ["generator.bandwidth", "'10'", "no unit", "25 Gbit/s"]),

@@ -248,7 +248,7 @@ def test_power_sgd_names_a_wrong_total():
     [
         (lambda: TopK(0.0), "TopK: density = 0.0: must be above 0 and at most 1"),
         (lambda: MSTopK(1.5), "MSTopK: density = 1.5"),
-        (lambda: MSTopK(0.5, n_searches=0), "MSTopK: n_searches = 0: must be a whole number of at least 1"),
+        (lambda: MSTopK(0.5, n_searches=0), "MSTopK: n_searches = 0: must be a positive integer"),
         (lambda: Threshold(-1.0), "Threshold: minimum = -1.0"),
         (lambda: RandomK(float("nan")), "RandomK: density = nan"),
         (lambda: GTopK(-0.1), "GTopK: density = -0.1"),

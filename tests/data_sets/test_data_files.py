@@ -267,8 +267,8 @@ def test_tokens_and_targets_come_from_arrays_and_archives(tmp_path):
         ([0.5, np.nan, 1.0], "contains NaN or infinity"),
         ([0.5, 1.0], "do not match"),
         ([[0, 1], [1, 0], [1, 1]], "do not match"),
-        (["a", "b", "c"], "expected whole numbers"),
-        ([True, False, True], "expected whole numbers"),
+        (["a", "b", "c"], "expected integers"),
+        ([True, False, True], "expected integers"),
     ],
 )
 def test_labels_that_are_none(labels, said):

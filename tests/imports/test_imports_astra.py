@@ -59,8 +59,8 @@ def test_one_dimension_may_stand_without_brackets(tmp_path):
     [
         (network("Mesh", "4"), r"network\.yml:1: topology: unknown building block 'Mesh'"),
         (network("Ring", "4") + "npus_count: [ 8 ]\n", r":5: npus_count appears twice \(first in line 2\)"),
-        (network("Ring", "1"), r":2: npus_count: 1 must be a whole number of at least 2"),
-        (network("Ring", "2.5"), r":2: npus_count: 2.5 must be a whole number"),
+        (network("Ring", "1"), r":2: npus_count: 1 must be an integer of at least 2"),
+        (network("Ring", "2.5"), r":2: npus_count: 2.5 must be an integer"),
         (network("Ring", "4", "0"), r":3: bandwidth: 0 must be above 0"),
         (network("Ring", "4", "1", "-1"), r":4: latency: -1 must be of at least 0"),
         (network("Ring", "4", "1", ".nan"), r":4: latency: nan"),

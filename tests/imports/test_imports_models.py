@@ -114,7 +114,7 @@ BASE = CONFIGS["llama-3.1-8b"]["config"]
         ({"hidden_size": 10**12}, "hidden_size: must be an integer .* not 1000000000000"),
         ({"hidden_size": True}, "hidden_size: must be an integer .* not True"),
         ({"hidden_size": None}, "hidden_size is missing; is it a complete config.json"),
-        ({"num_hidden_layers": 10**8}, "repeat = 100000000: must be a whole number from 1 to 10000"),
+        ({"num_hidden_layers": 10**8}, "repeat = 100000000: must be an integer from 1 to 10000"),
         ({"num_key_value_heads": 5}, "kv_heads = 5: must divide heads = 32"),
         ({"num_attention_heads": 33, "num_key_value_heads": 33},
          "is not an integer for dim = 4096, heads = 33"),

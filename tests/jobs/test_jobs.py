@@ -442,7 +442,7 @@ ERRORS = {
         lambda: ddlsim.simulate_jobs([Job(SMALL.with_(workers=2, failures=ddlsim.Failures("1 h")))]),
         "job 'job 1': failures and checkpoints",
     ),
-    "anything": (lambda: SMALL.with_(background=["h0"]), "must be a ddlsim.Background or a ddlsim.Job"),
+    "anything": (lambda: SMALL.with_(background=["h0"]), "must be a ddlsim.Background or ddlsim.Job object"),
     "of company": (
         lambda: ddlsim.simulate_jobs([Job(SMALL.with_(workers=2)), Job(SMALL.with_(workers=2))])["job 1"].stability(),
         "stability: the run was one of several jobs",

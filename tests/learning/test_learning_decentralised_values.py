@@ -248,7 +248,7 @@ def in_words(value):
 
 
 @pytest.mark.parametrize(("make", "message"), [
-    (lambda: ddlsim.LocalSGD(0), "LocalSGD: period = 0: must be a whole number"),
+    (lambda: ddlsim.LocalSGD(0), "LocalSGD: period = 0: must be a positive integer"),
     (lambda: ddlsim.LocalSGD(4, start_epoch=-1), "start_epoch = -1: must be finite"),
     (lambda: ddlsim.LocalSGD(4, rank_order="topologie"), "rank_order = 'topologie': .* did you mean 'topology'"),
     (lambda: ddlsim.AdaComm(interval=0), "AdaComm: interval = 0"),

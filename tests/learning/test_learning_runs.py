@@ -201,7 +201,7 @@ layers = [{ type = "dense", units = 2 }]
 
 
 def plane(n=400, seed=0, shape=2):
-    """Return y = x W + b with W, b of whole numbers, as data; and W, b."""
+    """Return y = x W + b with W, b of integers, as data; and W, b."""
     rng = np.random.default_rng(seed)
     x, shift = rng.normal(size=(n, 4)), [4.0, -5.0]
     weight = np.array([[1.0, -2.0], [0.0, 3.0], [2.0, 1.0], [-1.0, 0.0]])

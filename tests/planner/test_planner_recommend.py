@@ -299,7 +299,7 @@ def test_output() -> None:
         (Target(), {"training": Training(epochs=1)}, "training has no effect without a target accuracy"),
         (Target(), {"workers": [9]}, "no cluster has enough devices"),
         (Target(), {"clusters": []}, "clusters is empty"),
-        (Target(), {"n_best": 0}, "n_best = 0: must be a whole number of at least 1"),
+        (Target(), {"n_best": 0}, "n_best = 0: must be a positive integer"),
         (Target(), {"clusters": "office-1gb"}, "did you mean 'office-1gbe'"),
         (
             Target(accuracy=0.9),

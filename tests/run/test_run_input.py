@@ -427,7 +427,7 @@ def test_a_cluster_without_storage():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"prefetch": -1}, "prefetch = -1: must be a whole number of at least 0"),
+        ({"prefetch": -1}, "prefetch = -1: must be a non-negative integer"),
         ({"cpu_workers": 0}, "cpu_workers = 0"),
         ({"dataset": "imagnet"}, "unknown data set 'imagnet'; did you mean 'imagenet'"),
         ({"storage": "nfs0"}, "requires the size of a sample; set dataset='imagenet'"),

@@ -79,7 +79,7 @@ REFUSED: list[tuple[str, dict[str, Any], str, int, str]] = [
     ("fsdp", {"units": []}, "gpt2", 64, "FSDP: units = []: must be increasing layer numbers that start with 0"),
     ("fsdp", {"units": [0, 124]}, "gpt2", 64, "start with 0 and are below 124, the number of layers of gpt2"),
     ("fsdp", {"recompute": "full"}, "resnet18", 64, "FSDP: recompute = 'full' has no effect, because resnet18 has no"),
-    ("fsdp", {"stage": 4}, "resnet18", 64, "stage = 4: must be a whole number from 1 to 3"),
+    ("fsdp", {"stage": 4}, "resnet18", 64, "stage = 4: must be an integer from 1 to 3"),
     ("fsdp", {"stage": 2, "prefetch": 1}, "resnet18", 64, "prefetch = 1 has no effect with stage = 2"),
     ("hybrid", {"groups": {"fc9": 2}}, "vgg-a", 64, "unknown layer 'fc9'; did you mean 'fc8'?"),
     ("hybrid", {"groups": {"pool1": 2}}, "vgg-a", 64, "groups of vgg-a: unknown layer 'pool1'"),

@@ -79,7 +79,7 @@ def test_memory_is_that_of_the_parts():
     [
         ({"fc6": 3}, 256, r"groups\['fc6'\] = 3: must divide the number of workers, 16; use 1, 2, 4"),
         ({"fc66": 4}, 256, r"groups of vgg-a: unknown layer 'fc66'.*did you mean 'fc6'"),
-        ({"fc6": 0}, 256, r"groups\['fc6'\] = 0: must be a whole number of at least 1"),
+        ({"fc6": 0}, 256, r"groups\['fc6'\] = 0: must be a positive integer"),
         ("balanced", 256, "groups = 'balanced': must be"),
         ({}, 100, "batch_size = 100: Hybrid needs a multiple of 16, for 16 workers; use 96 or 112"),
     ],

@@ -208,7 +208,7 @@ def test_paths_and_values_that_cannot_be_used(vary, message):
             {"design": "list", "vary": {"workers": [1, 2], "steps": [1]}},
             r"the same number of values for every field, got workers: 2, steps: 1",
         ),
-        ({"seeds": 0}, "seeds = 0: must be a whole number from 1 to 100000"),
+        ({"seeds": 0}, "seeds = 0: must be an integer from 1 to 100000"),
         ({"seeds": [1, 1]}, "list of different seeds"),
         ({"vary": {"workers": {2: 2}}}, r"vary\['workers'\]: the name 2 must be a non-empty text"),
         ({"vary": {"workers": {}}}, "is empty; add at least one value"),
@@ -436,5 +436,5 @@ def test_designs_have_a_limit(vary, more, words):
 
 
 def test_seeds_have_a_limit():
-    with pytest.raises(ddlsim.ConfigError, match="seeds = 1000000000000: must be a whole number from 1 to 100000"):
+    with pytest.raises(ddlsim.ConfigError, match="seeds = 1000000000000: must be an integer from 1 to 100000"):
         ddlsim.Study(BASE, {"workers": [2]}, seeds=10**12)

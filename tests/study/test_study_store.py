@@ -186,7 +186,7 @@ def test_places_that_cannot_be_written(tmp_path):
     ("points", "record", "[" * 5000, "record = .* must be a string of JSON"),
     ("points", "record", '{"throughput": NaN}', "record: 'throughput' = nan must be finite"),
     ("points", "record", '{"throughput": -1}', "record: 'throughput' = -1 must be finite and at least 0"),
-    ("points", "record", '{"n_workers": 1.5}', "record: 'n_workers' = 1.5 must be a whole number"),
+    ("points", "record", '{"n_workers": 1.5}', "record: 'n_workers' = 1.5 must be a positive integer"),
     ("points", "record", '{"notes": [1]}', "record: 'notes' = .* must be a list of texts"),
     ("points", "record", '{"history": [[1, 2]]}', "record: history = .* must be a list of"),
 ])  # fmt: skip

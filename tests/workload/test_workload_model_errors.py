@@ -38,15 +38,15 @@ BAD = [
     ),
     (
         HEAD + 'layers = [{ type = "conv", channels = "4", kernel = 3 }]',
-        "layers[0] (conv 'conv1'): channels = '4': must be a whole number",
+        "layers[0] (conv 'conv1'): channels = '4': must be an integer",
     ),
     (
         HEAD + 'layers = [{ type = "conv", channels = 4, kernel = 2.5 }]',
-        "layers[0] (conv 'conv1'): kernel = 2.5: must be an integer, or a list",
+        "layers[0] (conv 'conv1'): kernel = 2.5: must be an integer or a list",
     ),
     (
         HEAD + 'layers = [{ type = "conv", channels = true, kernel = 3 }]',
-        "layers[0] (conv 'conv1'): channels = True: must be a whole number",
+        "layers[0] (conv 'conv1'): channels = True: must be an integer",
     ),
     (
         HEAD + 'layers = [{ type = "conv", channels = -4, kernel = 3 }]',
@@ -96,7 +96,7 @@ BAD = [
     (HEAD + 'layers = [{ block = "b" }]\n[blocks.c]\nlayers = []', "layers[0]: unknown block 'b'"),
     (
         HEAD + 'layers = [{ block = "b", repeat = 0 }]\n[blocks.b]\nlayers = []',
-        "layers[0]: repeat = 0: must be a whole number from 1 to 10000",
+        "layers[0]: repeat = 0: must be an integer from 1 to 10000",
     ),
     (
         HEAD + 'layers = [{ block = "b" }]\n[blocks.b]\nlayers = [{ type = "dropout", rate = "$rate" }]',

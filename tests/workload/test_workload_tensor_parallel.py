@@ -256,7 +256,7 @@ def test_per_kernel_computes_runs() -> None:
     ("make", "message"),
     [
         (lambda: tensor_parallel(workload(), 5), "tensor = 5: does not divide the 12 heads of .* of gpt2; use 4 or 6"),
-        (lambda: tensor_parallel(workload(), 0), "tensor = 0: must be a whole number of at least 1"),
+        (lambda: tensor_parallel(workload(), 0), "tensor = 0: must be a positive integer"),
         (lambda: tensor_parallel(workload(), 1, sequence=True), "sequence = True: requires tensor parallelism"),
         (lambda: tensor_parallel(workload(), 3, sequence=True), "1024 tokens cannot be divided evenly among tensor ="),
         (
