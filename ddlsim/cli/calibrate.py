@@ -139,7 +139,7 @@ def calibrate(
         write_file(out, fitted.stack.save)
         return
     if strategy is not None or batch is not None:
-        raise ConfigError("--strategy and --batch describe traced runs, which need --stack; add it, or leave them out")
+        raise ConfigError("--strategy and --batch describe traced runs; add --stack, or leave both options out")
     if cluster is None:
         raise ConfigError(
             "calibrate: set --cluster, the cluster that was measured, or --stack, to fit a software stack to runs"

@@ -116,7 +116,7 @@ def _fact(text: str) -> tuple[str, object]:
 def _refuse(file: Path, kind: str, options: dict[str, object]) -> None:
     for option, value in options.items():
         if value is not None:
-            raise ConfigError(f"{option} has no effect, because {file} is {kind}; leave it out")
+            raise ConfigError(f"{option} has no effect, because {file} is {kind}; leave {option} out")
 
 
 def _measurements(

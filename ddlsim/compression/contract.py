@@ -165,7 +165,9 @@ def check_gradient(gradient: Vector, n: int | None = None) -> None:
         )
     if n is not None and gradient.size != n:
         size = gradient.size
-        raise ConfigError(f"gradient has {size} elements, but the state is for {n}; use the state of init({size})")
+        raise ConfigError(
+            f"gradient has {size} elements, but the state is for {n}; pass the state that init({size}) returns"
+        )
     # Sums of float32 numbers do not overflow a float64, so this one is finite unless an element is not.
     if not math.isfinite(float(gradient.sum(dtype=np.float64))):
         bad = np.flatnonzero(~np.isfinite(gradient))

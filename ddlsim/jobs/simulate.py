@@ -95,7 +95,7 @@ def simulate_jobs(
     """
     own = [each for each in jobs if isinstance(each, Job)]
     if not own or all(each.endless for each in own):
-        raise ConfigError("simulate_jobs: jobs: must contain at least one ddlsim.Job without endless")
+        raise ConfigError("simulate_jobs: jobs: must contain at least one ddlsim.Job with endless=False")
     loaded = load_cluster(own[0].experiment.cluster if cluster is None else cluster)
     loaded = loaded.sampled(own[0].experiment.seed)
     if cluster is not None:
@@ -181,7 +181,7 @@ def load_jobs(source: str | Path, *, allow_code: bool = False) -> JobsFile:
         rows = _arrivals(path.parent / file.arrivals, {"cluster": file.cluster, **(file.arriving or {})})
         listed = SCHEMA.value(Sequence[Job], rows, f"{path}: {Path(file.arrivals).name}", "", here)  # type: ignore[assignment]
     elif file.arriving is not None:
-        raise ConfigError(f"{path}: arriving has no effect without arrivals, a CSV file of jobs; leave it out")
+        raise ConfigError(f"{path}: arriving has no effect without arrivals, a CSV file of jobs; leave arriving out")
     return JobsFile(file.cluster, (*file.jobs, *file.background, *listed), file.queue, tuple(file.faults))
 
 

@@ -139,9 +139,9 @@ class Training:
             self._check_targets(train, held_out, network)
         elif train.labels.shape[1:] != label_shape:
             raise ConfigError(
-                f"the data set {train.name!r} has labels of shape {train.labels.shape[1:]} per sample, but the outputs "
-                f"of the model {model.name!r}, of shape {network.out_shape}, need {label_shape}; choose another model "
-                "or data set"
+                f"the data set {train.name!r} has labels of shape {train.labels.shape[1:]} per sample, but the model "
+                f"{model.name!r}, with outputs of shape {network.out_shape}, needs labels of shape {label_shape}; "
+                "choose another model or data set"
             )
         if label_shape and not train.is_regression and self.loss != "cross_entropy":
             raise ConfigError(f"loss = {self.loss!r} does not support a label per token; use 'cross_entropy'")

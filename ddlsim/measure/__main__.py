@@ -129,7 +129,7 @@ def measure(
         _measure_device(out, profile, budget, others | {"input_shape": input_shape, "batch_sizes": batch_sizes})
         return
     if profile:
-        raise ConfigError(f"--profile {profile}: needs --only kernels; add that option, or leave --profile out")
+        raise ConfigError(f"--profile {profile}: requires --only kernels; add --only kernels, or leave --profile out")
     from ddlsim.measure.transport import connect
 
     limits = _quantity(budget, "time", "--budget"), int(_quantity(max_size, "bytes", "--max-size"))
@@ -139,7 +139,7 @@ def measure(
     if wishes.budget <= 0:
         raise ConfigError(f"--budget {budget}: must be above 0, such as '2 min'")
     if wishes.input_shape and not wishes.modules:
-        raise ConfigError(f"--input-shape {input_shape}: needs --module; add that option, or leave --input-shape out")
+        raise ConfigError(f"--input-shape {input_shape}: requires --module; add --module, or leave --input-shape out")
     transport = connect(backend)
     hosts = transport.gather(transport.host)
     lacking = transport.lacking() if transport.size > 1 else ()

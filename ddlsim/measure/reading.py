@@ -142,7 +142,8 @@ def append(path: Path, row: Measurement) -> None:
                     file.truncate(whole)  # no half rows
                 raise
     except OSError as error:
-        raise ConfigError(f"{cannot_be_written(path, error)}; then start again to resume") from None
+        problem = cannot_be_written(path, error)
+        raise ConfigError(f"{problem}; then run the same command again to resume") from None
 
 
 @checked

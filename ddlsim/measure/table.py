@@ -135,8 +135,8 @@ class Measurement:
 
     def _check_ranks(self) -> None:
         if self.n_hosts > self.n_ranks:
-            what = f"{self.n_ranks} ranks cannot be on more hosts than ranks"
-            raise ConfigError(f"n_hosts = {self.n_hosts}: {what}; correct one of them")
+            n_ranks = self.n_ranks
+            raise ConfigError(f"n_hosts = {self.n_hosts}: must be at most n_ranks = {n_ranks}; correct one of them")
         if self.experiment == "point_to_point" and self.n_ranks % 2:
             raise ConfigError(f"n_ranks = {self.n_ranks}: must be even, because point_to_point has two ranks per pair")
         if self.experiment == "collective" and self.n_ranks < 2:

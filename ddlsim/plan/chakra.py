@@ -121,7 +121,8 @@ def _whole(node: Node, least: int = 0) -> int:
         value = int(value)
     number = finite(value)
     if number is None or number != int(number) or not least <= int(number) < 2**64:
-        raise node.error(f"{shown(node.value)} must be an integer of at least {least}")
+        rule = f"an integer of at least {least}" if least else "a non-negative integer"
+        raise node.error(f"{shown(node.value)} must be {rule}")
     return value if isinstance(value, int) else int(number)
 
 
@@ -177,9 +178,8 @@ def read_chakra(
     for name, ranks in known.items():
         if ranks and max(ranks) >= len(traces):
             raise ConfigError(
-                f"{files[0]}: process group {name!r} contains rank {max(ranks)}, but there are traces of "
-                f"{len(traces)} ranks only; provide one file per rank, or set n_ranks if all ranks run the "
-                "same trace"
+                f"{files[0]}: process group {name!r} contains rank {max(ranks)}, but only {len(traces)} ranks have "
+                "traces; provide one file per rank, or set n_ranks if all ranks run the same trace"
             )
     using: dict[str, list[int]] = {}
     for rank, (_, _, nodes) in enumerate(traces):

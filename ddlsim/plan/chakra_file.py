@@ -238,7 +238,7 @@ def _node(message: bytes) -> TraceNode:
 
 def _bytes(number: int, value: int | bytes) -> bytes:
     if isinstance(value, int):
-        raise WireError(f"field {number} is a number; expected a text or a message")
+        raise WireError(f"field {number} is a number; expected a string or a message")
     return value
 
 

@@ -114,8 +114,8 @@ def plan_of_files(traces: Sequence[tuple[Path, Mapping[str, Attribute], Sequence
         common = json.loads(str(metadata[_PLAN]))
         if common["n_ranks"] != len(traces):
             raise ConfigError(
-                f"{file}: the plan consists of {common['n_ranks']} files, but only {len(traces)} are there; "
-                "put all of them into one folder"
+                f"{file}: the plan consists of {common['n_ranks']} files, but its folder contains only "
+                f"{len(traces)}; put all files into one folder"
             )
         return _plan(traces, common)
     except ConfigError as error:

@@ -148,8 +148,8 @@ def chunks_at(workload: Workload, cuts: Sequence[Index]) -> tuple[Chunk, ...]:
     for before, cut in itertools.pairwise(ends):
         if not before < cut <= n_layers:
             raise ConfigError(
-                f"cuts = {list(cuts)}: must be increasing layers from 1 to {n_layers - 1}, before which "
-                f"{workload.model.name} is cut"
+                f"cuts = {list(cuts)}: must be increasing layer numbers from 1 to {n_layers - 1}; "
+                f"{workload.model.name} is cut before each of these layers"
             )
     enters = crossing_nbytes(workload)
     return tuple(

@@ -138,7 +138,8 @@ def each_rank(workloads: Workload | Sequence[Workload], n_ranks: int | None, acc
         return [workloads] * n_ranks
     each = list(workloads)
     if not each or n_ranks not in (None, len(each)):
-        raise ConfigError(f"plan: {len(each)} workloads for n_ranks = {n_ranks!r}; provide one workload per rank")
+        n_workloads = len(each)
+        raise ConfigError(f"plan: got {n_workloads} workloads for n_ranks = {n_ranks!r}; pass one workload per rank")
     for rank, workload in enumerate(each):
         if not np.array_equal(workload.tensor_nbytes, each[0].tensor_nbytes):
             raise ConfigError(

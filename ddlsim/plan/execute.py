@@ -57,7 +57,9 @@ class Run:
         if np.isnan(end).any():
             stuck = int(np.flatnonzero(np.isnan(end))[0])
             _ = Order(self.plan).events  # raises, naming the circle that it is in
-            raise DeadlockError(f"plan: {self.plan.task(stuck)} never ends")
+            raise DeadlockError(
+                f"plan: {self.plan.task(stuck)} never finishes, because a task on which it waits never ends"
+            )
         return start, end
 
 

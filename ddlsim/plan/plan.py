@@ -273,9 +273,9 @@ class Plan:
         if not set(self.servers) <= set(range(self.n_ranks)):
             raise ConfigError(f"plan: servers = {self.servers}: must be ranks below {self.n_ranks}")
         if self.tensor < 1 or self.n_ranks % self.tensor:
-            raise ConfigError(f"plan: tensor = {self.tensor}: must divide the {self.n_ranks} ranks")
+            raise ConfigError(f"plan: tensor = {self.tensor}: must divide the number of ranks, {self.n_ranks}")
         if self.delays and (len(self.delays) != self.n_layers or min(self.delays) < 0):
-            raise ConfigError(f"plan: delays = {self.delays}: must have one number of at least 0 per layer")
+            raise ConfigError(f"plan: delays = {self.delays}: must have one non-negative number per layer")
 
     def with_columns(self, **columns: npt.NDArray[Any]) -> Plan:
         """Return the plan with some columns replaced by others of the same shape, unchecked."""

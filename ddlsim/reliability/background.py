@@ -153,7 +153,7 @@ def _row(where: str, row: dict[str, str]) -> tuple[float, float]:
                 value = math.nan
         if not (0.0 <= value < math.inf):
             raise ConfigError(
-                f"{where}: {column} = {shown(text)}: must be a number of at least 0, or a {kind} with a unit"
+                f"{where}: {column} = {shown(text)}: must be a non-negative number, or a {kind} with a unit"
             )
         values.append(value)
     return values[0], values[1]

@@ -153,8 +153,9 @@ class Failures:
         for name, value in (("warning", self.warning), ("discount", self.discount or None)):
             if value is not None and (self.per == "switch" or not self.takes_machines):
                 raise ConfigError(
-                    f"Failures: {name} = {value!r} applies only to machines that are taken away (kind='crash' and "
-                    f"per='device', 'host' or 'rack'), not to kind={self.kind!r}, per={self.per!r}; leave it out"
+                    f"Failures: {name} = {value!r} applies only to failures that put machines out of service "
+                    f"(kind='crash' and per='device', 'host' or 'rack'), not to kind={self.kind!r} and "
+                    f"per={self.per!r}; leave {name} out"
                 )
 
     @property

@@ -263,9 +263,9 @@ class Experiment:
             return
         if self.gradient_dtype not in (None, "fp32"):
             raise ConfigError(
-                f"gradient_dtype = {self.gradient_dtype!r} cannot be combined with compression: compressors "
-                "take fp32 and determine the format; leave it out (compression=ddlsim.FP16() halves the "
-                "bytes)"
+                f"gradient_dtype = {self.gradient_dtype!r} cannot be combined with compression, because compressors "
+                "read fp32 gradients and define the format of the messages; leave gradient_dtype out, or use "
+                "compression=ddlsim.FP16() alone"
             )
 
     @checked

@@ -99,8 +99,8 @@ def check_source(experiment: Experiment, cluster: Cluster, nodes: Sequence[int])
         strategy = contract.of(experiment.strategy)
         if strategy.n_replicas(len(nodes)) != len(nodes):
             raise ConfigError(
-                f"input: not supported with {strategy.name}, where workers share a batch and only some of "
-                "them read samples; leave it out"
+                f"input: not supported with {strategy.name}, in which workers share a batch and only some of "
+                "them read samples; leave input out"
             )
         return
     if input is None or input.storage is None:

@@ -96,7 +96,7 @@ class Job:
         workers = self.experiment.workers
         if self.experiment.background:
             raise ConfigError(
-                "Job: experiment already has co-located jobs; list all jobs instead, and leave beside out"
+                "Job: the experiment already has co-located jobs; list all jobs instead, and leave background out"
             )
         if isinstance(workers, Sequence) and self.placement != "packed":
             raise ConfigError(

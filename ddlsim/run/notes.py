@@ -245,8 +245,8 @@ def learning_notes(experiment: Experiment, reason: str, monitor: Monitor | None)
         return []
     notes = []
     if experiment.time_model is not None:
-        learns, takes = (load_model(m).name for m in (experiment.model, experiment.time_model))
-        notes.append(f"two models: {learns} is trained, {takes} determines the time")
+        trained, timed = (load_model(m).name for m in (experiment.model, experiment.time_model))
+        notes.append(f"two models: {trained} is trained, and {timed} determines the simulated times")
     if reason.startswith("diverged"):
         notes.append(reason)
     for name, reached in (("target_accuracy", "target accuracy"), ("target_loss", "target loss")):

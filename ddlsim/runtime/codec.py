@@ -510,9 +510,9 @@ class Messages:
                 continue
             where = "down = " if differences is choice.down else ""
             raise ConfigError(
-                f"compression: {where}{title(differences)}: {owner} sends the difference to the receiver's "
-                "copy, which already is error feedback, so this compressor cannot be used "
-                f"({differences.traits.no_feedback}). Use one such as TopK"
+                f"compression: {where}{title(differences)}: cannot be used with {owner}, which sends differences from "
+                f"the receiver's copy, a form of error feedback ({differences.traits.no_feedback}); use a compressor "
+                "such as TopK"
             )
 
     def gradient(self, worker: Worker, vector: Value[Array], part: int | None = None) -> Message:

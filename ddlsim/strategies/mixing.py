@@ -105,8 +105,8 @@ def _listed(owner: str, graph: Graph, n_workers: int) -> list[list[int]]:
     if nodes != set(range(n_workers)):
         last = n_workers - 1
         raise ConfigError(
-            f"{owner}: the {len(nodes)} nodes of graph must be the ranks of the {n_workers} workers, 0 to {last}; "
-            "rename them with networkx.convert_node_labels_to_integers"
+            f"{owner}: graph must have one node per worker, numbered from 0 to {last}, but its {len(nodes)} nodes "
+            "differ; relabel them with networkx.convert_node_labels_to_integers, or pass a graph of another size"
         )
     near: list[set[int]] = [set() for _ in range(n_workers)]
     for edge in graph.edges:

@@ -142,8 +142,8 @@ def _with_items(values: Sequence[object], tree: Mapping[str, object], where: str
         if len(having) > 1:
             n_with, n_all = len(having), len(values)
             raise UnknownPathError(
-                f"{where}.{name}: {n_with} of the {n_all} items in {where} have this field; choose one by its number, "
-                f"as in {where}.0.{name}"
+                f"{where}.{name}: {n_with} of the {n_all} items in {where} have this field; select one item by its "
+                f"index, as in {where}.0.{name}"
             )
         items.setdefault(having[0], {})[name] = branch
     changed = list(values)
@@ -181,7 +181,7 @@ def _cluster(cluster: Cluster, tree: Mapping[str, object]) -> Cluster:
         if name in kinds:
             if not isinstance(branch, dict):
                 fields = ", ".join(f"{where}.{field}" for field in _LINK_FIELDS)
-                raise UnknownPathError(f"{where}: the field of the links is missing; use one of {fields}")
+                raise UnknownPathError(f"{where}: does not say which field of the links to change; use one of {fields}")
             for field, value in branch.items():
                 cluster = _with_links(cluster, name, field, value)
         elif isinstance(branch, dict):

@@ -102,7 +102,7 @@ def rows_of(
         raise unknown_name("design", design, DESIGNS)
     sampled = design in ("random", "latin-hypercube")
     if sampled and (isinstance(n_points, bool) or not isinstance(n_points, int) or n_points < 1):
-        raise ConfigError(f"n_points = {shown(n_points)}: design = {design!r} needs a number of points, at least 1")
+        raise ConfigError(f"n_points = {shown(n_points)}: must be a positive integer with design = {design!r}")
     if n_points is not None and n_points > MAX_POINTS:
         raise ConfigError(f"n_points = {shown(n_points)}: must be at most {MAX_POINTS}")
     if not sampled and n_points is not None:
@@ -149,7 +149,7 @@ def spread(row: Mapping[str, object]) -> dict[str, object]:
         values = [value] if len(paths) == 1 else value
         if not isinstance(values, tuple | list) or len(values) != len(paths):
             n_fields = len(paths)
-            raise ConfigError(f"vary[{shown(key)}]: {shown(value)} must be {n_fields} values, one for each field")
+            raise ConfigError(f"vary[{shown(key)}]: {shown(value)} must be a list of {n_fields} values, one per field")
         found |= zip(paths, values, strict=True)
     return found
 

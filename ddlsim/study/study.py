@@ -163,13 +163,15 @@ class Study:
                 raise ConfigError(f"vary[{path!r}] = {values!r}: must be a list of values, even for a single value")
             for name in values if isinstance(values, Mapping) else ():
                 if not isinstance(name, str) or not name:
-                    raise ConfigError(f"vary[{path!r}]: the name {name!r} must be a non-empty text, as in {{'a': 1}}")
+                    raise ConfigError(f"vary[{path!r}]: the name {name!r} must be a non-empty string, as in {{'a': 1}}")
         paths = [path for key in self.vary for path in paths_of(key)]
         if twice := [path for path in paths if paths.count(path) > 1]:
             repeated = twice[0]
             raise ConfigError(f"vary: the field {repeated!r} occurs twice; remove one of the two")
         if "seed" in paths:
-            raise ConfigError("vary['seed'] is not supported; set seeds=..., so that all configurations use the same")
+            raise ConfigError(
+                "vary['seed'] is not supported; set seeds=..., so that all configurations use the same seeds"
+            )
         seeds = self._seeds
         if not seeds or len(set(seeds)) < len(seeds) or len(seeds) > MAX_POINTS:
             raise ConfigError(

@@ -119,7 +119,7 @@ def _columns(head: list[str], place: str) -> list[tuple[str, str]]:
             raise unknown_name("column", match[1] if match else text, COLUMNS, place)
         name, unit = match[1], match[2] or match[3] or ""
         if unit and name not in ("throughput", "step_time"):
-            raise ConfigError(f"{place}: column {shown(text)}: {name} takes no unit; remove it")
+            raise ConfigError(f"{place}: column {shown(text)}: {name} takes no unit; remove the unit")
         if any(name == other for other, _ in found):
             raise ConfigError(f"{place}: column {name!r} occurs twice; remove one")
         found.append((name, unit))
@@ -138,7 +138,7 @@ def _columns(head: list[str], place: str) -> list[tuple[str, str]]:
 
 def _run(columns: list[tuple[str, str]], cells: list[str], place: str) -> MeasuredRun:
     if len(cells) != len(columns):
-        raise ConfigError(f"{place}: {len(cells)} cells for {len(columns)} columns; quote texts that contain commas")
+        raise ConfigError(f"{place}: {len(cells)} cells for {len(columns)} columns; quote strings that contain commas")
     whole: dict[str, int] = {}
     rates: dict[str, float] = {}
     words: dict[str, str] = {}

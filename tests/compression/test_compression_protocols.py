@@ -310,7 +310,7 @@ def test_a_gradient_whose_sum_is_too_large_for_its_type_is_finite():
 def test_gradient_of_another_size_than_the_state():
     compressor = ErrorFeedback(TopK(0.1))
     with pytest.raises(
-        ConfigError, match=r"gradient has 5 elements, but the state is for 4; use the state of init\(5\)"
+        ConfigError, match=r"gradient has 5 elements, but the state is for 4; pass the state that init\(5\) returns"
     ):
         compressor.encode(np.zeros(5, np.float32), compressor.init(4), stream(0, 0, "x"))
 

@@ -163,7 +163,7 @@ def test_the_clock_may_be_that_of_another_model():
     assert large.params.tobytes() == small.params.tobytes()
     timing = ddlsim.simulate(STAR, "resnet18", ddlsim.AllReduce("ring"), 16, 4, steps=18, optimizer="sgd")
     assert large.throughput == pytest.approx(timing.throughput, rel=1e-9)
-    assert any("digits-cnn is trained, resnet18 determines the time" in note for note in large.notes)
+    assert any("digits-cnn is trained, and resnet18 determines the simulated times" in note for note in large.notes)
 
 
 @pytest.mark.parametrize(("change", "message"), [

@@ -52,7 +52,7 @@ def test_json_lines_and_a_folder(tmp_path):
         ("collective,all_reduce,8,1,1.5,1", "nbytes = 1.5: must be a non-negative integer"),
         ("collective,all_reduce,x,1,4,1", "n_ranks = 'x': must be a non-negative integer"),
         ("collective,all_reduce,0,1,4,1", "n_ranks = 0: must be a positive integer"),
-        ("collective,all_reduce,8,9,4,1", "n_hosts = 9: 8 ranks cannot be on more hosts than ranks"),
+        ("collective,all_reduce,8,9,4,1", "n_hosts = 9: must be at most n_ranks = 8"),
         ("collective,all_reduce,1,1,4,1", "n_ranks = 1: a collective needs at least 2 ranks"),
         ("collective,allreduce,8,1,4,1", "unknown collective operation 'allreduce'; did you mean 'all_reduce'?"),
         ("collectiv,all_reduce,8,1,4,1", "unknown experiment 'collectiv'; did you mean 'collective'?"),
@@ -60,7 +60,7 @@ def test_json_lines_and_a_folder(tmp_path):
         ("point_to_point,one_way,3,1,4,1", "n_ranks = 3: must be even, because point_to_point has two ranks per pair"),
         ("step,training,1,1,,1", "batch_size is missing; a step needs model and batch_size"),
         ("step,training,1,1,4,1", "nbytes = 4: a step has no message size; leave it out"),
-        ("memory,copy,1,1,4,1,5", "7 cells for 6 columns; quote texts that contain commas"),
+        ("memory,copy,1,1,4,1,5", "7 cells for 6 columns; quote strings that contain commas"),
     ],
     ids=lambda value: value.replace(",", "_") if value[:3] in ("col", "poi", "ste", "mem") else "",
 )

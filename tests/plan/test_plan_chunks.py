@@ -117,5 +117,5 @@ def test_what_does_not_fit():
     with pytest.raises(ConfigError, match="at = 5: must be a layer of chain, below 3"):
         balanced_chunks(work, 1, at=[5])
     for cuts in ([0], [2, 1], [1, 1], [3]):
-        with pytest.raises(ConfigError, match="from 1 to 2, before which chain is cut"):
+        with pytest.raises(ConfigError, match="from 1 to 2; chain is cut before each"):
             chunks_at(work, cuts)

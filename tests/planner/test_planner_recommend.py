@@ -173,7 +173,7 @@ def test_a_slow_network_wants_fewer_bytes(tried: str) -> None:
         assert found.best.candidate.compression.startswith("TopK")
     assert not found.best.exact
     assert found.best_exact.candidate.strategy == "all-reduce (ring, ddp)"
-    assert "learns differently from plain SGD" in " ".join(str(found).split())
+    assert "learn differently from plain SGD" in " ".join(str(found).split())
 
 
 def test_crossovers_agree_with_direct_simulation() -> None:

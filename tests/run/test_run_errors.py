@@ -91,7 +91,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"slowdowns": Slowdown(9, 0.0, 1.0, 2.0)}, "but there are only 4 workers"),
     ({"jitter": "exponential"}, "jitter = 'exponential': must be a jitter model such as ddlsim.Lognormal(0.1)"),
     ({"jitter": 0.3}, "jitter = 0.3: must be a jitter model such as ddlsim.Lognormal(0.1)"),
-    ({"compute": "97 ms"}, "compute = '97 ms': must be a Measured, Affine, PerKernel, Roofline or Traced object, such as"),
+    ({"compute": "97 ms"}, "compute = '97 ms': must be a Measured, Affine, PerKernel, Roofline or Traced object"),
     ({"compute": Measured("1 ms", 16)}, "the step was measured with batch_size = 16, not 8"),
     ({"cluster": two_islands()}, "no path from 'h0' to 'h2'; add a link, or do not use both nodes"),
     (

@@ -67,5 +67,5 @@ def test_workers_that_never_average_need_no_memory_for_all_steps_between():
     assert ends == [pytest.approx(20 * 0.4)] * 3
     blocks = ddlsim.HierarchicalLocalSGD(2, 10**8, block=2)
     assert simulate("office-1gbe", "digits-cnn", blocks, **case).end_time > 20 * 0.4
-    with pytest.raises(ddlsim.ConfigError, match="averages arrive 1,000,000 steps late; the maximum is 100,000"):
+    with pytest.raises(ddlsim.ConfigError, match="delay = 1,000,000: must be at most 100,000 steps"):
         simulate("office-1gbe", "digits-cnn", ddlsim.OverlapLocalSGD(10**6), **case)

@@ -219,7 +219,7 @@ def test_workers_of_different_speed(strategy):
         (
             {"stage": 2, "overlap": "priority"},
             {},
-            "overlap = 'priority': must be one of 'none', 'layer', 'ddp', or DdpBuckets",
+            "overlap = 'priority': must be 'none', 'layer', 'ddp' or DdpBuckets",
         ),
         ({"stage": 1, "no_sync": True}, {}, "no_sync = True has no effect with stage = 1"),
         ({"stage": 4}, {}, "stage = 4: must be"),

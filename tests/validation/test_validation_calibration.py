@@ -91,7 +91,7 @@ def test_noiseless_measurements_give_the_parameters_back():
     assert latency.nbytes == (8, 4_194_304)
     assert latency.informed > 0.99
     assert latency.bounds[0] < latency.value < latency.bounds[1]
-    assert "overhead per message: kept at 0 us" in found.notes[0]
+    assert "the overhead per message was not fitted: it stays at 0 us" in found.notes[0]
 
 
 def test_links_inside_hosts_and_between_them_are_told_apart():
