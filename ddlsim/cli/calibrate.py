@@ -84,7 +84,7 @@ def _share(text: str) -> float:
 @app.command()
 def calibrate(
     measurements: Annotated[
-        list[str], arg("Folders of ddlsim.measure, tables, benchmark output, traces.", metavar="FILES")
+        list[str], arg("Output folders of ddlsim.measure, tables, benchmark output or traces.", metavar="FILES")
     ],
     cluster: Annotated[
         str | None,
@@ -98,7 +98,7 @@ def calibrate(
         str | None, opt("Strategy of traced runs (with --stack).", "--strategy", "-s", offers=completion.strategies)
     ] = None,
     batch: Annotated[
-        int | None, opt("Batch size of traced runs, as the strategy counts it (with --stack).", "--batch", "-b")
+        int | None, opt("Batch size of traced runs, as defined by the strategy (with --stack).", "--batch", "-b")
     ] = None,
     out: Annotated[Path | None, opt("Write the calibrated cluster or stack file.", "--out", "-o")] = None,
     algorithm: Annotated[
@@ -142,7 +142,7 @@ def calibrate(
         raise ConfigError("--strategy and --batch describe traced runs; add --stack, or leave both options out")
     if cluster is None:
         raise ConfigError(
-            "calibrate: set --cluster, the cluster that was measured, or --stack, to fit a software stack to runs"
+            "calibrate: set --cluster to the measured cluster, or --stack to fit a software stack to measured runs"
         )
     from ddlsim.validation import calibrate as fit
     from ddlsim.validation.calibration_text import warnings

@@ -277,7 +277,7 @@ def parse_file(table: Table, settings: Sequence[str] = ()) -> ClusterFile:
     if file.generator is not None:
         for key in ("hosts", "switches", "links", "nodes", "edges", "grid"):
             if getattr(file, key):
-                raise ConfigError(f"{key} and [generator] exclude each other; remove one of them")
+                raise ConfigError(f"{key} cannot be combined with [generator]; remove one of them")
     elif file.host is not None:
         raise ConfigError("[host] requires [generator]; move its keys to [[hosts]]")
     return file

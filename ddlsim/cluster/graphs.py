@@ -108,7 +108,7 @@ def from_graph(graph: nx.Graph[Any], name: str | None = None) -> Cluster:
     index: dict[Hashable, int] = {node: i for i, node in enumerate(graph.nodes)}
     names = tuple(str(node) for node in index)
     if len(set(names)) < len(names):
-        raise ConfigError(f"{where}: two nodes have the same name when converted to text; rename one")
+        raise ConfigError(f"{where}: two nodes have the same name when converted to strings; rename one of them")
     grid = graph.graph.get("grid", ())
     if not isinstance(grid, list | tuple) or not all(type(size) is int and size > 0 for size in grid):
         raise ConfigError(f"{where}: grid = {shown(grid)} must be a list of sizes like [8, 8]")

@@ -108,7 +108,7 @@ def _validate_round(schedule: Schedule, round: Round, where: str) -> None:
                 f"{where}: {name} must be an int64 array of the same length as src; build rounds with messages()"
             )
     if len(round.src) == 0 or round.repeat < 1:
-        raise ConfigError(f"{where}: no messages, or repeat < 1; remove the round")
+        raise ConfigError(f"{where}: the round has no messages, or repeat is below 1; remove the round")
     least = 0 if round.header > 0 and not round.count.any() else 1
     limits = (("src", 0, n_ranks), ("dst", 0, n_ranks), ("start", 0, n_chunks), ("count", least, n_chunks + 1))
     for name, low, high in limits:
@@ -234,9 +234,9 @@ def _compare(schedule: Schedule, state: Marks, written: Ints, marks: Marks) -> N
         if wrong.any():
             place, chunk = np.argwhere(wrong)[0]
             rank = int(group[place])
-            held = _described(total[rank, chunk], expected[place, chunk])
-            origin = _origin(schedule, int(written[rank, chunk]))
-            raise ConfigError(f"{origin} rank {rank}, chunk {chunk} ends with {held}")
+            contents = _described(total[rank, chunk], expected[place, chunk])
+            last_message = _origin(schedule, int(written[rank, chunk]))
+            raise ConfigError(f"{last_message} rank {rank}, chunk {chunk} ends with {contents}")
 
 
 def promise(schedule: Schedule, group: Ints, n_chunks: int, marks: Marks) -> tuple[Marks, Flags]:
@@ -267,7 +267,7 @@ def _origin(schedule: Schedule, number: int) -> str:
         if number < len(lane):
             return f"lane {i}, round {number} (the last to write here):"
         number -= len(lane)
-    raise AssertionError("the schedule has no round with this number")
+    raise AssertionError(f"round {number} is beyond the last round of the schedule")
 
 
 def _described(held: Marks, expected: Marks) -> str:

@@ -98,7 +98,7 @@ def measure(
         ),
     ],
     backend: Annotated[str, typer.Option(help="Communication backend: auto, mpi, gloo or nccl.")] = "auto",
-    budget: Annotated[str, typer.Option(help="Approximate total time; for kernels 5 min.")] = "2 min",
+    budget: Annotated[str, typer.Option(help="Approximate total time (default for kernels: 5 min).")] = "2 min",
     max_size: Annotated[str, typer.Option(help="Largest message or buffer size.")] = "256 MiB",
     only: Annotated[
         str, typer.Option(help="Comma-separated subset of point_to_point, collective, memory, step; or kernels.")
@@ -120,7 +120,7 @@ def measure(
 
     mpirun -n 8 python -m ddlsim.measure --out measured/
 
-    Or measure the kernels of one GPU (PyTorch), and write the device file that ddlsim takes as a device:
+    To measure the kernels of one GPU with PyTorch and write a device file for ddlsim:
 
     python -m ddlsim.measure --only kernels --out my-gpu.toml
     """

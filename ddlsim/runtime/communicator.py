@@ -88,9 +88,8 @@ class Communicator:
             return self.context.cluster.locality_order(self.nodes)
         n_workers = len(self.context.workers)
         if not np.array_equal(np.sort(np.asarray(rank_order, dtype=np.int64)), np.arange(n_workers)):
-            raise ConfigError(
-                f"rank_order = {list(rank_order)}: must contain each of the ranks 0..{n_workers - 1} once"
-            )
+            last = n_workers - 1
+            raise ConfigError(f"rank_order = {list(rank_order)}: must contain each rank from 0 to {last} once")
         return np.array([self.place[rank] for rank in rank_order if rank in self.place], dtype=np.int64)
 
     # ------------------------------------------------------------ who is where

@@ -284,7 +284,7 @@ class Store:
                 )
             damage = " ".join(str(self._db.execute("PRAGMA quick_check(1)").fetchone()[0]).split())
             if damage != "ok":
-                raise ConfigError(f"{self.path} is damaged ({damage}); restore a copy, or use another file")
+                raise ConfigError(f"{self.path}: the file is damaged ({damage}); restore a copy, or use another file")
             if not self._only_read:
                 self._db.execute("PRAGMA journal_mode = WAL")
                 self._db.execute("PRAGMA synchronous = NORMAL")
@@ -345,7 +345,9 @@ class Store:
         with self._named():
             rows = self._db.execute(query, (study,)).fetchall()
         if not rows:
-            raise ConfigError(f"{self.path} is damaged: its study has no points; restore a copy, or use another file")
+            raise ConfigError(
+                f"{self.path}: the file is damaged: the study has no points; restore a copy, or use another file"
+            )
         with self._checked():
             return [
                 Member(str(key), settings_of(settings, axes), int(number_of(seed, "seed")))
@@ -470,7 +472,7 @@ class Store:
             remedy = _REMEDIES.get(code & 0xFF, "choose another place")
             raise ConfigError(f"{self.path}: the store cannot be read or written: {error}; {remedy}") from None
         except UnicodeDecodeError:  # SQLite shows what is damaged
-            raise ConfigError(f"{self.path} is damaged; restore a copy, or use another file") from None
+            raise ConfigError(f"{self.path}: the file is damaged; restore a copy, or use another file") from None
         except sqlite3.DatabaseError as error:
             raise ConfigError(
                 f"{self.path}: not the store of a study, or a damaged one ({error}); use another file"

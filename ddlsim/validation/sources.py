@@ -107,4 +107,5 @@ def _read_other(
     if refused:
         if len(found.rows) == n_before and not found.step_times:
             raise refused[0]
-        found.notes.append(f"{path}: {len(refused)} rows ignored, the first because: {refused[0]}")
+        first_error = refused[0]
+        found.notes.append(f"{path}: {len(refused)} invalid rows were ignored; the first error: {first_error}")

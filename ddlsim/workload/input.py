@@ -269,9 +269,8 @@ class Input:
                 )
             if self._held(far) <= self._held(near):
                 raise ConfigError(
-                    f"Input: the cache of {far.size} has no effect, because the cache of {near.size} before it holds "
-                    "as "
-                    "many samples; make it larger, or remove it"
+                    f"Input: the cache of {far.size} has no effect, because the preceding cache of {near.size} holds "
+                    f"at least as many samples; enlarge or remove the cache of {far.size}"
                 )
 
     def _held(self, cache: Cache) -> float:

@@ -85,12 +85,16 @@ def spread(key: str, value: Size, n_dims: int) -> Shape:
 
 def need_map(in_shape: Shape) -> None:
     if len(in_shape) < 2:
-        raise ConfigError(f"expects (channels, height, width), but its input is {in_shape}; move it before 'flatten'")
+        raise ConfigError(
+            f"the input must have the shape (channels, height, width), not {in_shape}; move the layer before 'flatten'"
+        )
 
 
 def need_tokens(in_shape: Shape) -> None:
     if len(in_shape) != 2:
-        raise ConfigError(f"expects (tokens, features), but its input is {in_shape}; add an 'embedding' before it")
+        raise ConfigError(
+            f"the input must have the shape (tokens, features), not {in_shape}; add an 'embedding' before this layer"
+        )
 
 
 def windows(space: Shape, kernel: Shape, stride: Shape, padding: Shape, *, ceil_mode: bool) -> Shape:

@@ -249,7 +249,7 @@ class Embedding(Spec):
 
     def cost(self, in_shape: Shape) -> Cost:
         if len(in_shape) != 1:
-            raise ConfigError(f"expects (tokens,), but its input is {in_shape}; make it the first layer")
+            raise ConfigError(f"the input must have the shape (tokens,), not {in_shape}; make this layer the first one")
         if self.positions and in_shape[0] > self.positions:
             raise ConfigError(f"positions = {self.positions} is less than the {in_shape[0]} tokens of the input")
         tables = (("tokens", self.vocabulary), ("positions", self.positions), ("types", self.types))
@@ -288,7 +288,9 @@ class TiedEmbedding(Spec):
 
     def cost(self, in_shape: Shape) -> Cost:
         if len(in_shape) != 1:
-            raise ConfigError(f"expects (tokens,), but its input is {in_shape}; make it the first layer of its branch")
+            raise ConfigError(
+                f"the input must have the shape (tokens,), not {in_shape}; make this layer the first one of its branch"
+            )
         n_out = float(in_shape[0] * self.dim)
         return Cost((in_shape[0], self.dim), moved=2.0 * n_out, stored=n_out)
 
@@ -324,7 +326,8 @@ class Interaction(Spec):
     def cost(self, in_shape: Shape) -> Cost:
         if len(in_shape) != 1 or in_shape[0] % self.dim:
             raise ConfigError(
-                f"expects a vector whose length is a multiple of dim = {self.dim}, but its input is {in_shape}"
+                f"the input must be a vector whose length is a multiple of dim = {self.dim}, but its shape is "
+                f"{in_shape}"
             )
         n_vectors = in_shape[0] // self.dim
         n_pairs = n_vectors * (n_vectors - 1) // 2
@@ -343,7 +346,8 @@ class Take(Spec):
     def cost(self, in_shape: Shape) -> Cost:
         if len(in_shape) > 2:
             raise ConfigError(
-                f"expects (tokens, features) or (features,), but its input is {in_shape}; add 'flatten' before it"
+                f"the input must have the shape (tokens, features) or (features,), not {in_shape}; add 'flatten' "
+                "before this layer"
             )
         if self.count > in_shape[0]:
             items = "tokens" if len(in_shape) == 2 else "elements"
@@ -396,7 +400,7 @@ class LeakyReLU(Spec):
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.slope < 1.0:
-            raise ConfigError(f"slope = {self.slope}: must be in [0, 1)")
+            raise ConfigError(f"slope = {self.slope}: must be at least 0 and below 1")
 
     def cost(self, in_shape: Shape) -> Cost:
         return streaming(in_shape, in_shape)
@@ -494,7 +498,8 @@ class Dense(Spec):
     def cost(self, in_shape: Shape) -> Cost:
         if len(in_shape) > 2:
             raise ConfigError(
-                f"expects (features,) or (tokens, features), but its input is {in_shape}; add 'flatten' before it"
+                f"the input must have the shape (features,) or (tokens, features), not {in_shape}; add 'flatten' "
+                "before this layer"
             )
         n_weights = in_shape[-1] * self.units
         tensors = (("weight", n_weights),) + ((("bias", self.units),) if self.bias else ())
@@ -548,7 +553,7 @@ class Dropout(Spec):
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.rate < 1.0:
-            raise ConfigError(f"rate = {self.rate}: must be in [0, 1)")
+            raise ConfigError(f"rate = {self.rate}: must be at least 0 and below 1")
 
     def cost(self, in_shape: Shape) -> Cost:
         return streaming(in_shape, in_shape)

@@ -143,7 +143,7 @@ def test_bundled_clusters_come_back_from_toml(tmp_path, name):
         ('[[nodes]]\nnames = ["a"]\n[[edges]]\nlinks = [["a", "bb"]]\n', r"edges\.0\.links: unknown node 'bb'"),
         ('[[nodes]]\nnames = ["a"]\n[[edges]]\nlinks = []\nkeys = [1]\n', r"keys = \[1\] must be 0 integers"),
         ('[[nodes]]\nnames = ["a", "b"]\n[[edges]]\nlinks = [["a", "b"]]\n', "bandwidth is missing"),
-        ('[generator]\ntype = "star"\n[[nodes]]\nnames = ["a"]\n', r"nodes and \[generator\] exclude each other"),
+        ('[generator]\ntype = "star"\n[[nodes]]\nnames = ["a"]\n', r"nodes cannot be combined with \[generator\]"),
     ],
 )
 def test_bad_tables_of_nodes_and_edges_in_one_line(tmp_path, text, message):

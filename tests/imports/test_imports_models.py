@@ -132,7 +132,7 @@ BASE = CONFIGS["llama-3.1-8b"]["config"]
          "active = 9: must be at most experts = 8"),
         ({"model_type": "qwen3_moe", "mlp_only_layers": [1]}, "mlp_only_layers: .1. cannot be simulated"),
         ({"model_type": "deepseek_v3"}, "num_experts_per_tok is missing"),
-        ({"model_type": "gpt2", "hidden_act": "gelu", "resid_pdrop": 2}, r"rate = 2.0: must be in \[0, 1\)"),
+        ({"model_type": "gpt2", "hidden_act": "gelu", "resid_pdrop": 2}, r"rate = 2.0: must be at least 0 and below 1"),
         ({"model_type": "vit", "architectures": None, "hidden_act": "gelu", "patch_size": 15},
          "patch = 15: must divide height and width"),
     ],

@@ -61,7 +61,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model": "lenet"}, "unknown model 'lenet'; did you mean 'lenet5'?"),
     ({"model": "no/such.toml"}, "no/such.toml: no such file"),
     ({"cluster": "dgx1-v10"}, "unknown cluster 'dgx1-v10'; did you mean 'dgx1-v100'?"),
-    ({"strategy": AllReduce("ring", rank_order=(0, 1))}, "must contain each of the ranks 0..3 once"),
+    ({"strategy": AllReduce("ring", rank_order=(0, 1))}, "must contain each rank from 0 to 3 once"),
     ({"strategy": "ring"}, "strategy = 'ring': must be a strategy such as ddlsim.AllReduce('ring')"),
     ({"strategy": AllReduce}, "must be a strategy such as ddlsim.AllReduce('ring')"),
     ({"device": "v10"}, "unknown device 'v10'; did you mean 'v100'?"),

@@ -129,7 +129,7 @@ def test_the_command(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             CliRunner().invoke(app, [*words, *more], catch_exceptions=False)
-    with pytest.raises(ConfigError, match="the cluster that was measured, or --stack"):
+    with pytest.raises(ConfigError, match="set --cluster to the measured cluster, or --stack"):
         CliRunner().invoke(app, words[:2], catch_exceptions=False)
 
 

@@ -70,11 +70,11 @@ BAD = [
     ),
     (
         HEAD + 'layers = [{ type = "dense", units = 4 }]',
-        "layers[0]: dense 'dense1': expects (features,) or (tokens, features), but its input is (3, 8, 8); add",
+        "layers[0]: dense 'dense1': the input must have the shape (features,) or (tokens, features), not (3, 8, 8)",
     ),
     (
         HEAD + 'layers = [{ type = "flatten" }, { type = "max_pool", kernel = 2 }]',
-        "layers[1]: max_pool 'max_pool1': expects (channels, height, width), but its input is (192,)",
+        "layers[1]: max_pool 'max_pool1': the input must have the shape (channels, height, width), not (192,)",
     ),
     (
         HEAD + 'layers = [{ type = "residual", body = [{ type = "conv", channels = 4, kernel = 1 }] }]',
