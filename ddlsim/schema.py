@@ -353,7 +353,7 @@ class Schema:
         if name is None and full:
             name = self._called.get(kind) or _kebab(kind)
         if name is None and kind is not annotation:
-            raise ConfigError(f"{where} = {shown(value)}: cannot be written to a file; use it from Python")
+            raise ConfigError(f"{where} = {shown(value)}: cannot be written to a file; create this object in Python")
         is_known = kind is annotation or (not full and (len(kinds) == 1 or kind in self.untyped))
         return ({} if is_known else {"type": name}) | self.table(value, where, full=full)
 

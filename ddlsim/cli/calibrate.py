@@ -131,7 +131,7 @@ def calibrate(
     if stack is not None:
         others = {"algorithm": algorithm, "backend": backend, "hosts": hosts, "operation": operation, "ranks": ranks}
         for name in [name for name, value in (others | {"software": software, "reader": reader}).items() if value]:
-            raise ConfigError(f"--{name} has no effect with --stack; leave it out")
+            raise ConfigError(f"--{name} has no effect with --stack; leave --{name} out")
         from ddlsim.validation import calibrate_stack
 
         fitted = calibrate_stack(list(measurements), stack, cluster, model, strategy=strategy, batch_size=batch)

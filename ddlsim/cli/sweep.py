@@ -94,7 +94,7 @@ def sweep(
         raise ConfigError("--add has no effect without --out; add --out FILE")
     if dask is not None and jobs is not None:
         raise ConfigError(
-            "--jobs has no effect with --dask, because the Dask cluster has its own number of workers; leave it out"
+            "--jobs has no effect with --dask, because the Dask cluster has its own number of workers; leave --jobs out"
         )
     loaded = load_study(study, allow_code=allow_code)
     if stability:

@@ -195,7 +195,7 @@ def interior(table: Mapping[str, object], place: str) -> tuple[Interior, list[st
     only_gpu = {field.name for field in fields(MultiGpu)} - {field.name for field in fields(Host)}
     for key in sorted(table.keys() & only_gpu):
         raise ConfigError(
-            f"{place}.{key} = {shown(table[key])} applies to machines with GPUs only; add n_gpus or remove it"
+            f"{place}.{key} = {shown(table[key])} applies only to machines with GPUs; add n_gpus or remove {key}"
         )
     return _call(Host, table, place)
 

@@ -86,8 +86,8 @@ def _place(graph: Graph, at: str | None, where: str) -> str:
     if len(switches) != 1:
         some = ", ".join(switches[:4]) or "none"
         raise ConfigError(
-            f"{where}: at is missing, and has no default, because the cluster has {len(switches)} switches between "
-            f"machines ({some}) instead of one; set at to the node to which the storage is connected"
+            f"{where}: 'at' is missing, and has no default, because the cluster has {len(switches)} switches between "
+            f"machines ({some}) instead of one; set 'at' to the node to which the storage is connected"
         )
     return switches[0]
 

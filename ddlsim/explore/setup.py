@@ -152,7 +152,7 @@ class Setup(param.Parameterized):
         table = parse_toml(self.others, where)
         twice = next((name for name in table if name in own), None)
         if twice is not None:
-            raise ConfigError(f"{where}: {twice} has its own field in the form; set it there")
+            raise ConfigError(f"{where}: {twice} has its own field in the form; use that field")
         return fields_from(table, where, Source(Path()))
 
 

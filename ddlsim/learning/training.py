@@ -81,7 +81,8 @@ class Training:
     def __post_init__(self) -> None:
         if self.phases and self.growing_batch is not None:
             raise ConfigError(
-                "Training: growing_batch cannot be combined with phases; remove it, and set the batch of each phase"
+                "Training: growing_batch cannot be combined with phases; remove growing_batch, and set the batch of "
+                "each phase"
             )
 
     @property

@@ -161,7 +161,9 @@ def _measure_device(out: str, profile: str, budget: str, others: Mapping[str, ob
     for name, value in others.items():
         if value != defaults[name]:
             option = f"--{name.replace('_', '-')}"
-            raise ConfigError(f"{option} has no effect with --only kernels, which measures one device; leave it out")
+            raise ConfigError(
+                f"{option} has no effect with --only kernels, which measures one device; leave {option} out"
+            )
     seconds = 300.0 if budget == defaults["budget"] else _quantity(budget, "time", "--budget")
     if seconds <= 0:
         raise ConfigError(f"--budget {budget}: must be above 0, such as '5 min'")

@@ -123,7 +123,7 @@ class Measurement:
     def _check_size(self) -> None:
         if self.experiment == "step":
             if self.nbytes:
-                raise ConfigError(f"nbytes = {self.nbytes}: a step has no message size; leave it out")
+                raise ConfigError(f"nbytes = {self.nbytes}: a step has no message size; leave nbytes out")
             if not self.batch_size or not self.model:
                 missing = "model" if self.batch_size else "batch_size"
                 raise ConfigError(f"{missing} is missing; a step needs model and batch_size")

@@ -225,7 +225,7 @@ class Engine:
             if interconnect.splits or details.buffer.any():
                 paths = "several paths per message (spray, interfaces)"
                 feature = "a switch buffer (buffer)" if details.buffer.any() else paths
-                raise ConfigError(f"sharing = 'fifo' cannot be combined with {feature}; remove it, or set 'max-min'")
+                raise ConfigError(f"sharing = 'fifo' does not support {feature}; use sharing = 'max-min'")
             self.net = with_queues(self.net)
             if details.rendezvous.any():  # senders wait for receivers
                 self.net.counts[st.AHEAD] = 0

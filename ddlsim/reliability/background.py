@@ -71,7 +71,7 @@ class Background:
             for name in ("rate", "on"):
                 if getattr(self, name) is not None:
                     raise ConfigError(
-                        f"Background: {name} has no effect with trace, which contains the rates; leave it out"
+                        f"Background: {name} has no effect with trace, which contains the rates; leave {name} out"
                     )
             object.__setattr__(self, "rates", _read(Path(self.trace)))
 

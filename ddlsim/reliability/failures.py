@@ -137,17 +137,18 @@ class Failures:
             raise ConfigError("Failures: set either mtbf, such as mtbf='50000 h', or trace, a CSV file of failures")
         if self.per == _SOFTWARE and self.spares:
             raise ConfigError(
-                f"Failures: spares = {self.spares} has no effect with per='job', because no machine fails; leave it out"
+                f"Failures: spares = {self.spares} has no effect with per='job', because no machine fails; leave "
+                "spares out"
             )
         if self.per == "switch" and self.spares:
             raise ConfigError(
                 f"Failures: spares = {self.spares}: spare machines cannot replace a switch; use per='host', "
-                "or leave it out"
+                "or leave spares out"
             )
         if self.machines_per_rack is not None and self.per != "rack":
             raise ConfigError(
-                f"Failures: machines_per_rack = {self.machines_per_rack} has no effect with per={self.per!r}; leave it "
-                "out, or use per='rack'"
+                f"Failures: machines_per_rack = {self.machines_per_rack} has no effect with per={self.per!r}; leave "
+                "machines_per_rack out, or use per='rack'"
             )
 
         for name, value in (("warning", self.warning), ("discount", self.discount or None)):

@@ -265,7 +265,7 @@ class LinkFault:
         if factor and reroute is not None and si(reroute, "time") < math.inf:
             raise ConfigError(
                 f"LinkFault: reroute = {reroute!r} has no effect with factor = {factor:g}, because a slow "
-                "link keeps its routes; leave it out, or use factor = 0"
+                "link keeps its routes; leave reroute out, or use factor = 0"
             )
         converges = (math.inf if factor else CONVERGENCE) if reroute is None else reroute
         times = {"start": start, "duration": duration, "reroute": converges}
@@ -408,7 +408,7 @@ class RandomFaults:
             raise ConfigError(f"RandomFaults: factor = {self.factor!r} with kind={self.kind!r}: must be {hint}")
         if self.reroute is not None and (self.kind != "link" or self.factor):
             raise ConfigError(
-                f"RandomFaults: reroute = {self.reroute!r} applies only to links that are down; leave it out, "
+                f"RandomFaults: reroute = {self.reroute!r} applies only to links that are down; leave reroute out, "
                 "or use kind='link' without factor"
             )
 

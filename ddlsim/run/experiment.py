@@ -249,7 +249,8 @@ class Experiment:
             raise ConfigError("time_model has no effect without training; pass it as model instead")
         if self.training is not None and self.optimizer is not None:
             raise ConfigError(
-                f"optimizer = {self.optimizer!r} has no effect with training, which has its own optimizer; leave it out"
+                f"optimizer = {self.optimizer!r} has no effect with training, which has its own optimizer; leave "
+                "optimizer out"
             )
         contract.of(self.strategy)  # its methods have the right parameters
         object.__setattr__(self, "compression", compression_of(self.compression))

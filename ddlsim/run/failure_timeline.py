@@ -85,7 +85,7 @@ def check_free(experiment: Experiment) -> None:
     if failures is not None and failures.warning is not None:
         raise ConfigError(
             f"failures: warning = {failures.warning!r} has no effect with {label}, whose workers do not "
-            "stop for each other and save no checkpoint; leave it out"
+            "stop for each other and save no checkpoint; leave warning out"
         )
     if failures is not None and failures.per in ("switch", "job"):
         raise ConfigError(

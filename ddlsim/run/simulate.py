@@ -230,7 +230,7 @@ class UnderWay:
         if context.compression is not None and not context.compresses:
             raise ConfigError(
                 f"compression has no effect with {experiment.strategy.label}, which sends nothing through an "
-                "Exchange or Messages (ddlsim.runtime); leave it out"
+                "Exchange or Messages (ddlsim.runtime); leave compression out"
             )
         if self.given.overlap_slowdown not in (None, NO_SLOWDOWN) and not context.slows:
             context.notes.append(

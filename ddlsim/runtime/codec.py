@@ -503,7 +503,7 @@ class Messages:
         if peers and choice.down is not None:
             raise ConfigError(
                 f"compression: down = {title(choice.down)} has no effect with {owner}, whose workers send "
-                "each other models in both directions; leave it out"
+                "each other models in both directions; leave 'down' out"
             )
         for differences in (choice.compressor if models else None, choice.down):
             if differences is None or not differences.traits.no_feedback:

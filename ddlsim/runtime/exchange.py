@@ -227,7 +227,7 @@ class CollectiveExchange(Exchange):
         if choice.down is not None:
             raise ConfigError(
                 f"compression: down = {title(choice.down)} has no effect with {communicator.owner}, where all "
-                "workers receive the mean; leave it out, or use ParameterServer"
+                "workers receive the mean; leave 'down' out, or use ParameterServer"
             )
         if self.algorithm is not None:
             fabric = communicator.fabric
@@ -751,7 +751,7 @@ class InGroups(Exchange):
             raise ConfigError(
                 f"{communicator.owner}: fabric = {fabric} inside machines needs the same number of workers on "
                 f"each machine, not {sorted({len(places) for places in groups})}; use another number of "
-                "workers, or leave it out"
+                "workers, or leave fabric out"
             )
         self.what = "all-reduce"
         self._halves = halves_of(fabric, communicator.owner)

@@ -101,7 +101,7 @@ class OnFabric:
         before = fabric_of(self)
         if before not in (Fabric(), fabric):
             label = self.label  # type: ignore[attr-defined]  # every strategy has one
-            raise ConfigError(f"fabric = {fabric}: the strategy {label} already has {before}; set it only once")
+            raise ConfigError(f"fabric = {fabric}: the strategy {label} already has {before}; set the fabric only once")
         return dataclasses.replace(self, **vars(fabric))  # type: ignore[type-var]  # a strategy is a dataclass
 
 

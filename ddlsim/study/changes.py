@@ -168,7 +168,7 @@ def _device(value: object, cluster: object) -> Device:
     names = {loaded.device_of[node] for node in loaded.workers.tolist()}
     if len(names) != 1 or (only := names.pop()) is None:
         raise ConfigError(
-            f"device: the workers of cluster {loaded.name!r} do not all have the same known device; set it in the "
+            f"device: the workers of cluster {loaded.name!r} do not all have the same known device; set device in the "
             "experiment, as in device='v100'"
         )
     return load_device(only)
@@ -218,7 +218,9 @@ def _with_flow_rate(cluster: Cluster, chosen: Bools, rate: float, where: str) ->
     details = cluster.details
     if details is None or not (chosen & (details.transport != "")).any():
         hint = f"{cluster.name}+transport=tcp-cubic"
-        raise UnknownPathError(f"{where}: these links have no transport with connections; set one, as in {hint}")
+        raise UnknownPathError(
+            f"{where}: these links have no transport with connections; set a transport, as in {hint}"
+        )
     rates = np.where(chosen & (details.transport != ""), rate, details.flow_rate)
     return dataclasses.replace(cluster, details=dataclasses.replace(details, flow_rate=rates))
 

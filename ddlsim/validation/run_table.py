@@ -131,7 +131,7 @@ def _columns(head: list[str], place: str) -> list[tuple[str, str]]:
         raise ConfigError(f"{place}: must have one of the columns {', '.join(RATES)}, such as 'step_time (ms)'")
     if "tokens_per_s" in names and "model" not in names:
         raise ConfigError(
-            f"{place}: column 'model' is missing, which tokens_per_s needs for the sequence length; add it"
+            f"{place}: column 'model' is missing; tokens_per_s needs the sequence length of the model; add the column"
         )
     return found
 

@@ -254,7 +254,7 @@ class Input:
         if self.levels and self.n_samples is None:
             raise ConfigError("Input: cache requires the number of samples; set dataset or samples")
         if self.epoch is not None and not self.levels:
-            raise ConfigError(f"Input: epoch = {self.epoch} has no effect without a cache; remove it, or set cache")
+            raise ConfigError(f"Input: epoch = {self.epoch} has no effect without a cache; remove epoch, or set cache")
         self._check_levels()
 
     def _check_levels(self) -> None:

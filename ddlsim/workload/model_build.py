@@ -528,5 +528,6 @@ def _check_used(values: Values, table: Entry, path: str) -> None:
     for name in values:
         if name not in used:
             raise ConfigError(
-                f'{path}: parameters: {name!r} is not used; write "${name}" where its value belongs, or remove it'
+                f'{path}: parameters: {name!r} is not used; write "${name}" where the value belongs, or remove the '
+                "parameter"
             )

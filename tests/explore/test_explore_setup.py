@@ -90,7 +90,7 @@ def test_other_fields_are_lines_of_an_experiment_file(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("batch_size = 3", "other fields: batch_size has its own field in the form; set it there"),
+        ("batch_size = 3", "other fields: batch_size has its own field in the form; use that field"),
         ("max_tme = 3", "other fields: unknown key 'max_tme'; did you mean 'max_time'?"),
         ("faults = [{", "other fields: not valid TOML: "),
         ('[compute]\ntype = "os:abort"', "would import code"),

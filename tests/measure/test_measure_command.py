@@ -113,7 +113,7 @@ def test_two_torch_ranks_measure_everything(tmp_path):
         ),
         (
             ["--only", "kernels", "--max-size", "1 MiB"],
-            "error: --max-size has no effect with --only kernels, which measures one device; leave it out",
+            "error: --max-size has no effect with --only kernels, which measures one device; leave --max-size out",
         ),
     ],
     ids=["unit", "budget", "batch", "shape", "backend", "profile", "kernels"],

@@ -59,7 +59,7 @@ def test_json_lines_and_a_folder(tmp_path):
         ("collective,all_reduce,8,1,,1", "nbytes is missing or 0; collective needs a size"),
         ("point_to_point,one_way,3,1,4,1", "n_ranks = 3: must be even, because point_to_point has two ranks per pair"),
         ("step,training,1,1,,1", "batch_size is missing; a step needs model and batch_size"),
-        ("step,training,1,1,4,1", "nbytes = 4: a step has no message size; leave it out"),
+        ("step,training,1,1,4,1", "nbytes = 4: a step has no message size; leave nbytes out"),
         ("memory,copy,1,1,4,1,5", "7 cells for 6 columns; quote strings that contain commas"),
     ],
     ids=lambda value: value.replace(",", "_") if value[:3] in ("col", "poi", "ste", "mem") else "",

@@ -54,7 +54,7 @@ def attempt(**changes: Any) -> object:
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"workers": 5}, "workers = 5: cluster 'star-4' has 4 devices; use at most 4"),
+    ({"workers": 5}, "workers = 5: cluster 'star-4' has only 4 devices; use at most 4"),
     ({"workers": 0}, "workers = 0: must be a positive integer"),
     ({"workers": True}, "workers = True: must be a positive integer"),
     ({"workers": 2.0}, "workers = 2.0: must be a positive integer"),

@@ -181,7 +181,7 @@ def test_values_are_checked_together_not_one_after_the_other():
         ),
         (
             {"cluster.nic.flow_rate": ["1 Gbit/s"]},
-            "cluster.nic.flow_rate: these links have no transport with connections; set one",
+            "cluster.nic.flow_rate: these links have no transport with connections; set a transport",
         ),
         ({"compute.step_time": ["1 ms"]}, "compute.step_time: compute = None has no fields"),
         ({"device.peak_flop.fp32": [1e12]}, "'peak_flop'; did you mean 'peak_flops'?"),
@@ -263,7 +263,7 @@ def test_what_does_not_fit_is_skipped_with_the_reason():
     table = Study(BASE, vary).run(jobs=1)
     assert table.frame["status"].tolist() == ["done", "done", "done", "skipped"] + ["skipped"] * 4
     assert "fabric has no effect with D-PSGD" in table.frame["error"][3]
-    assert "workers = 9: cluster 'eight' has 8 devices" in table.frame["error"][4]
+    assert "workers = 9: cluster 'eight' has only 8 devices" in table.frame["error"][4]
     assert "skipped 3: workers = 9" in str(table)
 
 
