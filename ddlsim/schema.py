@@ -301,7 +301,8 @@ class Schema:
                 raise unknown_name("key", str(name), annotations, where)
         missing = [] if partial else [name for name in required(make) if name in annotations and name not in table]
         if missing:
-            raise ConfigError(f"{where}: key {missing[0]!r} is missing; add {missing[0]} = ...")
+            key = missing[0]
+            raise ConfigError(f"{where}: key {key!r} is missing; add {key} = ...")
         return {
             name: self._argument(annotations[name], value, f"{where}{joint}{name}", name, source)
             for name, value in table.items()

@@ -374,8 +374,9 @@ class Cluster:
 
     def no_route(self, src: int, dst: int) -> ConfigError:
         """Return the error to raise for two nodes without a path between them."""
+        source, target = self.node_names[src], self.node_names[dst]
         return ConfigError(
-            f"cluster {self.name!r}: there is no path from {self.node_names[src]!r} to {self.node_names[dst]!r}; "
+            f"cluster {self.name!r}: there is no path from {source!r} to {target!r}; "
             f"add a {'route' if self.routing == 'fixed' else 'link'}, or do not use both nodes"
         )
 

@@ -79,7 +79,7 @@ def _directed_links(graph: nx.Graph[Any], where: str) -> Iterator[_Link]:
         edges = [(u, v, 0, data) for u, v, data in graph.edges(data=True)]
     for u, v, key, data in edges:
         if u == v:
-            raise ConfigError(f"{where}: edge {u!r} - {v!r} connects a node to itself; remove it")
+            raise ConfigError(f"{where}: edge {u!r} - {v!r} connects a node to itself; remove the edge")
         if "reverse_bandwidth" in data:
             remedy = f"set bandwidth on the edge {v!r} -> {u!r}"
             if not graph.is_directed():
@@ -309,7 +309,7 @@ def _with_fixed_routes(cluster: Cluster, routes: object, where: str) -> Cluster:
             if hop not in link_of:
                 u, v = (cluster.node_names[node] for node in hop)
                 raise ConfigError(
-                    f"{place} = {shown(path)}: there is no link from {u!r} to {v!r}; add it or correct the path"
+                    f"{place} = {shown(path)}: there is no link from {u!r} to {v!r}; add the link or correct the path"
                 )
         if (nodes[0], nodes[-1]) in fixed:
             raise ConfigError(

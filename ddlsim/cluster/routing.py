@@ -238,9 +238,9 @@ def _grid_links(cluster: Cluster) -> Ints:
                 if node == other:
                     continue
                 if (node, other) not in link_of:
-                    names = cluster.node_names[node], cluster.node_names[other]
+                    source, target = cluster.node_names[node], cluster.node_names[other]
                     raise ConfigError(
-                        f"{where}: grid = {list(shape)} requires a link from {names[0]!r} to {names[1]!r}; "
+                        f"{where}: grid = {list(shape)} requires a link from {source!r} to {target!r}; "
                         f"add the link or use routing = 'shortest'"
                     )
                 table[node, dim, way] = link_of[node, other]

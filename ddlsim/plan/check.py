@@ -69,9 +69,10 @@ def _collectives(plan: Plan) -> None:
         column = getattr(plan, name)
         wrong = column[rows] != column[leader]
         for task, other in zip(rows[wrong].tolist(), leader[wrong].tolist(), strict=True):
+            key, value, expected = plan.key[task], column[task], column[other]
             raise ConfigError(
                 f"plan: {plan.task(task)} and {plan.task(other)} belong to one collective (key "
-                f"{plan.key[task]}), but differ in {label}: {column[task]:g} and {column[other]:g}"
+                f"{key}), but differ in {label}: {value:g} and {expected:g}"
             )
     belongs = np.zeros((len(plan.groups), plan.n_ranks), dtype=np.bool_)
     for i, group in enumerate(plan.groups):

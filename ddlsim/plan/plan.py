@@ -263,7 +263,8 @@ class Plan:
         for name, column, low, high in limits:
             bad = np.flatnonzero(~((column >= low) & (column < high)))
             if len(bad):
-                raise ConfigError(f"plan: {name}[{bad[0]}] = {column[bad[0]]} is out of range")
+                row, value = bad[0], column[bad[0]]
+                raise ConfigError(f"plan: {name}[{row}] = {value} is out of range")
         bad = np.flatnonzero((self.needs < 0) | (self.needs >= n))
         if len(bad):
             raise ConfigError(f"plan: needs[{bad[0]}] = {self.needs[bad[0]]}: must be a row below {n}")

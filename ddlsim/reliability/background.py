@@ -133,7 +133,7 @@ def _read(path: Path) -> tuple[tuple[float, float], ...]:
     for line, (before, row) in enumerate(itertools.pairwise(rows), 3):
         if row[0] <= before[0]:
             raise ConfigError(
-                f"{path}:{line}: time_s = {row[0]!r}: must be later than in the previous row, {before[0]!r}"
+                f"{path}:{line}: time_s = {row[0]!r}: must be later than the time in the previous row, {before[0]!r}"
             )
     if not any(rate > 0.0 for _, rate in rows):
         raise ConfigError(f"{path}: all rates are 0, so no traffic flows; leave the trace out")

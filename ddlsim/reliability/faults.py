@@ -100,19 +100,23 @@ def _check(effect: Effect, fault: Fault, cluster: Cluster, n_workers: int, field
         "channel": ([channel for channel, _ in effect.links], cluster.n_channels, "channels"),
         "link": (effect.avoided, len(cluster.link_src), "links"),
     }
-    for what, (chosen, n, all_of_them) in numbers.items():
+    for part, (chosen, n, parts) in numbers.items():
         if wrong := [number for number in chosen if not 0 <= number < n]:
             raise ConfigError(
-                f"{field}: {fault} affects {what} {max(wrong)}, but there are only {n} {all_of_them}, numbered from 0"
+                f"{field}: {fault} affects {part} {max(wrong)}, but there are only {n} {parts}, numbered from 0"
             )
     least = 1.0 if field == "faults" else 0.0  # of a fault; a slow-down may be a speed-up
     factors = [each for _, each in effect.slowed if each < least] + [each for _, each in effect.links if each < 0.0]
     if factors:
-        raise ConfigError(f"{field}: factor {factors[0]:g} of {fault}: must be at least 1 for workers and 0 for links")
+        factor = factors[0]
+        raise ConfigError(
+            f"{field}: {fault} has the factor {factor:g}: must be at least 1 for workers, and at least 0 for links"
+        )
     times = effect.start, effect.end
     if not all(isinstance(time, float | int) for time in times) or not 0.0 <= times[0] < times[1]:
         raise ConfigError(
-            f"{field}: {fault} lasts from {times[0]!r} to {times[1]!r}: must be increasing, non-negative times in s"
+            f"{field}: {fault} has start = {times[0]!r} and end = {times[1]!r}: must be increasing, non-negative "
+            "times in s"
         )
 
 

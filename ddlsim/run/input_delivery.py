@@ -131,7 +131,8 @@ def storage_node(name: str, cluster: Cluster, where: str) -> int:
         raise unknown_name("storage", name, names, f"{where}: cluster {cluster.name!r}")
     node = cluster.node(name)
     if cluster.node_kind[node] not in ("storage", "host"):
-        raise ConfigError(f"{where} = {name!r}: must be a storage node or a host, not a {cluster.node_kind[node]}")
+        kind = cluster.node_kind[node]
+        raise ConfigError(f"{where} = {name!r}: must be a storage node or a host, but its kind is {kind}")
     return node
 
 

@@ -352,5 +352,6 @@ def fastest(cluster: Cluster, nodes: Sequence[int], order: Ints, nbytes: float, 
         time(f"hierarchical({', '.join(chosen[:n_levels])})")
     least = min(times.values())
     best = min(name for name, seconds in times.items() if tie(seconds, least))
-    notes.append(f"auto: {best} is the fastest for {nbytes / 1e6:.3g} MB ({times[best] * 1e3:.4g} ms)")
+    megabytes, milliseconds = nbytes / 1e6, times[best] * 1e3
+    notes.append(f"auto: {best} is the fastest algorithm for {megabytes:.3g} MB ({milliseconds:.4g} ms)")
     return best

@@ -372,9 +372,10 @@ class Study:
             return
         other = bases[-1]
         name = next(name for name in mine if mine[name] != other.get(name))
+        stored, current = other.get(name), mine[name]
         raise ConfigError(
-            f"{store.path}: contains another study, whose base has {name} = {other.get(name)!r} instead of "
-            f"{mine[name]!r}; use another file, or add=True (--add) to store both in this one"
+            f"{store.path}: contains another study, whose base experiment has {name} = {stored!r} instead of "
+            f"{current!r}; use another file, or add=True (--add) to store both studies in this file"
         )
 
     @property

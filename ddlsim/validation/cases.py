@@ -134,7 +134,8 @@ def _pairs(row: Measurement, cluster: Cluster) -> tuple[tuple[int, ...], Pairs]:
     if row.n_hosts == 2 * n:
         nodes = tuple(host[0] for host in _hosts(cluster, [1] * row.n_hosts))
         return nodes, tuple(zip(nodes[::2], nodes[1::2], strict=True))
-    raise ConfigError(f"{n} pairs on {row.n_hosts} hosts: n_hosts must be 1, 2 or {2 * n}")
+    n_ranks = 2 * n
+    raise ConfigError(f"n_hosts = {row.n_hosts}: must be 1, 2 or {n_ranks} for {n} concurrent pairs of ranks")
 
 
 def _hosts(cluster: Cluster, per_host: Sequence[int]) -> list[list[int]]:

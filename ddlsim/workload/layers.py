@@ -157,7 +157,7 @@ class CrossAttention(Spec):
         c, d = self.context, in_shape[1]
         t = in_shape[0] - c
         if t < 1:
-            raise ConfigError(f"context = {c}: must be less than the {in_shape[0]} tokens of its input")
+            raise ConfigError(f"context = {c}: must be less than the number of tokens of the input, {in_shape[0]}")
         k = _head_size(d, self.heads, in_shape) * (self.kv_heads or self.heads)
         tensors = _projections((("query", d), ("key", k), ("value", k), ("out", d)), d, bias=self.bias)
         n, n_context, n_kv, scores = t * d, c * d, c * k, self.heads * t * c
@@ -251,7 +251,8 @@ class Embedding(Spec):
         if len(in_shape) != 1:
             raise ConfigError(f"the input must have the shape (tokens,), not {in_shape}; make this layer the first one")
         if self.positions and in_shape[0] > self.positions:
-            raise ConfigError(f"positions = {self.positions} is less than the {in_shape[0]} tokens of the input")
+            n_tokens = in_shape[0]
+            raise ConfigError(f"positions = {self.positions}: must be at least the number of input tokens, {n_tokens}")
         tables = (("tokens", self.vocabulary), ("positions", self.positions), ("types", self.types))
         tensors = tuple((name, rows * self.dim) for name, rows in tables if rows)
         n_out = float(in_shape[0] * self.dim)
@@ -351,7 +352,9 @@ class Take(Spec):
             )
         if self.count > in_shape[0]:
             items = "tokens" if len(in_shape) == 2 else "elements"
-            raise ConfigError(f"count = {self.count} exceeds the {in_shape[0]} {items} of its input")
+            raise ConfigError(
+                f"count = {self.count}: must be at most the number of {items} of the input, {in_shape[0]}"
+            )
         n_out = float(self.count * math.prod(in_shape[1:]))
         return Cost((self.count, *in_shape[1:]), moved=2.0 * n_out, stored=n_out)
 

@@ -385,9 +385,9 @@ def chosen_values(
     except ConfigError as error:
         raise ConfigError(f"{where}: parameters: {error}") from None
     if missing := sorted(names - set(values)):
-        names_of_sizes = ", ".join(f"{prefix}{name}" for name in sizes)
+        names_of_sizes, parameter = ", ".join(f"{prefix}{name}" for name in sizes), missing[0]
         raise ConfigError(
-            f"{where}: {missing[0]} has no value; choose a size ({names_of_sizes}) or add +{missing[0]}=..."
+            f"{where}: {parameter} has no value; choose a size ({names_of_sizes}) or add +{parameter}=..."
         )
     return values, size, tuple(f"{key}={text}" for key, text in settings), tuple(parts)
 

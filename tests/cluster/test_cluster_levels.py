@@ -326,7 +326,7 @@ def test_auto_names_an_algorithm_per_level():
     name = fastest(cluster, cluster.workers.tolist(), cluster.locality_order(cluster.workers), 1e7, notes)
     assert (name, *notes) == (
         "hierarchical(ring, halving_doubling, ring)",
-        f"auto: {name} is the fastest for 10 MB (2.108 ms)",
+        f"auto: {name} is the fastest algorithm for 10 MB (2.108 ms)",
     )
     seconds = functools.partial(collective_time, cluster, nbytes=1e7, rank_order="topology")
     assert seconds(name) == pytest.approx(2.108e-3, rel=1e-3)

@@ -38,7 +38,7 @@ def test_more_cycles_do_not_change_the_default(strategy):
 
 def test_part_of_a_cycle_is_noted():
     (note,) = [n for n in simulate("office-1gbe", "vgg16", ddlsim.LocalSGD(7), steps=10, **CASE).notes if "steps:" in n]
-    assert "cycles of 7 steps" in note
+    assert "7-step cycle" in note
     assert "steps=14 and warmup=7" in note
     whole = simulate("office-1gbe", "vgg16", ddlsim.LocalSGD(5), steps=10, **CASE)
     assert not [note for note in whole.notes if "steps:" in note]

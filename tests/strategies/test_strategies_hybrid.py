@@ -81,7 +81,7 @@ def test_memory_is_that_of_the_parts():
         ({"fc66": 4}, 256, r"groups of vgg-a: unknown layer 'fc66'.*did you mean 'fc6'"),
         ({"fc6": 0}, 256, r"groups\['fc6'\] = 0: must be a positive integer"),
         ("balanced", 256, "groups = 'balanced': must be"),
-        ({}, 100, "batch_size = 100: must be a multiple of 16 (16 workers) with Hybrid; use 96 or 112"),
+        ({}, 100, r"batch_size = 100: must be a multiple of 16 \(16 workers\) with Hybrid; use 96 or 112"),
     ],
 )
 def test_what_does_not_match_is_said(groups, batch_size, text):

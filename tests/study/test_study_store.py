@@ -102,7 +102,9 @@ def test_a_store_of_another_study_is_refused(tmp_path):
     store = tmp_path / "study.sqlite"
     Study(BASE, {"workers": [2]}).run(store, jobs=1)
     other = Study(BASE.with_(steps=3), {"workers": [2]})
-    with pytest.raises(ddlsim.ConfigError, match=r"another study, whose base has steps = 2 instead of 3; .* add=True"):
+    with pytest.raises(
+        ddlsim.ConfigError, match=r"another study, whose base experiment has steps = 2 instead of 3; .* add=True"
+    ):
         other.run(store, jobs=1)
     assert other.run(store, jobs=1, add=True).counts["done"] == 1
     assert Study(BASE, {"workers": [2, 3]}).run(store, jobs=1).counts["done"] == 2
@@ -181,7 +183,7 @@ def test_places_that_cannot_be_written(tmp_path):
     ("members", "settings", "[1]", "settings = .* must be an object"),
     ("members", "settings", '{"workers": []}', "settings of 'workers' = .* must be a string or a number"),
     ("members", "settings", "{}", "settings = {} must be an object with the keys"),
-    ("members", "seed", "x", "seed = 'x' must be a number"),
+    ("members", "seed", "x", "seed = 'x' must be a non-negative number"),
     ("points", "status", "fine", "status = 'fine' must be one of done, skipped, failed"),
     ("points", "record", "[" * 5000, "record = .* must be a string of JSON"),
     ("points", "record", '{"throughput": NaN}', "record: 'throughput' = nan must be finite"),
