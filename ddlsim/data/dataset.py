@@ -97,8 +97,8 @@ class DataSet:
     def take(self, indices: Ints) -> DataSet:
         """Return a data set of the samples at `indices`, in that order. Raises ConfigError for indices out of range."""
         if indices.size and not 0 <= indices.min() <= indices.max() < self.n_samples:
-            last = self.n_samples - 1
-            raise ConfigError(f"data {self.name!r}: indices must be from 0 to {last}")
+            last, lowest, highest = self.n_samples - 1, indices.min(), indices.max()
+            raise ConfigError(f"data {self.name!r}: indices must be from 0 to {last}, not from {lowest} to {highest}")
         return replace(self, x=self.x[indices], labels=self.labels[indices])
 
 

@@ -59,7 +59,7 @@ def _check(plan: Plan) -> None:
     for i in np.flatnonzero(plan.rank[plan.needs] != plan.rank[needing])[:1].tolist():
         raise ConfigError(
             f"to_chakra: {plan.task(int(needing[i]))} depends on {plan.task(int(plan.needs[i]))} of "
-            "another rank, which a trace cannot express; use a message of 0 bytes instead"
+            "another rank, which a trace cannot express; use a 0-byte message instead"
         )
 
 

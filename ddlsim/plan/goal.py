@@ -188,7 +188,7 @@ def to_goal(
     for i in np.flatnonzero(plan.rank[plan.needs] != plan.rank[needing])[:1].tolist():
         raise ConfigError(
             f"to_goal: {plan.task(int(needing[i]))} depends on {plan.task(int(plan.needs[i]))} of another "
-            "rank, which GOAL cannot express; use a message of 0 bytes instead"
+            "rank, which GOAL cannot express; use a 0-byte message instead"
         )
     for task in plan.collectives[plan.queue[plan.collectives] >= 0][:1].tolist():
         raise ConfigError(

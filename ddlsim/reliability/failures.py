@@ -53,7 +53,7 @@ def _number(where: str, cells: dict[str, str], column: str) -> float:
         value = math.nan
     never = column == "repair_s"  # is it repaired: inf
     if not (value >= 0.0 and (never or math.isfinite(value))):
-        raise ConfigError(f"{where}: {column} = {shown(cells[column])}: must be a time in s, at least 0")
+        raise ConfigError(f"{where}: {column} = {shown(cells[column])}: must be a non-negative time in s")
     return value
 
 

@@ -30,7 +30,7 @@ def placed(cluster: Cluster, free: Collection[int], n: int, how: str, seed: int 
     Ranks follow :meth:`ddlsim.Cluster.locality_order`. Raises ConfigError if fewer than `n` places are free.
     """
     if n > len(free):
-        raise ConfigError(f"needs {n} devices, but only {len(free)} of {cluster.name!r} are free")
+        raise ConfigError(f"{n} devices are needed, but only {len(free)} devices of {cluster.name!r} are free")
     order = cluster.locality_order(cluster.workers).tolist()
     ready = [place for place in order if place in set(free)]
     machine = cluster.host_of[cluster.workers]

@@ -457,7 +457,7 @@ def _without_effect(experiment: Experiment, workload: Workload) -> list[str]:
     elif experiment.flash is not None and not kernels:
         notes.append(f"flash has no effect on times, only on memory: {workload.basis}")
     if experiment.precision in LOW_PRECISIONS and not kernels and (roofline or not workload.known):
-        notes.append(f"{experiment.precision} is as fast as bf16 here: {workload.basis}")
+        notes.append(f"{experiment.precision} is simulated at the speed of bf16: {workload.basis}")
     return notes
 
 

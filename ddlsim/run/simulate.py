@@ -129,7 +129,7 @@ def _learner(prepared: Prepared, loaded: Experiment, saved: Saved | None, shift:
     if saved is None:
         return Learner(DataPlane(), task, n_workers, None if shift is None else shift.begin)
     if task is None:
-        raise ConfigError(f"training = None: set the training that {saved.path} was saved with")
+        raise ConfigError(f"training = None: must be the training of the saved run, {saved.path}")
     saved.check(manifest(loaded, task))
     learner = Learner(DataPlane(saved.checkpoint.replay), task, n_workers)
     learner.losses.extend(saved.checkpoint.losses)
@@ -256,7 +256,7 @@ class UnderWay:
     def check_horizon(self) -> None:
         """Raise BeyondError if the run waits only for faults that have not been sampled yet."""
         if self._cut_short and not self.stop.reason and self.loop.now >= self.latest:
-            raise BeyondError(f"faults are sampled only up to {self.latest} s")
+            raise BeyondError(f"random faults are sampled only up to {self.latest} s of simulated time")
 
     def go(self, go_on: GoOn, checkpoint: str | Path | None, every: float) -> None:
         """Let `go_on` run it to the end; save a training run at `checkpoint` every `every` s. Ctrl-C stops it."""

@@ -294,9 +294,10 @@ class Codec:
         if task is None:
             return
         if not self.by_piece:
+            trained, timed = task.network.model.name, _clock_model(context).name
             context.notes.append(
-                f"compression: the gradient of {task.network.model.name} is compressed as a whole; bytes and "
-                f"seconds are those of the buckets of {_clock_model(context).name}"
+                f"compression: the gradient of {trained} is compressed as a single vector, but message sizes and times "
+                f"are those of the buckets of {timed}"
             )
             parts = [slice(0, task.network.n_params)]
         here = timed if self.by_piece else tensor_shapes(task.network.model)
@@ -494,9 +495,10 @@ class Messages:
         for part in self._clock:  # what does not fit is said before the run
             fitted(choice.compressor, self._shapes[0], part)
         if not one_model(context) and task is not None:
+            trained, timed = task.network.model.name, workload.model.name
             context.notes.append(
-                f"compression: the gradient of {task.network.model.name} is compressed; bytes and seconds are those "
-                f"of {workload.model.name}"
+                f"compression: the gradient of {trained} is compressed, but message sizes and times are those of "
+                f"{timed}"
             )
 
     def _check(self, owner: str, choice: Compression, *, peers: bool, models: bool) -> None:

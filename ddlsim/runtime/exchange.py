@@ -264,8 +264,8 @@ class CollectiveExchange(Exchange):
         elif like.machines != self.machines:
             raise ConfigError(
                 f"{communicator.owner}: algorithm = {communicator.fabric.algorithm!r} with "
-                f"{title(compressor)}: the replicas of the stages are distributed differently over machines; "
-                "use 'ring'"
+                f"{title(compressor)}: not supported if stages differ in how their replicas are distributed over "
+                "machines; use 'ring'"
             )
         else:
             self.codec = like.codec

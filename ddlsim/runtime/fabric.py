@@ -125,8 +125,8 @@ def halves_of(fabric: Fabric, owner: str) -> tuple[str, str]:
     does not consist of these."""
     if fabric.algorithm not in HALVES:
         raise ConfigError(
-            f"fabric: algorithm = {algorithm_name(fabric.algorithm)!r}: {owner} needs its reduce-scatter and its "
-            f"all-gather; use {', '.join(map(repr, HALVES))}"
+            f"fabric: algorithm = {algorithm_name(fabric.algorithm)!r}: {owner} requires an algorithm that consists "
+            f"of a reduce-scatter and an all-gather; use {', '.join(map(repr, HALVES))}"
         )
     return HALVES[str(fabric.algorithm)]
 

@@ -105,7 +105,7 @@ def test_max_time_ends_a_run_and_missed_targets_are_said():
     result = learn(ddlsim.AllReduce("ring"), training=training, max_time="20 ms")
     assert result.stop_reason == "max_time"
     assert result.end_time == 0.02
-    assert any("target_accuracy = 0.999 was not reached; the best was" in note for note in result.notes)
+    assert any("target_accuracy = 0.999 was not reached; the best value was" in note for note in result.notes)
 
 
 def test_evaluation_by_simulated_time():

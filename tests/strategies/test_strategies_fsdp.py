@@ -253,7 +253,10 @@ def test_its_fabric():
     assert experiment.strategy == FSDP(shard=4, all_reduce="ring", rank_order="given", **halves)
     halves = Experiment("dgx1-v100", "resnet18", FSDP(), 64, fabric=ddlsim.Fabric("halving_doubling"))
     assert halves.strategy == FSDP(reduce_scatter="recursive_halving", all_gather="recursive_doubling")
-    with pytest.raises(ConfigError, match=r"algorithm = 'torus_2d': FSDP .* needs its reduce-scatter and"):
+    with pytest.raises(
+        ConfigError,
+        match=r"algorithm = 'torus_2d': FSDP .* requires an algorithm that consists of a reduce-scatter and",
+    ):
         Experiment("dgx1-v100", "resnet18", FSDP(), 64, fabric=ddlsim.Fabric("torus_2d"))
 
 
