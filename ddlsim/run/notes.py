@@ -254,7 +254,8 @@ def learning_notes(experiment: Experiment, reason: str, monitor: Monitor | None)
         if target is not None and reason != reached and monitor.history:
             best = max(r.accuracy for r in monitor.history) if "acc" in name else min(r.loss for r in monitor.history)
             notes.append(
-                f"{name} = {target:g} was not reached; the best value was {best:.4g} (the run ended because of: {reason})"
+                f"{name} = {target:g} was not reached; the best value was {best:.4g} "
+                f"(the run ended because of: {reason})"
             )
     return notes
 

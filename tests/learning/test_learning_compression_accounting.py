@@ -348,7 +348,7 @@ LEARNING = ddlsim.Training("digits", updates=2)
     ({"strategy": ddlsim.ParameterServer(local_reduction=True)}, "local_reduction sums gradients"),
     ({"strategy": Computing()}, "no effect with computing, which sends nothing through an Exchange"),
     ({"strategy": ddlsim.DPSGD(), "compression": ErrorFeedback(ddlsim.TopK(0.1))}, "a form of error feedback"),
-    ({"strategy": ddlsim.ElasticAveraging(0.2), "compression": ErrorFeedback(ddlsim.TopK(0.1))}, "a form of error feedback"),
+    ({"strategy": ddlsim.ElasticAveraging(0.2), "compression": ErrorFeedback(ddlsim.TopK(0.1))}, "of error feedback"),
     ({"strategy": ddlsim.DPSGD(), "compression": ddlsim.Compression(ddlsim.TopK(0.1), down=ddlsim.FP16())},
      "down = FP16 has no effect with DPSGD"),
     ({"compression": ddlsim.Compression(ddlsim.TopK(0.1), down=ddlsim.FP16())}, "down = FP16 has no effect"),

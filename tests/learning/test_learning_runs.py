@@ -180,7 +180,8 @@ def test_what_does_not_fit_is_said(change, message):
 
 @pytest.mark.parametrize(("fields", "message"), [
     ({"data": "digit"}, "did you mean 'digits'"), ({"sharding": "idd"}, "did you mean 'iid'"),
-    ({"target_accuracy": 95}, "at most 1"), ({"evaluate_every": "5 MB"}, "MB"), ({"evaluate_every": 0}, "positive integer"),
+    ({"target_accuracy": 95}, "at most 1"), ({"evaluate_every": "5 MB"}, "MB"),
+    ({"evaluate_every": 0}, "positive integer"),
     ({"optimizer": ddlsim.SGD}, "must be an optimizer"), ({"epochs": -1}, "above 0"),
     ({"moving_average": 0}, "positive integer"),
 ])  # fmt: skip
