@@ -16,6 +16,7 @@ from accuracy import (
     minicluster,
     minicluster_failures,
     minicluster_jobs,
+    minicluster_lowcomm,
     minicluster_splits,
     minicluster_storage,
     minicluster_training,
@@ -387,6 +388,21 @@ FAMILIES = (
         causes=(("background", "greedy", "The background flow fills the queue of 256 KiB and loses packets. So does "
                  "the ring, which then waits for time-outs."),
                 ("background", "beside", "Lost packets are not modelled.")),
+    ),
+    Family(
+        "lowcomm", "Mini-cluster of network namespaces: local SGD, neighbours, compressed exchanges", 0.03,
+        "minicluster_lowcomm",
+        "As for [pipelines](pipelines.md). Nothing is calibrated on these rows. The two messages that a host sends to "
+        "its neighbours share its link fairly, because threads hand them over in turns.",
+        minicluster_lowcomm.rows, left_out=lambda: minicluster_lowcomm.table().omitted,
+        causes=(("neighbours", "", "The exchange takes 5 to 6 ms longer than with fair sharing, for every size. The "
+                 "message to one neighbour is handed over before the message to the other."),),
+    ),
+    Family(
+        "gossip", "Mini-cluster of network namespaces: gossip between pairs", 0.02, "minicluster_lowcomm",
+        "As for [pipelines](pipelines.md). Nothing is calibrated on these rows. Partners and compute times are those "
+        "of the measured programs, which draw them from seeds.",
+        minicluster_lowcomm.gossip_rows,
     ),
     Family(
         "mosaic_fsdp", "Transformers with PyTorch FSDP: several machines from one", 0.04, "mosaic_fsdp",

@@ -43,7 +43,7 @@ import ddlsim
 from ddlsim.cluster import Cluster, MultiGpu, fat_tree, leaf_spine, star
 from ddlsim.collectives import all_reduce
 from ddlsim.network import Network, kernel
-from ddlsim.network.table import Table
+from ddlsim.network.state import Table
 from ddlsim.output_files import write_text
 from ddlsim.run.prepare import prepare
 from ddlsim.run.simulate import run

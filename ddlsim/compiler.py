@@ -144,9 +144,12 @@ else:
             if isinstance(value, _Deferred | _Part | _Kernel) and name in _names(function.__code__)
         }
         copy = types.FunctionType(
-            function.__code__, {**function.__globals__, **own}, function.__name__, function.__defaults__,
+            function.__code__,
+            {**function.__globals__, **own},
+            function.__name__,
+            function.__defaults__,
             function.__closure__,
-        )  # fmt: skip
+        )
         functools.update_wrapper(copy, function)
         del copy.__wrapped__
         return getattr(importlib.import_module("ddlsim.numba_compiler"), decorator)(copy)

@@ -147,10 +147,12 @@ def _kernels() -> list[_Compiled]:
                     f"{function.__module__}.{function.__qualname__}",
                     addressed=options.get("nogil", False) and not options.get("no_cfunc_wrapper", False),
                     without_gil=options.get("nogil", False),
-                    arguments=tuple(result.signature.args), result=result.signature.return_type,
-                    description=result.fndesc, library=result.library,
+                    arguments=tuple(result.signature.args),
+                    result=result.signature.return_type,
+                    description=result.fndesc,
+                    library=result.library,
                 )
-            )  # fmt: skip
+            )
     found = [kernel for kernel in found if not any(_is_literal(argument) for argument in kernel.arguments)]
     return sorted(found, key=lambda kernel: kernel.name)
 
@@ -192,9 +194,11 @@ def _dtype_text(dtype: Any) -> str:
     if dtype.fields is None:
         return repr(dtype.str)
     fields = {
-        "names": list(dtype.names), "formats": [dtype[name].str for name in dtype.names],
-        "offsets": [dtype.fields[name][1] for name in dtype.names], "itemsize": dtype.itemsize,
-    }  # fmt: skip
+        "names": list(dtype.names),
+        "formats": [dtype[name].str for name in dtype.names],
+        "offsets": [dtype.fields[name][1] for name in dtype.names],
+        "itemsize": dtype.itemsize,
+    }
     return repr(fields | {"aligned": True} if dtype.isalignedstruct else fields)
 
 

@@ -59,9 +59,14 @@ class CountSketch:
         passes = 2.0 * self.rows + SELECT_PASSES  # every row is written, and read for the estimate
         kernels = self.rows + 1 + SELECT_KERNELS
         return Traits(
-            "all_reduce", n_rounds=2, encode_passes=passes, encode_kernels=kernels, selection="sort", whole=True,
+            "all_reduce",
+            n_rounds=2,
+            encode_passes=passes,
+            encode_kernels=kernels,
+            selection="sort",
+            whole=True,
             sparse_answer=True,
-        )  # fmt: skip
+        )
 
     def init(self, n: int, seed: int = 0) -> SketchState:
         return SketchState(n, seed)

@@ -28,9 +28,14 @@ FLAGS = {"attention_bias": "bias", "mlp_bias": "mlp_bias"}
 ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu", "gelu_fast": "gelu", "relu": "relu", "relu2": "squared_relu"}
 #: fields of which one value can be simulated
 ONLY: dict[str, Any] = {
-    "do_layer_norm_before": True, "enable_bias": True, "qk_layernorm": False, "clip_qkv": None,
-    "apply_residual_connection_post_layernorm": False, "decoder_sparse_step": 1, "mlp_only_layers": [],
-}  # fmt: skip
+    "do_layer_norm_before": True,
+    "enable_bias": True,
+    "qk_layernorm": False,
+    "clip_qkv": None,
+    "apply_residual_connection_post_layernorm": False,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
 #: kinds of which only the parameters are counted
 COUNTED = ("deepseek_v2", "deepseek_v3", "gpt_oss")
 #: sequences of which a model is taken to be trained, where it reads longer ones

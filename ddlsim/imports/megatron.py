@@ -30,9 +30,14 @@ _OTHERS = (
 _HARMLESS = ("0", "1", "-1")
 #: parameter of the model file -> its argument
 _NUMBERS = {
-    "layers": "num-layers", "dim": "hidden-size", "heads": "num-attention-heads", "head_size": "kv-channels",
-    "hidden": "ffn-hidden-size", "experts": "num-experts", "active": "moe-router-topk",
-}  # fmt: skip
+    "layers": "num-layers",
+    "dim": "hidden-size",
+    "heads": "num-attention-heads",
+    "head_size": "kv-channels",
+    "hidden": "ffn-hidden-size",
+    "experts": "num-experts",
+    "active": "moe-router-topk",
+}
 _POSITIONS = ("learned_absolute", "rope", "none")
 
 
@@ -64,8 +69,10 @@ def read_megatron(source: SourceText) -> Read:
         raise given.error("qk-layernorm", "can only be simulated with --normalization RMSNorm")
     values["mlp"] = "experts" if has_experts else "gated" if gated else "ungated"
     if has_experts:
-        values |= {"active": given.count("moe-router-topk", 2),
-                   "hidden": given.count("moe-ffn-hidden-size", values["hidden"])}  # fmt: skip
+        values |= {
+            "active": given.count("moe-router-topk", 2),
+            "hidden": given.count("moe-ffn-hidden-size", values["hidden"]),
+        }
     if "group-query-attention" in given.flags:
         values["kv_heads"] = given.count("num-query-groups", 1)
     rotary = "use-rotary-position-embeddings" in given.flags

@@ -499,9 +499,14 @@ def compare(
 
 
 def _compared(
-    cluster: Cluster, ranks: Ranks, operation: Operation, size: int, schedule: Schedule, n_repetitions: int,
+    cluster: Cluster,
+    ranks: Ranks,
+    operation: Operation,
+    size: int,
+    schedule: Schedule,
+    n_repetitions: int,
     tcp: str,
-) -> Comparison:  # fmt: skip
+) -> Comparison:
     nbytes = size * operation.factor
     seconds = predicted(cluster, schedule, nbytes)
     order = Prepare(schedule, nbytes, operation.n_servers, PATIENCE + _SLOWER * seconds)

@@ -57,10 +57,15 @@ class Value(Generic[T_co]):
     __slots__ = ("__weakref__", "_compute", "_inputs", "_result", "batch_statistics", "number", "plane", "statistics")
 
     def __init__(
-        self, plane: DataPlane, number: int, compute: Callable[..., T_co] | None, inputs: tuple[Value[object], ...],
-        result: object = None, statistics: Value[Array] | None = None,
+        self,
+        plane: DataPlane,
+        number: int,
+        compute: Callable[..., T_co] | None,
+        inputs: tuple[Value[object], ...],
+        result: object = None,
+        statistics: Value[Array] | None = None,
         batch_statistics: tuple[Value[BatchStatistics], ...] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.plane = plane
         self.number = number
         self._compute = compute

@@ -194,9 +194,12 @@ def gemm(timer: Timer) -> Iterator[Row]:
         is_square = purpose == "square"
         is_usual = is_square or (m == 4096 and purpose.endswith("t1"))
         wanted = {
-            "bf16": True, "fp16": is_usual, "tf32": is_usual, "fp32": is_square and n <= 8192,
+            "bf16": True,
+            "fp16": is_usual,
+            "tf32": is_usual,
+            "fp32": is_square and n <= 8192,
             **dict.fromkeys(SCALED, (is_square or m in (4096, 8192)) and n % 128 == 0),
-        }  # fmt: skip
+        }
         for name in [name for name, is_wanted in wanted.items() if is_wanted and name not in lacking]:
             if timer.is_over:
                 return

@@ -35,8 +35,7 @@ from ddlsim.network.busy import Logged
 from ddlsim.network.changes import CAPACITY, REROUTE, Fault, changes_of, shares_of
 from ddlsim.network.epochs import Around, Epochs
 from ddlsim.network.program import Program, compile_schedule, write_frames, write_messages, write_routes, write_steps
-from ddlsim.network.state import Bools, Floats, Ints, grown
-from ddlsim.network.table import Table
+from ddlsim.network.state import Bools, Floats, Ints, Table, grown
 
 #: a row of state.WAY, and one of state.CONNECTION
 Way = tuple[float, float, float, float, float, float, float, float, float, int, int]

@@ -116,9 +116,14 @@ class Episodes:
         books = self._books()
         sums, nbytes = books.sums - before.sums, books.nbytes - before.nbytes
         self._episodes[entry.key] = Episode(
-            offsets, nbytes.sum(axis=0), books.busy - before.busy, sums.sum(axis=1),
-            books.n_messages - before.n_messages, entry.start, self._engine.logged[before.n_parts :],
-        )  # fmt: skip
+            offsets,
+            nbytes.sum(axis=0),
+            books.busy - before.busy,
+            sums.sum(axis=1),
+            books.n_messages - before.n_messages,
+            entry.start,
+            self._engine.logged[before.n_parts :],
+        )
 
     def enter(self, ids: list[int], instances: Ints, ranks: Ints, now: float) -> bool:
         """Let all ranks enter collectives now (arguments as for `kernel.join`); return whether :meth:`take` replays the

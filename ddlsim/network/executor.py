@@ -418,8 +418,13 @@ class Executor:
         pairs, which = distinct(ends[: len(rows)] * width + ends[len(rows) :], width * width)
         routes = self.network.routes(nodes[pairs // width].tolist(), nodes[pairs % width].tolist())[which]
         tasks["place"][rows] = np.arange(len(rows))
-        for name, column in (("row", rows), ("source", source), ("target", target), ("route", routes),
-                             ("nbytes", nbytes)):  # fmt: skip
+        for name, column in (
+            ("row", rows),
+            ("source", source),
+            ("target", target),
+            ("route", routes),
+            ("nbytes", nbytes),
+        ):
             messages[name][:-1] = column
         self.network.stride = len(messages)
         self.tables.counts[ts.SENDER] = send_address()

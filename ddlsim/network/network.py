@@ -138,9 +138,14 @@ class Network:
         kernel.join(self.engine.table, instances, joining, float(now))
 
     def send(
-        self, src: Sequence[int] | Ints, dst: Sequence[int] | Ints, nbytes: Floats, now: float, *,
+        self,
+        src: Sequence[int] | Ints,
+        dst: Sequence[int] | Ints,
+        nbytes: Floats,
+        now: float,
+        *,
         overhead: bool | None = None,
-    ) -> Ints:  # fmt: skip
+    ) -> Ints:
         """Send messages between nodes at time `now` (s). Returns their ids, which are negative.
 
         src, dst  (n,) nodes

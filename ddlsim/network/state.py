@@ -10,6 +10,7 @@ schedule; an *instance* is one execution of a program; a *thread* is one rank in
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -338,3 +339,25 @@ def grown(array: Array, size: int) -> Array:
     longer = np.zeros(max(size, 2 * len(array)), dtype=array.dtype)
     longer[: len(array)] = array
     return longer
+
+
+class Table:
+    """Addresses and lengths of the arrays of a `Net`, through which compiled code reaches them.
+
+    :func:`~ddlsim.network.view.attach` reads it. Only those of arrays that have been replaced are written again.
+    """
+
+    def __init__(self) -> None:
+        self.values: Ints = np.zeros(2 * len(Net._fields), dtype=np.int64)
+        self._net: tuple[Any, ...] = (None,) * len(Net._fields)
+
+    def of(self, net: Net) -> Ints:
+        """Return the table of `net`, shape (2 * fields,); valid as long as `net` lives and is not replaced."""
+        if net is not self._net:
+            arrays: Sequence[Any] = net
+            for place, (array, before) in enumerate(zip(arrays, self._net, strict=True)):
+                if array is not before:
+                    self.values[2 * place] = array.ctypes.data
+                    self.values[2 * place + 1] = len(array)
+            self._net = net
+        return self.values

@@ -1,7 +1,7 @@
 """Compiled code's view of a :class:`~ddlsim.network.state.Net`: one pointer to a table of addresses and lengths.
 
 Compiled functions that took the forty arrays of a `Net` would take hundreds of arguments, and compiling each of them
-would cost as much as a page of code. So Python hands over one table (:mod:`ddlsim.network.table`), an entry point
+would cost as much as a page of code. So Python hands over one :class:`~ddlsim.network.state.Table`, an entry point
 copies it to its own stack (:func:`attach`), and what it calls, all of it inlined, gets a pointer. After inlining, LLVM
 keeps the addresses in registers, because no other code can see that copy.
 
@@ -150,7 +150,7 @@ def _field(context: Any, builder: Any, kind: Any, view: Any, name: str) -> Any:
 
 
 def _attach(typing: Any, table: Any) -> Any:
-    """Return the pointer through which compiled code reaches the arrays of a :class:`~ddlsim.network.table.Table`."""
+    """Return the pointer through which compiled code reaches the arrays of a :class:`~ddlsim.network.state.Table`."""
     if not (isinstance(table, types.Array) and table.dtype == types.int64 and table.ndim == 1):
         return None
 

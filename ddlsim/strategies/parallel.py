@@ -268,9 +268,13 @@ class Parallel(WithFabric):
         own = tuple(chunks[i] for i in self._chunks_of_stages(mesh)[place])
         zero = {False: 0, True: 1}.get(self.sharded, 3) if mesh.data > 1 else 0  # type: ignore[arg-type]
         holding = Holding(
-            zero=zero, shards=mesh.data if zero else 1, gathered=2 if self.pipeline == 1 else 0, tensor=self.tensor,
-            sequence=self.sequence, recompute=self._again,
-        )  # fmt: skip
+            zero=zero,
+            shards=mesh.data if zero else 1,
+            gathered=2 if self.pipeline == 1 else 0,
+            tensor=self.tensor,
+            sequence=self.sequence,
+            recompute=self._again,
+        )
         return _stage(own, holding, 1 + self._delays[place])
 
     def _chunks_of_stages(self, mesh: Mesh) -> Sequence[Sequence[int]]:
@@ -643,9 +647,12 @@ def _stage(chunks: tuple[Chunk, ...], holding: Holding, versions: int) -> Stage:
     """Return the stage of a worker that keeps `versions` versions of its weights."""
     work = joined(chunks)
     holding = dataclasses.replace(
-        holding, optimizer=work.rule or "momentum", flash=work.flash, stack=work.known_stack,
+        holding,
+        optimizer=work.rule or "momentum",
+        flash=work.flash,
+        stack=work.known_stack,
         gradient_dtype=work.main_gradients,
-    )  # fmt: skip
+    )
     memory = memory_of(work.model, work.batch_size, work.precision, holding)
     if holding.zero == 3 and not holding.gathered:  # whole gradients, in the dtype in which replicas sum them
         memory = dataclasses.replace(memory, gradients=memory.gradients + work.gradient_nbytes)

@@ -156,9 +156,11 @@ def calibrate_stack(
     if measured:
         half, workers = _half_width(fit), [run.workers for run in measured]
         fitted = dataclasses.replace(
-            fitted, title=f"{base.title}, fitted to {len(measured)} runs", workers=(min(workers), max(workers)),
+            fitted,
+            title=f"{base.title}, fitted to {len(measured)} runs",
+            workers=(min(workers), max(workers)),
             spread=(round(math.exp(-half), 4), round(math.exp(half), 4)),
-        )  # fmt: skip
+        )
     predicted = tuple((1.0 / fitting.times(fitted)).tolist())
     return StackFit(fitted, base, tuple(measured), predicted, fit, calls, left_out)
 
@@ -169,9 +171,12 @@ def _half_width(fit: LogFit) -> float:
 
 
 def experiment_of(
-    run: MeasuredRun, stack: Stack, cluster: ClusterLike | None = None, model: ModelLike | None = None,
+    run: MeasuredRun,
+    stack: Stack,
+    cluster: ClusterLike | None = None,
+    model: ModelLike | None = None,
     beside: Sequence[MeasuredRun] = (),
-) -> Experiment:  # fmt: skip
+) -> Experiment:
     """Return the experiment that simulates a measured run under a stack, on its own cluster or the one given.
 
     beside  runs, those of one worker of which give the compute time of a model that is not timed by kernels
@@ -245,8 +250,9 @@ class _Fitting:
             told = [name for name in names if name not in fit.names and self._tells(name, columns, fit.names)]
             reasons = {
                 name: "these runs do not need it" if name in told else REMEDIES[name]
-                for name in names if name not in fit.names
-            }  # fmt: skip
+                for name in names
+                if name not in fit.names
+            }
             tried = [self._fitted((*fit.names, name)) for name in (told[:1] if told[:1] == ["gemm"] else told)]
             better = [each for each in tried if each.names == ("gemm",) or _is_better(each, fit)]
             if not better:

@@ -392,9 +392,11 @@ def held_nbytes(stage: Stage, n_workers: int = 1, activations: float | None = No
     if one is None:
         state = stage.state
         holding = Holding(
-            workload.rule or "momentum", flash=workload.flash, stack=workload.known_stack,
+            workload.rule or "momentum",
+            flash=workload.flash,
+            stack=workload.known_stack,
             gradient_dtype=workload.main_gradients,
-        )  # fmt: skip
+        )
         one = memory_of(
             workload.model, workload.batch_size, workload.precision, holding, batches=stage.batches, n_workers=n_workers
         )
