@@ -126,8 +126,7 @@ def test_files_beside_the_file_take_options(tmp_path):
     ("target_accuracy = 0.95", "target_accuracy = 95", ["training.target_accuracy = 95", "at most 1"]),
     ("rho = 0.2", 'rho = "0.2"', ["strategy.staleness_scaling.rho = '0.2': must be a number"]),
     ("time_model", "timemodel", ["unknown key 'timemodel'", "did you mean 'time_model'?"]),
-    ('type = "async-parameter-server"', 'type = "async-parameter-server"\napply_time = 5',
-     ["= 5: must be a string"]),
+    ('type = "async-parameter-server"', 'type = "async-parameter-server"\napply_time = 5', ["= 5: must be a string"]),
 ])  # fmt: skip
 def test_mistakes_are_named_in_one_line(old, new, words, tmp_path):
     with pytest.raises(ConfigError) as error:
