@@ -122,7 +122,7 @@ def _check_layer_by_layer(parts: Sequence[Part], queue: Queue | None) -> None:
         if part.end > part.first + 1:
             raise ConfigError(
                 f"data_parallel: layer_by_layer: bucket {i} covers the layers {part.first} to {part.end - 1}; "
-                "use buckets of a single layer, such as per_layer"
+                "use single-layer buckets, such as per_layer"
             )
     if queue is None:
         raise ConfigError("data_parallel: layer_by_layer needs a queue, such as PriorityQueue(in_flight=4)")

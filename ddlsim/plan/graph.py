@@ -116,19 +116,20 @@ def _collectives(operations: Sequence[Operation], key: list[int], n: int) -> Non
         for rank in group:
             mine = by_rank.get(rank, [])
             if len(mine) < len(most):
+                other, n_entered, n_most = operations[most[0]].rank, len(mine), len(most)
                 raise ConfigError(
-                    f"{operations[most[len(mine)]].where}: rank {rank} of its group never enters this collective: "
-                    f"it enters {len(mine)} collectives of this group, rank {operations[most[0]].rank} enters "
-                    f"{len(most)}"
+                    f"{operations[most[len(mine)]].where}: rank {rank} of its group never enters this collective; "
+                    f"collectives of this group: rank {rank} enters {n_entered}, and rank {other} enters {n_most}"
                 )
         for together in zip(*(by_rank[rank] for rank in group), strict=True):
             leader = operations[together[0]]
             for i in together:
                 if (operations[i].kind, operations[i].nbytes) != (leader.kind, leader.nbytes):
+                    kind, nbytes, where = KINDS[operations[i].kind], operations[i].nbytes, operations[i].where
                     raise ConfigError(
-                        f"{operations[i].where}: enters {KINDS[operations[i].kind]} of {operations[i].nbytes:.0f} "
-                        f"bytes, but {leader.where} enters {KINDS[leader.kind]} of {leader.nbytes:.0f} bytes; all "
-                        "members of a group must enter the same collective"
+                        f"{where}: all members of a group must enter the same collective, but this rank enters {kind} "
+                        f"of {nbytes:.0f} bytes, and {leader.where} is {KINDS[leader.kind]} of {leader.nbytes:.0f} "
+                        "bytes"
                     )
                 key[i] = n
             n += 1

@@ -238,9 +238,9 @@ class Plan:
         for name in (*COLUMNS, "need_offsets", "needs"):
             dtype = np.float64 if name in ("seconds", "nbytes", "holds") else np.int64
             column = np.ascontiguousarray(getattr(self, name), dtype=dtype)
-            shape = {"need_offsets": (n + 1,), "needs": (int(self.need_offsets[-1]),)}.get(name, (n,))
-            if column.shape != shape:
-                raise ConfigError(f"plan: {name} has the shape {column.shape}; must be {shape}")
+            expected = {"need_offsets": (n + 1,), "needs": (int(self.need_offsets[-1]),)}.get(name, (n,))
+            if column.shape != expected:
+                raise ConfigError(f"plan: {name} has the shape {column.shape}; must be {expected}")
             column.setflags(write=False)
             object.__setattr__(self, name, column)
         self._check_ranges()
@@ -267,7 +267,8 @@ class Plan:
                 raise ConfigError(f"plan: {name}[{row}] = {value} is out of range")
         bad = np.flatnonzero((self.needs < 0) | (self.needs >= n))
         if len(bad):
-            raise ConfigError(f"plan: needs[{bad[0]}] = {self.needs[bad[0]]}: must be a row below {n}")
+            i, row = bad[0], self.needs[bad[0]]
+            raise ConfigError(f"plan: needs[{i}] = {row}: must be a row from 0 to {n - 1}")
         for i, group in enumerate(self.groups):
             if len(set(group)) != len(group) or not all(0 <= rank < self.n_ranks for rank in group):
                 raise ConfigError(f"plan: groups[{i}] = {group}: must list distinct ranks below {self.n_ranks}")

@@ -359,7 +359,7 @@ def _lesson(
                 )
         if target.needs_total and samples is None:
             raise ConfigError(
-                "recommend: a deadline or a budget needs the length of the training; set samples=epochs * data set "
+                "recommend: a deadline or a budget requires the length of the training; set samples=epochs * data set "
                 "size, or a target accuracy and a training"
             )
         return None

@@ -113,10 +113,10 @@ def _check(effect: Effect, fault: Fault, cluster: Cluster, n_workers: int, field
             f"{field}: {fault} has the factor {factor:g}: must be at least 1 for workers, and at least 0 for links"
         )
     times = effect.start, effect.end
-    if not all(isinstance(time, float | int) for time in times) or not 0.0 <= times[0] < times[1]:
+    start, end = times
+    if not all(isinstance(time, float | int) for time in times) or not 0.0 <= start < end:
         raise ConfigError(
-            f"{field}: {fault} has start = {times[0]!r} and end = {times[1]!r}: must be increasing, non-negative "
-            "times in s"
+            f"{field}: {fault} has start = {start!r} and end = {end!r}: must be increasing, non-negative times in s"
         )
 
 

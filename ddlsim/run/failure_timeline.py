@@ -266,7 +266,7 @@ def _timeline_without_waiting(result: Outcome, index: int) -> FailureTimeline:
         out_of_service = _crashes(failures, result.cluster, result.nodes.tolist(), end, experiment.seed, index)
     elif index:
         raise ConfigError(
-            "lives: workers of this strategy do not stop for each other, so failures are part of the run "
+            "timelines: the workers of this strategy do not stop for each other, so failures are part of the run "
             "itself; use simulate_seeds"
         )
     crashes = [(start, rank, back) for rank, own in enumerate(out_of_service) for start, back in own if start < end]

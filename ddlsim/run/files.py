@@ -170,7 +170,7 @@ def strategy_of(
     for field in fields:
         if field.default is dataclasses.MISSING and field.name not in table:
             raise ConfigError(
-                f"{where} needs {field.name}: {where}+{field.name}=..., or in an experiment file strategy = "
+                f"{where} requires {field.name}; write {where}+{field.name}=..., or in an experiment file strategy = "
                 f'{{ type = "{chosen}", {field.name} = ... }}'
             )
     made: Strategy = make(**table) if not sizes else SCHEMA.build(make, table, where, Source(allow_code=allow_code))

@@ -516,15 +516,17 @@ class Parallel(WithFabric):
                 f"steps, more than the limit of {MOST_TASKS:,}. A single rank cannot represent its tensor group here, "
                 f"because {why_not} and the group shares links; use fewer micro-batches or workers"
             )
-        executed = f"tensor groups: {len(members)} of {members.size} ranks are executed, one per group of {self.tensor}"
+        n_executed, n_ranks, tensor = len(members), members.size, self.tensor
         if why_not:
             context.notes.append(
-                f"{executed}, although {why_not}, because all ranks together would have {tasks}. Each group has the "
+                f"tensor groups: {n_executed} of {n_ranks} ranks are executed, one per group of {tensor}, because all "
+                f"ranks together would have {tasks}. This is an approximation, because {why_not}: each group has the "
                 "compute times of its slowest member, and its exchanges take as long as on idle links"
             )
         else:
             context.notes.append(
-                f"{executed}, because the members of a group do the same work at the same times and share no links"
+                f"tensor groups: {n_executed} of {n_ranks} ranks are executed, one per group of {tensor}, because the "
+                "members of a group do the same work at the same times and share no links"
             )
         return folding
 

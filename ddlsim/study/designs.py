@@ -50,9 +50,7 @@ class Range:
         if self.log and low <= 0.0:
             raise ConfigError(f"Range({shown(self.low)}, {shown(self.high)}, log=True): low must be above 0")
         if self.whole and math.ceil(low) > math.floor(high):
-            raise ConfigError(
-                f"Range({shown(self.low)}, {shown(self.high)}, whole=True): the range contains no integer"
-            )
+            raise ConfigError(f"Range({shown(self.low)}, {shown(self.high)}): must contain at least one integer")
 
     @property
     def bounds(self) -> tuple[float, float]:

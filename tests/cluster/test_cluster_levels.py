@@ -132,7 +132,7 @@ def test_a_grid_declares_levels_where_links_do_not_show_them(tmp_path):
         cluster.save(tmp_path / f"cluster.{suffix}")
         assert found(load_cluster(tmp_path / f"cluster.{suffix}")).places.shape == (2, 3, 4)
     graph.graph["grid"] = [3, 7]
-    with pytest.raises(ConfigError, match=r"grid = \[3, 7\] does not match the number of machines, 24; correct it"):
+    with pytest.raises(ConfigError, match=r"grid = \[3, 7\] does not match the number of machines, 24; correct"):
         load_cluster(graph)
 
 

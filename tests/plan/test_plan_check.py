@@ -502,7 +502,7 @@ def test_weights_of_a_rank_that_does_not_update_them():
         ("lane", 77, r"lane\[0\] = 77"),
         ("end", 2, r"end\[0\] = 2"),
         ("step", 100, r"step\[0\] = 100"),
-        ("needs", 99, r"needs\[0\] = 99: must be a row below 10"),
+        ("needs", 99, r"needs\[0\] = 99: must be a row from 0 to 9"),
     ],
 )
 def test_columns_that_point_to_nothing(column, value, text):

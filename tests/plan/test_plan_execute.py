@@ -285,7 +285,7 @@ def test_workloads_must_fit_each_other():
     with pytest.raises(ConfigError, match=r"the buckets contain \d+ of \d+ bytes"):
         data_parallel(workload(), 2, lambda w: per_layer(w)[1:])
     with pytest.raises(
-        ConfigError, match=r"layer_by_layer: bucket \d+ covers the layers \d+ to \d+; use buckets of a single layer"
+        ConfigError, match=r"layer_by_layer: bucket \d+ covers the layers \d+ to \d+; use single-layer buckets"
     ):
         data_parallel(workload(), 2, queue=PriorityQueue(), layer_by_layer=True)
     with pytest.raises(ConfigError, match="layer_by_layer needs a queue"):

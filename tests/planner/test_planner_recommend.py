@@ -292,7 +292,7 @@ def test_output() -> None:
         (
             Target(deadline="1 h"),
             {"samples": None},
-            "a deadline or a budget needs the length of the training; set samples=",
+            "a deadline or a budget requires the length of the training; set samples=",
         ),
         (Target(budget=9.0), {"clusters": "office-1gbe", "base": None}, "a budget needs prices .*: cost: machine"),
         (Target(accuracy=0.9), {"samples": None}, "a target accuracy needs training="),

@@ -172,7 +172,10 @@ def test_a_slice_costs_nothing():
         (lambda: Attention(8, kv_heads=3), r"kv_heads = 3: must divide heads = 8"),
         (lambda: Attention(8, kv_heads=0), r"kv_heads = 0: must be at least 1"),
         (lambda: CrossAttention(4, context=0), r"context = 0: must be at least 1"),
-        (lambda: CrossAttention(4, context=8).cost((8, 16)), r"context = 8: must be less than the 8"),
+        (
+            lambda: CrossAttention(4, context=8).cost((8, 16)),
+            r"context = 8: must be less than the number of tokens of the input, 8",
+        ),
         (lambda: CrossAttention(3, context=8).cost((9, 16)), r"heads = 3 must divide the 16 features"),
         (lambda: SwiGLU(4).cost((3, 8, 8)), r"the input must have the shape \(tokens, features\)"),
         (lambda: MixtureOfExperts(2, 3, 8), r"active = 3: must be at most experts = 2"),
