@@ -294,9 +294,9 @@ class Codec:
         if task is None:
             return
         if not self.by_piece:
-            trained, timed = task.network.model.name, _clock_model(context).name
+            learned_name, timed = task.network.model.name, _clock_model(context).name
             context.notes.append(
-                f"compression: the gradient of {trained} is compressed as a single vector, but message sizes and times "
+                f"compression: the gradient of {learned_name} is compressed as a single vector, but message sizes and times "
                 f"are those of the buckets of {timed}"
             )
             parts = [slice(0, task.network.n_params)]
