@@ -443,7 +443,8 @@ class Engine:
         for number, others, changed in self._epochs.later(epoch, src, dst, usual):
             if self.net.counts[st.FIFO]:
                 raise ConfigError(
-                    "sharing = 'fifo': queued messages cannot be rerouted around a link that is down; set 'max-min'"
+                    "sharing = 'fifo': queued messages cannot be rerouted around a link that is down; use sharing = "
+                    "'max-min'"
                 )
             rows = np.zeros(len(src), dtype=st.ROUTE)
             self._write_routes(rows, changed, latency)

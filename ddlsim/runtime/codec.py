@@ -294,10 +294,10 @@ class Codec:
         if task is None:
             return
         if not self.by_piece:
-            learned_name, timed = task.network.model.name, _clock_model(context).name
+            trained_model, timed_model = task.network.model.name, _clock_model(context).name
             context.notes.append(
-                f"compression: the gradient of {learned_name} is compressed as a single vector, but message sizes and times "
-                f"are those of the buckets of {timed}"
+                f"compression: the gradient of {trained_model} is compressed as a single vector, but message sizes and "
+                f"times are those of the buckets of {timed_model}"
             )
             parts = [slice(0, task.network.n_params)]
         here = timed if self.by_piece else tensor_shapes(task.network.model)

@@ -272,7 +272,7 @@ class PatchEmbedding(Spec):
     def cost(self, in_shape: Shape) -> Cost:
         need_map(in_shape)
         if len(in_shape) != 3 or any(size % self.patch for size in in_shape[1:]):
-            raise ConfigError(f"patch = {self.patch}: must divide height and width of the input {in_shape}")
+            raise ConfigError(f"patch = {self.patch}: must divide the height and width of the input, {in_shape}")
         n_tokens = 1 + math.prod(size // self.patch for size in in_shape[1:])
         n_weights = self.dim * in_shape[0] * self.patch**2
         tensors = (("weight", n_weights), ("bias", self.dim), ("class", self.dim), ("positions", n_tokens * self.dim))
