@@ -134,7 +134,7 @@ BASE = CONFIGS["llama-3.1-8b"]["config"]
         ({"model_type": "deepseek_v3"}, "num_experts_per_tok is missing"),
         ({"model_type": "gpt2", "hidden_act": "gelu", "resid_pdrop": 2}, r"rate = 2.0: must be at least 0 and below 1"),
         ({"model_type": "vit", "architectures": None, "hidden_act": "gelu", "patch_size": 15},
-         "patch = 15: must divide height and width"),
+         "patch = 15: must divide the height and width"),
     ],
 )  # fmt: skip
 def test_wrong_configs_are_errors_of_one_line(fields: dict[str, object], message: str):
