@@ -76,7 +76,7 @@ def test_options_of_training_need_training(option):
 
 
 @pytest.mark.parametrize(("options", "words"), [
-    (["-s", "softsync"], "--strategy softsync needs n: --strategy softsync+n=..., or in an experiment file"),
+    (["-s", "softsync"], "--strategy softsync requires n; write --strategy softsync+n=..., or in an experiment file"),
     (["-s", "gossip-sgd", "--servers", "2"], "--servers has no effect with --strategy gossip-sgd; valid options: none"),
     (["-s", "local-sdg"], "did you mean 'local-sgd'?"),
 ])  # fmt: skip
