@@ -98,15 +98,19 @@ def _low_rank(row: Measurement) -> float:
     return draft.plan().execute(cluster_of(row, 0.0), rank_order="given").seconds
 
 
-PROGRAMS: dict[str, tuple[Callable[[Measurement], float], str]] = {
-    "local_sgd": (_run, "local-sgd"), "neighbours": (_run, "gossip"), "gossip": (_gossip, "gossip"),
-    "top_k": (_top_k, "all-reduce"), "low_rank": (_low_rank, "all-reduce"),
+PROGRAMS: dict[str, Callable[[Measurement], float]] = {
+    "local_sgd": _run, "neighbours": _run, "gossip": _gossip, "top_k": _top_k, "low_rank": _low_rank,
+}  # fmt: skip
+#: algorithm -> the strategy to which it belongs, as files name it
+STRATEGIES = {
+    "local_blocking": "local-sgd", "local_overlapped": "overlap-local-sgd", "neighbour_ring_blocking": "choco-sgd",
+    "neighbour_ring_overlapped": "dpsgd", "pairwise_async": "adpsgd",
 }  # fmt: skip
 
 
 def predicted(row: Measurement) -> float:
     """Return the s of a row."""
-    return PROGRAMS[row.experiment][0](row)
+    return PROGRAMS[row.experiment](row)
 
 
 @cache
@@ -129,7 +133,8 @@ def _row(row: Measurement, case: str, what: str) -> Row:
         seconds = predicted(row)
     except (KeyError, ValueError) as error:  # what a program needs and the row does not say
         raise UnpredictableError(f"the row does not state {error}") from None
-    return Row(case, what, measured, seconds, "s", False, kind=f"run/{PROGRAMS[row.experiment][1]}/tcp-reno")
+    kind = f"run/{STRATEGIES.get(row.algorithm, 'all-reduce')}/tcp-reno"
+    return Row(case, what, measured, seconds, "s", False, kind=kind)
 
 
 def rows() -> list[Row]:

@@ -33,27 +33,27 @@ HEAD = """# Accuracy
 READING = """
 ## How to read the table
 
-- **Rows** are measured figures that were not used for calibration. The page of each family states which rows are used
-  to calibrate it; these are not counted.
-- **Result.** A goal is reached if the mean error of the counted rows does not exceed it. For families that scale out,
-  rows inside one machine have a separate line and are not judged. For gains of techniques, there is a second condition:
-  in six of ten rows, the error of the gain (ratio - 1), of the step without the technique and of the step with it must
-  all be within 15 %.
+- **Rows** are measured values that were not used for calibration. Each family's page states which rows are used for
+  calibration. Those rows are not counted.
+- **Result.** A goal is reached if the mean error of the counted rows does not exceed it. For families about scaling
+  across machines, rows inside one machine have a separate line and are not judged. For gains of techniques, there is a
+  second condition: in at least six of ten rows, the errors in the gain (ratio - 1), in the step time without the
+  technique and in the step time with it must all be within 15 %.
 - **Mean error** is the mean of |predicted - measured| / measured. **Bias** is the mean of (predicted - measured) /
-  measured. If it is above 0, predicted times are too long, or predicted rates too high.
-- **Rule of thumb** is the mean error of a simple assumption: the calibrated step time of one machine or device does not
-  change, scaling is perfect if the batch per device changes, and a technique gains nothing. **Skill** is this error
-  divided by ddlsim's error. Below 1, the rule of thumb is better.
+  measured. If the bias is above 0, predicted times are too long, or predicted rates are too high.
+- **Rule of thumb** is the mean error of simple assumptions: the calibrated step time of one machine or device does not
+  change, scaling is perfect if the batch per device changes, and techniques gain nothing. **Skill** is this error
+  divided by ddlsim's error. If the skill is below 1, the rule of thumb is better.
 - **Coverage** is the share of 95 % intervals that contain the measured value ([below](#how-often-intervals-hold)).
 
-Constants that are not calibrated come from data sheets and from NCCL's topology model (`accuracy/machines.py`). They
-are the same for all cases, and none was tuned to a counted row. However, the authors of the models knew these rows and
-made some [choices](#choices-made-after-seeing-rows) because of them. Cases that the authors have not seen are a better
-test.
+Constants that are not calibrated come from data sheets and from NCCL's topology model (`accuracy/machines.py`). These
+constants are the same for all cases, and none was tuned to a counted row. However, the authors of the models knew these
+rows and made some [choices](#choices-made-after-seeing-rows) because of them. Cases that the authors have not seen are
+a better test.
 
-The measurements and their sources are in `accuracy/data/`. `make accuracy` repeats all simulations, which takes some
-minutes, and writes this page, the pages of the families and their pictures. Figures in the data files that are not
-predicted are [listed with the reason](accuracy/not_predicted.md).
+The measurements and their sources are in `accuracy/data/`. `make accuracy` repeats all simulations, which takes a few
+minutes, and writes this page, the pages of the families and their pictures. Measured values that ddlsim does not
+predict are [listed with the reasons](accuracy/not_predicted.md).
 """
 INTERVALS = """
 ## How often intervals hold
@@ -62,8 +62,8 @@ Intervals are meant to contain 95 % of the measured values. If there is no measu
 interval is based on the errors of earlier predictions of the same kind
 ([learned deviations](calibration.md#learned-deviations), `deviations/learned.toml`).
 
-**New systems.** The intervals of each series are based only on the other series, as if its system or algorithm were
-new. Over all series, including rows that are not counted above, {series}.
+**New systems.** The intervals of each series are based only on the other series, as if the system or algorithm of the
+series were new. Over all series, including rows that are not counted above, {series}.
 
 **New settings of these systems.** The intervals of one random half of the rows are based on the other half:
 {halves}.
@@ -73,19 +73,21 @@ Curves through measured sizes (NCCL sweeps) are tested on sizes that were left o
 CHOICES = """
 ## Choices made after seeing rows
 
-Each of these choices has a physical or documented reason, but the authors had seen the rows that it improves.
+Each of the following choices has a physical or documented reason, but the authors had seen the rows that the choice
+improves.
 
 **Weak scaling**
 
-- Six rows suggested that TensorFlow's replicated variables are reduced after the backward pass. This choice was
+- Six rows suggested that TensorFlow's replicated variables are reduced after the backward pass. This assumption was
   withdrawn, because other rows refute it.
-- The fixed times of updates in Paddle with mixed precision and in TensorFlow's distributed sessions come from rows with
-  eight devices.
-- MXNet's servers process 10 GB/s, the memory traffic of one thread. From version 1.5 on, they process 60 GB/s in
-  operations that use all cores. For ByteScheduler, the version of MXNet comes from its Dockerfile. The rate of copies
-  between MXNet's devices is calibrated on the one-machine row.
-- The devices of a machine share an input pipeline and differ in speed. Both effects were examined because predicted
-  steps on one machine were too short. Their sizes come from code and from other publications.
+- Updates in Paddle with mixed precision and in TensorFlow's distributed sessions take a fixed time, which comes from
+  the rows with eight devices.
+- MXNet's servers are assumed to process 10 GB/s, the memory traffic of one thread. From version 1.5 on, they process 60
+  GB/s in operations that use all cores. For ByteScheduler, the version of MXNet comes from its Dockerfile. The rate of
+  copies between MXNet's devices is calibrated on the one-machine row.
+- The devices of a machine are assumed to share an input pipeline and to differ in speed. Both effects were examined
+  because predicted steps on one machine were too short. The sizes of these effects come from code and from other
+  publications.
 
 **Strong scaling**
 
@@ -93,18 +95,19 @@ Each of these choices has a physical or documented reason, but the authors had s
 
 **Gains of techniques**
 
-- In the DGC case, communication does not overlap with computation, and a backbone network represents the detector.
-- ByteScheduler's source does not state the batch, which is assumed to be 32. Its credit is the better of two values.
-  The rate of copies inside its machines is calibrated on their one-machine row.
+- In the DGC case, communication does not overlap with computation, and the detector is represented by its backbone
+  network.
+- ByteScheduler's source does not state the batch, which is assumed to be 32. The scheduler's credit is the better of
+  two values. The rate of copies inside a machine is calibrated on the one-machine row.
 
 **Collectives**
 
 - In NCCL sweeps, times are linear in the size between two calibrated sizes.
-- Gloo on AWS uses the connections, window and slow start of Linux and AWS. Only point-to-point rows were used to decide
-  which of these settings matter.
+- Gloo on AWS is simulated with the number of connections, the window and the slow start of Linux and AWS. Only
+  point-to-point rows were used to decide which of these settings matter.
 - NCCL on AWS: unequal interfaces were examined because predicted times without rate limits were too short, and
-  increasingly so with more machines. The spread of interfaces comes from other measurements. It applies to one
-  direction only, which was chosen because of these rows.
+  increasingly so with more machines. The spread of interfaces comes from other measurements. The spread is applied to
+  one direction only, a choice that was made because of these rows.
 
 **Intervals**
 
@@ -115,44 +118,47 @@ Each of these choices has a physical or documented reason, but the authors had s
 
 **Mini-cluster**
 
-- Rows below 64 KiB and two-way rows under cubic are not counted.
-- Asynchronous workers of equal speed start at times that are spread over a cycle. When they started together, the error
-  was 12 to 38 %. If their pushes do not fit into a cycle one after the other, they start at random times. When such
-  workers started at times spread over a cycle, they were 28 % too fast.
-- Two choices come from other pushes between namespaces: which windows matter in an incast (`incast.csv`), and how often
-  BBR times out (longer pushes, `incast_bbr.csv`).
+- Rows below 64 KiB and rows with two-way traffic under CUBIC are not counted.
+- Asynchronous workers of equal speed start at times that are spread over a cycle. When all workers started together,
+  the error was 12 to 38 %. If the pushes do not fit into one cycle back to back, the workers start at random times.
+  With start times spread over a cycle, the predictions for these workers were 28 % too fast.
+- Two choices come from additional measurements of pushes between namespaces: which windows matter in an incast
+  (`incast.csv`), and how often BBR times out (longer pushes, `incast_bbr.csv`).
 - Links serve messages in order of arrival, except where the threads of a host hand over several messages in turns
-  (answers of servers, messages to two neighbours). A limit of 128 KiB per connection in the sender's queue (TCP small
-  queues) was tried instead and rejected: it halved the error for neighbours, but raised that for pipelines from 0.6 to
-  0.9 % and that for gossip from 0.4 to 3.9 %.
+  (replies of servers, messages to two neighbours). As an alternative, a limit of 128 KiB per connection in the sender's
+  queue (TCP small queues) was tried and rejected. It halved the error for neighbours, but raised the error for
+  pipelines from 0.6 to 0.9 % and the error for gossip from 0.4 to 3.9 %.
 
 **Other models**
 
 - DLRM: all GPUs wait for the GPU with the bottom MLP, and matrix products are computed in waves.
-- torchgpipe: the time at which activations are recomputed was chosen after seeing rows.
-- Memory: the activations that stay in memory were determined from PyTorch's formulas after the row of U-Net (6, 72) did
-  not fit. The memory that the allocator reserves is simulated because the predictions for AmoebaNet-D were 35 and 54 %
-  too low.
-- Das: small batches are slower per sample. Two batch sizes are assumed, because the source does not state them.
+- torchgpipe: the authors chose when activations are recomputed after they had seen the rows.
+- Memory: the activations that stay in memory were determined from PyTorch's formulas, because an earlier prediction for
+  U-Net (6, 72) was wrong. The memory that the allocator reserves is simulated because the predictions for AmoebaNet-D
+  were 35 and 54 % too low.
+- Hybrids on Xeons: small batches are assumed to be slower per sample. Two batch sizes are assumed, because the source
+  does not state them.
 - DeepSpeed: as in its code, gradients are reduced after all passes, and stages wait while tensors are in flight.
 
 **Software stacks**
 
-- The rows of these families showed which numbers a stack needs, such as the share of the peak rate that matrix products
-  reach, or the traffic of element-wise operations. `python -m accuracy.stacks fit` fits these numbers.
-- MXFP8 reads operands twice. This was added because its rows are slower than those with per-tensor FP8.
-- NVFP4 keeps 15 % of the layers in bf16, as in NVIDIA's paper. This was added because the prediction was 25 % too fast.
-- TPU slices reduce gradients after the backward pass and hide collectives of tensor groups, as in MaxText's
-  configuration and XLA's papers. Earlier predictions were off by 12 % in both directions.
+- The rows of these families showed which parameters a stack needs, such as the share of the peak rate that matrix
+  products reach, or the traffic of element-wise operations. `python -m accuracy.stacks fit` fits these parameters.
+- MXFP8 kernels are assumed to read their operands twice. This assumption was added because the MXFP8 rows are slower
+  than the rows with per-tensor FP8.
+- With NVFP4, 15 % of the layers stay in bf16, as in NVIDIA's paper. This rule was added because the prediction was 25 %
+  too fast.
+- On TPU slices, gradients are reduced after the backward pass, and collectives of tensor groups are hidden behind
+  computation, as in MaxText's configuration and XLA's papers. Earlier predictions were off by 12 % in both directions.
 - Megatron-Bridge keeps gradients in bf16 and recomputes as many layers as memory requires. Its published layouts state
   neither.
-- Megatron of March 2024 is simulated with FlashAttention-2.
+- The March 2024 version of Megatron is simulated with FlashAttention-2.
 - The speed of an H100 with a power limit is assumed to be proportional to the square root of its power above 120 W.
 - LLM Foundry has its own stack, separate from that of PyTorch's FSDP.
 - For torchtitan's layouts with tensor groups and pipelines, earlier predictions of speed or memory were 4 to 41 % off.
   These layouts now shard weights over replicas, have as many micro-batches as stages, and skip the last products in
-  recomputation, as torchtitan does by default. Peak memory is the sum of the tensors that PyTorch's code keeps; before,
-  this sum was multiplied by a fitted number.
+  recomputation, as torchtitan does by default. Peak memory is now the sum of the tensors that PyTorch's code keeps.
+  Previously, this sum was multiplied by a fitted factor.
 """
 NOT_PREDICTED = """# What is not predicted
 
@@ -228,7 +234,7 @@ def section(family: Family, rows: Sequence[Row]) -> str:
     """Return a family's page."""
     parts = [
         f"# {family.title}\n\n",
-        f"See [all families](../accuracy.md). `python -m accuracy.{family.script}` prints these rows.\n\n",
+        f"See [all families](../accuracy.md). `python -m accuracy.{family.script}` prints the rows on this page.\n\n",
         f"**Calibration.** {family.calibration}\n\n",
         f"![measured against predicted](../pictures/accuracy_{family.key}.png)\n\n",
     ]
@@ -285,7 +291,10 @@ def gains(rows: Sequence[Row]) -> str:
     ratios, near, wrong = judged(rows)
     if not ratios:
         return ""
-    names = ", ".join(f"{row.case} {row.what} ({row.measured:.3g}, predicted {row.predicted:.3g})" for row in wrong)
+    names = ", ".join(
+        f"{row.case} {row.what} (measured gain {row.measured - 1:+.1%}, predicted gain {row.predicted - 1:+.1%})"
+        for row in wrong
+    )
     exact, steps = sum(map(_gain_is_near, ratios)), sum(map(_arms_are_near, ratios))
     arms = [
         (name, [row.arm_errors[i] for row in ratios if row.arms])
@@ -296,12 +305,13 @@ def gains(rows: Sequence[Row]) -> str:
         for name, errors in arms
         if errors
     )
-    mean = f" The mean error of the steps is {biases}." if biases else ""
+    mean = f" The mean error in the step time is {biases}." if biases else ""
     return (
-        "\nThe table lists the errors of the ratios, and of the steps without and with the technique. A gain is the "
-        f"ratio minus 1. Of {len(ratios)} predicted gains, {exact} are within 15 % of the measured gain, and {steps} "
-        f"have both steps within 15 %. Both conditions hold for {count(len(near), 'gain')}.{mean} The sign of the gain "
-        "is wrong in "
+        "\nThe last three columns list the errors in the ratio of throughputs, in the step time without the technique, "
+        "and in the step time with it. The gain of a technique is the ratio minus 1. "
+        f"Of {len(ratios)} predicted gains, {exact} are within {NEAR:.0%} of the measured gain. For {steps} gains, "
+        f"both predicted step times are within {NEAR:.0%} of the measured times. Both conditions hold for "
+        f"{count(len(near), 'gain')}.{mean} The sign of the gain is wrong in "
         f"{count(len(wrong), 'row')}{': ' + names if wrong else ''}.\n"
     )
 
@@ -315,11 +325,13 @@ def misses(family: Family, rows: Sequence[Row]) -> str:
         if row not in near if row in ratios else abs(row.error) > family.limit:
             by_cause.setdefault(family.cause(row), []).append(row)
     if not by_cause:
-        return "\nNo prediction has an error above the goal for the mean.\n"
+        return f"\nNo prediction has an error above {family.limit:.0%}, the goal for the mean error.\n"
     which = (
-        "exceeds the goal for the mean" if not ratios else f"exceeds {NEAR:.0%} for the gain or for one of its steps"
+        f"The goal for the mean error is {family.limit:.0%}. The following table explains the rows with larger errors:"
+        if not ratios
+        else f"The following table explains the rows in which the gain or a step time is off by more than {NEAR:.0%}:"
     )
-    lines = [f"\nRows whose error {which}, with the explanation:\n\n| explanation | rows |\n| --- | --- |\n"]
+    lines = [f"\n{which}\n\n| explanation | rows |\n| --- | --- |\n"]
     for cause, missed in by_cause.items():
         named = sorted(missed, key=lambda row: -abs(row.error))[:SHOWN]
         where = "; ".join(f"{row.case}, {row.what} ({row.error:+.1%})" for row in named)
@@ -393,8 +405,8 @@ def answer(measured: Sequence[tuple[Family, list[Row]]]) -> str:
     missed.sort(key=lambda each: -mean_error(each[1]) / each[0].limit)
     worst = [f"[{family.title}](accuracy/{family.key}.md) ({mean_error(found):.0%})" for family, found in missed[:3]]
     return (
-        f"{len(counted) - len(missed)} of {len(counted)} families of measurements are predicted within their goals "
-        f"({sum(len(found) for _, found, _ in counted):,} rows that were not used for calibration)."
+        f"ddlsim predicts {len(counted) - len(missed)} of {len(counted)} families of measurements within their "
+        f"accuracy goals, on {sum(len(found) for _, found, _ in counted):,} rows that were not used for calibration."
         + (
             f" Relative to their goals, these families have the largest mean errors: {'; '.join(worst)}."
             if worst

@@ -101,14 +101,15 @@ def remark() -> str:
     errors = np.abs([row.error for row in rows])
     nccl = np.mean([abs(row.error) for row in multi_rows("default")])
     return (
-        f"Over the layouts of each model, the rank correlation is {ranks}; the goal is 0.95. The median error is "
-        f"{np.median(errors):.1%}. On the same rows, vTrain's authors report a mean error of 14.7 % (with kernels "
-        "profiled one by one). Two fitted models serve as a comparison: a single efficiency for all GPUs has a mean "
-        "error of 17.9 %, and a model with three terms 13.2 %.\n\n"
-        "Replicas are assumed to reduce gradients in rings that leave a machine through one adapter (`ring`). The "
-        "sources do not state this. By default, the strategy uses the channels that NCCL builds over all adapters "
-        f"(`default`). The mean error would then be {nccl:.1%}: if replicas have several GPUs in a machine, the "
-        "measured reductions are slower than even one adapter would make them."
+        f"Over the layouts of each model, the rank correlation between predicted and measured step times is {ranks}. "
+        f"The goal is 0.95. The median error is {np.median(errors):.1%}. On the same rows, vTrain's authors report a "
+        "mean error of 14.7%, with kernels that they profiled one by one. Two simpler models that were fitted for "
+        "comparison have mean errors of 17.9% (a single efficiency for all GPUs) and 13.2% (three fitted terms).\n\n"
+        "The predictions assume that replicas reduce gradients in rings that leave each machine through a single "
+        "network adapter (algorithm `ring`). The sources do not state which rings were used. The default algorithm of "
+        "ddlsim uses the channels that NCCL builds over all adapters. With this default, the mean error would be "
+        f"{nccl:.1%}. If a replica has several GPUs in a machine, the measured reductions are slower than reductions "
+        "through even a single adapter should be."
     )
 
 

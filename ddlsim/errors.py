@@ -36,7 +36,7 @@ class DdlsimError(Exception):
 
 
 class ConfigError(DdlsimError, ValueError):
-    """An argument, file or graph from the user is invalid."""
+    """An argument, a file or a graph that the user passed is invalid."""
 
 
 class UnitError(ConfigError):
@@ -52,7 +52,7 @@ class NoUpdateError(DdlsimError):
 
 
 class ConservationError(DdlsimError, RuntimeError):
-    """A consistency check of a run failed: its bytes, times or updates do not add up. The run has no result."""
+    """A consistency check of a run failed because its bytes, times or updates do not add up. No result is returned."""
 
 
 class _Short(reprlib.Repr):

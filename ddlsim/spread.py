@@ -20,28 +20,28 @@ Variation = Annotated[float, number(0.0, 1.0)]
 class Spread:
     """Permanent speed differences between devices of the same kind, based on measurements.
 
-    variation  range of the devices' compute times, relative to the median and without outliers. It is the distance
-               between the whiskers of a box plot (Q1 - 1.5 IQR to Q3 + 1.5 IQR). Measurements on five large machines
-               with NVIDIA and AMD GPUs give 0.08 on average over the applications, and 0.22 at most (Sinha et al., Not
-               All GPUs Are Created Equal, SC 2022, arXiv:2208.11035; ``percent_variability`` in
+    variation  width of the distribution of compute times over the devices, relative to the median and without outliers:
+               the distance between the whiskers of a box plot (Q1 - 1.5 IQR to Q3 + 1.5 IQR). Measurements on five
+               clusters with NVIDIA and AMD GPUs give 0.08 on average over the applications, and 0.22 at most
+               (Sinha et al., Not All GPUs Are Created Equal, SC 2022, arXiv:2208.11035; ``percent_variability`` in
                plot_script/plot_aggregated.py of their artifact, github.com/hal-uw/gpu_variability_sc22_artifact). Chips
                of the same kind need different voltages, so their clock rates differ at the same power.
 
-    The compute time of the k-th fastest of n devices is the expected k-th smallest of n normal samples (Blom 1958), so
-    a run represents the average of many such clusters. The run's seed determines which device has which speed. The
-    ``spread`` of links (:func:`ddlsim.cluster.with_detail`) varies their time per byte in the same way.
+    The compute time of the k-th fastest of n devices is the expected value of the k-th smallest of n normal samples
+    (Blom 1958), so a run represents the average of many such clusters. The run's seed determines which device has which
+    speed. The ``spread`` of links (:func:`ddlsim.cluster.with_detail`) varies their time per byte in the same way.
     """
 
     variation: Variation = 0.08
 
     @checked
     def relative_times(self, n: Count) -> list[float]:
-        """Return the times of n parts relative to the median, in ascending order, shape (n,)."""
+        """Return the compute times of n devices relative to the median, in ascending order."""
         sd, normal = self.variation / WHISKERS, NormalDist()
         return [1.0 + sd * normal.inv_cdf((k - 0.375) / (n + 0.25)) for k in range(1, n + 1)]
 
     @checked
     def speeds(self, n: Count, seed: Seed = 0) -> tuple[float, ...]:
-        """Return the speed factors of n devices, shape (n,)."""
+        """Return the speed factors of n devices, in an order that depends on `seed`."""
         times = self.relative_times(n)
         return tuple(1.0 / times[k] for k in stream(seed, 0, "spread").permutation(n).tolist())

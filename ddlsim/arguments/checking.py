@@ -99,7 +99,10 @@ class _Signature:
 
 
 def checked(target: T) -> T:
-    """Decorate a function or class so that arguments that violate their annotations raise ConfigError."""
+    """Decorate a function or class so that calls validate their arguments.
+
+    Each argument is validated against its annotation. Invalid arguments raise ConfigError.
+    """
     if isinstance(target, type):
         target.__init__ = _guarded(target.__init__, target)  # type: ignore[misc]
         return target
@@ -128,12 +131,12 @@ R = TypeVar("R")
 
 
 def takes_fields_of(kind: Callable[P, F]) -> Callable[[Callable[[F], R]], Callable[P, R]]:
-    """Decorate a function of a dataclass instance so that callers pass the fields of the dataclass as arguments.
+    """Decorate a function that takes a dataclass instance, so that callers pass the fields as arguments instead.
 
-    Arguments are validated as the dataclass validates its fields.
+    kind   the dataclass, which also validates the arguments
 
-    The decorated function has the signature of `kind`, including inherited fields, so documentation, editors and type
-    checkers show it, and a field added to a base class becomes an argument automatically.
+    The decorated function has the signature of `kind`, including inherited fields. Documentation, editors and type
+    checkers show this signature, and a field added to a base class becomes an argument automatically.
 
     >>> from dataclasses import dataclass
     >>> from ddlsim.arguments import Count

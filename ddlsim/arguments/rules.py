@@ -20,12 +20,13 @@ MAX_PATH = 4096  # bytes
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule for an argument.
+    """A rule that validates an argument.
 
-    text       description of valid values, for messages
-    takes      function that returns whether a value is of the right kind
-    keep       function that returns the value to store, and raises ConfigError for an invalid value
-    dimension  for quantities: a key of :data:`ddlsim.units.DIMENSIONS`
+    text       description of valid values, for error messages
+    takes      function that returns whether a value has the right type
+    keep       function that takes a value and its name for error messages, and returns the value to store. It raises
+               ConfigError if the value is invalid
+    dimension  physical dimension of a quantity with units, a key of :data:`ddlsim.units.DIMENSIONS`; "": no units
     plural     description of several valid values, for messages about lists ("integers")
     """
 
@@ -46,15 +47,19 @@ def wrong(value: object, where: str, text: str) -> ConfigError:
 
 
 def validated_by(check: Callable[[Any, str], object]) -> Rule:
-    """Rule that accepts everything for which `check(value, where)` does not raise ConfigError.
+    """Return a rule that accepts all values for which `check` does not raise ConfigError.
 
-    The value that `check` returns is stored.
+    check  function that takes a value and its name for error messages, and returns the value to store
     """
     return Rule("", lambda value: True, check)
 
 
 def with_attributes(text: str, *attributes: str, plural: str = "") -> Rule:
-    """Rule that accepts instances with these attributes. Classes themselves are rejected."""
+    """Return a rule that accepts instances that have all of the given `attributes`, but not classes.
+
+    text    description of valid values, for error messages
+    plural  description of several valid values, for messages about lists
+    """
     return Rule(
         text,
         lambda value: not isinstance(value, type) and all(hasattr(value, name) for name in attributes),
@@ -76,7 +81,7 @@ _SIGNS: dict[int | None, str] = {0: "non-negative", 1: "positive"}
 
 
 def integer(least: int | None = None, most: int = MOST) -> Rule:
-    """Rule that accepts integers from `least` to `most`."""
+    """Return a rule that accepts integers from `least` (None: no lower limit) to `most`, both inclusive."""
     if most < MOST:
         text, plural = f"an integer from {least} to {most}", f"integers from {least} to {most}"
     elif least in _SIGNS:
@@ -107,13 +112,8 @@ class _Interval:
 
     def __str__(self) -> str:
         if math.isinf(self.high):
-            start = (
-                f"above {self.low:g}"
-                if self.above
-                else f"at least {self.low:g}"
-                if self.low or self.infinite
-                else "not negative"
-            )
+            least = f"at least {self.low:g}" if self.low or self.infinite else "not negative"
+            start = f"above {self.low:g}" if self.above else least
             words = "finite" if math.isinf(self.low) else start if self.infinite else f"finite and {start}"
         elif self.above or self.below:
             words = f"{'above' if self.above else 'at least'} {self.low:g} and "
@@ -162,11 +162,12 @@ def number(
     infinite: bool = False,
     hint: str = "",
 ) -> Rule:
-    """Rule that accepts finite numbers from `low` to `high`.
+    """Return a rule that accepts finite numbers from `low` to `high`.
 
-    above, below  exclude `low` or `high` themselves
-    infinite      accept infinity too
-    hint          text appended to the description of valid values
+    above     exclude `low` itself
+    below     exclude `high` itself
+    infinite  also accept infinity
+    hint      text appended to the description of valid values in error messages
     """
     interval = _Interval(low, high, above, below, infinite, hint)
 
@@ -183,12 +184,13 @@ def number(
 def quantity(
     dimension: str, example: str = "", *, zero: bool = False, infinite: bool = False, si: bool = False
 ) -> Rule:
-    """Rule that accepts positive numbers in SI units, or strings with a unit of the `dimension`.
+    """Return a rule that accepts positive numbers in SI units, or strings with a unit of the given `dimension`.
 
-    example   text shown in messages, such as "10 Gbit/s"
-    zero      accept 0 too
-    infinite  accept infinity too
-    si        store the number in SI units instead of the value as it was given
+    dimension  a key of :data:`ddlsim.units.DIMENSIONS`
+    example    string that error messages show as an example, such as "10 Gbit/s"
+    zero       also accept 0
+    infinite   also accept infinity
+    si         store the number in SI units, instead of the value as the caller passed it
     """
     example = example or DIMENSIONS[dimension][2]
     interval = _Interval(0.0, math.inf, above=not zero, infinite=infinite, hint=f", e.g. {example!r}")
@@ -213,7 +215,7 @@ def quantity(
 
 
 def one_of(*names: str, also: str = "") -> Rule:
-    """Rule that accepts one of the `names`.
+    """Return a rule that accepts one of the strings in `names`.
 
     also  description of the other members of the union, for the message about an unknown name
     """

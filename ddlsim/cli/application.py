@@ -120,10 +120,10 @@ def _forget_stdout() -> None:
 
 
 def main() -> None:
-    """Run the command line.
+    """Run the command-line program ``ddlsim``.
 
-    Errors print one line to stderr and exit with code 2; an interrupt exits with code 130. If the output is a closed
-    pipe (``ddlsim models | head -1``), the command ends silently.
+    An error is printed to stderr as a single line, and the exit code is 2. An interrupt (Ctrl-C) exits with code 130.
+    If the output is a closed pipe (``ddlsim models | head -1``), the command ends without a message.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a name that has no place in its encoding is no reason to fail

@@ -23,12 +23,12 @@ def cluster_names() -> list[str]:
 
 @checked
 def load_cluster(source: ClusterLike) -> Cluster:
-    """Load a cluster from a bundled name, a file or a networkx graph.
+    """Load a cluster by its bundled name, from a file, or from a networkx graph.
 
     source  a bundled name (see :func:`cluster_names`), the path of a file, a networkx graph, or a :class:`Cluster`,
             which is returned unchanged. Supported files are ``.toml`` files, networkx graphs in ``.json`` (node-link)
             or ``.graphml``, and topology files of other tools, which are recognised by their content
-            (:data:`ddlsim.imports.detect.TOPOLOGIES`).
+            (:data:`ddlsim.imports.detect.TOPOLOGIES`)
 
     Append ``+key=value`` to a name or path to override a key of the file's [generator], [host] or [link] table, as in
     ``"dgx-h100-pod+n_leaves=64"`` or ``"cloud-25g-16x8-v100+transport=ideal"``. For files of other tools,

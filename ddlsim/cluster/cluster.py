@@ -56,10 +56,15 @@ ClusterLike = Annotated[
 
 @dataclass(frozen=True)
 class Routes:
-    """Routes in compressed sparse row form: route i is ``links[offsets[i]:offsets[i + 1]]``, in order.
+    """Routes through a cluster, each a sequence of links.
 
-    shares  (n_hops,) the share of a message's bytes on each link, for messages split over several paths; None: 1
-    flows   (n_routes,) the flow numbers that ECMP hashes; None: 0
+    They are stored in compressed sparse row form: route i is ``links[offsets[i]:offsets[i + 1]]``, in order.
+
+    offsets  (n_routes + 1,) start of each route in `links`
+    links    (n_hops,) indices of the links of all routes
+    shares   (n_hops,) fraction of a message's bytes that each link carries, for messages that are split over several
+             paths; None: 1
+    flows    (n_routes,) flow number that ECMP hashes to choose a path; None: 0
     """
 
     offsets: Ints
@@ -106,22 +111,24 @@ class Cluster:
 
     Create clusters with :func:`ddlsim.load_cluster` or :meth:`from_graph`.
 
-    Nodes have the kind "gpu", "host" (CPU), "storage" or "switch"; all except switches are endpoints. `host_of`
+    A node has the kind "gpu", "host" (CPU), "storage" or "switch"; all nodes except switches are endpoints. `host_of`
     contains the machine of each node, or -1 for switches between machines. Links are directed. Every link belongs to a
-    channel, which has a capacity; the two directions of a half-duplex link share one channel.
+    channel with a limited capacity; the two directions of a half-duplex link share one channel.
 
     Arrays of shape (n_nodes,):
 
-    speed            relative compute speed
-    send_overhead, recv_overhead  seconds per sent and per received message (o in LogGP)
-    reduce_time      seconds per reduced byte
+    speed            compute speed relative to that of the node's device
+    send_overhead    software time in seconds to send a message (o in LogGP)
+    recv_overhead    software time in seconds to receive a message
+    reduce_time      time in seconds to reduce one byte of received data
 
     Arrays of shape (n_links,):
 
-    link_bandwidth   bytes/s
+    link_src, link_dst  source and destination node of each link
+    link_bandwidth   bandwidth in bytes/s
     link_efficiency  fraction of the bandwidth that is available to payload
-    link_latency     seconds
-    link_kind        kind of the link
+    link_latency     latency in seconds
+    link_kind        kind of the link, such as "nic" or "trunk"
     """
 
     name: str
@@ -405,8 +412,8 @@ class Cluster:
     def scaled(self, kind: str, *, bandwidth: Positive = 1.0, latency: NotNegative = 1.0) -> Cluster:
         """Return a copy of this cluster in which bandwidth and latency of all links of one `kind` are scaled.
 
-        kind                what to scale, such as "nic"
-        bandwidth, latency  factors relative to the present values
+        kind                kind of the links to scale, such as "nic"
+        bandwidth, latency  factors by which the current values are multiplied
 
         Raises :class:`ConfigError` for a kind that no link has, or an invalid factor.
         """
@@ -422,7 +429,7 @@ class Cluster:
     def with_links(self, bandwidth: Floats, latency: Floats) -> Cluster:
         """Return a copy of this cluster with new link bandwidths (bytes/s) and latencies (s), each of shape (n_links,).
 
-        Routes are those of this cluster, even if paths of equal length before now differ.
+        The copy keeps the routes of this cluster, even if other paths have become faster.
         """
         made = dataclasses.replace(self, link_bandwidth=bandwidth, link_latency=latency)
         vars(made)["_router"] = self._router  # its cached property, with the tables that are known already
@@ -443,7 +450,7 @@ class Cluster:
         device_price: Quantity | None = None,
         switch_power: Quantity | None = None,
     ) -> Cluster:
-        """Return a copy of this cluster with new prices and power draws. None keeps the present value.
+        """Return a copy of this cluster with new prices and power draws. None keeps the current value.
 
         price         price of every machine except storages, such as "3.06 USD/h" (a number is in USD/s)
         device_price  price of every worker's device, in addition to the price of its machine

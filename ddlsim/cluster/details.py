@@ -136,23 +136,23 @@ Texts: TypeAlias = npt.NDArray[np.str_]
 class LinkDetail:
     """Optional properties of a link, in SI units. The defaults describe an ideal link.
 
-    frame_header   bytes added by each frame
-    frame_payload  payload bytes per full frame
+    frame_header   bytes that each frame adds to its payload
+    frame_payload  payload bytes per full frame; 0: messages are not divided into frames
     burst          bytes that an idle link accumulates and may send at once (token bucket)
     reverse_load   bandwidth that acknowledgements use in the opposite direction, as a fraction of the message's rate
-    transport      one of `PROTOCOLS`; messages between two nodes are queued on the connections of this transport. "":
-                   no transport, so every message is a flow, as on ideal links
-    connections    connections per pair of nodes; every message is divided among them
-    flow_rate      maximum bytes/s per connection; 0: no limit
+    transport      name of a transport in `PROTOCOLS`, such as "tcp-cubic"; messages between two nodes are queued on its
+                   connections. "": no transport, so every message is a flow, as on ideal links
+    connections    number of connections per pair of nodes; every message is divided among them
+    flow_rate      maximum rate of a connection in bytes/s; 0: no limit
     window         maximum bytes in flight per connection; 0: the transport's default
     rendezvous     size in bytes above which a message waits until the receiver has answered a request; 0: no message
                    waits
     loss           fraction of TCP segments that are lost
-    unordered      whether messages of a connection share its rate instead of waiting for each other
+    unordered      whether the messages of a connection share its rate instead of waiting for each other
     warm           whether windows are already open, which avoids slow start
     buffer         bytes that can queue at this switch port before TCP segments are lost; 0: unlimited
-    overhead       processing time in seconds per message of the threads at both ends, in addition to link latency
-    spread         variation of the rates of links of this kind, as in :class:`ddlsim.Spread`
+    overhead       time in seconds that the threads at both ends take to process a message, in addition to link latency
+    spread         variation between the rates of links of this kind, as in :class:`ddlsim.Spread`
     sharing        "fifo": bytes are sent in order of arrival, on all links of the network if one link is "fifo"; "":
                    messages share links by max-min fairness
     """
@@ -360,14 +360,15 @@ def collected(details: Collection[LinkDetail]) -> LinkDetails | None:
 
 @takes_fields_of(_Wanted)
 def with_detail(wanted: _Wanted) -> Cluster:
-    """Return a copy of the cluster in which all links of the given `kinds` have the given properties.
+    """Return a copy of a cluster in which all links of some kinds have new properties.
 
-    cluster  a :class:`Cluster`
-    kinds    kinds of links to change; None: all links between machines
+    cluster  the cluster, which is not changed
+    kinds    kinds of links to change, such as ["nic"]; None: all links between machines
     mtu      frame size of the transport in bytes, which determines `frame_header` and `frame_payload`
 
-    The other parameters are described in :class:`LinkDetail`. Sizes and rates can also be strings such as "3 MiB" or "5
-    Gbit/s". ``transport="ideal"`` on its own removes transports but keeps frames, bursts, acknowledgements and spread.
+    The other parameters are described in :class:`LinkDetail`. Sizes and rates can also be strings such as "3 MiB" or
+    "5 Gbit/s". On its own, ``transport="ideal"`` removes transports but keeps frames, bursts, acknowledgements and
+    spread.
 
     Raises :class:`ConfigError` for an invalid number, an unknown transport, or a kind that no link has.
     """

@@ -1,29 +1,12 @@
 """Topology generators: functions that return the networkx graph of a cluster.
 
-They share these parameters: `host`, the machine to place at each position (see :mod:`ddlsim.cluster.nodes`), and the
-properties of the link from a machine to the network: bandwidth (per direction, in bytes/s or text such as
-"25 Gbit/s"), latency (in seconds or text) and efficiency (share of the bandwidth available to payload). This link has
-the kind "nic". Links between switches are of kind "trunk", links between machines without a switch of kind "link". A
-machine with several NICs has one such link per NIC.
+All generators have these parameters: `host`, the machine to place at each position (see :mod:`ddlsim.cluster.nodes`),
+and the properties of the link from a machine to the network: bandwidth (per direction, in bytes/s or a string such as
+"25 Gbit/s"), latency (in seconds or a string) and efficiency (fraction of the bandwidth that is available to payload).
+This link has the kind "nic". Links between switches have the kind "trunk", and links between machines without a switch
+have the kind "link". A machine with several NICs has one link to the network per NIC.
 
 Every generator raises :class:`ddlsim.errors.ConfigError` for an invalid number; the message names the parameter.
-
-They share these parameters: `host`, the machine to place at each position (see :mod:`ddlsim.cluster.nodes`), and the
-properties of the link from a machine to the network: bandwidth (per direction, in bytes/s or text such as
-"25 Gbit/s"), latency (in seconds or text) and efficiency (share of the bandwidth available to payload). This link has
-the kind "nic". Links between switches are of kind "trunk", links between machines without a switch of kind "link". A
-machine with several NICs has one such link per NIC.
-
-Every generator raises :class:`ddlsim.errors.ConfigError` for an invalid number; the message names the parameter.
-
-All of them take the machine that stands at each place (`host`, see :mod:`ddlsim.cluster.nodes`), and
-bandwidth (per direction, float bytes/s or text like "25 Gbit/s"), latency (float seconds or text) and
-efficiency (share of the bandwidth left to payload) of the link from a machine to the network, of kind "nic".
-Links between switches are of kind "trunk", links between machines without a switch of kind "link". A machine
-with several NICs gets one such link per NIC.
-
-Every generator raises :class:`ddlsim.errors.ConfigError` for a number that makes no sense, naming the
-parameter.
 """
 
 from __future__ import annotations
@@ -202,8 +185,12 @@ def _grid_pairs(sizes: Sequence[Places]) -> Iterator[tuple[int, int]]:
 def ring(wanted: _Plain) -> Graph:
     """Build a ring of machines that forward messages to their neighbours.
 
-    reverse_bandwidth  bandwidth from machine i + 1 to machine i; None: equal in both directions
-    shared             whether the links are half-duplex
+    n_hosts             number of machines
+    bandwidth, latency  bandwidth and latency of every link, such as "10 Gbit/s" and "1 us"
+    efficiency          fraction of the bandwidth that is available to payload
+    host                machine at every position, a :class:`~ddlsim.cluster.Host` or :class:`~ddlsim.cluster.MultiGpu`
+    reverse_bandwidth   bandwidth from machine i + 1 to machine i; None: equal in both directions
+    shared              whether the links are half-duplex
     """
     return _direct("ring", [wanted.n_hosts], wanted)
 
@@ -212,8 +199,12 @@ def ring(wanted: _Plain) -> Graph:
 def line(wanted: _Plain) -> Graph:
     """Build a line of machines that forward messages to their neighbours.
 
-    reverse_bandwidth  bandwidth from machine i + 1 to machine i; None: equal in both directions
-    shared             whether the links are half-duplex
+    n_hosts             number of machines
+    bandwidth, latency  bandwidth and latency of every link, such as "10 Gbit/s" and "1 us"
+    efficiency          fraction of the bandwidth that is available to payload
+    host                machine at every position, a :class:`~ddlsim.cluster.Host` or :class:`~ddlsim.cluster.MultiGpu`
+    reverse_bandwidth   bandwidth from machine i + 1 to machine i; None: equal in both directions
+    shared              whether the links are half-duplex
     """
     n = wanted.n_hosts
     return _direct("line", [n], wanted, itertools.pairwise(range(n)), n - 1)
@@ -221,10 +212,14 @@ def line(wanted: _Plain) -> Graph:
 
 @takes_fields_of(_Plain)
 def fully_connected(wanted: _Plain) -> Graph:
-    """Build machines with a direct link between every pair.
+    """Build a network with a direct link between every pair of machines.
 
-    reverse_bandwidth  bandwidth towards the machine with the lower number; None: equal in both directions
-    shared             whether the links are half-duplex
+    n_hosts             number of machines
+    bandwidth, latency  bandwidth and latency of every link, such as "10 Gbit/s" and "1 us"
+    efficiency          fraction of the bandwidth that is available to payload
+    host                machine at every position, a :class:`~ddlsim.cluster.Host` or :class:`~ddlsim.cluster.MultiGpu`
+    reverse_bandwidth   bandwidth towards the machine with the lower number; None: equal in both directions
+    shared              whether the links are half-duplex
     """
     n = wanted.n_hosts
     return _direct("fully-connected", [n], wanted, itertools.combinations(range(n), 2), n * (n - 1) // 2)
@@ -242,11 +237,15 @@ class _Torus(_Fabric):
 def torus(wanted: _Torus) -> Graph:
     """Build a torus of machines, numbered in row-major order.
 
-    sizes          machines per dimension, such as (8, 8) or (4, 4, 4); a dimension of size 2 has one link, not two
-    slices         number of tori of this size. If there are several, every machine also has a link to one switch, which
-                   connects the slices.
-    nic_bandwidth  bandwidth of the links to that switch; None: the bandwidth of the other links
-    nic_latency    latency of the links to that switch; None: the latency of the other links
+    sizes               machines per dimension, such as (8, 8) or (4, 4, 4). Two machines along a dimension of size 2
+                        have one link, not two
+    bandwidth, latency  bandwidth and latency of the links of the torus, such as "10 Gbit/s" and "1 us"
+    efficiency          fraction of the bandwidth that is available to payload
+    host                machine at every position, a :class:`~ddlsim.cluster.Host` or :class:`~ddlsim.cluster.MultiGpu`
+    slices              number of tori of this size. If there are several, every machine also has a link to a switch
+                        that connects the slices
+    nic_bandwidth       bandwidth of the links to that switch; None: `bandwidth`
+    nic_latency         latency of the links to that switch; None: `latency`
 
     Routing is in dimension order, starting with the first dimension.
     """
@@ -278,6 +277,11 @@ class _Cube(_Fabric):
 def hypercube(wanted: _Cube) -> Graph:
     """Build a hypercube of 2 ** n_dims machines, with links between machines whose numbers differ in one bit.
 
+    n_dims              number of dimensions, that is, of links per machine
+    bandwidth, latency  bandwidth and latency of every link, such as "10 Gbit/s" and "1 us"
+    efficiency          fraction of the bandwidth that is available to payload
+    host                machine at every position, a :class:`~ddlsim.cluster.Host` or :class:`~ddlsim.cluster.MultiGpu`
+
     Messages are routed along the highest differing bit first.
     """
     n_dims = wanted.n_dims
@@ -291,10 +295,14 @@ def hypercube(wanted: _Cube) -> Graph:
 
 @takes_fields_of(_Plain)
 def star(wanted: _Plain) -> Graph:
-    """Build `n_hosts` machines connected to one non-blocking switch.
+    """Build a star: machines connected to one non-blocking switch.
 
-    reverse_bandwidth  bandwidth from the switch to a machine; None: equal in both directions
-    shared             whether the links are half-duplex
+    n_hosts             number of machines
+    bandwidth, latency  bandwidth and latency of every link, such as "10 Gbit/s" and "1 us"
+    efficiency          fraction of the bandwidth that is available to payload
+    host                machine at every position, a :class:`~ddlsim.cluster.Host` or :class:`~ddlsim.cluster.MultiGpu`
+    reverse_bandwidth   bandwidth from the switch to a machine; None: equal in both directions
+    shared              whether the links are half-duplex
     """
     link, n_hosts = wanted.link, wanted.n_hosts
     graph, hosts = start("star", "shortest", n_hosts, wanted.host, n_switches=1, n_links=2 * n_hosts * wanted.n_nics)
@@ -317,10 +325,17 @@ class _LeafSpine(_Oversubscribed):
 def leaf_spine(wanted: _LeafSpine) -> Graph:
     """Build a two-level Clos network: every leaf switch has a trunk to every spine switch.
 
-    trunk_bandwidth   bandwidth of each trunk; None: derived from `oversubscription`
-    oversubscription  ratio of the total bandwidth of a leaf's machines to that of its trunks
-    rail_optimised    whether NIC j of every machine in a group of `hosts_per_leaf` machines is connected to leaf j of
-                      that group. If so, `n_leaves` must be a multiple of the number of NICs.
+    n_leaves, n_spines  numbers of leaf and spine switches
+    hosts_per_leaf      number of machines per leaf switch
+    bandwidth, latency  bandwidth and latency of the machines' links, such as "10 Gbit/s" and "1 us"
+    efficiency          fraction of the bandwidth that is available to payload
+    host                machine at every position, a :class:`~ddlsim.cluster.Host` or :class:`~ddlsim.cluster.MultiGpu`
+    trunk_bandwidth     bandwidth of each trunk; None: derived from `oversubscription`
+    trunk_latency       latency of each trunk; None: `latency`
+    oversubscription    ratio of the total bandwidth of a leaf's machines to that of its trunks
+    rail_optimised      whether NIC j of every machine in a group of `hosts_per_leaf` machines is connected to leaf j of
+                        that group. If so, `n_leaves` must be a multiple of the number of NICs
+    routing             policy that chooses among the shortest paths, such as "d-mod-k", "ecmp" or "spray"
     """
     link, n_nics, n_leaves, n_spines = wanted.link, wanted.n_nics, wanted.n_leaves, wanted.n_spines
     hosts_per_leaf, rails = wanted.hosts_per_leaf, n_nics if wanted.rail_optimised else 1
@@ -353,6 +368,14 @@ class _FatTree(_Trunked):
 @takes_fields_of(_FatTree)
 def fat_tree(wanted: _FatTree) -> Graph:
     """Build the k-ary fat tree of Al-Fares, Loukissas and Vahdat (SIGCOMM 2008) with k**3 / 4 machines.
+
+    k                   number of ports per switch, an even number
+    bandwidth, latency  bandwidth and latency of the machines' links, such as "10 Gbit/s" and "1 us"
+    efficiency          fraction of the bandwidth that is available to payload
+    host                machine at every position, a :class:`~ddlsim.cluster.Host` or :class:`~ddlsim.cluster.MultiGpu`
+    trunk_bandwidth     bandwidth of the links between switches; None: `bandwidth`
+    trunk_latency       latency of the links between switches; None: `latency`
+    routing             policy that chooses among the shortest paths, such as "d-mod-k", "ecmp" or "spray"
 
     Each of the k pods has k/2 edge switches and k/2 aggregation switches. Aggregation switch j of every pod is
     connected to the core switches j*k/2 to j*k/2 + k/2 - 1.
@@ -390,8 +413,14 @@ def racks(wanted: _Racks) -> Graph:
 
     With two racks, a single trunk connects them directly.
 
-    trunk_bandwidth   bandwidth of each trunk; None: derived from `oversubscription`
-    oversubscription  ratio of the total bandwidth of a rack's machines to that of its trunk
+    n_racks             number of racks
+    hosts_per_rack      number of machines per rack
+    bandwidth, latency  bandwidth and latency of the machines' links, such as "10 Gbit/s" and "1 us"
+    efficiency          fraction of the bandwidth that is available to payload
+    host                machine at every position, a :class:`~ddlsim.cluster.Host` or :class:`~ddlsim.cluster.MultiGpu`
+    trunk_bandwidth     bandwidth of each trunk; None: derived from `oversubscription`
+    trunk_latency       latency of each trunk; None: `latency`
+    oversubscription    ratio of the total bandwidth of a rack's machines to that of its trunk
     """
     link, n_nics, n_racks, hosts_per_rack = wanted.link, wanted.n_nics, wanted.n_racks, wanted.hosts_per_rack
     trunk = wanted.trunk(link, hosts_per_rack * n_nics, 1)
@@ -418,7 +447,12 @@ class _TwoRacks(_Oversubscribed):
 
 @takes_fields_of(_TwoRacks)
 def two_racks(wanted: _TwoRacks) -> Graph:
-    """Build two racks connected by one trunk between their switches (see :func:`racks`)."""
+    """Build two racks, each with one switch, and a trunk that connects the two switches.
+
+    hosts_per_rack  number of machines per rack
+
+    The other arguments are those of :func:`racks`.
+    """
     return racks(2, **vars(wanted))
 
 
@@ -441,14 +475,24 @@ class _Dragonfly(_Fabric):
 def dragonfly(wanted: _Dragonfly) -> Graph:
     """Build a dragonfly with minimal routing (Kim, Dally, Scott and Abts, ISCA 2008).
 
+    n_groups      number of groups of routers
     group_shape   routers per group: (a,) for a fully connected group, or (rows, columns) for Cray's Aries (Faanes et
                   al., SC 2012), where each router is linked to all others in its row and its column
-    local_cables  for each dimension of the group, the number of parallel cables between two routers. They are modelled
-                  as one link with their total bandwidth.
+    hosts_per_router
+                  number of machines connected to each router
+    bandwidth, latency
+                  bandwidth and latency of the machines' links, such as "10 Gbit/s" and "1 us". They also apply to the
+                  links inside groups unless `local_bandwidth` and `local_latency` are set, and to the links between
+                  groups unless `global_bandwidth` and `global_latency` are set
+    efficiency    fraction of the bandwidth that is available to payload
+    host          machine at every position, a :class:`~ddlsim.cluster.Host` or :class:`~ddlsim.cluster.MultiGpu`
     global_links  number of links between each pair of groups, distributed round-robin over the routers of a group
-    n_hosts       number of machines, placed in order of position; None: one at every position
+    local_cables  for each dimension of the group, the number of parallel cables between two routers, which are modelled
+                  as one link with their total bandwidth
+    n_hosts       number of machines, which fill the positions in order; None: one machine at every position
+    routing       policy that chooses among the shortest paths, such as "ecmp" or "spray"
 
-    Links inside a group have the kind "trunk", links between groups the kind "global".
+    Links inside a group have the kind "trunk", and links between groups have the kind "global".
     """
     n_groups, hosts_per_router, global_links = wanted.n_groups, wanted.hosts_per_router, wanted.global_links
     shape = list(wanted.group_shape)

@@ -61,13 +61,14 @@ class Host:
 
     Use :class:`MultiGpu` for machines with GPUs, even for a single GPU.
 
-    device            name in the device catalogue, or a device file; required to predict compute times
-    speed             compute speed relative to that of the device
+    device            name of the processor in the device catalogue, or the path of a device file; required to predict
+                      compute times
+    speed             compute speed relative to that of the device; 0.5: every computation takes twice as long
     send_overhead     software time in seconds to send a message (o in LogGP, Alexandrov et al. 1995)
     recv_overhead     software time in seconds to receive a message
-    reduce_bandwidth  bytes/s at which received data are reduced; None: reduction takes no time
+    reduce_bandwidth  rate in bytes/s at which received data are reduced; None: reduction takes no time
     price             price of the machine, such as "3.06 USD/h"; None: unknown
-    device_price      additional price of the device, if it is charged separately
+    device_price      additional price of the device, if it is charged separately; None: it is not
     """
 
     device: str | None = None
@@ -82,17 +83,25 @@ class Host:
 @checked
 @dataclass(frozen=True)
 class MultiGpu:
-    """A machine with several GPUs. Bandwidths are per direction.
+    """A machine with several GPUs. All bandwidths are per direction.
 
+    n_gpus            number of GPUs
     inside            topology inside the machine. "nvswitch": every GPU has a link of `nvlink_bandwidth` to one
                       crossbar; "nvlink_mesh": every pair of GPUs has a link of `nvlink_bandwidth`; "hybrid_cube_mesh":
                       8 GPUs as in the DGX-1 V100, with one or two NVLinks per pair, each of `nvlink_bandwidth`;
                       "pcie_tree": no NVLink
-    n_pcie_switches   number of PCIe switches, each with one link to the CPU. GPUs are distributed over them in order.
+    device            name of the GPU in the device catalogue, or the path of a device file
+    cpu               name of the CPU in the device catalogue, for a "host" node on which parameter servers can run
+    pcie_bandwidth, pcie_latency
+                      bandwidth and latency of each PCIe link
+    cpu_bandwidth     bandwidth of the links between PCIe switches and CPU; None: `pcie_bandwidth`
+    nvlink_bandwidth, nvlink_latency, nvlink_efficiency
+                      bandwidth and latency of each NVLink, and the fraction of the bandwidth that is available to
+                      payload
+    n_pcie_switches   number of PCIe switches, each with one link to the CPU; GPUs are distributed over them in order
     n_nics            number of NICs. A single NIC is attached to the CPU, or to the PCIe switch if there is only one.
                       Several NICs are distributed over the PCIe switches in order: with 32 NICs and 8 switches of one
-                      GPU each, every GPU uses four NICs; with 2 NICs and 4 switches, every second switch has one.
-    cpu               name of the CPU in the device catalogue, for a "host" node on which parameter servers can run
+                      GPU each, every GPU uses four NICs; with 2 NICs and 4 switches, every second switch has one
 
     The remaining fields are described in :class:`Host` and apply to each GPU. Overheads also apply to the CPU, and
     `price` is the price of the whole machine.

@@ -107,16 +107,16 @@ def with_storage(
     operations: Positive | None = None, at: str | None = None, bandwidth: Bandwidth | None = None,
     latency: _Latency | None = None,
 ) -> Cluster:  # fmt: skip
-    """Return a copy of the cluster with an additional storage node for data sets and checkpoints.
+    """Return a copy of a cluster with an additional storage node for data sets and checkpoints.
 
     cluster     bundled name, path, networkx graph or :class:`~ddlsim.cluster.Cluster`
     name        name of the storage, for ``Input(storage=...)`` and ``Checkpoints(to=...)``
     read        total read bandwidth in bytes/s, shared by all readers
     write       total write bandwidth in bytes/s; None: equal to `read`
-    operations  maximum number of read and write operations per second, independent of their size; None: no limit
+    operations  maximum number of read and write operations per second, whatever their size; None: no limit
     at          node to which the storage is connected, such as a switch; None: the only switch between the machines
-    bandwidth   bandwidth of the link to that node; None: the bandwidth of the machines' links to it
-    latency     latency of the link to that node; None: the latency of the machines' links to it
+    bandwidth   bandwidth of the link to `at` in bytes/s; None: that of the machines' links to `at`
+    latency     latency of the link to `at` in seconds; None: that of the machines' links to `at`
 
     Raises ConfigError if `at` is not a node of the cluster, or if the name is already taken.
     """
@@ -138,12 +138,12 @@ class Endpoints:
     Each reserved core is an endpoint, which sends and receives while the other cores compute (Sridharan et al. 2018,
     arXiv:1801.08030).
 
-    cores         endpoints per machine
-    of            cores per machine
-    bandwidth     maximum bytes/s of one endpoint in each direction. The bandwidth of a machine is the smaller of its
-                  link bandwidth and the total of its endpoints.
-    message_rate  maximum messages/s of one endpoint. Every message is divided among all endpoints of a machine, and
-                  each endpoint processes its parts one after the other.
+    cores         number of reserved cores per machine
+    of            total number of cores per machine
+    bandwidth     maximum bytes/s of one endpoint in each direction; None: no limit. The bandwidth of a machine is the
+                  smaller of its link bandwidth and the total of its endpoints
+    message_rate  maximum messages/s of one endpoint; None: no limit. Every message is divided among all endpoints of a
+                  machine, and each endpoint processes its parts one at a time
 
     ``Endpoints(2, 32).on("cori-haswell")`` returns a cluster for any strategy. Without endpoints, machines compute with
     all cores; use ``overlap=WhileWaiting("layer")`` if messages make progress only while the cores are idle.

@@ -102,14 +102,16 @@ def build(
 ) -> Schedule:
     """Build the schedule of a collective on `n_ranks` ranks.
 
-    algorithm  a name (see :func:`ddlsim.collectives.lookup.algorithm_names`), optionally with arguments
-               (``"parameter_server(4)"``, ``"hierarchical(ring, halving_doubling)"``), ``"package.module:function"``,
-               or a function
-    nbytes     bytes per rank. An algorithm can receive this size as its parameter `nbytes`; sizes between two powers of
-               two share a schedule. A parameter `n_segments` receives the number of segments of 512 KiB.
-    hosts      (n_ranks,) the machine of each rank. An algorithm's parameter `groups` receives the ranks of each
+    algorithm  a function, its path as ``"package.module:function"``, or a name (see
+               :func:`ddlsim.collectives.lookup.algorithm_names`), optionally with arguments, as in
+               ``"parameter_server(4)"`` or ``"hierarchical(ring, halving_doubling)"``
+    nbytes     size of the buffer on each rank, in bytes. An algorithm with a parameter `nbytes` receives this size;
+               sizes between two powers of two share a schedule. A parameter `n_segments` receives the number of 512 KiB
+               segments.
+    hosts      (n_ranks,) the machine of each rank. An algorithm with a parameter `groups` receives the ranks of each
                machine.
-    where      the cluster, and the node of each rank. Algorithms can request information about the network with
+    kind       the collective that the schedule implements, such as "all_reduce"
+    where      tuple of the cluster and the node of each rank. Algorithms request information about the network with
                parameters of these names: `levels` (groups of ranks at every network level,
                :mod:`ddlsim.cluster.levels`), `rings` (ring orders that use all links,
                :func:`ddlsim.cluster.rings.rings`), `way` (the choice of NCCL's tuner,
@@ -122,7 +124,7 @@ def build(
     The schedule of a custom function is verified with :func:`ddlsim.collectives.check.check` before it is used. If it
     moves more than 4 million chunks, the function's schedule for 64 ranks is verified instead.
 
-    Raises ConfigError with the algorithm and the reason.
+    Raises ConfigError, giving the algorithm and the reason, if no schedule can be built.
     """
     if hosts is not None and len(hosts) != n_ranks:
         raise ConfigError(f"hosts has {len(hosts)} entries for {n_ranks} ranks; must have one per rank")

@@ -39,12 +39,13 @@ _EXACT_LIMIT = 4_000_000
 
 @checked
 def check(schedule: Schedule) -> None:
-    """Verify that `schedule` is well-formed and implements the collective that `schedule.kind` specifies.
+    """Verify that `schedule` is well formed and implements the collective named by its ``kind``.
 
     For up to about 64 ranks, every contribution is counted exactly. Larger schedules are replayed with one random
-    64-bit number per rank, added modulo 2^64, so an incorrect schedule passes with a probability of about 2^-64.
+    64-bit number per rank, and reductions add these numbers modulo 2^64. An incorrect schedule then passes with a
+    probability of about 2^-64.
 
-    Raises ConfigError with the round, rank and chunk concerned.
+    Raises ConfigError, giving the round, rank and chunk of the first error.
     """
     validate(schedule)
     n_ranks, n_chunks = schedule.n_ranks, schedule.n_chunks

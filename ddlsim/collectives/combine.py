@@ -20,7 +20,7 @@ from ddlsim.errors import ConfigError
 def on_ranks(schedule: Schedule, ranks: Wholes, n_ranks: Ranks) -> Schedule:
     """Map a schedule to a subset of the ranks of a larger communicator.
 
-    ranks    new rank of each rank: rank i of the schedule becomes ``ranks[i]``
+    ranks    new number of each rank: rank i of the schedule becomes rank ``ranks[i]``
     n_ranks  number of ranks in the larger communicator
 
     Raises ConfigError unless `ranks` contains one distinct rank for every rank of the schedule.
@@ -37,10 +37,10 @@ def on_ranks(schedule: Schedule, ranks: Wholes, n_ranks: Ranks) -> Schedule:
 
 @checked
 def reorder(schedule: Schedule, order: Wholes) -> Schedule:
-    """Renumber the ranks of a schedule: rank i becomes ``order[i]``.
+    """Renumber the ranks of a schedule: rank i becomes rank ``order[i]``.
 
-    This can, for example, arrange a ring so that it crosses each rack only once. In a reduce-scatter, all-gather or
-    all-to-all, block i then belongs to rank ``order[i]``.
+    For example, a ring can be rearranged so that it enters and leaves each rack only once. In a reduce-scatter,
+    all-gather or all-to-all, block i then belongs to rank ``order[i]``.
     """
     return on_ranks(schedule, order, schedule.n_ranks)
 
@@ -63,10 +63,9 @@ def reverse(schedule: Schedule, kind: Kind) -> Schedule:
 def sequence(*schedules: Schedule, kind: Kind) -> Schedule:
     """Concatenate schedules of the same ranks into a collective of the given `kind`.
 
-    If the schedules divide the buffer into different numbers of chunks, chunks are subdivided to match. There is no
-    barrier between the schedules: each rank continues as soon as it has finished its part of the previous one.
-
-    Raises ConfigError if a schedule has several lanes.
+    If the schedules divide the buffer into different numbers of chunks, chunks are subdivided until the numbers match.
+    There is no barrier between the schedules: each rank continues as soon as it has finished its part of the previous
+    schedule. Raises ConfigError if a schedule has several lanes.
     """
     for schedule in schedules:
         if len(schedule.lanes) > 1:
@@ -81,10 +80,10 @@ def sequence(*schedules: Schedule, kind: Kind) -> Schedule:
 
 @checked
 def parallel(*schedules: Schedule) -> Schedule:
-    """Combine schedules on disjoint sets of ranks (see :func:`on_ranks`) into one schedule that runs them concurrently.
+    """Combine schedules on disjoint sets of ranks into one schedule that runs them concurrently.
 
-    Corresponding rounds are merged where possible. Raises ConfigError if two schedules use the same rank, or differ in
-    kind or root.
+    Use :func:`on_ranks` to give each schedule its ranks. Corresponding rounds are merged where possible. Raises
+    ConfigError if two schedules use the same rank, or differ in kind or root.
     """
     parts = _same_chunks(schedules)
     first = parts[0]
@@ -104,7 +103,7 @@ def parallel(*schedules: Schedule) -> Schedule:
 
 @checked
 def split(*schedules: Schedule, shares: Sequence[Positive] | None = None) -> Schedule:
-    """Divide the buffer into parts and run one schedule on each part, all concurrently (as lanes).
+    """Divide the buffer into parts and run one schedule on each part, all concurrently (in separate lanes).
 
     shares  relative sizes of the parts; None: equal sizes
 

@@ -21,7 +21,7 @@ _CALL = re.compile(r"\s*(?P<name>[\w.:]+)\s*(?:\((?P<arguments>[\w\s,.:]*)\))?\s
 
 @checked
 def algorithm_names(kind: Kind = "all_reduce") -> list[str]:
-    """Return the sorted names of the algorithms for a collective such as "all_reduce".
+    """Return the names of the algorithms for a kind of collective, such as "all_reduce", in alphabetical order.
 
     Raises ConfigError for an unknown kind of collective.
     """

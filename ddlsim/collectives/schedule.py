@@ -48,19 +48,19 @@ class Round:
     """A set of m messages that may be in flight at the same time, optionally repeated.
 
     src, dst  (m,)  sending and receiving ranks
-    start     (m,)  first chunk of each message, from 0 to n_chunks - 1
-    count     (m,)  number of consecutive chunks (modulo n_chunks)
-    reduce          True: the receiver combines the data with its own; False: the receiver overwrites its own
+    start     (m,)  first chunk that each message carries, from 0 to n_chunks - 1
+    count     (m,)  number of consecutive chunks that each message carries; chunk 0 follows chunk n_chunks - 1
+    reduce          True: the receiver combines the data with its own; False: the data replaces the receiver's
     repeat          number of times that the round is executed
     shift           number of chunks by which `start` advances (modulo n_chunks) after each repetition
-    slots     (k,)  chunks relative to `start`: every message carries the k chunks (start + slots) mod n_chunks, and
-              `count` must be k. None: consecutive chunks
+    slots     (k,)  offsets from `start`, for messages whose chunks are not consecutive: every message carries the k
+                    chunks (start + slots) mod n_chunks, and `count` must be k. None: consecutive chunks
     header          bytes that a protocol adds to each message, independent of the buffer size. With a header, `count`
                     may be 0; such a message only informs the receiver that the sender has reached this round.
     latency   (m,)  time in seconds from issuing a message until its bytes flow; None: the latency of its route
-    wire      (m,)  bytes on the wire per byte carried, multiplied by `wire` of the schedule; None: 1
-    handled   (m,)  bytes handled by multiprocessors per byte on the wire, multiplied by `handled` of the schedule;
-              None: 1
+    wire      (m,)  bytes on the wire per byte carried, multiplied by the schedule's `wire`; None: 1
+    handled   (m,)  bytes handled by GPU multiprocessors per byte on the wire, multiplied by the schedule's `handled`;
+                    None: 1
     """
 
     src: Ints
@@ -84,18 +84,18 @@ class Schedule:
 
     lanes         concurrent, independent sequences of rounds, which must use different chunks
     chunk_weight  (n_chunks,) relative sizes of the chunks; None: equal sizes
-    kind          name of the collective, such as "all_reduce"
+    kind          the collective that the schedule implements, such as "all_reduce"
     root          root rank of a broadcast or reduce; with `groups`, the position of the root in each group
-    groups        disjoint communicators, each a sequence of ranks whose i-th member owns block i; None: one
-                  communicator of all ranks in order
+    groups        disjoint communicators, each given as a sequence of ranks, the i-th of which owns block i; None: a
+                  single communicator of all ranks in order
     block_of      (n_chunks,) the block of each chunk, with the same number of chunks in every block; None: blocks are
                   contiguous
     copies        number of full buffers that the chunks span. It exceeds 1 only for algorithms that store the
                   contributions of several ranks separately and add them at the end; member i of a group then starts
                   with its own contribution in copy i mod `copies`.
     wire          bytes on the wire per byte of the buffer; 1 if the protocol adds nothing
-    handled       factor, at least 1, on the bytes that multiprocessors handle. If they are slower than links, a message
-                  occupies its links for the time needed for `handled` times its bytes.
+    handled       bytes that GPU multiprocessors handle per byte on the wire, at least 1. If multiprocessors are slower
+                  than links, a message occupies its links for as long as they need for `handled` times its bytes.
     """
 
     n_ranks: Ranks
@@ -122,7 +122,7 @@ class Schedule:
         return page(title(self), lines([sent(self)]), grid(cells(self), LEFT), lines(more(self)))
 
     def blocks(self, n_members: int) -> Ints:
-        """Return the block of each chunk of one copy in a group of `n_members`, shape (n_chunks / copies,)."""
+        """Return the block of each chunk of one copy in a group of `n_members` ranks, shape (n_chunks / copies,)."""
         n_chunks = self.n_chunks // self.copies
         return np.arange(n_chunks) * n_members // n_chunks if self.block_of is None else self.block_of
 
@@ -137,7 +137,11 @@ class Schedule:
         return sum(r.repeat * len(r.src) for lane in self.lanes for r in lane)
 
     def chunks(self, round: Round, repetition: int = 0) -> tuple[Ints, Ints]:
-        """Return `(owner, chunk)`, both (n_carried,): message ``owner[i]`` of the round carries ``chunk[i]``."""
+        """Return the chunks that the messages of a round carry in one `repetition`.
+
+        The result is `(owner, chunk)`, both of shape (n_carried,): message ``owner[i]`` of the round carries
+        ``chunk[i]``.
+        """
         first = (round.start + repetition * round.shift) % self.n_chunks
         if round.slots is not None:
             carried = (first[:, None] + round.slots) % self.n_chunks
@@ -147,10 +151,11 @@ class Schedule:
         return owner, (first[owner] + np.arange(len(owner)) - begin[owner]) % self.n_chunks
 
     def message_bytes(self, nbytes: float, round: Round, repetition: int = 0) -> Floats:
-        """Return the bytes of each message of `round`, without `round.header`, shape (m,).
+        """Return the size of each message of `round` in bytes, without `round.header`, shape (m,).
 
-        nbytes      size of the buffer per rank
-        repetition  matters only if `chunk_weight` is given and is not periodic in `round.shift`
+        nbytes      size of the buffer on each rank, in bytes
+        repetition  index of the repetition, which matters only if `chunk_weight` is set and is not periodic in
+                    `round.shift`
         """
         wire = 1.0 if round.wire is None else round.wire
         if self.chunk_weight is None:
@@ -167,8 +172,8 @@ class Schedule:
     def animate(self, path: str | Path | None = None, *, seconds: Positive = 0.8) -> FuncAnimation:
         """Animate the contents of every rank's chunks, round by round.
 
-        path     file to write: .gif, .webp or .html; None: no file
-        seconds  duration of each round in the animation
+        path     file to which the animation is written (.gif, .webp or .html); None: no file
+        seconds  duration of each round in the animation, in s
 
         In a notebook, the returned animation is displayed with playback controls.
         :func:`ddlsim.report.animation.animate` describes the picture. Raises ConfigError for more than 32 ranks, 128
@@ -180,7 +185,7 @@ class Schedule:
 
     @checked
     def bytes_sent(self, nbytes: NotNegative) -> Floats:
-        """Return the total bytes that each rank puts on the wire, without headers, shape (n_ranks,)."""
+        """Return the number of bytes that each rank puts on the wire in total, without headers, shape (n_ranks,)."""
         return self._sent(nbytes, handled=False)
 
     @checked
@@ -221,8 +226,10 @@ def messages(
     slots: Ints | None = None,
     header: NotNegative = 0.0,
 ) -> Round:
-    """Build a :class:`Round` from lists or arrays. A number given for any argument except `src` applies to all
-    messages.
+    """Build a :class:`Round` from lists or arrays.
+
+    The arguments have the same meaning as in :class:`Round`. A single number for `dst`, `start` or `count` applies to
+    all messages.
     """
     src = np.array(src, dtype=np.int64, ndmin=1)
     slots = None if slots is None else np.atleast_1d(slots)

@@ -22,13 +22,14 @@ class State:
     """Contents of all ranks' buffers after `round` rounds, and the chunks moved in the last round.
 
     round     number of executed rounds; 0: initial state
-    counts    (n_ranks, n_chunks, n_ranks) number of times that a chunk of a rank contains each rank's contribution
-              (last axis)
-    required  (n_ranks, n_chunks) whether the collective specifies the final contents of a chunk
-    whole     (n_ranks, n_chunks) whether the chunk currently has these contents
+    counts    (n_ranks, n_chunks, n_ranks) number of times that a rank's chunk (first two axes) contains the
+              contribution of each rank (last axis)
+    required  (n_ranks, n_chunks) whether the collective specifies final contents for the chunk
+    whole     (n_ranks, n_chunks) whether the chunk currently has its specified final contents
     src, dst  (m,) sending and receiving rank of each chunk moved in the last round; empty in the initial state
     chunk     (m,) number of each moved chunk
-    reduced   (m,) whether the receiver combined each moved chunk with its own data instead of overwriting it
+    reduced   (m,) for each moved chunk, whether the receiver combined it with its own data instead of replacing that
+              data
     lane      (m,) lane of the schedule in which each chunk was moved
     reduces   whether the collective is a reduction
 
@@ -48,15 +49,15 @@ class State:
 
     @property
     def contributors(self) -> Ints:
-        """Number of ranks whose contribution is in each rank's chunk, shape (n_ranks, n_chunks)."""
+        """Number of ranks that have contributed to each chunk of each rank, shape (n_ranks, n_chunks)."""
         return np.asarray(np.count_nonzero(self.counts, axis=2), dtype=np.int64)
 
     @property
     def labels(self) -> npt.NDArray[np.str_]:
         """Labels of the cells in a picture, shape (n_ranks, n_chunks).
 
-        For reductions, the number of contributions; for other collectives, the rank whose data the chunk contains, or
-        "".
+        In reductions, the label is the number of contributions. In other collectives, it is the rank whose data the
+        chunk contains, or "" if the chunk is empty.
         """
         held = self.contributors
         whose = np.where(held == 0, "", self.counts.argmax(axis=2).astype(np.str_))
@@ -72,12 +73,12 @@ class State:
 def states(schedule: Schedule) -> Iterator[State]:
     """Yield the contents of all ranks' buffers before the first round of `schedule` and after every round.
 
-    Repetitions count as rounds. Ranks execute the rounds of a lane in lockstep, and lanes run concurrently. In a
-    simulation, each rank proceeds at its own pace and reaches the same final contents (see
-    :func:`ddlsim.collectives.check`). The schedule is not required to implement its collective correctly.
+    Each repetition of a round counts as a round of its own. Ranks execute the rounds of a lane in lockstep, and lanes
+    run concurrently. In a simulation, by contrast, each rank proceeds at its own pace; the final contents are the same
+    (see :func:`ddlsim.collectives.check`). The schedule need not implement its collective correctly.
 
     Raises ConfigError for a malformed schedule, and if there are too many ranks and chunks to count every contribution
-    (more than a few hundred ranks).
+    (for a ring, with more than 100 ranks).
     """
     validate(schedule)
     n_counts = schedule.n_ranks * schedule.n_chunks * schedule.n_ranks

@@ -22,16 +22,17 @@ Tensors = Sequence[tuple[str, tuple[int, ...]]]
 @checked
 @dataclass(frozen=True)
 class Compression:
-    """Compression settings of a run: ``simulate(..., compression=Compression(TopK(0.01), down=FP16()))``.
+    """Compression settings of a run, as in ``simulate(..., compression=Compression(TopK(0.01), down=FP16()))``.
 
     compressor  compressor of the workers' gradients
-    down        compressor of the parameter servers' replies; None: uncompressed, 4 bytes per element
-    cost        time to encode and decode: "radix" (used if None), "sort", or a :class:`CodecCost` that applies to every
-                worker and server. "radix" and "sort" estimate the time of a worker as the bytes that it reads and
-                writes divided by the achieved memory bandwidth of its device, and assume that servers take no time.
-                "radix" finds the k largest elements by radix selection. "sort" finds them by sorting, as frameworks
-                did up to 2021; for ``torch.topk``, it uses a time measured on a V100
-                (:data:`~ddlsim.compression.cost.SORT_V100`)
+    down        compressor of the parameter servers' replies; None: replies are uncompressed, with 4 bytes per element
+    cost        time to encode and decode: "radix", "sort", or a :class:`CodecCost` that applies to all workers and
+                servers. None: "radix"
+
+    With "radix" and "sort", a worker takes as long as its device needs to move the bytes that are read and written or,
+    if this takes longer, to launch the kernels. Servers take no time. "radix" finds the k largest elements by radix
+    selection. "sort" finds them by sorting, as frameworks did until 2021; for ``torch.topk``, it uses a time measured
+    on a V100 (:data:`~ddlsim.compression.cost.SORT_V100`).
     """
 
     compressor: Annotated[AnyCompressor, A_COMPRESSOR]

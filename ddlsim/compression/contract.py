@@ -29,27 +29,30 @@ Collective = Literal["all_reduce", "all_gather", "majority_vote", "gtopk_tree"]
 
 @dataclass(frozen=True)
 class Traits:
-    """Properties of a compressor that decide how runs use it.
+    """Properties of a compressor that determine how runs use it.
 
-    collective    collective that combines the payloads of several workers
-    n_rounds      messages of a worker per exchange, 1 or 2; ``follow_up`` computes the second from the combined first
+    collective    collective that combines the payloads of the workers: "all_reduce", "all_gather", "majority_vote" or
+                  "gtopk_tree"
+    n_rounds      number of messages that a worker sends per exchange, 1 or 2. The method ``follow_up`` computes the
+                  second message from the combined first messages
     unbiased      whether the expected value of decode(encode(g)) is g
-    not_summable  why payloads cannot be summed in transit; empty if `collective` is "all_reduce"
-    no_feedback   why ErrorFeedback must not wrap the compressor; empty if it may
+    not_summable  reason why payloads cannot be summed in transit; empty if `collective` is "all_reduce"
+    no_feedback   reason why ErrorFeedback must not wrap the compressor; empty if wrapping is allowed
 
     The next fields estimate its cost (:func:`ddlsim.compression.cost.encode_traffic`). A pass reads or writes as many
     bytes as the gradient has.
 
-    encode_passes   passes to encode, not counting the write of the payload; 0 if encoding costs nothing because the
-                    gradient is sent unchanged
-    decode_passes   passes to decode one payload, not counting the read of the payload and the write of the result
-    encode_kernels  number of GPU kernels to encode. They run one after the other, and each has a launch time. Decoding
-                    takes one kernel per payload
-    selection       method by which code from the time of the paper finds the k largest elements: "top_k"
-                    (``torch.topk``), "sort" (``torch.sort``), or "" for compressors that do not select.
-                    `encode_passes` and `encode_kernels` assume a radix selection
+    encode_passes   number of passes to encode, not counting the write of the payload; 0 if encoding costs nothing
+                    because the gradient is sent unchanged
+    decode_passes   number of passes to decode one payload, not counting the read of the payload and the write of the
+                    result
+    encode_kernels  number of GPU kernels to encode. They run one at a time, and each has a launch time. Decoding takes
+                    one kernel per payload
+    selection       how the authors' code finds the k largest elements: "top_k" (``torch.topk``), "sort"
+                    (``torch.sort``), or "" for compressors that do not select. `encode_passes` and `encode_kernels`
+                    assume a radix selection
 
-    The last fields are for runs that split gradients into buckets.
+    The last fields are for runs that split gradients into buckets or use parameter servers.
 
     whole           whether the compressor needs the whole gradient, because compressing each bucket separately would
                     give a different result
@@ -71,11 +74,11 @@ class Traits:
 
 
 class Payload(Protocol):
-    """Protocol of compressed messages: a frozen dataclass of arrays, packed as they are sent.
+    """Protocol of compressed messages: frozen dataclasses whose arrays are packed as they are sent.
 
-    The size of a message is that of its arrays, without those that a class lists as *agreed*. Agreed arrays are not
-    sent, because every worker computes the same ones. Lengths of arrays, `n` and other plain integers are not sent
-    either, because every worker knows them.
+    The size of a message is the total size of its arrays, without the arrays that its class lists as *agreed*. Agreed
+    arrays are not sent, because every worker computes the same ones. Lengths of arrays, `n` and other plain integers
+    are not sent either, because every worker knows them.
     """
 
     @property
@@ -89,7 +92,11 @@ S = TypeVar("S")
 
 @runtime_checkable
 class Compressor(Protocol[S, P]):
-    """Protocol of gradient compressors with states of type S and payloads of type P (a :class:`Payload`)."""
+    """Protocol of gradient compressors: methods that a custom compressor must have.
+
+    A compressor is a frozen dataclass. Its methods do not change their arguments: they receive the worker's state (of
+    type S), such as residuals, and return the next one. Messages are of type P, a :class:`Payload`.
+    """
 
     @property
     def traits(self) -> Traits:
@@ -157,7 +164,11 @@ def count(density: float, n: int) -> int:
 
 
 def check_gradient(gradient: Vector, n: int | None = None) -> None:
-    """Raise ConfigError unless `gradient` is a finite float32 vector, shape (n,)."""
+    """Raise ConfigError unless a gradient is a flat float32 vector of finite numbers.
+
+    gradient  vector of shape (n,)
+    n         expected number of elements; None: any
+    """
     if gradient.ndim != 1 or gradient.dtype != np.float32:
         raise ConfigError(
             f"gradient: expected a flat float32 vector, got shape {gradient.shape} and type {gradient.dtype}; pass "

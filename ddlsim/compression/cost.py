@@ -23,12 +23,12 @@ S = TypeVar("S")
 @checked
 @dataclass(frozen=True)
 class CodecCost:
-    """Linear cost model of encoding and decoding, in seconds.
+    """Linear model of the time to encode and decode a gradient.
 
-    encode       seconds to encode, per element of the gradient
-    decode       seconds to decode a payload, per element of the gradient
-    encode_sort  seconds to encode by sorting, as a sorting top-k does, per n log2(n) for n elements
-    overhead     fixed seconds per encode and per decode, such as kernel launches
+    encode       encoding time in seconds per element of the gradient
+    decode       time in seconds to decode one payload, per element of the gradient
+    encode_sort  additional encoding time for sorting, in seconds per n log2(n) for a gradient of n elements
+    overhead     constant time in seconds of each encoding and each decoding, such as kernel launches
     """
 
     encode: NotNegative = 0.0
@@ -96,10 +96,15 @@ def decode_launches(traits: Traits, n_payloads: int = 1) -> int:
 
 @checked
 def measure_cost(compressor: Compressor[S, P], n: Count, n_repeats: Count = 5, seed: Index = 0) -> CodecCost:
-    """Measure the cost of a compressor on this computer, with gradients of n normally distributed elements.
+    """Measure the encoding and decoding times of a compressor on this computer.
 
-    Returns the shortest encoding time and the shortest decoding time of `n_repeats` exchanges, because other programs
-    may slow down some of them. The cost is assumed to be proportional to n, so measure at the size that you will use.
+    compressor  compressor to measure
+    n           number of elements of the gradients. The cost is assumed to be proportional to n, so choose the size of
+                the gradients that you will compress
+    n_repeats   number of exchanges to measure. The shortest encoding and decoding times are returned, because other
+                programs may slow down some exchanges
+    seed        seed of the gradients, whose elements are normally distributed
+
     If the compressor has two rounds, the cost includes both.
     """
     rng = np.random.default_rng(seed)

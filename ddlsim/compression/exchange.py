@@ -22,9 +22,12 @@ S = TypeVar("S")
 
 @checked
 def average(compressor: Compressor[S, P], payloads: Sequence[P]) -> P:
-    """Return the mean of `payloads`: the result of an all-reduce.
+    """Return the mean of several payloads as a payload: the result of an all-reduce.
 
-    Raises ConfigError if the compressor's payloads cannot be summed, or if their sizes differ.
+    compressor  compressor of the payloads
+    payloads    one payload per worker
+
+    Raises ConfigError if payloads of this compressor cannot be summed, or if their sizes differ.
     """
     traits = compressor.traits
     if traits.collective != "all_reduce":
@@ -39,10 +42,13 @@ def average(compressor: Compressor[S, P], payloads: Sequence[P]) -> P:
 
 @checked
 def aggregate(compressor: Compressor[S, P], payloads: Sequence[P]) -> Vector:
-    """Return the mean gradient, shape (n,), of all workers' payloads of the last round.
+    """Return the mean gradient, shape (n,), that all workers receive in the last round of an exchange.
 
-    The compressor's collective combines the payloads. For "majority_vote" the result is the sign of the sum of signs,
-    for "gtopk_tree" the merged sum divided by the number of workers.
+    compressor  compressor of the payloads, whose collective combines them
+    payloads    each worker's payload of the last round
+
+    If the collective is "majority_vote", the result is the sign of the sum of signs; for "gtopk_tree", it is the merged
+    sum divided by the number of workers. Raises ConfigError if there are no payloads.
     """
     if not payloads:
         raise ConfigError(f"{title(compressor)}: payloads is empty; pass the payload of at least one worker")
@@ -61,26 +67,27 @@ def settle(
     mean: Annotated[Vector, with_attributes("an array", "shape", "dtype", plural="arrays")],
     state: S,
 ) -> S:
-    """Return a worker's state after an exchange.
+    """Return a worker's compressor state after an exchange.
 
-    payload  the worker's payload of the last round
-    mean     (n,) the result of the exchange
-    state    the worker's state after it encoded `payload`
+    compressor  compressor of the exchange
+    payload     the worker's payload of the last round
+    mean        result of the exchange, shape (n,)
+    state       the worker's state after it encoded `payload`
 
-    Call it once per exchange. PowerSGD computes its next Q from the mean. Error feedback around gTop-k adds the
-    elements that the tree dropped to the residual. For other compressors the state does not change.
+    Call this function once per exchange. PowerSGD computes its next Q from the mean. Error feedback around gTop-k adds
+    the elements that the tree dropped to the residual. For other compressors, the state does not change.
     """
     return full(compressor).settle(payload, mean, state) if defines(compressor, "settle") else state
 
 
 @dataclass(frozen=True)
 class ExchangeResult(Generic[S]):
-    """Result of an exchange among all workers.
+    """Result of :func:`exchange`: the mean gradient, and the bytes that workers sent.
 
-    mean    (n,) mean gradient, which every worker receives
-    states  next state of every worker
-    nbytes  (n_rounds, n_workers) size of each worker's message in each round
-    sent    (n_workers,) total bytes that each worker sends, by :func:`sent_nbytes`
+    mean    mean gradient of shape (n,), which every worker receives
+    states  next compressor state of every worker
+    nbytes  size in bytes of each worker's message in each round, shape (n_rounds, n_workers)
+    sent    total bytes that each worker sends (:func:`sent_nbytes`), shape (n_workers,)
     """
 
     mean: Vector
@@ -95,12 +102,14 @@ def exchange(
 ) -> ExchangeResult[S]:
     """Compress, exchange and average the gradients of all workers.
 
-    gradients, states, rngs
-               one gradient of shape (n,), one compressor state and one random generator per worker
+    compressor  compressor of the gradients
+    gradients   gradient of each worker, all of shape (n,)
+    states      compressor state of each worker
+    rngs        random generator of each worker
 
     With a single worker, the result is the gradient that a parameter server decodes from its message, or that a worker
-    decodes from a server's message.
-    Raises ConfigError if the numbers of arguments or the sizes of gradients differ.
+    decodes from a server's message. Raises ConfigError if the numbers of gradients, states and generators differ, or if
+    the gradients have different sizes.
     """
     if not len(gradients) == len(states) == len(rngs):
         raise ConfigError(
@@ -129,14 +138,18 @@ def finish(compressor: Compressor[S, P], encoded: Sequence[tuple[P, S]]) -> Exch
 
 @checked
 def sent_nbytes(collective: Collective, nbytes: Sequence[float] | npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return the bytes that each of N workers sends in a collective, shape (n_workers,).
+    """Return the bytes that each of N workers sends in a collective, shape (N,).
 
-    nbytes  size S of each worker's message
+    collective  "all_reduce", "all_gather", "majority_vote" or "gtopk_tree"
+    nbytes      size S of each worker's message, in bytes
 
-    all_reduce     2 (N - 1)/N S, as in a ring or any bandwidth-optimal algorithm
-    all_gather     (N - 1) S if all sizes are equal: in a ring, a worker forwards all payloads except its successor's
-    majority_vote  2 (N - 1)/N S, because each worker counts the votes for 1/N of the coordinates
-    gtopk_tree     S per edge of the binomial tree, up and down again; rank 0 sends ceil(log2 N) S
+    A worker sends
+
+    - 2 (N - 1)/N S in an all-reduce, which is a ring or any other bandwidth-optimal algorithm;
+    - (N - 1) S in an all-gather of messages of equal size: in a ring, a worker forwards all messages except that of its
+      successor;
+    - 2 (N - 1)/N S in a majority vote, because each worker counts the votes for 1/N of the coordinates;
+    - S to each of its neighbours in the binomial tree of gTop-k; rank 0 sends ceil(log2 N) S.
     """
     if len(nbytes) == 0:
         raise ConfigError("sent_nbytes: nbytes is empty; pass the size of at least one worker's message")
@@ -175,12 +188,12 @@ def _gather(compressor: Compressor[S, P], payloads: Sequence[P]) -> Vector:
 
 @dataclass(frozen=True)
 class HierarchicalExchangeResult(Generic[S]):
-    """Result of a hierarchical exchange.
+    """Result of :func:`hierarchical_exchange`: the mean gradient, and the bytes that workers sent.
 
-    mean    (n,) mean gradient, which every worker receives
-    states  next state of every worker
-    intra   (n_workers,) bytes that each worker sends inside its machine
-    inter   (n_workers,) bytes that each worker sends to other machines
+    mean    mean gradient of shape (n,), which every worker receives
+    states  next compressor state of every worker
+    intra   bytes that each worker sends inside its machine, shape (n_workers,)
+    inter   bytes that each worker sends to other machines, shape (n_workers,)
     """
 
     mean: Vector
@@ -205,14 +218,15 @@ def hierarchical_exchange(
     """Exchange gradients uncompressed inside machines and compressed between them (HiTopKComm, Shi et al. 2021).
 
     Workers reduce-scatter inside each machine, so that local rank l holds the machine's mean of shard l. They compress
-    the shard (with ErrorFeedback(MSTopK(density)) in the paper, algorithm 2), exchange it with the same local rank of
-    the other machines by the compressor's own collective, and all-gather the shards inside each machine. Per machine,
-    this sends n_local times fewer bytes to other machines than an all-gather over all workers.
+    the shard (with ErrorFeedback(MSTopK(density)) in the paper, algorithm 2), exchange it with the same local rank on
+    the other machines by the compressor's own collective, and all-gather the shards inside each machine. Each machine
+    sends n_local times fewer bytes to other machines than in an all-gather over all workers.
 
-    gradients, states, rngs
-             one per worker, machine by machine; a state is ``compressor.init`` of the worker's shard size
-             (:func:`shard_sizes`)
-    n_local  workers per machine
+    compressor  compressor of the shards that are sent between machines
+    gradients   gradient of each worker, machine by machine, all of shape (n,)
+    states      compressor state of each worker, for a gradient of the size of its shard (:func:`shard_sizes`)
+    rngs        random generator of each worker
+    n_local     number of workers per machine
 
     Raises ConfigError if `n_local` does not divide the number of workers.
     """

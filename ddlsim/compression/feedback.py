@@ -34,13 +34,13 @@ class FeedbackState(Generic[S]):
 class ErrorFeedback(Generic[S, P]):
     """Error feedback around another compressor: its compression error is added to the next gradient.
 
-    With the compressor C, a worker sends ``C(g + e)`` and keeps the residual ``e = g + e - decode(C(g + e))`` (Seide et
-    al. 2014; Karimireddy et al. 2019). Nothing is lost: what a worker has sent plus its residual is the sum of its
-    gradients.
+    With the compressor C and the residual e, a worker sends ``C(g + e)``; the next residual is
+    ``g + e - decode(C(g + e))`` (Seide et al. 2014; Karimireddy et al. 2019). Nothing is lost: everything that a worker
+    has sent, plus its residual, is the sum of its gradients.
 
     inner  the compressor C
 
-    Raises ConfigError if the compressor must not have error feedback (``traits.no_feedback``).
+    Raises ConfigError if the compressor does not allow error feedback (``traits.no_feedback`` gives the reason).
     """
 
     inner: Compressor[S, P]

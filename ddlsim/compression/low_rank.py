@@ -58,10 +58,10 @@ class PowerSGD:
     all-reduce P, orthonormalise P, ``Q = M^T P``, all-reduce Q. The result is ``P Q^T``. The compressor is linear, so
     its payloads can be all-reduced. It is biased, so wrap it in ErrorFeedback.
 
-    rank    r, the rank of the factors; lower for matrices with fewer rows or columns
-    shapes  shape of every tensor by name, in the order of the flat gradient; a run sets them (``with_shapes``). As in
-            the paper, a tensor of two or more axes is a matrix with shape[0] rows. Other tensors are sent uncompressed
-            in round 2
+    rank    r, the rank of the factors. Matrices with fewer than r rows or columns have factors of lower rank
+    shapes  shape of every tensor by name, in the order of the flat gradient; set by the run (``with_shapes``). As in
+            the paper, a tensor with two or more axes is treated as a matrix with shape[0] rows. Other tensors are sent
+            uncompressed in round 2
     """
 
     rank: Count
@@ -121,8 +121,8 @@ class PowerSGD:
     def settle(self, payload: LowRankPayload, mean: Vector, state: PowerSGDState) -> PowerSGDState:
         """Return the state whose Q is the mean Q, orthonormalised (only its span matters).
 
-        The mean is ``P Q^T`` with orthonormal P, so ``mean^T P`` is the mean Q. Where that is zero, the old Q
-        stays, or no later gradient could be seen.
+        The mean is ``P Q^T`` with orthonormal P, so ``mean^T P`` is the mean Q. Where the mean Q is zero,
+        the old Q is kept, because a zero Q would suppress all later gradients.
         """
         right = []
         for m, p, old in zip(self._matrices(), payload.left, state.right, strict=True):

@@ -52,7 +52,7 @@ class _Dense(Stateless):
 @checked
 @dataclass(frozen=True)
 class NoCompression(_Dense):
-    """No compression: four bytes per element, exact."""
+    """No compression: gradients are sent exactly, with four bytes per element."""
 
     traits = Traits("all_reduce", unbiased=True, encode_passes=0.0)
     width = 4
@@ -66,8 +66,8 @@ class NoCompression(_Dense):
 class FP16(_Dense):
     """Compression to IEEE half precision, rounded to nearest: two bytes per element.
 
-    Sums are computed in float32 and rounded once to half precision, whereas a real ring rounds at every hop.
-    Raises ConfigError if an element exceeds 65504, the largest number of half precision.
+    Sums are computed in float32 and rounded once to half precision, whereas a real ring rounds at every hop. Raises
+    ConfigError if an element exceeds 65504, the largest half-precision value.
     """
 
     traits = Traits("all_reduce", encode_passes=1.0, encode_kernels=1)
@@ -80,10 +80,11 @@ class FP16(_Dense):
 @checked
 @dataclass(frozen=True)
 class BF16(_Dense):
-    """Compression to bfloat16, the upper half of a float32, rounded to nearest even: two bytes per element.
+    """Compression to bfloat16, the upper half of a float32: two bytes per element.
 
-    It keeps the range of float32 with 8 bits of precision. Sums are computed in float32 and rounded once.
-    Raises ConfigError if an element exceeds 3.3895e38, the largest number of bfloat16.
+    Elements are rounded to the nearest bfloat16, ties to even. The format keeps the range of float32 with 8 bits of
+    precision. Sums are computed in float32 and rounded once. Raises ConfigError if an element exceeds 3.3895e38, the
+    largest bfloat16 value.
     """
 
     traits = Traits("all_reduce", encode_passes=1.0, encode_kernels=1)
@@ -114,8 +115,8 @@ class QSGD(Stateless):
 
     The gradient is divided into buckets, each with its L2 norm. With s = `n_levels`, an element becomes
     ``q_i = norm * sign(g_i) * l / s``, where l is ``s |g_i| / norm`` randomly rounded up or down. The variance is at
-    most ``min(d / s**2, sqrt(d) / s) * norm**2`` for a bucket of d elements (lemma 3.1). A code has a fixed width of
-    ``ceil(log2(2 s + 1))`` bits; the paper's Elias code is shorter if most codes are 0.
+    most ``min(d / s**2, sqrt(d) / s) * norm**2`` for a bucket of d elements (lemma 3.1). Each element takes
+    ``ceil(log2(2 s + 1))`` bits; the paper's Elias code is shorter if most levels are 0.
 
     n_levels     s, the number of levels above 0
     bucket_size  d, the number of elements per bucket
@@ -138,7 +139,7 @@ class QSGD(Stateless):
 
     @property
     def width(self) -> int:
-        """Number of bits per code."""
+        """Number of bits per element."""
         return (2 * self.n_levels).bit_length()
 
     def encode(self, gradient: Vector, state: None, rng: np.random.Generator) -> tuple[CodePayload, None]:
@@ -173,10 +174,10 @@ class QSGD(Stateless):
 class TernGrad(Stateless):
     """TernGrad: unbiased random quantisation to three levels, two bits per element (Wen et al. 2017).
 
-    With scale = max |g|, an element becomes +scale or -scale, by its sign, with probability |g| / scale, otherwise 0.
+    With scale = max |g|, each element becomes scale times its sign with probability |g| / scale, and 0 otherwise.
 
-    clip_sigmas  first clip the gradient to this number of standard deviations (2.5 in the paper), which lowers the
-                 variance but adds a bias; None: do not clip
+    clip_sigmas  number of standard deviations to which the gradient is clipped first (2.5 in the paper). Clipping
+                 lowers the variance but adds a bias. None: no clipping
     """
 
     clip_sigmas: Positive | None = None
@@ -220,8 +221,8 @@ class NaturalPayload(Buffers):
 class Natural(Stateless):
     """Natural compression: random rounding to one of the two nearest powers of two, nine bits per element.
 
-    Horvath et al. 2019. Unbiased, with a variance of at most ``|g|**2 / 8``. Magnitudes below 2**-126 are rounded to 0
-    or 2**-126, still without bias; magnitudes above 2**127 are always rounded down.
+    See Horvath et al. 2019. The result is unbiased, with a variance of at most ``|g|**2 / 8``. Magnitudes below 2**-126
+    are rounded to 0 or 2**-126, still without bias. Magnitudes above 2**127 are always rounded down.
     """
 
     traits = Traits(
@@ -275,7 +276,7 @@ class SignSGD(Stateless):
     """signSGD: send the sign of each element; workers decide by majority vote (Bernstein et al. 2018, algorithm 1).
 
     Gradients are decoded to +1 and -1, whatever their magnitude, so signSGD needs its own learning rate. The sign
-    of 0 is +1, and so is the result of a tied vote, because one bit has no third value.
+    of 0 is +1, and so is the result of a tied vote, because a single bit cannot represent 0.
     """
 
     traits = Traits(
@@ -310,8 +311,8 @@ class SignSGD(Stateless):
 class OneBit(Stateless):
     """1-bit SGD: send the sign of each element, and two levels per gradient (Seide et al. 2014).
 
-    The levels are the mean of the elements below zero and the mean of the others, which minimises the squared error.
-    The compressor is biased, so wrap it in ErrorFeedback.
+    Negative elements are decoded to the mean of all negative elements, and the others to the mean of the others, which
+    minimises the squared error. The compressor is biased, so wrap it in ErrorFeedback.
     """
 
     traits = Traits("all_gather", not_summable="each worker's bits stand for different levels", decode_passes=2.0)

@@ -41,13 +41,13 @@ class CountSketch:
     of ``sign_r(i) table[r, column_r(i)]`` over the rows. Its error is at most ``|g| / sqrt(columns)`` with a
     probability that grows with the number of rows.
 
-    Sketches are linear, so all-reduces (gs-SGD, Dai et al. 2021, arXiv:2108.06004) and parameter servers (Sketched-SGD,
-    Ivkin et al. 2019, arXiv:1903.04488) can sum them. Wrap it in ErrorFeedback, as both papers do. A sketch covers the
-    whole gradient, so communication cannot overlap the backward pass.
+    density  fraction of the elements that are sent in round 2
+    rows     number of rows of the sketch
+    columns  number of columns of the sketch
 
-    density  share of the elements that round 2 sends
-    rows     rows of the sketch
-    columns  columns of the sketch
+    Sketches are linear, so all-reduces (gs-SGD, Dai et al. 2021, arXiv:2108.06004) and parameter servers (Sketched-SGD,
+    Ivkin et al. 2019, arXiv:1903.04488) can sum them. Wrap the compressor in ErrorFeedback, as both papers do. A sketch
+    covers the whole gradient, so communication cannot overlap the backward pass.
     """
 
     density: Density

@@ -121,7 +121,8 @@ class _Largest(_Sparse):
 class TopK(_Largest):
     """Send the ``density * n`` elements of largest magnitude (Aji and Heafield 2017; Lin et al. 2018).
 
-    density  share of the elements to send, above 0 and at most 1. An element takes 8 bytes, its index and its value
+    density  fraction of the elements to send, above 0 and at most 1. Each element takes 8 bytes, for its index and its
+             value
     """
 
     traits = _SPARSE
@@ -132,8 +133,8 @@ class TopK(_Largest):
 class MSTopK(_Largest):
     """MSTopK: send ``density * n`` elements, selected by an approximate top-k without sorting (Shi et al. 2021).
 
-    density     share of the elements to send
-    n_searches  steps of the binary search for a threshold
+    density     fraction of the elements to send
+    n_searches  maximum number of steps in the binary search for the threshold
     """
 
     n_searches: Count = 30
@@ -155,7 +156,7 @@ class MSTopK(_Largest):
 class Threshold(_Sparse):
     """Send every element with a magnitude of at least `minimum` (Strom 2015).
 
-    The number of elements depends on the values, so timing-only runs cannot use it.
+    The number of elements sent depends on their values, so timing-only runs cannot use this compressor.
     """
 
     minimum: NotNegative
@@ -186,9 +187,9 @@ class RandomK:
     All workers derive the coordinates from (seed, step), so only values are sent, and an all-reduce can sum them
     (Vogels et al. 2019, appendix G).
 
-    density  share of the elements to send
-    rescale  multiply values by n / k, which makes the result unbiased (Wangni et al. 2018). Do not combine this with
-             ErrorFeedback
+    density  fraction of the elements to send
+    rescale  whether to multiply values by n / k, which makes the result unbiased (Wangni et al. 2018). Do not combine
+             this with ErrorFeedback
     """
 
     density: Density
@@ -236,11 +237,11 @@ class GTopK(_Largest):
     """Global top-k: send the k largest elements of the sum, found by merging pairs of workers in a tree.
 
     Shi et al. 2019, "A Distributed Synchronous SGD Algorithm with Global Top-k Sparsification", algorithms 2 and 4.
-    With k = ``density * n``, this sends 2 k log2(N) numbers instead of the 2 k (N - 1) of an all-gather. Inside
-    ErrorFeedback, elements that the root drops return to the residual. As in the paper, an element that another node
-    drops is lost if its coordinate survives elsewhere.
+    With k = ``density * n`` and N workers, each worker sends at most 2 k ceil(log2 N) numbers, compared with
+    2 k (N - 1) in an all-gather. Inside ErrorFeedback, elements that the root drops return to the residual. As in the
+    paper, an element that another node drops is lost if its coordinate survives elsewhere.
 
-    density  share of the elements to send
+    density  fraction of the elements to send
     """
 
     traits = replace(_SPARSE, collective="gtopk_tree")
@@ -292,12 +293,13 @@ KERNELS = 11
 class DGC:
     """Deep gradient compression: top-k with momentum correction and warm-up (Lin et al. 2018, algorithm 4).
 
-    In every step, ``u = m u + g`` and ``v = v + u``; the largest elements of v are sent, and u and v are set to 0
-    there.
+    In every step, ``u = m u + g`` and ``v = v + u``. The largest elements of v are sent, and u and v are set to 0 at
+    their coordinates.
 
-    steps_per_stage  steps per warm-up stage; in the paper, those of an epoch
-    momentum         m, which replaces the momentum of the run's optimizer; the optimizer must have none
-    sparsities       share of the elements that are not sent, in each stage; the last one applies to the rest of the run
+    steps_per_stage  number of steps in each warm-up stage; one epoch in the paper
+    momentum         m, which replaces the momentum of the run's optimizer; that optimizer must have no momentum
+    sparsities       fraction of the elements that are not sent, for each warm-up stage; the last one applies to the
+                     rest of the run
     """
 
     steps_per_stage: Count

@@ -18,15 +18,19 @@ from ddlsim.streams import stream
 @checked
 @dataclass(eq=False)
 class BatchStream:
-    """Endless sequence of sample indices: shuffled passes over a shard.
+    """An endless sequence of sample indices that consists of shuffled passes over a shard.
 
-    A position in the sequence always has the same sample, whatever was read before. Pass e is shuffled by draw e of the
-    random stream (seed, rank, "batches"). Batches can extend over the end of a pass, so all have the same size.
+    shard  (n,) indices of the samples in the shard
+    seed   seed of the shuffling
+    rank   number of the random stream, usually the rank of the worker; each stream shuffles differently
 
-    Workers that should see the samples of a single worker use the same shard, seed and rank, and take turns: worker r
-    of n uses ``indices((step * n + r) * size, size)``.
+    The index at a position depends only on these arguments, and not on the positions read earlier. Batches can extend
+    past the end of a pass into the next one, so all batches have the same size.
 
-    shard  (n,) indices of the shard's samples
+    To process the same samples as a single worker, n workers use the same shard, seed and rank, and take turns: worker
+    r reads ``indices((step * n + r) * size, size)``.
+
+    Pass e uses draw e of the random stream (seed, rank, "batches").
     """
 
     shard: Ints
@@ -40,11 +44,11 @@ class BatchStream:
             raise ConfigError(f"rank {self.rank}: the shard of shape {self.shard.shape} is empty; use fewer workers")
 
     def batch(self, step: int, size: int) -> Ints:
-        """Return the indices, shape (size,), of batch `step` (from 0) if all batches have `size` samples."""
+        """Return the indices of batch `step` (from 0), shape (size,), if all batches have `size` samples."""
         return self.indices(step * size, size)
 
     def indices(self, first: int, count: int) -> Ints:
-        """Return the sample indices at positions first .. first + count - 1, shape (count,)."""
+        """Return the sample indices at positions `first` to `first` + `count` - 1, shape (count,)."""
         if first < 0 or count < 1:
             raise ConfigError(f"first = {first}, count = {count}: first must be at least 0, and count at least 1")
         n, parts = len(self.shard), []
@@ -83,9 +87,11 @@ def _check(n_samples: int, n_workers: int) -> None:
 
 @checked
 def iid(labels: Ints, n_workers: Count, seed: Seed) -> list[Ints]:
-    """Return shards of a random partition of the samples, whose sizes differ by at most one.
+    """Partition the samples randomly into shards whose sizes differ by at most one.
 
-    labels  one label per sample, (n_samples,). Only the number of labels matters
+    labels     (n_samples,) label of each sample; only the number of labels matters
+    n_workers  number of shards
+    seed       seed of the random numbers
 
     Raises ConfigError if there are fewer samples than workers.
     """
@@ -98,10 +104,11 @@ def iid(labels: Ints, n_workers: Count, seed: Seed) -> list[Ints]:
 def by_class(labels: Ints, n_workers: Count) -> list[Ints]:
     """Return shards with as few classes as possible: the samples are sorted by class and cut into equal parts.
 
-    McMahan et al. 2017, arXiv:1602.05629, section 3, with one shard per client. Raises ConfigError if there are fewer
-    samples than workers.
+    labels     (n_samples,) class of each sample
+    n_workers  number of shards
 
-    labels  (n_samples,) class of each sample
+    Raises ConfigError if there are fewer samples than workers. See McMahan et al. 2017, arXiv:1602.05629, section 3,
+    with one shard per client.
     """
     _check(len(labels), n_workers)
     return np.array_split(np.argsort(labels, kind="stable"), n_workers)
@@ -109,16 +116,20 @@ def by_class(labels: Ints, n_workers: Count) -> list[Ints]:
 
 @checked
 def dirichlet(labels: Ints, n_workers: Count, alpha: Positive, seed: Seed, least: Count = 1) -> list[Ints]:
-    """Return shards that divide each class among the workers by shares drawn from a Dirichlet distribution.
+    """Return shards with different mixtures of classes, as in experiments on federated learning.
 
-    Hsu, Qi and Brown 2019, arXiv:1909.06335, with one draw per class as in Li et al. 2022, arXiv:2102.02079, section
-    3.2. Shares are redrawn until every worker has `least` samples.
+    For each class, a Dirichlet distribution determines the fraction of its samples that each worker receives. The
+    fractions are redrawn until every worker has enough samples.
 
-    labels  (n_samples,) class of each sample
-    alpha   concentration: with a small alpha, workers have few classes each; a large alpha is like :func:`iid`
-    least   minimum number of samples per worker
+    labels     (n_samples,) class of each sample
+    n_workers  number of shards
+    alpha      concentration of the Dirichlet distribution: with a small value, most of a worker's samples belong to a
+               few classes; with a large value, all workers have nearly the same mixture, as with :func:`iid`
+    seed       seed of the random numbers
+    least      minimum number of samples per worker
 
-    Raises ConfigError if 1,000 draws do not give every worker `least` samples.
+    Raises ConfigError if 1,000 draws do not give every worker `least` samples. See Hsu, Qi and Brown 2019,
+    arXiv:1909.06335; fractions are drawn per class as in Li et al. 2022, arXiv:2102.02079, section 3.2.
     """
     _check(len(labels), n_workers)
     if least * n_workers > len(labels):

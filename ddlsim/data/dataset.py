@@ -32,15 +32,17 @@ def _labels(value: object, where: str) -> npt.NDArray[Any]:
 class DataSet:
     """A labelled data set in memory.
 
-    name         short name, for reports
-    x            (n_samples, *sample_shape) float32. Images have the sample shape (channels, height, width)
-    labels       (n_samples,) class of each sample, as a number; for text, (n_samples, tokens), the token that follows
-                 each token of a sample; for ``Training(..., loss="mean_squared_error")``, floating-point targets,
-                 (n_samples,) or (n_samples, n_targets)
+    name         short name for reports
+    x            the samples as float32, shape (n_samples, *sample_shape). The sample shape of images is (channels,
+                 height, width)
+    labels       for classification, the class number of each sample, shape (n_samples,); for text, the token that
+                 follows each token of a sample, shape (n_samples, tokens); for
+                 ``Training(..., loss="mean_squared_error")``, floating-point targets, shape (n_samples,) or (n_samples,
+                 n_targets)
     class_names  name of each class; empty for targets
-    source       where the data come from
+    source       origin of the data, for reports
 
-    Raises ConfigError if shapes do not match, a number is not finite, or a label is not one of the classes.
+    Raises ConfigError if shapes do not match, a number is not finite, or a label is not the number of a class.
     """
 
     name: str
@@ -95,7 +97,10 @@ class DataSet:
 
     @checked
     def take(self, indices: Ints) -> DataSet:
-        """Return a data set of the samples at `indices`, in that order. Raises ConfigError for indices out of range."""
+        """Return a data set with the samples at `indices`, in that order.
+
+        Raises ConfigError for an index out of range.
+        """
         if indices.size and not 0 <= indices.min() <= indices.max() < self.n_samples:
             last, lowest, highest = self.n_samples - 1, indices.min(), indices.max()
             raise ConfigError(f"data {self.name!r}: indices must be from 0 to {last}, not from {lowest} to {highest}")
@@ -112,11 +117,13 @@ def check_finite(name: str, samples: Floats) -> None:
 
 @checked
 def from_arrays(x: npt.ArrayLike, labels: npt.ArrayLike, name: str = "arrays", source: str = "") -> DataSet:
-    """Make a data set from arrays.
+    """Create a :class:`DataSet` from arrays.
 
-    x       (n, ...) samples
-    labels  (n,) classes, as integers from 0, or one per token; or floating-point regression targets, as for
-            :class:`DataSet`
+    x       samples, shape (n, ...)
+    labels  integers from 0 for classification, shape (n,), or with one class per token, shape (n, tokens);
+            floating-point targets for regression, shape (n,) or (n, n_targets)
+    name    short name for reports
+    source  origin of the data, for reports
 
     Classes are named "0", "1", ... up to the largest label. Raises ConfigError if the shapes do not match or a number
     is not finite.
@@ -144,12 +151,13 @@ HeldOut = Annotated[float, number(0.0, above=True)] | Annotated[int, integer(1)]
 
 @checked
 def split(data: DataSet, held_out: HeldOut, seed: Seed) -> tuple[DataSet, DataSet]:
-    """Split a data set randomly into (training set, held-out set); the same seed gives the same split.
+    """Split a data set randomly into a training set and a held-out set, and return both.
 
-    held_out  share of the samples (float below 1) or their number (int)
+    held_out  size of the held-out set: a fraction of the samples (float below 1) or a number of samples (int)
+    seed      seed of the random numbers; the same seed gives the same split
 
     If samples have classes, every class is split in the same proportion, to within one sample. Raises ConfigError if
-    one of the parts would be empty.
+    one of the two sets would be empty.
     """
     n = data.n_samples
     count = held_out if isinstance(held_out, int) else round(held_out * n)
@@ -169,9 +177,10 @@ def split(data: DataSet, held_out: HeldOut, seed: Seed) -> tuple[DataSet, DataSe
 
 @checked
 def standardize(data: DataSet, like: DataSet | None = None) -> DataSet:
-    """Return the data set shifted and scaled to mean 0 and standard deviation 1 per channel.
+    """Return the data set shifted and scaled so that each channel has mean 0 and standard deviation 1.
 
-    like  data set whose mean and deviation are used, such as the training set for held-out samples; None: `data`
+    like  data set whose mean and standard deviation are used, such as the training set when `data` contains held-out
+          samples; None: those of `data`
     """
     reference = (data if like is None else like).x
     axes = (0, *range(2, reference.ndim))

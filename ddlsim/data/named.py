@@ -32,16 +32,16 @@ _MOST_NBYTES = 2 * 10**9  # of decoded bytes; four times as many as floats
 def read_images(
     folder: str | Path, size: int = 32, n_per_class: int | None = None, cache: str | Path | None = None
 ) -> DataSet:
-    """Read a folder of images, (n, 3, size, size) with values from 0 to 1, sorted by class and name.
+    """Read a folder of images as an array of shape (n, 3, size, size) with values from 0 to 1.
 
-    Each sub-folder is a class. Without sub-folders, the class is the part of each file name before the first dot, as in
-    cat.1.jpg. Images are resized bilinearly.
+    Each sub-folder is a class. Without sub-folders, the class is the part of the file name before the first dot, as in
+    cat.1.jpg. Samples are sorted by class and file name. Images are resized with bilinear interpolation.
 
-    size         height and width of the result
-    n_per_class  use only the first n images of each class; None: all
-    cache        folder for decoded images; None: the user's cache folder
+    size         height and width of the resized images
+    n_per_class  use only the first n images of each class; None: all images
+    cache        folder in which decoded images are cached; None: the user's cache folder
 
-    Raises ConfigError for a folder without images, or a file that cannot be decoded.
+    Raises ConfigError if the folder contains no images, or if a file cannot be decoded.
     """
     root = Path(folder)
     if not os.path.isdir(root):
@@ -145,15 +145,16 @@ CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "hors
 
 @checked
 def read_cifar(paths: str | Path | Sequence[str | Path], n_classes: int = 10) -> DataSet:
-    """Read one or more files of CIFAR's binary version, (n, 3, 32, 32) with values from 0 to 1.
+    """Read images from one or more files in CIFAR's binary format.
 
-    The format (cs.toronto.edu/~kriz/cifar.html) is a sequence of records of one label byte (for CIFAR-100 two, the
-    coarse and the fine label) and 32 x 32 bytes each of red, green and blue.
+    paths      one path, or several paths, whose samples are concatenated in this order
+    n_classes  10 for CIFAR-10, or 100 for the fine labels of CIFAR-100
 
-    paths      one path, or several, which are concatenated in this order
-    n_classes  10, or 100 for the fine labels of CIFAR-100
+    The images have shape (n, 3, 32, 32) and values from 0 to 1. Each record of a file consists of a label byte (in
+    CIFAR-100, a coarse and a fine label) followed by 32 x 32 bytes each of red, green and blue
+    (cs.toronto.edu/~kriz/cifar.html).
 
-    Raises ConfigError, with the name of the file, for a wrong size or label.
+    Raises ConfigError, giving the name of the file, if its size or a label is wrong.
     """
     if n_classes not in (10, 100):
         raise ConfigError(f"n_classes = {n_classes}: must be 10 or 100")
@@ -185,11 +186,14 @@ def read_cifar(paths: str | Path | Sequence[str | Path], n_classes: int = 10) ->
 
 @checked
 def read_idx(images: str | Path, labels: str | Path, name: str = "idx") -> DataSet:
-    """Read images and labels from two IDX files, (n, 1, height, width) with values from 0 to 1.
+    """Read images and labels from two files in IDX format, the format of MNIST and its variants.
 
-    IDX is the format of MNIST and its relatives (yann.lecun.com/exdb/mnist): two zero bytes, a type (8 for unsigned
-    bytes), the number of dimensions, each size as a big-endian 32-bit number, and the data. Files may be compressed
-    (``.gz``). Raises ConfigError, with the name of the file, for any other format.
+    images, labels  paths of the two files, which may be compressed (``.gz``)
+    name            short name of the data set for reports
+
+    The images have shape (n, 1, height, width) and values from 0 to 1. An IDX file consists of two zero bytes, a type
+    (8 for unsigned bytes), the number of dimensions, each dimension's size as a big-endian 32-bit integer, and the data
+    (yann.lecun.com/exdb/mnist). Raises ConfigError, giving the name of the file, for any other format.
     """
     pixels, classes = _read(Path(images), 3), _read(Path(labels), 1)
     if len(pixels) != len(classes):
@@ -226,14 +230,13 @@ _ARRAYS |= {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")}
 
 @checked
 def read_downloaded(folder: str | Path, part: Part = "train") -> DataSet | None:
-    """Read the training or test samples of CIFAR-10, CIFAR-100, MNIST or one of MNIST's relatives, as downloaded.
-
-    Returns None for any other folder.
+    """Read the training or test samples from the downloaded files of CIFAR-10, CIFAR-100, MNIST or a variant of MNIST.
 
     folder  folder with the contents of the downloaded archive
     part    "train" or "test"
 
-    Raises ConfigError, with the name of the file, if a file is damaged or has another format.
+    Returns None if the folder does not contain any of these data sets. Raises ConfigError, giving the name of the file,
+    if a file is damaged or has another format.
     """
     root = Path(folder)
     if not root.is_dir():
@@ -291,12 +294,15 @@ _LATENT = 2
 
 @checked
 def clicks(n_samples: Count, seed: Seed = 0) -> DataSet:
-    """Generate a data set of clicks for recommendation models; label 1 is a click.
+    """Generate a data set of clicks for recommendation models. Label 1 means a click, and label 0 means no click.
 
-    Each sample has 4 numbers followed by the ids of 6 categorical features, shape (n_samples, 10). The values of a
-    feature follow Zipf's law. Clicks are drawn at random: their logit is a weighted sum of the numbers, plus a weight
-    per feature value, plus the dot product of the hidden vectors of the values of the two largest features. About half
-    of the samples are clicks.
+    n_samples  number of samples
+    seed       seed of the random numbers
+
+    Each sample contains 4 real numbers followed by the ids of 6 categorical features, shape (n_samples, 10). The values
+    of a categorical feature follow Zipf's law. The logit of the click probability is the sum of three terms: a weighted
+    sum of the real numbers, one weight per categorical value, and the dot product of two hidden vectors, one for each
+    of the two features with the most values. About half of the samples are clicks.
     """
     world, draws = stream(seed, 0, "clicks: the world"), stream(seed, 1, "clicks: the samples")
     numbers = draws.standard_normal((n_samples, N_DENSE))
@@ -324,7 +330,7 @@ _SOURCE = (
 def load_digits() -> DataSet:
     """Load the bundled data set of 1,797 handwritten digits in 10 classes.
 
-    Images are grey, shape (1797, 1, 8, 8), with values from 0 to 1 in steps of 1/16. They are the test part (13
+    The images are greyscale, shape (1797, 1, 8, 8), with values from 0 to 1 in steps of 1/16. They are the test set (13
     writers) of Alpaydin and Kaynak 1998; see ``files/README.md`` in the folder of this module.
     """
     if not _FILE.is_file():
@@ -345,14 +351,16 @@ _TEXTS = 64  # sentences of one random stream: a text does not depend on how lon
 
 @checked
 def sentences(n_samples: Count, length: Count = 32, seed: Seed = 0) -> DataSet:
-    """Generate a text for models that predict the next character.
+    """Generate text for models that predict the next character.
+
+    n_samples  number of samples
+    length     number of characters per sample
+    seed       seed of the random numbers
 
     A small grammar with subject-verb agreement generates the text: "the old worker sends two birds now. some cats wait
-    again. ..." Each sample is a consecutive piece of it, as character ids, shape (n_samples, length). Labels have the
-    same shape and contain the id of the character after each one. The most frequent character, the space, makes up 18 %
-    of the text.
-
-    length  number of characters per sample
+    again. ..." Each sample is a contiguous piece of the text, given as character ids, shape (n_samples, length). The
+    label at each position is the id of the next character, so labels have the same shape. The most frequent character,
+    the space, makes up 18 % of the text.
     """
     part, size, pieces = 0, 0, list[str]()
     while size < n_samples * length + 1:
@@ -405,13 +413,16 @@ _CHUNK = 256  # images of one random stream: the first n images of a seed do not
 def shapes(
     n_samples: Count, size: Annotated[int, integer(8, 4096)] = 32, difficulty: Share = 0.3, seed: Seed = 0
 ) -> DataSet:
-    """Generate colour images of discs and squares, shape (n_samples, 3, size, size) with values from 0 to 1.
+    """Generate colour images of discs and squares, shape (n_samples, 3, size, size), with values from 0 to 1.
 
-    Class 0 is a striped disc, class 1 a square of the same area with a checkerboard pattern; the classes alternate.
+    Class 0 is a striped disc, and class 1 is a square of the same area with a checkerboard pattern. The classes
+    alternate.
 
-    size        height and width, at least 8
-    difficulty  from 0 to 1; raises the noise (standard deviation 0.02 + 0.5 difficulty) and lowers the contrast of the
-                texture (1 - difficulty)
+    n_samples   number of images
+    size        height and width of the images in pixels, at least 8
+    seed        seed of the random numbers
+    difficulty  number from 0 to 1: a higher difficulty increases the noise (standard deviation 0.02 + 0.5 * difficulty)
+                and lowers the contrast of the texture (1 - difficulty)
     """
     if n_samples * size * size > MAX_PIXELS:
         raise ConfigError(
@@ -461,13 +472,14 @@ def _draw(labels: Ints, size: int, difficulty: float, draws: np.random.Generator
 def read_npz(path: str | Path, part: str = "train") -> DataSet:
     """Read a data set from a NumPy archive with the arrays ``images`` and ``labels``.
 
-    Images have shape (n, height, width) or (n, height, width, 3), as bytes (scaled to 0..1) or floats; samples of shape
-    (n, features) are used as they are. Labels are classes, (n,) or (n, 1), a class per token, (n, tokens), or
-    floating-point targets.
+    part  "train", "val" or "test", for archives with arrays like ``train_images`` and ``train_labels``
 
-    part  part of an archive with arrays like ``train_images`` and ``train_labels``: "train", "val" or "test"
+    Images have shape (n, height, width) or (n, height, width, 3) and contain bytes, which are scaled to 0..1, or
+    floats. Samples of shape (n, features) are used unchanged. Labels are one class per sample, shape (n,) or (n, 1),
+    one class per token, shape (n, tokens), or floating-point targets.
 
-    Raises ConfigError, with the names of file and array, for unsuitable arrays and for archives with Python objects.
+    Raises ConfigError, giving the names of the file and the array, for unsuitable arrays and for archives that contain
+    Python objects.
     """
     file = Path(path)
     try:
@@ -530,17 +542,17 @@ _MAKERS: dict[str, Callable[[], DataSet]] = {
 def load_data(source: str | Path) -> DataSet:
     """Load a data set by name, or from a file or folder.
 
-    source is one of
+    `source` is one of the following:
 
     - a name: "digits", "shapes", "sentences" or "clicks";
     - an ``.npz`` archive (:func:`~ddlsim.data.read_npz`);
     - a ``.bin`` file of CIFAR-10 (:func:`~ddlsim.data.read_cifar`);
-    - a folder with CIFAR or MNIST as downloaded, of which the training samples are read
+    - a folder with the downloaded files of CIFAR or MNIST, whose training samples are loaded
       (:func:`~ddlsim.data.read_downloaded` also reads the test samples);
-    - a folder of images, with a sub-folder per class or file names like cat.123.jpg, which are resized to 32 x 32
-      (:func:`~ddlsim.data.read_images` for other sizes).
+    - a folder of images, either with one sub-folder per class or with file names like cat.123.jpg. Images are resized
+      to 32 x 32 (use :func:`~ddlsim.data.read_images` for other sizes).
 
-    Raises ConfigError for anything else.
+    Raises ConfigError for any other source.
     """
     if source in _MAKERS:
         return _MAKERS[str(source)]()

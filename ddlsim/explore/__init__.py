@@ -29,14 +29,15 @@ def explore(
     browser: bool = True,
     hosts: Sequence[str] = (),
 ) -> None:
-    """Serve the explorer to this machine only, and open a browser. Press Ctrl-C to stop it.
+    """Start the explorer, a local web application, and open it in a browser. Press Ctrl-C to stop it.
 
-    cluster, model  initial cluster and model: names or paths, as in :class:`~ddlsim.Experiment`
+    cluster, model  initial cluster and model: names or paths, as in :class:`~ddlsim.Experiment`; None: the defaults
     port            port to serve on; 0: any free port
     browser         whether to open a browser
-    hosts           host names besides localhost under which the explorer may be reached, such as that of a proxy
+    hosts           host names other than localhost under which the explorer may be reached, such as that of a proxy
 
-    Raises ConfigError if Panel is not installed, a cluster or model cannot be loaded, or the port is in use.
+    Only this machine can connect to the explorer. Raises ConfigError if Panel is not installed, a cluster or model
+    cannot be loaded, or the port is in use.
     """
     _needs_panel()
     from ddlsim.explore.app import serve
@@ -46,9 +47,9 @@ def explore(
 
 @checked
 def page(cluster: str | None = None, model: str | None = None) -> Viewable:
-    """Return the explorer for display in a notebook, after ``panel.extension()``.
+    """Return the explorer for display in a notebook. Call ``panel.extension()`` first.
 
-    The arguments and errors are those of :func:`explore`.
+    The arguments and errors are the same as for :func:`explore`.
     """
     _needs_panel()
     from ddlsim.explore.app import in_notebook

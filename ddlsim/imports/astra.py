@@ -31,8 +31,8 @@ _KEYS = ("topology", "npus_count", "bandwidth", "latency")
 def read_astra(path: str | Path) -> Cluster:
     """Read a cluster from an ASTRA-sim network file in YAML, with one host per NPU, named npu0, npu1, ...
 
-    Raises ConfigError with file, key and reason, for example for lists of unequal length, unknown building blocks,
-    invalid numbers, or keys without effect.
+    Raises ConfigError, giving the file, key and reason, for example for lists of unequal length, unknown building
+    blocks, invalid numbers, or keys that have no effect.
     """
     source = read_text(path)
     blocks, counts, bandwidths, latencies = _read(source)

@@ -51,12 +51,12 @@ def read_graphml(
 ) -> Cluster:
     """Read a cluster from a GraphML file.
 
-    bandwidth        bandwidth of edges whose speed is not in the file; required if there are such edges
-    latency          latency of edges without the attribute `latency`
+    bandwidth        bandwidth of edges whose speed is not in the file; required if the file contains such edges
+    latency          latency of edges without a `latency` attribute
     ignore_unknown   whether to skip unknown attributes, unknown elements and edges from a node to itself. A warning
-                     counts the skipped items.
+                     reports how many items were skipped.
 
-    Raises :class:`ConfigError` with file, line and reason.
+    Raises :class:`ConfigError`, giving the file, line and reason, if the file is invalid.
     """
     source = read_text(path)
     root = parse_xml(source)

@@ -51,8 +51,8 @@ class HorovodOperation:
 class HorovodTimeline:
     """Contents of a Horovod timeline.
 
-    operations   all operations, in order of time
-    collectives  durations of the collectives; fused tensors are counted once
+    operations   all operations, in chronological order
+    collectives  durations of the collectives; a collective over fused tensors is counted once
     n_ranks      number of ranks
     """
 
@@ -74,10 +74,10 @@ class _Open:
 def read_horovod(path: str | Path) -> HorovodTimeline:
     """Read a Horovod timeline.
 
-    Unfinished operations are skipped. Invalid events (an end without a start or before its start, or a time that is not
-    a number) are also skipped, with a warning that counts them.
+    Unfinished operations are skipped. Invalid events (an end without a start, an end before its start, or a time that
+    is not a number) are also skipped, and a warning reports how many.
 
-    Raises ConfigError with file, event and reason if no valid operation remains.
+    Raises ConfigError, giving the file, event and reason, if no valid operation remains.
     """
     source, left_out = read_text(path), LeftOut()
     _, events = read_events(source, left_out)

@@ -41,8 +41,8 @@ class LayerTime:
     """Forward and backward time of a leaf module in a trace.
 
     name        class and number as in PyTorch, such as "Conv2d_3"
-    forward_s   forward time in seconds per step, median over the steps
-    backward_s  backward time in seconds per step, median over the steps
+    forward_s   forward time in seconds per step (median over all steps)
+    backward_s  backward time in seconds per step (median over all steps)
     n_calls     average number of calls per step
     """
 
@@ -194,12 +194,14 @@ def profile_workload(workload: Workload, layers: Sequence[LayerTime]) -> Workloa
 
     layers   :attr:`~ddlsim.imports.KinetoTrace.layers` of a trace of the same model with the same batch size
 
-    Modules are matched with layers by class, in the order of their calls. For classes with parameters, trace and model
-    must have the same number of layers. For other classes, the numbers can differ, because a module can be called
-    several times; the total time is then divided among the layers in proportion to their times in `workload`.
+    Modules are matched with layers by class, in the order of their calls. For classes with parameters, the trace and
+    the model must have the same number of layers. For other classes, the numbers can differ because a module can be
+    called several times. The total time is then divided among the layers in proportion to their times in `workload`.
+
     Operations that are not modules in PyTorch (additions, concatenations, attention) keep their times.
 
-    Raises :class:`ConfigError` with the class and both numbers of layers if model and trace do not match.
+    Raises :class:`ConfigError` if model and trace do not match. The message gives the class and the number of its
+    layers in each.
     """
     if not layers:
         raise ConfigError("the trace has no layers; record it with torch.profiler.profile(with_stack=True)")
@@ -252,11 +254,12 @@ EDGE = 0.05
 
 
 def overlap_slowdown(spans: Sequence[Event]) -> float:
-    """Return how many times as long kernels take beside a collective's kernel as alone; NaN if the trace does not say.
+    """Return the factor by which kernels take longer while an NCCL kernel runs; NaN if the trace does not determine it.
 
-    Kernels of the same name and launch (grid, block) are alike; those count that ran both wholly beside a kernel of
-    NCCL's and wholly without one: the sum of their seconds beside it over what they would have taken alone, on average.
-    With fewer than 20 of either sort there is no number.
+    Kernels with the same name and launch configuration (grid, block) are compared if the trace contains some that ran
+    entirely during an NCCL kernel and some that ran entirely without one. The factor is the sum of the durations during
+    NCCL kernels, divided by the sum of the mean durations without. The result is NaN if there are fewer than 20 kernels
+    of either sort.
     """
     kernels = [event for event in spans if event.category == "kernel" and event.dur > 0]
     beside: dict[tuple[str, str, str], list[float]] = defaultdict(list)
@@ -336,14 +339,14 @@ _DTYPES = {name: dtype for dtype, names in _TYPE_NAMES.items() for name in names
 class KinetoTrace:
     """Contents of one rank's PyTorch profiler trace.
 
-    steps        training steps in order; ``n_samples`` is set if a batch size was given
-    collectives  collectives in order of time; ``nbytes`` is 0 if the trace does not contain sizes
+    steps        training steps in order; their ``n_samples`` is set only if a batch size was passed to the reader
+    collectives  collectives in chronological order; their ``nbytes`` is 0 if the trace does not contain sizes
     layers       leaf modules in order of their first call; empty unless the trace was recorded ``with_stack=True``
     rank         rank that recorded the trace; 0 if training was not distributed
     n_ranks      number of ranks; 1 if training was not distributed
     batch_size   first dimension of the first module's input; 0 unless the trace was recorded with
                  ``record_shapes=True``
-    overlap_slowdown   factor by which kernels are slower during collectives
+    overlap_slowdown   factor by which kernels take longer while a collective runs
                        (:func:`~ddlsim.imports.kineto.overlap_slowdown`); NaN if it cannot be determined from the trace
     """
 
@@ -360,12 +363,12 @@ class KinetoTrace:
 def read_kineto(path: str | Path, *, batch_size: Count | None = None) -> KinetoTrace:
     """Read the training steps, collectives and layer times from a PyTorch profiler trace.
 
-    batch_size   samples per rank and step, from which ``n_samples`` of the steps is computed
+    batch_size   number of samples per rank and step, which sets ``n_samples`` of the steps
 
-    Events with impossible values, such as a negative duration or size, are skipped with a warning that counts them.
+    Events with impossible values, such as a negative duration or size, are skipped, and a warning reports how many.
 
-    Raises :class:`ConfigError` with the location and the reason for an invalid trace, and for a trace without any
-    steps, collectives or layers.
+    Raises :class:`ConfigError`, giving the location and the reason, if the trace is invalid or contains no steps,
+    collectives or layers at all.
     """
     source, left_out = read_text(path), LeftOut()
     top, events = read_events(source, left_out)
@@ -483,10 +486,10 @@ def _elements(value: object, place: str) -> float:
 
 @checked
 def fastest_over_ranks(traces: Sequence[KinetoTrace]) -> tuple[Timing, ...]:
-    """Merge traces of several ranks, using the shortest duration of each collective over all ranks.
+    """Merge the traces of several ranks into one that contains the shortest duration of each collective over all ranks.
 
-    The i-th collectives of all traces are matched. Raises :class:`ConfigError` if the traces differ in the number,
-    operation or size of their collectives.
+    The i-th collectives of all traces are treated as the same collective. Raises :class:`ConfigError` if the traces
+    differ in the number, operation or size of their collectives.
     """
     if not traces:
         raise ConfigError("fastest_over_ranks: no traces; pass one per rank")

@@ -37,17 +37,21 @@ def read_lstopo(
     nic_bandwidth: Quantity | None = None, n_hosts: Places = 1, device: str | None = None,
     pcie_latency: Quantity = "1 us", nvlink_latency: Quantity = "0.7 us", network_latency: Quantity = "1 us",
 ) -> Cluster:  # fmt: skip
-    """Read a machine from an hwloc XML file, as a cluster of `n_hosts` identical machines on one switch.
+    """Read a machine from an hwloc XML file, and return a cluster of `n_hosts` identical machines on one switch.
 
     nvlink_bandwidth   total bandwidth between a GPU and the NVSwitch, for files without an NVLink matrix
-    pcie_bandwidth     bandwidth of PCIe links whose speed is not in the file; None: x16 of the device's generation
-    nic_bandwidth      bandwidth of every NIC (only RDMA devices count, if there are any); required for several hosts
+    pcie_bandwidth     bandwidth of PCIe links whose speed is not in the file; None: that of 16 lanes of the device's
+                       PCIe generation
+    nic_bandwidth      bandwidth of every NIC, required if there are several hosts. If the machine has RDMA devices,
+                       only they count as NICs.
     device             name of the GPUs in the device catalogue
+    pcie_latency, nvlink_latency, network_latency
+                       latency of each link of that kind
 
     GPUs are PCI devices of classes 03 and 12, except displays (:mod:`ddlsim.imports.pci_tree`), numbered by bus id. If
-    the GPUs are of several kinds, a warning lists them.
+    a machine contains several kinds of GPU, a warning lists them.
 
-    Raises ConfigError with file, line and reason.
+    Raises ConfigError, giving the file, line and reason, if the file is invalid or a required value is missing.
     """
     root = parse_xml(read_text(path))
     if root.tag != "topology" or not any(root.find("object")):

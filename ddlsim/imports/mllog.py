@@ -45,17 +45,18 @@ _EPOCH_KEYS = ("epoch_num", "epoch", "first_epoch_num", "epoch_no", "samples_cou
 class MlperfRun:
     """One run of an MLPerf training benchmark.
 
-    run_s        MLPerf's score: seconds from run_start to run_stop; NaN if one of the two is missing
+    run_s        MLPerf's score: seconds from run_start to run_stop; NaN if the log lacks one of the two
     status       "success", "aborted", "killed" (the log ends without run_stop), or "" (run_stop has no status)
     global_batch_size   samples per step over all ranks; 0: not in the log
     train_samples       samples in the training set; 0: not in the log
-    accuracies   tuples of seconds since run_start, the epoch or sample number in the log, and the measured value
-    metrics      name of the metric of each accuracy. It is "" if there is only one metric; otherwise, it is "BBOX",
-                 "SEGM" or a position in a list.
+    accuracies   one tuple per evaluation: seconds since run_start, the epoch or sample number in the log, and the
+                 measured value
+    metrics      metric of each accuracy: its name in the log, such as "BBOX" or "SEGM", its index if an evaluation is a
+                 list of values, or "" if the log contains a single value without a name
     epochs       tuples of the epoch number and the seconds from epoch_start to epoch_stop; for blocks of several
-                 epochs, the time per epoch
-    timings      a "step" timing for each logged throughput, and an "epoch" timing for each epoch if train_samples is
-                 known
+                 epochs, the average time per epoch
+    timings      one "step" timing for each logged throughput and, if `train_samples` is known, one "epoch" timing for
+                 each epoch
     notes        remarks on the log, such as skipped entries, evaluations after run_stop, and the length of a killed run
     """
 
@@ -92,12 +93,12 @@ class _Entry:
 def read_mllog(path: str | Path, *, n_ranks: Index = 0) -> MlperfRun:
     """Read an MLPerf training log that contains one run.
 
-    n_ranks   number of accelerators, which is not in the log; 0: unknown
+    n_ranks   number of accelerators, which the log does not contain; 0: unknown
 
-    Invalid entries are skipped with a warning that counts them.
+    Invalid entries are skipped, and a warning reports how many.
 
-    Raises ConfigError with file, line and reason if the log contains several runs or none (as in power logs), or if its
-    times decrease.
+    Raises ConfigError, giving the file, line and reason, if the log contains several runs, if it contains none (like a
+    power log), or if its timestamps decrease.
     """
     source = read_text(path, log=True)
     broken, entries = list[str](), list[_Entry]()

@@ -235,17 +235,19 @@ class _Run:
 def read_nccl_tests(
     path: str | Path, *, operation: str | None = None, n_ranks: Count | None = None
 ) -> tuple[Timing, ...]:
-    """Read nccl-tests output, with one row per size for out-of-place and for in-place operation.
+    """Read nccl-tests output, and return two rows per size: one for out-of-place and one for in-place operation.
 
-    operation   the collective, for output without its header (where nccl-tests prints the program's name)
-    n_ranks     number of ranks, for output without the ``# Rank`` lines of the header
+    operation   the collective, for output without a header (which contains the name of the test program)
+    n_ranks     number of ranks, for output without the header's ``# Rank`` lines
 
-    If the program's name is missing, the operation is inferred from the rows. A file can contain several runs, each
-    with its header. Truncated rows and rows with invalid numbers are skipped with a warning that counts them.
+    If the name of the test program is missing, the operation is inferred from the rows. A file can contain several
+    runs, each with its own header. Truncated rows and rows with invalid numbers are skipped, and a warning reports how
+    many.
 
-    Raises ConfigError with file, line and reason in these cases: wrong results (``#wrong`` above 0), CPU times
-    (``-C``), an unknown program, a busbw that does not match operation and ranks, an operation that cannot be inferred
-    (no operation matches all rows, or several do and none is in the file's name), or no usable row.
+    Raises ConfigError, giving the file, line and reason, in these cases: wrong results (``#wrong`` above 0), CPU times
+    (``-C``), an unknown test program, a busbw that does not match the operation and the number of ranks, an operation
+    that cannot be inferred (no operation matches all rows, or several do and the file name contains none of them), or
+    no usable row.
     """
     if operation is not None and operation not in OPERATIONS:
         raise unknown_name("operation", operation, OPERATIONS, "read_nccl_tests")

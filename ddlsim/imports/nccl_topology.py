@@ -34,21 +34,23 @@ def read_nccl_topology(
     nic_bandwidth: Quantity | None = None, n_gpus: Count | None = None, ignore_unknown: bool = False,
     virtual_nics: bool = False,
 ) -> Cluster:  # fmt: skip
-    """Read a machine from an NCCL topology file, as a cluster of `n_hosts` identical machines on one switch.
+    """Read a machine from an NCCL topology file, and return a cluster of `n_hosts` identical machines on one switch.
 
     device             name of the GPUs in the device catalogue, required to predict compute times
     nvlink_bandwidth   total bandwidth between a GPU and the NVSwitch, for files without <gpu> elements
-    nic_bandwidth      bandwidth of NICs without a positive speed in the file (some drivers report 0 or less)
-    n_gpus             number of GPUs, for files whose PCI devices have no class: the first `n_gpus` devices are GPUs,
-                       the others NICs
-    ignore_unknown     whether to skip elements that NCCL does not define, with a warning that counts them
+    nic_bandwidth      bandwidth of NICs for which the file contains no positive speed (some drivers report 0 or less)
+    n_gpus             number of GPUs, for files in which PCI devices have no class: the first `n_gpus` devices are
+                       GPUs, and the others are NICs
+    ignore_unknown     whether to skip elements that NCCL does not define; a warning reports how many
     virtual_nics       whether to include interfaces of containers and bridges (veth..., br-..., docker0, lo, ...)
+    pcie_latency, nvlink_latency, network_latency
+                       latency of each link of that kind
 
     An interface that is listed under several CPUs is assigned to the first one. Nodes are named node0.gpu0 (the NVML
-    number), node0.cpu0 (the NUMA node), node0.pcie-BUSID and node0.nic-NAME. A file merged from several hosts yields
-    all of these hosts. Links to the switch have the speed of the NICs.
+    index), node0.cpu0 (the NUMA node), node0.pcie-BUSID and node0.nic-NAME. A file that was merged from several hosts
+    yields all of them. Links to the switch have the speed of the NICs.
 
-    Raises ConfigError with file, line and reason.
+    Raises ConfigError, giving the file, line and reason, if the file is invalid or a required value is missing.
     """
     source = read_text(path)
     root = parse_xml(source)

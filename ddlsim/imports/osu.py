@@ -49,15 +49,15 @@ class _Section:
 
 @checked
 def read_osu(path: str | Path, *, n_ranks: Count | None = None) -> tuple[Timing, ...]:
-    """Read OSU benchmark output, with one row per size. The file may contain several tests.
+    """Read OSU benchmark output, and return one row per size. The file may contain several tests.
 
     n_ranks   number of processes in collective tests, which OSU does not print. Point-to-point tests have two processes
               per pair.
 
-    Truncated rows and rows with invalid numbers are skipped with a warning that counts them.
+    Truncated rows and rows with invalid numbers are skipped, and a warning reports how many.
 
-    Raises ConfigError with file, line and reason for an unknown test, a failed validation, a missing n_ranks, or a
-    non-blocking test (whose latency includes the overlapped computation).
+    Raises ConfigError, giving the file, line and reason, if a test is unknown, its validation failed, `n_ranks` is
+    missing, or the test is non-blocking (its latency includes the overlapped computation).
     """
     source = read_text(path, log=True)
     section: _Section | None = None

@@ -51,18 +51,20 @@ def read_rocm_smi(
     device: str | None = None, pcie_latency: Quantity = "1 us", xgmi_latency: Quantity = "0.7 us",
     network_latency: Quantity = "1 us",
 ) -> Cluster:  # fmt: skip
-    """Read a machine from ``rocm-smi --showtopo``, as a cluster of `n_hosts` identical machines on one switch.
+    """Read a machine from ``rocm-smi --showtopo``, and return a cluster of `n_hosts` identical machines on one switch.
 
     xgmi_bandwidth   bandwidth per direction between two GPUs with an XGMI link; required if there are such links
-    pcie_bandwidth   bandwidth of every GPU's PCIe link; None: 16 lanes of the device's generation, or of PCIe 3.0 if
-                     unknown
+    pcie_bandwidth   bandwidth of every GPU's PCIe link; None: that of 16 lanes of the device's PCIe generation, or of
+                     PCIe 3.0 if the device is unknown
     smp_bandwidth    bandwidth between NUMA nodes; the default is RCCL's value for AMD CPUs (topo.h, AMD_BW)
-    nic_bandwidth    bandwidth of the NIC, of which each machine has one, attached to its first NUMA node; required for
-                     several hosts
+    nic_bandwidth    bandwidth of the machine's only NIC, which is attached to the first NUMA node; required if there
+                     are several hosts
     device           name of the GPUs in the device catalogue
+    pcie_latency, xgmi_latency, network_latency
+                     latency of each link of that kind
 
-    Raises ConfigError with file, line and reason for a missing, truncated or inconsistent table of link types, an
-    unknown link, or a missing bandwidth.
+    Raises ConfigError, giving the file, line and reason, for a missing, truncated or inconsistent table of link types,
+    an unknown link, or a missing bandwidth.
     """
     tables = _read(read_text(path, log=True))
     source, gpus = tables.source, sorted(tables.gpus)

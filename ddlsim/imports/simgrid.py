@@ -612,14 +612,14 @@ _QUIET = ("config", "prop", "random", "process", "actor", "trace", "trace_connec
 def read_simgrid(path: str | Path) -> Cluster:
     """Read a cluster from a SimGrid platform file.
 
-    A platform with a single ``<cluster>`` (FLAT with or without backbone, TORUS, FAT_TREE, DRAGONFLY), possibly inside
-    zones, is converted to that topology. Any other platform is converted to a graph with SimGrid's routes, in which
-    hosts without a route cannot communicate. The speed of a host is the product of its ``pstate`` and ``availability``,
-    relative to the fastest host. Hosts and links with ``state="OFF"``, and profiles attached with ``<trace_connect>``,
-    are skipped with a warning.
+    A platform that consists of a single ``<cluster>`` (FLAT with or without a backbone, TORUS, FAT_TREE, DRAGONFLY),
+    possibly inside zones, is converted to that topology. Any other platform is converted to a graph with SimGrid's
+    routes, in which hosts without a route cannot communicate. The speed of a host is the product of its ``pstate`` and
+    ``availability``, relative to the fastest host. Hosts and links with ``state="OFF"``, and profiles attached with
+    ``<trace_connect>``, are skipped with a warning.
 
-    Raises ConfigError with file, line and reason for invalid files and unsupported elements (FATPIPE, limiter_link,
-    peers, Vivaldi, profiles).
+    Raises ConfigError, giving the file, line and reason, for invalid files and unsupported elements (FATPIPE,
+    limiter_link, peers, Vivaldi, profiles).
     """
     source = read_text(path)
     root = parse_xml(source)

@@ -76,14 +76,14 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class SourceText:
-    """The text of a file, with its path and notes. Results repeat the notes."""
+    """The text of a file, with the path of the file and any notes from reading it. Results repeat the notes."""
 
     path: Path
     text: str
     notes: tuple[str, ...] = ()
 
     def lines(self) -> Iterator[tuple[int, str]]:
-        """Yield (line number from 1, line) without launcher prefixes and trailing space."""
+        """Yield (line number from 1, line) pairs, without launcher prefixes and trailing spaces."""
         for number, line in enumerate(self.text.splitlines(), start=1):
             yield number, _without_prefix(line).rstrip()
 
@@ -131,8 +131,8 @@ def read_text(path: str | Path, *, log: bool = False) -> SourceText:
     """Read a text file, which may be compressed with gzip.
 
     log   whether the file is line-by-line program output. In such files, a few bytes that are not valid UTF-8
-          (truncated, or in another encoding) are replaced, and a note is added to the result. In other files, they
-          raise an error, because they could change the meaning of XML or JSON.
+          (truncated, or in another encoding) are replaced, and a note is added to the result. In other files, such
+          bytes raise an error, because replacing them could change the meaning of XML or JSON.
 
     Raises :class:`ConfigError` if the file cannot be read, is not text, or is larger than :data:`MAX_NBYTES`.
     """
@@ -171,7 +171,13 @@ def _replaced(path: Path, data: bytes, error: UnicodeDecodeError, log: bool) -> 
 
 
 def positive_number(source: SourceText, line: int, value: str, what: str) -> float:
-    """Convert `word` to a finite, positive float. Raises EntryError with line, column and value."""
+    """Convert the string `value` to a finite, positive float.
+
+    source, line  file and line number of the string, for the error message
+    what          name of the quantity, for the error message
+
+    Raises EntryError, giving the file, line, name and value, if the conversion fails.
+    """
     number = nonnegative_number(source, line, value, what)
     if number == 0.0:
         raise source.entry_error(line, f"{what} = {shown(value)} must be above 0; remove this row")
@@ -179,7 +185,13 @@ def positive_number(source: SourceText, line: int, value: str, what: str) -> flo
 
 
 def nonnegative_number(source: SourceText, line: int, value: str, what: str) -> float:
-    """Convert `word` to a finite, non-negative float. Raises EntryError with line, column and value."""
+    """Convert the string `value` to a finite, non-negative float.
+
+    source, line  file and line number of the string, for the error message
+    what          name of the quantity, for the error message
+
+    Raises EntryError, giving the file, line, name and value, if the conversion fails.
+    """
     try:
         number = float(value)
     except ValueError:

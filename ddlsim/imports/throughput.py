@@ -50,15 +50,15 @@ def is_throughput_table(source: SourceText) -> bool:
 
 @checked
 def read_throughput(path: str | Path, *, batch_size: Count | None = None) -> tuple[Timing, ...]:
-    """Read a table of throughputs. Each throughput becomes the duration of one step of ``ranks * batch_size`` samples.
+    """Read a table of throughputs, and convert each to the duration of one step of ``ranks * batch_size`` samples.
 
-    batch_size   samples per rank and step, for tables without a column of batch sizes. If neither is given, the
-                 duration of a single sample is returned (``n_samples`` = 1), which has the same throughput.
+    batch_size   samples per rank and step, for tables without a batch-size column. If the batch size is in neither
+                 place, the duration of a single sample is returned (``n_samples`` = 1), which has the same throughput.
 
-    Cells that are not numbers and rows of a different length are skipped with a warning that counts them.
+    Cells that are not numbers and rows with the wrong number of cells are skipped, and a warning reports how many.
 
-    Raises ConfigError with file, line and reason if there is no column of ranks or no usable throughput, or if the
-    batch size is specified twice.
+    Raises ConfigError, giving the file, line and reason, if the table has no column of ranks or no usable throughput,
+    or if the batch size is specified twice.
     """
     source = read_text(path, log=True)
     (head_line, heading), *rows = _rows(source)

@@ -34,7 +34,7 @@ class Timing:
     n_hosts     number of machines; 0: unknown
     dtype       element type as in NumPy; "": unknown
     n_samples   samples processed in this time by all ranks together, for "step" and "epoch"; 0 for other operations
-    variant     distinguishes rows of the same operation: "in-place", or the name of a kernel or series
+    variant     string that distinguishes rows of the same operation: "in-place", or the name of a kernel or series
     place       location in the source: "file:line", or the file and the location inside it for JSON without lines
     """
 
@@ -83,17 +83,17 @@ _BACKENDS = {"nccl-tests": "nccl", "osu": "mpi", "iperf3": "tcp", "ping": "icmp"
 def to_measurements(
     timings: Iterable[Timing], *, n_hosts: Count | None = None, model: str | None = None, version: str = ""
 ) -> list[Measurement]:
-    """Convert timings to rows of the table that :func:`ddlsim.measure.read_measurements` reads.
+    """Convert timings to rows of the measurement table, which :func:`ddlsim.measure.read_measurements` can also read.
 
     n_hosts   number of machines, for timings that do not contain it (OSU, traces, throughput tables)
-    model     name of the trained model, for steps
+    model     name of the trained model, for training steps
     version   version of the measured software, such as "NCCL 2.18.3"
 
-    If a tool does not print the median, the mean is used and mentioned in ``note``. The one-way time of a message is
-    half of its round trip.
+    If a tool does not print the median, the mean is used instead, and the ``note`` column says so. The one-way time of
+    a message is half its round-trip time.
 
-    Raises :class:`ConfigError` with the location of timings that the table cannot represent: barriers, pipelined
-    messages (OSU's bandwidth tests), collectives without a size, and steps without model or batch size.
+    Raises :class:`ConfigError`, giving their location, for timings that the table cannot represent: barriers, pipelined
+    messages (OSU's bandwidth tests), collectives without a size, and steps without a model or batch size.
     """
     return [_measurement(timing, n_hosts, model, version) for timing in timings]
 

@@ -49,17 +49,19 @@ class Ran(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Jobs(SuggestsAttributes):
-    """The results of :func:`ddlsim.simulate_jobs`. Times in s, sizes in bytes.
+    """The results of :func:`ddlsim.simulate_jobs`. Times are in s, sizes in bytes.
 
-    runs            the job runs, in the order of the jobs
+    runs            one run per job, in the order of the jobs
     traffic         the background traffic
-    goodputs        mean bytes/s of each background flow
+    goodputs        average rate of each background flow, in bytes/s
+    cluster         the shared cluster
     end_time        time at which the last job ended
-    channel_nbytes  bytes carried by each channel, (n_channels,)
-    channel_busy    time during which each channel carried data, (n_channels,)
+    channel_nbytes  bytes carried by each channel, shape (n_channels,)
+    channel_busy    time during which each channel carried data, shape (n_channels,)
     interrupted     whether the simulation was stopped with Ctrl-C
 
-    Printing the results runs no simulation; :attr:`alone` and everything derived from it do.
+    Printing the results starts no simulation. Reading :attr:`alone`, or any value derived from it, simulates each job
+    on its own.
     """
 
     runs: tuple[Ran, ...]
@@ -88,10 +90,10 @@ class Jobs(SuggestsAttributes):
 
     @checked
     def concurrent_step_time(self, name: str) -> float:
-        """Return a job's mean step time (s) while all jobs run.
+        """Return a job's mean step time while all jobs run, in s.
 
-        It counts steps after the warm-up that lie entirely in that time; if there are none, all steps of the job.
-        Raises ConfigError for an unknown name.
+        The mean is over the steps after the warm-up that lie entirely in the time when all jobs run. If there are none,
+        it is over all steps of the job. Raises ConfigError for an unknown name.
         """
         (ran,) = [ran for ran in self.runs if ran.result is self[name]]
         first, last = max(ran.start for ran in self.runs), min(ran.end for ran in self.runs)
@@ -104,7 +106,7 @@ class Jobs(SuggestsAttributes):
 
     @cached_property
     def alone(self) -> dict[str, Result]:
-        """Baselines: the result of each job alone on the same devices, simulated on first use."""
+        """Baselines: the result of each job if it runs alone on the same devices. They are simulated on first use."""
         return {ran.name: run(ran.result.experiment) for ran in self.runs}
 
     @cached_property
@@ -123,7 +125,7 @@ class Jobs(SuggestsAttributes):
     def fairness(self) -> float:
         """Jain's fairness index of the jobs' speeds relative to their baselines (Jain, Chiu and Hawe 1984).
 
-        It is 1 if all jobs are slowed down equally, and 1 / n if one of n jobs gets everything.
+        The index is 1 if all jobs are slowed down equally, and 1 / n if one of n jobs gets everything.
         """
         speeds = np.array([1.0 / slowdown for slowdown in self.slowdowns.values()])
         return float(speeds.sum() ** 2 / (len(speeds) * (speeds**2).sum()))
@@ -132,10 +134,10 @@ class Jobs(SuggestsAttributes):
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """Table with one row per job. Simulates the baseline of each job on first use.
+        """Table with one row per job. The baselines are simulated on first use.
 
-        Columns: workers, machines, start, end and waited (s, for devices), step_time and step_time_alone (s),
-        throughput (samples/s), slowdown.
+        Columns: workers, machines, start, end and waited (in s; waited is the time until devices were free), step_time
+        and step_time_alone (in s), throughput (in samples/s), slowdown.
         """
         import pandas as pd
 
@@ -165,8 +167,8 @@ class Jobs(SuggestsAttributes):
     def links(self) -> pd.DataFrame:
         """Table with one row per directed link.
 
-        Columns: source, target, kind, the bytes of each job and of all background traffic, utilisation (share of the
-        capacity), busy (share of the time).
+        Columns: source, target, kind, the bytes of each job, the bytes of all background traffic, utilisation (share of
+        the capacity), busy (share of the time).
         """
         import pandas as pd
 
@@ -184,7 +186,10 @@ class Jobs(SuggestsAttributes):
     # ------------------------------------------------------------ output
 
     def to_dict(self) -> dict[str, object]:
-        """Return the results as a dictionary of plain values; slowdowns only if the baselines have been simulated."""
+        """Return the results as a dictionary of plain values.
+
+        It contains slowdowns only if the baselines have been simulated.
+        """
         return {
             "cluster": self.cluster.name,
             "end_time": self.end_time,
@@ -215,7 +220,10 @@ class Jobs(SuggestsAttributes):
         return text
 
     def rows(self) -> list[list[str]]:
-        """Return the table as lists of strings, headings first, with baselines if these have been simulated."""
+        """Return the table as lists of strings, with the headings first.
+
+        It includes baselines only if they have been simulated.
+        """
         waits = any(ran.start > ran.came for ran in self.runs)
         alone = ["alone", "slowdown"] * self._knows_alone
         rows = [["job", "workers", "start", *["waited"] * waits, "end", "step", *alone, "samples/s"]]

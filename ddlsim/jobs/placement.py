@@ -57,7 +57,13 @@ class Placement:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Placements:
-    """The results of :func:`ddlsim.place`: all placements that were ``tried``, in order, and the ``best``."""
+    """The results of :func:`ddlsim.place`.
+
+    cluster  cluster on which the jobs were placed
+    given    jobs and background traffic, as passed by the caller
+    tried    all simulated placements, in order
+    best     the placement with the smallest mean slowdown
+    """
 
     cluster: Cluster
     given: tuple[Job | Background, ...]
@@ -66,15 +72,15 @@ class Placements:
 
     @property
     def jobs(self) -> list[Job | Background]:
-        """The jobs with the best placement and start times, for :func:`ddlsim.simulate_jobs`."""
+        """The jobs with the best devices and start times, as arguments for :func:`ddlsim.simulate_jobs`."""
         moved = _moved([each for each in self.given if isinstance(each, Job)], self.best.places, self.best.starts)
         return [*moved, *(each for each in self.given if isinstance(each, Background))]
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """Table with one row per placement tried, the best first.
+        """Table with one row per simulated placement, the best first.
 
-        Columns: how it was generated, mean and worst slowdown, and the slowdown of each job.
+        Columns: how the placement was generated, mean slowdown, worst slowdown, and the slowdown of each job.
         """
         import pandas as pd
 
@@ -139,17 +145,19 @@ def place(
 ) -> Placements:
     """Search for the placement of concurrent jobs that minimizes their mutual slowdown.
 
-    jobs     jobs, as for :func:`ddlsim.simulate_jobs`. Background traffic and jobs that list their places are not moved
-    tries    number of placements to simulate: packed, spread, some random ones, then variations of the best one that
-             move one worker or swap two
-    shift    also try to delay the start of jobs by fractions of a step, so that the communication phases of jobs that
-             share a link interleave (Rajasekaran et al. 2024, "CASSINI: Network-Aware Job Scheduling in Machine
-             Learning Clusters", NSDI)
+    jobs     jobs, as for :func:`ddlsim.simulate_jobs`. Background traffic and jobs that list their devices are not
+             moved
+    cluster  cluster for all jobs; None: the first job's cluster
+    tries    number of placements to simulate: packed, spread, some random ones, then variations of the best placement
+             that move one worker or swap two
+    shift    whether to also try delaying the start of jobs by fractions of a step, so that the communication phases of
+             jobs that share a link interleave (Rajasekaran et al. 2024, "CASSINI: Network-Aware Job Scheduling in
+             Machine Learning Clusters", NSDI)
     seed     seed of the random placements
 
-    The objective is the mean slowdown of the jobs: the step time while all jobs run (for training jobs, the duration of
-    the whole run), divided by that of the same job on neighbouring devices of an otherwise empty cluster. Raises
-    ConfigError if the jobs do not fit on the cluster together.
+    The objective is the mean slowdown of the jobs. The slowdown of a job is its step time (for training jobs, the
+    duration of the run) while all jobs run, divided by its step time on neighbouring devices of an otherwise empty
+    cluster. Raises ConfigError if the jobs do not fit on the cluster together.
     """
     own = [each for each in jobs if isinstance(each, Job)]
     if not own:

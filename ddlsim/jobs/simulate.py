@@ -77,21 +77,22 @@ def simulate_jobs(
     timeline: bool = False,
     faults: Sequence[FaultLike] = (),
 ) -> Jobs:
-    """Simulate several jobs, with any strategies, on one cluster and one clock, until all have ended.
+    """Simulate several jobs on one cluster and one clock, until all have ended. The strategies can differ.
 
-    jobs      :class:`ddlsim.Job` and :class:`ddlsim.Background` traffic
-    cluster   cluster for all jobs, including experiments that were defined for another one; None: the first job's
-              cluster
+    jobs      sequence of :class:`ddlsim.Job` and :class:`ddlsim.Background` objects
+    cluster   cluster for all jobs, which replaces the clusters of their experiments; None: the first job's cluster
     queue     True: jobs whose devices are occupied wait, first come, first served; False: occupied devices are an error
-    faults    faults of the shared cluster, on its clock: slow or dead links (LinkFault; RandomFaults, sampled from the
-              first job's seed) and maintenance windows (Pause). Set faults of workers in the experiments of the jobs
-    timeline  record the activity for :meth:`Jobs.plot_timeline`
+    faults    faults of the shared cluster, timed on its clock: slow or dead links (LinkFault, or RandomFaults sampled
+              from the first job's seed) and maintenance windows (Pause). Faults of workers belong in the jobs'
+              experiments
+    timeline  whether to record the activity for :meth:`Jobs.plot_timeline`
 
-    Jobs get their devices when they start; jobs that list their places get exactly these devices. A job that shares no
+    Jobs are assigned devices when they start; jobs that list their devices get exactly these. A job that shares no
     link with others has exactly the same results as in a simulation of its own. When a job ends, its messages in flight
     are still delivered. On Ctrl-C, the results so far are returned and marked as interrupted.
 
-    Raises :class:`~ddlsim.errors.ConfigError`, naming the job and the remedy, for jobs that do not fit.
+    Raises :class:`~ddlsim.errors.ConfigError` if a job does not fit on the cluster; the message names the job and
+    suggests a correction.
     """
     own = [each for each in jobs if isinstance(each, Job)]
     if not own or all(each.endless for each in own):
@@ -153,7 +154,7 @@ _FIELDS = {"model": str, "workers": int, "batch_size": int, "steps": int, "seed"
 
 @dataclass(frozen=True)
 class JobsFile:
-    """The contents of a jobs file; :meth:`simulate` runs them."""
+    """The contents of a jobs file: arguments for :func:`ddlsim.simulate_jobs`. Use :meth:`simulate` to run the jobs."""
 
     cluster: ClusterLike
     jobs: tuple[Job | Background, ...]
@@ -168,9 +169,12 @@ class JobsFile:
 
 @checked
 def load_jobs(source: str | Path, *, allow_code: bool = False) -> JobsFile:
-    """Load jobs from the TOML file `source`.
+    """Load jobs from a TOML file.
 
-    `allow_code` permits custom parts, as in :func:`ddlsim.load_experiment`. Raises ConfigError for an invalid file.
+    source      path of the file
+    allow_code  whether the file may refer to custom code, as in :func:`ddlsim.load_experiment`
+
+    Raises ConfigError for an invalid file.
     """
     path = Path(source)
     here = Source(path.parent, allow_code)

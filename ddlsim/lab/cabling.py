@@ -76,11 +76,11 @@ class Cabling:
 
 
 def plan(cluster: Cluster) -> Cabling:
-    """Return the machines, switches and cables to build for a cluster.
+    """Return the machines, switches and cables that have to be built for a cluster.
 
-    Raises :class:`ConfigError`, with the names of the nodes, for a cluster that cannot be built: several workers in a
-    machine, half-duplex or one-way links, loops, unconnected parts, frames that are not TCP/IP on Ethernet, or more
-    than one kind of TCP.
+    Raises :class:`ConfigError`, giving the names of the nodes, if the cluster cannot be built because it contains
+    several workers in a machine, half-duplex or one-way links, loops, unconnected parts, frames that are not TCP/IP on
+    Ethernet, or more than one kind of TCP.
     """
     where, names, n_hosts = _places(cluster)
     payload, header = _frame(cluster)

@@ -27,7 +27,7 @@ _LOW_WATER = 64 * 1024
 
 
 class LabError(DdlsimError, RuntimeError):
-    """Error for a rank of the laboratory that failed, or whose result is wrong."""
+    """A rank of the laboratory failed, or returned a wrong result."""
 
 
 class _Channel:

@@ -61,9 +61,10 @@ class Built:
 
 
 def check_computer() -> None:
-    """Raise :class:`ConfigError` if this computer lacks something that a laboratory needs.
+    """Raise :class:`ConfigError` if this computer cannot run a laboratory.
 
-    A laboratory needs Linux, the programs of iproute2, root, and a kernel with network namespaces and token buckets.
+    A laboratory requires Linux, the programs of iproute2, root privileges, and a kernel with network namespaces and
+    token bucket filters.
     """
     if sys.platform != "linux":
         platform_name = sys.platform
@@ -119,7 +120,10 @@ def built(cabling: Cabling, queue: int = QUEUE) -> Iterator[Built]:
 
 
 def clean() -> list[str]:
-    """Remove namespaces left behind by earlier runs, stop the processes in them, and return their names."""
+    """Remove network namespaces that earlier laboratory runs left behind, and return their names.
+
+    Processes in these namespaces are stopped.
+    """
     left = []
     for name in _existing():
         match = _NAME.fullmatch(name)
@@ -283,9 +287,10 @@ class Operation:
 
 
 def parse_operations(text: str) -> list[Operation]:
-    """Parse a list of operations like "all_reduce:ring, point_to_point:one_way, parameter_server:2".
+    """Parse a list of operations such as "all_reduce:ring, point_to_point:one_way, parameter_server:2".
 
-    Raises :class:`ConfigError` for unknown operations. Algorithms of collectives are checked by :func:`schedule_of`.
+    Raises :class:`ConfigError` for unknown operations. Names of collective algorithms are checked later, by
+    :func:`schedule_of`.
     """
     words = [word.strip() for word in _COMMA.split(text) if word.strip()]
     if not words:
@@ -356,9 +361,9 @@ BUSY = "; ranks began late: the computer is busy"
 class Comparison:
     """Measured and predicted time of one operation at one size.
 
-    label      the operation, such as "all_reduce:ring"
-    row        row of the table of measurements
-    predicted  predicted time, s
+    label      the operation and its algorithm, such as "all_reduce:ring"
+    row        the measurement, as a row of the measurement table
+    predicted  predicted time in s
     """
 
     label: str
@@ -367,7 +372,7 @@ class Comparison:
 
     @property
     def error(self) -> float:
-        """Relative error of the prediction, compared with the measured median."""
+        """Relative error of the predicted time: predicted over measured median, minus 1."""
         return self.predicted / self.row.median_s - 1.0
 
 
@@ -455,11 +460,12 @@ class Ranks:
 def compare(
     cluster: Cluster, operations: Sequence[Operation], sizes: Sequence[int], n_repetitions: int = 5, queue: int = QUEUE
 ) -> Generator[Comparison, None, None]:
-    """Build a cluster from network namespaces, and yield measured and predicted times of every operation and size.
+    """Build a cluster from network namespaces, and yield the measured and predicted time of every operation and size.
 
-    sizes          payload sizes in bytes, multiples of 4, as in the table of measurements
-    n_repetitions  measured repetitions of each operation and size
-    queue          bytes that can wait at a port of a machine or switch before frames are dropped
+    operations     operations to measure, as returned by :func:`parse_operations`
+    sizes          payload sizes in bytes, as in the measurement table; multiples of 4
+    n_repetitions  number of measured repetitions of each operation and size
+    queue          number of bytes that can wait at a port of a machine or switch before frames are dropped
 
     The namespaces are removed when the iterator ends or is closed. Raises :class:`ConfigError`, before anything is
     built, for a cluster, operation or computer that is not supported, and :class:`LabError` if a rank fails or its

@@ -182,10 +182,10 @@ class _Gradient(Value[Array]):
 class Learner:
     """Gradients, updates and evaluations for all workers of a run, as lazy values.
 
-    plane      plane on which the values are made
-    task       network, data and optimizer; None in timing-only runs, whose values are ABSENT
+    plane      data plane that creates the values
+    task       network, data and optimizer; None in timing-only runs, in which all values are ABSENT
     n_workers  number of workers
-    begin      state of a training that another group of workers hands over
+    begin      training state taken over from another group of workers; None: the initial state
     """
 
     def __init__(self, plane: DataPlane, task: Task | None, n_workers: int, begin: Handover | None = None) -> None:
@@ -214,7 +214,11 @@ class Learner:
         return cls(DataPlane(), None, n_workers)
 
     def gradient(self, rank: int, params: Value[Array], n_samples: int, now: float) -> Value[Array]:
-        """Return the mean gradient, shape (n_params,), of the worker's next `n_samples` samples at `params`."""
+        """Return the mean gradient of a worker's next `n_samples` samples at `params`, shape (n_params,).
+
+        rank  rank of the worker
+        now   simulated time in s
+        """
         task = self.task
         if task is None:
             return ABSENT
@@ -236,11 +240,11 @@ class Learner:
         return self._gradient((batch,), params)
 
     def mean(self, gradients: Sequence[Value[Array]]) -> Value[Array]:
-        """Return the mean of gradients, or of models, all of shape (n,).
+        """Return the mean of gradients or of models, all of shape (n,).
 
-        Summed in the order given in float64 and rounded once, whatever schedule carries them. Gradients at the
-        same parameters that have not been read become one of a larger batch instead, which is the same up to
-        the rounding of float32 sums.
+        The sum is computed in float64 in the given order and rounded once, regardless of the schedule that transports
+        the vectors. Gradients at the same parameters that have not been read yet are instead computed as the gradient
+        of one larger batch, which gives the same result up to the rounding of float32 sums.
         """
         first = gradients[0]
         if len(gradients) == 1 or first is ABSENT:
@@ -252,7 +256,7 @@ class Learner:
         return self.plane.mix(_mean, *gradients)
 
     def optimizer_state(self, params: Value[Array]) -> State:
-        """Return the optimizer's initial state for the parameters, or for a part of them."""
+        """Return the initial optimizer state for the parameters, or for a part of them."""
         if self.task is None:
             return ABSENT  # type: ignore[return-value]
         if params is self.initial and self._begin is not None and self._begin.state is not None:
@@ -262,9 +266,9 @@ class Learner:
     def update(
         self, params: Value[Array], gradient: Value[Array], state: State, rate: float
     ) -> tuple[Value[Array], State]:
-        """Return the parameters and the optimizer's state after an update with learning rate `rate`.
+        """Return the parameters and the optimizer state after an update with learning rate `rate`.
 
-        Running statistics are updated with those of the gradient's batches.
+        The running statistics of batch normalisation are updated with the statistics of the gradient's batches.
         """
         if self.task is None:
             return ABSENT, state
@@ -276,7 +280,7 @@ class Learner:
         return self.plane.apply(_first, after, statistics=statistics), self.plane.apply(_second, after)
 
     def concatenate(self, parts: Sequence[Value[Array]]) -> Value[Array]:
-        """Return the concatenated parts of a vector, with the running statistics of the first."""
+        """Return the concatenated parts of a vector, with the running statistics of the first part."""
         if len(parts) == 1:
             return parts[0]
         whole: Value[Array] = self.plane.apply(lambda *arrays: np.concatenate(arrays), *parts)
@@ -297,7 +301,7 @@ class Learner:
         return 1 if self.task is None else len(self.task.shards[rank % len(self.task.shards)].shard)
 
     def local_epoch(self, rank: int) -> float:
-        """Return the epoch of one worker, as if all others had seen the same number of samples."""
+        """Return the epoch of one worker, as if all other workers had processed the same number of samples."""
         return self.epoch(self._taken[rank] * self.n_workers)
 
     def rate(self, n_samples: float) -> float:
@@ -306,7 +310,7 @@ class Learner:
         return factor * float(self.task.rate.rate(self.epoch(n_samples))) if self.task is not None else 0.0
 
     def settle(self, values: Callable[[], Sequence[Value[Array]]]) -> None:
-        """Compute `values` if every worker may have a gradient in them, so that pending values stay bounded."""
+        """Compute `values` once each worker may have a gradient in them, which bounds the number of pending values."""
         if self._n_drawn >= self.n_workers:
             self._n_drawn = 0
             for value in values():
@@ -319,7 +323,7 @@ class Learner:
         return self.plane.scalar(compute)
 
     def recent_loss(self) -> float:
-        """Return the mean loss of the gradients computed since the last call; NaN if there are none."""
+        """Return the mean loss of the gradients computed since the last call; NaN if no gradient was computed."""
 
         def take() -> float:
             losses, self.losses = self.losses, []
@@ -328,16 +332,16 @@ class Learner:
         return self.scalar(take)
 
     def evaluate(self, params: Value[Array]) -> tuple[float, float]:
-        """Return (loss, accuracy) on the held-out samples at `params`, with their running statistics.
+        """Return (loss, accuracy) on the held-out samples at `params`, with the running statistics of `params`.
 
-        Raises DdlsimError if the parameters have lost them.
+        Raises DdlsimError if `params` have no running statistics although the network uses them.
         """
         results: list[float] = []
         statistics = params.statistics
         if self.task is not None and self.task.network.state_slots and statistics is None:
             raise DdlsimError(
                 "the parameters have lost the running statistics that batch normalisation needs; mix parameters with "
-                "arithmetic or plane.mix, or restore the statistics with params.carrying(...)"
+                "arithmetic or plane.mix, or restore the statistics with params.with_statistics_of(...)"
             )
 
         def once(i: int) -> float:

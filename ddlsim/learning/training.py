@@ -27,9 +27,10 @@ SHARDINGS = ("iid", "by_class", "shared")
 @checked
 @dataclass(frozen=True)
 class Dirichlet:
-    """Sharding that divides each class among the workers by shares drawn from a Dirichlet distribution.
+    """Sharding in which workers have different mixtures of classes, drawn from a Dirichlet distribution.
 
-    alpha  concentration: small values give workers few classes each; see :func:`ddlsim.data.dirichlet`
+    alpha  concentration: with a small value, most of a worker's samples belong to a few classes; see
+           :func:`ddlsim.data.dirichlet`
     """
 
     alpha: Positive
@@ -38,27 +39,30 @@ class Dirichlet:
 @checked
 @dataclass(frozen=True)
 class Training:
-    """Train with real gradients: ``simulate(..., training=Training("digits", rate=0.1, epochs=5))``.
+    """Settings for training with real gradients: ``simulate(..., training=Training("digits", rate=0.1, epochs=5))``.
 
-    data              data set: "digits", "shapes", "sentences", "clicks", a path (see :func:`ddlsim.data.load_data`) or
-                      a :class:`DataSet`
-    held_out          samples to evaluate on: a share or number of the data, or a separate DataSet
-    optimizer         SGD, Momentum, Adam, LARS or LAMB of :mod:`ddlsim.optim`, or a custom optimizer
-    rate              learning rate: a number, or a schedule over epochs
-    sharding          how samples are divided among the workers: "iid", "by_class", Dirichlet(alpha), or "shared", where
-                      workers take turns over one sequence, so that N workers see the same samples as one worker with
-                      an N times larger batch
-    loss              "cross_entropy" or "mean_squared_error"
+    data               data set: "digits", "shapes", "sentences", "clicks", a path (see :func:`ddlsim.data.load_data`)
+                       or a :class:`DataSet`
+    held_out           samples for evaluation: a fraction of the data (float below 1), a number of samples (int), or a
+                       separate DataSet
+    optimizer          SGD, Momentum, Adam, LARS or LAMB of :mod:`ddlsim.optim`, or a custom optimizer
+    rate               learning rate: a number, or a schedule over epochs
+    sharding           how samples are divided among the workers: "iid", "by_class", Dirichlet(alpha), or "shared". With
+                       "shared", workers take turns reading from one sequence, so N workers see the same samples as one
+                       worker with an N times larger batch
+    loss               "cross_entropy" or "mean_squared_error"
     epochs, updates, target_accuracy, target_loss
-                      the run ends when the first of these is reached, or at the experiment's ``max_time``. Targets
-                      refer to the held-out samples
-    moving_average    number of evaluations whose mean must reach a target
-    evaluate_every    updates between evaluations, or simulated time such as "0.5 s"
-    charge_evaluation whether worker 0 spends simulated time on evaluations; otherwise they take none
-    growing_batch     schedule of the batch size over epochs, instead of the experiment's batch size (Smith et al. 2018)
-    phases            successive parts of the run with their own image sizes, batch sizes and learning rates
-                      (:class:`Phase`). If `epochs` is None, the run ends after the last phase
-    batching          compute gradients at the same parameters as one batch, with the same result up to float32 rounding
+                       conditions that end the run, whichever is met first; the run also ends at the experiment's
+                       ``max_time``. Targets refer to the held-out samples
+    moving_average     number of evaluations whose mean must reach a target
+    evaluate_every     number of updates between evaluations, or simulated time as a string such as "0.5 s"
+    charge_evaluation  True: worker 0 spends simulated time on evaluations; False: evaluations take no time
+    growing_batch      schedule of the batch size over epochs, which replaces the experiment's batch size (Smith et al.
+                       2018)
+    phases             successive parts of the run with their own image sizes, batch sizes and learning rates
+                       (:class:`Phase`). If `epochs` is None, the run ends after the last phase
+    batching           whether gradients of several workers at the same parameters are computed as one batch, which is
+                       faster and gives the same result up to float32 rounding
     """
 
     data: str | Path | DataSet = "digits"
@@ -87,24 +91,24 @@ class Training:
 
     @property
     def evaluate_seconds(self) -> float | None:
-        """Simulated seconds between evaluations; None if updates are counted."""
+        """Simulated time between evaluations in s; None: evaluations are a number of updates apart."""
         return parse(self.evaluate_every, "time") if isinstance(self.evaluate_every, str) else None
 
     @property
     def schedule(self) -> Schedule:
-        """The learning rate as a schedule."""
+        """The learning rate as a schedule over epochs."""
         rate = Constant(float(self.rate)) if isinstance(self.rate, int | float) else self.rate
         return PhasedRate(self.phases, rate) if self.phases else rate
 
     @property
     def last_epoch(self) -> float | None:
-        """The epoch that ends the run: `epochs`, or the end of the last phase; None if no epoch ends it."""
+        """The epoch at which the run ends: `epochs`, or the end of the last phase; None: no limit on epochs."""
         return total_epochs(self.phases) if self.epochs is None and self.phases else self.epochs
 
     def regime(self, epoch: float, batch_size: int) -> tuple[int, int | None]:
-        """Return the batch size and the index of the phase at an epoch; `batch_size` is that of the run.
+        """Return the batch size and the index of the phase at an epoch. The index is None if there are no phases.
 
-        The index is None without phases.
+        batch_size  batch size of the run, which applies where no phase or schedule sets another
         """
         if self.phases:
             index, _ = phase_at(self.phases, epoch)
@@ -117,7 +121,9 @@ class Training:
         return any(v is not None for v in (self.last_epoch, self.updates, self.target_accuracy, self.target_loss))
 
     def task(self, model: Model, n_workers: int, seed: int, clock: Model | None = None) -> Task:
-        """Return the task of the workers of a run; `clock` is the model that compute times are for, if it differs.
+        """Return the task that the workers of a run learn.
+
+        clock  model for which compute times are simulated; None: `model`
 
         Raises ConfigError if data and model do not match.
         """

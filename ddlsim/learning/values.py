@@ -44,14 +44,17 @@ U = TypeVar("U")
 
 
 class Value(Generic[T_co]):
-    """A lazy value: an array, a tuple or an optimizer's state that is computed when it is read.
+    """A lazy value: an array, a tuple or an optimizer state that is computed when it is first read.
 
-    :meth:`DataPlane.apply` and :meth:`DataPlane.constant` make values, and arithmetic with values and
-    numbers makes new ones.
+    Values are created by :meth:`DataPlane.apply` and :meth:`DataPlane.constant`, and by arithmetic with other values
+    and numbers.
 
-    statistics        running statistics of parameters; None for other values, and for networks without batch
-                      normalisation
-    batch_statistics  statistics of the batches of a gradient; () for other values
+    plane             data plane that created the value
+    number            position of the value in the order of creation, from 0
+    compute           function that computes the content from the `inputs`; None: the content is `result`
+    statistics        running statistics that belong to parameters; None for other values, and for networks without
+                      batch normalisation
+    batch_statistics  statistics of the batches from which a gradient was computed; () for other values
     """
 
     __slots__ = ("__weakref__", "_compute", "_inputs", "_result", "batch_statistics", "number", "plane", "statistics")
@@ -80,7 +83,7 @@ class Value(Generic[T_co]):
         return self._compute is not None
 
     def read(self) -> T_co:
-        """Return the content of the value, and compute it if necessary."""
+        """Return the content of the value, computing it first if necessary."""
         if self._compute is not None:
             self._evaluate()
         return cast(T_co, self._result)
@@ -102,7 +105,10 @@ class Value(Generic[T_co]):
                 value._compute, value._inputs = None, ()
 
     def with_statistics_of(self, *others: Value[object]) -> Value[T_co]:
-        """Return the same content with the statistics of other values: those of the first one, and of all batches."""
+        """Return a value with the same content and the statistics of other values.
+
+        Running statistics are those of the first of the `others`; batch statistics are those of all of them.
+        """
         batches = _batches(others)
         if others[0].statistics is None and not batches:
             return self
@@ -167,10 +173,10 @@ class Replay:
 
 
 class DataPlane:
-    """The data plane of a run, which creates lazy values and numbers them.
+    """The data plane of a run, which creates lazy values and assigns each a number, counting from 0.
 
-    replay  content of a saved run to resume. Values that were computed before the save are not computed again: those
-            still in use have their saved content, and the others are never read
+    replay  contents of a saved run to resume; None: a new run. Values that had been computed before the run was saved
+            are not computed again. Those still in use get their saved content; the others are not needed any more
     """
 
     def __init__(self, replay: Replay | None = None) -> None:
@@ -186,7 +192,7 @@ class DataPlane:
         return self.n_values < self.replay.n_values or len(self.scalars) < len(self.replay.scalars)
 
     def constant(self, result: U, statistics: Value[Array] | None = None) -> Value[U]:
-        """Return a value with known content."""
+        """Return a value whose content is known."""
         return self.register(Value(self, self.n_values, None, (), result, statistics))
 
     def apply(
@@ -196,9 +202,9 @@ class DataPlane:
         statistics: Value[Array] | None = None,
         batch_statistics: tuple[Value[BatchStatistics], ...] = (),
     ) -> Value[U]:
-        """Return the lazy value of ``function(*inputs)``; the function must not change its arguments.
+        """Return the lazy value of ``function(*inputs)``. The function must not change its arguments.
 
-        The result has only the statistics that are passed, not those of its inputs; use :meth:`mix` to keep them.
+        The result has only the statistics that are passed here, not those of the inputs; use :meth:`mix` to keep them.
         """
         if ABSENT in inputs:
             return cast("Value[U]", ABSENT)
@@ -208,8 +214,8 @@ class DataPlane:
         """Return the lazy value of ``function(*inputs)`` for arrays, with the matching running statistics.
 
         If all inputs are models, `function` is also applied to their statistics. If one input is a model, its
-        statistics are kept, and take in those of the gradients' batches. If none is, the result has the batches of all
-        inputs. Raises DdlsimError for several models together with other values.
+        statistics are kept and updated with those of the gradients' batches. If no input is a model, the result has the
+        batch statistics of all inputs. Raises DdlsimError if several models are mixed with other values.
         """
         models = [value.statistics for value in inputs if value.statistics is not None]
         batches = _batches(inputs)
@@ -226,11 +232,11 @@ class DataPlane:
         )
 
     def merge_statistics(self, statistics: Value[Array], batches: Sequence[Value[BatchStatistics]]) -> Value[Array]:
-        """Return running statistics updated with those of batches; see :func:`absorbed`."""
+        """Return running statistics updated with the statistics of `batches`; see :func:`absorbed`."""
         return self.apply(absorbed, statistics, *batches) if batches else statistics
 
     def register(self, value: Value[U]) -> Value[U]:
-        """Number a new value."""
+        """Assign the next number to a new value, and return the value."""
         number = self.n_values
         self.n_values += 1
         if number < self.replay.n_values and number not in self.replay.pending:
@@ -240,14 +246,17 @@ class DataPlane:
         return value
 
     def scalar(self, compute: Callable[[], float]) -> float:
-        """Return a number that decides how the run continues, from the saved run while replaying it."""
+        """Return a number on which the course of the run depends, such as a loss or a size.
+
+        While a saved run is replayed, the number is read from the saved run instead of being computed.
+        """
         n = len(self.scalars)
         known = n < len(self.replay.scalars)
         self.scalars.append(self.replay.scalars[n] if known else compute())
         return self.scalars[n]
 
     def snapshot(self) -> Replay:
-        """Return the content with which a later run can resume from here."""
+        """Return the contents that a later run needs to resume from this point."""
         alive = list(self._alive.values())
         results = {v.number: v._result for v in alive if not v.pending}
         pending = frozenset(v.number for v in alive if v.pending)
@@ -257,9 +266,11 @@ class DataPlane:
 def weighted_sum(plane: DataPlane, weights: Sequence[float], values: Sequence[Value[Array]]) -> Value[Array]:
     """Return the weighted sum of models, sum_j weights[j] * values[j].
 
-    values  models, each of shape (n_params,); running statistics are summed with the same weights
+    plane    data plane that creates the result
+    weights  one weight per model
+    values   the models, each of shape (n_params,). Their running statistics are summed with the same weights
 
-    Sums are computed in float64 in this order, and rounded once.
+    The terms are added in float64 in the given order, and the sum is rounded once.
     """
 
     def add(*arrays: Array) -> Array:

@@ -24,11 +24,11 @@ Rows = Iterator[tuple[int, dict[str, object]]]
 
 @checked
 def read_measurements(path: str | Path) -> list[Measurement]:
-    """Read measurements, in order, from a .csv or .jsonl file or a folder of such files.
+    """Read measurements, in order, from a .csv or .jsonl file, or from a folder of such files.
 
-    The first line of a CSV file contains the names of the columns; empty cells count as missing, and lines that start
-    with # are comments. A JSON Lines file has one object per line. Raises :class:`ConfigError` for invalid or missing
-    measurements; the message contains file, line, field, value and remedy.
+    The first line of a CSV file contains the names of the columns. Empty cells count as missing, and lines that start
+    with # are comments. A JSON Lines file contains one object per line. Raises :class:`ConfigError` for invalid or
+    missing measurements; the message contains the file, line, field and value, and suggests a correction.
     """
     path = Path(path)
     if os.path.isdir(path):
@@ -148,7 +148,7 @@ def append(path: Path, row: Measurement) -> None:
 
 @checked
 def save_measurements(rows: Sequence[Measurement], path: str | Path) -> None:
-    """Write the rows as a ``.csv`` table for :func:`read_measurements`, replacing an existing file."""
+    """Write measurements to a ``.csv`` file for :func:`read_measurements`, replacing an existing file."""
     lines = (_line([asdict(row)[name] for name in COLUMNS]) for row in rows)
     write_text(Path(path), _line(list(COLUMNS)) + "".join(lines))
 

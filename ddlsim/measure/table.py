@@ -51,24 +51,26 @@ Some = Annotated[int, _cell(integer(1, MAX_COUNT))]
 class Measurement:
     """A measured time. Fields after `median_s` are optional.
 
-    experiment     a key of :data:`OPERATIONS`
-    operation      one of its values
-    n_ranks        number of participating ranks: two per concurrent pair for point_to_point, and the number of
-                   concurrent ranks for memory and step
-    n_hosts        number of machines; 1: all ranks on the same host
+    experiment     kind of measurement: "point_to_point", "collective", "memory" or "step", a key of :data:`OPERATIONS`
+    operation      one of the operations that :data:`OPERATIONS` lists for this kind
+    n_ranks        number of participating ranks. For point_to_point, this is two per concurrent pair; for memory and
+                   step, it is the number of concurrent ranks
+    n_hosts        number of machines; 1: all ranks on the same machine
     median_s       median over the repetitions, in s; for a one-way message, half of a ping-pong
-    nbytes         bytes of one message or, for a collective, the buffer per rank as in :func:`ddlsim.collective_time`
-                   (all-gather, gather, scatter: the whole buffer); 0 for a step
-    min_s, p25_s, p75_s, max_s   spread over the repetitions, in s; None: unknown
+    nbytes         size in bytes of one message or, for a collective, of the buffer on each rank, as in
+                   :func:`ddlsim.collective_time` (for all-gather, gather and scatter, the complete buffer); 0 for a
+                   step
+    min_s, p25_s, p75_s, max_s
+                   minimum, quartiles and maximum over the repetitions, in s; None: unknown
     n_repetitions  number of repetitions
-    backend        library that moved the bytes: "mpi", "gloo", "nccl", ... or "" for none
+    backend        library that moved the bytes: "mpi", "gloo", "nccl", ...; "": none
     dtype          type of the elements
-    batch_size     samples per rank (step), else 0
-    model          trained model (step), else ""
+    batch_size     samples per rank, for a step; otherwise 0
+    model          name of the trained model, for a step; otherwise ""
     version        versions of ddlsim and of the backend
-    note           any other remark, one line
+    note           any other remark, on one line
 
-    Raises ConfigError for inconsistent rows.
+    Raises ConfigError if the fields contradict each other.
     """
 
     experiment: str
@@ -91,17 +93,17 @@ class Measurement:
 
     @property
     def bandwidth(self) -> float:
-        """Bytes of the message or buffer per second of the median time."""
+        """Size of the message or buffer divided by the median time, in bytes/s."""
         return self.nbytes / self.median_s
 
     @property
     def n_pairs(self) -> int:
-        """Number of pairs of ranks that exchanged at the same time (point_to_point only, else 0)."""
+        """Number of pairs of ranks that exchanged messages at the same time, for point_to_point; otherwise 0."""
         return self.n_ranks // 2 if self.experiment == "point_to_point" else 0
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What was measured, without the times: rows with equal keys are repetitions."""
+        """The values that identify what was measured, without the times: rows with equal keys are repetitions."""
         where = self.n_ranks, self.n_hosts, self.nbytes
         return (self.experiment, self.operation, *where, self.backend, self.dtype, self.batch_size, self.model)
 

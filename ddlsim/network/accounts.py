@@ -20,14 +20,15 @@ class Accounts(NamedTuple):
     """Totals of a network simulation, used to check that no bytes are lost or created.
 
     nbytes            (n_channels,) bytes carried by each channel
-    busy              (n_channels,) seconds in which each channel was busy
+    busy              (n_channels,) time in seconds for which each channel was busy
     issued            bytes of all messages issued by senders
     delivered         bytes of messages delivered to receivers
     in_flight         bytes of messages that are waiting, flowing or being received
-    issued_crossings  sum over issued messages of their bytes times the number of channels on their route
-    left_crossings    the part of `issued_crossings` that has not yet been carried
+    issued_crossings  sum over issued messages of the bytes multiplied by the number of channels on the route
+    left_crossings    the part of `issued_crossings` that has not been carried yet
     passed            (n_channels,) bytes sent instantly by token buckets; they add no busy time
-    capacity          (n_channels,) bytes/s without traffic in the opposite direction; the maximum if faults change it
+    capacity          (n_channels,) bytes/s without traffic in the opposite direction; the maximum over time if faults
+                      change it
     burst             (n_channels,) size of the token bucket in bytes; 0: no token bucket
     """
 

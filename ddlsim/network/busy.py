@@ -32,10 +32,10 @@ def busy_rows(channel: Ints, start: Floats | float, end: Floats | float) -> Reco
 class BusyIntervals:
     """Time intervals in which channels were busy, sorted by channel and time.
 
-    The columns ``channel``, ``start`` and ``end`` (both in seconds) have shape (n,). They are computed on first access
-    from a compact log that stores a repeated round only once.
+    The columns ``channel``, ``start`` and ``end`` (times in seconds) are arrays of shape (n,), with one element per
+    interval. They are computed on first access from a compact log that stores a repeated round only once.
 
-    parts       recorded parts of the log, in order of time
+    parts       recorded parts of the log, in chronological order
     n_channels  number of channels of the network
     others      additional intervals, in any order
     kept        (n_channels,) whether to include each channel; None: include all channels
@@ -49,7 +49,7 @@ class BusyIntervals:
 
     @cached_property
     def channel(self) -> Ints:
-        """The channel of each interval, (n,)."""
+        """Channel of each interval, shape (n,)."""
         return np.repeat(np.arange(self._n_channels), np.diff(self._columns[0]))
 
     @property
@@ -63,13 +63,13 @@ class BusyIntervals:
         return self._columns[2]
 
     def of(self, channel: int) -> tuple[Floats, Floats]:
-        """Return the start and end times (s) of the intervals of one channel."""
+        """Return the start and end times of the intervals of one channel, in s."""
         offsets, start, end = self._columns
         own = slice(offsets[channel], offsets[channel + 1])
         return start[own], end[own]
 
     def only(self, channels: Sequence[int]) -> BusyIntervals:
-        """Return the intervals of the given channels, so that the columns of a large network fit in memory."""
+        """Return the intervals of the given channels only, so that the columns of a large network fit in memory."""
         kept = np.zeros(self._n_channels, dtype=np.bool_)
         kept[channels] = True
         return BusyIntervals(self._parts, self._n_channels, self._others, kept & self._kept)

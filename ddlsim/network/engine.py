@@ -139,14 +139,14 @@ _LOG_REPEATS = 1 << 10  # replays that fit in it
 
 
 class Interconnect(Protocol):
-    """Protocol for the cluster properties that the network engine needs.
+    """Protocol for the properties of a cluster that the network engine reads.
 
     :class:`ddlsim.cluster.Cluster` implements it.
     """
 
     @property
     def channel_capacity(self) -> Floats:
-        """Bytes/s of each channel, shape (n_channels,)."""
+        """Capacity of each channel in bytes/s, shape (n_channels,)."""
         ...
 
     @property
@@ -161,41 +161,41 @@ class Interconnect(Protocol):
 
     @property
     def send_overhead(self) -> Floats:
-        """Send overhead per message in s, shape (n_nodes,)."""
+        """Overhead of sending a message in s, for each node, shape (n_nodes,)."""
         ...
 
     @property
     def recv_overhead(self) -> Floats:
-        """Receive overhead per message in s, shape (n_nodes,)."""
+        """Overhead of receiving a message in s, for each node, shape (n_nodes,)."""
         ...
 
     @property
     def reduce_time(self) -> Floats:
-        """Time per reduced byte in s, shape (n_nodes,)."""
+        """Time to reduce a byte in s, for each node, shape (n_nodes,)."""
         ...
 
     @property
     def details(self) -> LinkDetails | None:
-        """Optional properties of all links; None: all links are ideal."""
+        """Optional properties of all links, such as protocol limits; None: all links are ideal."""
         ...
 
     @property
     def reverse_link(self) -> Ints:
-        """Link in the opposite direction of each link, or -1, shape (n_links,)."""
+        """For each link, the link in the opposite direction, or -1 if there is none, shape (n_links,)."""
         ...
 
     @property
     def is_switch_port(self) -> Bools:
-        """Whether each link leaves a switch between machines, shape (n_links,)."""
+        """For each link, whether it starts at a switch between machines, shape (n_links,)."""
         ...
 
     @property
     def splits(self) -> bool:
-        """Whether a message may use several paths."""
+        """Whether a message may be split over several paths."""
         ...
 
     def split_routes(self, src: Ints, dst: Ints, flows: Ints | None) -> Routes:
-        """Return all links used by messages from src[i] to dst[i], with the share of bytes on each."""
+        """Return all links used by messages from ``src[i]`` to ``dst[i]``, with the share of the bytes on each link."""
         ...
 
     def around(self, down: Iterable[int]) -> Around:

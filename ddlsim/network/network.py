@@ -26,10 +26,10 @@ class Completions(NamedTuple):
     """Messages and collectives that finished at the same time.
 
     time   simulated time in seconds
-    ids    (n,) ids of collectives, and the negative ids of messages as returned by :meth:`Network.send`
+    ids    (n,) id of each collective, or the negative id of each message, as returned by :meth:`Network.send`
     ranks  (n,) the rank that finished each collective
 
-    Messages come first, in the order in which they were sent, followed by collectives sorted by id and rank.
+    Messages come first, in the order in which they were sent. They are followed by collectives, sorted by id and rank.
     """
 
     time: float
@@ -40,12 +40,12 @@ class Completions(NamedTuple):
 class Network:
     """A simulated network in which messages and collectives share channels by max-min fairness.
 
-    Simulated time advances only in :meth:`advance`.
+    Simulated time advances only during calls of :meth:`advance`.
 
     interconnect  the network to simulate, usually a :class:`~ddlsim.cluster.Cluster`
     record        whether to record the busy intervals of all channels for timelines
-    n_sources     number of traffic sources (:mod:`ddlsim.network.sources`). Each adds a channel after those of the
-                  cluster's links.
+    n_sources     number of traffic sources (:mod:`ddlsim.network.sources`). Each source adds one channel after the
+                  channels of the cluster's links
     """
 
     def __init__(self, interconnect: Interconnect, *, record: bool = False, n_sources: int = 0) -> None:
@@ -71,12 +71,12 @@ class Network:
         return self._engine
 
     def shared(self) -> Network:
-        """Return another view of this network for a client with its own messages and collectives.
+        """Return another view of this network, for a client with its own messages and collectives.
 
-        The first call must come before anything has been started.
+        The first call must precede all messages and collectives.
 
-        The client that advances time receives its own completions. While another client has completions, time stops
-        until that client has collected them (:meth:`waiting_clients`, :meth:`collect`).
+        The client that advances time receives its own completions. If another client has completions, time stops until
+        that client has collected them (:meth:`waiting_clients`, :meth:`collect`).
         """
         self.engine.share()
         other = object.__new__(Network)
@@ -92,20 +92,28 @@ class Network:
     ) -> None:
         """Schedule changes of links and nodes, in addition to those of earlier calls. None may start in the past.
 
-        links    (start s, end s, channel, capacity factor); factor 0: the link is down. If several apply to a channel
-                 at the same time, from any client, the factors multiply.
-        pauses   (start s, end s, node that sends and receives nothing; messages that already flow continue)
-        avoided  (start s, end s, links around which messages are rerouted if possible); these must be set before
-                 anything is started
+        links    tuples (start in s, end in s, channel, factor applied to the capacity); factor 0: the link is down. If
+                 several factors apply to a channel at the same time, from any client, they are multiplied.
+        pauses   tuples (start in s, end in s, node): the node sends and receives nothing, except messages that already
+                 flow
+        avoided  tuples (start in s, end in s, links): messages are rerouted around the links if possible. These must be
+                 set before anything is started
         """
         self.engine.change(links, pauses, avoided)
 
     def will_pause(self, windows: Iterable[tuple[float, float]]) -> None:
-        """Do not start messages of this client in `windows` of (start s, end s), nor in those of earlier calls."""
+        """Do not start any message of this client during `windows`, in addition to those of earlier calls.
+
+        windows  tuples (start in s, end in s)
+        """
         self.pauses = merged([*map(tuple, self.pauses.tolist()), *windows])
 
     def narrow(self, channels: Ints, factors: Floats) -> None:
-        """Divide the capacity of `channels` by `factors`, both (n,); each message represents as many messages."""
+        """Divide the capacity of some channels, on which each simulated message represents several messages.
+
+        channels  (n,) the channels
+        factors   (n,) number of messages that a message on each channel represents, by which its capacity is divided
+        """
         net = self.engine.net
         net.channels["capacity"][channels] /= factors
         net.reals[st.NARROWEST] = np.min(net.channels["capacity"], initial=np.inf)
@@ -120,13 +128,13 @@ class Network:
     # ------------------------------------------------------------ starting things
 
     def collective(self, schedule: Schedule, nodes: Sequence[int] | Ints, nbytes: float | Sequence[Floats]) -> int:
-        """Prepare one execution of `schedule` and return its id (>= 0).
+        """Prepare one execution of `schedule`, and return its id (at least 0).
 
         nodes   the node of each rank
-        nbytes  bytes of the buffer per rank; or the size of every message, as one table of shape (repeat, m) per round
-                (lane after lane)
+        nbytes  size of the buffer on each rank, in bytes; or the size of every message, as one array of shape (repeat,
+                m) per round, lane by lane
 
-        Ids are reused after all ranks have finished. Raises ConfigError if the tables do not match the schedule.
+        Ids are reused after all ranks have finished. Raises ConfigError if the arrays do not match the schedule.
         """
         return self._engine.prepare(schedule, np.asarray(nodes, dtype=np.int64), nbytes, self.client)
 
@@ -146,12 +154,12 @@ class Network:
         *,
         overhead: bool | None = None,
     ) -> Ints:
-        """Send messages between nodes at time `now` (s). Returns their ids, which are negative.
+        """Send messages between nodes at time `now` (s), and return their ids, which are negative.
 
-        src, dst  (n,) nodes
-        nbytes    (n,) bytes of each message
-        overhead  None: ordinary messages. True or False: messages of a collective of known time, which includes their
-                  latency; True counts their bytes as overhead, False as traffic of this client.
+        src, dst  (n,) sending and receiving nodes
+        nbytes    (n,) size of each message in bytes
+        overhead  None for ordinary messages. True or False for messages of a collective whose known time already
+                  includes latency; their bytes count as overhead (True) or as traffic of this client (False)
         """
         client, latency = self.engine.overhead if overhead else self.client, overhead is None
         n, handle = len(src), self.first_handle + (self._n_sent + 1) * self.stride - 1
@@ -171,7 +179,7 @@ class Network:
     # ------------------------------------------------------------ letting time pass
 
     def advance(self, until: float = np.inf) -> Completions | None:
-        """Advance time up to `until` (s) and return the first completions.
+        """Advance time until something finishes, at most to `until` (s), and return the first completions.
 
         Returns None if nothing finishes by then, or if completions of another client come first.
         """
@@ -188,7 +196,7 @@ class Network:
     def table(self) -> Ints:
         """Addresses of the kernel's arrays.
 
-        They are valid until something is prepared or sent, an array grows, or another client advances time.
+        The addresses are valid until something is prepared or sent, an array grows, or another client advances time.
         """
         self._engine.net.counts[st.CLIENT] = self.client
         return self._engine.table
@@ -199,18 +207,21 @@ class Network:
         return self.client << st.CLIENT_SHIFT
 
     def routes(self, src: Sequence[int], dst: Sequence[int]) -> Ints:
-        """Return the route numbers between nodes, for messages sent by compiled callers."""
+        """Return the number of the route from each ``src[i]`` to ``dst[i]``.
+
+        Compiled code that sends messages uses these numbers.
+        """
         return np.array(self._engine.pair_routes(list(src), list(dst), self.client), dtype=np.int64)
 
     @property
     def pairs(self) -> Ints:
-        """Distinct pairs of nodes between which this client has routes, shape (n, 2)."""
+        """Distinct pairs of nodes between which this client has looked up routes, shape (n, 2)."""
         return np.unique(
             np.concatenate([np.zeros((0, 2), dtype=np.int64), *self._engine.pairs_of[self.client]]), axis=0
         )
 
     def reserve(self, n: int) -> None:
-        """Reserve space for `n` messages in flight at the same time, sent by compiled callers."""
+        """Reserve space for `n` messages in flight at the same time, for compiled code that sends messages itself."""
         self._engine.reserved += n
         self._engine.expect(0)
         self._engine.ensure_slots()
@@ -221,10 +232,10 @@ class Network:
         return self._n_sent
 
     def has_run(self, now: float, n_taken: int, freed: Sequence[int], n_sent: int | None = None) -> None:
-        """Record that compiled callers have advanced the kernel.
+        """Record that compiled code has advanced the kernel.
 
-        now      time (s) that the kernel has reached
-        n_taken  number of completions taken
+        now      time in s that the kernel has reached
+        n_taken  number of completions that were taken
         freed    ids of collectives that have finished
         n_sent   total number of messages sent; None: unchanged
         """
@@ -236,12 +247,12 @@ class Network:
         self._engine.free(freed)
 
     def episodes(self) -> Episodes:
-        """Return the recorder of episodes, for the only client of a network."""
+        """Return the recorder of episodes, for a network with a single client."""
         return Episodes(self.engine)
 
     @property
     def n_instances(self) -> int:
-        """Number of collective instances."""
+        """Number of collective ids in use or free to be reused."""
         return len(self._engine.instance_program)
 
     def completed(self, n: int) -> tuple[Ints, Ints]:
@@ -305,7 +316,7 @@ class Network:
 
     @property
     def now(self) -> float:
-        """Time (s) up to which the network has been simulated, to which all readings refer."""
+        """Time in s up to which the network has been simulated. All totals refer to this time."""
         return self._engine.now
 
     @property
@@ -315,7 +326,7 @@ class Network:
 
     @property
     def channel_overhead(self) -> Floats:
-        """Bytes of `channel_nbytes` that count as overhead, shape (n_channels,)."""
+        """The part of `channel_nbytes` that counts as overhead, in bytes, shape (n_channels,)."""
         return self.traffic_of(self.engine.overhead)[0][: self.n_channels]
 
     @property
@@ -325,7 +336,7 @@ class Network:
 
     @property
     def nbytes_sent(self) -> float:
-        """Bytes of all messages issued so far by this client."""
+        """Number of bytes in all messages issued by this client so far."""
         if not self.is_shared:
             return accounts.issued(self.engine.net)
         return accounts.issued(self.engine.net, self.engine.own_routes(self.client))
@@ -349,7 +360,10 @@ class Network:
         return int(((instances["client"] == self.client) & (instances["ranks_left"] > 0)).sum())
 
     def accounts(self) -> Accounts:
-        """Return the bytes issued, delivered and carried, counted independently for comparison."""
+        """Return totals of the bytes issued, delivered and carried.
+
+        They are counted independently, so they can be compared.
+        """
         return accounts.accounts(self.engine.net, self.engine.now, self.engine.capacity[0])
 
     @property
@@ -363,11 +377,14 @@ class Network:
         return range(len(self.engine.routes_of))
 
     def traffic_of(self, client: int) -> tuple[Floats, float, int]:
-        """Return the traffic of a client, as :meth:`own_traffic`, with the channels of traffic sources at the end."""
+        """Return the traffic of a client, like :meth:`own_traffic`, with the channels of traffic sources at the end."""
         return accounts.traffic_of(self.engine.net, self.engine.now, self.engine.own_routes(client))
 
     def own_traffic(self) -> tuple[Floats, float, int]:
-        """Return this client's bytes on each channel, (n_channels,), bytes issued, and number of messages delivered."""
+        """Return (bytes on each channel, bytes issued, messages delivered) of this client.
+
+        The bytes on each channel have the shape (n_channels,).
+        """
         if not self.is_shared:
             return self.channel_nbytes, self.nbytes_sent, self.n_messages
         nbytes, sent, n_messages = self.traffic_of(self.client)
@@ -390,7 +407,7 @@ class Network:
         return BusyIntervals([*self.engine.logged, under_way], self.n_channels + self.n_sources)
 
     def rates(self) -> tuple[list[list[int]], Floats]:
-        """Return the active flows as (channels of each flow, bytes/s of each flow)."""
+        """Return the channels of each active flow, and the rate of each active flow in bytes/s."""
         net = self.engine.net
         n = int(net.counts[st.N_ACTIVE])
         shift = int(net.counts[st.HOP_SHIFT])
@@ -421,13 +438,12 @@ def schedule_time(
     nbytes: float,
     entry_times: Sequence[float] | None = None,
 ) -> float:
-    """Simulate one collective on an otherwise idle cluster.
+    """Simulate one collective on an otherwise idle cluster, and return the time in s at which the last rank finishes.
 
+    schedule     messages of the collective
     nodes        (n_ranks,) the node of each rank
     nbytes       size of the buffer on each rank, in bytes
-    entry_times  (n_ranks,) time in seconds at which each rank enters the collective; None: all enter at time 0
-
-    Returns the time in seconds at which the last rank finishes.
+    entry_times  (n_ranks,) time in s at which each rank enters the collective; None: all ranks enter at 0
     """
     network = Network(cluster)
     number = network.collective(schedule, nodes, nbytes)

@@ -611,16 +611,17 @@ def build_network(
     dtype: Annotated[npt.DTypeLike, validated_by(_float_type)] = np.float32,
     loss: Loss = "cross_entropy",
 ) -> Network:
-    """Build a trainable network of a model, with random initial parameters.
+    """Build a trainable network from a model, with random initial parameters.
 
     model  name of a bundled model, path of a model file, or :class:`Model`
-    seed   seed of the parameters; each tensor has its own random stream
-    dtype  float32 or float64
+    seed   seed of the initial parameters; each tensor has its own random stream
+    dtype  data type of parameters and activations: float32 or float64
     loss   "cross_entropy" or "mean_squared_error"
 
-    Weights before ReLU or GELU are normal with variance 2 / fan_in (He et al. 2015, arXiv:1502.01852, equation 10).
-    Other weights are uniform with variance 2 / (fan_in + fan_out) (Glorot and Bengio 2010, equation 16). Biases are 0.
-    Raises ConfigError for a model that cannot be trained, and for an invalid type or loss.
+    Weights before ReLU or GELU are normally distributed with variance 2 / fan_in (He et al. 2015, arXiv:1502.01852,
+    equation 10). Other weights are uniformly distributed with variance 2 / (fan_in + fan_out) (Glorot and Bengio 2010,
+    equation 16). Biases are 0. Raises ConfigError for a model that cannot be trained, and for an invalid `dtype` or
+    `loss`.
     """
     kind = cast("np.dtype[np.floating]", np.dtype(dtype))  # one of the two, see _float_type
     description = load_model(model)

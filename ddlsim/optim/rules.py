@@ -28,10 +28,10 @@ Array = npt.NDArray[np.floating]
 
 @dataclass(frozen=True, eq=False)
 class OptimizerState:
-    """State of an optimizer.
+    """State of an optimizer after a number of updates.
 
     moments    vectors of shape (n_params,), such as the velocity of Momentum
-    n_updates  number of updates made
+    n_updates  number of updates made so far
     """
 
     moments: tuple[Array, ...] = ()
@@ -43,10 +43,11 @@ Updated: TypeAlias = tuple[Array, OptimizerState]
 
 
 class Optimizer(Protocol):
-    """Protocol of optimizers: a frozen dataclass with the pure functions ``init`` and ``update``.
+    """Protocol of optimizers: frozen dataclasses with the pure functions ``init`` and ``update``.
 
-    ``state = rule.init(params)`` returns the initial state, and ``params, state = rule.update(params, gradient, state,
-    rate)`` the parameters and state after an update. Parameters and gradients have shape (n_params,).
+    ``state = rule.init(params)`` returns the initial state. ``params, state = rule.update(params, gradient, state,
+    rate)`` returns the parameters and the state after an update with the learning rate `rate`. Parameters and gradients
+    are flat vectors of shape (n_params,).
     """
 
     def init(self, params: Array) -> OptimizerState: ...
@@ -119,16 +120,18 @@ def _per_element(ratios: Array, bounds: tuple[int, ...], like: Array) -> Array:
 class LARS(_LayerWise):
     """LARS: layer-wise adaptive rate scaling (You, Gitman and Ginsburg 2017, arXiv:1708.03888, algorithm 1).
 
-    For each tensor, r = trust |w| / (|g| + lambda |w|), or 1 if |w| or |g| is 0, and
+    For each tensor w, with the learning rate eta, the gradient g and
+    r = trust |w| / (|g| + lambda |w|), or 1 if |w| or |g| is 0:
 
     v <- beta v + eta r (g + lambda w);  w <- w - v
 
-    The learning rate eta is inside the momentum, as in the paper.
+    As in the paper, the velocity v includes the learning rate.
 
-    bounds        (n_tensors + 1,) offsets of the tensors in the flat vector, from 0 to its size; a run sets them
+    bounds        offsets of the tensors in the flat parameter vector, from 0 to its size, shape (n_tensors + 1,). A run
+                  sets them
     beta          momentum
-    weight_decay  lambda
-    trust         trust coefficient
+    weight_decay  lambda, the weight decay (L2 regularisation)
+    trust         trust coefficient, which scales the learning rate of each tensor
     """
 
     beta: Decay = 0.9
@@ -154,13 +157,15 @@ class LARS(_LayerWise):
 class LAMB(_LayerWise):
     """LAMB: layer-wise Adam (You et al. 2020, arXiv:1904.00962, algorithm 2, with the identity for phi).
 
-    For each tensor, with the step u of :class:`Adam` including its decoupled weight decay:
+    For each tensor w, with the step u of :class:`Adam` including its decoupled weight decay and the learning rate eta:
 
-    w <- w - eta |w| / |u| u    (with ratio 1 if a norm is 0)
+    w <- w - eta |w| / |u| u    (|w| / |u| is replaced by 1 if one of the norms is 0)
 
-    bounds        (n_tensors + 1,) offsets of the tensors in the flat vector, from 0 to its size; a run sets them
-    beta1, beta2, eps, weight_decay
-                  as for :class:`Adam`
+    bounds        offsets of the tensors in the flat parameter vector, from 0 to its size, shape (n_tensors + 1,). A run
+                  sets them
+    beta1, beta2  decay rates of the first and second moment
+    eps           small number that is added to the denominator of Adam's step
+    weight_decay  weight decay, as in Adam
     """
 
     beta1: Decay = 0.9
@@ -186,9 +191,11 @@ class LAMB(_LayerWise):
 @checked
 @dataclass(frozen=True)
 class SGD:
-    """Plain stochastic gradient descent, w <- w - eta (g + lambda w).
+    """Plain stochastic gradient descent.
 
-    weight_decay  lambda
+    Each update is ``w <- w - eta (g + lambda w)``, with the learning rate eta and the gradient g.
+
+    weight_decay  lambda, the weight decay (L2 regularisation)
     """
 
     weight_decay: NotNegative = 0.0
@@ -206,12 +213,14 @@ class SGD:
 class Momentum:
     """SGD with momentum (Polyak 1964), as in torch.optim.SGD.
 
+    Each update computes, with the learning rate eta and the gradient g:
+
     v <- beta v + g + lambda w;  w <- w - eta v
 
     beta          momentum
-    nesterov      use w <- w - eta (g + lambda w + beta v) with the new v (Sutskever et al. 2013, section 2, in the
-                  variables of Bengio et al. 2012, arXiv:1212.0901, equation 7)
-    weight_decay  lambda
+    nesterov      whether to use Nesterov momentum, ``w <- w - eta (g + lambda w + beta v)`` with the new v (Sutskever
+                  et al. 2013, section 2, in the variables of Bengio et al. 2012, arXiv:1212.0901, equation 7)
+    weight_decay  lambda, the weight decay (L2 regularisation)
     """
 
     beta: Decay = 0.9
@@ -233,14 +242,14 @@ class Momentum:
 class Adam:
     """Adam with decoupled weight decay (Kingma and Ba 2015, arXiv:1412.6980, algorithm 1).
 
-    In update t = 1, 2, ...:
+    In update t = 1, 2, ..., with the learning rate eta and the gradient g:
 
     m <- beta1 m + (1 - beta1) g;  v <- beta2 v + (1 - beta2) g^2
     w <- w - eta (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + lambda w)
 
-    beta1, beta2  decay of the first and second moment
-    eps           added to the denominator
-    weight_decay  lambda, decoupled as in AdamW
+    beta1, beta2  decay rates of the first and second moment
+    eps           small number that is added to the denominator
+    weight_decay  lambda, the weight decay, which is decoupled from the gradient as in AdamW
     """
 
     beta1: Decay = 0.9

@@ -16,30 +16,32 @@ from ddlsim.errors import ConfigError
 
 
 class Schedule(Protocol):
-    """Protocol of learning-rate schedules: ``rate(epoch)`` returns the learning rate at an epoch, a float >= 0."""
+    """Protocol of learning-rate schedules: the method ``rate(epoch)`` returns a learning rate of at least 0."""
 
     def rate(self, epoch: float) -> float: ...
 
 
 @checked
 def linear_scaling(rate: NotNegative, n_workers: Count) -> float:
-    """Return the learning rate for `n_workers` workers by linear scaling, n_workers * rate.
+    """Return the learning rate for `n_workers` workers by linear scaling: n_workers * rate.
 
     The global batch grows with the number of workers, and the learning rate grows with the batch (Goyal et al. 2017,
     arXiv:1706.02677, section 2.1).
 
-    rate  learning rate of one worker
+    rate       learning rate of a single worker
+    n_workers  number of workers
     """
     return n_workers * rate
 
 
 @checked
 def square_root_scaling(rate: NotNegative, n_workers: Count) -> float:
-    """Return the learning rate for `n_workers` workers by square-root scaling, sqrt(n_workers) * rate.
+    """Return the learning rate for `n_workers` workers by square-root scaling: sqrt(n_workers) * rate.
 
     This keeps the variance of the step constant (Krizhevsky 2014, arXiv:1404.5997, section 5).
 
-    rate  learning rate of one worker
+    rate       learning rate of a single worker
+    n_workers  number of workers
     """
     return math.sqrt(n_workers) * rate
 
@@ -47,7 +49,7 @@ def square_root_scaling(rate: NotNegative, n_workers: Count) -> float:
 @checked
 @dataclass(frozen=True)
 class Constant:
-    """Constant learning rate `base`."""
+    """Learning-rate schedule with the constant rate `base`."""
 
     base: NotNegative
 
@@ -61,7 +63,10 @@ class Steps:
     """Step decay: the learning rate is multiplied by `factor` at each milestone (He et al. 2016, section 3.4).
 
     base        learning rate before the first milestone
-    milestones  epochs, increasing
+    milestones  epochs at which the learning rate drops, in increasing order
+    factor      factor that is applied at each milestone
+
+    Raises ConfigError for milestones that do not increase.
     """
 
     base: NotNegative
@@ -79,9 +84,13 @@ class Steps:
 @checked
 @dataclass(frozen=True)
 class Cosine:
-    """Cosine decay from `base` to `final` over `n_epochs` (Loshchilov and Hutter 2017, arXiv:1608.03983, equation 5).
+    """Cosine decay of the learning rate (Loshchilov and Hutter 2017, arXiv:1608.03983, equation 5).
 
-    The learning rate at epoch e is ``final + (base - final) (1 + cos(pi e / n)) / 2`` up to epoch n, then `final`.
+    base      learning rate at epoch 0
+    n_epochs  n, the number of epochs until the rate reaches `final`
+    final     learning rate from epoch n on
+
+    The learning rate at epoch e is ``final + (base - final) (1 + cos(pi e / n)) / 2`` up to epoch n.
     """
 
     base: NotNegative
@@ -96,9 +105,14 @@ class Cosine:
 @checked
 @dataclass(frozen=True)
 class Polynomial:
-    """Polynomial decay from `base` to `final` over `n_epochs` (You et al. 2017, arXiv:1708.03888, section 5, power 2).
+    """Polynomial decay of the learning rate (You et al. 2017, arXiv:1708.03888, section 5, with a power of 2).
 
-    The learning rate at epoch e is ``final + (base - final) (1 - e / n)^power`` up to epoch n, then `final`.
+    base      learning rate at epoch 0
+    n_epochs  n, the number of epochs until the rate reaches `final`
+    power     exponent of the decay; 1 is linear
+    final     learning rate from epoch n on
+
+    The learning rate at epoch e is ``final + (base - final) (1 - e / n)^power`` up to epoch n.
     """
 
     base: NotNegative
@@ -114,12 +128,12 @@ class Polynomial:
 @checked
 @dataclass(frozen=True)
 class WarmUp:
-    """Linear warm-up over the first `n_epochs`, followed by another schedule.
+    """Linear warm-up of the learning rate, followed by another schedule.
 
     Goyal et al. 2017, section 2.2, start with the learning rate of one worker and warm up for 5 epochs.
 
-    then      schedule after the warm-up; the warm-up ends at its learning rate
-    n_epochs  length of the warm-up
+    then      schedule after the warm-up; the warm-up ends at this schedule's learning rate
+    n_epochs  length of the warm-up in epochs
     start     learning rate at epoch 0
     """
 
@@ -144,8 +158,11 @@ class GrowingBatch:
     arXiv:1711.00489, section 3).
 
     base        samples per batch before the first milestone
-    milestones  epochs, increasing
-    largest     upper limit of the batch size; None: no limit
+    milestones  epochs at which the batch grows, in increasing order
+    factor      factor by which the batch grows at each milestone
+    largest     maximum batch size; None: no limit
+
+    Raises ConfigError for milestones that do not increase, and if `largest` is below `base`.
     """
 
     base: Count

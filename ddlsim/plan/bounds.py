@@ -59,11 +59,11 @@ if TYPE_CHECKING:
 
 
 class Cut(NamedTuple):
-    """A lower bound from the bytes that cross an interface.
+    """A lower bound on the time of a plan, from the bytes that must cross one interface of the cluster.
 
-    seconds    the bound
-    interface  the devices or machines on one side
-    out, into  bytes that must leave and enter these devices or machines
+    seconds    the lower bound in seconds
+    interface  description of one side of the interface: a device, a machine, or all devices or machines together
+    out, into  bytes that must leave and enter this side
     """
 
     seconds: float
@@ -73,11 +73,16 @@ class Cut(NamedTuple):
 
 
 def critical_path(plan: Plan, least: float | Floats = 0.0) -> float:
-    """Return the length of the critical path of a plan, in s: a lower bound on its makespan.
+    """Return the length of a plan's critical path in seconds, which is a lower bound on its makespan.
 
-    The critical path is the longest chain of dependencies and lanes. Every message and collective is assumed to take
-    `least` seconds: a number, or an array (n,) with one value per task. Raises ConfigError for a plan with a dependency
-    cycle.
+    The critical path is the longest chain of tasks that must run one after another, because of their dependencies or
+    because they share a lane.
+
+    plan   plan to analyse
+    least  time in seconds that every message and collective is assumed to take: a number, or an array of shape (n,)
+           with one value per task
+
+    Raises ConfigError for a plan with a dependency cycle.
     """
     check_exchanges(plan)
     order = Order(plan)
@@ -92,12 +97,14 @@ def critical_path(plan: Plan, least: float | Floats = 0.0) -> float:
 
 
 def peak_memory(plan: Plan, rows: Bools | None = None) -> Floats:
-    """Return the peak memory of the tasks on each rank, in bytes, (n_ranks,).
+    """Return the peak memory that the tasks of each rank hold, in bytes, shape (n_ranks,).
 
-    rows  (n,) mask of the tasks to count; None: all
+    plan  plan to analyse
+    rows  (n,) mask of the tasks to count; None: all tasks
 
-    The result is the sum of the peaks of a rank's lanes, ignoring memory freed by lanes without an order. It is exact
-    if a single lane allocates and frees memory, and an upper bound otherwise.
+    The peaks of a rank's lanes are added. Memory that is freed on lanes with a queue is ignored, because the order of
+    their tasks is unknown. The result is exact if a single lane allocates and frees memory, and an upper bound
+    otherwise.
     """
     counted = np.arange(len(plan)) if rows is None else np.flatnonzero(rows)
     order = counted[np.argsort(plan.lane[counted], kind="stable")]
@@ -154,15 +161,18 @@ def _itself(plan: Plan) -> Copies:
 
 
 def cut(plan: Plan, cluster: Cluster, nodes: Sequence[int] | None = None) -> Cut:
-    """Return the interface (of a device, a machine, or all of them) that needs the most time to carry its bytes.
+    """Return a lower bound on a plan's time: the slowest interface takes this long to carry its bytes.
 
-    nodes  (n_ranks,) nodes of the ranks; None: the cluster's first workers
+    The interfaces of all devices and machines are compared. The bound holds for any collective algorithm.
 
-    The result is a lower bound for any algorithm. A message crosses the interfaces between its sender and its receiver.
-    For collectives, :func:`ddlsim.plan.interfaces.least_crossing` bounds the bytes: an all-reduce of m bytes over
-    members in k places moves at least m bytes out of and into each place, and 2 (k - 1) m bytes into all places
-    together. Pushes to servers may be summed inside machines, but not between them. The burst of a token bucket
-    (docs/models/tcp.md) takes no time.
+    plan     plan to analyse
+    cluster  cluster on which the plan would run
+    nodes    (n_ranks,) index of each rank's node in the cluster; None: the cluster's first workers
+
+    A message crosses the interfaces between its sender and its receiver. For collectives,
+    :func:`ddlsim.plan.interfaces.least_crossing` bounds the bytes: an all-reduce of m bytes over k machines moves
+    at least m bytes out of and into each machine, and 2 (k - 1) m bytes into all machines together. Pushes to servers
+    may be summed inside machines, but not between them. The burst of a token bucket (docs/models/tcp.md) takes no time.
     """
     every = np.ones(len(plan))
     return _narrowest(plan, _itself(plan), interfaces(cluster), nodes_of(plan, cluster, nodes), every, None, None)

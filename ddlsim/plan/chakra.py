@@ -145,18 +145,19 @@ def read_chakra(
 ) -> Plan:
     """Read a plan from Chakra execution traces, one file per rank: ``step.0.et``, ``step.1.et``, ...
 
-    path              file of rank 0, or the common name without the number, as for ASTRA-sim: ``step`` or ``step.et``.
-                      JSON output of ``chakra_jsonizer`` (``step.0.json``) is also accepted
+    path              path of the file of rank 0, or the common part of all paths, as for ASTRA-sim: ``step`` or
+                      ``step.et``. JSON output of ``chakra_jsonizer`` (``step.0.json``) is also accepted
     n_ranks           number of ranks that run the trace, if there is only one file
-    groups            ranks of each process group (``pg_name``), as a mapping or a file in ASTRA-sim's format. The
-                      default is the groups recorded in a PyTorch trace or, without a record, the ranks whose files
+    groups            ranks of each process group by its ``pg_name``: a mapping, or a file in ASTRA-sim's format. None:
+                      the groups recorded in the trace (by PyTorch) or, if none are recorded, the ranks whose files
                       contain the group
-    flops             compute rate ("100 TFLOP/s") for nodes with ``num_ops`` and no duration
-    memory_bandwidth  rate ("2 TB/s") at which these nodes also move their ``tensor_size`` (roofline model)
+    flops             compute rate, such as "100 TFLOP/s", for nodes that have ``num_ops`` but no duration
+    memory_bandwidth  memory bandwidth, such as "2 TB/s". If it is set, such a node takes at least as long as moving its
+                      ``tensor_size`` (roofline model)
 
     A trace written by :meth:`ddlsim.plan.Plan.to_chakra` is read as the same plan. In other traces, the nodes of a
     stream (or thread) run in the order in which they could start; without streams, a rank does one computation and one
-    exchange at a time, as in ASTRA-sim. ``comm_size`` is the input of a rank: for an all-gather, its own part.
+    exchange at a time, as in ASTRA-sim. ``comm_size`` is the size of a rank's input: for an all-gather, its own part.
 
     Raises ConfigError, naming file and node, for an invalid trace and for content that a plan cannot express.
     """

@@ -112,24 +112,24 @@ def _refuse(plan: Plan, rows: Ints, wrong: Bools, problem: str) -> None:
 def check(plan: Plan) -> None:
     """Check that a plan can run and trains a model correctly.
 
-    Raises ConfigError, naming the task, for the first violated rule:
+    Raises ConfigError for the first task that violates one of these rules:
 
     - Every message has one sender and one receiver. Every collective is entered once by each member of its group.
-    - Everything can run: there are no cycles among dependencies and lanes, and no collectives entered in conflicting
-      orders.
-    - In every step, every micro-batch passes every layer forward once, then backward once, on the rank that holds its
-      activations. Between ranks, a message carries it, sent after one pass and received before the next. If weight
-      gradients are computed separately, each is computed once, after the gradient of the input.
+    - All tasks can run: dependencies and lanes form no cycle, and ranks do not enter collectives in conflicting orders.
+    - In every step, every micro-batch passes through every layer forward once, then backward once, on the rank that
+      holds its activations. If the next layer is on another rank, a message that carries the micro-batch is sent after
+      the one pass and received before the other. If weight gradients are computed separately, each is computed once,
+      after the gradient of the input.
     - Before an update, the gradients of all micro-batches have been summed, each exactly once. A bucket is sent after
       the backward passes that fill it.
     - Weights are updated once per step where they are used, and before the next step uses them.
 
     If ranks split layers (``plan.tensor``), these rules apply to each part.
 
-    If ``plan.delays`` sets the age of the weights of gradients, each micro-batch passes the model once over all steps,
-    except the last ones, which may lack a backward pass. All gradients of a micro-batch belong to one update. The
-    weights that it uses on a layer exist, at the age set. Gradients of an update are summed after those of the previous
-    update have been used.
+    If ``plan.delays`` sets the age of weights, each micro-batch passes through the model once over all steps, except
+    that the last ones may lack a backward pass. All gradients of a micro-batch belong to the same update. The weights
+    that it uses on a layer have the age set for this layer. Gradients of an update are summed after those of the
+    previous update have been used.
 
     The order of two tasks of a rank must follow from the lanes and dependencies of that rank. For plans without layers
     (only work and messages), only the first two rules apply.

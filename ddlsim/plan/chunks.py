@@ -22,12 +22,14 @@ from ddlsim.workload.precision import ELEMENT_NBYTES
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """The layers `first` to `end` - 1 of a model, computed by one rank.
+    """A chunk of a model: contiguous layers that are computed by the same rank.
 
-    workload  cost of the layers for a micro-batch, as returned by :meth:`Workload.cut`
-    enters    bytes of activations that enter the chunk per micro-batch: all tensors produced before the cut and used
-              after it (for the first chunk, the model's input). Their gradients have the same size
-    kept      bytes of activations stored per micro-batch; None: the sum over the layers
+    first, end  range of the layers, `first` to `end` - 1
+    workload    cost of these layers for a micro-batch, as returned by :meth:`Workload.cut`
+    enters      bytes of activations that enter the chunk per micro-batch: all tensors that are produced before the
+                chunk and used in or after it (for the first chunk, the model's input). Their gradients have the same
+                size
+    kept        bytes of activations that are stored per micro-batch; None: the sum over the layers
     """
 
     first: int
@@ -61,10 +63,12 @@ def stored_nbytes(workload: Workload) -> Floats:
 
 
 def crossing_nbytes(workload: Workload) -> Floats:
-    """Return the bytes per (micro-)batch that would cross a cut before each layer, (n_layers,).
+    """Return the bytes that would cross a cut before each layer, per (micro-)batch, shape (n_layers,).
 
-    Every tensor that is produced before a cut and used after it counts once. A tensor that skips layers, such as a
-    residual, counts at every cut that it crosses.
+    workload  the model, its batch size and its data type
+
+    Every tensor that is produced before a cut and used after it counts once. A tensor that skips layers, such as the
+    input of a residual block, counts at every cut that it crosses.
     """
     return _crossing(workload).copy()
 
@@ -81,9 +85,10 @@ def _crossing(workload: Workload) -> Floats:
 
 
 def between_blocks(model: Model) -> list[int]:
-    """Return the layers before which the model can be cut without crossing a residual connection.
+    """Return the indices of all layers before which a model can be cut so that only one tensor crosses the cut.
 
-    A cut before one of these layers crosses a single tensor.
+    At these places, no residual connection or parallel branch spans the cut, so a pipeline stage sends only the output
+    of the previous layer to the next stage. The first layer is not included.
     """
     count = np.zeros(len(model.layers) + 1, dtype=np.int64)
     for made, used in _tensors(model):
@@ -139,9 +144,12 @@ def _branches(node: Residual | Concat | Side) -> Iterator[tuple[Node, ...]]:
 
 @checked
 def chunks_at(workload: Workload, cuts: Sequence[Index]) -> tuple[Chunk, ...]:
-    """Cut a model before each of the layers `cuts`, and return the chunks.
+    """Cut a model before the given layers, and return the chunks between the cuts.
 
-    Raises ConfigError for cuts that do not increase or leave a chunk empty.
+    workload  the model and the compute times of its layers
+    cuts      indices of the layers before which the model is cut, in increasing order
+
+    Raises ConfigError for cuts that do not increase or that leave a chunk empty.
     """
     n_layers = len(workload.forward)
     ends = [0, *cuts, n_layers]
@@ -161,11 +169,14 @@ def chunks_at(workload: Workload, cuts: Sequence[Index]) -> tuple[Chunk, ...]:
 def balanced_chunks(
     workload: Workload, stages: Count, chunks: Count = 1, at: Sequence[Index] | None = None
 ) -> tuple[Chunk, ...]:
-    """Split a model into `stages` * `chunks` contiguous chunks so that the slowest one is as fast as possible.
+    """Split a model into `stages` * `chunks` contiguous chunks so that the slowest chunk is as fast as possible.
 
     If several splits are equally fast, the one that sends the fewest bytes across cuts is returned.
 
-    at  layers before which the model may be cut; None: any
+    workload  the model and the compute times of its layers
+    stages    number of pipeline stages
+    chunks    number of chunks per stage
+    at        indices of the layers before which the model may be cut; None: all layers
 
     Raises ConfigError if the model cannot be cut into that many chunks.
     """

@@ -42,19 +42,23 @@ def data_parallel(
     """Return the step program of synchronous data-parallel training.
 
     workloads       workload of each rank, or a single workload for all `n_ranks` ranks
-    buckets         function that groups gradients into buckets (:mod:`ddlsim.workload.buckets`): ``one_bucket`` after
-                    the backward pass, ``per_layer`` (Zhang et al. 2017, Poseidon), ``ddp_buckets`` (Li et al. 2020,
-                    PyTorch DDP)
-    accumulation    micro-batches per rank and step; gradients are sent during the backward pass of the last one
+    n_ranks         number of ranks; only for a single workload
+    buckets         function that groups gradients into buckets (:mod:`ddlsim.workload.buckets`): ``one_bucket`` for a
+                    single bucket after the backward pass, ``per_layer`` (Zhang et al. 2017, Poseidon), or
+                    ``ddp_buckets`` (Li et al. 2020, PyTorch DDP)
+    accumulation    number of micro-batches per rank and step; gradients are sent during the backward pass of the last
+                    one
     queue           queue that decides which ready bucket is sent next, ``PriorityQueue`` or ``FusedQueue``; None:
                     buckets are sent in order
-    layer_by_layer  True: each layer is updated as soon as its own gradients have arrived, and the next forward pass
-                    starts while later layers are still waiting (Peng et al. 2019, ByteScheduler); every bucket must
-                    belong to a single layer. False: all layers are updated when all gradients have arrived
-    no_sync         True: accumulate gradients locally; False: sum them over the ranks after every micro-batch, in order
+    layer_by_layer  whether each layer is updated as soon as its own gradients have arrived, so that the next forward
+                    pass starts while later layers are still waiting (Peng et al. 2019, ByteScheduler). This requires a
+                    queue, and buckets that belong to a single layer. False: all layers are updated when all gradients
+                    have arrived
+    no_sync         whether gradients are accumulated locally. False: they are summed over the ranks after every
+                    micro-batch
 
     A rank has the lanes "compute" and "stream". A bucket enters the stream when the backward pass has finished its
-    layers. In order, its all-reduce begins on a rank when the previous one has ended there. Layers hold their
+    layers. Without a queue, its all-reduce begins on a rank when the previous one has ended there. Layers hold their
     activations from the forward pass to their backward pass. The program does not include constant memory (parameters,
     gradients and momentum).
 
@@ -92,10 +96,11 @@ def sharded(
     rank has received all buckets, it updates its shards. The updated parameters are all-gathered bucket by bucket,
     starting near the input. The next forward pass begins with the first layers while later buckets are still in flight.
 
-    overlap      False: the next forward pass starts when all parameters have arrived
-    no_sync      False: buckets are reduce-scattered during the backward pass of every micro-batch, and shards
-                 accumulated (stage 2, which stores no unsharded gradients)
-    param_dtype  dtype of the gathered weights, independent of that of the gradients; None: the dtype of the computation
+    overlap      whether the next forward pass overlaps the all-gathers. False: it starts when all parameters have
+                 arrived
+    no_sync      whether gradients are accumulated unsharded until the last micro-batch. False: the buckets of every
+                 micro-batch are reduce-scattered during its backward pass, and ranks accumulate shards (stage 2)
+    param_dtype  data type of the gathered weights, independent of that of the gradients; None: that of the computation
                  (DeepSpeed and Megatron cast their fp32 weights to 16 bits and gather these)
 
     The other arguments, lanes and errors are those of :func:`data_parallel`. An update takes 1 / n_ranks of the

@@ -12,12 +12,12 @@ from ddlsim.plan.plan import ALL_REDUCE, COLUMNS, KINDS, RECEIVE, SEND, Lane, Pa
 
 
 class Draft:
-    """A plan under construction.
+    """A plan under construction: add tasks one by one, then call :meth:`plan`.
 
-    n_layers  number of layers of the model
+    n_layers  number of layers of the model; 0 for plans without a model
     parts     groups of gradients that are summed together
     servers   ranks that are parameter servers
-    delays    age of each layer's weights, in updates, for plans whose steps overlap
+    delays    for plans whose steps overlap: age of each layer's weights, in updates
 
     >>> from ddlsim.plan import Draft
     >>> draft = Draft()
@@ -62,8 +62,8 @@ class Draft:
     ) -> tuple[int, int]:  # fmt: skip
         """Add a message between ranks, and return the rows of its send and its receive.
 
-        It is sent when the rows in `needs` have ended. With `cut`, it carries the tensors of a micro-batch that cross
-        the cut before that layer: activations in the forward pass, gradients in the backward pass.
+        The message is sent when the rows in `needs` have ended. With `cut`, it carries the tensors of a micro-batch
+        that cross the cut before that layer: activations in the forward pass, gradients in the backward pass.
         """
         key, layers = self._new_key(), (cut, cut)
         send = self._add(
@@ -80,8 +80,8 @@ class Draft:
     ) -> list[int]:  # fmt: skip
         """Add a collective of a group of ranks, and return its rows.
 
-        Member i enters it when the rows in ``needs[i]`` have ended. `part` is the gradient part that it sums, or whose
-        updated weights it distributes.
+        Member i enters the collective when the rows in ``needs[i]`` have ended. `part` is the index of the gradients
+        that it sums, or whose updated weights it distributes.
         """
         if kind not in KINDS[ALL_REDUCE:]:
             raise unknown_name("kind of collective", kind, KINDS[ALL_REDUCE:])

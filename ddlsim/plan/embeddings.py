@@ -32,27 +32,29 @@ def embeddings(
     """Return the step program of training with distributed embedding tables.
 
     The schedule is that of DLRM (Naumov et al. 2019, arXiv:1906.00091, section 4). A rank sends indices to the ranks
-    that hold the tables, looks up rows for the samples of all ranks, and sends each rank the vectors of its samples;
-    meanwhile it computes the layers before the tables (the bottom MLP). Once a rank has received all vectors, it
+    that hold the tables, looks up rows for the samples of all ranks, and sends each rank the vectors of its samples.
+    Meanwhile, it computes the layers before the tables (the bottom MLP). Once a rank has received all vectors, it
     computes the remaining layers forward, and then backward down to the tables. The gradients of the vectors are sent
     back while the bottom MLP computes its backward pass and the gradients of both MLPs are all-reduced. Finally, the
     ranks update the rows and the MLPs.
 
-    works        lookups and updates that each rank does on its tables
-    buckets      function that groups the gradients of the MLPs
+    workloads    workload of each rank
+    works        times and message sizes of each rank's lookups and updates
+    buckets      function that groups the gradients of the MLPs into buckets
     row_wise     total length of the vectors per sample that come from row-wise sharded tables. Every rank computes a
                  partial sum of these vectors, so a reduce-scatter in the forward pass and an all-gather in the backward
                  pass replace the all-to-alls
-    replicated   bytes of gradients of replicated tables, which are all-reduced
-    indices      "exchanged" in the step; "prefetched" during the previous step; "local": each rank reads the indices of
-                 its own tables
-    bottom_rank  rank that computes the bottom MLP for all samples and sends the results in the same all-to-all, which
-                 it enters, and receives from, only then. None: each rank computes it for its own samples
+    replicated   bytes of the gradients of replicated tables, which are all-reduced
+    indices      how ranks receive the indices to look up: "exchanged" in the step; "prefetched" during the previous
+                 step; "local": each rank reads the indices for its own tables
+    bottom_rank  rank that computes the bottom MLP for all samples. It sends the results in the same all-to-all as the
+                 vectors, which it enters after computing them. None: each rank computes the bottom MLP for its own
+                 samples
 
-    A message carries one rank's vectors for another: the messages of an all-to-all start together, each on its own
-    lane. Lookups and updates of tables take the times of `works`, not those of the tables' layers.
+    Each message of an all-to-all carries one rank's vectors for another rank. The messages start together, each on its
+    own lane. Lookups and updates of tables take the times of `works`, not those of the tables' layers.
 
-    Raises ConfigError for a model without tables, or without a bottom MLP for `bottom_rank`.
+    Raises ConfigError for a model without tables, and for a `bottom_rank` if the model has no bottom MLP.
     """
     each = each_rank(workloads, None)
     layers = each[0].model.layers

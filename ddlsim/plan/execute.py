@@ -102,9 +102,11 @@ def key_sizes(plan: Plan) -> tuple[Floats, Ints, Ints]:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Execution:
-    """Start and end times of the tasks of a plan.
+    """Start and end times of all tasks of an executed plan.
 
-    start, end  in s, (n,) each
+    plan   the executed plan
+    start  start of each task in seconds, shape (n,)
+    end    end of each task in seconds, shape (n,)
 
     A collective starts on a rank when the rank enters it. A receive starts when the rank begins to wait for the
     message.
@@ -119,14 +121,14 @@ class Execution:
 
     @property
     def seconds(self) -> float:
-        """Makespan: the end of the last task, in s."""
+        """Makespan: the end of the last task, in seconds."""
         return float(self.end.max(initial=0.0))
 
     @cached_property
     def step_ends(self) -> Floats:
-        """Times at which each rank has all updated weights of each step, in s, (n_ranks, n_steps).
+        """Times in seconds at which each rank has all updated weights of each step, shape (n_ranks, n_steps).
 
-        If a step averages models, it ends with the averaged ones. NaN for ranks that receive none.
+        A step that averages models ends when the rank has the averaged model. NaN for ranks without updated weights.
         """
         plan = self.plan
         gathers = np.isin(plan.kind, (ALL_GATHER, BROADCAST)) & (plan.part >= 0)
@@ -140,12 +142,12 @@ class Execution:
 
     @property
     def step_times(self) -> Floats:
-        """Times between the ends of successive steps on their last ranks, in s, (n_steps,)."""
+        """Times in seconds between the ends of successive steps on their last ranks, shape (n_steps,)."""
         return np.diff(np.fmax.reduce(self.step_ends, axis=0), prepend=0.0)
 
     @property
     def idle_shares(self) -> Floats:
-        """Share of each step in which a rank does no work, (n_ranks, n_steps): pipeline bubbles, exposed communication.
+        """Fraction of each step in which a rank is idle, shape (n_ranks, n_steps): bubbles, exposed communication.
 
         Only lanes named "compute" count. A step ends when the last rank has all updated weights.
         """
@@ -172,14 +174,16 @@ def execute(
 ) -> Execution:
     """Execute a plan on a cluster and return the start and end of each task.
 
+    plan        plan to execute
+    cluster     bundled name, path, networkx graph or :class:`~ddlsim.cluster.Cluster`
     algorithm   algorithm of all-reduces: a name, or a function ``n_ranks -> Schedule``
                 (:func:`ddlsim.collectives.build`). To set the algorithms of several kinds of collectives, pass a
                 mapping such as ``{"all_reduce": "hierarchical", "all_gather": "direct"}``; the other kinds use
                 :data:`ddlsim.plan.ALGORITHMS`. A "push_pull" can be "direct", or "tree" or "star", which first sum
                 gradients inside each machine (:func:`ddlsim.collectives.push_pull.push_pull`)
-    nodes       (n_ranks,) nodes of the ranks; None: the cluster's first workers
-    rank_order  order of a collective's members: "topology" (neighbours in the network are consecutive), "given", or a
-                permutation of the ranks 0..n_ranks-1
+    nodes       (n_ranks,) index of each rank's node in the cluster; None: the cluster's first workers
+    rank_order  order of a collective's members: "topology" (neighbours in the network are consecutive), "given" (as in
+                the plan), or a permutation of the ranks 0..n_ranks-1
 
     Raises ConfigError if the plan has a dependency cycle or does not fit the cluster.
     """

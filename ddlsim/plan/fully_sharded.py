@@ -59,18 +59,19 @@ def fully_sharded(
     et al. 2023, arXiv:2304.11277).
 
     workloads     workload of each rank, or a single workload for all `n_ranks` ranks
+    n_ranks       number of ranks; only for a single workload
     units         index of the first layer of each unit. The weights of a unit, such as a transformer block, are
                   gathered together. None: every layer with parameters begins a unit
-    accumulation  micro-batches per rank and step; weights are gathered again for each micro-batch
-    no_sync       True: accumulate gradients locally and reduce-scatter them after the last micro-batch; False:
-                  reduce-scatter them after every micro-batch
+    accumulation  number of micro-batches per rank and step; weights are gathered again for each micro-batch
     prefetch      number of units that may be gathered ahead of the computation; 0: a unit is gathered when the previous
                   one has been computed
-    reshard       True: free weights after the forward pass and gather them again for the backward pass ("FULL_SHARD");
-                  False: keep them ("SHARD_GRAD_OP")
+    reshard       whether weights are freed after the forward pass and gathered again for the backward pass
+                  ("FULL_SHARD"). False: they are kept ("SHARD_GRAD_OP")
     shard         size of a sharding group of consecutive ranks; None: all ranks. Several groups ("HYBRID_SHARD") are
                   replicas, which sum their shards of the gradients
-    param_dtype   dtype of the gathered weights; None: that of the computation
+    no_sync       whether gradients are accumulated locally and reduce-scattered only after the last micro-batch. False:
+                  they are reduce-scattered after every micro-batch
+    param_dtype   data type of the gathered weights; None: that of the computation
 
     A rank has the lanes "compute", "gather" (all-gathers) and "stream" (sums). The all-gather of unit l starts when the
     previous all-gather and the computation of unit l - 1 - prefetch have ended. Units hold their gathered weights from

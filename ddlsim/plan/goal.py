@@ -34,11 +34,13 @@ _REQUIRES = re.compile(rf"(?P<later>{_LABEL})\s+(?P<start>i?)requires\s+(?P<soon
 
 @checked
 def read_goal(path: str | Path) -> Plan:
-    """Read a plan from a GOAL file.
+    """Read a plan from a file in GOAL, the language of LogGOPSim.
+
+    path  path of the GOAL text file
 
     ``calc`` operations take nanoseconds and run one at a time on each ``cpu`` of a rank, in the order in which they
     could start. A send ends when the message is delivered (LogGOPSim's rendezvous protocol), and takes no CPU time. The
-    network's routes determine which interface it uses; ``nic`` is ignored. ``irequires`` waits until the named
+    network's routes determine which interface a message uses; ``nic`` is ignored. ``irequires`` waits until the named
     operation can start, that is, for the dependencies of that operation.
 
     Raises ConfigError, naming file and line, for invalid GOAL and for content that a plan cannot express: receives from

@@ -35,12 +35,12 @@ class Coordinates(NamedTuple):
 class Mesh:
     """A mesh of ``data * pipeline * tensor`` ranks.
 
-    The model has `data` replicas. Each replica is split into `pipeline` stages, and each stage is split over `tensor`
-    ranks.
-
-    order  axes from the fastest-varying to the slowest in the numbering of ranks. By default, as in Megatron-LM,
-           consecutive ranks form a tensor group; the next axis is the replicas of a stage, and the last one the stages
-           (Narayanan et al. 2021, arXiv:2104.04473)
+    data      number of replicas of the model
+    pipeline  number of stages of each replica
+    tensor    number of ranks that each stage is split over
+    order     the three axes in the order in which ranks are numbered, starting with the axis that varies fastest. By
+              default, as in Megatron-LM, consecutive ranks form a tensor group; the next axis is the replicas of a
+              stage, and the last one is the stages (Narayanan et al. 2021, arXiv:2104.04473)
 
     >>> Mesh(data=2, pipeline=2, tensor=2).groups("pipeline")
     ((0, 4), (1, 5), (2, 6), (3, 7))
@@ -131,7 +131,13 @@ def make_mesh(
     tensor: Count = 1,
     order: tuple[Axis, ...] = ("tensor", "data", "pipeline"),
 ) -> Mesh:
-    """Return a mesh of `n_ranks` ranks; `data` defaults to ``n_ranks / (pipeline * tensor)``.
+    """Return a mesh of `n_ranks` ranks.
+
+    n_ranks   number of ranks
+    data      number of replicas of the model; None: ``n_ranks / (pipeline * tensor)``
+    pipeline  number of stages of each replica
+    tensor    number of ranks that each stage is split over
+    order     axes in the order in which ranks are numbered, as for :class:`Mesh`
 
     Raises ConfigError if the product of the sizes is not `n_ranks`; the message suggests the nearest valid meshes.
     """

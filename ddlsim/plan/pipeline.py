@@ -36,17 +36,18 @@ def pipeline(
 
     chunks         chunks of the model in forward order, as returned by :func:`ddlsim.plan.balanced_chunks` or
                    :func:`ddlsim.plan.chunks_at`: one per stage or, for interleaved and V-shaped orders, several
-    micro_batches  micro-batches per replica and step
+    mesh           numbers of stages and replicas, and numbering of the ranks; the size of its tensor axis must be 1
+    micro_batches  number of micro-batches per replica and step
     order          "gpipe", "1f1b" (interleaved if there are several chunks per rank), "zb-1p", "zb-2p", "zb-v",
                    "v-half", "v-min" (:mod:`ddlsim.plan.pipeline_orders`); a custom order, which is a list of ("F", "B"
-                   or "W", chunk, micro-batch) tuples for every pipeline rank; or an asynchronous order, "pipedream" or
-                   "2bw" (:mod:`ddlsim.plan.asynchronous_pipeline`)
-    recompute      True: for each micro-batch, a rank stores only the input of the chunk, and repeats the forward pass
+                   or "W", chunk, micro-batch) tuples for every stage; or an asynchronous order, "pipedream" or "2bw"
+                   (:mod:`ddlsim.plan.asynchronous_pipeline`)
+    recompute      whether a rank stores only the input of the chunk for each micro-batch, and repeats the forward pass
                    before the backward pass (activation checkpointing; Chen et al. 2016, arXiv:1604.06174)
-    buckets        function that groups a chunk's gradients. Replicas sum a bucket as soon as the chunk's last backward
-                   pass has computed it
-    sharded        True: a replica updates its shard of every bucket, and the shards are gathered (ZeRO stage 1)
-    p2p            activity of a rank while it sends to a neighbour. "overlapped": it computes. "exchange": it waits
+    buckets        function that groups a chunk's gradients into buckets. Replicas sum a bucket as soon as the chunk's
+                   last backward pass has computed it
+    sharded        whether a replica updates only its shard of every bucket, and shards are then gathered (ZeRO stage 1)
+    p2p            what a rank does while it sends to a neighbour. "overlapped": it computes. "exchange": it waits
                    while both send to each other at once, as in Megatron-LM without interleaving (megatron/core,
                    p2p_communication.py: isend and irecv in one batch, then wait). "in turns": it waits, and sends a
                    gradient only after the activations of its next forward pass have arrived, as in DeepSpeed
@@ -57,8 +58,8 @@ def pipeline(
     pass through the ranks in between. A layer whose weights are tied to those of the first one ("tied_dense") has a
     copy of them on its rank. The gradients of both copies are summed over the replicas, then over the two.
 
-    Micro-batch m of replica r is batch ``r * micro_batches + m``. Ranks are numbered as in the mesh, whose tensor axis
-    must be 1. Raises ConfigError for an order that does not fit the mesh, the chunks and the micro-batches.
+    Micro-batch m of replica r is batch ``r * micro_batches + m``. Raises ConfigError for an order that does not fit the
+    mesh, the chunks and the micro-batches.
     """
     _check(chunks, mesh)
     if len({chunk.workload.batch_size for chunk in chunks}) > 1:

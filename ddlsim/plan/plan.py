@@ -59,9 +59,10 @@ ROOTED = (BROADCAST, REDUCE, GATHER, SCATTER)
 class Lane(NamedTuple):
     """A resource of a rank, such as its device or a communication stream, that executes one task at a time.
 
-    Tasks run in the order of their rows in the plan, unless the lane has a queue.
-
-    queue  index in ``Plan.queues`` of the queue that launches the lane's collectives; -1: none
+    rank   rank that the resource belongs to
+    name   name of the resource, such as "compute" or "stream"
+    queue  index in ``Plan.queues`` of the queue that decides when the lane's collectives start. -1: no queue; tasks run
+           in the order of their rows in the plan
     """
 
     rank: int
@@ -70,11 +71,12 @@ class Lane(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Gradients that are summed together.
+    """Part of the gradients of a model: the gradients that are summed together.
 
-    nbytes      size of the gradients in bytes
-    first, end  range of layers, `first` to `end` - 1, that the gradients (of some or all tensors) belong to
-    tied        layer that shares these weights, and whose gradient is therefore included in the sum; -1: none
+    nbytes      size of these gradients in bytes
+    first, end  range of layers, `first` to `end` - 1, to which these gradients belong (all or some of the layers'
+                tensors)
+    tied        index of a layer with the same weights, whose gradient is included in the sum; -1: none
     """
 
     nbytes: float
@@ -152,15 +154,15 @@ def _n_congruent(first: int, last: int, rest: int, modulus: int) -> int:
 class Plan:
     """The task graph of the ranks 0..n_ranks-1, stored as columns with one row per task.
 
-    Columns have the shape (n,) unless noted otherwise. They refer to these tables:
+    Columns have the shape (n,) for n tasks, unless noted otherwise. They refer to these tables:
 
-    lanes         indexed by ``lane``
-    queues        queues that launch the collectives of some lanes (:mod:`ddlsim.plan.queues`)
+    lanes         lanes that execute the tasks, indexed by the column ``lane``
+    queues        queues that decide when the collectives of some lanes start (:mod:`ddlsim.plan.queues`)
     groups        ranks of each communicator, indexed by the ``peer`` of collectives. The first member is the root of a
                   broadcast, reduce, gather or scatter; member i owns block i of scattered data
-    parts         gradients that are exchanged, indexed by ``part``
+    parts         gradients that are summed together, indexed by ``part``
     names         names of tasks, indexed by ``name``
-    n_layers      number of layers of the model, 0..n_layers-1 in forward order
+    n_layers      number of layers of the model; layers are numbered 0..n_layers-1 in forward order
     servers       ranks that are parameter servers. In the group of a push_pull, they are the last members; the other
                   members push gradients and pull the sums. Server i stores the i-th part of the bytes
     cycles        sets of steps, indexed by ``every`` - 1
@@ -176,11 +178,11 @@ class Plan:
 
     The columns are:
 
-    lane          lane that executes the task; the rows of a lane are in its order
+    lane          index of the lane that executes the task; the rows of a lane are in the order of execution
     kind          index in :data:`KINDS`. Passes are forward, backward, and backward for the gradient of the input only
                   or of the weights only
-    name          name of the task; -1: none besides its kind
-    seconds       uncontended duration of work (passes, update, compute); 0 for others
+    name          index of the task's name; -1: the task has no name
+    seconds       uncontended duration in seconds of work (passes, updates, other computation); 0 for other kinds
     nbytes        bytes of a message, or of a collective's whole buffer: the output of an all-gather, the input of a
                   reduce-scatter
     peer          send: the receiving rank; receive: the sending rank; collective: its group; others: -1
@@ -373,19 +375,19 @@ class Plan:
     # ------------------------------------------------------------ what can be done with it
 
     def check(self) -> None:
-        """Check the plan, see :func:`ddlsim.plan.check.check`. Raises ConfigError, naming the task."""
+        """Check the plan: see :func:`ddlsim.plan.check.check`. Raises ConfigError, naming the task."""
         from ddlsim.plan.check import check
 
         check(self)
 
     def critical_path(self, least: float | Floats = 0.0) -> float:
-        """Return the length of the critical path in s, see :func:`ddlsim.plan.bounds.critical_path`."""
+        """Return the length of the critical path in seconds: see :func:`ddlsim.plan.bounds.critical_path`."""
         from ddlsim.plan.bounds import critical_path
 
         return critical_path(self, least)
 
     def cut(self, cluster: Cluster, nodes: Sequence[int] | None = None) -> Cut:
-        """Return the time and bytes of the narrowest interface, see :func:`ddlsim.plan.bounds.cut`."""
+        """Return a lower bound from the bytes that cross an interface: see :func:`ddlsim.plan.bounds.cut`."""
         from ddlsim.plan.bounds import cut
 
         return cut(self, cluster, nodes)
@@ -422,7 +424,7 @@ class Plan:
         nodes: Sequence[int] | None = None,
         rank_order: str | Sequence[int] = "topology",
     ) -> Execution:
-        """Return when each task starts and ends: see :func:`ddlsim.plan.execute.execute`."""
+        """Return the start and end of each task: see :func:`ddlsim.plan.execute.execute`."""
         from ddlsim.plan.execute import execute
 
         return execute(self, cluster, algorithm, nodes=nodes, rank_order=rank_order)

@@ -30,13 +30,15 @@ N_STEPS = 3
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class StepProgram:
-    """One step of every rank: templates of tasks, and the ranks that execute them.
+    """One training step of all ranks: templates of tasks, and the ranks that execute them.
 
-    templates    plans of the first steps for one copy of the program: the stages of one replica, or a single worker
-                 that represents all. The ranks of a plan are the *places* 0, 1, ... of the copy. Tasks depend only on
-                 tasks of their own copy. There are at least :data:`N_STEPS` steps, so that the last one has all its
-                 dependencies on earlier steps. There is one template per kind of device; templates differ only in the
-                 durations of tasks and the memory that they hold
+    A program consists of copies with the same tasks, such as the replicas of a model. A copy has *places* 0, 1, ...,
+    such as the stages of a pipeline, or a single place if all workers do the same. Each place is filled by a rank.
+
+    templates    plans of the first steps of one copy, one per kind of device. The ranks of a plan are places. Tasks
+                 depend only on tasks of their own copy. Templates differ only in the durations of tasks and the memory
+                 that they hold. There are at least :data:`N_STEPS` steps, so that the last one has all its dependencies
+                 on earlier steps
     ranks        (n_copies, n_places), rank at each place of each copy
     groups       ranks of each communicator
     group_of     (n_copies, n_groups of a template), index in `groups` of each group of a template, for each copy

@@ -19,9 +19,11 @@ from ddlsim.units import si
 @checked
 @dataclass(frozen=True)
 class PriorityQueue:
-    """Launch the ready collective with the lowest key first, with at most `in_flight` collectives in progress.
+    """Queue that starts the ready collective with the lowest key first, as ByteScheduler does.
 
-    This is the priority scheduling of ByteScheduler (Peng et al. 2019, section 4).
+    See Peng et al. 2019, section 4.
+
+    in_flight  maximum number of collectives in progress
     """
 
     in_flight: Count = 4
@@ -33,10 +35,13 @@ class PriorityQueue:
 @checked
 @dataclass(frozen=True)
 class FusedQueue:
-    """Every `cycle_time`, fuse the ready collectives into buffers, which are sent one after the other.
+    """Queue that fuses ready collectives into buffers, as Horovod does (Sergeev and Del Balso 2018, arXiv:1802.05799).
 
-    Collectives are fused in the order in which they became ready, up to `threshold` bytes per buffer (Horovod; Sergeev
-    and Del Balso 2018, arXiv:1802.05799, section 4).
+    In every cycle, collectives are fused in the order in which they became ready (section 4 of the paper). The buffers
+    are sent one at a time.
+
+    threshold   maximum size of a buffer, in bytes or as a string such as "128 MiB"
+    cycle_time  time between two cycles, in seconds or as a string such as "1 ms"
     """
 
     threshold: Bytes = 128 * 2**20

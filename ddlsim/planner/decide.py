@@ -237,30 +237,34 @@ def recommend(
 ) -> Recommendation:
     """Find the clusters, worker counts, strategies, compressors and batch sizes that best meet a target.
 
-    clusters        one or more clusters to choose from: names, paths, graphs or clusters (with prices, if costs matter)
+    clusters        one or more clusters to choose from: names, paths, graphs or Cluster objects. Costs require machines
+                    with prices
     model           model that determines sizes and compute times
-    target          limits and aim of the search, a :class:`~ddlsim.Target`
-    samples         number of samples in the whole training (epochs * data set size), needed for a deadline or budget
-    training        training settings, needed for a target accuracy: the finalists are trained with real gradients
+    target          :class:`~ddlsim.Target` with the limits and the objective of the search
+    samples         number of samples in the complete training run (epochs * data set size), required for a deadline or
+                    budget
+    training        training settings, required for a target accuracy. The best candidates are then trained with real
+                    gradients
     learning_model  model that is trained, often a small one; None: `model`
     workers         worker counts to try; None: powers of two, and all workers of each cluster
     strategies      strategies to try; None: four variants of AllReduce, one parameter server per machine, and local
                     SGD with 8 local steps. :class:`~ddlsim.Splits` represents all ways to split the model over workers
-    compressions    compressors to try; None: no compression, 16 bits, and the top 1 % with error feedback (only no
-                    compression if `strategies` is set). By default they are not combined with local SGD, which already
-                    costs accuracy
+    compressions    compressors to try; None: no compression, 16 bits, and the largest 1 % of the elements with error
+                    feedback (only no compression if `strategies` is set). By default, compressors are not combined with
+                    local SGD, which already costs accuracy
     batch_sizes     batch sizes to try, per worker or, with :class:`~ddlsim.Splits`, global; None: 32, 64 and 128
     base            experiment with all other settings: precision, jitter, compute, accumulation, seed, ...
     n_best          number of configurations to return
-    stability       measure how stable each throughput is, with three more runs. Configurations that differ by less tie,
-                    and ties in time or cost are decided by other criteria (docs/planning.md)
-    jobs            number of processes; None: one per core, for which a script needs the guard
-                    ``if __name__ == "__main__":``
+    stability       whether to measure how stable each throughput is, with three more runs. Configurations that differ
+                    by less than this are ties, which other criteria decide (docs/planning.md)
+    jobs            number of processes; None: one per core. A script that uses several processes must guard its
+                    top-level code with ``if __name__ == "__main__":``
     progress        function that is called with the number of finished simulations
 
-    Configurations that a bound excludes are not simulated. Throughputs come from a few steps. Without a target
-    accuracy, all samples count the same, whatever the batch size and strategy. Raises ConfigError for incompatible
-    arguments, and if no configuration can be simulated.
+    Configurations that cannot be among the best, according to a bound on their throughput, are not simulated.
+    Throughputs are measured over a few simulated steps. Without a target accuracy, all samples count equally,
+    regardless of batch size and strategy. Raises ConfigError for incompatible arguments, and if no configuration can be
+    simulated.
     """
     loaded = _clusters(clusters)
     what = _lesson(target, training, learning_model, base, samples)
@@ -460,13 +464,13 @@ def _notes(
 
 @checked
 def load_question(source: str | Path, *, allow_code: bool = False) -> dict[str, Any]:
-    """Load the arguments of :func:`~ddlsim.recommend` from a TOML file, as a mapping from their names.
+    """Load the arguments of :func:`~ddlsim.recommend` from a TOML file, and return them as a mapping by name.
 
     source      path of the file (see :mod:`ddlsim.planner.decide` for its keys)
-    allow_code  accept "package.module:Name", which imports and runs code, as in experiment files
+    allow_code  whether the file may contain "package.module:Name", which imports and runs code, as in experiment files
 
-    Raises :class:`~ddlsim.errors.ConfigError` for an invalid file; the message contains file, field, value, rule and
-    remedy.
+    Raises :class:`~ddlsim.errors.ConfigError` for an invalid file; the message contains the file, field, value and
+    rule, and suggests a correction.
     """
     path = Path(source)
     table = read_toml(path)

@@ -50,13 +50,13 @@ class Choice:
     """A recommended configuration.
 
     candidate   the configuration, with the values of all searched fields
-    experiment  the simulated experiment; ``ddlsim.simulate(choice.experiment)`` repeats it
-    figures     throughput, efficiency, and cost rate (USD/s, or devices if machines have no price)
-    misses      comparison with each limit of the target; ``share`` is 0 if the limit is met
-    reasons     why this configuration was chosen
-    accuracy    accuracy reached, if the configuration was trained
-    range       figures for the lowest and the highest plausible rates of a device on which published runs disagree;
-                None: no disagreement, or the range was not simulated
+    experiment  the simulated experiment; ``ddlsim.simulate(choice.experiment)`` repeats the simulation
+    figures     throughput, efficiency, and cost rate (USD/s, or number of devices if machines have no price)
+    misses      comparison of the configuration with each limit of the target; a limit is met if its ``share`` is 0
+    reasons     reasons for this choice
+    accuracy    accuracy reached; None: the configuration was not trained
+    range       `figures` for the lowest and the highest plausible rates of a device, if published runs disagree on its
+                rates; None: published runs agree, or the range was not simulated
     """
 
     candidate: Candidate
@@ -74,7 +74,7 @@ class Choice:
 
     @property
     def exact(self) -> bool:
-        """Whether the result is that of one worker with the global batch (no compression or local steps)."""
+        """Whether training gives the same result as one worker with the global batch: no compression or local steps."""
         return self.candidate.exact
 
     @property
@@ -89,12 +89,12 @@ class Choice:
 
     @property
     def efficiency(self) -> float:
-        """Throughput relative to that of the workers without communication."""
+        """Throughput as a fraction of the throughput of the same workers without communication."""
         return self.figures.efficiency
 
     @property
     def spread(self) -> float:
-        """Relative change of the throughput with tiny changes of the inputs; 0 if it was not measured."""
+        """Relative change of the throughput if the inputs change very slightly; 0: not measured."""
         return self.figures.spread
 
     def __str__(self) -> str:
@@ -103,16 +103,19 @@ class Choice:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Recommendation:
-    """The result of :func:`ddlsim.recommend`: the best configurations for a target, and the figures of all others.
+    """The result of :func:`ddlsim.recommend`: the best configurations for a target, and the outcomes of all others.
 
-    target         limits and aim of the search
-    choices        best configurations, best first. The best one without compression or local steps is always included
-    found          outcome of every configuration: its figures, or the reason why it was not simulated
+    target         limits and objective of the search
+    choices        best configurations, in descending order. They always include the best configuration without
+                   compression or local steps
+    found          outcome of every configuration: its throughput, efficiency and cost, or the reason why it was not
+                   simulated
     crossovers     worker counts at which one strategy becomes faster than another
-    sensitivities  gains of the best choice if one component, such as a link or device, were 10 % better
+    sensitivities  for each component, such as a link or device, the relative gain in throughput of the best choice if
+                   that component were improved by 10 %
     guidelines     rules of thumb for the best choice
     notes          assumptions and limits of the result
-    priced         True: costs are in USD; False: in device-hours
+    priced         True: costs are in USD; False: costs are in device-hours
     rivals         configurations that may be better than the best one, because published runs disagree on the rates of
                    their devices; None: no such device
     """
@@ -145,7 +148,7 @@ class Recommendation:
 
     @property
     def certain(self) -> bool | None:
-        """Whether the best choice stays the best within all ranges; None if published runs agree."""
+        """Whether the best choice is the best for all plausible device rates; None: published runs agree."""
         return None if self.rivals is None else not self.rivals
 
     @property
@@ -155,12 +158,12 @@ class Recommendation:
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """Data frame with a row per configuration, the simulated ones first.
+        """DataFrame with one row per configuration, the simulated ones first.
 
-        Columns are the searched fields, exact, status, throughput (samples/s), efficiency, time (of the whole training,
-        s), cost (USD or device-hours, of the whole training or of a million samples), miss (largest relative miss of a
-        limit), step_time (of an update of the global batch, s), mfu, memory (of the fullest worker, bytes, for splits
-        of the model), shares of time, and reason.
+        Columns are the searched fields, exact, status, throughput (samples/s), efficiency, time (s, for the complete
+        training run), cost (USD or device-hours, for the complete training run or a million samples), miss (largest
+        relative amount by which a limit is missed), step_time (s, for an update with the global batch), mfu, memory
+        (bytes on the worker that needs most, if the model is split), shares of time, and reason.
         """
         import pandas as pd
 
@@ -189,13 +192,13 @@ class Recommendation:
     def cost(self, figures: Figures) -> float:
         """Return the cost in USD, or in device-hours if machines have no price.
 
-        It is that of the whole training, or of a million samples if the length of the training is unknown.
+        The cost is that of the complete training run, or of a million samples if the length of the run is unknown.
         """
         seconds = 1e6 / figures.throughput if figures.total_time is None else figures.total_time
         return seconds * figures.cost_rate / (1.0 if self.priced else 3600.0)
 
     def to_dict(self) -> dict[str, object]:
-        """Return the plan as plain values."""
+        """Return the recommendation as a dictionary of plain values."""
         return {
             "meets_target": self.meets_target,
             "certain": self.certain,

@@ -58,15 +58,15 @@ class Miss:
 @checked
 @dataclass(frozen=True)
 class Target:
-    """Limits that a configuration must meet, and the aim, time or cost, by which valid configurations are ranked.
+    """Limits that a configuration must meet, and the objective by which valid configurations are ranked.
 
-    deadline    maximum duration of the whole training, in s or as text such as "36 h"
-    budget      maximum cost of the whole training, in USD
-    efficiency  minimum efficiency, such as 0.9: throughput relative to that without communication
-    throughput  minimum throughput, in samples/s or as text such as "5000 images/s"
+    deadline    maximum duration of the complete training run, in s or as a string such as "36 h"
+    budget      maximum cost of the complete training run, in USD
+    efficiency  minimum efficiency, such as 0.9: the throughput as a fraction of the throughput without communication
+    throughput  minimum throughput, in samples/s or as a string such as "5000 images/s"
     accuracy    held-out accuracy to reach; requires `training` in :func:`~ddlsim.recommend`
-    objective   "time": prefer the fastest configuration; "cost": the cheapest. None: the cheapest if there is a
-                deadline or a throughput but no budget, otherwise the fastest
+    objective   "time" prefers the fastest configuration, and "cost" the cheapest. None: the cheapest if there is a
+                deadline or a minimum throughput but no budget, otherwise the fastest
 
     Raises ConfigError for invalid limits.
     """
@@ -86,18 +86,18 @@ class Target:
 
     @property
     def wants_cheapest(self) -> bool:
-        """Whether the cheapest configuration that meets the limits is the best, instead of the fastest."""
+        """Whether valid configurations are ranked by cost (the cheapest is the best) instead of by time."""
         if self.objective is not None:
             return self.objective == "cost"
         return self.budget is None and (self.deadline is not None or self.throughput is not None)
 
     @property
     def needs_total(self) -> bool:
-        """Whether a limit refers to the whole training."""
+        """Whether a limit refers to the complete training run."""
         return self.deadline is not None or self.budget is not None
 
     def misses(self, figures: Figures) -> list[Miss]:
-        """Return all limits with their values. A limit missed only by rounding (1e-9 of it) counts as met."""
+        """Return a comparison of `figures` with each limit. A relative miss below 1e-9 (rounding) counts as met."""
         limits: Mapping[str, tuple[object, float | None]] = {
             "deadline": (self.deadline, figures.total_time),
             "budget": (self.budget, figures.total_cost),
@@ -113,10 +113,10 @@ class Target:
         return found
 
     def rank(self, figures: Figures) -> tuple[float, float]:
-        """Return what orders configurations, the smallest first: the worst miss, then time or cost.
+        """Return the rank of a configuration as a tuple, where smaller is better: the worst miss, then time or cost.
 
-        Time and cost are those of the whole training where they are known, else of a sample. Better figures never
-        rank lower, so the rank of a bound is a bound of the rank.
+        Time and cost are those of the complete training run if its length is known, otherwise of one sample. Better
+        figures never rank lower, so the rank of a bound is a bound on the rank.
         """
         worst = max((miss.share for miss in self.misses(figures)), default=0.0)
         return worst, figures.seconds * figures.cost_rate if self.wants_cheapest else figures.seconds

@@ -23,17 +23,19 @@ Part = Annotated[float | str, quantity("time", "5 s")]
 class Background:
     """Background traffic: a flow of bytes between two nodes, such as a backup or the traffic of other users.
 
-    Like any other flow, it shares links max-min fairly with the run's messages, which can use the bandwidth that it
-    does not need. (Routers with a single queue share in proportion to the arrival rates instead, so a rate-limited flow
-    gets a smaller share there than in the simulation; docs/jobs.md has measurements.)
+    Like any other flow, background traffic shares links with the run's messages by max-min fairness, and the messages
+    can use the bandwidth that it leaves free. (Routers with a single queue share bandwidth in proportion to the arrival
+    rates instead, so a rate-limited flow gets a smaller share there than in the simulation; docs/jobs.md has
+    measurements.)
 
-    source, target  names of nodes, such as "h0" and "h9"
-    rate            upper limit in bytes/s, or text such as "40 Gbit/s"; None: limited only by the links
-    start, end      start and end of the flow, in s
-    on, off         duty cycle: from `start` on, the flow alternately sends for `on` seconds and pauses for `off`
-                    seconds; None: it sends all the time
-    trace           CSV file with the columns time_s (s after `start`) and rate ("2 Gbit/s", or bytes/s): the rate from
-                    that time on. It replaces rate, on and off
+    source, target  names of the sending and the receiving node, such as "h0" and "h9"
+    rate            maximum rate in bytes/s, or a string such as "40 Gbit/s"; None: limited only by the links
+    start, end      times at which the flow starts and ends, in s
+    on, off         duty cycle: starting at `start`, the flow alternately sends for `on` seconds and pauses for `off`
+                    seconds; None: the flow sends all the time
+    trace           CSV file with the columns time_s (seconds after `start`) and rate (a number of bytes/s, or a string
+                    such as "2 Gbit/s"). Each row sets the rate from its time on. A trace replaces `rate`, `on` and
+                    `off`
     name            name in tables; by default "source -> target"
 
     Raises ConfigError if times are out of order or the trace cannot be read.
@@ -81,13 +83,13 @@ class Background:
         return self.name or f"{self.source} -> {self.target}"
 
     def limit(self, widest: float) -> float:
-        """Return the peak rate in bytes/s, on links with a bandwidth of at most `widest`."""
+        """Return the peak rate in bytes/s. A flow without a rate limit reaches `widest`, the bandwidth of its links."""
         if self.rates:
             return max(rate for _, rate in self.rates)
         return widest if self.rate is None else si(self.rate, "bandwidth")
 
     def shares(self) -> Iterator[tuple[float, float]]:
-        """Yield (s, share of the peak rate from that time on) pairs, in order of time."""
+        """Yield (time, share) pairs in chronological order: the share of the peak rate from that time (s) on."""
         end = si(self.end, "time")
         for time, share in self._endless():
             if time >= end:
@@ -97,9 +99,10 @@ class Background:
             yield end, 0.0
 
     def phases(self) -> list[tuple[float, float, Background]]:
-        """Return (start, end, traffic during that time) triples; empty for a flow that covers the whole run.
+        """Return (start, end, traffic) tuples, one for each time span in which the flow is present.
 
-        The traffic of each triple is one that starts at 0 s and never ends.
+        The traffic in each tuple is a flow that starts at 0 s and never ends. The list is empty if the flow is present
+        during the complete run.
         """
         start, end = si(self.start, "time"), si(self.end, "time")
         lasting = replace(self, start=0.0, end=math.inf, trace=None)

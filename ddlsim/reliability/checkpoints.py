@@ -13,21 +13,27 @@ from ddlsim.units import si
 
 @checked
 def young_interval(mtbf: Positive, cost: Positive) -> float:
-    """Young's optimal checkpoint interval, sqrt(2 C M), in s of work.
+    """Return Young's optimal checkpoint interval, sqrt(2 C M), in s of work.
 
-    C is the `cost` of a checkpoint and M the `mtbf` of the job, both in s. This is the first-order optimum (Young 1974,
-    A first order approximation to the optimum checkpoint interval, CACM 17).
+    mtbf  M, the mean time between failures of the job, in s
+    cost  C, the time in s that training stops for a checkpoint
+
+    This is the first-order optimum (Young 1974, A first order approximation to the optimum checkpoint interval, CACM
+    17).
     """
     return math.sqrt(2.0 * cost * mtbf)
 
 
 @checked
 def daly_interval(mtbf: Positive, cost: Positive) -> float:
-    """Daly's optimal checkpoint interval, in s of work: a higher-order version of :func:`young_interval`.
+    """Return Daly's optimal checkpoint interval in s of work, a higher-order version of :func:`young_interval`.
 
-    With C the `cost` of a checkpoint and M the `mtbf` of the job, both in s, it is
-    sqrt(2 C M) (1 + sqrt(C / 2M) / 3 + C / 18M) - C for C < 2M, and M otherwise (Daly 2006, A higher order estimate of
-    the optimum checkpoint interval for restart dumps, FGCS 22, eq. 37).
+    mtbf  mean time between failures of the job, in s
+    cost  time in s that training stops for a checkpoint
+
+    With C the cost and M the mtbf, the interval is sqrt(2 C M) (1 + sqrt(C / 2M) / 3 + C / 18M) - C for C < 2M, and M
+    otherwise (Daly 2006, A higher order estimate of the optimum checkpoint interval for restart dumps, FGCS 22, eq.
+    37).
     """
     if cost >= 2.0 * mtbf:
         return mtbf
@@ -37,10 +43,15 @@ def daly_interval(mtbf: Positive, cost: Positive) -> float:
 
 @checked
 def daly_time(work: Positive, interval: Positive, cost: NotNegative, restart: NotNegative, mtbf: Positive) -> float:
-    """Expected time to complete `work` s of training with failures and checkpoints, in s (Daly 2006, eq. 20).
+    """Return the expected time to complete a training run with failures and checkpoints, in s (Daly 2006, eq. 20).
 
-    It is M e^(R/M) (e^((W+C)/M) - 1) T/W, with T the `work`, W the `interval` between checkpoints, C the `cost` of one,
-    R the `restart` time after a failure and M the `mtbf` of the job. Returns inf if the result overflows.
+    work      duration of the training without failures and checkpoints, in s
+    interval  work between checkpoints, in s
+    cost      time that training stops for a checkpoint, in s
+    restart   time to restart after a failure, in s
+    mtbf      mean time between failures of the job, in s
+
+    With these as T, W, C, R and M, the time is M e^(R/M) (e^((W+C)/M) - 1) T/W. Returns inf if the result overflows.
     """
     try:
         return mtbf * math.exp(restart / mtbf) * math.expm1((interval + cost) / mtbf) * work / interval
@@ -54,21 +65,24 @@ Time = Annotated[float | str, quantity("time", "30 s", zero=True)]
 @checked
 @dataclass(frozen=True)
 class Checkpoints:
-    """Periodic checkpoints of weights and optimizer state, written at the end of the first step after they are due.
+    """Periodic checkpoints of the weights and the optimizer state.
 
-    every         training time between checkpoints, in s or as text such as "10 min"
-    to            destination, to which checkpoints are sent over the simulated network: "peers" (each machine writes to
-                  the memory of the next one; Wang et al. 2023, Gemini), or the name of a node, such as a storage node
-                  whose disks all machines share (:func:`ddlsim.cluster.with_storage`). None: `bandwidth` or `stall`
-                  determines the cost
-    bandwidth     total bandwidth of all machines to and from their storage
-    stall         time that training stops for each checkpoint, if it is not to follow from `to` or `bandwidth`
-    load          time to read a checkpoint; None: the same as writing it
-    nbytes        size of one copy of a checkpoint; None: that of the weights and the optimizer state
-    asynchronous  training waits only for the copy to host memory and continues during the write. Until the write has
-                  finished, the previous checkpoint is the latest one (Mohan et al. 2021, CheckFreq)
+    Training pauses for a checkpoint at the end of the first step after the checkpoint is due.
 
-    Raises ConfigError for missing or contradictory costs.
+    every         training time between checkpoints, in s or as a string such as "10 min"
+    to            destination of checkpoints sent over the simulated network: "peers" (each machine writes to the memory
+                  of the next machine; Wang et al. 2023, Gemini), or the name of a node, such as a storage node whose
+                  disks all machines share (:func:`ddlsim.cluster.with_storage`). None: `bandwidth` or `stall` sets the
+                  cost
+    bandwidth     combined bandwidth of all machines to and from their storage, which is outside the simulated network
+    stall         time in s that training pauses for each checkpoint; None: computed from `to` or `bandwidth`
+    load          time in s to read a checkpoint; None: the same as the time to write it
+    nbytes        size of one copy of a checkpoint in bytes; None: the size of the weights and the optimizer state
+    asynchronous  whether training pauses only for the copy to host memory, and continues while the checkpoint is
+                  written. Until the write has finished, the previous checkpoint is the latest one (Mohan et al. 2021,
+                  CheckFreq)
+
+    Raises ConfigError if the cost of a checkpoint is missing or specified twice.
     """
 
     every: Annotated[float | str, quantity("time", "10 min", infinite=True)]
@@ -99,7 +113,7 @@ class Checkpoints:
 
     @property
     def interval(self) -> float:
-        """Seconds of training between checkpoints."""
+        """Training time between checkpoints, in s."""
         return si(self.every, "time")
 
 

@@ -40,26 +40,29 @@ HOPELESS = 100_000
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FailureTimeline(SuggestsAttributes):
-    """A failure timeline: how a training run spent its time between failures and checkpoints. Times in s.
+    """A failure timeline: how a training run spent its time between failures and checkpoints. All times are in s.
 
+    timeline     steps and checkpoints of the same run without failures
     end          time at which the run reached its target or its time limit
     finished     whether the run reached its target
-    useful       time in steps that counted in the end
-    lost         time in steps that a failure undid, including their checkpoints
-    checkpointing  time stopped for checkpoints that counted
-    detecting    time until failures were detected
-    repairing    time waiting for a machine
-    restarting   time to restart the job, including reading the checkpoint
-    steps        number of steps that counted
-    events       (time, index of the failed part, lost work in s) for each failure
+    useful       total time spent in steps that no failure undid
+    lost         total time spent in steps that a failure undid, including their checkpoints
+    checkpointing  total time that training was stopped for all other checkpoints
+    detecting    total time until failures were detected
+    repairing    total time waiting for machines
+    restarting   total time to restart the job, including reading the checkpoint
+    steps        number of steps that no failure undid
+    events       tuple (time, index of the failed part, lost work in s) for each failure
     running_intervals
-                 periods of uninterrupted training: (start, position on the timeline at the start and at the end) of
-                 each, shape (n, 3)
+                 periods of uninterrupted training, shape (n, 3): the start time of each period, and the positions on
+                 `timeline` at its start and end
 
-    samples      samples that counted, in elastic runs
-    computed     time that each worker spent computing, (n_workers,), in elastic runs
-    out_of_service  time that each worker was out of service, (n_workers,), in runs that continue without failed workers
-    groups       (start in s, number of workers) of each group of an elastic run; 0 workers: too few machines were left
+    samples      number of samples processed in these steps, in elastic runs
+    computed     time that each worker spent computing, shape (n_workers,), in elastic runs
+    out_of_service  time that each worker was out of service, shape (n_workers,), in runs that continue without failed
+                 workers
+    groups       tuple (start in s, number of workers) for each group of an elastic run; 0 workers: too few machines
+                 were left
     history      evaluations of an elastic training run
     model        final model of an elastic training run
 
@@ -87,7 +90,7 @@ class FailureTimeline(SuggestsAttributes):
 
     @property
     def down(self) -> float:
-        """Downtime: seconds in which training did not run."""
+        """Downtime: time in s during which training did not run."""
         return self.detecting + self.repairing + self.restarting
 
     @property
@@ -97,12 +100,12 @@ class FailureTimeline(SuggestsAttributes):
 
     @property
     def effective(self) -> float:
-        """Share of the time spent in steps that counted: the "effective training time ratio", or goodput as a share."""
+        """Fraction of the time spent in steps that counted, also called the effective training time ratio."""
         return self.useful / self.end
 
     @property
     def breakdown(self) -> str:
-        """Breakdown of the time as text, such as "useful 98.1 %, lost 1.1 %, repairing 0.8 %"."""
+        """Breakdown of the time as a string, such as "useful 98.1 %, lost 1.1 %, repairing 0.8 %"."""
         parts = [f"{kind} {percent(part / self.end)}" for kind in KINDS[1:] if (part := getattr(self, kind)) > 0.0]
         return ", ".join([f"useful {percent(self.effective)}", *parts])
 
@@ -141,22 +144,25 @@ class FailureTimeline(SuggestsAttributes):
 
     @cached_property
     def failures(self) -> pd.DataFrame:
-        """Table with one row per failure: time (s), unit (number of the failed part), lost (s of work)."""
+        """Table with one row per failure. Columns: time (s), unit (index of the failed part), lost (s of work)."""
         import pandas as pd
 
         return pd.DataFrame(list(self.events), columns=["time", "unit", "lost"]).rename_axis("failure")
 
     @property
     def workers(self) -> pd.DataFrame:
-        """Table with one row per group of an elastic run: time (s) at which it starts, and number of workers."""
+        """Table with one row per group of an elastic run.
+
+        Columns: time (s) at which the group starts, number of workers.
+        """
         import pandas as pd
 
         return pd.DataFrame(list(self.groups), columns=["time", "workers"]).rename_axis("group")
 
     def first_reached(self, times: Floats) -> Floats:
-        """Return when the timeline first reaches the given times of a run without failures and checkpoints, in s.
+        """Return when this timeline first reaches given times of the run without failures and checkpoints, in s.
 
-        Times that it does not reach give inf.
+        The result is inf for times that the timeline does not reach.
         """
         pace = self.timeline.pace
         positions = self.timeline.position(pace.until(np.asarray(times, dtype=np.float64)))
@@ -267,14 +273,12 @@ def simulate_failures(
 ) -> FailureTimeline:
     """Return the failure timeline of a run in which all workers wait after each failure.
 
-    The timeline ends when the training does, or after `length` seconds.
-
     timeline  steps and checkpoints of the run without failures
-    failures  distribution, or trace, of the failures
-    parts     machines that fail with each part, one sequence per part
-    length    longest time to simulate, in seconds
-    seed      seed of the failures
-    index     index of the sampled timeline
+    failures  distribution or trace of the failures
+    parts     for each part that can fail, the sequence of machines that fail with it
+    length    time in s at which the simulation stops if the training has not ended
+    seed      seed of the random failures
+    index     number of the sample: each index gives a different failure timeline for the same seed
 
     Raises ConfigError for a failure trace with unknown parts, and DdlsimError if failures are so frequent that no
     checkpoint is ever reached.

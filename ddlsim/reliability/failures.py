@@ -91,24 +91,24 @@ class Failures:
     surviving workers. Asynchronous workers do not stop for each other: a worker that crashes loses the gradient it was
     computing and, when it is back, pulls the current model.
 
-    mtbf     mean time between failures of one part, in s, or text such as "50000 h"
+    mtbf     mean time between failures of one part, in s or as a string such as "50000 h"
     per      the part that fails: a "device", a "host" (machine), a "rack" (all its machines at once, for instance by a
              failure of its switch or power feed), a "switch" between machines (which keep their state), or the "job"
              as a whole (software; nothing needs repair)
     kind     "crash": the failure is detected at once, and the machine is out of service until it is repaired. "hang":
              the other workers wait until their timeout, and the job restarts on the same machines
-    shape    shape of the Weibull distribution of times between failures: 1 is exponential; below 1 early failures are
-             more frequent (0.7 to 0.8 in Schroeder and Gibson 2006, large systems of LANL)
-    repair   time until a machine (or switch) that has crashed is back in service; inf: never
+    shape    shape of the Weibull distribution of times between failures: 1 is exponential; below 1, early failures are
+             more frequent (0.7 to 0.8 for large systems at LANL; Schroeder and Gibson 2006)
+    repair   time in s until a machine (or switch) that has crashed is back in service; inf: never
     spares   standby machines that replace crashed ones
-    detection  time until a failure is detected; None: 0 for a crash, 10 min (PyTorch's NCCL timeout) for a hang
-    restart  time from detection (and from the availability of a machine) until the job runs: allocation, process start,
-             rendezvous. Reading the checkpoint takes additional time (:class:`ddlsim.Checkpoints`)
-    warning  advance notice before a machine is taken away, as for spot instances (2 min on AWS, 30 s on Google Cloud
-             and Azure). The state is saved at the end of the current step (an elastic group continues without the
-             machine), if there is time; then no work is lost, and the job restarts once a machine is available. None:
-             no advance notice
-    discount  price reduction of machines that can be taken away, as a share; 0.7: 70 % off
+    detection  time in s until a failure is detected; None: 0 for a crash, 10 min (PyTorch's NCCL timeout) for a hang
+    restart  time in s until the job runs, after the failure has been detected and a machine is available: allocation,
+             process start and rendezvous. Reading the checkpoint takes additional time (:class:`ddlsim.Checkpoints`)
+    warning  advance notice in s before the provider reclaims a machine, as for spot instances (2 min on AWS, 30 s on
+             Google Cloud and Azure). If there is time, the state is saved at the end of the current step (an elastic
+             group continues without the machine). Then no work is lost, and the job restarts once a machine is
+             available. None: no advance notice
+    discount  price reduction for such machines, as a fraction; 0.7: 70 % off
     trace    CSV file of failures that replaces `mtbf`, with the columns ``time_s``, ``unit`` (number of the device,
              host, rack or switch among those that the run uses, from 0) and, if they differ, ``repair_s``
     machines_per_rack  number of consecutive machines of the cluster per rack; None: machines on the same first switch
@@ -161,12 +161,12 @@ class Failures:
 
     @property
     def warning_seconds(self) -> float:
-        """Seconds of advance notice before a failure."""
+        """Advance notice before a failure, in s; 0: none."""
         return 0.0 if self.warning is None else si(self.warning, "time")
 
     @property
     def detection_seconds(self) -> float:
-        """Seconds until a failure is detected."""
+        """Time in s until a failure is detected."""
         if self.detection is None:
             return COLLECTIVE_TIMEOUT if self.kind == "hang" else 0.0
         return si(self.detection, "time")
@@ -184,7 +184,7 @@ class Failures:
 
     @cached_property
     def recorded(self) -> tuple[Failure, ...]:
-        """The failures in the `trace`, by time. Raises ConfigError if the file cannot be read."""
+        """The failures in the `trace`, in chronological order. Raises ConfigError if the file cannot be read."""
         assert self.trace is not None
         repair = si(self.repair, "time")
 
@@ -197,9 +197,12 @@ class Failures:
 
     @checked
     def events(self, n_units: Count, seed: Seed = 0, index: Index = 0) -> Iterator[Failure]:
-        """Yield the failures of `n_units` parts in order of time; endless unless they come from a trace.
+        """Yield the failures of `n_units` parts in chronological order, without end unless they come from a trace.
 
-        Each `failure_timeline` is a different sample. Raises ConfigError for a trace with an unknown part.
+        seed   seed of the random failures
+        index  number of the sample: each index gives a different sequence for the same seed
+
+        Raises ConfigError for a trace with an unknown part.
         """
         return self._traced(n_units) if self.mtbf is None else self._drawn(n_units, seed, index)
 
@@ -250,21 +253,22 @@ def units(failures: Failures, cluster: Cluster, nodes: Sequence[int], nbytes: Fl
 @checked
 @dataclass(frozen=True)
 class Elastic:
-    """Elastic training: the group of workers re-forms when machines fail or return (torchrun, Horovod Elastic).
+    """Elastic training: when machines fail or return, the workers form a new group (torchrun, Horovod Elastic).
 
     The remaining workers continue with their parameters and optimizer state. (If each worker has its own optimizer
     state, as in local SGD, that state is reset.) Only the current step is lost. The new group redistributes the
     remaining samples of the epoch. A machine that returns joins at the end of a step and receives the model from
-    another one. If all machines fail at once, the state is lost: training resumes from its latest checkpoint, or starts
-    over.
+    another machine. If all machines fail at once, the state is lost, and training resumes from its latest checkpoint or
+    starts over.
 
     Workers that shard the model or the optimizer state (FSDP, ZeRO, pipelines) lose a shard with each machine. The new
     group then resumes from the latest checkpoint; before a machine joins, a checkpoint is written.
 
     min_workers  smallest number of workers that train; with fewer, training waits until machines return
-    rejoin       time until a new group runs: rendezvous, creation of communicators
-    rate         learning rate with n of the initial N workers: "same"; "linear", multiplied by n / N (Goyal et al.
-                 2017); "square-root", multiplied by sqrt(n / N) (Krizhevsky 2014)
+    rejoin       time in s until a new group runs: rendezvous and creation of communicators
+    rate         how the learning rate depends on the number n of remaining workers, of initially N: "same", it does not
+                 change; "linear", it is multiplied by n / N (Goyal et al. 2017); "square-root", it is multiplied by
+                 sqrt(n / N) (Krizhevsky 2014)
     batch        "worker": each worker keeps its batch size, so the global batch shrinks; "global": the survivors divide
                  the global batch equally, rounded down to whole samples
     """
@@ -277,14 +281,17 @@ class Elastic:
 
     @property
     def seconds(self) -> float:
-        """Seconds until a new group runs."""
+        """Time in s until a new group runs."""
         return si(self.rejoin, "time")
 
     def rate_factor(self, n_workers: int, n_at_start: int) -> float:
-        """Return the factor on the learning rate."""
+        """Return the factor by which the learning rate is multiplied with `n_workers` of the `n_at_start` workers."""
         share = n_workers / n_at_start
         return {"same": 1.0, "linear": share, "square-root": math.sqrt(share)}[self.rate]
 
     def batch_size(self, batch_size: int, n_workers: int, n_at_start: int) -> int:
-        """Return the samples per worker and step."""
+        """Return the number of samples per worker and step with `n_workers` of the `n_at_start` workers.
+
+        batch_size  number of samples per worker and step at the start
+        """
         return batch_size if self.batch == "worker" else max(1, batch_size * n_at_start // n_workers)

@@ -49,13 +49,14 @@ Made = TypeVar("Made")
 
 
 class Effect(NamedTuple):
-    """Effect of a fault on a run from `start` to `end` (s on the run's clock).
+    """The effect of a fault on a run from time `start` to time `end`, in s on the run's clock.
 
-    slowed   (rank, factor) pairs: the worker's computations take `factor` times as long
-    stopped  ranks that compute nothing and neither send nor receive messages; messages in flight continue
-    links    (channel, factor) pairs: the channel keeps this share of its bandwidth; 0: it is down
+    slowed   (rank, factor) pairs: computations of the worker take `factor` times as long
+    stopped  ranks that compute nothing and neither send nor receive messages; messages in flight still arrive
+    links    (channel, factor) pairs: the bandwidth of the channel is multiplied by `factor`; 0: the channel is down
     avoided  links that the fabric avoids wherever other paths exist
-    pauses   True: workers and servers start no computation, message, collective or update; what has started continues
+    pauses   True: workers and servers start no computation, message, collective or update, but finish those already
+             started
     """
 
     start: float
@@ -178,7 +179,13 @@ def _settle(fault: object, **values: Any) -> None:
 @checked
 @dataclass(frozen=True, init=False)
 class Slowdown:
-    """A slow-down of workers: computations of `ranks` take `factor` times as long for `duration` s from `start`."""
+    """A temporary slowdown of some workers.
+
+    ranks     ranks of the workers
+    start     time at which the slowdown begins, in s or as a string such as "10 min"
+    duration  duration of the slowdown, in s or as a string
+    factor    factor by which the compute times of the workers are multiplied
+    """
 
     ranks: tuple[int, ...]
     start: float
@@ -195,11 +202,15 @@ class Slowdown:
 @checked
 @dataclass(frozen=True, init=False)
 class Stop:
-    """A suspension of workers: the processes of `ranks` do nothing for `duration` seconds from `start`.
+    """A suspension of some workers, whose processes do nothing for a while.
 
-    They neither compute nor start or receive messages. Data already handed to the operating system or the network
-    adapter is still sent. SIGSTOP, a temporary hang and the migration of a virtual machine have this effect. For
-    workers that only compute more slowly, see :class:`ddlsim.Slowdown`.
+    ranks     ranks of the workers
+    start     time at which the suspension begins, in s or as a string such as "10 min"
+    duration  duration of the suspension, in s or as a string
+
+    Suspended workers neither compute nor send nor receive messages. Data that they have already passed to the operating
+    system or the network adapter is still sent. SIGSTOP, a temporary hang and the migration of a virtual machine have
+    this effect. For workers that only compute more slowly, see :class:`ddlsim.Slowdown`.
     """
 
     ranks: tuple[int, ...]
@@ -216,11 +227,14 @@ class Stop:
 @checked
 @dataclass(frozen=True, init=False)
 class Pause:
-    """A maintenance window that drains the run: for `duration` seconds from `start`, nothing new starts.
+    """A maintenance window that drains the run: for a while, nothing new starts.
 
-    Running computations and collectives finish, and messages that have been sent are delivered. Work that becomes ready
-    in the meantime starts after the pause; until then, workers wait. To suspend workers in the middle of their work,
-    see :class:`ddlsim.Stop`.
+    start     time at which the pause begins, in s or as a string such as "10 min"
+    duration  duration of the pause, in s or as a string
+
+    Computations and collectives that are running finish, and messages that have been sent are delivered. Work that
+    becomes ready during the pause starts when the pause ends; until then, workers wait. To suspend workers in the
+    middle of their work, see :class:`ddlsim.Stop`.
     """
 
     start: float
@@ -236,18 +250,19 @@ class Pause:
 @checked
 @dataclass(frozen=True, init=False)
 class LinkFault:
-    """A degraded or dead link: the bandwidth between two neighbours is multiplied by `factor`.
+    """A degraded or dead link between two neighbouring nodes, in both directions.
 
-    The fault begins at `start` and lasts `duration` seconds.
-
-    source, target  names of two neighbouring nodes, such as "h0" and "switch"; both directions are affected
-    factor          remaining share of the bandwidth: 1 / 4 if three of four lanes have failed; 0: the link is down, and
-                    its traffic waits
-    reroute         time from the start of an outage (factor 0) until the fabric uses other routes, if it has any
-                    (:mod:`ddlsim.cluster.routing`), and from its end until it uses this link again; inf: routes do not
-                    change. The default is 1 s. Real fabrics need less if switches detect the loss of signal, and
-                    several seconds if they wait for missing keep-alive messages of their neighbour (RFC 7938, section
-                    7). If the link recovers before the reroute, its traffic waits for it
+    source, target  names of the two nodes, such as "h0" and "switch"
+    start           time at which the fault begins, in s or as a string such as "10 min"
+    duration        duration of the fault, in s or as a string
+    factor          factor by which the bandwidth is multiplied: 1 / 4 if three of four lanes have failed. 0: the link
+                    is down, and its traffic waits
+    reroute         time in s from the start of an outage (factor 0) until the fabric uses other routes, if there are
+                    any (:mod:`ddlsim.cluster.routing`), and also from its end until the fabric uses this link again;
+                    inf: routes do not change. The default is 1 s. Real fabrics need less time if switches detect the
+                    loss of signal, and several seconds if they wait for missing keep-alive messages from their
+                    neighbour (RFC 7938, section 7). If the link recovers before the rerouting, its traffic has only
+                    waited
     """
 
     source: str
@@ -283,7 +298,11 @@ class LinkFault:
             yield Effect(self.start + self.reroute, end + self.reroute, avoided=frozenset(links))
 
     def phases(self) -> list[tuple[float, float, LinkFault]]:
-        """Return two phases: traffic waits, then uses other routes until `reroute` s after the link is back."""
+        """Return (start, end, fault) tuples for the phases of the fault.
+
+        If the fabric reroutes traffic, there are two: traffic waits, and then uses other routes until `reroute` seconds
+        after the link has recovered.
+        """
         end, turn = self.start + self.duration, self.start + self.reroute
         lasting = dataclasses.replace(self, start=0.0, duration=FOREVER, reroute=math.inf)
         if self.reroute >= self.duration:
@@ -371,20 +390,22 @@ PARTS = {"slow": ("host", "device"), "stop": ("host", "device"), "link": ("host"
 @checked
 @dataclass(frozen=True)
 class RandomFaults:
-    """Random temporary faults, which slow a run down for a while but, unlike :class:`ddlsim.Failures`, do not stop it.
+    """Random temporary faults, which slow down a run but, unlike :class:`ddlsim.Failures`, do not end it.
 
-    mtbf      mean time between faults of one part, in s or as text such as "200 h", measured from the end of a fault to
-              the start of the next one (mean *operating* time between failures, IEC 60050-192)
-    duration  duration of each fault
-    kind      "slow": the part's workers take `factor` times as long to compute, for instance because a machine
-              throttles or has a noisy neighbour (:class:`ddlsim.Slowdown`); "stop": its workers are suspended
-              (:class:`ddlsim.Stop`); "link": its links have `factor` of their bandwidth (:class:`ddlsim.LinkFault`)
-    per       affected part: a "host" (machine; with kind="link", all its links to other machines at once), a "device",
-              a "link" between two neighbours that are not both inside one machine, or a "switch" with all its links
-    factor    for kind="slow": above 1, such as 2.0 for twice the compute time; for kind="link": below 1; None: 0, so
-              that links are down
+    mtbf      mean time between faults of one part, in s or as a string such as "200 h", measured from the end of a
+              fault to the start of the next one (mean *operating* time between failures, IEC 60050-192)
+    duration  duration of each fault, in s
+    kind      "slow": computations of the part's workers take `factor` times as long (:class:`ddlsim.Slowdown`), for
+              instance because a machine throttles or has a noisy neighbour; "stop": its workers are suspended
+              (:class:`ddlsim.Stop`); "link": the bandwidth of its links is multiplied by `factor`
+              (:class:`ddlsim.LinkFault`)
+    per       part that a fault affects: a "host" (machine; with kind="link", all its links to other machines at once),
+              a "device", a "link" between two neighbours that are not both inside one machine, or a "switch" with all
+              its links
+    factor    for kind="slow", a factor above 1 applied to compute times; for kind="link", a factor below 1 applied to
+              the bandwidth, where None means 0 (the links are down)
     shape     shape of the Weibull distribution of times between faults; 1 is exponential
-    reroute   for links that are down: time until the fabric routes around them (:class:`ddlsim.LinkFault`)
+    reroute   for links that are down, time in s until the fabric routes around them (:class:`ddlsim.LinkFault`)
 
     Faults are sampled from the run's seed, for its workers and for all links of its cluster. Raises ConfigError for
     contradictory arguments.
@@ -423,17 +444,18 @@ class RandomFaults:
 
     @checked
     def events(self, n_parts: Count, seed: Seed = 0, number: Index = 0) -> Iterator[tuple[float, int]]:
-        """Yield the (s, part) of the faults of `n_parts` parts in order of time, without end.
+        """Yield (time in s, part) for the faults of `n_parts` parts in chronological order, without end.
 
-        Each `number` is another sample.
+        seed    seed of the random faults
+        number  number of the sample: each number gives a different sequence for the same seed
         """
         mean, duration = si(self.mtbf, "time"), si(self.duration, "time")
         return recurring(mean, self.shape, n_parts, duration, seed, number, "faults")
 
     def parts(self, cluster: Cluster, nodes: Sequence[int]) -> list[list[Any]]:
-        """Return the faults of each part, at 0 s; a part with several links has one fault per link.
+        """Return the faults that affect each part, starting at 0 s; a part with several links has one fault per link.
 
-        Raises ConfigError for a cluster without such parts.
+        Raises ConfigError if the cluster has no such parts.
         """
         duration, factor = si(self.duration, "time"), self.factor or 0.0
         if self.kind == "link":

@@ -66,17 +66,18 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class FailureFreeTimeline:
-    """Consecutive steps of a run without failures, and the checkpoints between them.
+    """The consecutive steps of a run without failures, and the checkpoints between them.
 
-    ends    times at which steps end, in s, ascending, shape (n_steps,); training begins at 0
-    cycle   number of steps at the end that repeat indefinitely, so that a short run represents a long training; 0: the
-            timeline ends with the last step
+    A position on this timeline is the undisturbed training time up to a point of the run, including the time that
+    training stops for checkpoints.
+
+    ends    ascending times at which the steps end, in s, shape (n_steps,); training begins at 0
+    cycle   number of steps at the end that repeat indefinitely, so that a short run represents a long training run; 0:
+            the timeline ends with the last step
     every   training time between checkpoints, in s; inf: no checkpoints, so that a failure undoes all work
     cost    cost of a checkpoint
-    length  training time to cover, in s, if a `cycle` repeats or `ends` extend further
-    pace    progress of training as a function of the clock
-
-    A position on the timeline is the training time without disturbances, including the stalls for its checkpoints.
+    length  training time to cover, in s, if the steps repeat or `ends` extend beyond this time
+    pace    undisturbed training time as a function of the clock, which differ if the run has scheduled faults
     """
 
     ends: Floats
@@ -93,7 +94,7 @@ class FailureFreeTimeline:
         return np.asarray(self.ends[-self.cycle :] - before)
 
     def end_of(self, steps: Ints) -> Floats:
-        """Return when each number of `steps`, from 1 on, has been completed, in s."""
+        """Return the time in s at which each number of `steps` (from 1) has been completed."""
         known, further = len(self.ends), np.maximum(steps - len(self.ends) - 1, 0)
         ends: Floats = np.asarray(self.ends[np.minimum(steps, known) - 1])
         if not self.cycle:
@@ -102,7 +103,7 @@ class FailureFreeTimeline:
         return np.asarray(np.where(steps <= known, ends, later))
 
     def count(self, time: float) -> int:
-        """Return the number of steps that have ended by `time`."""
+        """Return the number of steps that have ended by `time` (s)."""
         last = float(self.ends[-1])
         if time < last or not self.cycle:
             return int(np.searchsorted(self.ends, time, "right"))
@@ -117,12 +118,12 @@ class FailureFreeTimeline:
 
     @cached_property
     def n_steps(self) -> int:
-        """Number of steps that end within `length`, at least 1."""
+        """Number of steps that end within `length`; at least 1."""
         return max(self.count(self.length), 1)
 
     @cached_property
     def saved_steps(self) -> Ints:
-        """Numbers of the steps after which a checkpoint is written, including the last step of a training that ends."""
+        """Numbers of the steps after which a checkpoint is written, including the last step if the training ends."""
         if math.isinf(self.every):
             return np.empty(0, dtype=np.int64)
         steps, done = [], 0.0
@@ -141,33 +142,33 @@ class FailureFreeTimeline:
 
     @cached_property
     def saved_at(self) -> Floats:
-        """Positions at which the stall of each checkpoint ends. The first is 0, for the initial state."""
+        """Positions at which training continues after each checkpoint. The first is 0, for the initial state."""
         stalls = self.cost.stall * np.arange(1, len(self.saved_steps) + 1)
         return np.concatenate([[0.0], self.end_of(self.saved_steps) + stalls])
 
     @cached_property
     def safe_at(self) -> Floats:
-        """Positions from which each checkpoint can be read."""
+        """Positions at which each checkpoint is completely written, so that it can be read."""
         safe = self.saved_at + self.cost.write
         safe[0] = 0.0
         return safe
 
     @property
     def end(self) -> float:
-        """Position at which training has ended and is saved; inf if it does not end."""
+        """Position at which training has ended and its last checkpoint is written; inf if training does not end."""
         if self.cycle:
             return math.inf
         return float(self.safe_at[-1] if len(self.saved_steps) else self.end_of(np.array(self.n_steps)))
 
     def position(self, times: Floats) -> Floats:
-        """Return the positions that correspond to times of a run without checkpoints, in s."""
+        """Convert times of a run without checkpoints (s) to positions on this timeline, which includes checkpoints."""
         if not len(self.saved_steps):
             return np.asarray(times, dtype=np.float64)
         saved = self.end_of(self.saved_steps)
         return np.asarray(times + self.cost.stall * np.searchsorted(saved, times, "left"))
 
     def next_end(self, position: float) -> tuple[float, float]:
-        """Return the positions at which the current step and the checkpoint due after it end; inf if none is left."""
+        """Return the positions at which the current step and the checkpoint due after it end; inf: no step is left."""
         step = self.steps_at(position) + 1
         if step > self.n_steps:
             return math.inf, math.inf
@@ -181,7 +182,7 @@ class FailureFreeTimeline:
         return float(self.end_of(np.array(self.count(position) + 1)))
 
     def checkpointing(self, position: float) -> float:
-        """Return the s that training stops for checkpoints between 0 and a position."""
+        """Return the time in s that training stops for checkpoints between position 0 and `position`."""
         ended = int(np.searchsorted(self.saved_at[1:], position, "right"))
         partly = 0.0
         if ended < len(self.saved_steps):
@@ -202,7 +203,7 @@ class FailureFreeTimeline:
         return min(max(steps, base), following)
 
     def ended(self, position: float) -> int:
-        """Return the number of steps that have ended at a position, also without checkpoints."""
+        """Return the number of steps that have ended at a position, for timelines with or without checkpoints."""
         return self.steps_at(position) if math.isfinite(self.every) else self.count(position)
 
 

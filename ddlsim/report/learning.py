@@ -34,14 +34,15 @@ _NAMES = {"time": "simulated time", "updates": "updates", "epoch": "epochs", "nb
 def plot_learning(
     results: Mapping[str, Result | Seeds] | Result | Seeds, path: str | Path | None = None, *, x: str = "time"
 ) -> tuple[Axes, Axes]:
-    """Plot held-out accuracy and loss of training runs; return the axes of both.
+    """Plot the held-out accuracy and the loss of training runs, and return the two axes.
 
-    results  a run, or runs by label, with one seed (:class:`ddlsim.Result`) or several (:class:`ddlsim.Seeds`, plotted
-             as the mean with its 95 % interval as a band). For a single run, the training loss is plotted, too
-    path     file to write the figure to; None: none
-    x        horizontal axis: "time", "updates", "epoch" or "nbytes" (total bytes sent)
+    results  a run, or a mapping from labels to runs, with one seed (:class:`ddlsim.Result`) or several
+             (:class:`ddlsim.Seeds`, plotted as a mean with its 95 % interval as a band). The plot of a single run also
+             shows the training loss
+    path     file to which the figure is written; None: no file
+    x        quantity on the horizontal axis: "time", "updates", "epoch" or "nbytes" (total bytes sent)
 
-    Raises ConfigError for an unknown `x`, for no results, and if the file cannot be written.
+    Raises ConfigError for an unknown `x`, for empty `results`, and if the file cannot be written.
     """
     from ddlsim.report.drawing import figure, save, titled
 

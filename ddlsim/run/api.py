@@ -50,20 +50,22 @@ class _Continuation(_Options):
 def simulate(wanted: _Simulation) -> Result:
     """Simulate a training run and return the result.
 
-    Pass either an experiment or the fields of :class:`~ddlsim.Experiment`. Further arguments are:
+    Pass either an :class:`~ddlsim.Experiment` or its fields as arguments. The additional arguments are:
 
-    stability         include the stability (:meth:`ddlsim.Result.stability`) in the summary and the JSON, which takes
-                      three more runs with inputs perturbed by 1e-12. Small runs always include it
+    stability         whether to include the stability of the result (:meth:`ddlsim.Result.stability`) in the summary
+                      and the JSON output. Computing it takes three more runs, with inputs perturbed by 1e-12. Results
+                      of small runs always include it
 
-    For training runs:
+    The following apply to training runs only:
 
-    progress          whether to show a progress bar (default: on a terminal, after a second), or a function that is
-                      called after every update (:data:`ddlsim.learning.monitor.Progress`)
+    progress          whether to show a progress bar, or a function that is called after every update
+                      (:data:`ddlsim.learning.monitor.Progress`). By default, a progress bar is shown on a terminal
+                      after one second
     checkpoint        file to which the run is saved periodically and at its end, for :func:`ddlsim.resume`
-    checkpoint_every  wall-clock time between saves, in seconds or as text such as "5 min"
+    checkpoint_every  wall-clock time between saves, in seconds or as a string such as "5 min"
 
-    Raises :class:`~ddlsim.errors.ConfigError` for invalid or incompatible fields; the message contains the field and
-    the remedy.
+    Raises :class:`~ddlsim.errors.ConfigError` for invalid or incompatible fields; the message names the field and
+    suggests a correction.
     """
     fields = {field.name: getattr(wanted, field.name) for field in dataclasses.fields(Experiment)}
     if not isinstance(wanted.cluster, Experiment):
@@ -79,12 +81,16 @@ def simulate(wanted: _Simulation) -> Result:
 
 @takes_fields_of(_Continuation)
 def resume(wanted: _Continuation) -> Result:
-    """Resume the run that :meth:`ddlsim.Result.save` saved at `path`, and return the result of the complete run.
+    """Resume a run that :meth:`ddlsim.Result.save` saved, and return the result of the complete run.
 
-    The result is identical, bit for bit, to that of an uninterrupted run. `experiment` is the saved experiment; only
-    its end (epochs, updates, targets, max_time) may differ. The simulated clock is replayed from the start, which is
-    fast; the arithmetic continues where it stopped. Raises ConfigError for a damaged file, a different experiment, or
-    an end that the saved run has already passed.
+    path              file with the saved run
+    experiment        the saved experiment; only its end (epochs, updates, targets, max_time) may differ
+    stability, progress, checkpoint, checkpoint_every
+                      options as in :func:`ddlsim.simulate`
+
+    The result is bit-for-bit identical to that of an uninterrupted run. The simulated clock is replayed from the start,
+    which is fast; the arithmetic continues where the saved run stopped. Raises ConfigError if the file is damaged, the
+    experiment differs, or the saved run has already passed the end of the experiment.
     """
     return _run(wanted.experiment, wanted, load(wanted.path))
 
@@ -111,6 +117,9 @@ def _run(experiment: Experiment, options: _Options, saved: Saved | None = None) 
 
 @checked
 def scaling(experiment: Experiment, workers: Iterable[Count]) -> list[Result]:
-    """Simulate the experiment with each number of workers. The cluster is loaded only once."""
+    """Simulate the experiment with each of the given numbers of workers, and return the results.
+
+    workers  numbers of workers to simulate, on a cluster that is loaded only once
+    """
     loaded = dataclasses.replace(experiment, cluster=load_cluster(experiment.cluster))
     return [run(dataclasses.replace(loaded, workers=n)) for n in workers]

@@ -91,12 +91,14 @@ class CheckpointIntervals:
 
 @checked
 def best_checkpoint_interval(experiment: Experiment, *, n_timelines: Count = 100) -> CheckpointIntervals:
-    """Simulate thirteen checkpoint intervals, with `n_timelines` failure timelines each, and compare them with theory.
+    """Compare thirteen simulated checkpoint intervals with Young's and Daly's theoretical optima.
 
-    The experiment needs failures with an mtbf, and checkpoints, whose own interval is ignored. The theory assumes
-    exponentially distributed failures. Simulated timelines also include Weibull failures, repairs, and the wait for
-    machines. Intervals are multiples of the step time. Raises ConfigError if failures or checkpoints are missing, or if
-    no interval is possible.
+    experiment   experiment with checkpoints, whose own interval is ignored, and with failures that have an mtbf
+    n_timelines  number of failure timelines to simulate per interval
+
+    The theory assumes exponentially distributed failures. The simulated timelines also include Weibull-distributed
+    failures, repairs, and the wait for machines. All intervals are multiples of the step time. Raises ConfigError if
+    failures or checkpoints are missing, or if no interval is possible.
     """
     failures, checkpoints = experiment.failures, experiment.checkpoints
     if failures is None or failures.mtbf is None or math.isinf(si(failures.mtbf, "time")) or checkpoints is None:

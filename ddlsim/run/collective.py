@@ -28,19 +28,18 @@ def collective_time(
     rank_order: Annotated[str, one_of("given", "topology")] = "given",
     entry_times: Sequence[NotNegative] | None = None,
 ) -> float:
-    """Return the simulated time of one collective on an otherwise idle cluster, in s.
+    """Simulate one collective on an otherwise idle cluster, and return the time in s at which the last rank finishes.
 
-    This is the time at which the last rank finishes.
-
+    cluster      bundled name, path, networkx graph or :class:`~ddlsim.Cluster`
     algorithm    name, function or "package.module:function" (see :func:`ddlsim.collectives.build`), or a custom
                  schedule
-    nbytes       buffer per rank, in bytes or as text such as "100 MB"
+    nbytes       size of the buffer on each rank, in bytes or as a string such as "100 MB"
     kind         "all_reduce", "broadcast", "reduce", "reduce_scatter", "all_gather", "all_to_all", "gather" or
                  "scatter"
-    ranks        number of participating workers, or a list of positions in ``cluster.workers``; None: all workers
-    rank_order   "given", or "topology": an order in which a ring crosses each boundary between machines or switches
-                 once
-    entry_times  time at which each rank enters, in s; None: all at 0
+    ranks        number of participating workers, or a list of indices into ``cluster.workers``; None: all workers
+    rank_order   "given" (the order of the workers), or "topology", an order in which a ring crosses each boundary
+                 between machines or switches once
+    entry_times  time in s at which each rank enters the collective; None: all ranks enter at 0
 
     Raises ConfigError for an unknown algorithm, ranks that the cluster does not have, or a negative size.
     """

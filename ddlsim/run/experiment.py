@@ -161,30 +161,31 @@ class Experiment:
     cluster         bundled name, path, networkx graph or :class:`~ddlsim.Cluster`
     model           bundled name, path or :class:`~ddlsim.Model`
     strategy        how workers exchange gradients
-    batch_size      samples per worker and (micro-)step or, if the strategy splits the model, of all workers together.
-                    The default is 32 per worker. Strategies with a global batch default to one micro-batch of one
-                    sample per data-parallel rank, or to one micro-batch per stage of a pipeline
-    workers         number of workers, on the cluster's first devices, or a list of positions in ``cluster.workers``,
-                    such as [4, 5, 6, 7]; None: all devices
-    steps           measured steps per worker (asynchronous: on average); None: 10, rounded up to complete cycles of a
-                    strategy that does not communicate in every step, such as local SGD
-    warmup          earlier steps, simulated but not measured; None: 2, rounded up likewise
-    accumulation    micro-steps per exchange
+    batch_size      samples per worker and (micro-)step; 32 by default. If the strategy splits the model, `batch_size`
+                    is the global batch, which by default gives each data-parallel rank one micro-batch or, with a
+                    pipeline, one micro-batch per stage. A micro-batch is one sample unless the strategy sets its size
+    workers         number of workers, which use the cluster's first devices, or a list of indices into
+                    ``cluster.workers``, such as [4, 5, 6, 7]; None: all devices
+    steps           number of measured steps per worker (on average, if workers are asynchronous); None: 10. If the
+                    strategy does not communicate in every step, as in local SGD, the default is rounded up to complete
+                    cycles
+    warmup          number of steps that are simulated before the measured ones; None: 2, rounded up in the same way
+    accumulation    number of micro-steps per exchange of gradients
     precision       arithmetic ("fp32", "tf32", "fp16", "bf16"; "fp8", "mxfp8" and "nvfp4" for the matrix products of
                     transformer layers); None: bf16 for transformers on devices whose bf16 kernels are known, else fp32
     gradient_dtype  dtype of gradients on the wire ("fp32", "fp16", "bf16"); None: the stack's for transformers whose
                     kernels are known, else fp32
-    optimizer       rule whose time and memory count in runs without training: "sgd", "momentum", "adam", "lars",
-                    "lamb"; None: Adam for transformers whose kernels are known, else momentum, without kernel launches.
-                    Training runs use the optimizer of their training
+    optimizer       optimizer whose time and memory are simulated in timing-only runs: "sgd", "momentum", "adam", "lars"
+                    or "lamb"; None: Adam for transformers whose kernels are known, else momentum, without kernel
+                    launches. Training runs use the optimizer of `training`
     compute         source of compute times: Measured, Affine, PerKernel, Roofline, Traced; None: the device's measured
                     curve for this model if the catalogue has one, else PerKernel if kernels are known, else Roofline
     stack           training software, such as "megatron" or "torchtitan" (:func:`ddlsim.stack_names`); None: the
                     default for the strategy on this device
     flash           whether attention is fused and writes no matrices; None: as in the stack on this device
-    device          device of all workers, instead of the cluster's
-    jitter          distribution of a factor on every step's compute time
-    slowdowns      transient slow-downs of some workers
+    device          device of all workers, which replaces the devices of the cluster
+    jitter          distribution of a random factor applied to the compute time of every step
+    slowdowns       temporary slowdowns of some workers
     faults          stopped workers (Stop), maintenance windows (Pause), slow or dead links (LinkFault), random faults
                     (RandomFaults), and custom faults: objects with effects
     overlap_slowdown  how many times as long devices compute while they communicate: a number, or an OverlapSlowdown;
@@ -192,17 +193,17 @@ class Experiment:
     speed           permanent compute speed factor per worker (1.0: nominal), or a Spread of devices of one kind
     input           source of samples, an Input, or their copies into devices, Copies; None: samples are on the devices
     failures        failures that stop the run, and recovery from them; see ``Result.failure_timeline``
-    checkpoints     how often the state is saved, at what cost
+    checkpoints     how often the state is saved, and at what cost
     background      co-located traffic and jobs: ddlsim.Background, and ddlsim.Job on devices that the run leaves free;
                     they continue until the run ends
     elastic         continue with the surviving workers after a failure, instead of restarting all from a checkpoint
     seed            seed of all random streams
-    max_time        end of the run at the latest, in s of simulated time; with failures or checkpoints, the length of
+    max_time        simulated time in s at which the run ends at the latest; with failures or checkpoints, the length of
                     :attr:`ddlsim.Result.failure_timeline` (30 days by default for timing-only runs)
     training        what the workers train, and when the training ends (``steps`` has no effect then); None: timing only
     time_model      model whose sizes and compute times the clock uses, if `model` is a small one that trains
-    compression     compressor of all that workers send, such as TopK(0.01), or a Compression
-    fabric          how groups of workers execute their collectives, a Fabric: replaces that of the strategy
+    compression     compressor for everything that workers send, such as TopK(0.01), or a Compression
+    fabric          Fabric that defines how groups of workers execute collectives; replaces the fabric of the strategy
     """
 
     cluster: ClusterLike
@@ -271,7 +272,10 @@ class Experiment:
 
     @checked
     def speeds(self, n_workers: Count) -> tuple[float, ...]:
-        """Return the speed factor of each of `n_workers`. Raises ConfigError for a list of another length."""
+        """Return the speed factor of each of `n_workers` workers.
+
+        Raises ConfigError if `speed` is a list of another length.
+        """
         if self.speed is None:
             return (1.0,) * n_workers
         if isinstance(self.speed, Spread):
@@ -282,18 +286,18 @@ class Experiment:
 
     @property
     def window(self) -> tuple[int, int]:
-        """Numbers of warm-up and measured steps: as set, or by default whole cycles of the strategy."""
+        """Numbers of warm-up and measured steps. By default, they are complete cycles of the strategy."""
         warmup, steps = contract.of(self.strategy).whole_cycles(WARMUP, STEPS)
         return warmup if self.warmup is None else self.warmup, steps if self.steps is None else self.steps
 
     @property
     def n_workers(self) -> int | None:
-        """Number of workers requested; None: as many as the cluster has devices."""
+        """Number of workers; None: one per device of the cluster."""
         return self.workers if self.workers is None or isinstance(self.workers, int) else len(self.workers)
 
     @checked
     def batch(self, n_workers: Count) -> int:
-        """Return the batch size: as set, or by default that of the strategy for `n_workers`."""
+        """Return the batch size: the value that is set or, by default, the strategy's default for `n_workers`."""
         return self.batch_size or contract.of(self.strategy).default_batch_size(n_workers)
 
     def with_(self, **changes: object) -> Experiment:
@@ -301,16 +305,19 @@ class Experiment:
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
 
     def to_toml(self) -> str:
-        """Return the experiment as text of a file for :func:`ddlsim.load_experiment`.
+        """Return the experiment as the text of a TOML file for :func:`ddlsim.load_experiment`.
 
-        Raises ConfigError for anything that files cannot express: cluster and model objects, user-defined parts.
+        Raises ConfigError for anything that files cannot express: cluster and model objects, and user-defined parts.
         """
         from ddlsim.run.files import SCHEMA
 
         return to_toml(SCHEMA.table(self))
 
     def to_python(self) -> str:
-        """Return a program that creates and runs this experiment. Raises ConfigError as :meth:`to_toml` does."""
+        """Return a Python program that creates and runs this experiment.
+
+        Raises ConfigError in the same cases as :meth:`to_toml`.
+        """
         from ddlsim.run.files import SCHEMA
 
         arguments = SCHEMA.call(self, between=",\n    ")
@@ -318,7 +325,7 @@ class Experiment:
 
     @checked
     def save(self, path: str | Path) -> None:
-        """Write the experiment to `path`: a file for ``ddlsim run`` or, if the name ends in .py, a program."""
+        """Write the experiment to `path`, as a Python program if the name ends in .py, otherwise as a TOML file."""
         path = Path(path)
         write_text(path, self.to_python() if path.suffix == ".py" else self.to_toml())
 

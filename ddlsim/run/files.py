@@ -135,10 +135,12 @@ _OTHER_FILES = {
 def load_experiment(source: str | Path, *, allow_code: bool = False) -> Experiment:
     """Load an experiment from a TOML file.
 
-    By default, a file cannot run code. With `allow_code`, it may refer to custom parts: an algorithm as
-    "package.module:function", and a ``type`` as "package.module:Name" (docs/write_your_own/README.md). Relative paths
-    of clusters and models are relative to the folder of the experiment file. Raises :class:`~ddlsim.errors.ConfigError`
-    for an invalid file; the message contains file, field, value, rule and remedy.
+    source      path of the file. Relative paths of clusters and models in the file are relative to its folder
+    allow_code  whether the file may refer to custom code: an algorithm as "package.module:function", and a ``type`` as
+                "package.module:Name" (docs/write_your_own/README.md). By default, loading a file cannot run any code
+
+    Raises :class:`~ddlsim.errors.ConfigError` for an invalid file; the message contains the file, field, value and
+    rule, and suggests a correction.
     """
     path = Path(source)
     return SCHEMA.structure(Experiment, read_toml(path), str(path), folder=path.parent, allow_code=allow_code)

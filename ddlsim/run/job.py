@@ -74,15 +74,16 @@ PlacementLike = (
 class Job:
     """A training run that shares a cluster with other jobs.
 
-    experiment  the run; its field `workers` determines the number of devices, or lists them
+    experiment  the run to simulate; its field `workers` is the number of devices, or a list of devices
     name        name in tables and messages; by default "job 1", "job 2" and so on
-    start       arrival on the cluster's clock, in s
-    placement   "packed" on neighbouring free devices, "spread" over machines, "random", or a list of positions in
-                ``cluster.workers``; has no effect if the experiment lists its devices
+    start       time at which the job arrives, in s on the cluster's clock
+    placement   "packed" on neighbouring free devices, "spread" over machines, "random", or a list of indices into
+                ``cluster.workers``. If the experiment lists its devices, keep the default
     endless     True: after its last step, the job continues until all jobs without `endless` have ended, so that its
-                traffic is present for their whole duration. (A training job still ends when it reaches its target.)
+                traffic is present as long as they run. (A training job still ends when it reaches its target.)
 
-    Raises ConfigError if the experiment has co-located jobs itself, or if the placement is set twice.
+    Raises ConfigError if the experiment has co-located jobs itself, or if both the experiment and `placement` specify
+    the devices.
     """
 
     experiment: Annotated[Experiment, "a ddlsim.Experiment object"]
@@ -105,9 +106,9 @@ class Job:
             )
 
     def phases(self) -> list[tuple[float, float, Job]]:
-        """Return (start, end, job during that time) triples; empty if the job is always present.
+        """Return (start, end, job) tuples, one for each time span in which the job is present.
 
-        The job of each triple is one that starts at 0 s and never ends.
+        The job in each tuple starts at 0 s and never ends. The list is empty if the job is always present.
         """
         start = si(self.start, "time")
         return [(start, math.inf, replace(self, start=0.0))] if start else []

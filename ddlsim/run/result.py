@@ -98,18 +98,19 @@ STABILITY_MESSAGES = 20_000
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Result(Outcome):
-    """The result of a simulated run. Times in s, sizes in bytes, rates per s.
+    """The result of a simulated run. Times are in s, sizes in bytes, and rates per s.
 
-    ``print(result)`` shows a summary. The figures are properties; ``workers``, ``links`` and ``steps`` return pandas
-    tables, and ``to_json`` exports everything.
+    ``print(result)`` shows a summary. Single values, such as ``result.throughput``, are properties. ``workers``,
+    ``links`` and ``steps`` are pandas DataFrames, and ``to_json`` exports everything.
     """
 
     @cached_property
     def plan(self) -> Plan:
-        """The task graph of one step, or of one cycle of steps or of asynchronous workers, without disturbances.
+        """The task graph of one step without disturbances, or of one cycle if steps differ or workers are asynchronous.
 
-        ``print`` it, ``check`` it, ``execute`` it on a cluster. See docs/models/plans.md. Raises ConfigError for a
-        custom strategy whose processes decide their next operation.
+        Use ``print``, ``plan.check`` and ``plan.execute`` to inspect the plan or run it on a cluster
+        (docs/models/plans.md). Raises ConfigError for a custom strategy whose processes decide at run time what to do
+        next.
         """
         from ddlsim.run.simulate import plan_of_run
 
@@ -117,12 +118,12 @@ class Result(Outcome):
 
     @property
     def plan_nodes(self) -> list[int]:
-        """The node of each rank of the :attr:`plan`, workers first, then servers; for ``plan.execute``."""
+        """The node of each rank of the :attr:`plan`, first workers and then servers, for ``plan.execute``."""
         return list(contract.of(self.experiment.strategy).plan_nodes(self.cluster, self.nodes.tolist()))
 
     @checked
     def known(self, quantity: Annotated[str, one_of("cost_rate", "cost", "energy", "power")]) -> float | None:
-        """Return "cost_rate", "cost", "energy" or "power", or None if its prices or powers are unknown."""
+        """Return the "cost_rate", "cost", "energy" or "power" of the run, or None if prices or powers are unknown."""
         try:
             return float(getattr(self, quantity))
         except ConfigError:
@@ -130,12 +131,12 @@ class Result(Outcome):
 
     @property
     def assumes_stack(self) -> bool:
-        """Whether the software stack is the default one, because the experiment sets none."""
+        """Whether the run uses the default software stack because the experiment sets none."""
         return (self.given or self.experiment).stack is None
 
     @cached_property
     def published(self) -> Comparison | None:
-        """The nearest published run of a similar transformer on the same kind of device; None if there is none."""
+        """The most similar published run of a similar transformer on the same kind of device; None: there is none."""
         from ddlsim.report.published import nearest
 
         return nearest(self)
@@ -161,7 +162,7 @@ class Result(Outcome):
 
     @cached_property
     def evaluations(self) -> list[Row]:
-        """The rows of the history, at the times of the failure timeline if there are failures or checkpoints.
+        """The rows of the history. If there are failures or checkpoints, their times include these.
 
         Raises ConfigError without training.
         """
@@ -184,21 +185,21 @@ class Result(Outcome):
 
     @checked
     def time_to_accuracy(self, target: Share) -> float:
-        """Return the simulated time until the held-out accuracy (moving average) reached `target`, in s, or inf."""
+        """Return the simulated time in s until the held-out accuracy (moving average) reached `target`; inf: never."""
         training = self.experiment.training
         row = first_reaching(self.evaluations, target, training.moving_average if training is not None else 1)
         return float("inf") if row is None else row.time
 
     @cached_property
     def params(self) -> Array:
-        """The parameters of the trained model at the last row of the history, shape (n_params,)."""
+        """The parameters of the trained model at the last evaluation in the history, shape (n_params,)."""
         return self._handed_over.read()
 
     @cached_property
     def statistics(self) -> Array | None:
         """The running statistics of batch normalisation that belong to ``params``, shape (n_state,).
 
-        None if the network has none. ``Network.predict`` takes them as its `state`.
+        The value is None if the network has none. Pass it to ``Network.predict`` as `state`.
         """
         statistics = self._handed_over.statistics
         return None if statistics is None else statistics.read()
@@ -215,16 +216,16 @@ class Result(Outcome):
 
     @property
     def can_be_saved(self) -> bool:
-        """Whether :meth:`save` works.
+        """Whether :meth:`save` is possible.
 
-        It does for training runs that have not diverged and were not stopped in the middle of a computation.
+        It is possible for training runs that have not diverged and were not stopped in the middle of a computation.
         """
         one_group = self.experiment.elastic is None
         return one_group and self.monitor is not None and self.monitor.checkpoint is not None
 
     @checked
     def save(self, path: str | Path) -> None:
-        """Save the run to a file from which ``ddlsim.resume(path, experiment)`` continues, bit for bit.
+        """Save the run to a file, from which ``ddlsim.resume(path, experiment)`` continues with bit-identical results.
 
         Raises ConfigError without training, if the run was stopped in the middle of a computation, or if the file
         cannot be written.
@@ -236,10 +237,10 @@ class Result(Outcome):
     # ------------------------------------------------------------ why
 
     def sensitivities(self) -> list[Sensitivity]:
-        """Simulate the run with compute, links or latencies improved by 10 %, and return the gains, the largest first.
+        """Simulate the run with compute, links or latencies improved by 10 %, and return the gains in descending order.
 
-        This takes several times as long as a few steps of the run. Afterwards ``print(result)`` and :meth:`to_json`
-        include the gains. Empty for an interrupted run.
+        This takes several times as long as simulating a few steps of the run. Afterwards, ``print(result)`` and
+        :meth:`to_json` include the gains. The list is empty for an interrupted run.
         """
         return self._sensitivities
 
@@ -252,14 +253,17 @@ class Result(Outcome):
 
     @property
     def cached_sensitivities(self) -> list[Sensitivity] | None:
-        """The :meth:`sensitivities` if they have been computed, None otherwise; simulates nothing."""
+        """The :meth:`sensitivities` if they have been computed; None otherwise.
+
+        Reading this does not start a simulation.
+        """
         return self.__dict__.get("_sensitivities")
 
     @property
     def bottleneck(self) -> Sensitivity:
-        """The part whose improvement by 10 % gains the most: the first of :meth:`sensitivities`.
+        """The part that gains the most throughput if it is improved by 10 %: the first of :meth:`sensitivities`.
 
-        Simulates the gains on first use. Raises DdlsimError if the run was interrupted.
+        The gains are simulated on first use. Raises DdlsimError if the run was interrupted.
         """
         if self.interrupted:
             raise DdlsimError("the run was interrupted, so its bottleneck is unknown; let the run complete")
@@ -269,7 +273,7 @@ class Result(Outcome):
 
     @property
     def uncertain(self) -> bool:
-        """Whether the result has a source of uncertainty: a fitted cluster or stack, or jitter."""
+        """Whether the result has a source of uncertainty: a calibrated cluster, a fitted stack, or jitter."""
         return self.fitted_stack or self._sampled
 
     @property
@@ -287,10 +291,14 @@ class Result(Outcome):
     def interval(self, *, n_draws: Count = 20, level: float = 0.95, seed: Seed = 0) -> RunInterval:
         """Return prediction intervals of throughput and step time.
 
-        They come from `n_draws` further simulations with values sampled from the uncertainty of the cluster's
-        calibration and with other seeds of the jitter. Past prediction errors for this strategy widen both ends. Unlike
-        :func:`ddlsim.predict_interval`, this does not add calibrated jitter to a run without jitter. Training runs are
-        simulated without their arithmetic. Raises ConfigError if nothing is uncertain.
+        n_draws  number of further simulations, each with sampled values and a different seed of the jitter
+        level    probability that the measured value lies in the interval
+        seed     seed of the samples
+
+        The values are sampled from the uncertainty of the cluster's calibration. Past prediction errors for this
+        strategy widen the interval at both ends. Unlike :func:`ddlsim.predict_interval`, this method does not add
+        calibrated jitter to a run without jitter. Training runs are simulated without computing gradients. Raises
+        ConfigError if nothing is uncertain.
         """
         from ddlsim.validation.intervals import interval_of
 
@@ -298,10 +306,7 @@ class Result(Outcome):
 
     @cached_property
     def quick_interval(self) -> RunInterval | None:
-        """The :meth:`interval` if it can be computed quickly, for printing.
-
-        None for large runs and if nothing is uncertain.
-        """
+        """The :meth:`interval`, if it can be computed quickly. None for large runs, and if nothing is uncertain."""
         limits = (QUICK_MESSAGES, QUICK_STEPS) if self._sampled else (math.inf, STACK_STEPS)
         return self.interval() if self.uncertain and self._is_quick(*limits) else None
 
@@ -312,7 +317,10 @@ class Result(Outcome):
         return small and not self.interrupted and self.monitor is None and not self.co_located
 
     def require_single_job(self, what: str) -> None:
-        """Raise ConfigError for a question that needs another simulation of the run, if it had co-located jobs."""
+        """Raise ConfigError if the run had co-located jobs.
+
+        Methods that simulate the run again call this first. `what` is their name, for the message.
+        """
         if self.co_located:
             raise ConfigError(
                 f"{what}: not available for a run of simulate_jobs, because repeating the run would leave out the "
@@ -327,13 +335,16 @@ class Result(Outcome):
         size: Annotated[float, number(1e-15, 0.01, hint=", such as 1e-12")] = 1e-12,
         seed: Seed = 0,
     ) -> Stability:
-        """Return how much throughput and step time change if the inputs change slightly.
+        """Return by how much throughput and step time change if the inputs change slightly.
 
-        Each of `runs` further simulations multiplies every link's capacity and latency and every worker's compute time
-        by its own factor within 1 +- `size`. If messages contend over several links, the spread may be far larger than
-        `size`; further digits of the result are then meaningless. Training runs are simulated without their arithmetic.
-        `seed` determines the random factors, which are independent of the run's random numbers. Raises ConfigError for
-        invalid arguments.
+        runs  number of further simulations
+        size  largest relative change of the inputs
+        seed  seed of the changes, which are independent of the random numbers of the run
+
+        Each simulation multiplies every link's capacity and latency and every worker's compute time by a random factor
+        within 1 +- `size`. If messages contend over several links, the spread of the results may be far larger than
+        `size`; further digits of the result are then meaningless. Training runs are simulated without computing
+        gradients. Raises ConfigError for invalid arguments.
         """
         from ddlsim.run.sensitivity import stability_of
 
@@ -342,9 +353,9 @@ class Result(Outcome):
 
     @cached_property
     def known_stability(self) -> Stability | None:
-        """The :meth:`stability` if it was requested (``simulate(..., stability=True)``) or is cheap; None otherwise.
+        """The :meth:`stability` if it was requested (``simulate(..., stability=True)``) or is cheap, otherwise None.
 
-        It is cheap for up to 20,000 messages and 500 steps of workers, without training.
+        It is cheap for timing-only runs with up to 20,000 messages and 500 worker steps.
         """
         if self.interrupted or not (self.wants_stability or self._is_quick(STABILITY_MESSAGES)):
             return None
@@ -353,7 +364,7 @@ class Result(Outcome):
     # ------------------------------------------------------------ output
 
     def to_dict(self) -> dict[str, object]:
-        """Return the numbers and the manifest as plain values."""
+        """Return the numbers and the manifest as a dictionary of plain values."""
         return plain_result(self)
 
     @checked
@@ -382,7 +393,10 @@ class Result(Outcome):
 
     @cached_property
     def traced(self) -> Result:
-        """This run with all activity recorded for a timeline; simulated again if necessary."""
+        """This run with all activity recorded for a timeline.
+
+        If the activity was not recorded, the run is simulated again.
+        """
         if self.busy is not None:
             return self
         self.require_single_job("a timeline")
@@ -392,10 +406,10 @@ class Result(Outcome):
 
     @checked
     def save_trace(self, path: str | Path, *, whole: bool = False) -> str:
-        """Write a trace for Perfetto and chrome://tracing, and return a description of what it omits.
+        """Write a trace for Perfetto and chrome://tracing, and return a description of the parts that it omits.
 
-        It has a track per worker, server and busy link. With `whole` it contains all steps, workers and links; see
-        :func:`ddlsim.report.trace.save_trace`.
+        The trace has one track per worker, server and busy link. If `whole` is True, it contains all steps, workers and
+        links; see :func:`ddlsim.report.trace.save_trace`.
         """
         from ddlsim.report.trace import save_trace
 

@@ -90,14 +90,14 @@ class SeedRun:
 
 @dataclass(frozen=True, eq=False)
 class Seeds:
-    """Runs of one experiment with several seeds, in the order of the seeds."""
+    """The results of an experiment that was run with several seeds, in the order of the seeds."""
 
     experiment: Experiment
     runs: tuple[SeedRun, ...]
 
     @cached_property
     def history(self) -> pd.DataFrame:
-        """Table of all evaluations: the seed, and the columns of :attr:`ddlsim.Result.history`."""
+        """Table of all evaluations, with the seed and the columns of :attr:`ddlsim.Result.history`."""
         import pandas as pd
 
         rows = [(run.seed, *row) for run in self.runs for row in run.history]
@@ -105,10 +105,15 @@ class Seeds:
 
     @checked
     def curve(self, column: Column = "accuracy", x: Axis = "time", confidence: Confidence = 0.95) -> pd.DataFrame:
-        """Return mean, low and high of a column of the history over `x`: time, updates, epoch or nbytes.
+        """Return the mean of a history column over the seeds, as columns mean, low and high (confidence interval).
+
+        column      column of the history, such as "accuracy"
+        x           horizontal axis: "time", "updates", "epoch" or "nbytes"
+        confidence  probability of the interval
 
         Values between evaluations are interpolated linearly. The curve extends to the last evaluation of the longest
-        run. A seed that has ended keeps its last value; column `n` counts the seeds that have not ended.
+        run. A seed whose run has ended keeps its last value; column `n` is the number of seeds whose runs have not
+        ended.
         """
         import pandas as pd
 
@@ -130,15 +135,15 @@ class Seeds:
 
     @checked
     def times_to_accuracy(self, target: Target) -> list[float]:
-        """Return each seed's simulated time until `target` was reached, in s; inf if it never was."""
+        """Return the simulated time in s until each seed reached `target`; inf: never."""
         rows = [first_reaching(run.history, target, self._training.moving_average) for run in self.runs]
         return [math.inf if row is None else row.time for row in rows]
 
     @checked
     def time_to_accuracy(self, target: Target, confidence: Confidence = 0.95) -> Interval:
-        """Return the simulated time until `target` was reached, in s, with its confidence interval.
+        """Return the mean simulated time in s until `target` was reached, with its confidence interval.
 
-        Seeds that never reach it are censored at their end.
+        Seeds that never reach the target are censored at the end of their runs.
         """
         return interval_of(self.times_to_accuracy(target), confidence, limits=[run.end_time for run in self.runs])
 
@@ -245,10 +250,10 @@ def interval_of(
 def simulate_seeds(experiment: Experiment, seeds: Many | Sequence[Seed] = 5, processes: Count | None = None) -> Seeds:
     """Simulate a training run with several seeds in parallel.
 
-    seeds      list of seeds, or number of consecutive seeds starting at the experiment's
-    processes  number of processes (default: number of cores; 1: in this process). The results are the
-               same for any number. A script that uses several processes must guard its work with
-               ``if __name__ == "__main__":``, because the processes import it
+    seeds      list of seeds, or number of consecutive seeds, the first of which is the seed of the experiment
+    processes  number of processes; None: one per core; 1: simulate in this process. The results do not depend on this
+               number. A script that uses several processes must guard its top-level code with
+               ``if __name__ == "__main__":``, because each process imports the script
 
     Raises ConfigError if the experiment has no training or cannot be sent to other processes.
     """

@@ -398,16 +398,17 @@ def run(
 ) -> Result:
     """Simulate an experiment and return its result.
 
-    keep_spans        record all activity, for timelines
-    progress          function that is called during a training run
-    saved             saved run to resume
-    checkpoint        file to which the run is saved
+    keep_spans        whether to record the activity of workers, servers and links, for timelines
+    progress          function that is called after every update of a training run
+    saved             saved run to resume; None: start from the beginning
+    checkpoint        file to which the run is saved; None: the run is not saved
     checkpoint_every  wall-clock time between saves, in seconds
-    stability         add the stability to the result, even if computing it takes long
-    shift             part to simulate of a training run in which groups of workers alternate
+    stability         whether to add the stability to the result even if computing it takes long
+    shift             for elastic training, the part of the run that one group of workers trains: its initial state, its
+                      start time, and whether another group follows; None: the complete run
 
     On Ctrl-C, the result so far is returned, marked as interrupted. Raises :class:`~ddlsim.errors.ConservationError` if
-    the result does not add up (:mod:`ddlsim.run.conservation`).
+    the bytes, times or updates of the result do not add up (:mod:`ddlsim.run.conservation`).
     """
     if shift is not None:
         experiment = experiment.with_(

@@ -141,11 +141,13 @@ Watcher = Callable[[str, float, float], None]
 
 @checked
 def warm_up(watch: Watcher | None = None) -> Warmth:
-    """Compile everything that simulations and training need, store it in numba's cache, and return a report.
+    """Compile all functions that simulations and training call, store them in numba's cache, and return a report.
 
-    `watch` is a function that is called with the progress; None: the progress is printed to stderr
-    (:mod:`ddlsim.compile_messages`). The first call takes 45 s of CPU time, later ones 2 s. Raises ConfigError if the
-    cache cannot be written.
+    watch  function that is called with the progress; None: print the progress to stderr
+           (:mod:`ddlsim.compile_messages`)
+
+    The first call takes 45 s of CPU time, and each later call takes 2 s. Raises ConfigError if the cache cannot be
+    written.
     """
     if teller.remark or not compiler.KEPT:
         raise ConfigError(f"warm-up: compiled code cannot be stored: {teller.remark}")

@@ -433,11 +433,12 @@ def _joined(*outcomes: Outcome) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class Message:
-    """A message and the cost of its encoding.
+    """A message, and the cost of encoding it.
 
-    value    value that the receiver gets, after decoding
-    sizes    bytes of each part
-    seconds  time that a worker takes to encode a message to servers or decode one from servers, in seconds
+    value    value that the receiver has after decoding
+    sizes    size of each part in bytes
+    seconds  time in s that a worker takes to encode the message if it is sent to servers, or to decode it if it is sent
+             by servers
     """
 
     value: Value[Array]
@@ -467,14 +468,14 @@ class _Sender:
 
 
 class Messages:
-    """Messages between workers and servers, or among workers, encoded if the run compresses.
+    """Messages between workers and servers, or among workers, which are compressed if the run uses compression.
 
     n_parts  number of servers, each of which stores an equal part of a vector
     owner    name of the strategy, for error messages
     peers    True: workers send models to each other; False: workers send gradients to servers, which send models back
     models   True: workers send models to servers, instead of gradients
 
-    Raises ConfigError if the run's compression does not fit the strategy or the servers' parts of the vector.
+    Raises ConfigError if the compression cannot be used with this strategy or with this number of servers.
     """
 
     def __init__(
@@ -518,30 +519,33 @@ class Messages:
             )
 
     def gradient(self, worker: Worker, vector: Value[Array], part: int | None = None) -> Message:
-        """Return the message with a worker's gradient, or with one `part` of it."""
+        """Return the message that contains a worker's gradient, or one `part` of it."""
         return self._sent("up", worker, vector, part, model=False)
 
     def model(self, worker: Worker, params: Value[Array], to: int | None = None) -> Message:
-        """Return the message with a worker's model to a server, or to the rank `to`."""
+        """Return the message that contains a worker's model, addressed to a server or to the worker with rank `to`."""
         return self._sent("up" if to is None else f"to {to}", worker, params, None, model=True)
 
     def answer(self, worker: Worker, params: Value[Array], part: int | None = None) -> Message:
-        """Return a server's answer to a worker: `params`, or one `part` of them."""
+        """Return a server's reply to a worker, which contains `params` or one `part` of them."""
         return self._sent("down", worker, params, part, model=True)
 
     def server_seconds(self, part: int = 0) -> float:
-        """Return the s that a server needs to process a push, without its update."""
+        """Return the time in s that a server takes to process a push, excluding the update."""
         return 0.0 if self.choice is None else self.seconds.server(self._n(part), 1)
 
     def decode_seconds(self, worker: Worker, message: Message) -> float:
-        """Return the s that a worker needs to decode a peer's message."""
+        """Return the time in s that a worker takes to decode a peer's message."""
         if self.choice is None:
             return 0.0
         decode, compressor = self.seconds.decode, self.choice.compressor
         return sum(decode(worker.workload, compressor, self._n(i), size) for i, size in enumerate(message.sizes))
 
     def size(self, worker: Worker, part: int = 0, *, down: bool = False) -> tuple[float, float]:
-        """Return the bytes of the first message with a `part`, up or ``down``, and the s to encode or decode it."""
+        """Return the size in bytes of the first message with a `part`, and the time in s to encode or decode it.
+
+        down  True: the message from the server; False: the message to the server
+        """
         choice, n = self.choice, self._n(part)
         assert choice is not None
         compressor = choice.down if down else choice.compressor
@@ -554,7 +558,7 @@ class Messages:
 
     @property
     def value_notes(self) -> list[str]:
-        """Notes of a plan on sizes that depend on values."""
+        """Notes for plans about message sizes that depend on values."""
         assert self.choice is not None
         return self._sender("up", 0, 0, self.choice.compressor).codec.value_notes
 

@@ -45,17 +45,17 @@ class _Operation:
 
 
 class Communicator:
-    """A group of workers that execute collectives together.
+    """A group of workers that execute collectives together, like a process group in PyTorch.
 
-    A member enters a collective with its index 0..n_ranks-1 in the group.
-
-    fabric      algorithm, rank order and cost of collectives
-    workers     members; None: all workers of the run
-    bystanders  nodes of additional ranks, numbered from n_ranks, that enter every collective automatically (parameter
-                servers)
+    context     context of the run
+    fabric      algorithm, rank order and cost of the collectives
+    workers     the members, whose indices in this sequence, 0 to n_ranks - 1, identify them in collectives; None: all
+                workers of the run
+    bystanders  nodes of additional ranks, such as parameter servers, which take part in every collective without having
+                to enter it. They are numbered from n_ranks
     owner       name of the strategy, for error messages
 
-    Raises ConfigError if the fabric does not fit the members.
+    Raises ConfigError if the fabric does not suit the members.
     """
 
     def __init__(
@@ -96,43 +96,51 @@ class Communicator:
 
     @functools.cached_property
     def levels(self) -> Levels:
-        """Return the levels of the network among the members, in their order."""
+        """The levels of the network among the members, in ring order."""
         return levels(self.context.cluster, self.at)
 
     @functools.cached_property
     def groups(self) -> list[Ints]:
-        """Return the places of the members in each group of the innermost level: on each machine, say."""
+        """Indices of the members in each group of the innermost network level, such as each machine."""
         return [self.order[members] for members in self.levels.groups[0]]
 
     @functools.cached_property
     def at(self) -> tuple[int, ...]:
-        """Nodes of the members, in their order."""
+        """Nodes of the members, in ring order."""
         return tuple(int(self.nodes[place]) for place in self.order.tolist())
 
     def blocks(self, size: int | str) -> list[list[int]]:
-        """Return the places of the members in blocks.
+        """Divide the members into blocks, and return the indices of the members in each block.
 
-        `size` is "machine" for one block per group of the innermost level of the network, or a number of consecutive
-        members per block.
+        size  number of consecutive members per block, or "machine" for one block per group of the innermost network
+              level
         """
         if isinstance(size, str):
             return [places.tolist() for places in self.groups]
         return [list(range(self.n_ranks))[first : first + size] for first in range(0, self.n_ranks, size)]
 
     def part(self, places: Sequence[int], fabric: Fabric | None = None, bystanders: Sequence[int] = ()) -> Communicator:
-        """Return a communicator of some of the members, on the same fabric or another one."""
+        """Return a communicator for some of the members.
+
+        places      indices of the members
+        fabric      fabric of the new communicator; None: the same fabric
+        bystanders  nodes of additional ranks, as for :class:`Communicator`
+        """
         members = [self.workers[place] for place in places]
         return Communicator(self.context, fabric or self.fabric, members, bystanders=bystanders, owner=self.owner)
 
     @property
     def simulated(self) -> bool:
-        """Whether collectives are simulated message by message; otherwise their time is given by a cost model."""
+        """Whether collectives are simulated message by message. Otherwise, a cost model determines their time."""
         return self.fabric.cost == "simulated" or self.n_ranks == 1
 
     # ------------------------------------------------------------ schedules
 
     def schedule(self, nbytes: float, kind: str = "all_reduce", algorithm: str | Collective | None = None) -> Schedule:
-        """Return the schedule of a collective over `nbytes`, by the fabric's algorithm if no other is given."""
+        """Return the schedule of a collective over `nbytes`.
+
+        algorithm  algorithm of the collective; None: the algorithm of the fabric
+        """
         chosen = self.fabric.algorithm if algorithm is None else algorithm
         automatic = chosen == "auto" and kind == "all_reduce"
         where = self.context.cluster, self.at
@@ -159,9 +167,11 @@ class Communicator:
     # ------------------------------------------------------------ collectives
 
     def prepare(self, kind: str, algorithm: str | Collective | None = None) -> None:
-        """Check before the run that the cost model has collectives of a `kind`, by default with the fabric's algorithm.
+        """Check, before the run starts, that the cost model covers collectives of this `kind`.
 
-        Raises ConfigError if it does not.
+        algorithm  algorithm of the collectives; None: the algorithm of the fabric
+
+        Raises ConfigError if the cost model does not cover them.
         """
         if self.simulated:
             return
@@ -181,17 +191,23 @@ class Communicator:
         kind: str = "all_reduce",
         algorithm: str | Collective | None = None,
     ) -> simpy.Event:
-        """Enter a collective over `nbytes` now, and return the event of its end for this member.
+        """Let a worker enter a collective now, and return the event that occurs when the worker has finished it.
 
-        All members with the same `key` enter the same collective; when all have, the key may be used again. `algorithm`
-        defaults to the fabric's.
+        key        identifies the collective: all members that pass the same key enter the same collective. When all
+                   members have entered it, the key may be used again
+        nbytes     size of the buffer on each member, in bytes
+        kind       the collective, such as "all_reduce"
+        algorithm  algorithm of the collective; None: the algorithm of the fabric
         """
         if self.simulated:
             return self.follow(key, worker, nbytes, lambda: self.schedule(nbytes, kind, algorithm))
         return self.take(key, lambda: self.phases(kind, nbytes), worker)
 
     def follow(self, key: Hashable, worker: Worker, nbytes: float, schedule: Callable[[], Schedule]) -> simpy.Event:
-        """Enter a collective with a given `schedule`, simulated message by message."""
+        """Let a worker enter a collective with the given `schedule`, which is simulated message by message.
+
+        The arguments and the result are otherwise those of :meth:`enter`.
+        """
         loop, place = self.context.loop, self.place[worker.rank]
         operation = self._open.get(key)
         self._entered[place] += 1
@@ -208,9 +224,10 @@ class Communicator:
         return loop.join(operation.number, place)
 
     def take(self, key: Hashable, phases: Callable[[], tuple[Phase, ...]], worker: Worker | None = None) -> simpy.Event:
-        """Enter a collective of known time, which consists of consecutive `phases`.
+        """Let a worker enter a collective whose time is known, and which consists of consecutive `phases`.
 
-        It starts when all members have entered it and the previous ones have ended, and ends for all members at once.
+        The collective starts when all members have entered it and all previous ones have ended. It ends for all members
+        at the same time.
         """
         loop = self.context.loop
         if worker is not None:
@@ -232,7 +249,10 @@ class Communicator:
         return event
 
     def run(self, phases: tuple[Phase, ...], ended: Callable[[float], None]) -> None:
-        """Let all members enter a collective of known time now; `ended` is called with its end (s), now or later."""
+        """Let all members enter a collective of known time now.
+
+        `ended` is called with the end time in s, now or later.
+        """
         loop, known = self.context.loop, self._known_of(phases)
         if loop.network.is_shared:
             known.run(loop, [self, *np.flatnonzero(known.traffic.busy).tolist()], ended)
@@ -264,7 +284,10 @@ class Communicator:
         return self._known[phases]
 
     def phases(self, kind: str, nbytes: float, algorithm: str | Collective | None = None) -> tuple[Phase, ...]:
-        """Return the phases of a collective of known time, with an algorithm other than the fabric's if given."""
+        """Return the phases of a collective whose time is known.
+
+        algorithm  algorithm of the collective; None: the algorithm of the fabric
+        """
         if self._by_level(kind, algorithm):
             n_named = str(self.fabric.algorithm).count(",") + 1  # levels beyond those named are one
             inner = self.nested.shape[1:] if n_named == 1 else self.nested.shape[1:][1 - n_named :]
@@ -274,11 +297,15 @@ class Communicator:
     def by_level(
         self, nbytes: float, nested: Ints, between: Phase | None = None, kind: str = "all_reduce"
     ) -> tuple[Phase, ...]:
-        """Return the phases of a hierarchical exchange over `nbytes` among ``nested`` places.
+        """Return the phases of a hierarchical collective over `nbytes`.
 
-        At every level, from the innermost outwards, each member sums a part. Between the outermost groups, the members
-        with the same part all-reduce it, or exchange it as in `between`. A reduce-scatter consists of the sums only, an
-        all-gather of their reverse.
+        nested   indices of the members, with one axis per network level
+        between  phase that replaces the all-reduce between the outermost groups; None: an all-reduce
+
+        At every level, starting with the innermost one, the members of a group reduce-scatter their data. Between the
+        outermost groups, the members with the same part all-reduce it. All-gathers then distribute the result inside
+        the groups. A reduce-scatter consists of the reduce-scatters only, an all-gather of the corresponding
+        all-gathers.
         """
         nodes, phases = np.array(self.nodes)[nested], []
         for axis in range(nested.ndim - 1, -1, -1):
@@ -300,7 +327,10 @@ class Communicator:
 
     @functools.cached_property
     def nested(self) -> Ints:
-        """Return the places of the members by levels. Raises ConfigError if innermost groups are not equally large."""
+        """Indices of the members, with one axis per network level.
+
+        Raises ConfigError if innermost groups differ in size.
+        """
         if self.levels.places is None:
             on_machines = len(self.groups) == len(set(self.context.hosts(self.nodes).tolist()))
             raise ConfigError(
@@ -312,7 +342,7 @@ class Communicator:
 
 
 def communicator(context: RunContext, strategy: OnFabric) -> Communicator:
-    """Return a communicator of all workers, with the strategy's fabric."""
+    """Return a communicator for all workers, whose collectives are executed as the strategy's fabric specifies."""
     return Communicator(context, fabric_of(strategy), owner=type(strategy).__name__)
 
 

@@ -23,26 +23,34 @@ from ddlsim.workload.jitter import Jitter, NoJitter
 
 @dataclass
 class RunContext:
-    """Context of a run that is about to start. Strategies append remarks about the result to ``notes``.
+    """The context of a run that is about to start, which :meth:`Strategy.start` receives.
 
-    When it starts, a strategy sets ``model`` to a function that returns the current parameters, which are the final
-    model if the run ends at that time. If workers have separate models, the strategy also sets ``replicas`` to a
-    function that returns the parameters of every worker, ``steps`` to a function that returns the number of local steps
-    of each worker, and ``mixture`` to a text that describes how the final model is computed from the workers' models.
-    If there is a single optimizer state, the strategy sets ``optimizer`` to a function that returns it.
+    A strategy can append remarks about the result to ``notes``. At its start, it sets ``model`` to a function that
+    returns the current parameters, which become the final model when the run ends. If workers have separate models, the
+    strategy also sets ``replicas`` to a function that returns the parameters of every worker, ``steps`` to a function
+    that returns the number of local steps of each worker, and ``mixture`` to a string that describes how the final
+    model is computed from the workers' models. If there is a single optimizer state, the strategy sets ``optimizer`` to
+    a function that returns this state.
 
-    seed            seed of all random streams
-    compression     compression of exchanges and messages; code that applies it sets ``compresses``
-    slows           True if workers are slower while they communicate; set by plans
-    has_fixed_costs True if steps and collectives include the fixed costs of the stack; set by plans
-    whole           workloads that the workers would have with the whole model
-    jitter          NoJitter without random compute times
-    crashes         outages (s, s) of each worker, if workers do not stop for each other; with ``machines_crash`` those
-                    of everything on its machine
-    plan            function that returns the tasks of ranks in a number of steps (None: in one cycle of steps) as
-                    executed, without disturbances. The executor of tasks, or of cycles of operations, sets it, and
-                    processes may
-    shows_plan      nothing will be executed: every rank has its own tasks, and sizes that depend on values are dense
+    cluster          the cluster, including nodes that the run does not use
+    loop             simulated clock and network
+    workers          the workers, in rank order
+    recorder         record of all activities and updates
+    stop             rule that ends the run, to which updates are reported
+    learner          gradients, updates and evaluations, as lazy values
+    seed             seed of all random streams
+    compression      compression of exchanges and messages; code that applies it sets ``compresses``
+    slows            True if workers compute more slowly while they communicate; set by plans
+    has_fixed_costs  True if steps and collectives include the fixed costs of the stack; set by plans
+    whole            workload that each worker would have with the complete model, for strategies that split the model
+    jitter           distribution of a random factor applied to compute times
+    crashes          for each worker, the (start, end) of its outages in s; empty if all workers stop together
+    machines_crash   whether an outage also affects servers on the worker's machine
+    plan             function of a number of steps (None: one cycle of steps) that returns the tasks of all ranks as
+                     they are executed without disturbances. The executor of task graphs or of cycles sets it, and
+                     strategies that start processes can set it
+    shows_plan       True if only the plan is requested and nothing will be executed. Every rank then has its own tasks,
+                     and messages whose compressed size depends on values have their uncompressed size
     """
 
     cluster: Cluster
@@ -75,7 +83,7 @@ class RunContext:
         return [worker.node for worker in self.workers]
 
     def hosts(self, nodes: list[int]) -> npt.NDArray[np.int64]:
-        """Return the machine of each node; a node outside a machine counts as one."""
+        """Return the machine of each node. A node outside all machines counts as a machine of its own."""
         index = np.asarray(nodes, dtype=np.int64)
         host = self.cluster.host_of[index]
         return np.where(host >= 0, host, len(self.cluster.host_names) + index)
@@ -84,8 +92,8 @@ class RunContext:
 class Strategy(Protocol):
     """A distributed training algorithm.
 
-    A strategy may define the additional methods described in :mod:`ddlsim.strategies.contract`. It reports every
-    update, with the number of samples that contributed to it, by calling ``worker.stop.updated(n_samples)``.
+    A strategy reports every update by calling ``worker.stop.updated(n_samples)`` with the number of samples that
+    contributed to it. It may define the additional methods described in :mod:`ddlsim.strategies.contract`.
     """
 
     @property
@@ -93,4 +101,4 @@ class Strategy(Protocol):
         """Short name for tables, such as "all-reduce (ring, ddp)"."""
 
     def start(self, context: RunContext) -> None:
-        """Create the simpy processes of all workers (and servers)."""
+        """Create the simpy processes of all workers (and servers) of the run."""

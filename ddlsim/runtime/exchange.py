@@ -55,10 +55,10 @@ Vectors = Callable[[int, int], Value[Array]]
 
 
 class Exchange:
-    """Base class of exchanges in which the members of a communicator average their vectors, part by part.
+    """Base class of exchanges in which the members of a communicator average their vectors, one part at a time.
 
     what     name under which a worker's wait for the exchange is recorded
-    codec    encoding of vectors; None: vectors are sent uncompressed
+    codec    encoding of the vectors; None: vectors are sent uncompressed
     decodes  True: workers decode each part when it arrives; False: workers only wait for the last part
     """
 
@@ -72,20 +72,23 @@ class Exchange:
 
     @property
     def route(self) -> Route:
-        """Route of a part."""
+        """How each part is sent: "schedule", "known" or "process"."""
         return "process"
 
     @property
     def decides(self) -> bool:
-        """Whether its result decides in which later steps it takes place."""
+        """Whether the result of the exchange determines in which later steps it takes place."""
         return False
 
     def arrived(self, worker: Worker, step: int) -> bool:
-        """Let a worker use its result of a step; return whether this has decided on later steps."""
+        """Let a worker use the result of a step.
+
+        Return whether the result determines when later exchanges take place.
+        """
         return False
 
     def encode_seconds(self, worker: Worker, step: int, part: int) -> float:
-        """Return the s that a worker computes between the time when a part is ready and its sending."""
+        """Return the time in s that a worker computes after a part is ready and before it is sent."""
         if self.codec is None:
             return 0.0
         place, seconds = self.place[worker.rank], 0.0
@@ -95,39 +98,43 @@ class Exchange:
         return seconds
 
     def decode_seconds(self, worker: Worker, step: int, part: int) -> float:
-        """Return the s that a worker computes after a part's mean has arrived."""
+        """Return the time in s that a worker computes after the mean of a part has arrived."""
         return 0.0
 
     def carry(self, worker: Worker, step: int, parts: Sequence[int], nbytes: float) -> simpy.Event:
-        """Send several parts of a worker as one now, and return the event of the mean's arrival.
+        """Send several parts of a worker's vector together, and return the event that occurs when their mean arrives.
 
-        `nbytes` is their size without a codec.
+        nbytes  total uncompressed size of the parts, in bytes
         """
         raise NotImplementedError
 
     def schedule(self, step: int, parts: Sequence[int], nbytes: float) -> tuple[Schedule, float]:
-        """Return the schedule of the single collective of the parts, and the bytes of its buffer."""
+        """Return the schedule of the single collective that carries the parts, and the size of its buffer in bytes."""
         raise NotImplementedError
 
     def phases(self, step: int, parts: Sequence[int], nbytes: float) -> tuple[Phase, ...]:
-        """Return the phases of the single collective of the parts, if its time is known."""
+        """Return the phases of the single collective that carries the parts, if its time is known."""
         raise NotImplementedError
 
     def calls(self, step: int, parts: Sequence[int], nbytes: float, place: int = 0) -> list[Call]:
-        """Return the collectives that a member enters one after the other, for parts of `nbytes` without a codec."""
+        """Return the collectives that a member enters one after another to exchange the parts.
+
+        nbytes  total uncompressed size of the parts, in bytes
+        place   index of the member
+        """
         raise NotImplementedError
 
     def service(self, step: int, part: int) -> Service:
-        """Return the bytes that servers receive and send back for an encoded part."""
+        """Return the number of bytes that servers receive and send back for an encoded part."""
         raise NotImplementedError
 
     @property
     def plan_notes(self) -> list[str]:
-        """Notes on decisions that a plan leaves open."""
+        """Notes about decisions that a plan does not specify."""
         return [] if self.codec is None else self.codec.value_notes
 
     def buffer_nbytes(self, part: int, nbytes: float) -> float:
-        """Return the bytes that a worker puts into the buffer of a part of `nbytes`, in the first step."""
+        """Return the number of bytes that a worker copies into the buffer for a part of `nbytes`, in the first step."""
         if self.codec is None:
             return nbytes
         if not self.codec.sizes_known:
@@ -139,7 +146,7 @@ class Exchange:
         return sum(sum(self._nbytes(0, piece, 0)) for piece, _ in self._encoded(part, 0))
 
     def mean(self, step: int, vectors: Sequence[Value[Array]]) -> Value[Array]:
-        """Return the vector that every worker receives, given the members' vectors by place."""
+        """Return the vector that every worker receives, given the members' vectors in the order of their indices."""
         return self.communicator.context.learner.mean(vectors) if self.codec is None else self.codec.mean(step)
 
     def _encoded(self, part: int, place: int) -> Sequence[tuple[int, int]]:
@@ -916,11 +923,15 @@ class Rounds:
 
 
 class Averaging(Rounds):
-    """All-reduce that gives each member the mean of all members' vectors, once per round.
+    """An all-reduce that gives each member the mean of all members' vectors, once per round.
 
-    It either blocks the members or runs in the background while they compute.
+    communicator  the group of workers
+    then          function that is applied to the mean in each round; None: the result is the mean itself
+    models        True: the vectors are models; if the run compresses, the difference from the previous result is
+                  encoded. False: the vectors are encoded directly
+    share         size of a vector relative to that of all parameters
 
-    share  size of a vector relative to that of all parameters
+    Members either wait for the all-reduce (:meth:`mean`) or compute while it runs (:meth:`start` and :meth:`finish`).
     """
 
     def __init__(
@@ -936,9 +947,9 @@ class Averaging(Rounds):
         self._numbers: dict[object, int] = {}
 
     def start(self, worker: Worker, key: object, value: Value[Array]) -> Process:
-        """Enter round `key` with `value`; the all-reduce runs in the background.
+        """Enter round `key` with the vector `value`. The all-reduce runs in the background.
 
-        Every member enters the rounds in the same order.
+        All members must enter the rounds in the same order.
         """
         if key not in self._numbers:
             self._numbers[key] = self._n_rounds
@@ -951,9 +962,9 @@ class Averaging(Rounds):
         current.arrived[place] = worker.loop.env.process(self._travel(worker, number))
 
     def finish(self, worker: Worker, key: object) -> Computation:
-        """Wait until a round has ended for this worker, and return its result.
+        """Wait until round `key` has ended for this worker, and return the result.
 
-        The time until the last worker has entered is booked as waiting, the rest as communication.
+        The time until the last worker enters the round is recorded as waiting, the rest as communication.
         """
         number, start = self._numbers[key], worker.loop.now
         current = self._rounds[number]
@@ -968,7 +979,7 @@ class Averaging(Rounds):
         return result
 
     def mean(self, worker: Worker, key: object, value: Value[Array]) -> Computation:
-        """Enter round `key` with `value`, wait for it, and return its result."""
+        """Enter round `key` with the vector `value`, wait until the round has ended, and return the result."""
         yield from self.start(worker, key, value)
         return (yield from self.finish(worker, key))
 

@@ -52,19 +52,20 @@ Cost = Annotated[str, one_of(*COSTS)]
 @checked
 @dataclass(frozen=True)
 class Fabric:
-    """Settings of how a group executes its collectives, as in ``simulate(..., fabric=Fabric("hierarchical"))``.
+    """Settings for the collectives of a group of workers, as in ``simulate(..., fabric=Fabric("hierarchical"))``.
 
-    algorithm   name of an all-reduce ("ring", "nccl", "hierarchical", "double_binary_tree", ...), a function ``n_ranks
-                -> Schedule``, ``"package.module:function"``, or "auto": the fastest in simulation, for each size.
-                "default" is "nccl" for machines with several GPUs and several paths between them that NCCL uses
-                (NVLinks, network interfaces, parallel switches); "hierarchical" if machines have one worker each and it
-                is faster on the network's levels; otherwise "ring"
+    algorithm   name of an all-reduce algorithm ("ring", "nccl", "hierarchical", "double_binary_tree", ...), a function
+                ``n_ranks -> Schedule``, its path as ``"package.module:function"``, or "auto", which selects the
+                algorithm that is fastest in simulation for each size. "default" selects "nccl" if machines have several
+                GPUs and NCCL uses several paths between them (NVLinks, network interfaces, parallel switches). It
+                selects "hierarchical" if each machine has one worker and this algorithm is faster on the levels of the
+                network. Otherwise, it selects "ring"
     rank_order  "topology" (neighbours in the network are neighbours in the ring, as NCCL arranges them), "given" (the
                 cluster's order, as for MPI ranks), or a permutation of the ranks
     cost        source of collective times: "simulated", message by message; "calibrated", the curve measured on this
-                cluster (see docs/calibration.md); "nccl", the estimate of NCCL's tuner for `algorithm`, which is "ring"
-                or "double_binary_tree" ("auto" and "nccl" use the faster one) or, for "hierarchical", for its calls on
-                every level
+                cluster (see docs/calibration.md); "nccl", the estimate of NCCL's tuner. The estimate is for
+                `algorithm`, which must be "ring" or "double_binary_tree" ("auto" and "nccl" use the faster one) or, for
+                "hierarchical", for its calls on every level
     """
 
     algorithm: AllReduceAlgorithm = "default"
@@ -108,7 +109,7 @@ class OnFabric:
 @checked
 @dataclass(frozen=True, kw_only=True)
 class WithFabric(OnFabric):
-    """Mixin with the fields of a :class:`Fabric`, for strategies; ``simulate(..., fabric=...)`` sets them."""
+    """Mixin that gives a strategy the fields of a :class:`Fabric`, which ``simulate(..., fabric=...)`` can set."""
 
     algorithm: AllReduceAlgorithm = "default"
     rank_order: RankOrder = "topology"

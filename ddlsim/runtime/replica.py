@@ -35,10 +35,12 @@ class Periodic(WithFabric):
 class Replica:
     """A worker with its own model (``worker.params``) and optimizer state.
 
-    step       number of local steps that this worker has done
-    n_samples  number of samples that all workers would have processed if each had done `step` steps. It determines the
-               learning rate, which therefore does not depend on the progress of other workers
-    ended      number of workers that have completed each step, by the index of the step
+    n_workers  number of workers of the run
+    ended      number of workers that have completed each step, by step index
+    step       number of local steps that this worker has completed
+    n_samples  number of samples that all workers would have processed if each had completed `step` steps. The learning
+               rate depends on this number, and therefore not on the progress of other workers
+    rate       learning rate of the latest step
     """
 
     worker: Worker
@@ -64,7 +66,7 @@ class Replica:
         return learner.update(params, gradient, self.state, self.rate)
 
     def local_step(self) -> Process:
-        """Make a local step, x_i <- x_i - eta g_i(x_i)."""
+        """Perform a local step, x_i <- x_i - eta g_i(x_i)."""
         worker = self.worker
         gradient = yield from worker.gradient()
         yield from worker.optimizer_step()
@@ -72,18 +74,24 @@ class Replica:
         self.count()
 
     def step_freely(self, gradient: Value[Array]) -> None:
-        """Make a step at the current learning rate, in asynchronous runs."""
+        """Perform a step with the run's current learning rate, in an asynchronous run."""
         self.n_samples = self.worker.stop.n_samples
         self.worker.params, self.state = self.after(self.worker.params, gradient)
         self.count()
 
     def count(self, samples: int | None = None) -> None:
-        """Count a completed step of `samples` per worker (None: the current samples of a step)."""
+        """Count a completed step.
+
+        samples  number of samples per worker in this step; None: the current number of samples per step
+        """
         self.step += 1
         self.n_samples += (self.worker.samples_per_step if samples is None else samples) * self.n_workers
 
     def end_step(self) -> None:
-        """End a worker's part of a synchronous step; the step is an update when the last worker has ended it."""
+        """Record that this worker has ended a synchronous step.
+
+        When the last worker has ended it, the step counts as an update.
+        """
         self.worker.end_step()
         self.ended[self.step] += 1
         if self.ended[self.step] == self.n_workers:
@@ -106,7 +114,7 @@ def replicas_of(context: RunContext) -> list[Replica]:
 def start_replicas(context: RunContext, work: Callable[[Replica], Process]) -> list[Replica]:
     """Start the process ``work(replica)`` for every worker, and return the replicas.
 
-    The final model of the run is the mean of the workers' models.
+    The final model of the run is the mean of all workers' models.
     """
     replicas = replicas_of(context)
     for replica in replicas:
@@ -121,14 +129,15 @@ def need_values(context: RunContext, owner: str, why: str) -> None:
 
 
 class Outer:
-    """The global model w, updated by an outer ``optimizer``; the run's optimizer makes the workers' local steps.
+    """A global model that an outer optimizer updates, while the optimizer of the run performs the workers' local steps.
 
-    The gradient of the outer optimizer is the workers' mean model update, w - mean_i(x_i), possibly compressed (Reddi
-    et al. 2021, "Adaptive Federated Optimization", arXiv:2003.00295, algorithm 1). The optimizer computes in float64
-    and rounds w once, to the dtype of the parameters. The running statistics of batch normalisation are averaged
-    without it, because momentum could make a variance negative.
+    optimizer  the outer optimizer
+    params     the current global model w, shape (n_params,), initially the initial model of the run
 
-    params  current w, shape (n_params,), which starts as the initial model
+    The outer gradient is the workers' mean model update, w - mean_i(x_i), possibly compressed (Reddi et al. 2021,
+    "Adaptive Federated Optimization", arXiv:2003.00295, algorithm 1). The outer optimizer computes in float64, and w is
+    then rounded to the dtype of the parameters. The running statistics of batch normalisation are averaged instead,
+    because momentum could make a variance negative.
     """
 
     def __init__(self, learner: Learner, optimizer: Optimizer) -> None:
@@ -139,7 +148,10 @@ class Outer:
         self._state: State = self.plane.apply(lambda w: self.optimizer.init(w.astype(np.float64)), self.params)
 
     def towards(self, mean: Value[Array], rate: float, unit: float = 1.0) -> Value[Array]:
-        """Return w after a step of `rate` with the gradient (w - mean) / unit; statistics are those of `mean`."""
+        """Perform an outer step with learning rate `rate` and the gradient (w - mean) / unit, and return the new w.
+
+        The running statistics of the new w are those of `mean`.
+        """
 
         def away(params: Array, mean: Array) -> Array:
             return (params.astype(np.float64) - mean) / unit
@@ -153,7 +165,10 @@ class Outer:
         return mean
 
     def step(self, gradient: Value[Array], rate: float) -> Value[Array]:
-        """Return w after a step of `rate`; its statistics include those of the batches behind the gradient."""
+        """Perform an outer step with learning rate `rate`, and return the new w.
+
+        Its running statistics are updated with those of the batches from which the gradient was computed.
+        """
 
         def moved(params: Array, gradient: Array, state: OptimizerState) -> tuple[Array, OptimizerState]:
             wide = params.astype(np.float64), gradient.astype(np.float64)

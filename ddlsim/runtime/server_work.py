@@ -25,20 +25,24 @@ Passes = Annotated[float, number(0.0, hint=", such as 2")]
 @checked
 @dataclass(frozen=True)
 class ServerWork:
-    """Memory-bound work of a parameter server, in passes over the bytes of its part of a tensor.
+    """Memory-bound work of a parameter server, measured in passes over the bytes of a tensor.
 
-    memory       memory bandwidth of one thread for reads and writes together. The default is close to the result of
-                 STREAM (McCalpin 1995) with one thread on a server of the 2010s
-    threads      number of threads that handle requests and copy answers. Every tensor is handled by one thread; a new
+    One pass reads or writes each byte once.
+
+    memory       memory bandwidth of one thread, for reads and writes combined. The default is close to the
+                 single-thread result of STREAM (McCalpin 1995) on a server of the 2010s
+    threads      number of threads that handle requests and copy replies. Every tensor is handled by one thread; a new
                  tensor is assigned to the thread with the fewest bytes so far (BytePS: GetThreadID in its server)
-    together     memory bandwidth of several cores that process pushes and updates together (OpenMP), such as "60 GB/s",
-                 at most that of a socket; None: a single thread processes pushes and updates like all other work
-    first_push   passes for the first worker's push: 2 if it is read and written to the buffer
-    push         passes for each further push: 3 if the buffer and the push are read and their sum is written
-    update       passes for the update: 2 if the sum is copied over the parameters, 3 for SGD, 5 for SGD with momentum
-                 (two arrays are read and written, one is read)
-    pull         passes for each answer: 2 if the parameters are copied into it, 0 if they are sent without a copy
-    deliver      passes on a worker's machine: 2 if a separate thread copies the servers' answers together
+    together     memory bandwidth of several cores that process one push or update in parallel (OpenMP), such as "60
+                 GB/s", at most that of a socket; None: a single thread processes pushes and updates like all other work
+    first_push   number of passes for the first worker's push: 2 if the push is read and written to the buffer
+    push         number of passes for each later push: 3 if the buffer and the push are read and their sum is written
+    update       number of passes for an update: 2 if the sum is copied to the parameters, 3 for SGD, 5 for SGD with
+                 momentum (two arrays are read and written, one is read)
+    pull         number of passes for each reply: 2 if the parameters are copied into it, 0 if they are sent without a
+                 copy
+    deliver      number of passes on the worker's machine: 2 if a separate thread copies the replies of all servers into
+                 one tensor
     unsplit_below  size in bytes below which a tensor is not split but sent to one server, in round-robin order (MXNet:
                  MXNET_KVSTORE_BIGARRAY_BOUND, a million elements, so "4 MB")
     """
@@ -54,12 +58,15 @@ class ServerWork:
     unsplit_below: Annotated[float | str, quantity("bytes", "4 MB", zero=True)] = 0.0
 
     def seconds_per_byte(self, *, summing: bool = False) -> float:
-        """Return the s of one pass over a byte; `summing` for pushes and updates."""
+        """Return the time in s of one pass over a byte.
+
+        summing  True: the time for pushes and updates; False: the time for all other work
+        """
         shared = self.together if summing and self.together is not None else self.memory
         return 1.0 / si(shared, "bandwidth")
 
     def bound(self) -> float:
-        """Return the smallest size of tensors that are split, in bytes."""
+        """Return the size in bytes from which on tensors are split."""
         return si(self.unsplit_below, "bytes")
 
 

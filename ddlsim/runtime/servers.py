@@ -137,11 +137,11 @@ class Threads:
 
 
 class Servers:
-    """Parameter servers of a strategy, each with an equal part of the parameters.
+    """The parameter servers of a strategy, each of which stores an equal part of the parameters.
 
-    Workers send them gradients or, with `models`, models.
-
-    messages    messages to servers and back
+    strategy    strategy that defines the number of servers, their placement and their time per update
+    models      True: workers send models to the servers; False: workers send gradients
+    messages    encoder of the messages to servers and back
     apply_time  time to apply an update, in seconds
 
     Raises ConfigError if the cluster does not have enough machines.
@@ -155,11 +155,15 @@ class Servers:
 
     @property
     def follows(self) -> bool:
-        """Whether values, or sizes, depend on the order of events at the servers."""
+        """Whether values or sizes depend on the order in which messages arrive at the servers."""
         return self.messages.choice is not None or self.context.learner.task is not None
 
     def plan(self, ops: Sequence[Op], notes: Sequence[str]) -> None:
-        """Set the plan (``RunContext.plan``) of worker processes: cycles of `ops`, with `notes` on their decisions."""
+        """Set the plan (``RunContext.plan``) of a strategy that starts worker processes.
+
+        ops    operations of one cycle, before the push and pull
+        notes  notes about the decisions of the processes
+        """
         context, n = self.context, len(self.nodes)
         ops = [*ops, Op(ls.WORK, "encode"), Op(ls.EXCHANGE, "push and pull"), Op(ls.WORK, "decode")]
         seconds = [self.apply_time + self.messages.server_seconds(i) for i in range(n)]
@@ -173,17 +177,17 @@ class Servers:
         )
 
     def up(self, worker: Worker, message: Message) -> simpy.Event:
-        """Send a worker's encoded message, and return the event that all servers have their parts."""
+        """Send a worker's encoded message to the servers, and return the event that all servers have received it."""
         sends = zip(self.nodes, message.sizes, strict=True)
         return all_of(worker.loop, [worker.loop.send(worker.node, node, nbytes) for node, nbytes in sends])
 
     def down(self, worker: Worker, message: Message) -> simpy.Event:
-        """Send an answer, and return the event that the worker has all of it."""
+        """Send the servers' reply to a worker, and return the event that the worker has received all of it."""
         sends = zip(self.nodes, message.sizes, strict=True)
         return all_of(worker.loop, [worker.loop.send(node, worker.node, nbytes) for node, nbytes in sends])
 
     def show_update(self, begin: float) -> None:
-        """Add a span for an update that began at `begin` and ends now, on every server's track."""
+        """Record an update that began at `begin` (s) and ends now, on every server's track of the timeline."""
         for i in range(len(self.nodes)):
             self.context.recorder.background(f"server {i}", "update", begin, self.context.loop.now)
 

@@ -109,13 +109,17 @@ class StopRule:
 
 @dataclass
 class Worker:
-    """A worker, which computes gradients and records how it spends its time.
+    """A worker that computes gradients and records how it spends its time.
 
-    rank         index of the worker
-    params       current parameters, shape (n_params,); ABSENT in timing-only runs
-    workload_at  function that returns the workload at an epoch, for batch or image sizes that change during training.
-                 It returns the same object as long as the workload does not change
-    feed         source of samples; None if the input is not simulated
+    rank          rank of the worker
+    node          node of its device in the cluster
+    workload      compute times and sizes of a (micro-)step
+    factors       iterator over the random factors applied to the compute times of successive (micro-)steps
+    accumulation  number of micro-steps per step
+    params        current parameters, shape (n_params,); ABSENT in timing-only runs
+    workload_at   function that returns the workload at an epoch, for batch or image sizes that change during training.
+                  It returns the same object as long as the workload does not change
+    feed          source of samples; None: the input is not simulated
     """
 
     rank: int
@@ -152,13 +156,16 @@ class Worker:
 
     @property
     def samples_per_step(self) -> int:
-        """Samples in one step, gradient accumulation included."""
+        """Number of samples in one step, including all micro-steps."""
         return self.workload.batch_size * self.accumulation
 
     # ------------------------------------------------------------ gradients
 
     def gradient(self) -> Computation:
-        """Compute the gradient of the next batch at ``params``: its time now, its value when it is read."""
+        """Compute the gradient of the next batch at ``params``.
+
+        Simulated time passes now; the value is computed when it is read.
+        """
         yield from self.begin_step()
         value = self.draw()
         yield from self.forward()
@@ -166,13 +173,13 @@ class Worker:
         return value
 
     def draw(self) -> Value[Array]:
-        """Return the gradient of the next batch at ``params``, without taking time for it."""
+        """Return the gradient of the next batch at ``params`` without spending simulated time."""
         return self.learner.gradient(self.rank, self.params, self.samples_per_step, self.loop.now)
 
     # ------------------------------------------------------------ computing
 
     def compute(self, seconds: float, activity: str) -> Process:
-        """Compute for `seconds`, before jitter and slow-downs."""
+        """Compute for `seconds`, to which jitter and slowdowns are then applied."""
         start = self.loop.now
         duration = seconds * self.factor
         if self.slowdowns:
@@ -183,7 +190,7 @@ class Worker:
             self.recorder.worker(self.rank, COMPUTE, activity, start, self.loop.now)
 
     def begin_step(self) -> Process:
-        """Sample the step's jitter; with gradient accumulation, compute all micro-steps but the last."""
+        """Sample the jitter of the step. With gradient accumulation, also compute all micro-steps except the last."""
         if self.owed:
             seconds, self.owed = self.owed, 0.0
             yield from self.compute(seconds, "evaluation")
@@ -211,7 +218,7 @@ class Worker:
             self.recorder.worker(self.rank, INPUT, "input", start, self.loop.now)
 
     def forward(self) -> Process:
-        """Compute the forward pass of the (last micro-)step."""
+        """Compute the forward pass of the step or, with gradient accumulation, of its last micro-step."""
         yield from self.compute(self.workload.forward_time, "forward")
 
     def backward(self, from_layer: int, to_layer: int) -> Process:
@@ -221,27 +228,27 @@ class Worker:
         yield from self.compute(until - later, "backward")
 
     def optimizer_step(self) -> Process:
-        """Update the parameters."""
+        """Spend the time to update the parameters."""
         yield from self.compute(self.workload.optimizer, "optimizer")
 
     # ------------------------------------------------------------ blocking
 
     def block(self, event: simpy.Event, activity: str) -> Process:
-        """Wait for `event`; the caller books the time with :meth:`book`."""
+        """Wait for `event`. The caller then records the time with :meth:`book`."""
         self.loop.waiting[self.name] = activity
         self.recorder.begin(self.rank, COMMUNICATION, activity, self.loop.now)
         yield event
         del self.loop.waiting[self.name]
 
     def book(self, start: float, others_ready: float, activity: str) -> None:
-        """Book the time since `start` as waiting until `others_ready` and communication from then on."""
+        """Record the time since `start` (s) as waiting until `others_ready` (s), and as communication from then on."""
         now = self.loop.now
         ready = min(max(others_ready, start), now)
         self.recorder.worker(self.rank, WAITING, activity, start, ready)
         self.recorder.worker(self.rank, COMMUNICATION, activity, ready, now)
 
     def end_step(self) -> None:
-        """Book the end of a step of this worker."""
+        """Record the end of a step of this worker."""
         self.recorder.step_end[self.rank].append(self.loop.now)
         self.stop.stepped()
 

@@ -37,17 +37,19 @@ from ddlsim.workload.compute import Workload
 class AllReduce(OnFabric):
     """Synchronous SGD: all workers average their gradients in every step.
 
-    overlap     when gradients are sent: "none", "layer", "ddp", "horovod", "priority", or a policy object such as
-                DdpBuckets("50 MiB")
+    overlap     when gradients are sent during the backward pass: "none", "layer", "ddp", "horovod", "priority", or a
+                policy object such as DdpBuckets("50 MiB")
     algorithm, rank_order, cost
-                the :class:`~ddlsim.Fabric` of the all-reduce, which ``simulate(..., fabric=...)`` can also set
+                algorithm, rank order and cost model of the all-reduce; see :class:`~ddlsim.Fabric`, which
+                ``simulate(..., fabric=...)`` can also set
     shared_norms
-                algorithm of an all-gather ("bruck", "ring", ...) for LARS and LAMB: each of N workers computes the
+                for LARS and LAMB: algorithm of an all-gather, such as "bruck" or "ring". Each of N workers computes the
                 norms of 1/N of the layers, and the all-gather distributes them (Shi et al. 2021, arXiv:2010.10458,
-                "parallel tensor operator"). This saves time and gives the same values. None: every worker computes all
+                "parallel tensor operator"), which saves time and gives the same values. None: every worker computes all
                 norms
-    no_sync     with gradient accumulation: True sums gradients once per update, as in DDP's ``no_sync`` context; False
-                sums them after every micro-step, which gives the same values but sends `accumulation` times the bytes
+    no_sync     with gradient accumulation, whether workers sum their gradients only once per update, as in DDP's
+                ``no_sync`` context. False: they sum them after every micro-step, which gives the same values but sends
+                ``accumulation`` times as many bytes
     """
 
     algorithm: AllReduceAlgorithm = "default"
@@ -59,7 +61,7 @@ class AllReduce(OnFabric):
 
     @property
     def label(self) -> str:
-        """Algorithm and overlap, and the cost model unless collectives are simulated."""
+        """Label for tables and plots: algorithm and overlap, and the cost model unless collectives are simulated."""
         overlap = self.overlap if isinstance(self.overlap, str) else type(self.overlap).__name__
         norms = "" if self.shared_norms is None else ", shared norms"
         norms += "" if self.no_sync else ", sums in every micro-step"

@@ -147,19 +147,23 @@ class _Downpour:
 class AsyncParameterServer(UpdatesServers):
     """Asynchronous SGD through parameter servers (Downpour SGD, Dean et al. 2012, section 4.1).
 
-    A server applies each gradient as soon as it arrives, w <- w - eta * g_i(w_{t - tau}), and replies with its
+    A server applies each gradient as soon as it arrives, ``w <- w - eta * g_i(w_{t - tau})``, and replies with its
     parameters. Workers do not wait for each other. The staleness tau of a gradient is the number of updates that the
     server applied between the worker's pull and its push.
 
     servers             number of parameter servers, each with an equal shard of the parameters
-    placement           "own" machines, or "colocated" with the workers
-    apply_time          time that a server takes to apply one update to its shard: in seconds, or "1 ms"
-    accumulate          number of mini-batches between two exchanges. Between exchanges, the worker makes local steps
-                        w_i <- w_i - eta g. Then it pushes the sum of its gradients (n_fetch = n_push in the paper,
-                        algorithm 7.1)
-    staleness_scaling   "inverse" divides gradients by tau > 0 (Zhang et al. 2016); ExponentialPenalty(rho) multiplies
-                        them by rho^tau (Chan and Lane 2014); any object with a method ``factor(staleness)`` works
-    delay_compensation  DelayCompensation(lambda) corrects gradients for their age (Zheng et al. 2017)
+    placement           where servers run: on their "own" machines, or "colocated" with the workers
+    apply_time          time that a server takes to apply one update to its shard, in seconds or as a string ("1 ms")
+    accumulate          number of mini-batches that a worker processes between two exchanges with the servers, making
+                        local steps ``w_i <- w_i - eta g``. It then pushes the sum of the gradients (n_fetch = n_push in
+                        algorithm 7.1 of the paper)
+    staleness_scaling   factor that reduces the step for stale gradients: "inverse" divides by tau > 0 (Zhang et al.
+                        2016), "square-root" by sqrt(1 + tau), and ExponentialPenalty(rho) multiplies by rho^tau (Chan
+                        and Lane 2014). Any object with a method ``factor(staleness)`` is accepted. None: no scaling
+    delay_compensation  DelayCompensation(lambda) corrects gradients for the updates that they missed (Zheng et al.
+                        2017); None: no correction
+
+    Raises ConfigError if `delay_compensation` is combined with `accumulate` > 1.
     """
 
     servers: Count = 1
@@ -179,7 +183,7 @@ class AsyncParameterServer(UpdatesServers):
 
     @property
     def label(self) -> str:
-        """Number and placement of the servers, and the options in use."""
+        """Label for tables and plots: number and placement of the servers, and the options in use."""
         parts = [f"{self.servers} {self.placement}"]
         if self.accumulate > 1:
             parts.append(f"every {self.accumulate}")
@@ -191,7 +195,7 @@ class AsyncParameterServer(UpdatesServers):
         return f"asynchronous parameter server ({', '.join(parts)})"
 
     def updates(self, steps: int, n_workers: int) -> int:
-        """Return the number of updates: one per push."""
+        """Return the number of updates in `steps` steps of every worker: one per push."""
         return math.ceil(steps * n_workers / self.accumulate)
 
     def start(self, context: RunContext) -> None:

@@ -94,11 +94,11 @@ class OfK(WithServers):
 
     @property
     def label(self) -> str:
-        """The value of k and the name of the method."""
+        """Label for tables and plots: k and the name of the method."""
         return f"{self.k}-{self.kind}"
 
     def updates(self, steps: int, n_workers: int) -> int:
-        """Return the number of updates: one per k gradients."""
+        """Return the number of updates in `steps` steps of every worker: one per k gradients."""
         return math.ceil(steps * n_workers / self.k)
 
     def check_k(self, context: RunContext) -> None:
@@ -114,13 +114,14 @@ class OfK(WithServers):
 class KAsync(OfK):
     """K-async SGD: an update uses gradients of the first k workers (Dutta et al. 2018, arXiv:1803.01113, section 2).
 
-    The server waits for gradients from k different workers, makes the update w <- w - eta (1/k) sum g, and sends the
-    new parameters to these k workers. The others continue with the parameters that they have. k = 1 is asynchronous
-    SGD; with k equal to the number of workers this is synchronous SGD.
+    The server waits for gradients from k different workers, makes the update ``w <- w - eta (1/k) sum g``, and sends
+    the new parameters to these k workers. The other workers continue with their old parameters. With k = 1, this is
+    asynchronous SGD; with k equal to the number of workers, it is synchronous SGD.
 
-    k  number of workers per update
+    k   number of workers whose gradients form an update
     servers, placement, apply_time
-       as for :class:`~ddlsim.AsyncParameterServer`; all servers update at once
+        number, placement and update time of the servers, as for :class:`~ddlsim.AsyncParameterServer`. All servers
+        apply an update at the same time
     """
 
     kind = "async"
@@ -139,13 +140,14 @@ class KAsync(OfK):
 class KBatchAsync(OfK):
     """K-batch-async SGD: an update uses the next k gradients (Dutta et al. 2018, arXiv:1803.01113, section 2).
 
-    The server waits for k gradients, which may come from the same worker, and makes the update
-    w <- w - eta (1/k) sum g. After a push, a worker pulls the current parameters and continues at once: no worker
-    waits, and no work is cancelled.
+    The server waits for k gradients, several of which may come from the same worker, and makes the update
+    ``w <- w - eta (1/k) sum g``. After a push, a worker pulls the current parameters and continues immediately. No
+    worker waits for others, and no work is cancelled.
 
-    k  number of gradients (mini-batches) per update
+    k   number of gradients, that is, mini-batches, per update
     servers, placement, apply_time
-       as for :class:`~ddlsim.AsyncParameterServer`; all servers update at once
+        number, placement and update time of the servers, as for :class:`~ddlsim.AsyncParameterServer`. All servers
+        apply an update at the same time
     """
 
     kind = "batch-async"
@@ -164,16 +166,19 @@ class SoftSync(WithServers):
 
     With N workers, the server waits for c = floor(N/n) gradients from any workers and makes the update
 
-        w <- w - (1/c) sum_l alpha(tau_l) g_l,    alpha(tau) = alpha_0 / tau for tau > 0, else alpha_0.
+        w <- w - (1/c) sum_l alpha(tau_l) g_l,    alpha(tau) = alpha_0 / tau for tau > 0, else alpha_0,
 
-    After a push, a worker pulls the current parameters and continues at once. The staleness tau of a gradient is the
-    number of updates between the worker's pull and its push, about n on average. n = N is asynchronous SGD. (The
-    paper's hardsync, which waits for all workers, is :class:`~ddlsim.ParameterServer`.)
+    where alpha_0 is the learning rate of the run. After a push, a worker pulls the current parameters and continues
+    immediately. The staleness tau of a gradient is the number of updates between the worker's pull and its push, about
+    n on average. With n = N, this is asynchronous SGD. The paper's hardsync, which waits for all workers, is
+    :class:`~ddlsim.ParameterServer`.
 
-    n                   the n of n-softsync, at most N
-    staleness_scaling   "inverse": the paper's alpha(tau); None: always alpha_0; others as for AsyncParameterServer
+    n                   number that determines c: the larger n is, the fewer gradients an update uses; at most N
+    staleness_scaling   how the learning rate depends on staleness. "inverse" is the paper's alpha(tau), None is the
+                        constant alpha_0, and :class:`~ddlsim.AsyncParameterServer` lists other choices
     servers, placement, apply_time
-                        as for :class:`~ddlsim.AsyncParameterServer`; all servers update at once
+                        number, placement and update time of the servers, as for AsyncParameterServer. All servers
+                        apply an update at the same time
     """
 
     n: Count
@@ -181,7 +186,7 @@ class SoftSync(WithServers):
 
     @property
     def label(self) -> str:
-        """The value of n, and the staleness scaling."""
+        """Label for tables and plots: n and the staleness scaling."""
         scaling = self.staleness_scaling
         name = scaling if isinstance(scaling, str) else "constant rate" if scaling is None else type(scaling).__name__
         return f"{self.n}-softsync ({name})"
@@ -192,7 +197,7 @@ class SoftSync(WithServers):
         return n_workers // self.n
 
     def updates(self, steps: int, n_workers: int) -> int:
-        """Return the number of updates: one per c gradients."""
+        """Return the number of updates in `steps` steps of every worker: one per c gradients."""
         return math.ceil(steps * n_workers / self._count(n_workers))
 
     def start(self, context: RunContext) -> None:
@@ -218,25 +223,25 @@ def _slack(value: object, where: str) -> object:
 class StaleSynchronous(WithServers):
     """Stale synchronous parallel: workers drift apart by at most `slack` steps (Ho et al. 2013, NIPS, section 2).
 
-    The server applies every gradient when it arrives, w <- w - eta g_i. The clock of worker i is the number of its
-    gradients that have been applied. After each of them the worker waits, before its next pull, while
-    clock_i - min_j clock_j > slack.
+    The server applies every gradient as soon as it arrives, ``w <- w - eta g_i``. The clock of worker i counts its
+    applied gradients. Before each pull, worker i waits while clock_i - min_j clock_j > slack.
 
-    slack  largest lead over the slowest worker, in steps. 0: a barrier after every step (BSP, where the N gradients of
-           a step are added, not averaged); math.inf: asynchronous SGD
+    slack  maximum number of steps by which a worker may be ahead of the slowest one. 0: a barrier after every step, as
+           in bulk-synchronous SGD (but the N gradients of a step are added, not averaged); math.inf: asynchronous SGD
     servers, placement, apply_time
-           as for :class:`~ddlsim.AsyncParameterServer`; all servers update at once
+           number, placement and update time of the servers, as for :class:`~ddlsim.AsyncParameterServer`. All servers
+           apply an update at the same time
     """
 
     slack: Annotated[float, validated_by(_slack)]
 
     @property
     def label(self) -> str:
-        """The slack."""
+        """Label for tables and plots: the slack."""
         return f"stale synchronous (slack {self.slack})"
 
     def updates(self, steps: int, n_workers: int) -> int:
-        """Return the number of updates: one per gradient."""
+        """Return the number of updates in `steps` steps of every worker: one per gradient."""
         return steps * n_workers
 
     def start(self, context: RunContext) -> None:

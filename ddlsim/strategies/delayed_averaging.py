@@ -34,21 +34,21 @@ def _continued(mean: Array, params: Array, begun: Array) -> Array:
 class DaSGD(Periodic):
     """Local SGD with delayed averaging (Zhou et al. 2020, arXiv:2006.00441).
 
-    Workers merge the average of their models d local steps after the all-reduce began, so the all-reduce overlaps
-    computation:
+    While an all-reduce averages the models x_i, the workers continue with d local steps. Then they merge the average
+    into their models:
 
     x_i <- x_i - eta g_i(x_i)                      in every step
     s_i = x_i, all-reduce s                        in steps k with k mod tau = 0
-    x_i <- xi x_i + (1 - xi) (1/N) sum_j s_j       in steps k with (k - d) mod tau = 0, with s from d steps before
+    x_i <- xi x_i + (1 - xi) (1/N) sum_j s_j       in steps k with (k - d) mod tau = 0, using s from d steps earlier
 
-    With d = tau, an all-reduce is in flight at all times. With d = 0 and xi = 0 this is :class:`~ddlsim.LocalSGD`; with
-    xi = 1 the workers are independent.
+    With d = tau, an all-reduce is in flight at all times. With d = 0 and xi = 0, this is :class:`~ddlsim.LocalSGD`;
+    with xi = 1, the workers are independent.
 
-    period  tau, the local steps between two averages
-    delay   d, from 0 to `period`
-    merge   xi, the weight of a worker's own model
+    period  tau, the number of local steps from one average to the next
+    delay   d, the number of local steps between the start of an all-reduce and the merge, from 0 to `period`
+    merge   xi, the weight of a worker's own model in the merge, from 0 to 1
     algorithm, rank_order, cost
-            the :class:`~ddlsim.Fabric` of the all-reduce
+            algorithm, rank order and cost model of the all-reduce; see :class:`~ddlsim.Fabric`
     """
 
     period: Count = 4
@@ -61,7 +61,7 @@ class DaSGD(Periodic):
 
     @property
     def label(self) -> str:
-        """Period, delay and algorithm."""
+        """Label for tables and plots: period, delay and algorithm."""
         return f"DaSGD ({self.period} steps, {self.delay} late, {fabric_label(self.algorithm, self.cost)})"
 
     @property
@@ -88,21 +88,21 @@ class DaSGD(Periodic):
 class OverlapLocalSGD(Periodic):
     """Overlap-Local-SGD: local SGD that pulls models towards an anchor, which is averaged in the background.
 
-    Wang, Liang and Joshi 2020, arXiv:2002.09539. After every `period` local steps, workers move towards the anchor z
-    and start the all-reduce for the next one, which has until the next pull to finish:
+    Wang, Liang and Joshi 2020, arXiv:2002.09539. Every `period` local steps, the workers move their models x_i towards
+    the anchor z and start an all-reduce for the next anchor, which overlaps their next `period` steps:
 
     x_i <- (1 - alpha) x_i + alpha z
     v <- beta v + (1/N) sum_i x_i - z;   z <- z + v
 
     The first anchor is the initial model. As in the authors' code, each worker keeps its own v_i = beta v_i + x_i - z,
-    and the all-reduce averages z + v_i. Running statistics of batch normalisation are averaged without momentum, which
-    could make a variance negative.
+    and the all-reduce averages z + v_i. The running statistics of batch normalisation are averaged without momentum,
+    because momentum could make a variance negative.
 
-    period    local steps between two pulls
-    alpha     strength of the pull, from 0 to 1
-    momentum  beta
+    period    number of local steps between two moves towards the anchor
+    alpha     strength of the pull towards the anchor, from 0 to 1
+    momentum  beta, the momentum of the anchor
     algorithm, rank_order, cost
-              the :class:`~ddlsim.Fabric` of the all-reduce
+              algorithm, rank order and cost model of the all-reduce; see :class:`~ddlsim.Fabric`
     """
 
     period: Count = 4
@@ -111,7 +111,7 @@ class OverlapLocalSGD(Periodic):
 
     @property
     def label(self) -> str:
-        """Period and algorithm."""
+        """Label for tables and plots: period and algorithm."""
         return f"overlap local SGD ({self.period} steps, {fabric_label(self.algorithm, self.cost)})"
 
     @property
@@ -148,20 +148,21 @@ class OverlapLocalSGD(Periodic):
 class CoCoDSGD(Periodic):
     """CoCoD-SGD: computation and communication decoupled SGD (Shen et al. 2019, IJCAI, algorithm 1).
 
-    The models are averaged while the workers make their next tau local steps, which are then added to the average:
+    While an all-reduce averages the models x_i of the N workers, the workers make their next tau local steps. The
+    change that a worker makes in these steps is then added to the average:
 
     s_i = x_i, all-reduce s;   tau local steps;   x_i <- (1/N) sum_j s_j + (x_i - s_i)
 
-    period  tau, the local steps per average
+    period  tau, the number of local steps during each all-reduce
     algorithm, rank_order, cost
-            the :class:`~ddlsim.Fabric` of the all-reduce
+            algorithm, rank order and cost model of the all-reduce; see :class:`~ddlsim.Fabric`
     """
 
     period: Count = 4
 
     @property
     def label(self) -> str:
-        """Period and algorithm."""
+        """Label for tables and plots: period and algorithm."""
         return f"CoCoD-SGD ({self.period} steps, {fabric_label(self.algorithm, self.cost)})"
 
     @property

@@ -71,22 +71,24 @@ class _Springs(UpdateRule):
 class ElasticAveraging(WithServers):
     """Elastic averaging SGD (Zhang, Choromanska and LeCun 2015, NIPS, arXiv:1412.6651, equations 5 and 6).
 
-    Each worker trains its own model x_i, which an elastic force ties to a center z at the servers:
+    Each worker trains its own model x_i, which an elastic force ties to a center z on the servers:
 
         x_i <- x_i - eta g_i(x_i) - alpha (x_i - z),    z <- z + alpha sum_i (x_i - z)
 
-    The elastic terms apply in every `period`-th step. The center z is the model that is evaluated; the optimizer runs
-    on the workers. A local step counts as an update (if `synchronous`, the step of all workers together). Staleness is
-    the number of times that other workers have moved the center since a worker's last exchange.
+    The elastic terms apply only every `period` steps. The center z is the model that is evaluated; the optimizer runs
+    on the workers. In an exchange, a worker pushes x_i and pulls z. There is no exchange before the first step, because
+    all models are still equal.
 
-    An exchange is a push of x_i and a pull of z, each of the size of the parameters. The first exchange is skipped,
-    because all models are still equal.
-
-    alpha        moving rate; the paper uses N alpha = beta = 0.9
-    period       steps between two exchanges of a worker, the paper's tau
-    synchronous  True: all workers exchange at once; False: each exchanges with z on its own (the paper's algorithm 1)
+    alpha        moving rate of the elastic force; the paper uses alpha = 0.9 / N for N workers
+    period       number of steps between two exchanges of a worker, the paper's tau
+    synchronous  whether all workers exchange with the center at the same time. False: each worker exchanges on its own
+                 (the paper's algorithm 1)
     servers, placement, apply_time
-                 as for :class:`~ddlsim.AsyncParameterServer`; all servers update at once
+                 number, placement and update time of the servers, as for :class:`~ddlsim.AsyncParameterServer`. All
+                 servers apply an update at the same time
+
+    Each local step counts as an update (with `synchronous`, one step of all workers together). Staleness is the number
+    of times that other workers have moved the center since a worker's last exchange.
     """
 
     alpha: Annotated[float, number(0.0, 1.0, hint=", e.g. 0.9 / N")]
@@ -95,7 +97,7 @@ class ElasticAveraging(WithServers):
 
     @property
     def label(self) -> str:
-        """Whether exchanges are synchronous, and the period."""
+        """Label for tables and plots: whether exchanges are synchronous, and the period."""
         return f"elastic averaging ({'' if self.synchronous else 'a'}synchronous, every {self.period})"
 
     def cycle(self) -> int:
@@ -103,7 +105,10 @@ class ElasticAveraging(WithServers):
         return self.period
 
     def updates(self, steps: int, n_workers: int) -> int:
-        """Return the number of updates: one per local step, of all workers together if they are synchronous."""
+        """Return the number of updates in `steps` steps of every worker.
+
+        Each local step is an update; if exchanges are synchronous, one step of all workers together.
+        """
         return steps if self.synchronous else steps * n_workers
 
     def start(self, context: RunContext) -> None:

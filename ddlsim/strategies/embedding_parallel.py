@@ -54,26 +54,28 @@ def in_order(overlap: str | InOrder, where: str) -> str | InOrder:
 @checked
 @dataclass(frozen=True)
 class EmbeddingParallel(DealtOut):
-    """Training of recommendation models with sharded embedding tables and data-parallel MLPs.
+    """Train recommendation models with sharded embedding tables and data-parallel MLPs.
 
-    All-to-alls connect the tables with the MLPs (Naumov et al. 2019, arXiv:1906.00091, section 4; TorchRec: Ivchenko et
-    al. 2022). ``batch_size`` is the global batch size. Values are those of synchronous SGD with the whole batch,
-    wherever the tables are. The model assumes that all rows of a table are equally likely, and that one kernel performs
-    the lookups in all tables of a worker.
+    All-to-alls carry embedding vectors from the tables to the MLPs (Naumov et al. 2019, arXiv:1906.00091, section 4;
+    TorchRec: Ivchenko et al. 2022). ``batch_size`` is the global batch size. The computed values
+    are those of synchronous SGD, wherever the tables are. The model assumes that all rows of a table are equally likely
+    to be looked up, and that a worker performs the lookups in all of its tables with one kernel.
 
-    sharding         "table-wise", "row-wise" (reduce-scatter of sums, all-gather of gradients) or "column-wise"
-    data_parallel    tables of at most this size, in bytes, are replicated on every worker and their gradients
-                     all-reduced
-    host             host memory for tables that do not fit in device memory; None: do not use host memory
-    table_optimizer  "sgd", or "rowwise_adagrad", which keeps 4 bytes of state per row
-    table_dtype      data type of the tables
-    indices          how workers get the indices for their tables: "exchanged" within the step; "prefetched" during the
-                     step before (TorchRec's TrainPipelineSparseDist); "local": each worker reads the indices for its
-                     own tables (NVIDIA's DLRM)
+    sharding         how tables are sharded: "table-wise", "row-wise" (partial sums are reduce-scattered and gradients
+                     all-gathered) or "column-wise"
+    data_parallel    size in bytes up to which a table is replicated on every worker instead of sharded; the gradients
+                     of replicated tables are all-reduced. 0: no table is replicated
+    host             :class:`~ddlsim.workload.table_placement.HostMemory` for tables that do not fit in device memory;
+                     None: tables must fit in device memory
+    table_optimizer  optimizer of the tables: "sgd", or "rowwise_adagrad", which stores 4 bytes of state per row
+    table_dtype      data type of the tables, such as "fp32" or "fp16"
+    indices          how a worker receives the indices to look up in its tables: "exchanged" between workers within the
+                     step; "prefetched" during the previous step (TorchRec's TrainPipelineSparseDist); "local": each
+                     worker reads those for its own tables (NVIDIA's DLRM)
     bottom_mlp       "data-parallel", or "one rank": the first worker computes the bottom MLP for all samples and, with
                      5 or more workers, holds no tables (NVIDIA's DLRM)
-    random_access    memory bandwidth for random rows as a share of the streaming bandwidth; 0.75 is an assumption
-    overlap          when the MLPs' gradients are sent during the backward pass: "ddp", "layer", "none" or
+    random_access    memory bandwidth for random rows, as a fraction of the streaming bandwidth; 0.75 is an assumption
+    overlap          when the gradients of the MLPs are sent during the backward pass: "ddp", "layer", "none" or
                      DdpBuckets(...)
     algorithm, rank_order
                      algorithm and rank order of the MLPs' all-reduce, as for :class:`~ddlsim.AllReduce`
@@ -93,7 +95,7 @@ class EmbeddingParallel(DealtOut):
 
     @property
     def label(self) -> str:
-        """The sharding of the tables, and the placement of the bottom MLP."""
+        """Label for tables and plots: the sharding of the tables, and the placement of the bottom MLP."""
         more = ", bottom MLP on one rank" if self.bottom_mlp == "one rank" else ""
         return f"embedding parallel ({self.sharding}{more})"
 
@@ -167,7 +169,7 @@ class EmbeddingParallel(DealtOut):
         return memory_of(model, workload.batch_size, workload.precision, Holding(workload.rule or "momentum"))
 
     def collectives(self) -> Collectives:
-        """Return the algorithm of the MLPs' all-reduce by its field."""
+        """Return the algorithm of the MLPs' all-reduce, by the name of its field."""
         return Collectives({"algorithm": self.algorithm})
 
     def exchanges_tables(self) -> bool:

@@ -31,15 +31,16 @@ from ddlsim.workload.stage import Stage
 class ExpertParallel(DealtOut):
     """Data parallelism with expert parallelism, for mixture-of-experts models.
 
-    Groups of consecutive workers divide the experts of every layer and exchange tokens in two all-to-alls per layer
-    and pass (Lepikhin et al. 2021, GShard, arXiv:2006.16668; Rajbhandari et al. 2022, DeepSpeed-MoE, arXiv:2201.05596).
-    ``batch_size`` is the global batch size. The model assumes that all experts receive the same number of tokens.
+    Groups of consecutive workers divide the experts of every layer. In each pass through a layer, two all-to-alls carry
+    tokens to their experts and back (Lepikhin et al. 2021, GShard, arXiv:2006.16668; Rajbhandari et al. 2022,
+    DeepSpeed-MoE, arXiv:2201.05596). ``batch_size`` is the global batch size. The model assumes that all experts
+    receive the same number of tokens.
 
-    degree      degree of expert parallelism, that is, workers per group; None: all workers
+    degree      number of workers per group, which together hold all experts; None: all workers form one group
     overlap     when gradients are sent during the backward pass: "ddp", "layer", "none" or DdpBuckets(...)
-    algorithm   algorithm of the all-reduces
+    algorithm   algorithm of the all-reduces, such as "ring"
     all_to_all  algorithm of the all-to-alls
-    rank_order  as for :class:`~ddlsim.AllReduce`
+    rank_order  order of the ranks in a collective, as for :class:`~ddlsim.AllReduce`
     """
 
     degree: Count | None = None
@@ -50,11 +51,11 @@ class ExpertParallel(DealtOut):
 
     @property
     def label(self) -> str:
-        """The degree of expert parallelism."""
+        """Label for tables and plots: the degree of expert parallelism."""
         return f"expert parallel ({'all' if self.degree is None else self.degree} ways)"
 
     def collectives(self) -> Collectives:
-        """Return the algorithms of the all-reduces and all-to-alls by their fields."""
+        """Return the algorithms of the all-reduces and all-to-alls, by the names of their fields."""
         return Collectives({"algorithm": self.algorithm, "all_to_all": self.all_to_all})
 
     def stage(self, workload: Workload, rank: int, n_workers: int) -> Stage:

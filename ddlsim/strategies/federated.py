@@ -29,22 +29,24 @@ from ddlsim.streams import stream
 class FedAvg(WithServers):
     """Federated averaging (McMahan et al. 2017, AISTATS, arXiv:1602.05629, algorithm 1).
 
-    In every round, the server samples max(C K, 1) of the K clients. They train the current model w on their own data,
-    and the mean of their models, weighted by their n_k samples, is the next model:
+    In every round, the server samples C K of the K clients (at least one), which train the current model w on their own
+    data. The next model is the mean of their models w_k, weighted by their numbers of samples n_k:
 
     w_k <- w;   w_k <- w_k - eta g_k(w_k) for each local step;   w <- sum_k (n_k / n) w_k with n = sum_k n_k
 
-    Each worker is a client, and its shard of the data has n_k samples. A round counts as one update with the samples of
-    all its local steps. Clients keep no state between rounds, so the run's optimizer (plain SGD in the paper) starts
-    anew in each round. With C = 1 and one local step this is synchronous SGD, up to rounding.
+    Each worker is a client, and n_k is the size of its shard of the data set. Clients keep no state between rounds, so
+    the run's optimizer (plain SGD in the paper) is reset in each round. A round counts as one update, with the samples
+    of all local steps. With C = 1 and one local step, this is synchronous SGD, up to rounding. Set either `local_steps`
+    or `epochs`.
 
-    Set either `local_steps` or `epochs`.
-
-    fraction      C, the share of clients per round
-    local_steps   local steps of a client per round
-    epochs        passes of a client over its shard per round, the paper's E
+    fraction      C, the fraction of clients that are sampled in each round
+    local_steps   number of local steps that a client makes per round
+    epochs        number of passes that a client makes over its shard per round, the paper's E
     servers, placement, apply_time
-                  as for :class:`~ddlsim.AsyncParameterServer`; clients exchange models with all servers at once
+                  number, placement and update time of the servers, as for :class:`~ddlsim.AsyncParameterServer`.
+                  Clients exchange models with all servers at the same time
+
+    Raises ConfigError unless exactly one of `local_steps` and `epochs` is set.
     """
 
     fraction: Annotated[float, number(0.0, 1.0, above=True, hint=" (0.1 is a tenth of the clients)")] = 0.1
@@ -60,7 +62,7 @@ class FedAvg(WithServers):
 
     @property
     def label(self) -> str:
-        """Share of clients per round, and their local work."""
+        """Label for tables and plots: share of clients per round, and their local work."""
         work = f"{self.epochs:g} epochs" if self.epochs is not None else f"{self.local_steps} steps"
         return f"FedAvg ({self.fraction:.3g} of the clients, {work})"
 
@@ -69,11 +71,11 @@ class FedAvg(WithServers):
         return max(round(self.fraction * n_workers), 1)
 
     def updates(self, steps: int, n_workers: int) -> int:
-        """Return the number of updates: one per round."""
+        """Return the number of updates in `steps` steps of every worker: one per round."""
         return math.ceil(steps * n_workers / (self.n_sampled(n_workers) * (self.local_steps or 1)))
 
     def start(self, context: RunContext) -> None:
-        """Start all clients. Raises ConfigError for `epochs` in a timing-only run, which has none."""
+        """Start all clients. Raises ConfigError for `epochs` in a timing-only run, which has no data."""
         if self.epochs is not None:
             need_values(context, f"FedAvg: epochs = {self.epochs:g}", "epochs are passes over data")
         _Rounds(self, context).go()
@@ -153,23 +155,25 @@ class _Rounds(UpdateRule):
 class FedBuff(WithServers):
     """FedBuff: asynchronous federated learning with buffered aggregation (Nguyen et al. 2022, arXiv:2106.06639).
 
-    A client trains the current model for some local steps and sends the difference Delta_k = w - w_k. As soon as the
-    server's buffer holds K of them, it updates the model (algorithms 1 and 2):
+    A client starts from the current model w, makes local steps, and sends the difference Delta_k = w - w_k. As soon as
+    the server's buffer holds K differences, the server updates the model (algorithms 1 and 2):
 
     w_k <- w;   w_k <- w_k - eta g_k(w_k) for each local step
     w <- ServerOpt(w, (1/K) sum_k Delta_k / sqrt(1 + tau_k))
 
-    Clients do not wait for each other. After a worker has sent its Delta, it pulls the current model and acts as the
-    next client, so the number of workers is the number of concurrent clients. The staleness tau is the number of
+    Clients do not wait for each other. After a worker has sent its difference, it pulls the current model and acts as
+    the next client, so the number of workers is the number of concurrent clients. The staleness tau_k is the number of
     updates between the pull and the push. Clients keep no state between rounds, as in :class:`~ddlsim.FedAvg`.
 
-    local_steps        local steps of a client, the paper's Q
-    buffer             K; 10 in the paper
-    staleness_scaling  "square-root", as in the paper; None, "inverse" and others as for AsyncParameterServer
-    outer, outer_rate  ServerOpt and its learning rate eta_g. The paper's algorithm uses w <- w - eta_g Delta; the
-                       paper's experiments use Momentum(0.3)
+    local_steps        number of local steps that a client makes, the paper's Q
+    buffer             K, the number of differences per update; 10 in the paper
+    staleness_scaling  how stale differences are scaled: "square-root", as in the paper; None: not at all; or another
+                       choice listed for :class:`~ddlsim.AsyncParameterServer`
+    outer, outer_rate  optimizer of the server (ServerOpt) and its learning rate eta_g. By default, the update is
+                       w <- w - eta_g Delta, as in the paper's algorithm; the paper's experiments use Momentum(0.3)
     servers, placement, apply_time
-                       as for :class:`~ddlsim.AsyncParameterServer`; all servers update at once
+                       number, placement and update time of the servers, as for AsyncParameterServer. All servers apply
+                       an update at the same time
     """
 
     local_steps: Count
@@ -180,11 +184,11 @@ class FedBuff(WithServers):
 
     @property
     def label(self) -> str:
-        """Local steps and buffer size."""
+        """Label for tables and plots: local steps and buffer size."""
         return f"FedBuff ({self.local_steps} steps, buffer of {self.buffer})"
 
     def updates(self, steps: int, n_workers: int) -> int:
-        """Return the number of updates: one per full buffer."""
+        """Return the number of updates in `steps` steps of every worker: one per full buffer."""
         return math.ceil(steps * n_workers / (self.buffer * self.local_steps))
 
     def start(self, context: RunContext) -> None:

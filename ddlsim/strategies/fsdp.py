@@ -57,42 +57,42 @@ class FSDP:
     """Data parallelism with sharded optimizer state, gradients and weights: ZeRO and PyTorch FSDP.
 
     ZeRO: Rajbhandari et al. 2020, arXiv:1910.02054, implemented in DeepSpeed. FSDP: Zhao et al. 2023, arXiv:2304.11277.
-
     ``batch_size`` is the global batch size of an update, as in DeepSpeed. Each worker computes
-    ``batch_size / (workers * micro_batch)`` micro-batches one after the other.
+    ``batch_size / (workers * micro_batch)`` micro-batches, one at a time.
 
-    stage         stage of ZeRO. 1 shards the optimizer state; 2 shards the gradients, too; 3 also shards the weights
+    stage         stage of ZeRO. 1 shards the optimizer state; 2 also shards the gradients; 3 also shards the weights,
                   and gathers them unit by unit for each pass (FSDP's FULL_SHARD)
-    micro_batch   samples per micro-batch and worker; None: one micro-batch, the worker's share of the batch
-    no_sync       True: accumulate unsharded gradients locally, which takes memory, and reduce-scatter them after the
-                  last micro-batch. False: stages 2 and 3 reduce-scatter the gradients of every micro-batch. Stage 1
-                  always accumulates locally
+    micro_batch   samples per micro-batch and worker. None: each worker computes its share of the batch as a single
+                  micro-batch
+    no_sync       whether gradients are accumulated unsharded on each worker, which takes memory, and reduce-scattered
+                  after the last micro-batch. False: stages 2 and 3 reduce-scatter the gradients of every micro-batch.
+                  Stage 1 always accumulates locally
     recompute     activations to recompute in the backward pass (activation checkpointing): "none"; "selective", the
                   matrices of attention; "operators", every second matrix product and the element-wise operations of
                   transformer layers; "full", transformer layers; "early-stop", transformer layers without their last
-                  matrix product, whose output the backward pass does not need (PyTorch's checkpoint,
+                  matrix product, whose output the backward pass does not need (PyTorch's checkpoint with
                   use_reentrant=False)
     recompute_share
-                  share of the transformer layers that recompute, evenly spread (Megatron-LM's --recompute-num-layers,
-                  torchtitan's "selective" for every n-th layer). :class:`~ddlsim.Parallel` has no such option: its
-                  stages recompute in all of their layers
+                  fraction of the transformer layers that recompute, evenly spread (Megatron-LM's
+                  --recompute-num-layers, torchtitan's "selective" for every n-th layer). :class:`~ddlsim.Parallel` has
+                  no such option: its stages recompute in all of their layers
     param_dtype   data type of gathered weights. None: that of the computation; "fp32": each rank casts the gathered
                   weights (autocast)
     reduce_scatter, all_gather, rank_order, cost
-                  as for :class:`~ddlsim.ShardedUpdate`
+                  algorithms, rank order and cost model of the two collectives, as for :class:`~ddlsim.ShardedUpdate`
 
     For stages 1 and 2 only:
 
     overlap       buckets that are reduce-scattered during the backward pass and gathered during the next forward pass:
-                  "ddp" (the default), "layer" or DdpBuckets(...); "none": all at once after the backward pass
+                  "ddp" (the default), "layer" or DdpBuckets(...). "none": a single bucket after the backward pass
 
     For stage 3 only:
 
     prefetch      number of units to gather ahead of the unit that is being computed; 1 by default
-    reshard       True: free the weights after the forward pass and gather them again for the backward pass; False:
-                  keep them (SHARD_GRAD_OP)
-    units         first layer of each unit. None: each transformer layer is a unit, as are the layers before and after
-                  them; models without transformer layers have a unit per block
+    reshard       whether weights are freed after the forward pass and gathered again for the backward pass. False: they
+                  are kept (SHARD_GRAD_OP)
+    units         index of the first layer of each unit. None: each transformer layer is a unit, as are the layers
+                  before and after them; in models without transformer layers, each block is a unit
     shard         size of a sharding group of neighbouring workers, such as the GPUs of a machine (HYBRID_SHARD, or
                   _HYBRID_SHARD_ZERO2 with ``reshard=False``). The groups are replicas, which all-reduce their shards of
                   the gradients. None: all workers form one group
@@ -153,7 +153,7 @@ class FSDP:
 
     @property
     def label(self) -> str:
-        """Stage and sharding options."""
+        """Label for tables and plots: stage and sharding options."""
         more = f", micro-batch {self.micro_batch}" if self.micro_batch is not None else ""
         more += "" if self.shard is None else f", hybrid {self.shard}"
         more += "" if self.reshard else ", weights kept"

@@ -152,24 +152,24 @@ class Neighbours:
 class DPSGD:
     """D-PSGD: decentralised parallel SGD (Lian et al. 2017, arXiv:1705.09056, algorithm 1).
 
-    In every step, each worker averages its model with those of its neighbours and applies its gradient:
+    In every step, each worker averages its model with the models of its neighbours and applies its own gradient:
 
     x_i <- sum_j W_ij x_j - eta g_i(x_i)
 
-    Only neighbours in the graph communicate. Models are exchanged while the gradient is computed, as the algorithm
-    allows, so a step takes the longer of the two. A worker's step ends when all messages that it sends and receives
-    have been delivered.
+    Only neighbours in the graph communicate. Models are exchanged while the gradient is computed, as in the paper, so a
+    step takes as long as the slower of the two. A worker's step ends when all messages that it sends and receives have
+    been delivered.
 
-    graph  "ring" (in rank order, with weights 1/3), "complete", "bipartite", a networkx graph of ranks (with
-           Metropolis-Hastings weights), or the matrix W. W has shape (N, N) and is doubly stochastic; its row i holds
-           the weights that worker i uses
+    graph  neighbours of each worker: "ring" (in rank order, with weights of 1/3), "complete", "bipartite", a networkx
+           graph whose nodes are the ranks (with Metropolis-Hastings weights), or the matrix W itself. W is doubly
+           stochastic and has the shape (N, N) for N workers; row i holds the weights that worker i uses
     """
 
     graph: Mixing = "ring"
 
     @property
     def label(self) -> str:
-        """The graph."""
+        """Label for tables and plots: the graph."""
         return f"D-PSGD ({describe(checked_graph(self.graph))})"
 
     def start(self, context: RunContext) -> None:
@@ -203,12 +203,12 @@ class CHOCOSGD:
     x_i <- x_i + gamma sum_j W_ij (y_j - y_i)
 
     y_i is the public copy of x_i, which all neighbours hold. It starts as the initial model (as 0 in the paper). Q is
-    the compressor of the run, ``simulate(..., compression=TopK(0.01))``; without one, y_i = x_i. The run's optimizer
-    makes the local steps. Messages depend on the gradient, so they cannot overlap its computation.
+    the compressor of the run, as in ``simulate(..., compression=TopK(0.01))``; without one, y_i = x_i. The run's
+    optimizer makes the local steps. Messages depend on the gradient, so they cannot overlap its computation.
 
-    gamma  consensus step size: 1 without compression, smaller with stronger compression. The paper tunes
-           gamma, to 0.04 when the largest 1 % of the elements are sent; its theorem 4 gives a safe value
-    graph  as for :class:`~ddlsim.DPSGD`
+    gamma  consensus step size: 1 without compression, smaller with stronger compression. For messages with the largest
+           1 % of the elements, the paper uses a tuned gamma of 0.04; its theorem 4 gives a safe value
+    graph  neighbours of each worker and their weights W, as for :class:`~ddlsim.DPSGD`
     """
 
     gamma: Annotated[float, number(0.0, 1.0, above=True, hint=", e.g. 1.0 without compression")]
@@ -216,7 +216,7 @@ class CHOCOSGD:
 
     @property
     def label(self) -> str:
-        """The step size and the graph."""
+        """Label for tables and plots: the step size and the graph."""
         return f"CHOCO-SGD ({self.gamma:g}, {describe(checked_graph(self.graph))})"
 
     def start(self, context: RunContext) -> None:
@@ -249,28 +249,28 @@ class CHOCOSGD:
 class ADPSGD:
     """AD-PSGD: asynchronous decentralised parallel SGD (Lian et al. 2018, arXiv:1710.06952, algorithm 1).
 
-    While worker i computes a gradient at its model x_i', it averages its model with that of a random neighbour j; then
+    While worker i computes a gradient at its model x_i', it averages its model with that of a random neighbour j. Then
     it applies the gradient:
 
     x_i, x_j <- (x_i + x_j) / 2   atomically;   x_i <- x_i - eta g_i(x_i')
 
-    The graph must be bipartite, as in the paper. Workers on one side send their parameters and wait for the average;
-    workers on the other side reply while they compute and never wait, so there is no deadlock. Staleness is the number
-    of updates by all workers between the start of a gradient and its use.
+    The graph must be bipartite, as in the paper. Workers on one side send their parameters and wait for the average.
+    Workers on the other side reply while they compute and never wait, so there is no deadlock. The staleness of a
+    gradient is the number of updates that all workers make between its start and its use.
 
-    graph  "ring" (of an even number of workers), "bipartite" (edges between all even and all odd ranks), or a networkx
-           graph of ranks
+    graph  neighbours of each worker: "ring" (for an even number of workers), "bipartite" (edges between all even and
+           all odd ranks), or a bipartite networkx graph whose nodes are the ranks
     """
 
     graph: Annotated[str | Graph, validated_by(check_graph)] = "bipartite"
 
     @property
     def label(self) -> str:
-        """The graph."""
+        """Label for tables and plots: the graph."""
         return f"AD-PSGD ({describe(self.graph)})"
 
     def updates(self, steps: int, n_workers: int) -> int:
-        """Return the number of updates: one per local step of each worker."""
+        """Return the number of updates in `steps` steps of every worker: one per local step of each worker."""
         return steps * n_workers
 
     def start(self, context: RunContext) -> None:
@@ -402,11 +402,12 @@ class GossipSGD:
 
     In every step, a worker merges the models that have arrived and makes a local step. Then, with probability p, it
     halves the weight of its model and pushes the model and the weight to a random neighbour. Workers do not wait for
-    each other, but a worker waits until its previous push has been delivered before it pushes again. Merges and pushes
-    preserve the weighted sum of all models, including those in flight.
+    each other, but a worker does not push again until its previous push has been delivered. Merges and pushes preserve
+    the weighted sum of all models, including those in flight.
 
-    probability  p, above 0 and at most 1
-    graph        "complete" (any worker, as in the paper), "ring", "bipartite", or a networkx graph of ranks
+    probability  p, the probability that a worker pushes its model after a step; above 0 and at most 1
+    graph        possible receivers of each worker: "complete" (any worker, as in the paper), "ring", "bipartite", or a
+                 networkx graph whose nodes are the ranks
     """
 
     probability: Annotated[float, number(0.0, 1.0, above=True, hint=" (0.1 is 10 %)")] = 0.1
@@ -414,11 +415,11 @@ class GossipSGD:
 
     @property
     def label(self) -> str:
-        """Probability and graph."""
+        """Label for tables and plots: probability and graph."""
         return f"gossip SGD (p = {self.probability:g}, {describe(self.graph)})"
 
     def updates(self, steps: int, n_workers: int) -> int:
-        """Return the number of updates: one per local step of each worker."""
+        """Return the number of updates in `steps` steps of every worker: one per local step of each worker."""
         return steps * n_workers
 
     def start(self, context: RunContext) -> None:

@@ -49,13 +49,15 @@ def _in_order(overlap: str | InOrder, where: str) -> str | InOrder:
 @checked
 @dataclass(frozen=True)
 class Distribution:
-    """The same split for every layer of :class:`~ddlsim.Hybrid`: ``Hybrid(Distribution(data=4, model=16))``.
+    """The same split for every layer of :class:`~ddlsim.Hybrid`, as in ``Hybrid(Distribution(data=4, model=16))``.
 
     It is similar to the distributions of Intel MLSL (Sridharan et al. 2018, arXiv:1801.08030). Layers with fewer than
     `model` outputs stay data parallel.
 
-    data   number of groups
-    model  workers per group, which divide the outputs of a layer; `data` * `model` is the number of workers
+    data   number of groups of workers
+    model  number of workers per group, which divide the outputs of each layer among them
+
+    Their product must equal the number of workers.
     """
 
     data: Count
@@ -81,23 +83,23 @@ class Hybrid(DealtOut, WithFabric):
     """Data parallelism, model parallelism, or a mix of the two, chosen for each layer.
 
     Das et al. 2016, arXiv:1602.06709. The N workers form G groups, and the workers of a group divide the outputs of the
-    layer among them. G = N is data parallelism, G = 1 model parallelism. ``batch_size`` is the global batch size.
+    layer among them. G = N is data parallelism; G = 1 is model parallelism. ``batch_size`` is the global batch size.
 
-    Dense layers and convolutions outside of branches can be split (:mod:`ddlsim.plan.layouts`). Each group gathers
-    inputs before the layer and reduce-scatters their gradients after it. Each worker of a group holds a part of the
-    weights, whose gradients are all-reduced over the groups. Compression applies only to layers that are not split; the
-    parts of split layers are small.
+    Dense layers and convolutions outside of branches can be split (:mod:`ddlsim.plan.layouts`). Each group all-gathers
+    the inputs before such a layer and reduce-scatters their gradients after it. Each worker of a group holds a part of
+    the weights, whose gradients are all-reduced across groups. Compression applies only to layers that are not split,
+    because the parts of split layers are small.
 
-    groups      G by layer name, such as ``{"fc6": 1, "fc7": 2}``, with G = N for all other layers; "balance": the
-                numbers that minimise the bytes that a worker receives per step; Distribution(data, model): the same G
-                for all layers
+    groups      number of groups G by layer name, such as ``{"fc6": 1, "fc7": 2}``, with G = N for all other layers;
+                Distribution(data, model) for the same G in all layers; or "balance" for the numbers that minimise the
+                bytes that a worker receives per step
     overlap     when gradients are sent during the backward pass: "layer", "ddp", "none", DdpBuckets(...) or
                 WhileWaiting()
     micro_batches
-                micro-batches per worker and step, computed one after the other before their gradients are summed
+                number of micro-batches that each worker computes, one at a time, before gradients are summed
     algorithm, rank_order, cost
-                the :class:`~ddlsim.Fabric` of the gradients' all-reduces; all other exchanges are simulated message by
-                message
+                algorithm, rank order and cost model of the gradients' all-reduces; see :class:`~ddlsim.Fabric`. All
+                other exchanges are simulated message by message
     """
 
     groups: Literal["balance"] | Mapping[str, Count] | Distribution = "balance"
@@ -110,7 +112,7 @@ class Hybrid(DealtOut, WithFabric):
 
     @property
     def label(self) -> str:
-        """Number of groups by layer, and number of micro-batches."""
+        """Label for tables and plots: number of groups by layer, and number of micro-batches."""
         more = "" if self.micro_batches == 1 else f", {self.micro_batches} micro-batches"
         more += cost_suffix(self.cost)
         if isinstance(self.groups, str):

@@ -147,19 +147,21 @@ def _note_dropped(context: RunContext, label: str, count: int) -> None:
 class KSync(OfK):
     """K-sync SGD: a step uses the gradients of the k fastest workers (Dutta et al. 2018, arXiv:1803.01113, section 2).
 
-    The server waits for the first k gradients, makes the update w <- w - eta (1/k) sum g, and sends the new parameters
-    to all workers. A worker stops computing when they reach it and starts again; a gradient in flight at that time
-    arrives late and is dropped. With k equal to the number of workers this is synchronous SGD.
+    The server waits for the first k gradients, makes the update ``w <- w - eta (1/k) sum g``, and sends the new
+    parameters to all workers. When they arrive, a worker that is still computing abandons its gradient and starts a new
+    one. A gradient that is in flight at that time is dropped on arrival. With k equal to the number of workers, this is
+    synchronous SGD.
 
-    k  number of workers per update
+    k   number of workers whose gradients form an update
     servers, placement, apply_time
-       as for :class:`~ddlsim.AsyncParameterServer`; all servers update at once
+        number, placement and update time of the servers, as for :class:`~ddlsim.AsyncParameterServer`. All servers
+        apply an update at the same time
     """
 
     kind = "sync"
 
     def updates(self, steps: int, n_workers: int) -> int:
-        """Return the number of updates: one per step."""
+        """Return the number of updates in `steps` steps of every worker: one per step."""
         return steps
 
     def start(self, context: RunContext) -> None:
@@ -177,12 +179,13 @@ class KBatchSync(OfK):
     """K-batch-sync SGD: a step uses the first k gradients of any workers (Dutta et al. 2018, arXiv:1803.01113).
 
     The server waits for k gradients, makes an update with their mean, and sends the new parameters to all workers
-    (section 2 of the paper). Until these arrive, a worker that has pushed a gradient computes another one with the same
-    parameters. Work that is unfinished when they arrive is cancelled.
+    (section 2 of the paper). While a worker waits for the new parameters, it computes another gradient with the old
+    ones. Unfinished gradients are cancelled when the new parameters arrive.
 
-    k  number of gradients (mini-batches) per update
+    k   number of gradients, that is, mini-batches, per update
     servers, placement, apply_time
-       as for :class:`~ddlsim.AsyncParameterServer`; all servers update at once
+        number, placement and update time of the servers, as for :class:`~ddlsim.AsyncParameterServer`. All servers
+        apply an update at the same time
     """
 
     kind = "batch-sync"
@@ -198,17 +201,18 @@ class KBatchSync(OfK):
 @checked
 @dataclass(frozen=True)
 class BackupWorkers(WithServers):
-    """Synchronous SGD with backup workers: a step drops the gradients of the b slowest of N + b workers.
+    """Synchronous SGD with backup workers: each step drops the gradients of the b slowest of N + b workers.
 
     Chen, Pan, Monga, Bengio and Jozefowicz 2016, arXiv:1604.00981, section 3. The first N gradients make the update
-    w <- w - eta (1/N) sum g.
+    ``w <- w - eta (1/N) sum g``.
 
-    backups  b; the run's ``workers`` include the backups
-    restart  True: the new parameters are sent to all workers, and late workers abandon their gradients
-             (:class:`KSync` with k = N). False: late workers finish and push their gradients, which are dropped, and
-             then pull (the paper's algorithms 3 and 4, as in TensorFlow's SyncReplicasOptimizer)
+    backups  b, the number of backup workers, which are included in the run's ``workers``
+    restart  whether late workers abandon their gradients and receive the new parameters (:class:`KSync` with k = N).
+             False: late workers finish and push their gradients, which are dropped, and then pull (the paper's
+             algorithms 3 and 4, as in TensorFlow's SyncReplicasOptimizer)
     servers, placement, apply_time
-             as for :class:`~ddlsim.AsyncParameterServer`; all servers update at once
+             number, placement and update time of the servers, as for :class:`~ddlsim.AsyncParameterServer`. All servers
+             apply an update at the same time
     """
 
     backups: Index
@@ -216,7 +220,7 @@ class BackupWorkers(WithServers):
 
     @property
     def label(self) -> str:
-        """Number of backup workers."""
+        """Label for tables and plots: number of backup workers."""
         return f"{self.backups} backup workers{'' if self.restart else ' (late ones finish)'}"
 
     def start(self, context: RunContext) -> None:

@@ -37,15 +37,16 @@ from ddlsim.workload.compute import Workload
 class LocalSGD(Periodic):
     """Local SGD: workers average their parameters after every `period` local steps.
 
-    Stich 2019, arXiv:1805.09767, algorithm 1:
+    Worker i has its own parameters x_i and gradients g_i; eta is the learning rate (Stich 2019, arXiv:1805.09767,
+    algorithm 1):
 
     x_i <- x_i - eta g_i(x_i);   every tau steps   x_i <- (1/N) sum_j x_j
 
-    period       tau, the local steps between two averages
-    start_epoch  before this epoch, workers average gradients in every step instead (post-local SGD, Lin et al. 2020,
-                 arXiv:1808.07217)
+    period       tau, the number of local steps between two averages
+    start_epoch  epoch in which local steps begin. Before this epoch, workers average their gradients in every step
+                 (post-local SGD, Lin et al. 2020, arXiv:1808.07217)
     algorithm, rank_order, cost
-                 the :class:`~ddlsim.Fabric` of the all-reduce, as for :class:`~ddlsim.AllReduce`
+                 algorithm, rank order and cost model of the all-reduce; see :class:`~ddlsim.Fabric`
     """
 
     period: Count = 8
@@ -53,7 +54,7 @@ class LocalSGD(Periodic):
 
     @property
     def label(self) -> str:
-        """Period and algorithm, and the cost model unless collectives are simulated."""
+        """Label for tables and plots: period and algorithm, and the cost model unless collectives are simulated."""
         after = f" after epoch {self.start_epoch:g}" if self.start_epoch else ""
         return f"local SGD ({self.period} steps{after}, {fabric_label(self.algorithm, self.cost)})"
 
@@ -104,17 +105,19 @@ def _steps_before(context: RunContext, epoch: float) -> int:
 class QsparseLocalSGD(Periodic):
     """Qsparse-local-SGD: local SGD with compressed model updates and error feedback.
 
-    Basu et al. 2019, arXiv:1906.02367, algorithm 1:
+    From the common model x, each worker i makes H local steps. Then the workers exchange their compressed model changes
+    q_i (Basu et al. 2019, arXiv:1906.02367, algorithm 1):
 
     x_i <- x_i - eta g_i(x_i)                                   H times, starting from x_i = x
     q_i = C(m_i + x - x_i);   m_i <- m_i + x - x_i - q_i;   x <- x - (1/N) sum_i q_i
 
     This is equivalent to :class:`~ddlsim.LocalSGD` in a run with ``compression=compressor``.
 
-    period      H, the local steps between two exchanges
-    compressor  C with its memory m_i. The paper uses Top_k or Rand_k, combined with signs or quantisation
+    period      H, the number of local steps between two exchanges
+    compressor  compressor C of the model changes, with error feedback (the memory m_i). The paper uses Top_k or Rand_k,
+                combined with signs or quantisation
     algorithm, rank_order, cost
-                the :class:`~ddlsim.Fabric` of the exchange
+                algorithm, rank order and cost model of the exchange; see :class:`~ddlsim.Fabric`
     """
 
     period: Count = 8
@@ -122,7 +125,7 @@ class QsparseLocalSGD(Periodic):
 
     @property
     def label(self) -> str:
-        """Period, compressor and algorithm."""
+        """Label for tables and plots: period, compressor and algorithm."""
         fabric = fabric_label(self.algorithm, self.cost)
         return f"Qsparse local SGD ({self.period} steps, {title(self.compressor)}, {fabric})"
 
@@ -141,22 +144,22 @@ class QsparseLocalSGD(Periodic):
 @checked
 @dataclass(frozen=True)
 class HierarchicalLocalSGD(Periodic):
-    """Hierarchical local SGD: averages within blocks of workers, and less often over all workers.
+    """Hierarchical local SGD: models are averaged within blocks of workers, and less often over all workers.
 
-    Lin et al. 2020, arXiv:1808.07217:
+    Worker i has its own model x_i and gradients g_i; eta is the learning rate (Lin et al. 2020, arXiv:1808.07217):
 
     x_i <- x_i - eta g_i(x_i)                      in every step
     x_i <- the mean of the models in its block     after every H local steps
     x_i <- the mean of all models                  after every H^b averages of the block
 
-    Averages within a block use the links inside the block. With H^b = 1 this is :class:`~ddlsim.LocalSGD`.
+    Averages within a block use only the links inside the block. With H^b = 1, this is :class:`~ddlsim.LocalSGD`.
 
-    period        H
-    block_period  H^b
-    block         "machine": one block per machine or, if machines hold one worker each, one per innermost group of the
-                  network, such as a rack; or the number of consecutive ranks per block
+    period        H, the number of local steps between averages within a block
+    block_period  H^b, the number of averages within a block per average over all workers
+    block         number of workers with consecutive ranks per block, or "machine": each machine is a block or, if
+                  machines hold only one worker each, each innermost group of the network, such as a rack
     algorithm, rank_order, cost
-                  the :class:`~ddlsim.Fabric` of the all-reduces
+                  algorithm, rank order and cost model of the all-reduces; see :class:`~ddlsim.Fabric`
     """
 
     period: Count = 2
@@ -165,7 +168,7 @@ class HierarchicalLocalSGD(Periodic):
 
     @property
     def label(self) -> str:
-        """Both periods and the algorithm."""
+        """Label for tables and plots: both periods and the algorithm."""
         periods = f"{self.period} x {self.block_period} steps"
         return f"hierarchical local SGD ({periods}, {fabric_label(self.algorithm, self.cost)})"
 
@@ -227,26 +230,26 @@ class AdaComm(Periodic):
 
         tau_l = ceil( sqrt(F_l / F_0) tau_0 )
 
-    F_0 is the loss of the initial model, and F_l that of the averaged model at the start of the interval. Losses are
+    F_0 is the loss of the initial model, and F_l is that of the averaged model at the start of the interval. Losses are
     evaluated on the held-out samples, which takes no simulated time.
 
-    period    tau_0
-    interval  length of an interval: a number of averages, or simulated time such as "60 s"; it ends with the first
-              average after that time
+    period    tau_0, the number of local steps between averages in the first interval
+    interval  length of an interval: a number of averages, or a simulated time such as "60 s", after which the interval
+              ends with the next average
     algorithm, rank_order, cost
-              the :class:`~ddlsim.Fabric` of the all-reduce
+              algorithm, rank order and cost model of the all-reduce; see :class:`~ddlsim.Fabric`
     """
 
     period: Count = 16
     interval: Count | Annotated[str, quantity("time", "60 s")] = 10
 
     def between(self) -> float:
-        """Return the length of an interval: a number of averages, or s."""
+        """Return the length of an interval: a number of averages, or seconds."""
         return si(self.interval, "time")
 
     @property
     def label(self) -> str:
-        """Initial period and algorithm."""
+        """Label for tables and plots: initial period and algorithm."""
         return f"AdaComm (from {self.period} steps, {fabric_label(self.algorithm, self.cost)})"
 
     def start(self, context: RunContext) -> None:

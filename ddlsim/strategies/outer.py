@@ -29,17 +29,16 @@ from ddlsim.workload.compute import Workload
 class BMUF(Periodic):
     """BMUF (blockwise model-update filtering): local SGD with block momentum (Chen and Huo 2016, ICASSP).
 
-    After every `period` local steps, with the mean x of the workers' models and the global model W:
+    After every `period` local steps, a global model W is updated with momentum from the mean x of the workers' models
+    x_i, and workers continue from it (the paper's classical block momentum):
 
     G = x - W;   Delta <- eta Delta + zeta G;   W <- W + Delta;   x_i <- W
 
-    This is the paper's classical block momentum.
-
-    period          local steps between two averages
-    block_momentum  eta; None: 1 - 1/N, which worked well in the paper
-    block_rate      zeta
+    period          number of local steps between two updates of the global model
+    block_momentum  eta, the momentum of the global model; None: 1 - 1/N for N workers, which worked well in the paper
+    block_rate      zeta, the learning rate of the global model
     algorithm, rank_order, cost
-                    the :class:`~ddlsim.Fabric` of the all-reduce
+                    algorithm, rank order and cost model of the all-reduce; see :class:`~ddlsim.Fabric`
     """
 
     period: Count = 8
@@ -52,7 +51,7 @@ class BMUF(Periodic):
 
     @property
     def label(self) -> str:
-        """Period and algorithm."""
+        """Label for tables and plots: period and algorithm."""
         return f"BMUF ({self.period} steps, {fabric_label(self.algorithm, self.cost)})"
 
     def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
@@ -70,20 +69,21 @@ class BMUF(Periodic):
 class DiLoCo(Periodic):
     """DiLoCo: distributed low-communication training (Douillard et al. 2023, arXiv:2311.08105, algorithm 1).
 
-    Each worker makes H local steps from the common model theta; the mean change is a gradient for the outer optimizer:
+    Each worker makes H local steps from the common model theta. The mean change of the models is then used as a
+    gradient by an outer optimizer:
 
     theta_i <- InnerOpt(theta_i, g_i(theta_i))                     H times, starting from theta_i = theta
     Delta = (1/N) sum_i (theta - theta_i);   theta <- OuterOpt(theta, Delta)
 
-    The inner optimizer is that of the run, and keeps its state. The paper uses AdamW, which has decoupled weight decay:
-    ``Training(optimizer=Adam(weight_decay=0.1))``. With ``outer=SGD()`` and ``outer_rate=1`` this is
-    :class:`~ddlsim.LocalSGD`; with ``outer=Adam()`` it is FedAdam over all workers.
+    The inner optimizer is that of the run, and keeps its state. The paper uses AdamW, which is
+    ``Training(optimizer=Adam(weight_decay=0.1))``. With ``outer=SGD()`` and ``outer_rate=1``, this is
+    :class:`~ddlsim.LocalSGD`; with ``outer=Adam()``, it is FedAdam over all workers.
 
-    period      H; 500 in the paper
-    outer       OuterOpt; Nesterov momentum of 0.9 in the paper
-    outer_rate  learning rate of OuterOpt; 0.7 in the paper
+    period      H, the number of local steps between two outer updates; 500 in the paper
+    outer       outer optimizer; the paper uses Nesterov momentum with a factor of 0.9
+    outer_rate  learning rate of the outer optimizer; 0.7 in the paper
     algorithm, rank_order, cost
-                the :class:`~ddlsim.Fabric` of the all-reduce
+                algorithm, rank order and cost model of the all-reduce; see :class:`~ddlsim.Fabric`
     """
 
     period: Count = 500
@@ -92,7 +92,7 @@ class DiLoCo(Periodic):
 
     @property
     def label(self) -> str:
-        """Period, outer optimizer and algorithm."""
+        """Label for tables and plots: period, outer optimizer and algorithm."""
         outer = type(self.outer).__name__
         return f"DiLoCo ({self.period} steps, outer {outer}, {fabric_label(self.algorithm, self.cost)})"
 
@@ -111,23 +111,25 @@ class DiLoCo(Periodic):
 class SlowMo(Periodic):
     """SlowMo: local SGD with slow momentum (Wang, Tantia, Ballas and Rabbat 2020, arXiv:1910.00643, algorithm 1).
 
-    Each worker makes tau local steps d_i of the run's optimizer. Then momentum is applied to the mean change:
+    From the common model x, each worker makes tau local steps d_i with the run's optimizer. Momentum is then applied to
+    the mean change of the models:
 
     x_i <- x_i - gamma d_i                          tau times, starting from x_i = x
     u <- beta u + (x - (1/N) sum_i x_i) / gamma
     x <- x - alpha gamma u
 
     gamma is the learning rate of the latest local step; if it is 0, the models are only averaged. With beta = 0,
-    alpha = 1 and buffers = "maintain" this is :class:`~ddlsim.LocalSGD`.
+    alpha = 1 and buffers = "maintain", this is :class:`~ddlsim.LocalSGD`. Tune `period`, `momentum` and `slow_rate` to
+    the task.
 
-    period     tau. Tune `period`, `momentum` and `slow_rate` to the task
+    period     tau, the number of local steps between two averages
     momentum   beta, the slow momentum
     slow_rate  alpha, the slow learning rate
-    buffers    what happens to the state of the run's optimizer after an average (line 2 of the algorithm): "maintain"
-               or "reset". The paper's third option, to average the state, is not supported, because workers would
-               have to send the state
+    buffers    whether workers "maintain" or "reset" the state of the run's optimizer after an average (line 2 of the
+               algorithm). The paper's third option, averaging the state, is not supported, because workers would have
+               to send the state
     algorithm, rank_order, cost
-               the :class:`~ddlsim.Fabric` of the all-reduce
+               algorithm, rank order and cost model of the all-reduce; see :class:`~ddlsim.Fabric`
     """
 
     period: Count = 48
@@ -137,7 +139,7 @@ class SlowMo(Periodic):
 
     @property
     def label(self) -> str:
-        """Period, slow momentum and algorithm."""
+        """Label for tables and plots: period, slow momentum and algorithm."""
         return f"SlowMo ({self.period} steps, {self.momentum:g}, {fabric_label(self.algorithm, self.cost)})"
 
     def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:

@@ -42,7 +42,7 @@ class Overlap(Protocol):
 @checked
 @dataclass(frozen=True)
 class NoOverlap:
-    """Overlap policy: exchange all gradients at once, after the backward pass."""
+    """Overlap policy that exchanges all gradients together after the backward pass."""
 
     def buckets(self, workload: Workload) -> tuple[Bucket, ...]:
         return one_bucket(workload)
@@ -51,7 +51,7 @@ class NoOverlap:
 @checked
 @dataclass(frozen=True)
 class PerLayer:
-    """Overlap policy: send the gradients of each layer as soon as they are ready.
+    """Overlap policy that sends the gradients of each layer as soon as they are ready.
 
     This is known as wait-free backpropagation (Zhang et al. 2017, Poseidon, section 3.1).
     """
@@ -63,12 +63,12 @@ class PerLayer:
 @checked
 @dataclass(frozen=True)
 class DdpBuckets:
-    """Overlap policy of PyTorch DistributedDataParallel: buckets that are exchanged in order during the backward pass.
+    """Overlap policy of PyTorch DistributedDataParallel: buckets are exchanged in order during the backward pass.
 
-    Li et al. 2020, VLDB 13(12), section 3.2.
+    See Li et al. 2020, VLDB 13(12), section 3.2. A bucket is complete as soon as it reaches its minimum size.
 
-    cap    minimum size of a bucket: in bytes, or "25 MiB"
-    first  minimum size of the first bucket: in bytes, or "1 MiB"
+    cap    minimum size of a bucket, in bytes or as a string such as "25 MiB"
+    first  minimum size of the first bucket, in bytes or as a string such as "1 MiB"
     """
 
     cap: Bytes = 25 * 2**20
@@ -81,12 +81,12 @@ class DdpBuckets:
 @checked
 @dataclass(frozen=True)
 class WhileWaiting:
-    """Overlap policy of a library without asynchronous progress, such as MPI without a progress thread.
+    """Overlap policy of libraries without asynchronous progress, such as MPI without a progress thread.
 
     Messages progress only while workers wait for them, so nothing overlaps the backward pass (Hoefler and Lumsdaine
     2008, "Message progression in parallel computing: to thread or not to thread?").
 
-    overlap  policy that defines the buckets: "layer", "ddp" or DdpBuckets(...)
+    overlap  policy that groups the gradients into buckets: "layer", "ddp" or DdpBuckets(...)
     """
 
     overlap: Literal["layer", "ddp"] | DdpBuckets = "layer"
@@ -101,11 +101,11 @@ class WhileWaiting:
 class HorovodFusion:
     """Overlap policy of Horovod: tensors that are ready on all workers are fused into buffers.
 
-    In every cycle, the coordinator fuses the ready tensors and reduces the buffers one after the other (Sergeev and Del
-    Balso 2018, arXiv:1802.05799, section 4).
+    In every cycle, the coordinator fuses the ready tensors into buffers, which are reduced one at a time (Sergeev and
+    Del Balso 2018, arXiv:1802.05799, section 4). The defaults are those of Horovod.
 
-    threshold   maximum size of a buffer: in bytes, or "128 MiB"; HOROVOD_FUSION_THRESHOLD with its default
-    cycle_time  time between two cycles: in seconds, or "1 ms"; HOROVOD_CYCLE_TIME with its default
+    threshold   maximum size of a buffer, in bytes or as a string such as "128 MiB" (HOROVOD_FUSION_THRESHOLD)
+    cycle_time  time between two cycles, in seconds or as a string such as "1 ms" (HOROVOD_CYCLE_TIME)
     """
 
     threshold: Bytes = 128 * 2**20
@@ -123,13 +123,13 @@ class HorovodFusion:
 @checked
 @dataclass(frozen=True)
 class Priority:
-    """Overlap policy that splits tensors into pieces and sends those nearest the input first.
+    """Overlap policy that splits tensors into pieces and sends those of the first layers first.
 
-    The next forward pass starts as soon as its first layers have arrived (Jayarajan et al. 2019, P3; Peng et al. 2019,
-    ByteScheduler).
+    The next forward pass starts as soon as the parameters of its first layers have arrived (Jayarajan et al. 2019, P3;
+    Peng et al. 2019, ByteScheduler).
 
-    partition  size of a piece: in bytes, or "4 MB"
-    in_flight  number of pieces in flight at a time
+    partition  maximum size of a piece, in bytes or as a string such as "4 MB"
+    in_flight  maximum number of pieces in flight
     """
 
     partition: Bytes = 4e6

@@ -71,21 +71,19 @@ class Parallel(WithFabric):
     """Tensor, pipeline and data parallelism: ``data`` replicas of a model split over ``pipeline`` x ``tensor`` workers.
 
     ``batch_size`` is the global batch size of an update, as in Megatron-LM and DeepSpeed. Each replica computes
-    ``batch_size / (data * micro_batch)`` micro-batches. Worker i is rank i of the mesh (:class:`~ddlsim.plan.Mesh`):
-    the workers of a tensor group have consecutive ranks, followed by the other replicas of the stage.
+    ``batch_size / (data * micro_batch)`` micro-batches. Ranks are numbered as in :class:`~ddlsim.plan.Mesh`:
+    consecutive workers form a tensor group, followed by the same stage of the other replicas.
 
-    tensor       workers per tensor group, which split the layers of a stage
-                 (:func:`ddlsim.workload.tensor_parallel.tensor_parallel`)
-    pipeline     number of stages
+    tensor       number of workers that split each layer (:func:`ddlsim.workload.tensor_parallel.tensor_parallel`)
+    pipeline     number of pipeline stages
     data         number of replicas; None: the number of workers / (pipeline * tensor)
     micro_batch  samples per micro-batch; None: 1 or, with "pipedream", all samples of the replica
     order        order of forward and backward passes. Synchronous: "gpipe", "1f1b", "zb-1p", "zb-2p", "zb-v", "v-half",
-                 "v-min" (docs/models/splitting.md), or a table with a list of (kind, chunk, micro-batch) for every
-                 stage, where the kind is "F", "B" or "W". Asynchronous, without a flush between updates: "pipedream"
-                 updates after every micro-batch, and stage i of p computes gradients with weights that are p - 1 - i
-                 updates old; "2bw" uses weights that are one update old on all stages
-                 (:mod:`ddlsim.plan.asynchronous_pipeline`)
-    interleave   chunks of layers per stage, for "1f1b" and tables
+                 "v-min" (docs/models/splitting.md), or a list of (kind, chunk, micro-batch) tuples for each stage, with
+                 the kind "F", "B" or "W". Asynchronous, without a flush between updates: "pipedream" updates after
+                 every micro-batch, and stage i of p computes gradients with weights that are p - 1 - i updates old;
+                 "2bw" uses weights that are one update old on all stages (:mod:`ddlsim.plan.asynchronous_pipeline`)
+    interleave   number of model chunks per stage, for "1f1b" and custom orders
     cut          where the model is cut into stages: "balanced" minimises the time of the slowest stage; "layers" gives
                  each chunk the same number of transformer layers, as Megatron-LM and DeepSpeed's partition_method
                  "type:transformer" do; the first chunk also has the embedding, and the last one the output layer
@@ -102,15 +100,16 @@ class Parallel(WithFabric):
                  transformer layers are gathered one by one for each pass, as in :class:`~ddlsim.FSDP`. The stages of a
                  pipeline gather their layers once per step, keep them, and accumulate the gradients of all
                  micro-batches before the reduce-scatter
-    p2p          what ranks do while tensors are in flight between stages: "overlapped", they compute; "exchange", they
-                 wait for both directions at once, as in Megatron-LM; "in turns", they wait for one direction after the
-                 other, as in DeepSpeed
+    p2p          what a rank does while tensors are in flight between stages: it computes ("overlapped"); it waits for
+                 both directions at the same time, as in Megatron-LM ("exchange"); it waits for one direction and then
+                 for the other, as in DeepSpeed ("in turns")
     overlap      buckets that replicas sum during the last backward passes: "none" (one per chunk), "layer", "ddp", or
-                 "megatron" (Megatron Core's: 40 million parameters or, if larger, a million per replica). With
-                 sharded="full", the buckets are transformer layers
+                 "megatron" (those of Megatron Core, with 40 million parameters or, if larger, a million per replica).
+                 With sharded="full", the buckets are transformer layers
     algorithm, rank_order, cost
-                 the :class:`~ddlsim.Fabric` of the sums over replicas. All other communication is simulated message by
-                 message, in tensor groups with NCCL's algorithms if `algorithm` is one of them
+                 algorithm, rank order and cost model of the sums over replicas; see :class:`~ddlsim.Fabric`. All other
+                 communication is simulated message by message, in tensor groups with NCCL's algorithms if `algorithm`
+                 is one of them
     """
 
     tensor: Count = 1
@@ -168,7 +167,7 @@ class Parallel(WithFabric):
 
     @property
     def label(self) -> str:
-        """Sizes of the mesh, order of passes, and fabric."""
+        """Label for tables and plots: sizes of the mesh, order of passes, and fabric."""
         order = self.order if isinstance(self.order, str) else "own order"
         chunks = f" x {self.interleave}" if self.interleave > 1 else ""
         more = "" if self.recompute == "none" else f", {self.recompute} recomputation"
@@ -237,7 +236,7 @@ class Parallel(WithFabric):
         return sizes | {"data": self.mesh(n_workers).data, "stage": stage, "shard": None}
 
     def scaled_down(self) -> Parallel:
-        """Return an equally exact strategy for two workers and any model; itself if its order is a table."""
+        """Return an equally exact strategy for two workers and any model; custom orders are returned unchanged."""
         if not isinstance(self.order, str):
             return self
         return dataclasses.replace(self, tensor=1, pipeline=min(self.pipeline, 2), data=None, micro_batch=1,

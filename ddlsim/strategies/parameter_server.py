@@ -32,22 +32,24 @@ from ddlsim.workload.compute import Workload
 class ParameterServer(PlacesServers):
     """Synchronous SGD through parameter servers (Li et al. 2014, OSDI).
 
-    Workers push their gradients g_i. When all have arrived, the servers apply w <- w - eta * (1/N) sum_i g_i, and the
-    workers pull w.
+    Workers push their gradients g_i. When all gradients have arrived, the servers update the parameters,
+    ``w <- w - eta * (1/N) sum_i g_i``, and the workers pull w.
 
     servers          number of servers, each with a shard of the parameters
-    placement        "own" machines, or "colocated" with the workers
-    overlap          when gradients are sent, as for :class:`~ddlsim.AllReduce`
-    local_reduction  algorithm that sums gradients inside each machine, which then pushes only once. True or "tree": a
-                     binomial tree; "star": all workers copy to one device, as in MXNet's dist_device_sync; False: no
-                     local sum. If machines have one worker each, gradients are summed inside each innermost group of
-                     the network, such as a rack
-    work             memory traffic of a server, a :class:`~ddlsim.ServerWork`; None: sums take the ``reduce_time`` of
-                     the server's host, and all other work takes no time
-    fabric           :class:`~ddlsim.Fabric` inside machines, instead of `local_reduction`: the workers of a machine
-                     reduce-scatter their gradients, each pushes and pulls its shard, and they all-gather the parameters
-                     (BytePS: Jiang et al. 2020, OSDI, section 4.2, with NCCL inside machines).
+    placement        where servers run: on their "own" machines, or "colocated" with the workers
+    overlap          when gradients are sent during the backward pass, as for :class:`~ddlsim.AllReduce`
+    local_reduction  how gradients are summed inside each machine, which then pushes only once: True or "tree", along
+                     a binomial tree; "star", on one device to which all workers copy, as in MXNet's
+                     dist_device_sync. If machines have one worker each, gradients are summed inside each innermost
+                     group of the network, such as a rack. False: every worker pushes
+    work             a :class:`~ddlsim.ServerWork`, which models the memory traffic of a server; None: sums take the
+                     ``reduce_time`` of the server's host, and all other work takes no time
+    fabric           :class:`~ddlsim.Fabric` for collectives inside machines, instead of `local_reduction`: the workers
+                     of a machine reduce-scatter their gradients, each pushes and pulls its shard, and they all-gather
+                     the parameters (BytePS: Jiang et al. 2020, OSDI, section 4.2, with NCCL inside machines).
                      ``simulate(..., fabric=...)`` can also set it
+
+    Raises ConfigError if both `local_reduction` and `fabric` are set.
     """
 
     servers: Count = 1
@@ -66,7 +68,7 @@ class ParameterServer(PlacesServers):
 
     @property
     def label(self) -> str:
-        """Number and placement of the servers, and the reduction inside machines."""
+        """Label for tables and plots: number and placement of the servers, and the reduction inside machines."""
         inside = (
             ""
             if self.fabric is None

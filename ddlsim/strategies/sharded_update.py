@@ -42,13 +42,13 @@ class ShardedUpdate:
 
     Workers reduce-scatter the gradients, update their shards, and all-gather the parameters. This is the "distributed
     weight update" of Intel MLSL (Sridharan et al. 2018, arXiv:1801.08030) and stage 1 of ZeRO (Rajbhandari et al. 2020,
-    arXiv:1910.02054, section 5.1). It sends the bytes of a ring all-reduce, needs 1/N of the optimizer's time and
-    state, and gives the values of synchronous SGD.
+    arXiv:1910.02054, section 5.1). Workers send as many bytes as in a ring all-reduce, and the optimizer needs only
+    1/N of the time and state. The computed values are those of synchronous SGD.
 
     reduce_scatter, all_gather
                 algorithm of each collective: a name, or a function ``n_ranks -> Schedule``
     rank_order, cost
-                as for :class:`~ddlsim.AllReduce`; both apply to both collectives
+                rank order and cost model of both collectives; see :class:`~ddlsim.Fabric`
     overlap     "none", "layer", "ddp", or a policy that defines only buckets, such as DdpBuckets(...). Buckets are
                 reduce-scattered during the backward pass and all-gathered during the next forward pass, as in
                 Megatron-LM's distributed optimizer (:func:`ddlsim.plan.sharded`)
@@ -65,7 +65,7 @@ class ShardedUpdate:
 
     @property
     def label(self) -> str:
-        """The algorithms, the overlap if there is one, and the cost model unless collectives are simulated."""
+        """Label for tables and plots: the algorithms, and the overlap and cost model if they are not the defaults."""
         policy = overlap_named(self.overlap)
         name = self.overlap if isinstance(self.overlap, str) else type(policy).__name__
         more = ("" if isinstance(policy, NoOverlap) else f", {name}") + cost_suffix(self.cost)

@@ -37,24 +37,25 @@ def _put(params: Array, indices: npt.NDArray[np.int64], values: Array) -> Array:
 class SPARTA(WithFabric):
     """SPARTA: sparse parameter averaging (Exo Labs 2025; ``SPARTAStrategy`` in exogym).
 
-    In every step, the workers make a local step and average a random share p of the parameters, the set S:
+    In every step, the workers make a local step and average a random subset S of the parameters:
 
     x_i <- x_i - eta g_i(x_i);   x_i[S] <- (1/N) sum_j x_j[S]
 
     All workers derive the same S from a common seed, so they send only values: p times the bytes of the parameters.
-    Running statistics of batch normalisation stay local. With p = 1 this is :class:`~ddlsim.LocalSGD` with period 1.
+    The running statistics of batch normalisation stay local. With p = 1, this is :class:`~ddlsim.LocalSGD` with a
+    period of 1.
 
-    p  share of the parameters; the default is the authors' value. Of n parameters, round(p n) but at least 1 are
-       sampled without replacement (exogym samples each parameter independently)
+    p   fraction of the parameters in S; the default is the authors' value. Of n parameters, round(p n), but at least
+        one, are sampled without replacement. (exogym instead samples each parameter independently.)
     algorithm, rank_order, cost
-       the :class:`~ddlsim.Fabric` of the all-reduce
+        algorithm, rank order and cost model of the all-reduce; see :class:`~ddlsim.Fabric`
     """
 
     p: Annotated[float, number(0.0, 1.0, above=True, hint=" (0.005 is half a percent)")] = 0.005
 
     @property
     def label(self) -> str:
-        """Share and algorithm."""
+        """Label for tables and plots: share and algorithm."""
         return f"SPARTA ({100 * self.p:g} %, {fabric_label(self.algorithm, self.cost)})"
 
     @property

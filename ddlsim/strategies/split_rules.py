@@ -234,8 +234,10 @@ FILLING = ("gpipe", "1f1b", "zb-1p", "zb-2p", "zb-v")
 def lower_memory_parallel(
     strategy: Parallel, workload: Workload, batch_size: int, n_workers: int, room: float
 ) -> Iterator[tuple[Parallel, Changes]]:
-    """Yield strategies for the same batch and number of workers whose weights, gradients and optimizer state fit, each
-    with its changes to `strategy`; those with the fewest changes first."""
+    """Yield strategies that need less memory, each with its changes to `strategy`, for the same batch and workers.
+
+    Their weights, gradients and optimizer state fit in `room` bytes. Strategies with the fewest changes come first.
+    """
     whole = state_of(workload)
     wanted = sizes_wanted(strategy, batch_size, n_workers)
     attention = any(layer.heads for layer in workload.model.layers)
@@ -290,8 +292,11 @@ def _cost(strategy: Parallel | FSDP) -> float:
 def lower_memory_fsdp(
     strategy: FSDP, workload: Workload, batch_size: int, n_workers: int, room: float
 ) -> Iterator[tuple[FSDP, Changes]]:
-    """Yield strategies for the same batch that shard more or keep less, and whose sharded state fits, each with its
-    changes to `strategy`; those with the fewest changes first."""
+    """Yield strategies that need less memory for the same batch, with their changes to `strategy`.
+
+    They shard more or keep less, and their sharded state fits in `room` bytes per worker. Strategies with the fewest
+    changes come first.
+    """
     if state_of(workload).total > room * n_workers:
         return
     attention = any(layer.heads for layer in workload.model.layers)

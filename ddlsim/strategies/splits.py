@@ -43,19 +43,22 @@ class Splits:
     Every combination that is compatible with the number of workers and the batch size is simulated. Batch sizes are
     global, as for these two strategies. Every field except `algorithm` is a sequence of values to try.
 
-    tensor       None: all divisors of both the workers per machine and the model's attention heads
-    pipeline     None: all divisors of the remaining workers, up to the number of blocks in the model
-    data         None: all remaining workers
-    micro_batch  samples per micro-batch
-    order        orders of passes; only "1f1b" is interleaved
-    interleave   chunks per stage; None: all numbers up to 4 that divide the transformer layers evenly
-    recompute    None: "none", "selective" and "full" if the model has attention, otherwise "none" and "stage"
+    tensor       sizes of tensor groups; None: all numbers that divide both the workers per machine and the model's
+                 attention heads
+    pipeline     numbers of pipeline stages; None: all divisors of the remaining number of workers, up to the number of
+                 blocks in the model
+    data         numbers of replicas; None: the number that uses all workers
+    micro_batch  numbers of samples per micro-batch
+    order        orders of forward and backward passes; only "1f1b" is interleaved
+    interleave   numbers of model chunks per stage; None: all numbers up to 4 that divide the transformer layers evenly
+    recompute    activations to recompute in the backward pass; None: "none", "selective" and "full" if the model has
+                 attention, otherwise "none" and "stage"
     sequence     whether tensor groups use sequence parallelism
     stage        ZeRO stages. Replicas shard nothing in stage 0, the optimizer state from stage 1, the gradients from
                  stage 2, and the weights in stage 3. Stage 2 is FSDP and needs tensor = pipeline = 1. Stage 3 of a
                  split model is ``Parallel(sharded="full")``
     shard        sizes of the sharding groups of stage 3 (HYBRID_SHARD); None: one group of all workers
-    cut, p2p     as for ``Parallel``
+    cut, p2p     where the model is cut into stages, and how stages communicate, as for ``Parallel``
     algorithm    algorithm of the all-reduce over replicas
     """
 
@@ -84,7 +87,7 @@ class Splits:
 
     @property
     def label(self) -> str:
-        """The all-reduce algorithm of all combinations."""
+        """Label for tables and plots: the all-reduce algorithm of all combinations."""
         return f"splits ({algorithm_name(self.algorithm)})"
 
     def layouts(

@@ -20,7 +20,7 @@ class Scaling(Protocol):
 
 @dataclass(frozen=True)
 class InverseStaleness:
-    """Learning rate divided by staleness: alpha(tau) = alpha_0 / tau for tau > 0.
+    """Learning rate divided by the staleness tau of a gradient: alpha(tau) = alpha_0 / tau for tau > 0.
 
     Zhang, Gupta, Lian and Liu 2016, arXiv:1511.05950, section 3.
     """
@@ -33,11 +33,11 @@ class InverseStaleness:
 @checked
 @dataclass(frozen=True)
 class ExponentialPenalty:
-    """Learning rate that decays exponentially with staleness: alpha(tau) = rho^tau alpha_0.
+    """Learning rate that decays exponentially with the staleness tau of a gradient: alpha(tau) = rho^tau alpha_0.
 
     Chan and Lane 2014, Interspeech, "Distributed asynchronous optimization of convolutional neural networks".
 
-    rho  factor per update of staleness, above 0 and at most 1
+    rho  factor by which the learning rate shrinks for each update that the gradient missed; above 0 and at most 1
     """
 
     rho: Annotated[float, number(0.0, 1.0, above=True)]
@@ -49,7 +49,7 @@ class ExponentialPenalty:
 
 @dataclass(frozen=True)
 class SquareRootStaleness:
-    """Learning rate that decays with the square root of staleness: alpha(tau) = alpha_0 / sqrt(1 + tau).
+    """Learning rate that decays with the square root of the staleness tau: alpha(tau) = alpha_0 / sqrt(1 + tau).
 
     Xie, Koyejo and Gupta 2019, arXiv:1903.03934 (polynomial with a = 1/2); Nguyen et al. 2022, arXiv:2106.06639.
     """
@@ -85,10 +85,10 @@ class DelayCompensation:
 
     where w_bak are the parameters that the worker pulled, and g * g approximates the diagonal of the Hessian.
 
-    variance_control  lambda; the paper's lambda_0 if `adaptive` is set
-    adaptive          decay m of the mean square of gradients: lambda_t = lambda_0 / sqrt(MeanSquare_t + 1e-7) with
-                      MeanSquare_t = m MeanSquare_(t-1) + (1 - m) g * g for each element (DC-ASGD-a); None: constant
-                      lambda (DC-ASGD-c)
+    variance_control  lambda, the strength of the correction; with `adaptive`, the paper's lambda_0
+    adaptive          decay m of the running mean square of the gradients (DC-ASGD-a), from which each element's lambda
+                      follows: MeanSquare_t = m MeanSquare_(t-1) + (1 - m) g * g, and
+                      lambda_t = lambda_0 / sqrt(MeanSquare_t + 1e-7). None: constant lambda (DC-ASGD-c)
     """
 
     variance_control: NotNegative = 0.04
@@ -99,8 +99,12 @@ class DelayCompensation:
     ) -> tuple[Value[Array], Value[Array] | None]:
         """Return an estimate of the gradient, shape (n,), at `params`, and the updated mean square.
 
-        The statistics of its batches are unchanged. `backup` holds the parameters that the gradient was computed at,
-        `mean_square` that of the earlier gradients, None before the first.
+        The estimate keeps the gradient's batch statistics.
+
+        gradient     stale gradient
+        params       current parameters
+        backup       parameters at which the gradient was computed
+        mean_square  running mean square of the earlier gradients; None before the first gradient
         """
         plane = gradient.plane
         if self.adaptive is None:

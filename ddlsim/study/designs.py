@@ -29,13 +29,14 @@ MAX_POINTS = 100_000
 @checked
 @dataclass(frozen=True)
 class Range:
-    """A range of numbers to sample from: ``Range("1 Gbit/s", "100 Gbit/s", log=True)``.
+    """A range of numbers from which a study samples, as in ``Range("1 Gbit/s", "100 Gbit/s", log=True)``.
 
-    For use with the designs "random" and "latin-hypercube", and with a search.
+    Ranges can be used with the designs "random" and "latin-hypercube", and with a search.
 
-    low, high  numbers, or strings with a unit. Sampled values then have the unit and four digits, "12.34 Gbit/s"
-    log        sample uniformly on a logarithmic scale
-    whole      sample integers only
+    low, high  ends of the range: numbers, or strings with a unit. Samples from a range with a unit are strings with
+               four significant digits, such as "12.34 Gbit/s"
+    log        whether to sample uniformly on a logarithmic scale
+    whole      whether to sample only integers
     """
 
     low: float | str
@@ -59,11 +60,11 @@ class Range:
         return (math.ceil(low), math.floor(high)) if self.whole else (low, high)
 
     def at(self, share: float) -> float | int | str:
-        """Return the value at a `share` of the range, from 0 (`low`) to 1 (`high`)."""
+        """Return the value at a given fraction of the range, from 0 (`low`) to 1 (`high`)."""
         return self.written(self.number(share))
 
     def written(self, number: float) -> float | int | str:
-        """Return a number of the range as an experiment has it, with a unit if the bounds have one."""
+        """Return a number of the range as an experiment contains it: as a string with a unit if the bounds have one."""
         units = [_unit(bound) for bound in (self.high, self.low) if isinstance(bound, str)]
         if not units or self.whole:
             return int(number) if self.whole else float(number)
@@ -71,7 +72,7 @@ class Range:
         return f"{number / factor:.4g} {unit}"
 
     def number(self, share: float) -> float | int:
-        """Return the number at a `share` of the range, from 0 to 1, in SI units."""
+        """Return the number at a given fraction of the range, from 0 to 1, in SI units."""
         low, high = self.bounds
         half = 0.5 if self.whole else 0.0  # every integer has the same share of the way
         if self.log:

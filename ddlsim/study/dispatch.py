@@ -48,7 +48,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Count:
-    """Progress of a study: the number of points in total, done, skipped and failed."""
+    """Progress of a study: the total number of points, and the numbers of done, skipped and failed points."""
 
     total: int
     done: int
@@ -57,7 +57,7 @@ class Count:
 
     @property
     def finished(self) -> int:
-        """Number of points that need no more work."""
+        """Number of points that do not need to be simulated any more."""
         return self.done + self.skipped + self.failed
 
 
@@ -218,12 +218,12 @@ def _say(line: str) -> None:
 
 @dataclass(frozen=True)
 class Point:
-    """One experiment of a study: a configuration with one seed.
+    """A point of a study: one configuration with one seed.
 
     settings    values of the varied fields by dotted path, as the table shows them
     seed        seed of the experiment
-    experiment  the experiment, with its cluster, model and data loaded; None if the settings are not compatible
-    error       why the settings are not compatible
+    experiment  the experiment, with its cluster, model and data loaded; None: the settings cannot be combined
+    error       reason why the settings cannot be combined; "": they can
     key         key of the result in the store, a digest of `text`
     text        canonical description of the experiment
     """
@@ -236,7 +236,10 @@ class Point:
     text: str
 
     def left_out(self, reason: str) -> Point:
-        """Return the point of a search that is not simulated, under a key of its own: a grid may simulate it."""
+        """Return a copy of this point for a search that does not simulate it, with `reason` as its error.
+
+        The copy has a key of its own, because a grid may simulate the original point.
+        """
         text = json.dumps([self.text, reason])
         return Point(self.settings, self.seed, None, reason, key_of(text), text)
 

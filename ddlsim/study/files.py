@@ -50,10 +50,10 @@ def load_study(source: str | Path, *, allow_code: bool = False) -> Study:
     """Load a study from a TOML file.
 
     source      path of the file (see :mod:`ddlsim.study.files` for its keys)
-    allow_code  accept "package.module:Name", which imports and runs code, as in experiment files
+    allow_code  whether the file may contain "package.module:Name", which imports and runs code, as in experiment files
 
-    Raises :class:`~ddlsim.errors.ConfigError` for an invalid file. The message gives the file, field, value, rule and
-    remedy in one line.
+    Raises :class:`~ddlsim.errors.ConfigError` for an invalid file; the message contains the file, field, value and
+    rule, and suggests a correction.
     """
     path = Path(source)
     here = Source(path.parent, allow_code)

@@ -25,15 +25,15 @@ SAMPLERS = ("tpe", "nsga2", "random")
 class Search:
     """Search for the best configurations of a study, with Optuna (``pip install 'ddlsim[optuna]'``).
 
-    objective  one or more metrics of :data:`ddlsim.run.metrics.METRICS`, which also defines whether higher is better.
-               With several, the search looks for Pareto-optimal configurations (``study.pareto``)
+    objective  one or more metrics of :data:`ddlsim.run.metrics.METRICS`, which also defines whether a higher value is
+               better. With several metrics, the search looks for Pareto-optimal configurations (``study.pareto``)
     n_trials   maximum number of different configurations
     sampler    "tpe", "nsga2" (with a population of 20) or "random"; None: "tpe" for one metric, "nsga2" for several
-    batch      number of configurations that are proposed together and can be simulated in parallel. The trials depend
-               on it, but not on the number of processes
+    batch      number of configurations that are proposed together and can be simulated in parallel. The proposed
+               configurations depend on this number, but not on the number of processes
     seed       seed of the sampler
-    prune      skip the remaining seeds of a configuration whose mean so far is worse than the median of earlier
-               configurations; needs one metric and several seeds
+    prune      whether to skip the remaining seeds of a configuration whose mean so far is worse than the median of
+               earlier configurations; requires a single metric and several seeds
     """
 
     objective: str | Sequence[str]
@@ -82,5 +82,5 @@ class Search:
 
     @property
     def sampler_used(self) -> str:
-        """The sampler that is used if `sampler` is None, too."""
+        """The sampler that the search uses, also if `sampler` is None."""
         return self.sampler or ("tpe" if len(self.metrics) == 1 else "nsga2")

@@ -125,25 +125,26 @@ class Row(NamedTuple):
 class Study:
     """A set of experiments that vary some fields of a base experiment.
 
-    base         experiment with the values of all other fields
-    vary         values by dotted path: ``{"workers": [8, 16], "cluster.nic.bandwidth": ["25 Gbit/s", "100 Gbit/s"]}``
-                 (see :mod:`ddlsim.study.changes` for the paths). Values are a list, a mapping from names for the table
-                 to values (``{"strategy": {"slow": AllReduce("ring", "none"), "fast": AllReduce("auto")}}``), or a
-                 :class:`~ddlsim.study.Range` to sample from. Fields that change together share a key:
+    base         experiment that provides the values of all other fields
+    vary         mapping from the dotted path of each varied field to its values:
+                 ``{"workers": [8, 16], "cluster.nic.bandwidth": ["25 Gbit/s", "100 Gbit/s"]}`` (see
+                 :mod:`ddlsim.study.changes` for the paths). Values are a list, a mapping from names (shown in the
+                 table) to values (``{"strategy": {"slow": AllReduce("ring", "none"), "fast": AllReduce("auto")}}``), or
+                 a :class:`~ddlsim.study.Range` to sample from. Fields that change together share a key:
                  ``{"model, batch_size": [("resnet50", 64), ("bert-large", 8)]}``. A :class:`~ddlsim.Splits` among the
                  strategies represents all valid ways to split the model
-    seeds        number of seeds per configuration, starting with that of `base`, or a list of seeds. All configurations
-                 use the same seeds, so that they see the same random numbers
-    design       "grid": all combinations; "list": the first values of all fields, then the second, ...; "random" and
-                 "latin-hypercube": a sample of `n_points`
-    n_points     number of points to sample
+    seeds        number of consecutive seeds per configuration, starting with the seed of `base`, or a list of seeds.
+                 All configurations use the same seeds, so that they use the same random numbers
+    design       "grid": all combinations; "list": the first value of each field, then the second value of each, and so
+                 on; "random" and "latin-hypercube": a sample of `n_points` combinations
+    n_points     number of combinations to sample
     design_seed  seed of the sample
-    stability    simulate each point three more times, with its inputs changed by 1e-12, so that the table shows how
-                 stable its throughput is (column throughput_spread) and does not rank smaller differences
-    search       a :class:`~ddlsim.study.Search`, which proposes configurations from the results of earlier ones,
-                 instead of a design; values can also be ranges
+    stability    whether to simulate each point three more times with its inputs changed by 1e-12. The table then shows
+                 how much the throughput changes (column throughput_spread), and does not rank smaller differences
+    search       a :class:`~ddlsim.study.Search`, which replaces the design and proposes configurations based on the
+                 results of earlier ones; None: use the design
 
-    Raises ConfigError for a path that exists in no configuration, an empty design, and repeated fields.
+    Raises ConfigError for a path that does not exist in any configuration, an empty design, and repeated fields.
     """
 
     base: Experiment
@@ -242,10 +243,10 @@ class Study:
 
     @cached_property
     def points(self) -> list[Point]:
-        """All points in the order of the design, with the seeds of a configuration one after the other.
+        """All points in the order of the design. The seeds of a configuration follow one another.
 
-        Raises ConfigError if no configuration is valid. The points of a search are known once it has run; before, this
-        raises ConfigError.
+        Raises ConfigError if no configuration is valid, or if a search has not run yet, because its points are not
+        known before.
         """
         if self.search is not None:
             self.table  # noqa: B018  # refuses if there is none
@@ -304,11 +305,11 @@ class Study:
 
         store         SQLite file for the results, created if it does not exist; None: results are not stored
         executor      a ``distributed.Client``, or any ``concurrent.futures.Executor``, such as that of
-                      ``mpi4py.futures``
-        jobs          number of processes on this computer, without an executor; None: one per core; 1: this process.
-                      A script that uses several needs the guard ``if __name__ == "__main__":``
-        retry_failed  simulate points that have failed before once more
-        add           allow a store that contains another study
+                      ``mpi4py.futures``; None: processes on this computer
+        jobs          number of processes on this computer; None: one per core; 1: this process. A script that uses
+                      several processes must guard its top-level code with ``if __name__ == "__main__":``
+        retry_failed  whether to simulate points again that failed in an earlier run
+        add           whether to accept a store that contains another study
         progress      whether to show a progress bar (None: on a terminal), or a function that is called with a
                       :class:`~ddlsim.study.Count` as points finish
 
@@ -393,11 +394,11 @@ class Study:
 
     @checked
     def save_html(self, path: str | Path, *, title: str = "", question: str = "", metric: str = "") -> None:
-        """Write a report of the last run as a single HTML file, with the sensitivities of its best configuration.
+        """Write a report on the last run as a single HTML file, with the sensitivities of its best configuration.
 
-        Sensitivities need a few more runs of that configuration. `metric` defines the best one; for the other arguments
-        see :func:`ddlsim.report.html.html_report`. Raises ConfigError if the study has not been run, for a metric that
-        no configuration has, and if the file cannot be written.
+        The sensitivities require a few more simulations of that configuration. `metric` determines which configuration
+        is the best. The other arguments are described in :func:`ddlsim.report.html.html_report`. Raises ConfigError if
+        the study has not been run, for a metric that no configuration has, and if the file cannot be written.
         """
         from ddlsim.report.html import save_html, sensitivities_of_best
 

@@ -87,14 +87,14 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Results of a study.
+    """The results of a study.
 
     axes         dotted paths of the varied fields
     members      the points, in the order of the design
-    outcomes     outcome by key of a point; points without one are missing
+    outcomes     mapping from the key of a point to its outcome; points that are not in the mapping have no outcome yet
     interrupted  whether the study was stopped before its end
-    experiments  experiment as JSON by key of a point, for the manifests in reports
-    objectives   metrics of a search; the printed table then starts with the best configurations
+    experiments  mapping from the key of a point to its experiment as JSON, for the manifests in reports
+    objectives   metrics of a search; if there are any, the printed table starts with the best configurations
     """
 
     axes: Sequence[str]
@@ -106,12 +106,12 @@ class Table:
 
     @cached_property
     def frame(self) -> pd.DataFrame:
-        """Data frame with a row per point.
+        """DataFrame with one row per point.
 
         Columns are the varied fields, seed, status ("done", "skipped", "failed", "missing"), the number of workers, the
-        metrics of the result (:data:`ddlsim.run.metrics.METRICS`), stop_reason, notes, warnings, and error, the reason
-        why the point was skipped or has failed. An unknown number, such as a cost without prices, is NaN; the time to a
-        target that was never reached is inf.
+        metrics of the result (:data:`ddlsim.run.metrics.METRICS`), stop_reason, notes, warnings, and error (the reason
+        why the point was skipped or has failed). An unknown number, such as a cost without prices, is NaN. The time to
+        a target that was never reached is inf.
         """
         import pandas as pd
 
@@ -132,7 +132,7 @@ class Table:
 
     @cached_property
     def history(self) -> pd.DataFrame:
-        """Data frame with a row per evaluation of training runs.
+        """DataFrame with one row per evaluation of the training runs.
 
         Columns are the varied fields, seed, and the columns of :attr:`ddlsim.Result.history`.
         """
@@ -149,12 +149,12 @@ class Table:
 
     @cached_property
     def summary(self) -> pd.DataFrame:
-        """Data frame with a row per simulated configuration.
+        """DataFrame with one row per simulated configuration.
 
-        Columns are the varied fields, the number of workers, the number of seeds `n`, and for each metric the mean over
-        seeds with its 95 % interval by Student's t, as metric, metric_low and metric_high (NaN for a single seed). If
-        some seeds missed a target, the metric is the median, with those seeds later than all others; ``n_reached`` is
-        the number of seeds that reached the target.
+        Columns are the varied fields, the number of workers, and the number of seeds `n`. For each metric, the columns
+        metric, metric_low and metric_high contain the mean over seeds with its 95 % interval by Student's t (NaN for a
+        single seed). If some seeds missed a target, the metric is the median instead, in which these seeds count as
+        later than all others, and ``n_reached`` is the number of seeds that reached the target.
         """
         import pandas as pd
 
@@ -184,25 +184,27 @@ class Table:
 
     @property
     def units(self) -> dict[str, str]:
-        """Unit by metric ("" for shares and counts)."""
+        """Unit of each metric; "" for shares and counts."""
         return {name: metric.unit for name, metric in METRICS.items()}
 
     @checked
     def best(self, metric: str = "throughput", n: Count = 1) -> pd.DataFrame:
         """Return the `n` configurations with the best mean of a metric, best first, as rows of the summary.
 
-        Higher is better for throughput, speedup, efficiency, compute_share and accuracy, lower for all other metrics.
-        Ties (see :meth:`places`) stay in the order of the design. Raises ConfigError for an unknown metric.
+        Higher values are better for throughput, speedup, efficiency, compute_share and accuracy. Lower values are
+        better for all other metrics. Ties (see :meth:`places`) stay in the order of the design. Raises ConfigError for
+        an unknown metric.
         """
         known = self.known(metric)
         order = np.argsort(self.places(known, metric), kind="stable")
         return known.iloc[order[:n]]
 
     def places(self, rows: pd.DataFrame, metric: str) -> Ints:
-        """Return the place of each of some rows of the summary by a metric, shape (n_rows,), with 0 for the best.
+        """Return the rank of each given row of the summary by a metric, shape (n_rows,), with 0 for the best.
 
-        Rows tie, and share a place, if they differ by less than 1e-9 or, for metrics of simulated time in a study with
-        ``stability=True``, by less than the larger throughput_spread of the two (:mod:`ddlsim.ties`).
+        Rows tie and share a rank if their values differ by less than a tolerance. The tolerance is 1e-9 or, for metrics
+        of simulated time in a study with ``stability=True``, the larger throughput_spread of the two rows
+        (:mod:`ddlsim.ties`).
         """
         sign = -1.0 if METRICS[metric].larger_is_better else 1.0
         spreads = None
@@ -214,9 +216,9 @@ class Table:
     def pareto(self, *metrics: str) -> pd.DataFrame:
         """Return the Pareto-optimal configurations, in the order of the first metric.
 
-        No other configuration is better in one of these metrics without being worse in another, by means over seeds;
-        ties count as equal. Raises ConfigError for an unknown metric, or one that no configuration has, such as a cost
-        without prices.
+        A configuration is Pareto-optimal if no other configuration is better in one of the metrics without being worse
+        in another. Configurations are compared by their means over seeds; ties count as equal. Raises ConfigError for
+        an unknown metric, or for one that no configuration has, such as a cost without prices.
         """
         if len(metrics) < 2:
             raise ConfigError(f"pareto{metrics!r}: needs at least two metrics, such as 'time_to_accuracy' and 'cost'")
@@ -244,10 +246,10 @@ class Table:
 
     @checked
     def save(self, path: str | Path) -> None:
-        """Write the frame to a file: ``.csv``, ``.parquet`` (needs pyarrow) or ``.json`` (a list of rows).
+        """Write the frame to a file: ``.csv``, ``.parquet`` (requires pyarrow) or ``.json`` (a list of rows).
 
-        In CSV, texts that a spreadsheet would run as formulas start with an apostrophe (:mod:`ddlsim.output_files`).
-        Raises ConfigError for other formats, and if the file cannot be written.
+        In CSV files, strings that a spreadsheet would execute as formulas start with an apostrophe
+        (:mod:`ddlsim.output_files`). Raises ConfigError for other formats, and if the file cannot be written.
         """
         path = Path(path)
         if path.suffix == ".csv":
@@ -268,10 +270,9 @@ class Table:
 
     @checked
     def save_html(self, path: str | Path, *, title: str = "", question: str = "", metric: str = "") -> None:
-        """Write a report as a single HTML file, with the answer, figures, sortable tables and the manifest of every
-        run.
+        """Write a report as an HTML file, with the answer, figures, sortable tables and the manifest of every run.
 
-        For the arguments see :func:`ddlsim.report.html.html_report`. Raises ConfigError for a metric that no
+        The arguments are described in :func:`ddlsim.report.html.html_report`. Raises ConfigError for a metric that no
         configuration has, and if the file cannot be written.
         """
         from ddlsim.report.html import save_html
@@ -279,12 +280,12 @@ class Table:
         save_html(self, path, title=title, question=question, metric=metric)
 
     def to_xarray(self) -> xarray.Dataset:
-        """Return the points as an ``xarray.Dataset`` (extra: ``pip install 'ddlsim[xarray]'``).
+        """Return the points as an ``xarray.Dataset`` (install with ``pip install 'ddlsim[xarray]'``).
 
         Dimensions are the varied fields and ``seed``, and their values are the coordinates. The metrics and
         ``n_workers`` are variables with the attributes ``units`` ("1" for shares and counts) and ``long_name``. Points
-        that were not simulated are NaN; the variable ``status`` has the reason ("skipped", "failed", "missing").
-        Raises ConfigError if xarray is missing, and for large samples, whose points form no grid.
+        that were not simulated are NaN; the variable ``status`` contains the reason ("skipped", "failed", "missing").
+        Raises ConfigError if xarray is missing, and for large random designs, whose points do not form a grid.
         """
         return dataset_of(self)
 
@@ -341,7 +342,9 @@ def _means(values: pd.DataFrame) -> dict[str, float]:
 
 @checked
 def load_table(store: str | Path) -> Table:
-    """Return the table of the latest study in a store, which may still be running.
+    """Return the table of the latest study in a store. The study may still be running.
+
+    store  path of the store, as passed to :meth:`ddlsim.study.Study.run`
 
     Raises ConfigError if the store does not exist or contains no study.
     """

@@ -157,15 +157,18 @@ _Fit: TypeAlias = tuple[LogFit, dict[str, float], list[LinkRow]]
 
 @dataclass(frozen=True)
 class Parameter:
-    """A fitted parameter (s or bytes/s) with its 95 % confidence interval.
+    """A fitted parameter, in s or bytes/s, with its 95 % confidence interval from `low` to `high`.
 
+    name      name in :data:`ddlsim.cluster.calibrated.PARAMETERS`
+    value     best value
     file      value in the cluster file before the fit
-    nbytes    smallest and largest message size of the fit; predictions for other sizes are extrapolations
-    informed  share of the information that comes from measurements rather than from the prior
-    prior     (expected value, factor): the true value is expected within this factor with probability 2/3; None: no
-              prior
-    bounds    limits of the fit; None: no limits
-    scatter   (spread, dof, absolute) of the measurements used in the fit, as in :class:`Calibration`
+    nbytes    smallest and largest message size used in the fit; predictions for other sizes are extrapolations
+    informed  share of the information on this parameter that comes from measurements rather than from the prior
+    prior     tuple (expected value, factor): with probability 2/3, the true value differs from the expected value by
+              less than this factor; None: no prior
+    bounds    lower and upper limit of the fit; None: no limits
+    scatter   tuple (spread, dof, absolute) that describes the scatter of the measurements used in the fit, as in
+              :class:`Calibration`
     """
 
     name: str
@@ -186,15 +189,22 @@ class Parameter:
 
     @property
     def wider(self) -> float:
-        """Width of a t interval relative to a normal one, for the degrees of freedom of the fit."""
+        """Ratio of the widths of a t interval and a normal interval, for the degrees of freedom of the fit."""
         return t_quantile(self.scatter[1]) / t_quantile(math.inf)
 
 
 @dataclass(frozen=True)
 class Residual:
-    """A measurement and its prediction on the calibrated cluster, in s.
+    """A measurement and its prediction on the calibrated cluster.
 
-    fitted  whether the measurement was used to fit the parameters
+    operation  the measured operation
+    backend    library that moved the bytes; "": unknown
+    n_ranks    number of ranks
+    n_hosts    number of machines
+    nbytes     size of the message or buffer in bytes
+    measured   measured time in s
+    predicted  predicted time in s
+    fitted     whether the measurement was used to fit the parameters
     """
 
     operation: str
@@ -208,7 +218,7 @@ class Residual:
 
     @property
     def error(self) -> float:
-        """Relative error: predicted over measured, minus 1."""
+        """Relative error of the time: predicted over measured, minus 1."""
         return self.predicted / self.measured - 1.0
 
 
@@ -216,22 +226,23 @@ class Residual:
 class Calibration:
     """A calibrated `cluster` with the uncertainty of its parameters.
 
-    parameters   fitted parameters (names in :data:`ddlsim.cluster.calibrated.PARAMETERS`)
-    covariance   (n, n), covariance of the natural logarithms of the parameters
+    parameters   fitted parameters, named as in :data:`ddlsim.cluster.calibrated.PARAMETERS`
+    covariance   covariance of the natural logarithms of the n parameters, shape (n, n)
     spread, dof  standard deviation of ln(predicted / measured) and its degrees of freedom, for links between hosts or,
-                 if there are none, inside hosts. Each parameter also stores the values for its own measurements
-    absolute     additional scatter in s, independent of size, which matters for short messages only
+                 if none of these were measured, inside hosts. Each parameter also stores these values for its own
+                 measurements
+    absolute     additional scatter in s that does not depend on the message size and matters for short messages only
     ranks        smallest and largest number of ranks in the measurements of links
-    curves       size-dependent deviations of operations from the simulation. They are used only by :meth:`time` and by
-                 runs with ``cost = "calibrated"``
+    curves       measured factors by which the times of operations deviate from the simulation, as a function of message
+                 size. They are used only by :meth:`time` and by runs with ``cost = "calibrated"``
     compute      step time as a function of the batch size, for each model
     jitter       distribution of step times; None: not measured
-    residuals    measurements of messages that fit on the cluster, with predictions that do not use the curves
+    residuals    measurements that fit on the cluster, each with its prediction without the curves
     sources      files of the measurements
     notes        notes and warnings on the fit
     versions     software versions recorded in the measurements
 
-    Printing it shows a summary; :meth:`save` writes it as a cluster file.
+    Printing the calibration shows a summary; :meth:`save` writes a calibrated cluster file.
     """
 
     cluster: Cluster
@@ -255,19 +266,21 @@ class Calibration:
         n_hosts: Count | None = None, *, backend: str = "", algorithm: str | None = None, version: str = "",
         allow_code: bool = False,
     ) -> Interval:  # fmt: skip
-        """Predict the time of an operation of :data:`ddlsim.measure.OPERATIONS`, in s.
+        """Predict the time of an operation in :data:`ddlsim.measure.OPERATIONS`, in s.
 
-        The interval contains one further measurement with a probability of 95 %.
+        The prediction is an interval that contains one further measurement with a probability of 95 %.
 
-        n_hosts     number of machines; None: as measured with this number of ranks, else one rank per machine or, if
-                    the cluster has fewer machines than ranks, evenly on the fewest machines with enough devices
-        backend     backend whose curve applies; "" if there is only one
-        algorithm   algorithm of a collective, instead of the usual one; the curve is then not used
-        version     software version, as in the measurements; the prediction for any other version is an extrapolation
+        nbytes      size of the message or buffer in bytes
+        n_hosts     number of machines; None: as in the measurements with this number of ranks. If there are none, one
+                    rank per machine or, on a cluster with fewer machines than ranks, ranks evenly spread over the
+                    fewest machines with enough devices
+        backend     backend whose curve applies; "" if only one backend was measured
+        algorithm   algorithm of a collective, instead of the usual one. The curve is then not used
+        version     software version, as in the measurements. The prediction for any other version is an extrapolation
         allow_code  whether the algorithm that the cluster file sets for the curve may be imported code
 
-        Uses the operation's curve if there is one, otherwise the simulation on the calibrated cluster. Raises
-        ConfigError for an unknown operation, or for more ranks than the cluster has room for.
+        If a curve exists for the operation, it is used; otherwise, the operation is simulated on the calibrated
+        cluster. Raises ConfigError for an unknown operation, or for more ranks than the cluster has devices.
         """
         known = [*OPERATIONS["point_to_point"], *OPERATIONS["collective"]]
         if operation not in known:
@@ -326,9 +339,9 @@ class Calibration:
         return fitting[0] if fitting else None
 
     def simulated(self, case: Case, outside: Beyond) -> Interval:
-        """Return the simulated time of a case with its interval, from the sensitivity to each parameter.
+        """Return the simulated time of a case, with an interval computed from its sensitivity to each parameter.
 
-        `outside` is the distance of the case from the measurements, which widens the interval.
+        outside  distance of the case from the measurements, which widens the interval
         """
         value = case.seconds(self.cluster)
         slopes = np.zeros(len(self.parameters))
@@ -355,18 +368,18 @@ class Calibration:
 
     @property
     def scatter(self) -> dict[str, float]:
-        """Scatter of ln(predicted / measured) per class of links, scaled for normal intervals of 95 %."""
+        """Scatter of ln(predicted / measured) for each class of links, scaled for normal 95 % intervals."""
         return {p.link_class: p.wider * p.scatter[0] for p in self.parameters if p.link_class}
 
     def sampled(self, random: np.random.Generator, *, curves: bool = False, outside: Beyond = INSIDE) -> Cluster:
         """Return the cluster with parameters sampled from their uncertainty.
 
-        curves   True: sample the factors of the curves instead, for runs whose collectives use them; they were fitted
-                 along with the best parameters
+        curves   True: sample the factors of the curves instead, for runs whose collectives use the curves, because
+                 these were fitted together with the best parameters
         outside  distance of the run from the measurements
 
-        In addition to the uncertainty of each parameter, a common factor represents the scatter around the fit and the
-        distance `outside`.
+        In addition to the uncertainty of each parameter, a factor common to all of them represents the scatter around
+        the fit and the distance `outside`.
         """
         if curves:
             from ddlsim.validation.calibration_file import attached
@@ -392,12 +405,16 @@ class Calibration:
 
     @checked
     def compute_of(self, model: str) -> ComputeFit | None:
-        """Return the fitted step times of `model`, or None if they were not measured."""
+        """Return the fit of the step times of `model`; None: they were not measured."""
         return next((fit for fit in self.compute if fit.model == model), None)
 
     @checked
     def save(self, path: str | Path, source: str | Path) -> None:
-        """Write the cluster `source` (a path or bundled name, with options) and the calibration to `path` as TOML."""
+        """Write a cluster with this calibration to a TOML file.
+
+        path    file to write
+        source  path or bundled name of the cluster, with options
+        """
         from ddlsim.validation.calibration_file import write_calibration
 
         write_calibration(self, Path(path), source)
@@ -429,23 +446,25 @@ def calibrate(
     n_ranks: Count | None = None,
     version: str | None = None,
 ) -> Calibration:
-    """Fit a cluster to measurements.
+    """Fit the parameters of a cluster to measurements.
 
-    The fit determines latency and bandwidth of the links between and inside hosts, overheads, the speed of reductions,
-    costs as a function of message size, compute times as a function of batch size, and the distribution of step times.
+    The fit determines the latency and bandwidth of the links between and inside hosts, overheads, the speed of
+    reductions, costs as a function of message size, compute times as a function of batch size, and the distribution of
+    step times.
 
     measurements  files or folders in any format that :mod:`ddlsim.measure` or :mod:`ddlsim.imports` reads, or rows
-    cluster       cluster on which they were measured
-    algorithms    algorithm used by the library, for each kind of collective. Collectives with a given algorithm
-                  contribute to the fit of the links; others only if there are no point-to-point measurements, with the
-                  algorithms in :data:`ddlsim.validation.ALGORITHMS` (a ring for all-reduce)
-    backend       use only rows of this backend ("mpi", "gloo", "nccl", ...) and rows without one
-    n_hosts, model, operation, n_ranks, version   values that the files lack (see
-                  :func:`ddlsim.imports.to_measurements` and :func:`ddlsim.imports.read_any`)
-    step_times    durations in s of individual steps of one worker, from which the jitter is fitted
+    cluster       cluster on which the measurements were made
+    algorithms    mapping from each kind of collective to the algorithm that the library used. Collectives with a known
+                  algorithm contribute to the fit of the links. Others contribute only if there are no point-to-point
+                  measurements; their algorithms are then assumed to be those in :data:`ddlsim.validation.ALGORITHMS` (a
+                  ring for all-reduce)
+    backend       use only rows of this backend ("mpi", "gloo", "nccl", ...) and rows that specify no backend
+    n_hosts, model, operation, n_ranks, version   values that the files lack (see :func:`ddlsim.imports.to_measurements`
+                  and :func:`ddlsim.imports.read_any`)
+    step_times    durations of individual steps of one worker, in s, to which the jitter is fitted
     reader        function that takes a path and returns :class:`~ddlsim.imports.Timing` rows, for other file formats
 
-    Raises ConfigError if the measurements do not fit on the cluster or do not determine the parameters; in the latter
+    Raises ConfigError if the measurements do not fit on the cluster or do not determine the parameters. In the latter
     case, the message lists the measurements to add.
     """
     described = load_cluster(cluster)

@@ -81,9 +81,9 @@ def attached(calibration: Calibration) -> Calibration:
 
 @checked
 def load_calibration(source: str | Path | Cluster) -> Calibration:
-    """Load the calibration of a cluster or cluster file (a path or bundled name).
+    """Load the calibration stored in a cluster or in a cluster file, given by its path or bundled name.
 
-    Raises ConfigError if the file contains no calibration.
+    Raises ConfigError if the cluster has no calibration.
     """
     cluster = load_cluster(source)  # finds what is wrong with a file
     name = cluster.name if isinstance(source, Cluster) else source

@@ -173,9 +173,14 @@ N_EXPLAINED, WORTH_EXPLAINING = 3, 0.03
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """A measured run and its prediction, as throughputs in samples/s.
+    """A measured run and its prediction.
 
-    fitted  whether the run was used in the fit
+    run        the measured run
+    label      name of the run in tables and plots
+    predicted  predicted throughput in samples/s
+    interval   interval of the predicted throughput; None: no uncertainty is known
+    fitted     whether the run was used in the fit
+    causes     possible causes of a large error, sorted by the size of the change that would correct it
     """
 
     run: MeasuredRun
@@ -193,16 +198,16 @@ class ComparedRun:
 
 @dataclass(frozen=True)
 class Summary:
-    """Error statistics of `n` runs.
+    """Error statistics of `n` predicted runs.
 
     mean_absolute   mean of |predicted / measured - 1|
     geometric_mean  exp(mean of |ln(predicted / measured)|) - 1
     worst           largest error by magnitude
-    in_interval     share of measured values inside their intervals; None without intervals
+    in_interval     share of measured values that lie inside their prediction intervals; None: no intervals
     kendall_tau     rank correlation of predicted and measured throughput: 1 for the same order, -1 for the reverse;
                     None for a single run
-    options, right  number of pairs of runs that differ only in strategy, algorithm or overlap, and number of such pairs
-                    for which the faster run is predicted correctly
+    options         number of pairs of runs that differ only in strategy, algorithm or overlap
+    right           number of these pairs for which the faster run is predicted correctly
     """
 
     n: int
@@ -217,10 +222,12 @@ class Summary:
 
 @dataclass(frozen=True, eq=False)
 class Validation:
-    """Measured runs and their predictions, in the order of the file. Printing it shows a summary.
+    """Measured runs and their predictions, in the order of the file. Printing the object shows a summary.
 
-    known   fitted values and their uncertainty, on which the predictions are based
-    fit_on  condition for the runs used in the fit; None: no fit
+    cluster  cluster on which the runs were simulated
+    rows     the runs with their predictions
+    known    fitted values and their uncertainty, on which the predictions are based
+    fit_on   condition that selects the runs for the fit; None: no fit
     """
 
     cluster: Cluster
@@ -232,8 +239,8 @@ class Validation:
     def table(self) -> pd.DataFrame:
         """Table with one row per run.
 
-        Columns: those of the file, measured, predicted, error, low, high (samples/s), used ("fit" or "held out"),
-        notes, cause.
+        Columns: the columns of the file, measured, predicted, error, low, high (throughputs in samples/s), used ("fit"
+        or "held out"), notes, cause.
         """
         import pandas as pd
 
@@ -306,17 +313,20 @@ def validate(
 ) -> Validation:
     """Compare measured training runs with their simulation.
 
-    runs         CSV file (docs/validation.md), or rows
-    cluster      cluster of the runs; a calibrated file provides step times, jitter and uncertainty as well
-    model        model of rows without one
-    fit_on       condition on the runs to fit, such as "workers <= 4"; the others are held out. None: no fit
+    runs         CSV file of runs (its columns are described in docs/validation.md), or rows
+    cluster      cluster on which the runs were measured; a calibrated cluster also provides step times, jitter and
+                 uncertainty
+    model        model for rows that do not specify one
+    fit_on       condition that selects the runs for the fit, such as "workers <= 4"; the other runs are held out. None:
+                 no fit
     fit          quantities to fit: "compute", "network" or both
-    strategy     strategy of rows without one; its settings are the defaults for settings that a row does not specify
-    calibration  calibration of the cluster, if its file has none
-    explain      number of runs with large errors (above 3 %) for which the likely causes are searched by simulation
+    strategy     strategy for rows that do not specify one. Its settings are also the defaults for settings that a row
+                 leaves empty
+    calibration  calibration of the cluster, if the cluster file contains none
+    explain      number of runs with large errors (above 3 %) for which simulations search for likely causes
 
-    Raises ConfigError, with file, line and column, for invalid units, names and values, for more workers than the
-    cluster has, and for models that do not fit in device memory.
+    Raises ConfigError, giving the file, line and column, for invalid units, names and values. Also raises ConfigError
+    for runs with more workers than the cluster has, and for models that do not fit in device memory.
     """
     measured = read_runs(runs) if isinstance(runs, str | Path) else list(runs)
     if not measured:

@@ -21,8 +21,8 @@ from ddlsim.workload.compute import Affine, Measured
 class ComputeFit:
     """Linear fit of the step time of `model`: ``c0 + c1 * batch_size``, in s.
 
-    covariance   (2, 2), covariance of (c0, c1)
-    spread, dof  scatter of ln(predicted / measured), and its degrees of freedom
+    covariance   covariance of (c0, c1), shape (2, 2)
+    spread, dof  standard deviation of ln(predicted / measured), and its degrees of freedom
     batch_sizes  measured batch sizes. If there is only one, the line passes through the origin, and :attr:`compute`
                  rejects other sizes
     """
@@ -37,19 +37,19 @@ class ComputeFit:
 
     @property
     def compute(self) -> Affine | Measured:
-        """Value for the ``compute`` field of an experiment."""
+        """The fit as a value for the ``compute`` field of an experiment."""
         return self.times(1.0)
 
     @checked
     def times(self, factor: Positive) -> Affine | Measured:
-        """Return the compute time multiplied by `factor`, as for :attr:`compute`."""
+        """Return the fit multiplied by `factor`, as a value for the ``compute`` field of an experiment."""
         if len(self.batch_sizes) == 1:
             batch = self.batch_sizes[0]
             return Measured(factor * (self.c0 + self.c1 * batch), batch)
         return Affine(factor * self.c0, factor * self.c1)
 
     def sampled(self, random: np.random.Generator) -> ComputeFit:
-        """Return the fit with coefficients sampled from their uncertainty, and a common factor from the scatter."""
+        """Return the fit with randomly sampled coefficients, multiplied by a factor sampled from the scatter."""
         wider = t_quantile(self.dof) / t_quantile(math.inf)
         values, vectors = np.linalg.eigh(self.covariance)  # which may be singular
         moved = wider * (vectors * np.sqrt(np.maximum(values, 0.0))) @ random.standard_normal(2)
@@ -69,7 +69,12 @@ class ComputeFit:
 
 @checked
 def fit_compute(model: str, batch_sizes: Sequence[Count], seconds: Sequence[Positive]) -> ComputeFit:
-    """Fit a line to step times (s) by least squares of relative errors, with non-negative coefficients."""
+    """Fit a line to step times by least squares of the relative errors, with non-negative coefficients.
+
+    model        name of the model
+    batch_sizes  (n,) batch size of each measured step
+    seconds      (n,) duration of each measured step, in s
+    """
     if not batch_sizes or len(batch_sizes) != len(seconds):
         raise ConfigError(
             f"fit_compute: {len(batch_sizes)} batch sizes and {len(seconds)} step times; pass the same "

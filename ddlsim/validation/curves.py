@@ -40,10 +40,10 @@ MAX_PIECES = 3
 
 @dataclass(frozen=True)
 class Interval:
-    """A prediction, between `low` and `high` with probability `level`.
+    """A prediction that lies between `low` and `high` with probability `level`.
 
     value  best single prediction
-    notes  notes on extrapolation beyond the measurements
+    notes  warnings about extrapolation beyond the measurements
     """
 
     low: float
@@ -58,17 +58,18 @@ class Interval:
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """Measured factors on the simulated time of an `operation` with a `backend`.
+    """Measured corrections to the simulated time of an `operation` with a `backend`, as a function of size.
 
-    inside         True: inside a host; False: between hosts
-    per_message    factor on latencies and overheads
-    sizes          (n_pieces - 1,) sizes in bytes at which the next piece begins
-    per_byte       (n_pieces,) factor on the time per byte in each piece
-    covariance     covariance of (per_message, *per_byte)
-    spread, dof    cross-validated scatter of ln(predicted / measured), and its degrees of freedom
+    algorithm      algorithm of the collective in the simulation; "" for messages
+    inside         True: corrections for operations inside a host; False: between hosts
+    per_message    factor by which latencies and overheads are multiplied
+    sizes          (n_pieces - 1,) sizes in bytes at which the next piece of the curve begins
+    per_byte       (n_pieces,) factor by which the time per byte is multiplied in each piece
+    covariance     covariance matrix of (per_message, *per_byte)
+    spread, dof    cross-validated standard deviation of ln(predicted / measured), and its degrees of freedom
     nbytes, ranks  smallest and largest measured size and number of ranks
-    left_out       (n_pieces - 1,) for a curve through every size: half of the logarithmic error at each of `sizes` if
-                   the curve is fitted without that size; otherwise ()
+    left_out       for a curve through every measured size, half of the logarithmic error at each of `sizes` when the
+                   curve is fitted without that size, shape (n_pieces - 1,); for other curves, ()
     """
 
     operation: str
@@ -87,11 +88,11 @@ class Curve:
 
     @property
     def plain(self) -> bool:
-        """Whether the curve changes nothing: all factors are 1."""
+        """Whether the curve changes nothing because all its factors are 1."""
         return self.per_message == 1.0 and self.per_byte == (1.0,)
 
     def sampled(self, random: np.random.Generator) -> Curve:
-        """Return the curve with factors sampled from their uncertainty, and a common factor from the scatter."""
+        """Return the curve with randomly sampled factors, multiplied by a common factor sampled from the scatter."""
         wider = t_quantile(self.dof) / t_quantile(math.inf)  # few degrees of freedom reach further
         values, vectors = np.linalg.eigh(self.covariance)
         moved = wider * (vectors * np.sqrt(np.maximum(values, 0.0))) @ random.standard_normal(len(values))

@@ -33,9 +33,12 @@ from ddlsim.workload.model import load_model
 
 @dataclass(frozen=True, eq=False)
 class RunInterval:
-    """The `result` for the calibrated values, with intervals of `throughput` (samples/s) and `step_time` (s).
+    """A simulated run with prediction intervals for its throughput and step time.
 
-    throughputs  (n_draws,), throughput of each simulation, in samples/s
+    result       the run simulated with the calibrated values
+    throughput   interval of the throughput, in samples/s
+    step_time    interval of the step time, in s
+    throughputs  (n_draws,) throughput of each simulation with sampled values, in samples/s
     """
 
     result: Result
@@ -84,18 +87,19 @@ def predict_interval(
     level: Level = 0.95,
     seed: Seed = 0,
 ) -> RunInterval:
-    """Predict throughput and step time with intervals, from the uncertainty of a calibration.
+    """Predict intervals for throughput and step time from the uncertainty of a calibration.
 
-    Simulates the experiment `n_draws` times with sampled parameters and returns quantiles.
+    The experiment is simulated `n_draws` times with sampled parameters, and quantiles of the results are returned.
 
     calibration  result of :func:`ddlsim.calibrate`, or a calibrated cluster file; None: the calibration of the
-                 experiment's cluster or, if it has none, only the jitter is sampled
+                 experiment's cluster. If the cluster has none, only the jitter is sampled
     n_draws      number of simulations, each with a different seed
-    level        probability of the interval
+    level        probability that the measured value lies in the interval
     seed         seed of the samples
 
-    Past prediction errors for this strategy widen both ends. A note is added to the interval if no measured family of
-    runs resembles this one. Raises ConfigError if nothing is uncertain (one worker, no jitter).
+    Past prediction errors for this strategy widen the interval at both ends. A note is added to the interval if no
+    measured family of runs resembles the experiment. Raises ConfigError if nothing is uncertain (one worker, no
+    jitter).
     """
     if isinstance(calibration, str | Path):
         calibration = load_calibration(calibration)

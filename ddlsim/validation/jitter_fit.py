@@ -26,11 +26,14 @@ Fitted = Lognormal | Gamma | ShiftedExponential
 
 @dataclass(frozen=True)
 class JitterFit:
-    """The fitted `jitter`, a factor on compute time, and `base_s`, the compute time in s without jitter.
+    """A jitter distribution fitted to step times.
 
-    ks       Kolmogorov-Smirnov distance between the fitted distribution and the samples
-    p_value  share of samples from the fitted distribution that lie farther from their own fit (a parametric bootstrap).
-             A small value means that none of the three distributions fits
+    jitter     the fitted distribution of a factor applied to the compute time
+    base_s     compute time in s without jitter
+    ks         Kolmogorov-Smirnov distance between the fitted distribution and the samples
+    p_value    probability that samples from the fitted distribution lie at least as far from their own fit (a
+               parametric bootstrap). A small value means that none of the three candidate distributions fits
+    n_samples  number of measured steps
     """
 
     jitter: Fitted
@@ -41,12 +44,12 @@ class JitterFit:
 
     @property
     def shape(self) -> float:
-        """Coefficient of variation; for a shifted exponential, the mean excess."""
+        """Coefficient of variation of the factor; for a shifted exponential distribution, its mean excess."""
         return self.jitter.mean_extra if isinstance(self.jitter, ShiftedExponential) else self.jitter.cv
 
     @property
     def median_factor(self) -> float:
-        """Median of the factor, which a measured median step contains."""
+        """Median of the factor, which is part of a measured median step time."""
         if isinstance(self.jitter, Lognormal):
             return 1.0 / math.sqrt(1.0 + self.jitter.cv**2)
         if isinstance(self.jitter, Gamma):
@@ -130,10 +133,10 @@ def _distance(jitter: Fitted, base: float, x: Floats) -> float:
 
 @checked
 def fit_jitter(step_times: Sequence[Positive], *, seed: Seed = 0) -> JitterFit | None:
-    """Fit the distribution of step times (s) by maximum likelihood: lognormal, gamma or shifted exponential.
+    """Fit a lognormal, gamma or shifted exponential distribution to step times (s) by maximum likelihood.
 
-    Returns None if all times are equal. `seed` is the seed of the bootstrap for the p-value. Raises ConfigError for
-    fewer than 20 times, or times that are not positive.
+    The most likely of the three is returned, or None if all times are equal. `seed` is the seed of the bootstrap that
+    computes the p-value. Raises ConfigError for fewer than 20 times, or times that are not positive.
     """
     x = np.asarray(step_times, dtype=np.float64)
     if len(x) < LEAST:

@@ -33,11 +33,16 @@ _HEAD = re.compile(r"\s*(\w+)\s*(?:\(([^)]*)\)|\[([^\]]*)\])?\s*")
 class MeasuredRun:
     """A measured training run.
 
-    throughput    samples/s of all workers together
-    place         "file: line" where it was read
-    shared_batch  whether batch_size is the total of all workers, as for FSDP and Parallel
+    batch_size    samples per worker and (micro-)step, or of all workers together if `shared_batch` is True
+    throughput    throughput of all workers together, in samples/s
+    accumulation  micro-steps per step
+    nodes         number of machines; None: unknown
+    note          remark on the run
+    place         "file: line" from which the run was read
+    shared_batch  whether `batch_size` is the total of all workers, as for FSDP and Parallel
 
-    Values that the file does not contain are None (accumulation: 1).
+    All other fields have the same meaning as in experiment files; None means that the CSV file does not contain the
+    value.
     """
 
     workers: Count
@@ -66,7 +71,7 @@ class MeasuredRun:
 
     @property
     def samples(self) -> int:
-        """Samples per step of all workers together."""
+        """Number of samples per step, over all workers."""
         return (1 if self.shared_batch else self.workers) * self.batch_size * self.accumulation
 
     @property
@@ -75,7 +80,7 @@ class MeasuredRun:
         return self.samples / self.throughput
 
     def cells(self) -> dict[str, float | int | str | None]:
-        """Return the values by column, for conditions."""
+        """Return the value of each column, to which conditions are applied."""
         found = {each.name: getattr(self, each.name) for each in fields(self) if each.name in COLUMNS}
         return {**found, "step_time": self.step_time}
 
@@ -84,9 +89,11 @@ class MeasuredRun:
 def read_runs(path: str | Path, *, allow_code: bool = False) -> list[MeasuredRun]:
     """Read measured runs from a CSV file, in order.
 
-    allow_code  whether algorithm and overlap may be "package.module:Name", which is imported
+    allow_code  whether the columns algorithm and overlap may contain "package.module:Name", which is imported (this
+                runs code)
 
-    Raises :class:`ConfigError` for an invalid file; the message contains file, line, column, value and remedy.
+    Raises :class:`ConfigError` if the file is invalid. The message contains the file, line, column and value, and
+    suggests a correction.
     """
     path = Path(path)
     try:

@@ -58,12 +58,15 @@ STEP, DONE, ROUNDS = 0.02, 1e-3, 6
 
 @dataclass(frozen=True, eq=False)
 class StackFit:
-    """A fitted `stack`, the runs, and their simulated throughput (samples/s).
+    """A fitted software stack, with the runs that it was fitted to.
 
-    base      stack before the fit
-    fit       fitted numbers with their uncertainty
-    calls     fit of `call_time` to separately measured collectives
-    left_out  numbers that were not fitted, with the reason
+    stack      the fitted stack
+    base       the stack before the fit
+    runs       the measured runs
+    predicted  simulated throughput of each run with the fitted stack, in samples/s
+    fit        fitted values with their uncertainty
+    calls      fit of `call_time` to separately measured collectives; None: there were none
+    left_out   reason for each value that was not fitted, by name
     """
 
     stack: Stack
@@ -87,7 +90,7 @@ class StackFit:
         return {name: (value, *fit.interval(name)) for fit in fits for name, value in fit.values.items()}
 
     def to_dict(self) -> dict[str, object]:
-        """Return the fitted numbers with their 95 % intervals, the spread and all runs as plain values."""
+        """Return the fitted values, their 95 % intervals, the spread and all runs as a dictionary of plain values."""
         numbers = {name: {"value": value, "interval": ends} for name, (value, *ends) in self._numbers.items()}
         rows = [
             {"place": run.place, "measured": run.throughput, "predicted": value}
@@ -131,17 +134,17 @@ def calibrate_stack(
     """Fit a software stack to measured training runs, traces of a run, and logs of collectives.
 
     runs        CSV files of runs (docs/validation.md), traces from PyTorch's profiler or in Chakra format, logs of
-                collectives (nccl-tests), or rows of these
+                collectives (nccl-tests), or rows from any of these
     stack       initial stack, which provides all values that are not fitted
-    cluster     cluster of rows without one, of traces and of logs; it is not fitted
-    model       model of rows without one, and of traces
-    strategy    strategy of traces, as in files of runs
-    batch_size  batch size of traces, as the strategy counts it; None: as in the trace
+    cluster     cluster of traces and logs, and of rows that do not specify one; its parameters are not fitted
+    model       model of traces, and of rows that do not specify one
+    strategy    strategy of traces, written as in CSV files of runs
+    batch_size  batch size of traces, per worker or global, as the strategy counts it; None: the value in the trace
 
-    Models without kernel-level timing also need single-worker runs, which determine their compute time. The fitted
-    stack includes the prediction interval of a further run: the scatter of the fitted runs with Student's t, for their
-    number and the number of fitted values. Raises ConfigError for runs that cannot be simulated, and for models whose
-    times do not depend on the stack.
+    Models without kernel-level timing also require single-worker runs, which determine their compute time. The fitted
+    stack includes the prediction interval for a further run, which is based on the scatter of the fitted runs and
+    Student's t distribution, given the number of runs and of fitted values. Raises ConfigError for runs that cannot be
+    simulated, and for models whose times do not depend on the stack.
     """
     base = known = load_stack(stack)
     measured, collectives = read_stack_sources(runs, cluster, strategy, batch_size)

@@ -18,16 +18,16 @@ from ddlsim.workload.roles import weight_units
 
 @dataclass(frozen=True)
 class Bucket:
-    """Gradients that are communicated together.
+    """Consecutive tensors of a gradient that are sent together.
 
     nbytes       size of the bucket in bytes
-    ready_layer  layer whose backward pass completes the bucket
-    first_layer  layer of the bucket that is closest to the input. The next forward pass needs the bucket when it
-                 reaches this layer.
-    priority     sending priority; lower numbers are more urgent
+    ready_layer  index of the layer whose backward pass completes the bucket
+    first_layer  index of the bucket's layer that is closest to the input; the next forward pass cannot compute this
+                 layer before the bucket has arrived
+    priority     sending priority; buckets with lower numbers are sent first
 
-    For buckets of whole tensors, ``ready_layer == first_layer == priority``, because the backward pass reaches the
-    layer closest to the input last.
+    If buckets contain only whole tensors, ``ready_layer == first_layer == priority``, because the backward pass reaches
+    the layer closest to the input last.
     """
 
     nbytes: float

@@ -54,10 +54,13 @@ from ddlsim.workload.stacks import Stack, StackLike, load_stack
 @checked
 @dataclass(frozen=True, init=False)
 class Measured:
-    """Measured step time or throughput of one device, such as ``Measured(step_time="97 ms", batch_size=32)``.
+    """Measured step time or throughput of one device, as in ``Measured(step_time="97 ms", batch_size=32)``.
 
-    The measurement is valid for this ``batch_size`` only; :func:`make_workload` raises ConfigError for other batch
-    sizes. ``step_time`` is stored in seconds.
+    step_time   measured time of a step, in seconds or as a string such as "97 ms"
+    batch_size  number of samples in the measured step. Simulating a different batch size raises ConfigError
+    throughput  measured throughput in samples per second, instead of `step_time`
+
+    Raises ConfigError unless exactly one of `step_time` and `throughput` is set.
     """
 
     step_time: float
@@ -90,7 +93,13 @@ _Part = Annotated[float | str, quantity("time", "2.5 ms", zero=True)]
 @checked
 @dataclass(frozen=True, init=False)
 class Affine:
-    """Step time that is affine in the batch size: ``c0 + c1 * batch_size``, as in ``Affine("25.8 ms", "2.51 ms")``."""
+    """Step time as an affine function of the batch size, as in ``Affine("25.8 ms", "2.51 ms")``.
+
+    c0  constant part of the step time, in seconds or as a string such as "25.8 ms"
+    c1  additional time per sample, in seconds or as a string such as "2.51 ms"
+
+    The time of a step is ``c0 + c1 * batch_size``. Raises ConfigError if both times are 0.
+    """
 
     c0: float
     c1: float
@@ -109,17 +118,18 @@ class Affine:
 @checked
 @dataclass(frozen=True)
 class Roofline:
-    """Roofline compute times: the time of a layer is the larger of its arithmetic time and its memory time.
+    """Roofline compute times: each layer takes the larger of its arithmetic time and its memory time.
 
-    efficiency         achieved fraction of peak FLOP/s; None: the device catalogue's value for the precision
-    memory_efficiency  achieved fraction of peak memory bandwidth. The default of 0.8 is close to stream benchmarks
-                       (Deakin et al. 2018, BabelStream: 70 to 92 % on the GPUs in the catalogue).
+    efficiency         achieved fraction of the device's peak FLOP/s; None: the fraction in the device catalogue, which
+                       depends on the precision
+    memory_efficiency  achieved fraction of the device's peak memory bandwidth. The default of 0.8 is typical of STREAM
+                       benchmarks (Deakin et al. 2018, BabelStream: 70 to 92 % on the GPUs in the catalogue)
 
     On GPUs, a pass takes at least as long as the CPU needs to launch its kernels, which depends on the software stack.
 
-    Accuracy: on GPU measurements that were not used to fit the efficiencies, the predicted step time is 0.8 to 1.55
-    times the measured one (VGG-16 is predicted too slow, Inception-v3 too fast). For a 3-D network with batch size 1 on
-    a KNL node, the predicted speed is 8 times too high. Prefer Measured or Affine when a measurement exists.
+    Accuracy: in GPU measurements that were not used to fit the efficiencies, the predicted step time is between 0.8 and
+    1.55 times the measured one (too long for VGG-16, too short for Inception-v3). For a 3-D network with a batch size
+    of 1 on a KNL node, the predicted speed is 8 times too high. Prefer Measured or Affine if you have a measurement.
     """
 
     efficiency: Density | None = None
@@ -132,7 +142,11 @@ _PYTORCH = load_stack("pytorch")
 @checked
 @dataclass(frozen=True)
 class PerKernel:
-    """Kernel-by-kernel compute times of transformers, for devices with measured kernels (docs/models/compute.md)."""
+    """Compute times as sums of kernel times, for transformers on devices with measured kernel rates.
+
+    See docs/models/compute.md. A run raises ConfigError if the model has no attention, or if the catalogue has no
+    kernel rates for the device and precision.
+    """
 
 
 @dataclass(frozen=True, eq=False)

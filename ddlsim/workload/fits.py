@@ -158,19 +158,26 @@ def fits(
 
     The result is true if the model fits. It lists the memory use by category for the rank that needs the most memory.
 
+    model, device  names, files or objects, as for :func:`~ddlsim.load_model` and :func:`~ddlsim.load_device`
     batch_size     samples per micro-batch and rank
-    pipeline       number of pipeline stages, each with the same number of transformer layers
-    shards         number of data-parallel ranks over which ZeRO shards the training state. Embedding tables whose
-                   gradients are not exchanged are also distributed over these ranks.
-    micro_batches  micro-batches per step; None: one per stage. The first stage stores activations of up to `pipeline`
-                   micro-batches (1F1B schedule).
+    precision      data type of the computation; None: "bf16" for transformers on devices with measured kernels,
+                   otherwise "fp32"
+    optimizer      "sgd", "momentum", "adam", "lars" or "lamb"; None: "adam" for transformers on devices with measured
+                   kernels, otherwise "momentum"
+    zero           ZeRO stage: 1 shards the optimizer state, 2 also the gradients, 3 also the weights
+    shards         number of data-parallel ranks that ZeRO shards over. Embedding tables whose gradients are not
+                   exchanged are also distributed over these ranks
+    tensor, pipeline
+                   degree of tensor parallelism, and number of pipeline stages, which have equally many transformer
+                   layers
+    micro_batches  micro-batches per step; None: one per stage. The first stage stores the activations of up to
+                   `pipeline` micro-batches (1F1B schedule)
     interleave     model chunks per stage (Narayanan et al. 2021, arXiv:2104.04473)
     stack          name of the training software, which determines the memory of gradients and loss and whether
-                   attention is fused, unless `gradient_dtype` and `flash` are set. None: the default for FSDP with ZeRO
-                   stage 3, or for Megatron-LM with tensor or pipeline parallelism.
+                   attention is fused, unless `gradient_dtype` and `flash` are set. None: the default stack of FSDP for
+                   ZeRO stage 3, or of Megatron-LM for tensor or pipeline parallelism
 
-    Precision, optimizer and stack have the same defaults as in :class:`~ddlsim.Experiment`. The other arguments are
-    those of :class:`~ddlsim.workload.memory.Holding`.
+    :class:`~ddlsim.workload.memory.Holding` describes the other arguments.
 
     Remedies that are sufficient on their own are listed first, in order of their cost in time: distributed embedding
     tables, flash attention, selective recomputation, ZeRO stages 1 and 2 (no additional communication), a smaller

@@ -48,14 +48,14 @@ Policy = Annotated[str, one_of("minio", "lru")]
 class Cache:
     """A cache of training samples on every machine.
 
-    policy       "minio" keeps the first samples and never evicts any (CoorDL's MinIO cache); "lru" evicts the least
-                 recently used sample, like an operating system's page cache
-    size         capacity in bytes per machine
-    on           where samples are cached: "ram" (reads take no time) or "ssd"
+    policy       replacement policy: "minio" keeps the first samples that are read and evicts none (CoorDL's MinIO
+                 cache); "lru" evicts the least recently used sample, like an operating system's page cache
+    size         capacity per machine, in bytes or as a string such as "64 GB"
+    on           where samples are cached: "ram", from which reading takes no time, or "ssd"
     read         read bandwidth of each machine's SSD in bytes/s; required with ``on="ssd"``
-    holds        "encoded" for samples as stored, or "decoded" for prepared samples (Shi et al.)
-    partitioned  whether each machine caches different samples and fetches missing ones over the network from the memory
-                 of other machines (CoorDL's partitioned cache)
+    holds        "encoded" for samples as stored in the data set, or "decoded" for prepared samples (Shi et al. 2021)
+    partitioned  whether each machine caches different samples, and fetches missing samples from the memory of other
+                 machines over the network (CoorDL's partitioned cache)
 
     Raises ConfigError for invalid or conflicting values.
     """
@@ -125,7 +125,9 @@ def _both(least: float, bound: float, machines: int) -> float:
 
 @checked
 def minio_cache(size: Bytes) -> Cache:
-    """Return CoorDL's MinIO cache with `size` bytes on each machine.
+    """Return CoorDL's MinIO cache, which keeps the first samples and never evicts any.
+
+    size  capacity per machine, in bytes or as a string such as "64 GB"
 
     See Mohan et al., Analyzing and mitigating data stalls in DNN training, VLDB 2021, doi:10.14778/3446095.3446100.
     Raises ConfigError for an invalid size.
@@ -135,10 +137,12 @@ def minio_cache(size: Bytes) -> Cache:
 
 @checked
 def partitioned_cache(size: Bytes) -> Cache:
-    """Return CoorDL's partitioned cache with `size` bytes on each machine.
+    """Return CoorDL's partitioned cache, in which each machine caches different samples.
 
-    Machines fetch samples that they have not cached from the memory of other machines (Mohan et al. 2021). Raises
-    ConfigError for an invalid size.
+    size  capacity per machine, in bytes or as a string such as "64 GB"
+
+    A machine fetches missing samples over the network from the memory of the machine that has cached them (Mohan et
+    al., VLDB 2021, doi:10.14778/3446095.3446100). Raises ConfigError for an invalid size.
     """
     return Cache("minio", size, partitioned=True)
 
@@ -147,12 +151,12 @@ def partitioned_cache(size: Bytes) -> Cache:
 def multi_level_cache(ram: Bytes, ssd: Bytes, read: Bandwidth = "2 GB/s") -> tuple[Cache, Cache]:
     """Return the two-level cache of Shi et al.: decoded samples in memory, backed by encoded files on an SSD.
 
+    ram   capacity of the memory cache per machine, in bytes or as a string such as "64 GB"
+    ssd   capacity of the SSD cache per machine, in bytes or as a string such as "1 TB"
+    read  read bandwidth of each machine's SSD, in bytes/s or as a string such as "2 GB/s"
+
     The files are copied from remote storage to the SSD during the first epoch. See Shi et al., Towards scalable
     distributed training of deep learning on public cloud clusters, MLSys 2021, arXiv:2010.10458.
-
-    ram   capacity of the memory cache in bytes per machine
-    ssd   capacity of the SSD cache in bytes per machine
-    read  read bandwidth of the SSD in bytes/s
 
     Raises ConfigError for an invalid size or rate.
     """
@@ -211,19 +215,20 @@ class Input:
 
     dataset        "imagenet", "cifar10" or "coco2017", which sets `samples` and `sample_bytes`; None: set these two
                    directly
-    storage        cluster node that stores the data. Its bandwidth and links are shared by all machines that read from
-                   it. None: every machine has the data in memory.
+    storage        name of the cluster node that stores the data set. All machines share its bandwidth and links. None:
+                   every machine has the data set in memory
     samples        number of samples in the data set; required for caches only
-    sample_bytes   bytes per sample as stored and read
+    sample_bytes   bytes read per sample, as stored in the data set
     decoded_bytes  bytes per sample as copied to a device; None: 4 bytes per element of the model's input
-    prep_seconds   CPU time per sample for decoding and augmentation, in seconds; 0: samples need no preparation
-    cpu_workers    number of CPU cores per machine that prepare samples. They work together on one batch at a time.
-    prefetch       number of batches that each worker requests in advance; 0: each batch is requested when it is needed
-    cache          the :class:`~ddlsim.workload.input.Cache` on every machine, or several, starting with the one closest
-                   to the worker
-    read_samples   samples per read operation of the storage: 1 for individual files, more if samples are packed
-    epoch          epoch in which the run begins, counted from 1; it determines how full the caches are. None: the first
-                   epoch for training runs, the steady state for timing-only runs
+    prep_seconds   CPU time in seconds to decode and augment a sample; 0: no preparation
+    cpu_workers    number of CPU cores per machine that prepare samples; they work together on one batch at a time
+    prefetch       number of batches that each worker requests in advance; 0: a batch is requested when it is needed
+    cache          a :class:`~ddlsim.workload.input.Cache` on every machine, or a list of them, starting with the one
+                   closest to the worker
+    read_samples   samples per read operation of the storage: 1 for individual files, more if files contain several
+                   samples
+    epoch          epoch in which the run begins, counted from 1, which determines how full the caches are. None: the
+                   first epoch for training runs, the steady state for timing-only runs
 
     Raises ConfigError for invalid or conflicting values.
     """
@@ -310,17 +315,16 @@ Passes = Annotated[float, number(0.0, hint=", such as 2")]
 @checked
 @dataclass(frozen=True)
 class Copies:
-    """Copies of samples from host memory to devices, over memory and links that the devices of a machine share.
+    """Model of the copies of samples from host memory to devices, which share the memory and links of their machine.
 
-    prefetch  "device": the next batch is copied to the device during the current step (PyTorch with pinned memory and
-              non_blocking copies, tf.data's prefetch_to_device, DALI). "host": the next batch stays in host memory
-              until the step has ended, because its copy overwrites the current batch (MXNet's Module).
+    prefetch  when the next batch is copied. "device": during the current step (PyTorch with pinned memory and
+              non_blocking copies, tf.data's prefetch_to_device, DALI); "host": after the current step, whose batch the
+              copy overwrites (MXNet's Module)
     nbytes    bytes copied per sample; None: 4 bytes per element of the model's input
-    prepare   time in seconds in which a thread reads, decodes and augments a sample; 0: samples are ready or synthetic
+    prepare   time in seconds that a thread takes to read, decode and augment a sample; 0: no preparation
     threads   number of threads per machine that prepare samples
-    cut       for frameworks in which a single thread divides each machine's batch among its devices: the number of
-              passes of this thread over the whole batch. It starts at the end of the forward pass. 0: every device has
-              its own loader.
+    cut       number of passes over the bytes of a machine's batch that a single thread makes to divide the batch among
+              the devices, starting at the end of the forward pass. 0: every device has its own loader
     memory    memory bandwidth of the dividing thread in bytes/s
     """
 
@@ -338,11 +342,11 @@ class Copies:
         return 4.0 * math.prod(input_shape)
 
     def wait(self, copy: float, n_samples: int, nbytes: float, forward: float, backward: float) -> float:
-        """Return the time (s) per step in which a device waits for samples.
+        """Return the time in seconds per step for which a device waits for samples.
 
-        copy               time of the copy to the device, in s
-        n_samples, nbytes  samples and bytes of the batches of all devices of the machine together
-        forward, backward  times of the two passes, in s
+        copy               time in seconds of the copy to the device
+        n_samples, nbytes  total number of samples and bytes in the batches of all devices of a machine
+        forward, backward  times in seconds of the two passes
         """
         ready = si(self.prepare, "time") * n_samples / self.threads  # s between batches of the machine
         late = self.cut * nbytes / si(self.memory, "bandwidth") - backward

@@ -25,7 +25,7 @@ Floats = npt.NDArray[np.float64]
 @checked
 @dataclass(frozen=True)
 class NoJitter:
-    """Constant compute times: every factor is 1."""
+    """No jitter: compute times do not vary between steps."""
 
     mean: float = field(default=1.0, init=False)
 
@@ -37,7 +37,10 @@ class NoJitter:
 @checked
 @dataclass(frozen=True)
 class Lognormal:
-    """Log-normal distribution with mean 1 and coefficient of variation `cv`."""
+    """Jitter that multiplies compute times by log-normally distributed factors with mean 1.
+
+    cv  coefficient of variation of the factors: standard deviation over mean
+    """
 
     cv: Positive
     mean: float = field(default=1.0, init=False)
@@ -51,7 +54,10 @@ class Lognormal:
 @checked
 @dataclass(frozen=True)
 class Gamma:
-    """Gamma distribution with mean 1 and coefficient of variation `cv`."""
+    """Jitter that multiplies compute times by gamma-distributed factors with mean 1.
+
+    cv  coefficient of variation of the factors: standard deviation over mean
+    """
 
     cv: Positive
     mean: float = field(default=1.0, init=False)
@@ -64,7 +70,7 @@ class Gamma:
 @checked
 @dataclass(frozen=True)
 class ShiftedExponential:
-    """Exponential distribution with mean `mean_extra`, shifted by 1.
+    """Jitter that multiplies compute times by 1 plus an exponentially distributed number with mean `mean_extra`.
 
     See Lee et al. 2018, IEEE Trans. Inf. Theory 64(3).
     """
@@ -84,7 +90,7 @@ class ShiftedExponential:
 @checked
 @dataclass(frozen=True)
 class Exponential:
-    """Exponential distribution with mean 1."""
+    """Jitter that multiplies compute times by exponentially distributed factors with mean 1."""
 
     mean: float = field(default=1.0, init=False)
 
@@ -96,9 +102,9 @@ class Exponential:
 @checked
 @dataclass(frozen=True)
 class Pareto:
-    """Pareto distribution with minimum 1 and tail exponent `a` > 1.
+    """Jitter that multiplies compute times by Pareto-distributed factors of at least 1, with tail exponent `a` > 1.
 
-    The mean is a / (a - 1). The variance is infinite for a <= 2.
+    The mean factor is a / (a - 1). The variance is infinite for a <= 2.
     """
 
     a: Annotated[float, number(1.0, above=True)]
@@ -116,7 +122,10 @@ class Pareto:
 @checked
 @dataclass(frozen=True)
 class Uniform:
-    """Uniform distribution from `low` to `high`, with mean (low + high) / 2."""
+    """Jitter that multiplies compute times by factors with a uniform distribution from `low` to `high`.
+
+    The mean factor is (low + high) / 2. Raises ConfigError if `high` is below `low`.
+    """
 
     low: Positive
     high: Positive
@@ -138,7 +147,10 @@ class Uniform:
 @checked
 @dataclass(frozen=True)
 class Trace:
-    """Recorded factors, sampled with replacement. Their order is not preserved."""
+    """Jitter that multiplies compute times by recorded factors, sampled with replacement.
+
+    values  recorded factors, each the time of a step relative to a step without jitter. Their order is not preserved
+    """
 
     values: tuple[Positive, ...]
 

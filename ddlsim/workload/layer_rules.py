@@ -19,13 +19,13 @@ MAX_ELEMENTS, MAX_PARAMETERS = 10**13, 10**14
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of a layer for one sample.
+    """Cost of a layer for one sample, as returned by custom layer types.
 
     out_shape  shape of the output
-    tensors    (name, number of elements) of each parameter tensor, in declaration order
-    macs       multiply-accumulates of the forward pass
-    moved      elements read and written in the forward pass, without parameters
-    stored     elements kept for the backward pass; 0 for in-place layers
+    tensors    (name, number of elements) of each parameter tensor, in the order of declaration
+    macs       number of multiply-accumulate operations in the forward pass
+    moved      number of elements read and written in the forward pass, without parameters
+    stored     number of elements kept for the backward pass; 0 for in-place layers
     winograd   whether fp32 libraries compute this convolution with Winograd's minimal filtering algorithm
     """
 
@@ -38,7 +38,13 @@ class Cost:
 
 
 def streaming(in_shape: Shape, out_shape: Shape, tensors: tuple[tuple[str, int], ...] = (), macs: float = 0.0) -> Cost:
-    """Return the cost of a layer that reads its input once and writes and stores its output."""
+    """Return the cost of a layer that reads its input once, and writes its output and keeps it for the backward pass.
+
+    in_shape   shape of the input of one sample
+    out_shape  shape of the output of one sample
+    tensors    (name, number of elements) of each parameter tensor
+    macs       number of multiply-accumulate operations in the forward pass
+    """
     n_in, n_out = math.prod(in_shape), math.prod(out_shape)
     return Cost(out_shape, tensors, macs, float(n_in + n_out), float(n_out))
 

@@ -100,13 +100,16 @@ Node = Leaf | Residual | Concat | Side
 @checked
 @dataclass(frozen=True)
 class Model:
-    """A neural network.
+    """A neural network: its layers with their costs and, for training, how they are connected.
 
-    layers     leaf layers in forward order
-    trainable  whether all layer types can compute real gradients; other models are for timing only
-    structure  how the layers are connected
-    options    optional parts that were included, and parameters that were set
-    notes      assumptions made when importing the model from another tool; results repeat them
+    name, title  short name, and description
+    input_shape  shape of one sample
+    layers       all layers in forward order
+    trainable    whether every layer type can compute gradients; other models are for timing only
+    sources      papers and code that the model was taken from
+    structure    how the layers are connected
+    options      optional parts that were included, and parameters that were set, when the model was loaded
+    notes        assumptions made when the model was imported from another tool; results repeat them
     """
 
     name: str
@@ -172,15 +175,15 @@ ModelLike = Annotated[str | Path | Model, "the name of a bundled model, a path, 
 def load_model(
     source: ModelLike, *, layers: Mapping[str, type] = MappingProxyType({}), allow_code: bool = False
 ) -> Model:
-    """Load a model from a bundled name or a file. A :class:`Model` is returned unchanged.
+    """Load a model by its bundled name or from a file.
 
-    source      a bundled name or the path of a ``.toml`` file. Append ``+option`` to include the parts of the file
-                marked with that option, ``+parameter=value`` to set one of its parameters, or ``-size`` (``+size`` for
-                a path) to select one of its sizes. Other accepted formats are a Hugging Face config.json, Megatron-LM
-                arguments and a table of tensors, each as a path (such as ``"config.json+seq=8192"``) or as text
-                (:mod:`ddlsim.imports.models`).
+    source      a bundled name (see :func:`model_names`), the path of a ``.toml`` file, or a :class:`Model`, which is
+                returned unchanged. Append ``+option`` to include the parts of the file marked with that option,
+                ``+parameter=value`` to set one of its parameters, or ``-size`` (``+size`` for a path) to select one of
+                its sizes. Other accepted formats are a Hugging Face config.json, Megatron-LM arguments and a table of
+                tensors, each as a path (such as ``"config.json+seq=8192"``) or as text (:mod:`ddlsim.imports.models`)
     layers      custom layer types: a mapping from type names in the file to classes (docs/write_your_own/layer.md)
-    allow_code  whether types may have the form ``"package.module:Name"``, which imports code
+    allow_code  whether the file may name types in the form ``"package.module:Name"``, which imports and runs code
 
     Raises :class:`~ddlsim.errors.ConfigError` for an unknown name or option, and for an invalid file.
     """

@@ -29,49 +29,53 @@ _FILE = Path(__file__).with_name("stacks.toml")
 @checked
 @dataclass(frozen=True)
 class Stack:
-    """The costs and properties of the kernels in a release of a training framework.
+    """Costs and properties of a training framework's kernels, for one release of the framework.
 
-    attention       fused attention kernels in order of preference. A device that supports none of them writes attention
-                    matrices to memory.
-    elementwise     memory traffic of normalisations, activations, rotary embeddings and sums, relative to one fused
-                    kernel for each of them
-    rotation        relative memory traffic of rotary embeddings; None: equal to `elementwise`
-    loss_traffic    bytes moved per logit in the forward and backward pass of the loss
+    attention       names of fused attention kernels, in order of preference. On a device that supports none of them,
+                    attention matrices are written to memory
+    elementwise     memory traffic of normalisations, activations, rotary embeddings and sums, relative to a
+                    single fused kernel for each of them
+    rotation        the same ratio for rotary embeddings only; None: equal to `elementwise`
+    loss_traffic    bytes that the forward and backward pass of the loss move per logit
     gemm            fraction of the device's matrix-product rate that is achieved in a training step
     forward_launch  CPU time in seconds per kernel launched in the forward pass; a lower bound on the time of a layer
     backward_launch
-                    CPU time in seconds to launch the backward kernels of each such kernel
+                    CPU time in seconds to launch the backward kernels that correspond to one forward kernel
     micro_batch_time
-                    CPU time in seconds per micro-batch, for the batch, the loss and the schedule
-    step_time       CPU time in seconds per update that neither kernels nor messages explain. If the step time of one
-                    worker was measured, it already includes this time, and `step_time` is the additional time of an
-                    update with several workers.
-    call_time       time in seconds of a collective in addition to its messages: library call, kernel start and end
+                    CPU time in seconds per micro-batch, for loading the batch, the loss and the schedule
+    step_time       CPU time in seconds per update that neither kernels nor messages explain. If the step time of a
+                    single worker was measured, it already includes this time, and `step_time` is the additional time of
+                    an update with several workers
+    call_time       time in seconds that a collective takes in addition to its messages: library call, kernel start and
+                    end
     rank_delay      delay in seconds between consecutive ranks of a tensor-parallel group when they enter a collective
-    channels        multiprocessors occupied by the kernels of collectives (one block per NCCL channel)
+    channels        number of multiprocessors that the kernels of collectives occupy (one block per NCCL channel)
     communicates    whether matrix products slow down during collectives "inside" machines, "between" machines, or
                     "both"
-    fused_softmax   divisor of micro_batch x heads / tensor for which softmax, mask and scale are fused into one kernel
+    fused_softmax   scale, mask and softmax are fused into one kernel if micro_batch x heads / tensor is a multiple of
+                    this number; 0: they are always fused
     gradient_dtype  data type in which gradients are reduced
     main_gradients  data type in which a rank keeps gradients; None: that of the weights
     quantised_weights
-                    "step": weights are quantised once per step; "micro-batch": in every forward pass
+                    when weights are quantised: once per "step", or in the forward pass of every "micro-batch"
     gathers_low_precision_weights
                     whether sharded weights are gathered as operands of matrix products, in 8 bits with FP8
     replicas_last   whether replicas of sharded weights sum their gradients only after the backward pass
     loss_nbytes     bytes per logit at the memory peak of the loss
     sharded_loss_nbytes
                     bytes per logit at this peak if the vocabulary is split over a tensor group
-    loss_reserved   bytes per logit that the allocator has reserved at this peak but that are free
+    loss_reserved   bytes per logit that are free at this peak but still reserved by the allocator
     copies_gathered_weights
                     whether weights are gathered into a separate buffer on its own stream and copied from there (FSDP2)
-    keeps_low_precision_inputs  whether inputs of 8-bit products are kept in 8 bits for the backward pass
-    keeps_gathered  whether inputs gathered by a tensor group are kept instead of gathered again in the backward pass
+    keeps_low_precision_inputs
+                    whether inputs of 8-bit products are kept in 8 bits for the backward pass
+    keeps_gathered  whether inputs gathered by a tensor group are kept for the backward pass instead of gathered again
     keeps_outputs   whether pipeline stages keep each output that they send until its backward pass, have a buffer for
                     each gradient received in a step, and keep the output of every micro-batch on the last stage
-    keeps_unused_outputs    whether recomputation per operator keeps products that no backward pass reads
-    spread          for a stack fitted to measured runs: the shortest and longest compute time of another run, relative
-                    to the prediction (95 % interval)
+    keeps_unused_outputs
+                    whether recomputation per operator keeps products that no backward pass reads
+    spread          for a stack fitted to measured runs: the shortest and the longest compute time to expect in another
+                    run, relative to the prediction (95 % interval)
     workers         smallest and largest number of workers in those runs
     """
 
@@ -138,10 +142,11 @@ StackLike = Annotated[str | Path | Stack, "a name such as 'megatron', a stack fi
 
 @checked
 def load_stack(name: StackLike) -> Stack:
-    """Load a software stack by its bundled name, or from a file such as ``my-stack.toml``.
+    """Load a software stack by its bundled name or from a file.
 
-    ``"megatron@25.11"`` selects a release of a framework. ``"megatron"`` selects the release to which the stack's
-    parameters were fitted. A :class:`Stack` is returned unchanged.
+    name  a bundled name (see :func:`stack_names`), the path of a file such as ``my-stack.toml``, or a :class:`Stack`,
+          which is returned unchanged. ``"megatron@25.11"`` selects a release of a framework; ``"megatron"`` selects the
+          release to which the stack's parameters were fitted
 
     Raises :class:`~ddlsim.errors.ConfigError` for an invalid file and for an unknown name or release. The message
     suggests the closest name or lists the available releases.

@@ -97,12 +97,12 @@ class Shard:
 class HostMemory:
     """Host memory (DDR) for the largest embedding tables, with a cache on the device.
 
-    Host memory is used if the tables do not fit on the device. Every row that is looked up or updated passes through
-    the cache.
+    Host memory is used only if the tables do not fit on the device. Every row that is looked up or updated passes
+    through the cache.
 
-    capacity           bytes of host memory per worker for tables
-    bandwidth          bytes/s at which a worker reads and writes rows in host memory
-    hit_rate           fraction of lookups that hit the cache
+    capacity           host memory available for tables, in bytes per worker
+    bandwidth          rate in bytes/s at which a worker reads and writes rows in host memory
+    hit_rate           fraction of lookups that hit the cache, from 0 to 1
     cache_load_factor  size of the cache relative to the tables in host memory (TorchRec's name)
     """
 
