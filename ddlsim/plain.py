@@ -125,5 +125,5 @@ def checked(value: object, where: str = "") -> None:
         elif isinstance(part, int) and not _LEAST <= part <= _MOST:
             raise ConfigError(f"{_at(where)}{place[1:60]}: an integer of more than 64 bits; {_FEWER}")
         elif isinstance(part, datetime.date | datetime.time):
-            rule = "no field takes a date or a time; write a text in quotes"
+            rule = "no field takes a date or a time; write a string in quotes"
             raise ConfigError(f"{_at(where)}{place[1:60]} = {part}: {rule}")

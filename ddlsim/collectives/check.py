@@ -62,7 +62,8 @@ def validate(schedule: Schedule) -> None:
     if schedule.kind not in KINDS:
         raise unknown_name("kind of collective", schedule.kind, KINDS)
     if schedule.n_ranks < 1 or schedule.n_chunks < 1 or schedule.copies < 1:
-        raise ConfigError("n_ranks, n_chunks and copies must be at least 1")
+        sizes = f"n_ranks = {schedule.n_ranks}, n_chunks = {schedule.n_chunks}, copies = {schedule.copies}"
+        raise ConfigError(f"{sizes}: all three must be at least 1")
     weight = schedule.chunk_weight
     if weight is not None and not (
         weight.shape == (schedule.n_chunks,) and np.isfinite(weight).all() and weight.min() > 0

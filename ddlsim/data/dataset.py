@@ -112,7 +112,7 @@ def check_finite(name: str, samples: Floats) -> None:
     # A sum is finite unless a number is not, or it overflows: then look closer.
     if not np.isfinite(samples.sum(dtype=np.float64)) and not np.isfinite(samples).all():
         bad = int(np.argwhere(~np.isfinite(samples))[0, 0])
-        raise ConfigError(f"data {name!r}: sample {bad} contains NaN or infinity; remove it")
+        raise ConfigError(f"data {name!r}: sample {bad} contains NaN or infinity; remove the sample")
 
 
 @checked

@@ -65,7 +65,7 @@ def _csv_rows(file: TextIO, path: Path) -> Rows:
             header = _checked_header(cells, where)
             continue
         if len(cells) > len(header):
-            what = f"{len(cells)} cells for {len(header)} columns; quote texts that contain commas"
+            what = f"{len(cells)} cells for {len(header)} columns; quote strings that contain commas"
             raise ConfigError(f"{where}: {what}")
         yield reader.line_num, {name: unguarded(cell) for name, cell in zip(header, cells, strict=False) if cell}
 

@@ -222,7 +222,7 @@ def test_what_may_wait_at_a_port_is_the_queue_of_its_bucket():
     ("arguments", "says"),
     [
         ([], "lab: set the cluster"),
-        (["office-1gbe", "--clean"], "leave 'office-1gbe' out"),
+        (["office-1gbe", "--clean"], "leave the cluster 'office-1gbe' out"),
         (["dgx1-v100"], "has several"),
     ],
     ids=["none", "both", "gpus"],

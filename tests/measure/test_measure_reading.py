@@ -50,7 +50,7 @@ def test_json_lines_and_a_folder(tmp_path):
         ("collective,all_reduce,8,1,4,", "key 'median_s' is missing; add"),
         ("collective,all_reduce,8,1,4 s,1", "nbytes: '4 s' is a time, not a size; write it like '100 MB'"),
         ("collective,all_reduce,8,1,1.5,1", "nbytes = 1.5: must be a non-negative integer"),
-        ("collective,all_reduce,x,1,4,1", "n_ranks = 'x': must be a non-negative integer"),
+        ("collective,all_reduce,x,1,4,1", "n_ranks = 'x': must be a positive integer"),
         ("collective,all_reduce,0,1,4,1", "n_ranks = 0: must be a positive integer"),
         ("collective,all_reduce,8,9,4,1", "n_hosts = 9: must be at most n_ranks = 8"),
         ("collective,all_reduce,1,1,4,1", "n_ranks = 1: a collective needs at least 2 ranks"),
