@@ -23,7 +23,7 @@ def test_a_fabric_becomes_the_strategy_s_own() -> None:
 
 
 def test_a_fabric_is_said_once() -> None:
-    with pytest.raises(ConfigError, match=r"all-reduce \(hierarchical, ddp\) already has .*; set it only once"):
+    with pytest.raises(ConfigError, match=r"all-reduce \(hierarchical, ddp\) already has .*; set the fabric only once"):
         Experiment("office-1gbe", "resnet50", AllReduce("hierarchical"), fabric=Fabric("ring", cost="nccl"))
     Experiment("office-1gbe", "resnet50", AllReduce("hierarchical"), fabric=Fabric("hierarchical"))
     with pytest.raises(ConfigError, match=r"fabric has no effect with D-PSGD .*its workers send messages"):
