@@ -381,7 +381,9 @@ def _nodes(experiment: Experiment, cluster: Cluster) -> list[int]:
         raise ConfigError(f"cluster {cluster.name!r} has no device for a worker")
     places = range(n_devices if wanted is None else wanted) if wanted is None or isinstance(wanted, int) else wanted
     if max(places) >= n_devices:
-        workers = f"workers = {wanted}" if isinstance(wanted, int) else f"workers = {list(places)}"
+        workers = (
+            f"workers = {wanted}" if isinstance(wanted, int) else f"workers = {list(places)}: position {max(places)}"
+        )
         hint = f"use at most {n_devices}" if isinstance(wanted, int) else f"positions are 0 to {n_devices - 1}"
         raise ConfigError(f"{workers}: cluster {cluster.name!r} has only {n_devices} devices; {hint}")
     nodes: list[int] = cluster.workers[list(places)].tolist()
