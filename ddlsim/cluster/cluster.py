@@ -46,9 +46,10 @@ GraphLike = Annotated["nx.Graph[Any]", with_attributes("a networkx graph", "node
 ClusterLike = Annotated[
     Union[str, Path, "nx.Graph[Any]", "Cluster"],  # networkx is slow to import
     Rule(
-        "the name of a bundled cluster, a path, a networkx graph or a Cluster",
+        "the name of a bundled cluster, a path, a networkx graph or a Cluster object",
         _is_cluster,
         lambda value, where: PATH(value, where) if isinstance(value, str) else value,
+        plural="names of bundled clusters, paths, networkx graphs or Cluster objects",
     ),
 ]
 
@@ -380,8 +381,9 @@ class Cluster:
 
     def no_route(self, src: int, dst: int) -> ConfigError:
         """Return the error to raise for two nodes without a path between them."""
+        source, target = self.node_names[src], self.node_names[dst]
         return ConfigError(
-            f"cluster {self.name!r}: there is no path from {self.node_names[src]!r} to {self.node_names[dst]!r}; "
+            f"cluster {self.name!r}: there is no path from {source!r} to {target!r}; "
             f"add a {'route' if self.routing == 'fixed' else 'link'}, or do not use both nodes"
         )
 

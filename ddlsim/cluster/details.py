@@ -325,8 +325,9 @@ def _consistent(detail: LinkDetail, mtu: float, where: str) -> LinkDetail:
         idle = [key for key in TRANSPORT_KEYS if getattr(detail, key) != getattr(_NONE, key)] + ["mtu"] * (mtu > 0)
         if idle:
             value = mtu if idle[0] == "mtu" else getattr(detail, idle[0])
+            key = idle[0]
             raise ConfigError(
-                f"{where}{idle[0]} = {shown(value)} has no effect without a transport; set transport to one of "
+                f"{where}{key} = {shown(value)} has no effect without a transport; set transport to one of "
                 f"{', '.join(map(repr, PROTOCOLS))}"
             )
         return detail

@@ -286,7 +286,7 @@ def hypercube(wanted: _Cube) -> Graph:
     """
     n_dims = wanted.n_dims
     if n_dims > MAX_NODES.bit_length():
-        raise ConfigError(f"n_dims = {n_dims} makes 2 ** {n_dims} machines, more than {MAX_NODES}; lower it")
+        raise ConfigError(f"n_dims = {n_dims} makes 2 ** {n_dims} machines, more than {MAX_NODES}; lower n_dims")
     return _direct("hypercube", [2] * n_dims, wanted)
 
 
@@ -503,7 +503,7 @@ def dragonfly(wanted: _Dragonfly) -> Graph:
     places = n_groups * per_group * hosts_per_router
     n_hosts = places if wanted.n_hosts is None else wanted.n_hosts
     if n_hosts > places:
-        raise ConfigError(f"n_hosts = {n_hosts} exceeds the {places} positions of this dragonfly; lower it")
+        raise ConfigError(f"n_hosts = {n_hosts} exceeds the {places} positions of this dragonfly; lower n_hosts")
     link = wanted.link
     local = trunk_of(link, wanted.local_bandwidth, wanted.local_latency)
     between = trunk_of(link, wanted.global_bandwidth, wanted.global_latency)

@@ -202,7 +202,8 @@ def _endpoint(interior: Interior, host: str, device: str | None) -> dict[str, An
 def _check(host: MultiGpu) -> None:
     if host.inside == "hybrid_cube_mesh" and host.n_gpus != 8:
         raise ConfigError(
-            f"host: n_gpus = {host.n_gpus} is incompatible with inside = 'hybrid_cube_mesh', which has 8 GPUs"
+            f"host: n_gpus = {host.n_gpus} is incompatible with inside = 'hybrid_cube_mesh', which has 8 GPUs; use "
+            "n_gpus = 8"
         )
     if host.inside != "pcie_tree" and host.nvlink_bandwidth is None:
         raise ConfigError(
@@ -211,7 +212,7 @@ def _check(host: MultiGpu) -> None:
     if host.inside == "pcie_tree" and host.nvlink_bandwidth is not None:
         raise ConfigError(
             f"host: nvlink_bandwidth = {host.nvlink_bandwidth!r} has no effect with inside = 'pcie_tree'; "
-            f"remove it or choose inside = 'nvlink_mesh'"
+            f"remove nvlink_bandwidth or choose inside = 'nvlink_mesh'"
         )
 
 

@@ -62,8 +62,8 @@ def add_storage(graph: Graph, storage: Storage, where: str) -> None:
     bandwidth, latency = storage.bandwidth, storage.latency
     if bandwidth is None and told is None:
         raise ConfigError(
-            f"{where}: bandwidth is missing, and no machine is connected to {at!r} whose link it could default to; "
-            "set it"
+            f"{where}: bandwidth is missing, and has no default, because no machine is connected to {at!r}; set "
+            "bandwidth"
         )
     usual: Mapping[str, Any] = told or {}
     operations = {} if storage.operations is None else {"operations": storage.operations}
@@ -86,8 +86,8 @@ def _place(graph: Graph, at: str | None, where: str) -> str:
     if len(switches) != 1:
         some = ", ".join(switches[:4]) or "none"
         raise ConfigError(
-            f"{where}: at is missing, and the cluster has {len(switches)} switches between machines ({some}) instead "
-            "of one; set it to the node to connect the storage to"
+            f"{where}: 'at' is missing, and has no default, because the cluster has {len(switches)} switches between "
+            f"machines ({some}) instead of one; set 'at' to the node to which the storage is connected"
         )
     return switches[0]
 

@@ -159,7 +159,7 @@ def full(compressor: Compressor[S, P]) -> Full[S, P]:
 
 
 def count(density: float, n: int) -> int:
-    """Return k, how many of n elements a density keeps: the nearest whole number, at least 1 (0 for n = 0)."""
+    """Return k, how many of n elements a density keeps: the nearest integer, at least 1 (0 for n = 0)."""
     return min(n, max(1, round(density * n)))
 
 
@@ -176,7 +176,9 @@ def check_gradient(gradient: Vector, n: int | None = None) -> None:
         )
     if n is not None and gradient.size != n:
         size = gradient.size
-        raise ConfigError(f"gradient has {size} elements, but the state is for {n}; use the state of init({size})")
+        raise ConfigError(
+            f"gradient has {size} elements, but the state is for {n}; pass the state that init({size}) returns"
+        )
     # Sums of float32 numbers do not overflow a float64, so this one is finite unless an element is not.
     if not math.isfinite(float(gradient.sum(dtype=np.float64))):
         bad = np.flatnonzero(~np.isfinite(gradient))

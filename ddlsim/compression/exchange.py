@@ -64,7 +64,7 @@ def aggregate(compressor: Compressor[S, P], payloads: Sequence[P]) -> Vector:
 def settle(
     compressor: Compressor[S, P],
     payload: P,
-    mean: Annotated[Vector, with_attributes("an array", "shape", "dtype")],
+    mean: Annotated[Vector, with_attributes("an array", "shape", "dtype", plural="arrays")],
     state: S,
 ) -> S:
     """Return a worker's compressor state after an exchange.

@@ -71,7 +71,10 @@ class PowerSGD:
     def with_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> PowerSGD:
         """Return the compressor for tensors of these shapes. Raises ConfigError if it already has shapes."""
         if self.shapes:
-            raise ConfigError("PowerSGD: a run takes the shapes from its model; remove them, as in PowerSGD(rank)")
+            raise ConfigError(
+                "PowerSGD: shapes has no effect in a run, which takes the shapes from its model; remove shapes, as in "
+                "PowerSGD(rank)"
+            )
         return replace(self, shapes=shapes)
 
     def init(self, n: int, seed: int = 0) -> PowerSGDState:

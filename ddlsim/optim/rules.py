@@ -99,7 +99,10 @@ class _LayerWise:
         if not bounds:
             raise ConfigError(f"{owner}: bounds are missing; set bounds=bounds_of(network.slots)")
         if params.shape != (bounds[-1],):
-            raise ConfigError(f"{owner}: bounds end at {bounds[-1]}, but the parameters have shape {params.shape}")
+            raise ConfigError(
+                f"{owner}: bounds end at {bounds[-1]}, but the parameters have shape {params.shape}; use "
+                "bounds_of(network.slots)"
+            )
 
 
 def _norms(vector: Array, bounds: tuple[int, ...]) -> Array:

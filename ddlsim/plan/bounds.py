@@ -88,7 +88,8 @@ def critical_path(plan: Plan, least: float | Floats = 0.0) -> float:
     order = Order(plan)
     beside = np.broadcast_to(np.asarray(least, dtype=np.float64), len(plan))
     if not bool((beside >= 0.0).all()):
-        raise ConfigError("critical_path: least: must be at least 0 s")
+        lowest = float(beside.min())
+        raise ConfigError(f"critical_path: least = {lowest:g} s: must not be negative")
     seconds = np.where(plan.kind >= SEND, beside, plan.seconds)
     per_event = np.zeros(order.n_events)
     np.maximum.at(per_event, order.event, seconds)

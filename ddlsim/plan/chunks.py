@@ -156,8 +156,8 @@ def chunks_at(workload: Workload, cuts: Sequence[Index]) -> tuple[Chunk, ...]:
     for before, cut in itertools.pairwise(ends):
         if not before < cut <= n_layers:
             raise ConfigError(
-                f"cuts = {list(cuts)}: must be increasing layers from 1 to {n_layers - 1}, before which "
-                f"{workload.model.name} is cut"
+                f"cuts = {list(cuts)}: must be increasing layer numbers from 1 to {n_layers - 1}; "
+                f"{workload.model.name} is cut before each of these layers"
             )
     enters = crossing_nbytes(workload)
     return tuple(
@@ -199,7 +199,10 @@ def balanced_cuts(
     allowed = np.unique([0, *(range(n_layers) if at is None else at), n_layers]).astype(np.int64)
     pieces, n_chunks = len(allowed) - 1, stages * chunks
     if allowed[-1] > n_layers:
-        raise ConfigError(f"balanced: at = {allowed[-1]}: must be a layer of {workload.model.name}, below {n_layers}")
+        last = allowed[-1]
+        raise ConfigError(
+            f"balanced: at = {last}: must be below {n_layers}, the number of layers of {workload.model.name}"
+        )
     if n_chunks > pieces:
         what = f"stages = {stages}" if chunks == 1 else f"stages {stages} x chunks {chunks} = {n_chunks}"
         raise ConfigError(

@@ -127,7 +127,7 @@ def _check_layer_by_layer(parts: Sequence[Part], queue: Queue | None) -> None:
         if part.end > part.first + 1:
             raise ConfigError(
                 f"data_parallel: layer_by_layer: bucket {i} covers the layers {part.first} to {part.end - 1}; "
-                "use buckets of a single layer, such as per_layer"
+                "use single-layer buckets, such as per_layer"
             )
     if queue is None:
         raise ConfigError("data_parallel: layer_by_layer needs a queue, such as PriorityQueue(in_flight=4)")
@@ -136,14 +136,15 @@ def _check_layer_by_layer(parts: Sequence[Part], queue: Queue | None) -> None:
 def each_rank(workloads: Workload | Sequence[Workload], n_ranks: int | None, accumulation: int = 1) -> list[Workload]:
     """Return the workload of every rank, after checking that they and the numbers of a builder make sense."""
     if isinstance(accumulation, bool) or not isinstance(accumulation, int) or accumulation < 1:
-        raise ConfigError(f"plan: accumulation = {accumulation!r}: must be a whole number of at least 1")
+        raise ConfigError(f"plan: accumulation = {accumulation!r}: must be a positive integer")
     if isinstance(workloads, Workload):
         if n_ranks is None or isinstance(n_ranks, bool) or not isinstance(n_ranks, int) or n_ranks < 1:
-            raise ConfigError(f"plan: n_ranks = {n_ranks!r}: must be a whole number of at least 1")
+            raise ConfigError(f"plan: n_ranks = {n_ranks!r}: must be a positive integer")
         return [workloads] * n_ranks
     each = list(workloads)
     if not each or n_ranks not in (None, len(each)):
-        raise ConfigError(f"plan: {len(each)} workloads for n_ranks = {n_ranks!r}; provide one workload per rank")
+        n_workloads = len(each)
+        raise ConfigError(f"plan: got {n_workloads} workloads for n_ranks = {n_ranks!r}; pass one workload per rank")
     for rank, workload in enumerate(each):
         if not np.array_equal(workload.tensor_nbytes, each[0].tensor_nbytes):
             raise ConfigError(

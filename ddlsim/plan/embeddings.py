@@ -61,11 +61,15 @@ def embeddings(
     tables = [i for i, layer in enumerate(layers) if layer.type == "embedding_bag"]
     if not tables:
         raise ConfigError(f"plan: model {each[0].model.name!r} has no embedding_bag layer; use data_parallel")
-    if bottom_rank is not None and not (tables[0] and 0 <= bottom_rank < len(each)):
+    if bottom_rank is not None and not tables[0]:
+        name = each[0].model.name
         raise ConfigError(
-            f"plan: bottom_rank = {bottom_rank}: must be a rank below {len(each)}, and the model must "
-            "have layers before its tables"
+            f"plan: bottom_rank = {bottom_rank} has no effect, because {name} has no layers before its embedding "
+            "tables; remove bottom_rank"
         )
+    if bottom_rank is not None and not 0 <= bottom_rank < len(each):
+        last = len(each) - 1
+        raise ConfigError(f"plan: bottom_rank = {bottom_rank}: must be a rank from 0 to {last}")
     draft = _Steps(each, list(works), tables, buckets, row_wise, replicated, indices, bottom_rank)
     for step in range(N_STEPS):
         draft.step(step)

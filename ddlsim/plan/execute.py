@@ -55,9 +55,11 @@ class Run:
             pass
         start, end = self.executor.tasks["start"].copy(), self.executor.tasks["end"].copy()
         if np.isnan(end).any():
-            stuck = int(np.flatnonzero(np.isnan(end))[0])
+            task = int(np.flatnonzero(np.isnan(end))[0])
             _ = Order(self.plan).events  # raises, naming the circle that it is in
-            raise DeadlockError(f"plan: {self.plan.task(stuck)} never ends")
+            raise DeadlockError(
+                f"plan: {self.plan.task(task)} never finishes, because it waits for a task that never ends"
+            )
         return start, end
 
 

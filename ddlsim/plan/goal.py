@@ -190,11 +190,11 @@ def to_goal(
     for i in np.flatnonzero(plan.rank[plan.needs] != plan.rank[needing])[:1].tolist():
         raise ConfigError(
             f"to_goal: {plan.task(int(needing[i]))} depends on {plan.task(int(plan.needs[i]))} of another "
-            "rank, which GOAL cannot express; use a message of 0 bytes instead"
+            "rank, which GOAL cannot express; use a 0-byte message instead"
         )
-    for row in plan.collectives[plan.queue[plan.collectives] >= 0][:1].tolist():
+    for task in plan.collectives[plan.queue[plan.collectives] >= 0][:1].tolist():
         raise ConfigError(
-            f"to_goal: {plan.task(row)} is launched by a queue, which GOAL cannot express; export a plan without queues"
+            f"to_goal: {plan.task(task)} is launched by a queue, and GOAL has no queues; export a plan without queues"
         )
     write_text(path, "".join(_Text(plan, algorithm).lines()))
     return Path(path)
@@ -302,7 +302,8 @@ def _cpus(plan: Plan) -> tuple[list[int], list[int]]:
     messages = [next_free(rank) for rank in range(plan.n_ranks)]
     if (most := max([*cpus, *messages])) > MAX_CPU:
         raise ConfigError(
-            f"to_goal: the plan needs cpu {most}, but LogGOPSim supports 0 to {MAX_CPU}; use fewer lanes per rank"
+            f"to_goal: the plan uses CPU {most}, but LogGOPSim supports only CPUs 0 to {MAX_CPU}; use fewer lanes per "
+            "rank"
         )
     return cpus, messages
 

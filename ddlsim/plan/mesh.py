@@ -71,8 +71,9 @@ class Mesh:
     def rank(self, data: Index = 0, pipeline: Index = 0, tensor: Index = 0) -> int:
         """Return the rank at the given coordinates. Raises ConfigError outside the mesh."""
         for axis, place in zip(AXES, (data, pipeline, tensor), strict=True):
-            if place >= getattr(self, axis):
-                raise ConfigError(f"Mesh.rank: {axis} = {place}: must be below {getattr(self, axis)}")
+            size = getattr(self, axis)
+            if place >= size:
+                raise ConfigError(f"Mesh.rank: {axis} = {place}: must be below {size}, the size of this axis")
         return int(self.ranks[data, pipeline, tensor])
 
     @checked

@@ -240,9 +240,9 @@ class Plan:
         for name in (*COLUMNS, "need_offsets", "needs"):
             dtype = np.float64 if name in ("seconds", "nbytes", "holds") else np.int64
             column = np.ascontiguousarray(getattr(self, name), dtype=dtype)
-            shape = {"need_offsets": (n + 1,), "needs": (int(self.need_offsets[-1]),)}.get(name, (n,))
-            if column.shape != shape:
-                raise ConfigError(f"plan: {name} has the shape {column.shape}; must be {shape}")
+            expected = {"need_offsets": (n + 1,), "needs": (int(self.need_offsets[-1]),)}.get(name, (n,))
+            if column.shape != expected:
+                raise ConfigError(f"plan: {name} has the shape {column.shape}; must be {expected}")
             column.setflags(write=False)
             object.__setattr__(self, name, column)
         self._check_ranges()
@@ -265,19 +265,21 @@ class Plan:
         for name, column, low, high in limits:
             bad = np.flatnonzero(~((column >= low) & (column < high)))
             if len(bad):
-                raise ConfigError(f"plan: {name}[{bad[0]}] = {column[bad[0]]} is out of range")
+                row, value = bad[0], column[bad[0]]
+                raise ConfigError(f"plan: {name}[{row}] = {value} is out of range")
         bad = np.flatnonzero((self.needs < 0) | (self.needs >= n))
         if len(bad):
-            raise ConfigError(f"plan: needs[{bad[0]}] = {self.needs[bad[0]]}: must be a row below {n}")
+            i, row = bad[0], self.needs[bad[0]]
+            raise ConfigError(f"plan: needs[{i}] = {row}: must be a row from 0 to {n - 1}")
         for i, group in enumerate(self.groups):
             if len(set(group)) != len(group) or not all(0 <= rank < self.n_ranks for rank in group):
                 raise ConfigError(f"plan: groups[{i}] = {group}: must list distinct ranks below {self.n_ranks}")
         if not set(self.servers) <= set(range(self.n_ranks)):
             raise ConfigError(f"plan: servers = {self.servers}: must be ranks below {self.n_ranks}")
         if self.tensor < 1 or self.n_ranks % self.tensor:
-            raise ConfigError(f"plan: tensor = {self.tensor}: must divide the {self.n_ranks} ranks")
+            raise ConfigError(f"plan: tensor = {self.tensor}: must divide the number of ranks, {self.n_ranks}")
         if self.delays and (len(self.delays) != self.n_layers or min(self.delays) < 0):
-            raise ConfigError(f"plan: delays = {self.delays}: must have one number of at least 0 per layer")
+            raise ConfigError(f"plan: delays = {self.delays}: must have one non-negative number per layer")
 
     def with_columns(self, **columns: npt.NDArray[Any]) -> Plan:
         """Return the plan with some columns replaced by others of the same shape, unchecked."""

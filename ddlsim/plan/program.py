@@ -172,7 +172,7 @@ class StepProgram:
     def unroll_all(self, steps: int) -> Plan:
         """Return the plan of the first `steps` steps with all tasks, including those that are skipped in a step."""
         if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-            raise ConfigError(f"plan: steps = {steps!r}: must be a whole number of at least 1")
+            raise ConfigError(f"plan: steps = {steps!r}: must be a positive integer")
         template, bounds, n_copies = self.template, self._bounds, len(self.ranks)
         last = template.n_steps - 1
         sources = [min(step, last) for step in range(steps)]

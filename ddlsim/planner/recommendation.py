@@ -142,7 +142,8 @@ class Recommendation:
             if choice.exact:
                 return choice
         raise ConfigError(
-            "the plan has no configuration without compression or local steps; include such strategies in the search"
+            "the recommendation contains only configurations with compression or local steps; include other strategies "
+            "in the search"
         )
 
     @property

@@ -114,8 +114,8 @@ def start_group(
 
     if compresses and accumulation > 1 and not no_sync:
         raise ConfigError(
-            "AllReduce: no_sync = False would compress, and add an error, in every micro-step; remove no_sync or "
-            "compression"
+            "AllReduce: with no_sync = False, every micro-step would compress its gradients and add a compression "
+            "error; remove no_sync or compression"
         )
 
     def make(workloads: Sequence[Workload]) -> StepProgram:

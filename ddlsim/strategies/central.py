@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from ddlsim.arguments import Count, checked, integer, validated_by
-from ddlsim.errors import ConfigError
+from ddlsim.errors import ConfigError, shown
 from ddlsim.learning import Array, Value
 from ddlsim.network import lanes as ls
 from ddlsim.runtime.codec import Message
@@ -213,8 +213,9 @@ def _slack(value: object, where: str) -> object:
         return value
     try:
         return integer(0)(value, where)
-    except ConfigError as error:
-        raise ConfigError(f"{error}, or math.inf for no limit") from None
+    except ConfigError:
+        problem = f"{where} = {shown(value)}"
+        raise ConfigError(f"{problem}: must be a non-negative integer, or math.inf for no limit") from None
 
 
 @checked

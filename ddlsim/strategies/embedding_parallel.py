@@ -47,7 +47,7 @@ MANY = 5
 def in_order(overlap: str | InOrder, where: str) -> str | InOrder:
     """Return an overlap whose buckets are sent in order; raises ConfigError for other overlaps."""
     if not isinstance(overlap_named(overlap, where), InOrder):
-        raise ConfigError(f"{where} = {overlap!r}: must be one of 'none', 'layer', 'ddp', or DdpBuckets(...)")
+        raise ConfigError(f"{where} = {overlap!r}: must be 'none', 'layer', 'ddp' or DdpBuckets(...)")
     return overlap
 
 

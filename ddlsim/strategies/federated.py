@@ -179,7 +179,7 @@ class FedBuff(WithServers):
     local_steps: Count
     buffer: Count = 10
     staleness_scaling: ScalingChoice = "square-root"
-    outer: Annotated[Optimizer, "an object such as Momentum(0.3)"] = SGD()
+    outer: Annotated[Optimizer, "an optimizer such as Momentum(0.3)"] = SGD()
     outer_rate: Positive = 1.0
 
     @property

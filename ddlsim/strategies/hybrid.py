@@ -42,9 +42,7 @@ InOrder = NoOverlap | PerLayer | DdpBuckets | WhileWaiting
 
 def _in_order(overlap: str | InOrder, where: str) -> str | InOrder:
     if not isinstance(overlap_named(overlap, where), InOrder):
-        raise ConfigError(
-            f"{where} = {overlap!r}: must be one of 'none', 'layer', 'ddp', DdpBuckets(...), or WhileWaiting()"
-        )
+        raise ConfigError(f"{where} = {overlap!r}: must be 'none', 'layer', 'ddp', DdpBuckets(...) or WhileWaiting()")
     return overlap
 
 

@@ -164,7 +164,7 @@ class HierarchicalLocalSGD(Periodic):
 
     period: Count = 2
     block_period: Count = 4
-    block: Annotated[str, one_of("machine", also="a number of workers, ")] | Count = "machine"
+    block: Annotated[str, one_of("machine", also="a number of workers or ")] | Count = "machine"
 
     @property
     def label(self) -> str:

@@ -87,7 +87,7 @@ class DiLoCo(Periodic):
     """
 
     period: Count = 500
-    outer: Annotated[Optimizer, "an object such as Momentum(0.9, nesterov=True)"] = Momentum(0.9, nesterov=True)
+    outer: Annotated[Optimizer, "an optimizer such as Momentum(0.9, nesterov=True)"] = Momentum(0.9, nesterov=True)
     outer_rate: Positive = 0.7
 
     @property

@@ -261,9 +261,10 @@ class Workload:
         """
         layers = self.model.layers[first:end]
         if not first < end <= len(self.model.layers):
+            n_layers = len(self.model.layers)
             raise ConfigError(
-                f"cut: layers {first} to {end - 1} of {self.model.name}: must be a range within 0 to "
-                f"{len(self.model.layers) - 1}"
+                f"cut: first = {first}, end = {end}: must be increasing, and at most {n_layers}, the number of layers "
+                f"of {self.model.name}"
             )
         own = (self.tensor_layer >= first) & (self.tensor_layer < end)
         total, grad_nbytes = self.gradient_nbytes, self.grad_nbytes[first:end]

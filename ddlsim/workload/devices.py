@@ -156,7 +156,7 @@ class Device:
         write_text(path, to_toml(PLAIN.unstructure(self, annotation=Device)))
 
 
-DeviceLike = Annotated[str | Path | Device, "a name such as 'v100', a device file or a Device"]
+DeviceLike = Annotated[str | Path | Device, "a name such as 'v100', a device file or a Device object"]
 
 
 @checked

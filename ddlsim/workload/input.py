@@ -194,7 +194,17 @@ def _known(value: object, where: str) -> object:
     return value
 
 
-_CACHES = cast(Rule, rule_of(tuple[Annotated[Cache, "a Cache('minio', '64 GB')"], ...]))
+_CACHES = cast(
+    Rule,
+    rule_of(
+        tuple[
+            Annotated[
+                Cache, "a Cache such as Cache('minio', '64 GB')", "Cache objects such as Cache('minio', '64 GB')"
+            ],
+            ...,
+        ]
+    ),
+)
 CachesLike = Annotated[Cache | Sequence[Cache], validated_by(_levels)]
 
 
@@ -249,7 +259,7 @@ class Input:
         if self.levels and self.n_samples is None:
             raise ConfigError("Input: cache requires the number of samples; set dataset or samples")
         if self.epoch is not None and not self.levels:
-            raise ConfigError(f"Input: epoch = {self.epoch} has no effect without a cache; remove it, or set cache")
+            raise ConfigError(f"Input: epoch = {self.epoch} has no effect without a cache; remove epoch, or set cache")
         self._check_levels()
 
     def _check_levels(self) -> None:
@@ -264,9 +274,8 @@ class Input:
                 )
             if self._held(far) <= self._held(near):
                 raise ConfigError(
-                    f"Input: the cache of {far.size} has no effect, because the cache of {near.size} before it holds "
-                    "as "
-                    "many samples; make it larger, or remove it"
+                    f"Input: the cache of {far.size} has no effect, because the preceding cache of {near.size} holds "
+                    f"at least as many samples; enlarge or remove the cache of {far.size}"
                 )
 
     def _held(self, cache: Cache) -> float:
@@ -300,7 +309,7 @@ class Input:
 
 
 #: over the bytes of a batch
-Passes = Annotated[float, number(0.0, hint=" passes, such as 2")]
+Passes = Annotated[float, number(0.0, hint=", such as 2")]
 
 
 @checked

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 from ddlsim.errors import ConfigError
 
 Shape = tuple[int, ...]
-Size = Annotated[int | tuple[int, ...], "an integer, or a list with one integer per dimension"]
+Size = Annotated[int | tuple[int, ...], "an integer or a list with one integer per dimension"]
 MAX_SIZE = 10**9  # of any one number; products of a few still fit a float
 MAX_DIMS = 6  # of what a layer takes
 #: of one sample at any place, and of the parameters of a model: far above the largest models (an hour of 4K video has
@@ -91,12 +91,16 @@ def spread(key: str, value: Size, n_dims: int) -> Shape:
 
 def need_map(in_shape: Shape) -> None:
     if len(in_shape) < 2:
-        raise ConfigError(f"expects (channels, height, width), but its input is {in_shape}; move it before 'flatten'")
+        raise ConfigError(
+            f"the input must have the shape (channels, height, width), not {in_shape}; move the layer before 'flatten'"
+        )
 
 
 def need_tokens(in_shape: Shape) -> None:
     if len(in_shape) != 2:
-        raise ConfigError(f"expects (tokens, features), but its input is {in_shape}; add an 'embedding' before it")
+        raise ConfigError(
+            f"the input must have the shape (tokens, features), not {in_shape}; add an 'embedding' before this layer"
+        )
 
 
 def windows(space: Shape, kernel: Shape, stride: Shape, padding: Shape, *, ceil_mode: bool) -> Shape:

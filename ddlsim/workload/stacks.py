@@ -137,7 +137,7 @@ class Stack:
         return OverlapSlowdown(factor if inside else 1.0, factor if between else 1.0)
 
 
-StackLike = Annotated[str | Path | Stack, "a name such as 'megatron', a stack file or a Stack"]
+StackLike = Annotated[str | Path | Stack, "a name such as 'megatron', a stack file or a Stack object"]
 
 
 @checked
