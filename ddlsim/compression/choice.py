@@ -30,10 +30,10 @@ class Compression:
     cost        how encoding and decoding times are estimated: "radix" (the default), "sort", or a :class:`CodecCost`
                 that applies to all workers and servers
 
-    With "radix" and "sort", the time on a worker is the time in which its device reads and writes the bytes or launches
-    the kernels, whichever takes longer. On servers, encoding and decoding take no time. "radix" assumes that the k
-    largest elements are found by radix selection. "sort" assumes that they are found by sorting, as in frameworks until
-    2021; for ``torch.topk``, it uses a time measured on a V100 (:data:`~ddlsim.compression.cost.SORT_V100`).
+    With "radix" and "sort", the time on a worker is the time to read and write the bytes or the time to launch the
+    kernels, whichever is longer. On servers, encoding and decoding take no time. "radix" assumes that the k largest
+    elements are found by radix selection. "sort" assumes that they are found by sorting, as in frameworks until 2021;
+    for ``torch.topk``, it uses a time measured on a V100 (:data:`~ddlsim.compression.cost.SORT_V100`).
     """
 
     compressor: Annotated[AnyCompressor, A_COMPRESSOR]

@@ -146,8 +146,8 @@ def sent_nbytes(collective: Collective, nbytes: Sequence[float] | npt.NDArray[np
     A worker sends
 
     - ``2 * (N - 1) / N * S`` in an all-reduce, assuming a ring or another bandwidth-optimal algorithm;
-    - ``(N - 1) * S`` in an all-gather if all messages have the same size; in general, the size of all messages except
-      the successor's, because a worker forwards these in a ring;
+    - ``(N - 1) * S`` in a ring all-gather if all messages have the same size. If sizes differ, a worker sends all
+      messages except that of its successor;
     - ``2 * (N - 1) / N * S`` in a majority vote, because each worker counts the votes for 1/N of the coordinates;
     - S to each of its neighbours in the binomial tree of gTop-k; rank 0 sends ``ceil(log2(N)) * S``.
     """

@@ -66,8 +66,8 @@ class NoCompression(_Dense):
 class FP16(_Dense):
     """Compression to IEEE half precision, rounded to nearest: two bytes per element.
 
-    Sums are computed in float32 and rounded once to half precision, whereas a real ring rounds at every hop. Raises
-    ConfigError if an element exceeds 65504, the largest half-precision value.
+    Sums are computed in float32 and rounded once to half precision, whereas a real ring all-reduce rounds at every hop.
+    Raises ConfigError if an element exceeds 65504, the largest half-precision value.
     """
 
     traits = Traits("all_reduce", encode_passes=1.0, encode_kernels=1)

@@ -237,9 +237,10 @@ class GTopK(_Largest):
     """Global top-k: send the k largest elements of the sum, found by merging pairs of workers in a tree.
 
     See Shi et al. 2019, "A Distributed Synchronous SGD Algorithm with Global Top-k Sparsification", algorithms 2 and 4.
-    With k = ``density * n`` and N workers, each worker sends at most 2 k ceil(log2 N) numbers, compared with 2 k
-    (N - 1) in an all-gather. Inside ErrorFeedback, elements that the root of the tree drops are added to the residual.
-    As in the paper, an element that another node drops is lost if the final result contains its coordinate.
+    With k = ``density * n`` and N workers, each worker sends at most ``2 * k * ceil(log2(N))`` numbers, compared with
+    ``2 * k * (N - 1)`` in an all-gather. Inside ErrorFeedback, elements that the root of the tree drops are added to
+    the residual. As in the paper, an element that another node drops is lost if the final result contains its
+    coordinate.
 
     density  fraction of the elements to send
     """

@@ -161,7 +161,7 @@ class LAMB(_LayerWise):
 
     bounds        offsets of the tensors in the flat parameter vector, from 0 to its size, shape (n_tensors + 1,). They
                   are set automatically at the start of a run
-    beta1, beta2  decay rates of the first and second moment
+    beta1, beta2  decay rates of Adam's moment estimates
     eps           small number that is added to the denominator of Adam's step
     weight_decay  weight decay, decoupled from the gradient as in Adam
     """
@@ -245,7 +245,7 @@ class Adam:
     m <- beta1 m + (1 - beta1) g;  v <- beta2 v + (1 - beta2) g^2
     w <- w - eta (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + lambda w)
 
-    beta1, beta2  decay rates of the first and second moment
+    beta1, beta2  decay rates of the moment estimates m and v
     eps           small number that is added to the denominator
     weight_decay  lambda, the weight decay, which is decoupled from the gradient as in AdamW
     """

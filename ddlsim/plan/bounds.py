@@ -62,10 +62,10 @@ class Cut(NamedTuple):
     """A lower bound on the running time of a plan, derived from the bytes that must cross one boundary in the cluster.
 
     seconds    the lower bound in seconds
-    interface  what the boundary encloses: one device or one machine. If the total over several devices or machines
-               gives the higher bound, "all <n> devices together" or "all <n> machines together"
-    out, into  bytes that must leave and enter the enclosed part; for a total, both are the total number of bytes that
-               must enter devices or machines
+    interface  description of what the boundary encloses: a device, a machine, or for a bound on total traffic, all
+               devices or all machines
+    out, into  bytes that must leave and enter the enclosed part; for a bound on total traffic, both are the total over
+               all devices or machines
     """
 
     seconds: float
@@ -172,10 +172,10 @@ def cut(plan: Plan, cluster: Cluster, nodes: Sequence[int] | None = None) -> Cut
     nodes    (n_ranks,) index of each rank's node in the cluster; None: the cluster's first workers
 
     A message crosses every boundary between its sender and its receiver. For collectives,
-    :func:`ddlsim.plan.interfaces.least_crossing` gives the minimum: in an all-reduce of m bytes over k machines, at
-    least m bytes enter and leave each machine, and a total of at least ``2 * (k - 1) * m`` bytes enter machines. Pushes
-    to servers may be summed inside machines, but not between them. Bytes covered by the burst of a token bucket
-    (docs/models/tcp.md) take no time.
+    :func:`ddlsim.plan.interfaces.least_crossing` gives the minimum number of bytes: in an all-reduce of m bytes over k
+    machines, at least m bytes enter and leave each machine, and at least ``2 * (k - 1) * m`` bytes enter machines in
+    total. Pushes to servers may be summed inside machines, but not between them. Bytes covered by the burst of a token
+    bucket (docs/models/tcp.md) take no time.
     """
     every = np.ones(len(plan))
     return _narrowest(plan, _itself(plan), interfaces(cluster), nodes_of(plan, cluster, nodes), every, None, None)

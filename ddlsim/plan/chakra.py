@@ -146,7 +146,7 @@ def read_chakra(
 
     path              path to the file of rank 0, or the common part of all paths, as for ASTRA-sim: ``step`` or
                       ``step.et``. JSON output of ``chakra_jsonizer`` (``step.0.json``) is also accepted
-    n_ranks           number of ranks that execute the same trace; only if there is a single file
+    n_ranks           number of ranks that execute the trace, if there is a single file for all ranks
     groups            ranks of each process group: a mapping from the group's ``pg_name``, or a file in ASTRA-sim's
                       format. None: the groups that PyTorch recorded in the trace or, if none are recorded, the ranks
                       whose files contain the group

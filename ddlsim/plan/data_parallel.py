@@ -39,10 +39,10 @@ def data_parallel(
     layer_by_layer: bool = False,
     no_sync: bool = True,
 ) -> StepProgram:
-    """Return the step program of synchronous data-parallel training.
+    """Return the step program for synchronous data-parallel training.
 
     workloads       workload of each rank, or a single workload for all `n_ranks` ranks
-    n_ranks         number of ranks; only for a single workload
+    n_ranks         number of ranks; required if `workloads` is a single workload
     buckets         function that groups gradients into buckets (:mod:`ddlsim.workload.buckets`): ``one_bucket`` (a
                     single bucket after the backward pass), ``per_layer`` (Zhang et al. 2017, Poseidon), or
                     ``ddp_buckets`` (Li et al. 2020, PyTorch DDP)
@@ -88,7 +88,7 @@ def sharded(
     no_sync: bool = True,
     param_dtype: str | None = None,
 ) -> StepProgram:
-    """Return the step program of data-parallel training with a sharded optimizer (ZeRO stage 1).
+    """Return the step program for data-parallel training with a sharded optimizer (ZeRO stage 1).
 
     Each rank updates its shard of every bucket (Rajbhandari et al. 2020, arXiv:1910.02054, section 5.1). The schedule
     follows Megatron-LM's distributed optimizer with ``overlap_grad_reduce`` and ``overlap_param_gather`` (Megatron

@@ -35,8 +35,8 @@ def embeddings(
     hold the tables, looks up rows in its own tables for the samples of all ranks, and sends each rank the vectors for
     that rank's samples. Meanwhile, it computes the layers before the tables (the bottom MLP). Once a rank has received
     all vectors, it runs the forward pass of the remaining layers, then their backward pass down to the tables. It sends
-    the gradients of the vectors back while it computes the backward pass of the bottom MLP and the gradients of both
-    MLPs are all-reduced. Finally, the ranks update the rows and the MLPs.
+    the gradients of the vectors back while it runs the bottom MLP's backward pass, and while the gradients of both MLPs
+    are all-reduced. Finally, the ranks update the rows and the MLPs.
 
     workloads    workload of each rank
     works        for each rank, times and message sizes of its table lookups and updates

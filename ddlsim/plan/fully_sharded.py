@@ -59,7 +59,7 @@ def fully_sharded(
     et al. 2023, arXiv:2304.11277).
 
     workloads     workload of each rank, or a single workload for all `n_ranks` ranks
-    n_ranks       number of ranks; only for a single workload
+    n_ranks       number of ranks; required if `workloads` is a single workload
     units         index of the first layer of each unit. The weights of a unit, such as a transformer block, are
                   gathered together. None: every layer with parameters begins a unit
     accumulation  number of micro-batches per rank and step; weights are gathered for each micro-batch

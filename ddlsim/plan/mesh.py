@@ -136,7 +136,7 @@ def make_mesh(
     data      number of replicas of the model; None: ``n_ranks / (pipeline * tensor)``
     pipeline  number of pipeline stages in each replica
     tensor    number of ranks over which each stage is split
-    order     order of the axes in which ranks are numbered, as for :class:`Mesh`
+    order     order of the axes in the numbering of the ranks, as for :class:`Mesh`
 
     Raises ConfigError if the product of the sizes is not `n_ranks`; the message suggests the nearest valid meshes.
     """

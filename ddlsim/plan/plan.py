@@ -157,7 +157,8 @@ class Plan:
     Columns have the shape (n,) for n tasks, unless noted otherwise. They refer to these tables:
 
     lanes         lanes that execute the tasks, indexed by the column ``lane``
-    queues        queues that decide when collectives on lanes with a queue start (:mod:`ddlsim.plan.queues`)
+    queues        queues that decide when the collectives of a lane start, indexed by ``Lane.queue``
+                  (:mod:`ddlsim.plan.queues`)
     groups        ranks of each communicator, indexed by the column ``peer`` of collectives. The first member is the
                   root of a broadcast, reduce, gather or scatter; member i owns block i of scattered data
     parts         gradients that are reduced as one unit, indexed by the column ``part``

@@ -33,9 +33,10 @@ class StepProgram:
     """One training step of all ranks: templates of tasks, and the ranks that execute them.
 
     A program consists of copies that execute the same tasks, such as the replicas of a model. A copy has *places* 0, 1,
-    ..., each filled by a rank, such as the stages of a pipeline. If all workers do the same, a copy has a single place.
+    ..., such as the stages of a pipeline, and each place is filled by one rank. If all workers do the same, each copy
+    has a single place.
 
-    templates    plans of the first steps of one copy, one per kind of device. The ranks of these plans are places.
+    templates    plans of the first steps of a copy, one plan per kind of device. The ranks of these plans are places.
                  Tasks depend only on tasks of their own copy. Templates differ only in the durations of tasks and in
                  the memory that tasks hold. Each has at least :data:`N_STEPS` steps, so that the last step has all its
                  dependencies on earlier steps

@@ -113,7 +113,7 @@ class Recommendation:
                    simulated
     crossovers     worker counts at which one strategy becomes faster than another
     sensitivities  for each component, such as a link or device: relative gain in the best choice's throughput if that
-                   component were 10 % better
+                   component were improved by 10 %
     guidelines     rules of thumb for the best choice
     notes          assumptions behind the result, and its limitations
     priced         True: costs are in USD; False: costs are in device-hours

@@ -40,8 +40,8 @@ class AllReduce(OnFabric):
     overlap     when gradients are sent during the backward pass: "none", "layer", "ddp", "horovod", "priority", or a
                 policy object such as DdpBuckets("50 MiB")
     algorithm, rank_order, cost
-                algorithm, rank order and cost model of the all-reduce; see :class:`~ddlsim.Fabric`, which
-                ``simulate(..., fabric=...)`` can also set
+                algorithm, rank order and cost model of the all-reduce; see :class:`~ddlsim.Fabric`. They can also be
+                set with ``simulate(..., fabric=...)``
     shared_norms
                 for LARS and LAMB: algorithm, such as "bruck" or "ring", of an all-gather of the layers' norms. Each of
                 N workers then computes the norms of only 1/N of the layers, which saves time and gives the same values

@@ -175,7 +175,7 @@ class SoftSync(WithServers):
     averages about n. With n = N, this is asynchronous SGD. The paper's hardsync, which waits for all workers, is
     :class:`~ddlsim.ParameterServer`.
 
-    n                   from 1 to N; the larger n is, the fewer gradients each update uses
+    n                   sets c: the larger n is, the fewer gradients each update uses; from 1 to N
     staleness_scaling   how the learning rate depends on staleness: "inverse" is the paper's alpha(tau), None is the
                         constant alpha_0, and :class:`~ddlsim.AsyncParameterServer` lists other choices
     servers, placement, apply_time
@@ -225,8 +225,8 @@ class StaleSynchronous(WithServers):
     """Stale synchronous parallel: workers drift apart by at most `slack` steps (Ho et al. 2013, NIPS, section 2).
 
     The server applies every gradient as soon as it arrives, ``w <- w - eta g_i``. For each worker i, clock_i is the
-    number of its gradients that have been applied. Before each pull, worker i waits while clock_i - min_j
-    clock_j > slack.
+    number of its gradients that have been applied. Before each pull, worker i waits while
+    ``clock_i - min_j clock_j > slack``.
 
     slack  maximum number of steps by which a worker may be ahead of the slowest one. 0: workers wait for each other
            after every step, as in synchronous SGD, except that the N gradients of a step are added, not averaged.

@@ -86,10 +86,11 @@ class DaSGD(Periodic):
 @checked
 @dataclass(frozen=True)
 class OverlapLocalSGD(Periodic):
-    """Overlap-Local-SGD: local SGD that pulls each model towards an anchor model, averaged in the background.
+    """Overlap-Local-SGD: local SGD that pulls each model towards an anchor model that is averaged in the background.
 
-    Wang, Liang and Joshi 2020, arXiv:2002.09539. Every `period` local steps, the workers move their models x_i towards
-    the anchor z and start an all-reduce that computes the next anchor. The all-reduce overlaps the next `period` steps:
+    See Wang, Liang and Joshi 2020, arXiv:2002.09539. Every `period` local steps, the workers move their models x_i
+    towards the anchor z and start an all-reduce that computes the next anchor. The all-reduce overlaps the next
+    `period` steps:
 
     x_i <- (1 - alpha) x_i + alpha z
     v <- beta v + (1/N) sum_i x_i - z;   z <- z + v

@@ -78,7 +78,7 @@ class ElasticAveraging(WithServers):
 
     The elastic terms apply only every `period` steps. The center z is the model that is evaluated; the optimizer runs
     on the workers. In an exchange, a worker pushes x_i and pulls z. There is no exchange before the first step, because
-    all models are still equal.
+    all models are identical at that point.
 
     alpha        strength of the elastic force (the paper's moving rate); the paper uses 0.9 / N for N workers
     period       number of steps between two exchanges of a worker, the paper's tau

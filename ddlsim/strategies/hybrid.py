@@ -93,7 +93,7 @@ class Hybrid(DealtOut, WithFabric):
     worker of a group holds a part of the weights. The gradients of that part are all-reduced across groups. Compression
     applies only to layers that are not split, because the parts of split layers are small.
 
-    groups      number of groups G by layer name, such as ``{"fc6": 1, "fc7": 2}``, with G = N for all other layers;
+    groups      number of groups G for individual layers, such as ``{"fc6": 1, "fc7": 2}``; G = N for all other layers;
                 Distribution(data, model) for the same G in all layers; or "balance" for the numbers that minimise the
                 bytes that a worker receives per step
     overlap     when gradients are sent during the backward pass: "layer", "ddp", "none", DdpBuckets(...) or

@@ -150,12 +150,12 @@ class HierarchicalLocalSGD(Periodic):
 
     x_i <- x_i - eta g_i(x_i)                      in every step
     x_i <- the mean of the models in its block     after every H local steps
-    x_i <- the mean of all models                  after every H^b averages of the block
+    x_i <- the mean of all models                  after every H^b averaging rounds of the block
 
     Averaging within a block uses only the links inside the block. With H^b = 1, this is :class:`~ddlsim.LocalSGD`.
 
     period        H, the number of local steps between two averaging rounds within a block
-    block_period  H^b, the number of averaging rounds within a block for each one over all workers
+    block_period  H^b, the number of averaging rounds within a block per averaging round over all workers
     block         number of workers (with consecutive ranks) per block, or "machine": each machine is a block. If every
                   machine holds only one worker, "machine" means each innermost group of the network, such as a rack
     algorithm, rank_order, cost

@@ -40,11 +40,11 @@ GROUPS = "shard does not divide the number of workers"
 class Splits:
     """Search space for the parallelism degrees and other settings of :class:`~ddlsim.Parallel` and FSDP.
 
-    Every combination that is compatible with the number of workers and the batch size is simulated. The batch size is
-    the global one, as for these two strategies. Every field except `algorithm` is a sequence of values to try.
+    Every combination that is compatible with the number of workers and the batch size is simulated. As for these two
+    strategies, ``batch_size`` is the global batch size. Every field except `algorithm` is a sequence of values to try.
 
-    tensor       sizes of tensor groups; None: all numbers that divide both the workers per machine and the model's
-                 attention heads
+    tensor       sizes of tensor groups; None: all numbers that divide both the number of workers per machine and the
+                 number of attention heads in the model
     pipeline     numbers of pipeline stages; None: all divisors of the remaining number of workers, up to the number of
                  blocks in the model
     data         numbers of replicas; None: the number that uses all workers

@@ -22,7 +22,7 @@ class Scaling(Protocol):
 class InverseStaleness:
     """Divide the learning rate by the staleness tau of a gradient.
 
-    The rate is not changed for tau = 0. See Zhang, Gupta, Lian and Liu 2016, arXiv:1511.05950, section 3.
+    For tau = 0, the rate is not changed. See Zhang, Gupta, Lian and Liu 2016, arXiv:1511.05950, section 3.
     """
 
     def factor(self, staleness: int) -> float:
@@ -82,7 +82,7 @@ class DelayCompensation:
 
     Instead of a gradient g, the server applies
 
-        g + lambda g * g * (w_t - w_bak),
+        g + lambda * g * g * (w_t - w_bak),
 
     where w_t are the current parameters, w_bak are the parameters that the worker pulled, and g * g approximates the
     diagonal of the Hessian.

@@ -110,7 +110,7 @@ class Device:
     efficiency         for each data type, the fraction of peak FLOP/s that convolutional networks achieve when memory
                        is not the bottleneck
     efficiency_basis   description of how the efficiency was determined
-    sources            where the numbers come from
+    sources            sources of these numbers
     curves             measured training throughputs of some models at several batch sizes
     idle_power_w       power in watts while waiting; None: `power_w`
     price              price in USD per second; None: unknown

@@ -156,10 +156,11 @@ def fits(
 ) -> Fit:  # fmt: skip
     """Check whether a model can be trained in a device's memory, and suggest remedies if it cannot.
 
-    The result is true if the model fits. It breaks down the memory use of the rank that needs the most memory.
+    The result is true if the model fits. It contains the memory use, by category, of the rank that needs the most
+    memory.
 
     model, device  names, files or objects, as for :func:`~ddlsim.load_model` and :func:`~ddlsim.load_device`
-    batch_size     samples per micro-batch and rank
+    batch_size     samples per micro-batch on each rank
     precision      data type of the computation; None: "bf16" for transformers on devices with measured kernel rates,
                    otherwise "fp32"
     optimizer      "sgd", "momentum", "adam", "lars" or "lamb"; None: "adam" for transformers on devices with measured

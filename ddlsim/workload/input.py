@@ -142,8 +142,8 @@ def partitioned_cache(size: Bytes) -> Cache:
 
     size  capacity per machine, in bytes or as a string such as "64 GB"
 
-    A machine fetches samples that it has not cached over the network, from the memory of the machine that has cached
-    them (Mohan et al., VLDB 2021, doi:10.14778/3446095.3446100). Raises ConfigError for an invalid size.
+    If another machine has cached a sample that a machine needs, the machine fetches it from that machine's memory over
+    the network (Mohan et al., VLDB 2021, doi:10.14778/3446095.3446100). Raises ConfigError for an invalid size.
     """
     return Cache("minio", size, partitioned=True)
 
@@ -317,9 +317,8 @@ class Copies:
     nbytes    bytes copied per sample; None: 4 bytes per element of the model's input
     prepare   time in seconds that a thread takes to read, decode and augment one sample; 0: no preparation
     threads   number of threads per machine that prepare samples
-    cut       for a single loader thread that divides a machine's batch among its devices: number of times that the
-              thread reads or writes the bytes of the batch. It starts at the end of the forward pass. 0: every device
-              has its own loader
+    cut       number of times that a single loader thread reads or writes a machine's batch to divide it among the
+              devices, starting at the end of the forward pass. 0: every device has its own loader
     memory    memory bandwidth of the loader thread in bytes/s
     """
 

@@ -103,7 +103,7 @@ class HostMemory:
     capacity           host memory available for tables, in bytes per worker
     bandwidth          rate in bytes/s at which a worker reads and writes rows in host memory
     hit_rate           fraction of lookups that hit the cache, from 0 to 1
-    cache_load_factor  size of the cache as a fraction of the size of the tables in host memory; named as in TorchRec
+    cache_load_factor  size of the cache as a fraction of the size of the tables in host memory (named as in TorchRec)
     """
 
     capacity: Bytes
