@@ -74,7 +74,7 @@ class Traits:
 
 
 class Payload(Protocol):
-    """Protocol of compressed messages: frozen dataclasses whose arrays have the packed format in which they are sent.
+    """Protocol of compressed messages: frozen dataclasses whose arrays have the packed format that is sent.
 
     The size of a message is the total size of its arrays, except for those that its class lists as *agreed*. Agreed
     arrays are not sent, because every worker can compute them. Array lengths, `n` and other plain integers are not sent

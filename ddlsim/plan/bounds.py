@@ -62,7 +62,7 @@ class Cut(NamedTuple):
     """A lower bound on the running time of a plan, derived from the bytes that must cross one boundary in the cluster.
 
     seconds    the lower bound in seconds
-    interface  description of what the boundary encloses: a device, a machine, or for a bound on total traffic, all
+    interface  description of what the boundary encloses: a device, a machine, or (for a bound on total traffic) all
                devices or all machines
     out, into  bytes that must leave and enter the enclosed part; for a bound on total traffic, both are the total over
                all devices or machines

@@ -459,7 +459,7 @@ def _notes(
 
 @checked
 def load_question(source: str | Path, *, allow_code: bool = False) -> dict[str, Any]:
-    """Load the arguments of :func:`~ddlsim.recommend` from a TOML file, and return them as a mapping by name.
+    """Load the arguments of :func:`~ddlsim.recommend` from a TOML file, and return them as a dictionary.
 
     source      path to the file (see :mod:`ddlsim.planner.decide` for its keys)
     allow_code  whether the file may contain values such as "package.module:Name", which import and run that module, as

@@ -52,8 +52,8 @@ class Choice:
     candidate   the configuration, with the values of all searched fields
     experiment  the simulated experiment; ``ddlsim.simulate(choice.experiment)`` repeats the simulation
     figures     throughput, efficiency, and cost rate (USD/s, or number of devices if machines have no price)
-    misses      comparison of the configuration with each constraint of the target; a constraint is met if its ``share``
-                is 0
+    misses      comparison of the configuration with each constraint of the target; a constraint is met if the ``share``
+                of its comparison is 0
     reasons     reasons for this choice
     accuracy    accuracy reached in training; None: the configuration was not trained
     range       `figures` with the lowest and with the highest plausible rates of a device, if published runs disagree

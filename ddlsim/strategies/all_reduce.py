@@ -43,9 +43,10 @@ class AllReduce(OnFabric):
                 algorithm, rank order and cost model of the all-reduce; see :class:`~ddlsim.Fabric`. They can also be
                 set with ``simulate(..., fabric=...)``
     shared_norms
-                for LARS and LAMB: algorithm, such as "bruck" or "ring", of an all-gather of the layers' norms. Each of
-                N workers then computes the norms of only 1/N of the layers, which saves time and gives the same values
-                (Shi et al. 2021, arXiv:2010.10458, "parallel tensor operator"). None: every worker computes all norms
+                for LARS and LAMB: all-gather algorithm, such as "bruck" or "ring". Each of N workers then computes the
+                norms of only 1/N of the layers, and the workers all-gather the norms. This saves time and gives the
+                same values (Shi et al. 2021, arXiv:2010.10458, "parallel tensor operator"). None: every worker computes
+                all norms
     no_sync     with gradient accumulation, whether gradients are exchanged only once per update, as in DDP's
                 ``no_sync`` context. False: they are exchanged after every micro-step, which gives the same values but
                 sends ``accumulation`` times as many bytes

@@ -142,8 +142,8 @@ def partitioned_cache(size: Bytes) -> Cache:
 
     size  capacity per machine, in bytes or as a string such as "64 GB"
 
-    If another machine has cached a sample that a machine needs, the machine fetches it from that machine's memory over
-    the network (Mohan et al., VLDB 2021, doi:10.14778/3446095.3446100). Raises ConfigError for an invalid size.
+    A sample that is cached on another machine is fetched from that machine's memory over the network (Mohan et al.,
+    VLDB 2021, doi:10.14778/3446095.3446100). Raises ConfigError for an invalid size.
     """
     return Cache("minio", size, partitioned=True)
 
