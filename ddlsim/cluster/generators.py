@@ -369,7 +369,7 @@ class _FatTree(_Trunked):
 def fat_tree(wanted: _FatTree) -> Graph:
     """Build the k-ary fat tree of Al-Fares, Loukissas and Vahdat (SIGCOMM 2008) with k**3 / 4 machines.
 
-    k                   number of ports per switch, an even number
+    k                   number of ports per switch; must be even
     bandwidth, latency  bandwidth and latency of the machines' links, such as "10 Gbit/s" and "1 us"
     efficiency          fraction of the bandwidth available for payload
     host                type of every machine, a :class:`~ddlsim.cluster.Host` or :class:`~ddlsim.cluster.MultiGpu`
@@ -476,9 +476,9 @@ def dragonfly(wanted: _Dragonfly) -> Graph:
     """Build a dragonfly with minimal routing (Kim, Dally, Scott and Abts, ISCA 2008).
 
     n_groups      number of groups of routers
-    group_shape   routers per group: (a,) for a group of a routers that are all linked to each other, or (rows, columns)
-                  as in Cray's Aries (Faanes et al., SC 2012), where each router is linked to all others in its row and
-                  in its column
+    group_shape   routers per group: ``(n,)`` for n routers that are all linked to each other, or ``(rows, columns)`` as
+                  in Cray's Aries (Faanes et al., SC 2012), where each router is linked to all others in its row and in
+                  its column
     hosts_per_router
                   number of machines connected to each router
     bandwidth, latency

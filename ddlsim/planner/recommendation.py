@@ -52,8 +52,8 @@ class Choice:
     candidate   the configuration, with the values of all searched fields
     experiment  the simulated experiment; ``ddlsim.simulate(choice.experiment)`` repeats the simulation
     figures     throughput, efficiency, and cost rate (USD/s, or number of devices if machines have no price)
-    misses      comparison of the configuration with each constraint of the target; a constraint is met if the ``share``
-                of its comparison is 0
+    misses      comparison of the configuration with each constraint of the target; a constraint is satisfied if the
+                ``share`` of its comparison is 0
     reasons     reasons for this choice
     accuracy    accuracy reached in training; None: the configuration was not trained
     range       `figures` with the lowest and with the highest plausible rates of a device, if published runs disagree
@@ -70,7 +70,7 @@ class Choice:
 
     @property
     def meets_target(self) -> bool:
-        """Whether every limit of the target is met."""
+        """Whether every constraint of the target is satisfied."""
         return all(miss.share == 0.0 for miss in self.misses)
 
     @property
@@ -153,7 +153,7 @@ class Recommendation:
 
     @property
     def meets_target(self) -> bool:
-        """Whether the best choice meets every limit of the target."""
+        """Whether the best choice satisfies every constraint of the target."""
         return self.best.meets_target
 
     @cached_property
@@ -162,7 +162,7 @@ class Recommendation:
 
         Columns are the searched fields, exact, status, throughput (samples/s), efficiency, time (s, for the complete
         training run), cost (USD or device-hours, for the complete training run or a million samples), miss (largest
-        relative amount by which a limit is missed), step_time (s, for an update with the global batch), mfu, memory
+        relative amount by which a constraint is violated), step_time (s, for an update with the global batch), mfu, memory
         (bytes on the worker that needs most, if the model is split), shares of time, and reason.
         """
         import pandas as pd
