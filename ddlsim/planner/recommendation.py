@@ -162,8 +162,8 @@ class Recommendation:
 
         Columns are the searched fields, exact, status, throughput (samples/s), efficiency, time (s, for the complete
         training run), cost (USD or device-hours, for the complete training run or a million samples), miss (largest
-        relative amount by which a constraint is violated), step_time (s, for an update with the global batch), mfu, memory
-        (bytes on the worker that needs most, if the model is split), shares of time, and reason.
+        relative amount by which a constraint is violated), step_time (s, for an update with the global batch), mfu,
+        memory (bytes on the worker that needs most, if the model is split), shares of time, and reason.
         """
         import pandas as pd
 

@@ -53,7 +53,7 @@ def _in_order(overlap: str | InOrder, where: str) -> str | InOrder:
 class Distribution:
     """A split for :class:`~ddlsim.Hybrid` that applies to all layers, as in ``Hybrid(Distribution(data=4, model=16))``.
 
-    It corresponds to a distribution in Intel MLSL (Sridharan et al. 2018, arXiv:1801.08030). Layers whose number of
+    It is similar to a distribution in Intel MLSL (Sridharan et al. 2018, arXiv:1801.08030). Layers whose number of
     outputs is smaller than `model` remain data parallel.
 
     data   number of groups of workers
