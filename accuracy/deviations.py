@@ -159,8 +159,9 @@ def words(rows: Sequence[Scored], judge: Callable[[Sequence[Scored]], list[Row]]
     slow = sum(row.measured > high if row.unit in TIMES else row.measured < low for row, (low, high) in ends)
     missed = round((1.0 - inside) * len(judged))
     return (
-        f"{inside:.1%} of {len(judged):,} rows lie within their intervals, and {slow} of the {missed} other rows are "
-        f"slower than predicted. The median half-width is {half:.1%}, and the mean error is {mean_error(judged):.1%}"
+        f"{inside:.1%} of the {len(judged):,} measured values fall within their intervals. Of the {missed} values "
+        f"outside, {slow} are slower than predicted. The median half-width of the intervals is {half:.1%}, and the "
+        f"mean error is {mean_error(judged):.1%}"
     )
 
 

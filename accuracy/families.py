@@ -192,12 +192,13 @@ FAMILIES = (
     ),
     Family(
         "techniques", "What techniques gain (ratio of throughputs)", 0.15, "techniques",
-        "Each technique is calibrated on different rows:\n\n"
-        "- For ByteScheduler, the one-machine row gives the rate of copies inside the machine, and the device "
-        "catalogue gives the compute time.\n"
-        "- 1-bit Adam is calibrated on the one-machine rows.\n"
-        "- DGC is calibrated on the dense rows at 100 and 1 Gbit/s.\n"
-        "- Local SGD is calibrated on the rows with tau = 1 and 16, because the source does not describe the network.",
+        "The techniques are calibrated on the following rows:\n\n"
+        "- For ByteScheduler, the copy rate within a machine is fitted to the single-machine row, and the compute time "
+        "comes from the device catalogue.\n"
+        "- 1-bit Adam is calibrated on the single-machine rows.\n"
+        "- DGC is calibrated on the steps without compression at 1 and 100 Gbit/s.\n"
+        "- Local SGD is calibrated on the rows with `tau = 1` and `tau = 16`, because the source does not describe the "
+        "network.",
         techniques.rows, left_out=techniques.left_out,
         causes=(
             ("localsgd", "", "The measured steps are slower than the line t_c + t_ar / tau: at tau = 2, 4 and 8, they "
@@ -452,8 +453,8 @@ FAMILIES = (
     ),
     Family(
         "vtrain_multi", "Megatron-DeepSpeed on 8 to 64 machines of 8 A100", 0.06, "vtrain",
-        "The device catalogue is fitted to the 363 step times that were measured on one machine. Nothing is fitted to "
-        "the rows on this page. The exchange of gradients is modelled on DeepSpeed's code.",
+        "The device catalogue is fitted to 363 step times that were measured on a single machine. Nothing is fitted to "
+        "the rows on this page. The simulated exchange of gradients follows DeepSpeed's code.",
         vtrain.multi_rows,
         causes=(
             ("3.6B", "micro-batch 64", "A micro-batch of 64 samples takes twice as long as two micro-batches of 32. "

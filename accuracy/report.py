@@ -33,132 +33,140 @@ HEAD = """# Accuracy
 READING = """
 ## How to read the table
 
-- **Rows** are measured values that were not used for calibration. Each family's page states which rows are used for
-  calibration. Those rows are not counted.
+- **Rows** is the number of measured values that are judged. Values used for calibration are not counted; each family's
+  page says which ones these are.
 - **Result.** A goal is reached if the mean error of the counted rows does not exceed it. For families about scaling
-  across machines, rows inside one machine have a separate line and are not judged. For gains of techniques, there is a
-  second condition: in at least six of ten rows, the errors in the gain (ratio - 1), in the step time without the
-  technique and in the step time with it must all be within 15 %.
-- **Mean error** is the mean of |predicted - measured| / measured. **Bias** is the mean of (predicted - measured) /
-  measured. If the bias is above 0, predicted times are too long, or predicted rates are too high.
-- **Rule of thumb** is the mean error of simple assumptions: the calibrated step time of one machine or device does not
-  change, scaling is perfect if the batch per device changes, and techniques gain nothing. **Skill** is this error
-  divided by ddlsim's error. If the skill is below 1, the rule of thumb is better.
-- **Coverage** is the share of 95 % intervals that contain the measured value ([below](#how-often-intervals-hold)).
+  across machines, single-machine rows are listed on a separate line and do not count towards the goal. Gains of
+  techniques must meet a second condition: in at least 60 % of the rows, the errors in the gain (ratio - 1) and in the
+  step times without and with the technique must all be within 15 %.
+- **Mean error** is the mean of `|predicted - measured| / measured`. **Bias** is the mean of
+  `(predicted - measured) / measured`. A positive bias means that predicted times are too long or that predicted rates
+  are too high.
+- **Rule of thumb** is the mean error of naive predictions. They assume that the step time calibrated on one machine or
+  device does not change with scale, that scaling is perfect if the batch per device changes, and that techniques gain
+  nothing. **Skill** is the error of the naive predictions divided by ddlsim's error. If the skill is below 1, the naive
+  predictions are better.
+- **Coverage** is the share of measured values that fall within their 95 % prediction intervals ([see
+  below](#how-often-intervals-hold)).
 
-Constants that are not calibrated come from data sheets and from NCCL's topology model (`accuracy/machines.py`). These
-constants are the same for all cases, and none was tuned to a counted row. However, the authors of the models knew these
-rows and made some [choices](#choices-made-after-seeing-rows) because of them. Cases that the authors have not seen are
-a better test.
+Constants that are not calibrated come from data sheets and from NCCL's topology model (`accuracy/machines.py`). They
+are the same in all cases, and none of them was tuned to a counted row. However, the authors of the models had seen the
+counted rows and made some [choices](#choices-made-after-seeing-rows) because of them. Cases that the authors had not
+seen would be a better test.
 
-The measurements and their sources are in `accuracy/data/`. `make accuracy` repeats all simulations, which takes a few
-minutes, and writes this page, the pages of the families and their pictures. Measured values that ddlsim does not
-predict are [listed with the reasons](accuracy/not_predicted.md).
+The measurements and their sources are in `accuracy/data/`. `make accuracy` repeats all simulations within a few
+minutes. It then writes this page, and a page and a plot for every family. A [separate page](accuracy/not_predicted.md)
+lists measured values that ddlsim does not predict, with the reasons.
 """
 INTERVALS = """
 ## How often intervals hold
 
-Intervals are meant to contain 95 % of the measured values. If there is no measurement of the same operation, the
-interval is based on the errors of earlier predictions of the same kind
-([learned deviations](calibration.md#learned-deviations), `deviations/learned.toml`).
+Prediction intervals are meant to contain 95 % of the measured values. If the operation itself has not been measured,
+its interval is based on the errors in earlier predictions of the same kind ([learned
+deviations](calibration.md#learned-deviations), `deviations/learned.toml`).
 
-**New systems.** The intervals of each series are based only on the other series, as if the system or algorithm of the
-series were new. Over all series, including rows that are not counted above, {series}.
+**New systems.** The intervals for each series are computed from the other series only, as if its system or algorithm
+were new. Over all series, including values that are not counted above, {series}.
 
-**New settings of these systems.** The intervals of one random half of the rows are based on the other half:
-{halves}.
+**New settings of these systems.** The rows are divided at random into two halves, and the intervals for each half are
+computed from the other half. With these intervals, {halves}.
 
-Curves through measured sizes (NCCL sweeps) are tested on sizes that were left out.
+Curves through measured sizes (NCCL sweeps) are tested on sizes that were left out of the fit.
 """
 CHOICES = """
 ## Choices made after seeing rows
 
-Each of the following choices has a physical or documented reason, but the authors had seen the rows that the choice
-improves.
+Each of the following choices has a physical or documented reason, but was made after the authors had seen the rows that
+it improves.
 
 **Weak scaling**
 
-- Six rows suggested that TensorFlow's replicated variables are reduced after the backward pass. This assumption was
-  withdrawn, because other rows refute it.
-- Updates in Paddle with mixed precision and in TensorFlow's distributed sessions take a fixed time, which comes from
-  the rows with eight devices.
-- MXNet's servers are assumed to process 10 GB/s, the memory traffic of one thread. From version 1.5 on, they process 60
-  GB/s in operations that use all cores. For ByteScheduler, the version of MXNet comes from its Dockerfile. The rate of
-  copies between MXNet's devices is calibrated on the one-machine row.
+- Six rows suggested that TensorFlow reduces replicated variables only after the backward pass. This assumption was
+  withdrawn, because other rows contradict it.
+- Updates in Paddle with mixed precision and in TensorFlow's distributed sessions are assumed to take a fixed time,
+  which is derived from the rows with eight devices.
+- MXNet's servers are assumed to use a single thread that moves 10 GB/s through memory. From version 1.5 on, they are
+  assumed to reach 60 GB/s in operations that use all cores. The MXNet version used with ByteScheduler comes from
+  ByteScheduler's Dockerfile. The copy rate between MXNet's devices is calibrated on the single-machine row.
 - The devices of a machine are assumed to share an input pipeline and to differ in speed. Both effects were examined
-  because predicted steps on one machine were too short. The sizes of these effects come from code and from other
+  because the predicted single-machine steps were too short. Their magnitudes come from source code and from other
   publications.
 
 **Strong scaling**
 
-- If a series has only two rows, the fixed part c0 of its step time comes from other series with the same model.
+- If a series has only two rows, the fixed part of its step time is taken from other series with the same model.
 
 **Gains of techniques**
 
-- In the DGC case, communication does not overlap with computation, and the detector is represented by its backbone
-  network.
-- ByteScheduler's source does not state the batch, which is assumed to be 32. The scheduler's credit is the better of
-  two values. The rate of copies inside a machine is calibrated on the one-machine row.
+- In the DGC case, communication is assumed not to overlap with computation, and the object detector is represented by
+  its backbone network.
+- The source of the ByteScheduler rows does not state the batch size, which is assumed to be 32. Two values of the
+  scheduler's credit are simulated, and the faster one counts. The copy rate within a machine is calibrated on the
+  single-machine row.
 
 **Collectives**
 
-- In NCCL sweeps, times are linear in the size between two calibrated sizes.
-- Gloo on AWS is simulated with the number of connections, the window and the slow start of Linux and AWS. Only
+- In NCCL sweeps, times between two calibrated sizes are interpolated linearly in the size.
+- Gloo on AWS is simulated with the number of connections, the TCP window and the slow start of Linux and AWS. Only
   point-to-point rows were used to decide which of these settings matter.
-- NCCL on AWS: unequal interfaces were examined because predicted times without rate limits were too short, and
-  increasingly so with more machines. The spread of interfaces comes from other measurements. The spread is applied to
-  one direction only, a choice that was made because of these rows.
+- For NCCL on AWS, network interfaces of unequal speed were examined because the times predicted without rate limits
+  were too short, and increasingly so with more machines. The spread of the interface speeds comes from other
+  measurements. Because of the NCCL rows, this spread is applied to one direction only.
 
 **Intervals**
 
-- If a curve passes through all measured sizes, its deviation is assumed to be half of the error at a size that is left
-  out.
-- Predictions are divided into kinds that form a hierarchy. In the estimate for one kind, the kind one level up has the
-  weight of twenty rows.
+- If a curve passes through all measured sizes, its deviation is taken to be half of the error at a size left out of the
+  fit.
+- Predictions are grouped into a hierarchy of kinds. When the errors of a kind are estimated, the kind one level up
+  counts as much as twenty rows.
 
 **Mini-cluster**
 
-- Rows below 64 KiB and rows with two-way traffic under CUBIC are not counted.
-- Asynchronous workers of equal speed start at times that are spread over a cycle. When all workers started together,
-  the error was 12 to 38 %. If the pushes do not fit into one cycle back to back, the workers start at random times.
-  With start times spread over a cycle, the predictions for these workers were 28 % too fast.
-- Two choices come from additional measurements of pushes between namespaces: which windows matter in an incast
+- Messages smaller than 64 KiB, and two-way traffic under CUBIC, are not counted.
+- In the simulation, the start times of equally fast asynchronous workers are spread over one cycle. When all workers
+  started together, the error was 12 to 38 %. If the combined pushes of all workers take longer than one cycle, the
+  workers start at random times instead. Spreading their start times over one cycle made the predictions 28 % too fast.
+- Two choices are based on additional measurements of pushes between namespaces: which windows matter in an incast
   (`incast.csv`), and how often BBR times out (longer pushes, `incast_bbr.csv`).
-- Links serve messages in order of arrival, except where the threads of a host hand over several messages in turns
-  (replies of servers, messages to two neighbours). As an alternative, a limit of 128 KiB per connection in the sender's
-  queue (TCP small queues) was tried and rejected. It halved the error for neighbours, but raised the error for
-  pipelines from 0.6 to 0.9 % and the error for gossip from 0.4 to 3.9 %.
+- Links serve messages in order of arrival, unless several threads of a host take turns to hand over their messages
+  (replies from servers, messages to two neighbours). As an alternative, a limit of 128 KiB per connection in the
+  sender's queue (TCP small queues) was tried and rejected. It halved the error for exchanges with neighbours, but
+  raised the error for pipelines from 0.6 to 0.9 % and the error for gossip from 0.4 to 3.9 %.
 
 **Other models**
 
-- DLRM: all GPUs wait for the GPU with the bottom MLP, and matrix products are computed in waves.
-- torchgpipe: the authors chose when activations are recomputed after they had seen the rows.
-- Memory: the activations that stay in memory were determined from PyTorch's formulas, because an earlier prediction for
-  U-Net (6, 72) was wrong. The memory that the allocator reserves is simulated because the predictions for AmoebaNet-D
-  were 35 and 54 % too low.
-- Hybrids on Xeons: small batches are assumed to be slower per sample. Two batch sizes are assumed, because the source
-  does not state them.
-- DeepSpeed: as in its code, gradients are reduced after all passes, and stages wait while tensors are in flight.
+- For DLRM, all GPUs are assumed to wait for the GPU that holds the bottom MLP, and matrix products are computed in
+  waves of tiles.
+- For torchgpipe, the rule for recomputing activations was chosen after the authors had seen the rows.
+- For peak memory, the set of activations that stay in memory was derived from PyTorch's formulas, because an earlier
+  prediction for U-Net (6, 72) was wrong. The memory that the allocator reserves is simulated, because two predictions
+  for AmoebaNet-D were 35 % and 54 % too low.
+- For hybrids on Xeons, small batches are assumed to take more time per sample. Two batch sizes are assumptions, because
+  the source does not state them.
+- For DeepSpeed, gradients are reduced after all passes, and stages wait while tensors are in flight, as in DeepSpeed's
+  code.
 
 **Software stacks**
 
-- The rows of these families showed which parameters a stack needs, such as the share of the peak rate that matrix
-  products reach, or the traffic of element-wise operations. `python -m accuracy.stacks fit` fits these parameters.
-- MXFP8 kernels are assumed to read their operands twice. This assumption was added because the MXFP8 rows are slower
-  than the rows with per-tensor FP8.
-- With NVFP4, 15 % of the layers stay in bf16, as in NVIDIA's paper. This rule was added because the prediction was 25 %
-  too fast.
-- On TPU slices, gradients are reduced after the backward pass, and collectives of tensor groups are hidden behind
-  computation, as in MaxText's configuration and XLA's papers. Earlier predictions were off by 12 % in both directions.
-- Megatron-Bridge keeps gradients in bf16 and recomputes as many layers as memory requires. Its published layouts state
-  neither.
+- The rows of families that use a software stack showed which parameters describe such a stack, for example the fraction
+  of the peak rate that matrix products reach, or the memory traffic of element-wise operations.
+  `python -m accuracy.stacks fit` fits these parameters.
+- MXFP8 kernels are assumed to read their operands twice, because the MXFP8 rows are slower than the rows with
+  per-tensor FP8.
+- With NVFP4, 15 % of the layers are assumed to stay in bf16, as in NVIDIA's paper. Without this rule, the prediction
+  was 25 % too fast.
+- On TPU slices, gradients are assumed to be reduced after the backward pass, and the collectives of tensor groups are
+  assumed to be hidden by computation, as in MaxText's configuration and the papers on XLA. Under earlier assumptions,
+  some predictions were 12 % too high and others 12 % too low.
+- Megatron-Bridge is assumed to keep gradients in bf16 and to recompute as many layers as memory requires, because the
+  published layouts specify neither.
 - The March 2024 version of Megatron is simulated with FlashAttention-2.
-- The speed of an H100 with a power limit is assumed to be proportional to the square root of its power above 120 W.
-- LLM Foundry has its own stack, separate from that of PyTorch's FSDP.
-- For torchtitan's layouts with tensor groups and pipelines, earlier predictions of speed or memory were 4 to 41 % off.
-  These layouts now shard weights over replicas, have as many micro-batches as stages, and skip the last products in
-  recomputation, as torchtitan does by default. Peak memory is now the sum of the tensors that PyTorch's code keeps.
-  Previously, this sum was multiplied by a fitted factor.
+- The speed of a power-limited H100 is assumed to be proportional to the square root of its power limit minus 120 W.
+- LLM Foundry is simulated with its own software stack instead of the one for PyTorch FSDP.
+- For torchtitan's layouts with tensor and pipeline parallelism, earlier predictions of speed or memory were off by 4 to
+  41 %. Such layouts are now simulated with torchtitan's defaults: weights are sharded over replicas, there are as many
+  micro-batches as stages, and recomputation skips the last matrix products. Peak memory is the sum of the tensors that
+  PyTorch's code keeps, without the fitted factor that was used before.
 """
 NOT_PREDICTED = """# What is not predicted
 
@@ -234,7 +242,8 @@ def section(family: Family, rows: Sequence[Row]) -> str:
     """Return a family's page."""
     parts = [
         f"# {family.title}\n\n",
-        f"See [all families](../accuracy.md). `python -m accuracy.{family.script}` prints the rows on this page.\n\n",
+        "See [all families](../accuracy.md). To recompute the rows below, run "
+        f"`python -m accuracy.{family.script}`.\n\n",
         f"**Calibration.** {family.calibration}\n\n",
         f"![measured against predicted](../pictures/accuracy_{family.key}.png)\n\n",
     ]
@@ -305,14 +314,15 @@ def gains(rows: Sequence[Row]) -> str:
         for name, errors in arms
         if errors
     )
-    mean = f" The mean error in the step time is {biases}." if biases else ""
+    mean = f" The mean error in the step times is {biases}." if biases else ""
     return (
-        "\nThe last three columns list the errors in the ratio of throughputs, in the step time without the technique, "
-        "and in the step time with it. The gain of a technique is the ratio minus 1. "
-        f"Of {len(ratios)} predicted gains, {exact} are within {NEAR:.0%} of the measured gain. For {steps} gains, "
-        f"both predicted step times are within {NEAR:.0%} of the measured times. Both conditions hold for "
-        f"{count(len(near), 'gain')}.{mean} The sign of the gain is wrong in "
-        f"{count(len(wrong), 'row')}{': ' + names if wrong else ''}.\n"
+        "\nEach row contains the throughput with the technique divided by the throughput without it. The last three "
+        "columns list the errors in this ratio, in the step time without the technique, and in the step time with it. "
+        f"The gain is the ratio minus 1. Of {len(ratios)} predicted gains, {exact} are within {NEAR:.0%} of the "
+        "measured gains. "
+        f"In {count(steps, 'row')}, both predicted step times are within {NEAR:.0%} of the measured ones. The gain and "
+        f"both step times are within {NEAR:.0%} in {count(len(near), 'row')}.{mean} The predicted gain has the wrong "
+        f"sign in {count(len(wrong), 'row')}{': ' + names if wrong else ''}.\n"
     )
 
 
@@ -327,9 +337,10 @@ def misses(family: Family, rows: Sequence[Row]) -> str:
     if not by_cause:
         return f"\nNo prediction has an error above {family.limit:.0%}, the goal for the mean error.\n"
     which = (
-        f"The goal for the mean error is {family.limit:.0%}. The following table explains the rows with larger errors:"
+        f"The goal is a mean error of at most {family.limit:.0%}. The following table explains the errors of "
+        "individual rows that exceed this value:"
         if not ratios
-        else f"The following table explains the rows in which the gain or a step time is off by more than {NEAR:.0%}:"
+        else f"The following table explains errors of more than {NEAR:.0%} in the gain or in a step time:"
     )
     lines = [f"\n{which}\n\n| explanation | rows |\n| --- | --- |\n"]
     for cause, missed in by_cause.items():
@@ -405,10 +416,11 @@ def answer(measured: Sequence[tuple[Family, list[Row]]]) -> str:
     missed.sort(key=lambda each: -mean_error(each[1]) / each[0].limit)
     worst = [f"[{family.title}](accuracy/{family.key}.md) ({mean_error(found):.0%})" for family, found in missed[:3]]
     return (
-        f"ddlsim predicts {len(counted) - len(missed)} of {len(counted)} families of measurements within their "
-        f"accuracy goals, on {sum(len(found) for _, found, _ in counted):,} rows that were not used for calibration."
+        f"ddlsim meets its accuracy goals for {len(counted) - len(missed)} of {len(counted)} families of measurements. "
+        f"These families contain {sum(len(found) for _, found, _ in counted):,} measured values that were not used for "
+        "calibration."
         + (
-            f" Relative to their goals, these families have the largest mean errors: {'; '.join(worst)}."
+            f" The following families have the largest mean errors relative to their goals: {'; '.join(worst)}."
             if worst
             else ""
         )

@@ -97,19 +97,20 @@ def correlations(rows: Sequence[Row]) -> Iterator[tuple[str, float]]:
 def remark() -> str:
     """Return the rank correlations, errors of other models, and the assumption about rings."""
     rows = multi_rows()
-    ranks = ", ".join(f"{value:.2f} ({case})" for case, value in correlations(rows))
+    *ranks, last = (f"{value:.2f} ({case})" for case, value in correlations(rows))
     errors = np.abs([row.error for row in rows])
     nccl = np.mean([abs(row.error) for row in multi_rows("default")])
     return (
-        f"Over the layouts of each model, the rank correlation between predicted and measured step times is {ranks}. "
-        f"The goal is 0.95. The median error is {np.median(errors):.1%}. On the same rows, vTrain's authors report a "
-        "mean error of 14.7%, with kernels that they profiled one by one. Two simpler models that were fitted for "
-        "comparison have mean errors of 17.9% (a single efficiency for all GPUs) and 13.2% (three fitted terms).\n\n"
+        "For the layouts of each model, the rank correlation between predicted and measured step times is "
+        f"{', '.join(ranks)} and {last}. The goal is 0.95. The median error is {np.median(errors):.1%}. For "
+        "the same rows, vTrain's authors report a mean error of 14.7%, using kernels that they profiled individually. "
+        "Two simpler models that were fitted for comparison have mean errors of 17.9% (a single efficiency for all "
+        "GPUs) and 13.2% (three fitted terms).\n\n"
         "The predictions assume that replicas reduce gradients in rings that leave each machine through a single "
-        "network adapter (algorithm `ring`). The sources do not state which rings were used. The default algorithm of "
-        "ddlsim uses the channels that NCCL builds over all adapters. With this default, the mean error would be "
-        f"{nccl:.1%}. If a replica has several GPUs in a machine, the measured reductions are slower than reductions "
-        "through even a single adapter should be."
+        "network adapter (algorithm `ring`). The sources do not state which rings were used. By default, ddlsim uses "
+        "the channels that NCCL builds over all adapters. With this default, the mean error would be "
+        f"{nccl:.1%}. If a replica has several GPUs in a machine, the measured reductions are slower than a single "
+        "adapter can explain."
     )
 
 

@@ -52,12 +52,11 @@ class Choice:
     candidate   the configuration, with the values of all searched fields
     experiment  the simulated experiment; ``ddlsim.simulate(choice.experiment)`` repeats the simulation
     figures     throughput, efficiency, and cost rate (USD/s, or number of devices if machines have no price)
-    misses      comparison of the configuration with each constraint of the target; a constraint is satisfied if the
-                ``share`` of its comparison is 0
+    misses      comparison of the configuration with each constraint of the target; it is satisfied if ``share`` is 0
     reasons     reasons for this choice
-    accuracy    accuracy reached in training; None: the configuration was not trained
-    range       `figures` with the lowest and with the highest plausible rates of a device, if published runs disagree
-                about its rates; None: published runs agree, or the range was not simulated
+    accuracy    accuracy reached; None: the configuration was not trained
+    range       `figures` for the lowest and the highest plausible compute rates of a device, if published runs disagree
+                on these rates; None: they agree, or the range was not simulated
     """
 
     candidate: Candidate
@@ -107,18 +106,18 @@ class Recommendation:
     """The result of :func:`ddlsim.recommend`: the best configurations for a target, and the outcomes of all others.
 
     target         constraints and objective of the search
-    choices        best configurations, best first. They always include the best configuration without compression or
-                   local steps
+    choices        best configurations, starting with the best one. They always include the best configuration without
+                   compression or local steps
     found          outcome of every configuration: its throughput, efficiency and cost, or the reason why it was not
                    simulated
     crossovers     worker counts at which one strategy becomes faster than another
-    sensitivities  for each component, such as a link or device: relative gain in the best choice's throughput if that
-                   component were improved by 10 %
+    sensitivities  for each component, such as a link or device, the relative gain in the throughput of the best choice
+                   if that component were improved by 10 %
     guidelines     rules of thumb for the best choice
     notes          assumptions behind the result, and its limitations
     priced         True: costs are in USD; False: costs are in device-hours
-    rivals         configurations that may be better than the best choice, because published runs disagree about the
-                   rates of their devices; None: there is no such device
+    rivals         configurations that may be better than the best one, because published runs disagree on the rates of
+                   their devices; None: no such device
     """
 
     target: Target

@@ -51,8 +51,8 @@ def test_gains_are_judged_by_both_arms() -> None:
     text = section(family, rows)
     assert "| a | 1 | 1.1 | 1.1 | x | +0.0% | +40.0% | +40.0% |" in text
     assert (
-        "Of 4 predicted gains, 2 are within 15 % of the measured gain, and 3 have both steps within 15 %. Both "
-        "conditions hold for 1 gain." in text
+        "Of 4 predicted gains, 2 are within 15% of the measured gains. In 3 rows, both predicted step times are within "
+        "15% of the measured ones. The gain and both step times are within 15% in 1 row." in text
     )
     assert "13.0% without the technique (bias +7.0%) and 10.0% with it (bias +10.0%)" in text
     assert "1 of 4 gains with both steps within 15 %, 1 with the wrong sign" in summary(family, rows)
