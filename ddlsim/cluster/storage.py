@@ -116,8 +116,8 @@ def with_storage(
     operations  maximum number of read and write operations per second, regardless of their size; None: no limit
     at          node to which the storage is connected, such as a switch; None: the switch between the machines, if
                 there is only one
-    bandwidth   bandwidth of the link to `at` in bytes/s; None: equal to that of the machines' links to `at`
-    latency     latency of the link to `at` in seconds; None: equal to that of the machines' links to `at`
+    bandwidth   bandwidth of the link to `at` in bytes/s; None: the bandwidth of the machines' links to `at`
+    latency     latency of the link to `at` in seconds; None: the latency of the machines' links to `at`
 
     Raises ConfigError if `at` is not a node of the cluster, or if the name is already taken.
     """

@@ -116,7 +116,7 @@ class QSGD(Stateless):
     The gradient is divided into buckets, each with its own L2 norm. With s = `n_levels`, an element becomes
     ``q_i = norm * sign(g_i) * l / s``, where l is ``s |g_i| / norm`` rounded up or down at random. The variance is at
     most ``min(d / s**2, sqrt(d) / s) * norm**2`` for a bucket of d elements (lemma 3.1). Each element takes
-    ``ceil(log2(2 s + 1))`` bits; the paper's Elias code is shorter if most levels are 0.
+    ``ceil(log2(2 * s + 1))`` bits; the paper's Elias code is shorter if most levels are 0.
 
     n_levels     s, the number of levels per sign, not counting 0
     bucket_size  d, the number of elements per bucket
