@@ -220,8 +220,8 @@ def hierarchical_exchange(
     Workers reduce-scatter inside each machine, so that local rank l holds the machine's mean of shard l. Each worker
     compresses its shard and exchanges it with the workers of the same local rank on other machines, using the
     compressor's collective. Finally, workers all-gather the shards inside each machine. In the paper (algorithm 2), the
-    compressor is ErrorFeedback(MSTopK(density)). Each machine sends n_local times fewer bytes to other machines than in
-    an all-gather over all workers.
+    compressor is ErrorFeedback(MSTopK(density)). Each machine sends only 1 / n_local of the bytes that it would send to
+    other machines in an all-gather over all workers.
 
     compressor  compressor of the shards that are sent between machines
     gradients   gradient of each worker, ordered by machine, all of shape (n,)

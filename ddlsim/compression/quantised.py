@@ -174,7 +174,8 @@ class QSGD(Stateless):
 class TernGrad(Stateless):
     """TernGrad: unbiased random quantisation to three levels, two bits per element (Wen et al. 2017).
 
-    With scale = max |g|, each element becomes scale times its sign with probability |g| / scale, and 0 otherwise.
+    With ``scale = max |g_i|``, each element g_i becomes ``scale * sign(g_i)`` with probability ``|g_i| / scale``, and 0
+    otherwise.
 
     clip_sigmas  the gradient is first clipped to this number of standard deviations (2.5 in the paper). Clipping lowers
                  the variance but adds a bias. None: no clipping

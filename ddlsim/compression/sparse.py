@@ -234,7 +234,7 @@ class RandomK:
 @checked
 @dataclass(frozen=True)
 class GTopK(_Largest):
-    """Global top-k: send the k largest elements of the sum, found by merging pairs of workers in a tree.
+    """Global top-k: send the k largest elements of the sum, found by merging the workers' top k pairwise in a tree.
 
     See Shi et al. 2019, "A Distributed Synchronous SGD Algorithm with Global Top-k Sparsification", algorithms 2 and 4.
     With k = ``density * n`` and N workers, each worker sends at most ``2 * k * ceil(log2(N))`` numbers, compared with

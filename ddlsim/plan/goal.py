@@ -40,8 +40,8 @@ def read_goal(path: str | Path) -> Plan:
 
     The durations of ``calc`` operations are in nanoseconds. Each ``cpu`` of a rank runs them one at a time, in the
     order in which they become ready. A send ends when the message is delivered (LogGOPSim's rendezvous protocol), and
-    takes no CPU time. The network's routes determine which NIC a message uses; ``nic`` is ignored. An operation that
-    ``irequires`` another one waits until that one can start, that is, until its dependencies are met.
+    takes no CPU time. The network's routes determine which NIC a message uses; ``nic`` is ignored. If an operation
+    ``irequires`` another operation, it waits until the dependencies of the other operation are met.
 
     Raises ConfigError, with the file and line, for invalid GOAL and for content that a plan cannot represent: receives
     from any rank or with any tag, and ``irequires`` on a ``calc``, which may start later than its dependencies allow.

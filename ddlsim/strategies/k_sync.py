@@ -178,9 +178,10 @@ class KSync(OfK):
 class KBatchSync(OfK):
     """K-batch-sync SGD: a step uses the first k gradients to arrive (Dutta et al. 2018, arXiv:1803.01113).
 
-    The server waits for k gradients, several of which may come from the same worker, applies an update with their mean,
-    and sends the new parameters to all workers (section 2 of the paper). While a worker waits for the new parameters,
-    it computes another gradient with the old ones. Unfinished gradients are cancelled when the new parameters arrive.
+    The server waits for k gradients, several of which may come from the same worker. It applies an update with their
+    mean and sends the new parameters to all workers (section 2 of the paper). While a worker waits for the new
+    parameters, it computes another gradient with the old ones. Unfinished gradients are cancelled when the new
+    parameters arrive.
 
     k   number of gradients per update
     servers, placement, apply_time
