@@ -145,15 +145,15 @@ def read_chakra(
 ) -> Plan:
     """Read a plan from Chakra execution traces, one file per rank: ``step.0.et``, ``step.1.et``, ...
 
-    path              path of the file of rank 0, or the common part of all paths, as for ASTRA-sim: ``step`` or
+    path              path to the file of rank 0, or the common part of all paths, as for ASTRA-sim: ``step`` or
                       ``step.et``. JSON output of ``chakra_jsonizer`` (``step.0.json``) is also accepted
-    n_ranks           number of ranks that run the trace, if there is only one file
-    groups            ranks of each process group by its ``pg_name``: a mapping, or a file in ASTRA-sim's format. None:
-                      the groups recorded in the trace (by PyTorch) or, if none are recorded, the ranks whose files
-                      contain the group
+    n_ranks           number of ranks that execute the trace, if there is a single file for all ranks
+    groups            ranks of each process group: a mapping from the group's ``pg_name``, or a file in ASTRA-sim's
+                      format. None: the groups that PyTorch recorded in the trace or, if none are recorded, the ranks
+                      whose files contain the group
     flops             compute rate, such as "100 TFLOP/s", for nodes that have ``num_ops`` but no duration
-    memory_bandwidth  memory bandwidth, such as "2 TB/s". If it is set, such a node takes at least as long as moving its
-                      ``tensor_size`` (roofline model)
+    memory_bandwidth  memory bandwidth, such as "2 TB/s". If it is set, such a node takes at least the time to move
+                      ``tensor_size`` bytes (roofline model)
 
     A trace written by :meth:`ddlsim.plan.Plan.to_chakra` is read as the same plan. In other traces, the nodes of a
     stream (or thread) run in the order in which they could start; without streams, a rank does one computation and one

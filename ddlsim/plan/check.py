@@ -115,11 +115,12 @@ def check(plan: Plan) -> None:
     Raises ConfigError for the first task that violates one of these rules:
 
     - Every message has one sender and one receiver. Every collective is entered once by each member of its group.
-    - All tasks can run: dependencies and lanes form no cycle, and ranks do not enter collectives in conflicting orders.
-    - In every step, every micro-batch passes through every layer forward once, then backward once, on the rank that
-      holds its activations. If the next layer is on another rank, a message that carries the micro-batch is sent after
-      the one pass and received before the other. If weight gradients are computed separately, each is computed once,
-      after the gradient of the input.
+    - All tasks can run: there are no cyclic dependencies (including those implied by the task order on lanes), and
+      ranks do not enter collectives in conflicting orders.
+    - In every step, every micro-batch passes through every layer once forward and then once backward, on the rank that
+      holds its activations. If adjacent layers are on different ranks, a message carries the micro-batch between them:
+      it is sent after the pass of the first layer and received before the pass of the second. If weight gradients are
+      computed separately, each is computed once, after the gradient of the input.
     - Before an update, the gradients of all micro-batches have been summed, each exactly once. A bucket is sent after
       the backward passes that fill it.
     - Weights are updated once per step where they are used, and before the next step uses them.

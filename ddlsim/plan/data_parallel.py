@@ -39,21 +39,21 @@ def data_parallel(
     layer_by_layer: bool = False,
     no_sync: bool = True,
 ) -> StepProgram:
-    """Return the step program of synchronous data-parallel training.
+    """Return the step program for synchronous data-parallel training.
 
     workloads       workload of each rank, or a single workload for all `n_ranks` ranks
-    n_ranks         number of ranks; only for a single workload
-    buckets         function that groups gradients into buckets (:mod:`ddlsim.workload.buckets`): ``one_bucket`` for a
-                    single bucket after the backward pass, ``per_layer`` (Zhang et al. 2017, Poseidon), or
+    n_ranks         number of ranks; required if `workloads` is a single workload
+    buckets         function that groups gradients into buckets (:mod:`ddlsim.workload.buckets`): ``one_bucket`` (a
+                    single bucket after the backward pass), ``per_layer`` (Zhang et al. 2017, Poseidon), or
                     ``ddp_buckets`` (Li et al. 2020, PyTorch DDP)
     accumulation    number of micro-batches per rank and step; gradients are sent during the backward pass of the last
-                    one
+                    micro-batch
     queue           queue that decides which ready bucket is sent next, ``PriorityQueue`` or ``FusedQueue``; None:
                     buckets are sent in order
     layer_by_layer  whether each layer is updated as soon as its own gradients have arrived, so that the next forward
-                    pass starts while later layers are still waiting (Peng et al. 2019, ByteScheduler). This requires a
-                    queue, and buckets that belong to a single layer. False: all layers are updated when all gradients
-                    have arrived
+                    pass can start before the gradients of later layers have arrived (Peng et al. 2019, ByteScheduler).
+                    This requires a queue, and buckets that belong to a single layer. False: all layers are updated when
+                    all gradients have arrived
     no_sync         whether gradients are accumulated locally. False: they are summed over the ranks after every
                     micro-batch
 
@@ -88,13 +88,13 @@ def sharded(
     no_sync: bool = True,
     param_dtype: str | None = None,
 ) -> StepProgram:
-    """Return the step program of data-parallel training with a sharded optimizer (ZeRO stage 1).
+    """Return the step program for data-parallel training with a sharded optimizer (ZeRO stage 1).
 
     Each rank updates its shard of every bucket (Rajbhandari et al. 2020, arXiv:1910.02054, section 5.1). The schedule
-    is that of Megatron-LM's distributed optimizer with ``overlap_grad_reduce`` and ``overlap_param_gather`` (NVIDIA,
-    Megatron Core, ``DistributedDataParallel``). Buckets are reduce-scattered during the (last) backward pass. When a
-    rank has received all buckets, it updates its shards. The updated parameters are all-gathered bucket by bucket,
-    starting near the input. The next forward pass begins with the first layers while later buckets are still in flight.
+    follows Megatron-LM's distributed optimizer with ``overlap_grad_reduce`` and ``overlap_param_gather`` (Megatron
+    Core, ``DistributedDataParallel``). Buckets are reduce-scattered during the (last) backward pass. When a rank has
+    received all buckets, it updates its shards. The updated parameters are all-gathered bucket by bucket, starting with
+    the layers nearest to the input. The next forward pass starts while later buckets are still in flight.
 
     overlap      whether the next forward pass overlaps the all-gathers. False: it starts when all parameters have
                  arrived

@@ -34,17 +34,17 @@ _REQUIRES = re.compile(rf"(?P<later>{_LABEL})\s+(?P<start>i?)requires\s+(?P<soon
 
 @checked
 def read_goal(path: str | Path) -> Plan:
-    """Read a plan from a file in GOAL, the language of LogGOPSim.
+    """Read a plan from a GOAL file, the input format of LogGOPSim.
 
-    path  path of the GOAL text file
+    path  path to the GOAL text file
 
-    ``calc`` operations take nanoseconds and run one at a time on each ``cpu`` of a rank, in the order in which they
-    could start. A send ends when the message is delivered (LogGOPSim's rendezvous protocol), and takes no CPU time. The
-    network's routes determine which interface a message uses; ``nic`` is ignored. ``irequires`` waits until the named
-    operation can start, that is, for the dependencies of that operation.
+    The durations of ``calc`` operations are in nanoseconds. Each ``cpu`` of a rank runs them one at a time, in the
+    order in which they become ready. A send ends when the message is delivered (LogGOPSim's rendezvous protocol), and
+    takes no CPU time. The network's routes determine which NIC a message uses; ``nic`` is ignored. If an operation
+    ``irequires`` another operation, it waits until the dependencies of the other operation are met.
 
-    Raises ConfigError, naming file and line, for invalid GOAL and for content that a plan cannot express: receives from
-    any rank or with any tag, and ``irequires`` on a ``calc``, which may start later than its dependencies allow.
+    Raises ConfigError, with the file and line, for invalid GOAL and for content that a plan cannot represent: receives
+    from any rank or with any tag, and ``irequires`` on a ``calc``, which may start later than its dependencies allow.
     """
     source = read_text(path)
     text = _COMMENT.sub(lambda match: "\n" * match[0].count("\n"), source.text)

@@ -36,11 +36,11 @@ class Mesh:
     """A mesh of ``data * pipeline * tensor`` ranks.
 
     data      number of replicas of the model
-    pipeline  number of stages of each replica
-    tensor    number of ranks that each stage is split over
+    pipeline  number of pipeline stages in each replica
+    tensor    number of ranks over which each stage is split
     order     the three axes in the order in which ranks are numbered, starting with the axis that varies fastest. By
-              default, as in Megatron-LM, consecutive ranks form a tensor group; the next axis is the replicas of a
-              stage, and the last one is the stages (Narayanan et al. 2021, arXiv:2104.04473)
+              default, as in Megatron-LM (Narayanan et al. 2021, arXiv:2104.04473), consecutive ranks form a tensor
+              group, followed by the replicas of the stage and then by the next stage
 
     >>> Mesh(data=2, pipeline=2, tensor=2).groups("pipeline")
     ((0, 4), (1, 5), (2, 6), (3, 7))
@@ -135,9 +135,9 @@ def make_mesh(
 
     n_ranks   number of ranks
     data      number of replicas of the model; None: ``n_ranks / (pipeline * tensor)``
-    pipeline  number of stages of each replica
-    tensor    number of ranks that each stage is split over
-    order     axes in the order in which ranks are numbered, as for :class:`Mesh`
+    pipeline  number of pipeline stages in each replica
+    tensor    number of ranks over which each stage is split
+    order     order of the axes in the numbering of the ranks, as for :class:`Mesh`
 
     Raises ConfigError if the product of the sizes is not `n_ranks`; the message suggests the nearest valid meshes.
     """

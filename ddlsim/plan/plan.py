@@ -57,9 +57,9 @@ ROOTED = (BROADCAST, REDUCE, GATHER, SCATTER)
 
 
 class Lane(NamedTuple):
-    """A resource of a rank, such as its device or a communication stream, that executes one task at a time.
+    """A resource that executes the tasks of a rank one at a time, such as the rank's device or a communication stream.
 
-    rank   rank that the resource belongs to
+    rank   rank to which the resource belongs
     name   name of the resource, such as "compute" or "stream"
     queue  index in ``Plan.queues`` of the queue that decides when the lane's collectives start. -1: no queue; tasks run
            in the order of their rows in the plan
@@ -71,12 +71,12 @@ class Lane(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Part of the gradients of a model: the gradients that are summed together.
+    """A part of a model's gradients that is reduced over the ranks as one unit.
 
-    nbytes      size of these gradients in bytes
-    first, end  range of layers, `first` to `end` - 1, to which these gradients belong (all or some of the layers'
-                tensors)
-    tied        index of a layer with the same weights, whose gradient is included in the sum; -1: none
+    nbytes      size of the gradients in bytes
+    first, end  range of layers, `first` to `end` - 1, to which the gradients belong. The part may contain only some of
+                the tensors of these layers
+    tied        index of another layer that shares these weights, whose gradient is added to the sum; -1: none
     """
 
     nbytes: float
@@ -157,14 +157,15 @@ class Plan:
     Columns have the shape (n,) for n tasks, unless noted otherwise. They refer to these tables:
 
     lanes         lanes that execute the tasks, indexed by the column ``lane``
-    queues        queues that decide when the collectives of some lanes start (:mod:`ddlsim.plan.queues`)
-    groups        ranks of each communicator, indexed by the ``peer`` of collectives. The first member is the root of a
-                  broadcast, reduce, gather or scatter; member i owns block i of scattered data
-    parts         gradients that are summed together, indexed by ``part``
-    names         names of tasks, indexed by ``name``
-    n_layers      number of layers of the model; layers are numbered 0..n_layers-1 in forward order
-    servers       ranks that are parameter servers. In the group of a push_pull, they are the last members; the other
-                  members push gradients and pull the sums. Server i stores the i-th part of the bytes
+    queues        queues that decide when the collectives of a lane start, indexed by ``Lane.queue``
+                  (:mod:`ddlsim.plan.queues`)
+    groups        ranks of each communicator, indexed by the column ``peer`` of collectives. The first member is the
+                  root of a broadcast, reduce, gather or scatter; member i owns block i of scattered data
+    parts         gradients that are reduced as one unit, indexed by the column ``part``
+    names         names of tasks, indexed by the column ``name``
+    n_layers      number of layers in the model; layers are numbered 0..n_layers-1 in forward order
+    servers       ranks that are parameter servers. In the group of a push_pull, the servers are the last members; the
+                  other members push gradients and pull the sums. Server i stores the i-th part of the bytes
     cycles        sets of steps, indexed by ``every`` - 1
     delays        (n_layers,) for asynchronous pipelines, whose micro-batches are in several steps at once: the age, in
                   updates, of the weights that a micro-batch uses on a layer, forward and backward, relative to the

@@ -240,7 +240,7 @@ def recommend(
     clusters        one or more clusters to choose from: names, paths, graphs or Cluster objects. Costs in USD require
                     clusters whose machines have prices
     model           model that determines sizes and compute times
-    target          :class:`~ddlsim.Target` with the limits and the objective of the search
+    target          :class:`~ddlsim.Target` with the constraints and the objective of the search
     samples         number of samples in the complete training run (epochs * data set size); required if the target has
                     a deadline or budget
     training        training settings; required if the target has an accuracy. The best candidates are then trained with

@@ -72,12 +72,13 @@ class Parallel(WithFabric):
 
     ``batch_size`` is the global batch size of an update, as in Megatron-LM and DeepSpeed. Each replica computes
     ``batch_size / (data * micro_batch)`` micro-batches. Ranks are numbered as in :class:`~ddlsim.plan.Mesh`:
-    consecutive workers form a tensor group, followed by the same stage of the other replicas.
+    consecutive workers form a tensor group, and the tensor groups of the same stage in the other replicas come next.
 
-    tensor       number of workers that split each layer (:func:`ddlsim.workload.tensor_parallel.tensor_parallel`)
+    tensor       number of workers over which each layer is split
+                 (:func:`ddlsim.workload.tensor_parallel.tensor_parallel`)
     pipeline     number of pipeline stages
     data         number of replicas; None: the number of workers / (pipeline * tensor)
-    micro_batch  samples per micro-batch; None: 1 or, with "pipedream", all samples of the replica
+    micro_batch  samples per micro-batch. None: 1; with "pipedream", all samples of the replica
     order        order of forward and backward passes. Synchronous: "gpipe", "1f1b", "zb-1p", "zb-2p", "zb-v", "v-half",
                  "v-min" (docs/models/splitting.md), or a list of (kind, chunk, micro-batch) tuples for each stage, with
                  the kind "F", "B" or "W". Asynchronous, without a flush between updates: "pipedream" updates after

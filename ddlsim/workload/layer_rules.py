@@ -22,9 +22,9 @@ class Cost:
     """Cost of a layer for one sample, as returned by custom layer types.
 
     out_shape  shape of the output
-    tensors    (name, number of elements) of each parameter tensor, in the order of declaration
+    tensors    (name, number of elements) of each parameter tensor, in declaration order
     macs       number of multiply-accumulate operations in the forward pass
-    moved      number of elements read and written in the forward pass, without parameters
+    moved      number of elements read and written in the forward pass, not counting parameters
     stored     number of elements kept for the backward pass; 0 for in-place layers
     winograd   whether fp32 libraries compute this convolution with Winograd's minimal filtering algorithm
     """
@@ -38,10 +38,10 @@ class Cost:
 
 
 def streaming(in_shape: Shape, out_shape: Shape, tensors: tuple[tuple[str, int], ...] = (), macs: float = 0.0) -> Cost:
-    """Return the cost of a layer that reads its input once, and writes its output and keeps it for the backward pass.
+    """Return the cost of a layer that reads its input once and writes an output that is kept for the backward pass.
 
-    in_shape   shape of the input of one sample
-    out_shape  shape of the output of one sample
+    in_shape   shape of the layer's input for one sample
+    out_shape  shape of the layer's output for one sample
     tensors    (name, number of elements) of each parameter tensor
     macs       number of multiply-accumulate operations in the forward pass
     """
