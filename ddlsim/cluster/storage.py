@@ -140,7 +140,7 @@ class Endpoints:
     2018, arXiv:1801.08030).
 
     cores         number of reserved cores per machine
-    of            total number of cores per machine
+    total_cores   total number of cores per machine
     bandwidth     maximum rate of one endpoint in each direction, in bytes/s; None: no limit. The bandwidth of a machine
                   is the smaller of its link bandwidth and the total bandwidth of its endpoints
     message_rate  maximum number of messages per second of one endpoint; None: no limit. Every message is divided among
@@ -152,15 +152,15 @@ class Endpoints:
     """
 
     cores: Count
-    of: Count
+    total_cores: Count
     bandwidth: Bandwidth | None = None
     message_rate: Annotated[float | str, quantity("rate")] | None = None
 
     def __post_init__(self) -> None:
-        if self.cores >= self.of:
+        if self.cores >= self.total_cores:
             raise ConfigError(
-                f"Endpoints: cores = {self.cores}: must leave some of the {self.of} cores for computation; use at most "
-                f"{max(self.of - 1, 0)}"
+                f"Endpoints: cores = {self.cores}: must leave some of the {self.total_cores} cores for computation; "
+                f"use at most {max(self.total_cores - 1, 0)}"
             )
 
     @checked
@@ -180,7 +180,7 @@ class Endpoints:
                 "whose workers are CPUs"
             )
         speed, overhead = loaded.speed.copy(), loaded.send_overhead.copy()
-        speed[workers] *= (self.of - self.cores) / self.of
+        speed[workers] *= (self.total_cores - self.cores) / self.total_cores
         if self.message_rate is not None:
             overhead[workers] += 1.0 / si(self.message_rate, "rate")
         limited = loaded.link_bandwidth
@@ -188,7 +188,7 @@ class Endpoints:
             theirs = np.isin(loaded.link_src, workers) | np.isin(loaded.link_dst, workers)
             most = self.cores * si(self.bandwidth, "bandwidth") / loaded.link_efficiency
             limited = np.where(theirs, np.minimum(limited, most), limited)
-        note = f"{self.cores} of {self.of} cores are endpoints" + (
+        note = f"{self.cores} of {self.total_cores} cores are endpoints" + (
             "" if self.bandwidth is None else f", {size(si(self.bandwidth, 'bandwidth'))}/s each"
         )
         changed = dataclasses.replace(loaded, speed=speed, send_overhead=overhead, notes=(*loaded.notes, note))

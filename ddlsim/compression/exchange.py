@@ -192,14 +192,14 @@ class HierarchicalExchangeResult(Generic[S]):
 
     mean    mean gradient that every worker receives, shape (n,)
     states  next compressor state of every worker
-    intra   number of bytes that each worker sends inside its machine, shape (n_workers,)
-    inter   number of bytes that each worker sends to other machines, shape (n_workers,)
+    sent_inside   number of bytes that each worker sends inside its machine, shape (n_workers,)
+    sent_between   number of bytes that each worker sends to other machines, shape (n_workers,)
     """
 
     mean: Vector
     states: list[S]
-    intra: npt.NDArray[np.float64]
-    inter: npt.NDArray[np.float64]
+    sent_inside: npt.NDArray[np.float64]
+    sent_between: npt.NDArray[np.float64]
 
 
 def shard_sizes(n: int, n_local: int) -> list[int]:
@@ -256,8 +256,8 @@ def hierarchical_exchange(
     return HierarchicalExchangeResult(
         mean=total,
         states=[groups[rank % n_local].states[rank // n_local] for rank in range(n_workers)],
-        intra=np.tile(_intra_bytes(sizes), n_workers // n_local),
-        inter=np.array([groups[rank % n_local].sent[rank // n_local] for rank in range(n_workers)]),
+        sent_inside=np.tile(_intra_bytes(sizes), n_workers // n_local),
+        sent_between=np.array([groups[rank % n_local].sent[rank // n_local] for rank in range(n_workers)]),
     )
 
 

@@ -74,7 +74,7 @@ class Cut(NamedTuple):
     into: float
 
 
-def critical_path(plan: Plan, least: float | Floats = 0.0) -> float:
+def critical_path(plan: Plan, min_seconds: float | Floats = 0.0) -> float:
     """Return the length of a plan's critical path in seconds, which is a lower bound on its makespan.
 
     The critical path is the longest chain of tasks in which each task must wait for the previous one, because it
@@ -88,7 +88,7 @@ def critical_path(plan: Plan, least: float | Floats = 0.0) -> float:
     """
     check_exchanges(plan)
     order = Order(plan)
-    beside = np.broadcast_to(np.asarray(least, dtype=np.float64), len(plan))
+    beside = np.broadcast_to(np.asarray(min_seconds, dtype=np.float64), len(plan))
     if not bool((beside >= 0.0).all()):
         lowest = float(beside.min())
         raise ConfigError(f"critical_path: least = {lowest:g} s: must not be negative")

@@ -381,11 +381,11 @@ class Plan:
 
         check(self)
 
-    def critical_path(self, least: float | Floats = 0.0) -> float:
+    def critical_path(self, min_seconds: float | Floats = 0.0) -> float:
         """Return the length of the critical path in seconds: see :func:`ddlsim.plan.bounds.critical_path`."""
         from ddlsim.plan.bounds import critical_path
 
-        return critical_path(self, least)
+        return critical_path(self, min_seconds)
 
     def cut(self, cluster: Cluster, nodes: Sequence[int] | None = None) -> Cut:
         """Return a lower bound from the bytes that cross an interface: see :func:`ddlsim.plan.bounds.cut`."""

@@ -82,11 +82,11 @@ class Background:
         """Name in tables."""
         return self.name or f"{self.source} -> {self.target}"
 
-    def limit(self, widest: float) -> float:
-        """Return the peak rate in bytes/s. A flow without a rate limit reaches `widest`, the bandwidth of its links."""
+    def limit(self, bandwidth: float) -> float:
+        """Return the peak rate in bytes/s: that of a flow without a rate limit is the `bandwidth` of its links."""
         if self.rates:
             return max(rate for _, rate in self.rates)
-        return widest if self.rate is None else si(self.rate, "bandwidth")
+        return bandwidth if self.rate is None else si(self.rate, "bandwidth")
 
     def shares(self) -> Iterator[tuple[float, float]]:
         """Yield (time, share) pairs in chronological order: the share of the peak rate from that time (s) on."""

@@ -343,7 +343,7 @@ class Codec:
         sizes = self._at(step).nbytes
         if (piece, place) not in sizes:
             message = self._encoded(step, piece if self.by_piece else 0, place)
-            size: float = self.learner.scalar(lambda: _payload_nbytes(message.read()))
+            size: float = self.learner.decision(lambda: _payload_nbytes(message.read()))
             sizes[piece, place] = (size * self._share(piece),)
         return sizes[piece, place]
 
@@ -360,7 +360,7 @@ class Codec:
         if self._shows_plan:
             return FP32_NBYTES * n
         outcome = self._outcome(step, piece if self.by_piece else 0)
-        size: float = self.learner.scalar(lambda: outcome.read().answer)
+        size: float = self.learner.decision(lambda: outcome.read().answer)
         return size * self._share(piece)
 
     def _share(self, piece: int) -> float:
@@ -540,7 +540,7 @@ class Messages:
         decode, compressor = self.seconds.decode, self.choice.compressor
         return sum(decode(worker.workload, compressor, self._n(i), size) for i, size in enumerate(message.sizes))
 
-    def size(self, worker: Worker, part: int = 0, *, down: bool = False) -> tuple[float, float]:
+    def first_message_cost(self, worker: Worker, part: int = 0, *, down: bool = False) -> tuple[float, float]:
         """Return the size in bytes of the first message with a `part`, and the time in s to encode or decode it.
 
         down  True: the message from the server; False: the message to the server

@@ -186,7 +186,7 @@ class Servers:
         sends = zip(self.nodes, message.sizes, strict=True)
         return all_of(worker.loop, [worker.loop.send(node, worker.node, nbytes) for node, nbytes in sends])
 
-    def show_update(self, begin: float) -> None:
+    def record_update(self, begin: float) -> None:
         """Record an update that began at `begin` (s) and ends now, on every server's track of the timeline."""
         for i in range(len(self.nodes)):
             self.context.recorder.background(f"server {i}", "update", begin, self.context.loop.now)

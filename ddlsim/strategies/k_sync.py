@@ -85,7 +85,7 @@ class _Rounds:
         begin = loop.now
         if servers.apply_time > 0.0:
             yield loop.work(servers.apply_time)
-            servers.show_update(begin)
+            servers.record_update(begin)
         first, self.gathered = self.gathered, []
         center.update(first)
         for worker in servers.context.workers:

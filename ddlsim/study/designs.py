@@ -36,13 +36,13 @@ class Range:
     low, high  ends of the range: numbers, or strings with a unit. Samples from a range with a unit are strings with
                four significant digits, such as "12.34 Gbit/s"
     log        whether to sample uniformly on a logarithmic scale
-    whole      whether to sample only integers
+    integer    whether to sample only integers
     """
 
     low: float | str
     high: float | str
     log: bool = False
-    whole: bool = False
+    integer: bool = False
 
     def __post_init__(self) -> None:
         low, high = _si(self.low), _si(self.high)
@@ -50,14 +50,14 @@ class Range:
             raise ConfigError(f"Range({shown(self.low)}, {shown(self.high)}): low must be below high, and both finite")
         if self.log and low <= 0.0:
             raise ConfigError(f"Range({shown(self.low)}, {shown(self.high)}, log=True): low must be above 0")
-        if self.whole and math.ceil(low) > math.floor(high):
+        if self.integer and math.ceil(low) > math.floor(high):
             raise ConfigError(f"Range({shown(self.low)}, {shown(self.high)}): must contain at least one integer")
 
     @property
     def bounds(self) -> tuple[float, float]:
         """The smallest and the largest number, in SI units."""
         low, high = _si(self.low), _si(self.high)
-        return (math.ceil(low), math.floor(high)) if self.whole else (low, high)
+        return (math.ceil(low), math.floor(high)) if self.integer else (low, high)
 
     def at(self, share: float) -> float | int | str:
         """Return the value at a given fraction of the range, from 0 (`low`) to 1 (`high`)."""
@@ -66,21 +66,21 @@ class Range:
     def written(self, number: float) -> float | int | str:
         """Return a number of the range as an experiment contains it: as a string with a unit if the bounds have one."""
         units = [_unit(bound) for bound in (self.high, self.low) if isinstance(bound, str)]
-        if not units or self.whole:
-            return int(number) if self.whole else float(number)
+        if not units or self.integer:
+            return int(number) if self.integer else float(number)
         unit, factor = next(((u, f) for u, f in units if abs(number) >= f), units[-1])
         return f"{number / factor:.4g} {unit}"
 
     def number(self, share: float) -> float | int:
         """Return the number at a given fraction of the range, from 0 to 1, in SI units."""
         low, high = self.bounds
-        half = 0.5 if self.whole else 0.0  # every integer has the same share of the way
+        half = 0.5 if self.integer else 0.0  # every integer has the same share of the way
         if self.log:
             start, end = math.log(low - half), math.log(high + half)
             number = math.exp(start + share * (end - start))
         else:
             number = (low - half) + share * ((high + half) - (low - half))
-        return min(max(round(number) if self.whole else number, low), high)
+        return min(max(round(number) if self.integer else number, low), high)
 
 
 #: dotted path, or several with commas -> the values taken, with names for the table if it is a mapping

@@ -51,7 +51,7 @@ class Stack:
                     end
     rank_delay      delay in seconds between consecutive ranks of a tensor-parallel group when they enter a collective
     channels        number of multiprocessors that the kernels of collectives occupy (one block per NCCL channel)
-    communicates    whether matrix products slow down during collectives "inside" machines, "between" machines, or
+    slowdown_scope  whether matrix products slow down during collectives "inside" machines, "between" machines, or
                     "both"
     fused_softmax   scale, mask and softmax are fused into one kernel if micro_batch x heads / tensor is a multiple of
                     this number; 0: they are always fused
@@ -96,7 +96,7 @@ class Stack:
     call_time: _Time = 0.0
     rank_delay: _Time = 0.0
     channels: Index = 0
-    communicates: Annotated[str, one_of("inside", "between", "both")] = "both"
+    slowdown_scope: Annotated[str, one_of("inside", "between", "both")] = "both"
     fused_softmax: Index = 0
     gradient_dtype: _Type = "bf16"
     main_gradients: _Type | None = None
@@ -134,7 +134,7 @@ class Stack:
         if not self.channels or units <= self.channels:
             return OverlapSlowdown()
         factor = units / (units - self.channels)
-        inside, between = self.communicates != "between", self.communicates != "inside"
+        inside, between = self.slowdown_scope != "between", self.slowdown_scope != "inside"
         return OverlapSlowdown(factor if inside else 1.0, factor if between else 1.0)
 
 

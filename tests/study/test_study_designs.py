@@ -57,7 +57,7 @@ def test_random_designs_draw_from_the_range():
 
 
 def test_whole_ranges_reach_both_ends_alike():
-    drawn = [Range(1, 4, whole=True).at((i + 0.5) / 400) for i in range(400)]
+    drawn = [Range(1, 4, integer=True).at((i + 0.5) / 400) for i in range(400)]
     assert [drawn.count(n) for n in (1, 2, 3, 4)] == [100] * 4
     assert all(isinstance(n, int) for n in drawn)
 
@@ -393,7 +393,7 @@ def test_a_file_may_name_its_base_and_sample(tmp_path):
     (tmp_path / "base.toml").write_text('cluster = "office-1gbe"\nmodel = "lenet5"\n')
     (tmp_path / "study.toml").write_text(
         'base = "base.toml"\ndesign = "latin-hypercube"\nn_points = 5\ndesign_seed = 1\nseeds = [3]\n[vary]\n'
-        "accumulation = { low = 1, high = 9, whole = true }\n"
+        "accumulation = { low = 1, high = 9, integer = true }\n"
         '"cluster.nic.latency" = { low = "1 us", high = "1 ms", log = true }\n'
     )
     points = load_study(tmp_path / "study.toml").points
