@@ -36,15 +36,15 @@ class DdlsimError(Exception):
 
 
 class ConfigError(DdlsimError, ValueError):
-    """An argument, a file or a graph that the user passed is invalid."""
+    """Raised when an argument, a file or a graph that the user passed is invalid."""
 
 
 class UnitError(ConfigError):
-    """A quantity has no unit, an unknown unit, or the wrong dimension."""
+    """Raised when a quantity has no unit, an unknown unit, or the wrong dimension."""
 
 
 class DeadlockError(DdlsimError, RuntimeError):
-    """The simulation cannot make progress, but processes are still waiting."""
+    """Raised when the simulation cannot make progress although processes are still waiting."""
 
 
 class NoUpdateError(DdlsimError):
@@ -52,7 +52,10 @@ class NoUpdateError(DdlsimError):
 
 
 class ConservationError(DdlsimError, RuntimeError):
-    """A consistency check of a run failed because its bytes, times or updates do not add up. No result is returned."""
+    """Raised when a consistency check of a run fails because its bytes, times or updates do not add up.
+
+    No result is returned.
+    """
 
 
 class _Short(reprlib.Repr):

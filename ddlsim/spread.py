@@ -20,12 +20,13 @@ Variation = Annotated[float, number(0.0, 1.0)]
 class Spread:
     """Permanent speed differences between devices of the same kind, based on measurements.
 
-    variation  width of the distribution of compute times over the devices, relative to the median and without outliers:
-               the distance between the whiskers of a box plot (Q1 - 1.5 IQR to Q3 + 1.5 IQR). Measurements on five
-               clusters with NVIDIA and AMD GPUs give 0.08 on average over the applications, and 0.22 at most
-               (Sinha et al., Not All GPUs Are Created Equal, SC 2022, arXiv:2208.11035; ``percent_variability`` in
-               plot_script/plot_aggregated.py of their artifact, github.com/hal-uw/gpu_variability_sc22_artifact). Chips
-               of the same kind need different voltages, so their clock rates differ at the same power.
+    variation  width of the distribution of the devices' compute times, without outliers and as a fraction of the
+               median. It is the distance between the whiskers of a box plot (Q1 - 1.5 IQR and Q3 + 1.5 IQR).
+               Measurements on five clusters with NVIDIA and AMD GPUs give an average of 0.08 and a maximum of 0.22 over
+               the applications (Sinha et al., Not All GPUs Are Created Equal, SC 2022, arXiv:2208.11035;
+               ``percent_variability`` in plot_script/plot_aggregated.py of their artifact,
+               github.com/hal-uw/gpu_variability_sc22_artifact). Chips of the same kind require different voltages, so
+               their clock rates differ at the same power.
 
     The compute time of the k-th fastest of n devices is the expected value of the k-th smallest of n normal samples
     (Blom 1958), so a run represents the average of many such clusters. The run's seed determines which device has which

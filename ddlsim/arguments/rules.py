@@ -24,7 +24,7 @@ class Rule:
 
     text       description of valid values, for error messages
     takes      function that returns whether a value has the right type
-    keep       function that takes a value and its name for error messages, and returns the value to store. It raises
+    keep       function that takes a value and its name (for error messages), and returns the value to store. It raises
                ConfigError if the value is invalid
     dimension  physical dimension of a quantity with units, a key of :data:`ddlsim.units.DIMENSIONS`; "": no units
     """
@@ -47,7 +47,7 @@ def wrong(value: object, where: str, text: str) -> ConfigError:
 def validated_by(check: Callable[[Any, str], object]) -> Rule:
     """Return a rule that accepts all values for which `check` does not raise ConfigError.
 
-    check  function that takes a value and its name for error messages, and returns the value to store
+    check  function that takes a value and its name (for error messages), and returns the value to store
     """
     return Rule("", lambda value: True, check)
 
@@ -188,7 +188,7 @@ def quantity(
 def one_of(*names: str, also: str = "") -> Rule:
     """Return a rule that accepts one of the strings in `names`.
 
-    also  description of further accepted values, for error messages
+    also  description of other accepted values, for error messages
     """
     if len(names) < 5:
         text = f"{', '.join(repr(name) for name in names[:-1])} or {names[-1]!r}".removeprefix(" or ")

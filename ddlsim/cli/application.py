@@ -122,8 +122,8 @@ def _forget_stdout() -> None:
 def main() -> None:
     """Run the command-line program ``ddlsim``.
 
-    An error is printed to stderr as a single line, and the exit code is 2. An interrupt (Ctrl-C) exits with code 130.
-    If the output is a closed pipe (``ddlsim models | head -1``), the command ends without a message.
+    An error is printed to stderr as a single line, and the exit code is 2. After an interrupt (Ctrl-C), the exit code
+    is 130. If the output pipe is closed (as in ``ddlsim models | head -1``), the program ends without a message.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a name that has no place in its encoding is no reason to fail

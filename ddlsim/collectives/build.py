@@ -105,10 +105,10 @@ def build(
     algorithm  a function, its path as ``"package.module:function"``, or a name (see
                :func:`ddlsim.collectives.lookup.algorithm_names`), optionally with arguments, as in
                ``"parameter_server(4)"`` or ``"hierarchical(ring, halving_doubling)"``
-    nbytes     size of the buffer on each rank, in bytes. An algorithm with a parameter `nbytes` receives this size;
-               sizes between two powers of two share a schedule. A parameter `n_segments` receives the number of 512 KiB
-               segments.
-    hosts      (n_ranks,) the machine of each rank. An algorithm with a parameter `groups` receives the ranks of each
+    nbytes     size of the buffer on each rank, in bytes. Algorithms with a parameter `nbytes` receive this size; all
+               sizes between two consecutive powers of two share a schedule. Algorithms with a parameter `n_segments`
+               receive the number of 512 KiB segments.
+    hosts      (n_ranks,) the machine of each rank. Algorithms with a parameter `groups` receive the ranks of each
                machine.
     kind       the collective that the schedule implements, such as "all_reduce"
     where      tuple of the cluster and the node of each rank. Algorithms request information about the network with

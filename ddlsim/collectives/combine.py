@@ -63,9 +63,9 @@ def reverse(schedule: Schedule, kind: Kind) -> Schedule:
 def sequence(*schedules: Schedule, kind: Kind) -> Schedule:
     """Concatenate schedules of the same ranks into a collective of the given `kind`.
 
-    If the schedules divide the buffer into different numbers of chunks, chunks are subdivided until the numbers match.
-    There is no barrier between the schedules: each rank continues as soon as it has finished its part of the previous
-    schedule. Raises ConfigError if a schedule has several lanes.
+    If the schedules divide the buffer into different numbers of chunks, the chunks are subdivided so that the numbers
+    match. There is no barrier between the schedules: each rank continues as soon as it has finished its part of the
+    previous schedule. Raises ConfigError if a schedule has several lanes.
     """
     for schedule in schedules:
         if len(schedule.lanes) > 1:
@@ -103,7 +103,7 @@ def parallel(*schedules: Schedule) -> Schedule:
 
 @checked
 def split(*schedules: Schedule, shares: Sequence[Positive] | None = None) -> Schedule:
-    """Divide the buffer into parts and run one schedule on each part, all concurrently (in separate lanes).
+    """Divide the buffer into parts, and run the schedules concurrently in separate lanes, one on each part.
 
     shares  relative sizes of the parts; None: equal sizes
 

@@ -50,7 +50,7 @@ class Round:
     src, dst  (m,)  sending and receiving ranks
     start     (m,)  first chunk that each message carries, from 0 to n_chunks - 1
     count     (m,)  number of consecutive chunks that each message carries; chunk 0 follows chunk n_chunks - 1
-    reduce          True: the receiver combines the data with its own; False: the data replaces the receiver's
+    reduce          True: the receiver combines the data with its own; False: the data replaces the receiver's data
     repeat          number of times that the round is executed
     shift           number of chunks by which `start` advances (modulo n_chunks) after each repetition
     slots     (k,)  offsets from `start`, for messages whose chunks are not consecutive: every message carries the k
@@ -86,10 +86,10 @@ class Schedule:
     chunk_weight  (n_chunks,) relative sizes of the chunks; None: equal sizes
     kind          the collective that the schedule implements, such as "all_reduce"
     root          root rank of a broadcast or reduce; with `groups`, the position of the root in each group
-    groups        disjoint communicators, each given as a sequence of ranks, the i-th of which owns block i; None: a
-                  single communicator of all ranks in order
-    block_of      (n_chunks,) the block of each chunk, with the same number of chunks in every block; None: blocks are
-                  contiguous
+    groups        disjoint communicators, each given as a sequence of ranks. The i-th rank of a communicator owns block
+                  i. None: a single communicator of all ranks, in order
+    block_of      (n_chunks,) the block to which each chunk belongs. Every block must have the same number of chunks.
+                  None: blocks are contiguous
     copies        number of full buffers that the chunks span. It exceeds 1 only for algorithms that store the
                   contributions of several ranks separately and add them at the end; member i of a group then starts
                   with its own contribution in copy i mod `copies`.

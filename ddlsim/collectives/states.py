@@ -22,14 +22,13 @@ class State:
     """Contents of all ranks' buffers after `round` rounds, and the chunks moved in the last round.
 
     round     number of executed rounds; 0: initial state
-    counts    (n_ranks, n_chunks, n_ranks) number of times that a rank's chunk (first two axes) contains the
-              contribution of each rank (last axis)
+    counts    (n_ranks, n_chunks, n_ranks) number of times that a chunk on a rank contains each rank's contribution. The
+              axes are the rank, the chunk and the contributing rank
     required  (n_ranks, n_chunks) whether the collective specifies final contents for the chunk
     whole     (n_ranks, n_chunks) whether the chunk currently has its specified final contents
     src, dst  (m,) sending and receiving rank of each chunk moved in the last round; empty in the initial state
-    chunk     (m,) number of each moved chunk
-    reduced   (m,) for each moved chunk, whether the receiver combined it with its own data instead of replacing that
-              data
+    chunk     (m,) index of each chunk moved in the last round
+    reduced   (m,) whether the receiver combined each moved chunk with its own data instead of replacing that data
     lane      (m,) lane of the schedule in which each chunk was moved
     reduces   whether the collective is a reduction
 
@@ -73,12 +72,12 @@ class State:
 def states(schedule: Schedule) -> Iterator[State]:
     """Yield the contents of all ranks' buffers before the first round of `schedule` and after every round.
 
-    Each repetition of a round counts as a round of its own. Ranks execute the rounds of a lane in lockstep, and lanes
-    run concurrently. In a simulation, by contrast, each rank proceeds at its own pace; the final contents are the same
+    Each repetition of a round counts as a separate round. Ranks execute the rounds of a lane in lockstep, and lanes run
+    concurrently. In a simulation, by contrast, each rank proceeds at its own pace, but the final contents are the same
     (see :func:`ddlsim.collectives.check`). The schedule need not implement its collective correctly.
 
     Raises ConfigError for a malformed schedule, and if there are too many ranks and chunks to count every contribution
-    (for a ring, with more than 100 ranks).
+    (for a ring, more than 100 ranks).
     """
     validate(schedule)
     n_counts = schedule.n_ranks * schedule.n_chunks * schedule.n_ranks

@@ -18,19 +18,19 @@ from ddlsim.streams import stream
 @checked
 @dataclass(eq=False)
 class BatchStream:
-    """An endless sequence of sample indices that consists of shuffled passes over a shard.
+    """An endless sequence of sample indices, made up of shuffled passes over a shard.
 
     shard  (n,) indices of the samples in the shard
     seed   seed of the shuffling
-    rank   number of the random stream, usually the rank of the worker; each stream shuffles differently
+    rank   index of the random stream, usually the worker's rank; each stream shuffles differently
 
-    The index at a position depends only on these arguments, and not on the positions read earlier. Batches can extend
-    past the end of a pass into the next one, so all batches have the same size.
+    The index at a position depends only on these arguments, not on the positions read earlier. Batches can extend past
+    the end of a pass into the next one, so all batches have the same size.
 
     To process the same samples as a single worker, n workers use the same shard, seed and rank, and take turns: worker
     r reads ``indices((step * n + r) * size, size)``.
 
-    Pass e uses draw e of the random stream (seed, rank, "batches").
+    The order of pass e is draw e of the random stream (seed, rank, "batches").
     """
 
     shard: Ints
@@ -102,7 +102,9 @@ def iid(labels: Ints, n_workers: Count, seed: Seed) -> list[Ints]:
 
 @checked
 def by_class(labels: Ints, n_workers: Count) -> list[Ints]:
-    """Return shards with as few classes as possible: the samples are sorted by class and cut into equal parts.
+    """Partition the samples into shards with as few classes as possible.
+
+    The samples are sorted by class and cut into equal parts.
 
     labels     (n_samples,) class of each sample
     n_workers  number of shards
@@ -116,10 +118,10 @@ def by_class(labels: Ints, n_workers: Count) -> list[Ints]:
 
 @checked
 def dirichlet(labels: Ints, n_workers: Count, alpha: Positive, seed: Seed, least: Count = 1) -> list[Ints]:
-    """Return shards with different mixtures of classes, as in experiments on federated learning.
+    """Partition the samples into shards with different mixtures of classes, as in experiments on federated learning.
 
     For each class, a Dirichlet distribution determines the fraction of its samples that each worker receives. The
-    fractions are redrawn until every worker has enough samples.
+    fractions are redrawn until every worker has at least `least` samples.
 
     labels     (n_samples,) class of each sample
     n_workers  number of shards
@@ -129,7 +131,7 @@ def dirichlet(labels: Ints, n_workers: Count, alpha: Positive, seed: Seed, least
     least      minimum number of samples per worker
 
     Raises ConfigError if 1,000 draws do not give every worker `least` samples. See Hsu, Qi and Brown 2019,
-    arXiv:1909.06335; fractions are drawn per class as in Li et al. 2022, arXiv:2102.02079, section 3.2.
+    arXiv:1909.06335; fractions are drawn for each class as in Li et al. 2022, arXiv:2102.02079, section 3.2.
     """
     _check(len(labels), n_workers)
     if least * n_workers > len(labels):

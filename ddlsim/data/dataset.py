@@ -33,16 +33,16 @@ class DataSet:
     """A labelled data set in memory.
 
     name         short name for reports
-    x            the samples as float32, shape (n_samples, *sample_shape). The sample shape of images is (channels,
+    x            the samples as float32, shape (n_samples, *sample_shape). For images, `sample_shape` is (channels,
                  height, width)
-    labels       for classification, the class number of each sample, shape (n_samples,); for text, the token that
+    labels       for classification, the class index of each sample, shape (n_samples,); for text, the token that
                  follows each token of a sample, shape (n_samples, tokens); for
-                 ``Training(..., loss="mean_squared_error")``, floating-point targets, shape (n_samples,) or (n_samples,
-                 n_targets)
+                 ``Training(..., loss="mean_squared_error")``, floating-point targets of shape (n_samples,) or
+                 (n_samples, n_targets)
     class_names  name of each class; empty for targets
     source       origin of the data, for reports
 
-    Raises ConfigError if shapes do not match, a number is not finite, or a label is not the number of a class.
+    Raises ConfigError if shapes do not match, a number is not finite, or a label is not a valid class index.
     """
 
     name: str
@@ -120,8 +120,8 @@ def from_arrays(x: npt.ArrayLike, labels: npt.ArrayLike, name: str = "arrays", s
     """Create a :class:`DataSet` from arrays.
 
     x       samples, shape (n, ...)
-    labels  integers from 0 for classification, shape (n,), or with one class per token, shape (n, tokens);
-            floating-point targets for regression, shape (n,) or (n, n_targets)
+    labels  for classification, class indices (integers from 0): one per sample, shape (n,), or one per token, shape (n,
+            tokens). For regression, floating-point targets of shape (n,) or (n, n_targets)
     name    short name for reports
     source  origin of the data, for reports
 
@@ -154,10 +154,10 @@ def split(data: DataSet, held_out: HeldOut, seed: Seed) -> tuple[DataSet, DataSe
     """Split a data set randomly into a training set and a held-out set, and return both.
 
     held_out  size of the held-out set: a fraction of the samples (float below 1) or a number of samples (int)
-    seed      seed of the random numbers; the same seed gives the same split
+    seed      seed of the random split; the same seed always gives the same split
 
-    If samples have classes, every class is split in the same proportion, to within one sample. Raises ConfigError if
-    one of the two sets would be empty.
+    For classification, every class is split in the same proportion, to within one sample. Raises ConfigError if one of
+    the two sets would be empty.
     """
     n = data.n_samples
     count = held_out if isinstance(held_out, int) else round(held_out * n)

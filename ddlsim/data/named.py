@@ -38,7 +38,7 @@ def read_images(
     cat.1.jpg. Samples are sorted by class and file name. Images are resized with bilinear interpolation.
 
     size         height and width of the resized images
-    n_per_class  use only the first n images of each class; None: all images
+    n_per_class  maximum number of images per class (the first ones are used); None: all images
     cache        folder in which decoded images are cached; None: the user's cache folder
 
     Raises ConfigError if the folder contains no images, or if a file cannot be decoded.
@@ -193,7 +193,7 @@ def read_idx(images: str | Path, labels: str | Path, name: str = "idx") -> DataS
 
     The images have shape (n, 1, height, width) and values from 0 to 1. An IDX file consists of two zero bytes, a type
     (8 for unsigned bytes), the number of dimensions, each dimension's size as a big-endian 32-bit integer, and the data
-    (yann.lecun.com/exdb/mnist). Raises ConfigError, giving the name of the file, for any other format.
+    (yann.lecun.com/exdb/mnist). Raises ConfigError, giving the name of the file, if a file has any other format.
     """
     pixels, classes = _read(Path(images), 3), _read(Path(labels), 1)
     if len(pixels) != len(classes):
@@ -294,15 +294,15 @@ _LATENT = 2
 
 @checked
 def clicks(n_samples: Count, seed: Seed = 0) -> DataSet:
-    """Generate a data set of clicks for recommendation models. Label 1 means a click, and label 0 means no click.
+    """Generate a synthetic data set of clicks for recommendation models. Label 1 is a click, and label 0 is no click.
 
     n_samples  number of samples
     seed       seed of the random numbers
 
     Each sample contains 4 real numbers followed by the ids of 6 categorical features, shape (n_samples, 10). The values
     of a categorical feature follow Zipf's law. The logit of the click probability is the sum of three terms: a weighted
-    sum of the real numbers, one weight per categorical value, and the dot product of two hidden vectors, one for each
-    of the two features with the most values. About half of the samples are clicks.
+    sum of the real numbers, one weight per categorical value, and the dot product of two hidden vectors. Each of the
+    two categorical features with the most values has one hidden vector per value. About half of the samples are clicks.
     """
     world, draws = stream(seed, 0, "clicks: the world"), stream(seed, 1, "clicks: the samples")
     numbers = draws.standard_normal((n_samples, N_DENSE))
@@ -351,7 +351,7 @@ _TEXTS = 64  # sentences of one random stream: a text does not depend on how lon
 
 @checked
 def sentences(n_samples: Count, length: Count = 32, seed: Seed = 0) -> DataSet:
-    """Generate text for models that predict the next character.
+    """Generate a synthetic data set of text for models that predict the next character.
 
     n_samples  number of samples
     length     number of characters per sample
@@ -474,12 +474,12 @@ def read_npz(path: str | Path, part: str = "train") -> DataSet:
 
     part  "train", "val" or "test", for archives with arrays like ``train_images`` and ``train_labels``
 
-    Images have shape (n, height, width) or (n, height, width, 3) and contain bytes, which are scaled to 0..1, or
-    floats. Samples of shape (n, features) are used unchanged. Labels are one class per sample, shape (n,) or (n, 1),
-    one class per token, shape (n, tokens), or floating-point targets.
+    Images have shape (n, height, width) or (n, height, width, 3) and contain either floats or bytes; bytes are scaled
+    to values from 0 to 1. Samples of shape (n, features) are used unchanged. Labels may be one class per sample (shape
+    (n,) or (n, 1)), one class per token (shape (n, tokens)), or floating-point targets.
 
-    Raises ConfigError, giving the names of the file and the array, for unsuitable arrays and for archives that contain
-    Python objects.
+    Raises ConfigError if an array has an unsuitable shape or dtype, or if the archive contains Python objects. The
+    message gives the names of the file and the array.
     """
     file = Path(path)
     try:

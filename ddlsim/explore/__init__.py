@@ -34,7 +34,7 @@ def explore(
     cluster, model  initial cluster and model: names or paths, as in :class:`~ddlsim.Experiment`; None: the defaults
     port            port to serve on; 0: any free port
     browser         whether to open a browser
-    hosts           host names other than localhost under which the explorer may be reached, such as that of a proxy
+    hosts           host names other than localhost under which the explorer can be reached, such as the name of a proxy
 
     Only this machine can connect to the explorer. Raises ConfigError if Panel is not installed, a cluster or model
     cannot be loaded, or the port is in use.

@@ -29,10 +29,10 @@ _KEYS = ("topology", "npus_count", "bandwidth", "latency")
 
 @checked
 def read_astra(path: str | Path) -> Cluster:
-    """Read a cluster from an ASTRA-sim network file in YAML, with one host per NPU, named npu0, npu1, ...
+    """Read a cluster from an ASTRA-sim network file in YAML. Each NPU becomes a host: npu0, npu1, and so on.
 
-    Raises ConfigError, giving the file, key and reason, for example for lists of unequal length, unknown building
-    blocks, invalid numbers, or keys that have no effect.
+    Raises ConfigError if the file is invalid, for example if lists differ in length or if the file contains unknown
+    building blocks, invalid numbers, or keys that have no effect. The message gives the file, key and reason.
     """
     source = read_text(path)
     blocks, counts, bandwidths, latencies = _read(source)

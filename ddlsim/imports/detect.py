@@ -120,7 +120,7 @@ _OTHERS: tuple[tuple[re.Pattern[str], str, str], ...] = (
 
 @checked
 def detect_kind(path: str | Path) -> str:
-    """Detect the kind of a file by its content, and return it as one of :data:`KINDS`.
+    """Detect the kind of a file from its content, and return it as one of :data:`KINDS`.
 
     Raises :class:`ConfigError` if no kind matches. The message shows the beginning of the file and lists the kinds that
     were considered.
@@ -152,17 +152,18 @@ def _kind(source: SourceText) -> str:
 def read_any(path: str | Path, *, kind: str | None = None, facts: Mapping[str, object] | None = None) -> Imported:
     """Read a file of any supported kind.
 
-    kind    one of :data:`KINDS`; None: detected from the content of the file
-    facts   mapping with values that the file does not contain. The keys are arguments of the reader for this kind of
+    kind    one of :data:`KINDS`; None: the kind is detected from the content of the file
+    facts   mapping of values that the file does not contain. The keys are arguments of the reader for this kind of
             file, such as `operation`, `n_ranks`, `n_hosts`, `device` or `ignore_unknown`. If the reader has several
-            bandwidths and latencies, `bandwidth` is the NVLink bandwidth and `latency` is the network latency.
+            bandwidth and latency arguments, `bandwidth` sets the NVLink bandwidth, and `latency` sets the network
+            latency.
 
-    The return type depends on the file. Measurements are returned as a tuple of :class:`Timing` objects, topologies as
-    a :class:`~ddlsim.cluster.Cluster`, and execution traces (Chakra) and GOAL schedules as a
-    :class:`~ddlsim.plan.Plan`. Each other kind of trace or log has its own class.
+    The return type depends on the file. Measurements are returned as a tuple of :class:`Timing` objects, and topologies
+    as a :class:`~ddlsim.cluster.Cluster`. Execution traces (Chakra) and GOAL schedules are returned as a
+    :class:`~ddlsim.plan.Plan`. All other kinds of traces and logs have their own classes.
 
     Raises :class:`ConfigError`, giving the file, line and reason, if the file is invalid. If a required value is
-    missing from both the file and `facts`, the message names the missing value.
+    missing from both the file and `facts`, the message gives the name of the value.
     """
     if kind is not None and kind not in KINDS:
         raise unknown_name("kind", kind, KINDS, "read_any")
@@ -197,9 +198,9 @@ def facts_of(kind: str) -> set[str]:
 def read_topology(path: str | Path, facts: Mapping[str, object] | None = None) -> Cluster:
     """Read a cluster from a file of one of the kinds in :data:`TOPOLOGIES`.
 
-    facts   mapping with values that the file does not contain, as in :func:`read_any`
+    facts   mapping of values that the file does not contain, as in :func:`read_any`
 
-    Raises :class:`ConfigError` if the file is invalid or is not a topology.
+    Raises :class:`ConfigError` if the file is invalid or does not contain a topology.
     """
     try:
         kind = detect_kind(path)

@@ -53,8 +53,8 @@ def read_graphml(
 
     bandwidth        bandwidth of edges whose speed is not in the file; required if the file contains such edges
     latency          latency of edges without a `latency` attribute
-    ignore_unknown   whether to skip unknown attributes, unknown elements and edges from a node to itself. A warning
-                     reports how many items were skipped.
+    ignore_unknown   whether to skip unknown attributes, unknown elements and self-loops. A warning says how many items
+                     were skipped.
 
     Raises :class:`ConfigError`, giving the file, line and reason, if the file is invalid.
     """

@@ -75,7 +75,7 @@ def read_horovod(path: str | Path) -> HorovodTimeline:
     """Read a Horovod timeline.
 
     Unfinished operations are skipped. Invalid events (an end without a start, an end before its start, or a time that
-    is not a number) are also skipped, and a warning reports how many.
+    is not a number) are also skipped, and a warning says how many.
 
     Raises ConfigError, giving the file, event and reason, if no valid operation remains.
     """

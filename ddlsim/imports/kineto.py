@@ -194,14 +194,15 @@ def profile_workload(workload: Workload, layers: Sequence[LayerTime]) -> Workloa
 
     layers   :attr:`~ddlsim.imports.KinetoTrace.layers` of a trace of the same model with the same batch size
 
-    Modules are matched with layers by class, in the order of their calls. For classes with parameters, the trace and
-    the model must have the same number of layers. For other classes, the numbers can differ because a module can be
-    called several times. The total time is then divided among the layers in proportion to their times in `workload`.
+    Modules in the trace are matched with layers of the model by class, in the order of their calls. For classes with
+    parameters, the trace and the model must have the same number of layers. For other classes, the numbers can differ
+    because a module can be called several times. The total time is then divided among the layers in proportion to their
+    times in `workload`.
 
     Operations that are not modules in PyTorch (additions, concatenations, attention) keep their times.
 
-    Raises :class:`ConfigError` if model and trace do not match. The message gives the class and the number of its
-    layers in each.
+    Raises :class:`ConfigError` if the model and the trace do not match. The message gives the class, and the number of
+    its layers in the model and in the trace.
     """
     if not layers:
         raise ConfigError("the trace has no layers; record it with torch.profiler.profile(with_stack=True)")
@@ -341,9 +342,9 @@ class KinetoTrace:
 
     steps        training steps in order; their ``n_samples`` is set only if a batch size was passed to the reader
     collectives  collectives in chronological order; their ``nbytes`` is 0 if the trace does not contain sizes
-    layers       leaf modules in order of their first call; empty unless the trace was recorded ``with_stack=True``
-    rank         rank that recorded the trace; 0 if training was not distributed
-    n_ranks      number of ranks; 1 if training was not distributed
+    layers       leaf modules in order of their first call; empty unless the trace was recorded with ``with_stack=True``
+    rank         rank that recorded the trace; 0 if the training was not distributed
+    n_ranks      number of ranks; 1 if the training was not distributed
     batch_size   first dimension of the first module's input; 0 unless the trace was recorded with
                  ``record_shapes=True``
     overlap_slowdown   factor by which kernels take longer while a collective runs
@@ -363,12 +364,12 @@ class KinetoTrace:
 def read_kineto(path: str | Path, *, batch_size: Count | None = None) -> KinetoTrace:
     """Read the training steps, collectives and layer times from a PyTorch profiler trace.
 
-    batch_size   number of samples per rank and step, which sets ``n_samples`` of the steps
+    batch_size   number of samples per rank per step, from which ``n_samples`` of each step is computed
 
-    Events with impossible values, such as a negative duration or size, are skipped, and a warning reports how many.
+    Events with impossible values, such as a negative duration or size, are skipped, and a warning says how many.
 
-    Raises :class:`ConfigError`, giving the location and the reason, if the trace is invalid or contains no steps,
-    collectives or layers at all.
+    Raises :class:`ConfigError`, giving the location and the reason, if the trace is invalid, or if it contains neither
+    steps nor collectives nor layers.
     """
     source, left_out = read_text(path), LeftOut()
     top, events = read_events(source, left_out)

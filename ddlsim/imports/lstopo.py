@@ -37,19 +37,22 @@ def read_lstopo(
     nic_bandwidth: Quantity | None = None, n_hosts: Places = 1, device: str | None = None,
     pcie_latency: Quantity = "1 us", nvlink_latency: Quantity = "0.7 us", network_latency: Quantity = "1 us",
 ) -> Cluster:  # fmt: skip
-    """Read a machine from an hwloc XML file, and return a cluster of `n_hosts` identical machines on one switch.
+    """Read the topology of a machine from an hwloc XML file.
+
+    Returns a cluster of `n_hosts` such machines, connected to one switch.
 
     nvlink_bandwidth   total bandwidth between a GPU and the NVSwitch, for files without an NVLink matrix
-    pcie_bandwidth     bandwidth of PCIe links whose speed is not in the file; None: that of 16 lanes of the device's
-                       PCIe generation
-    nic_bandwidth      bandwidth of every NIC, required if there are several hosts. If the machine has RDMA devices,
-                       only they count as NICs.
-    device             name of the GPUs in the device catalogue
+    pcie_bandwidth     bandwidth of PCIe links whose speed is not in the file; None: the bandwidth of 16 lanes of the
+                       device's PCIe generation
+    nic_bandwidth      bandwidth of every NIC; required if there are several hosts. If the machine has RDMA devices,
+                       only these count as NICs.
+    device             GPU model, as named in the device catalogue
     pcie_latency, nvlink_latency, network_latency
                        latency of each link of that kind
 
-    GPUs are PCI devices of classes 03 and 12, except displays (:mod:`ddlsim.imports.pci_tree`), numbered by bus id. If
-    a machine contains several kinds of GPU, a warning lists them.
+    PCI devices of classes 03 and 12 are GPUs, except those that can only drive a display
+    (:mod:`ddlsim.imports.pci_tree`). GPUs are numbered by bus id. If a machine contains several kinds of GPUs, a
+    warning lists them.
 
     Raises ConfigError, giving the file, line and reason, if the file is invalid or a required value is missing.
     """

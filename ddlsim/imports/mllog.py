@@ -45,16 +45,16 @@ _EPOCH_KEYS = ("epoch_num", "epoch", "first_epoch_num", "epoch_no", "samples_cou
 class MlperfRun:
     """One run of an MLPerf training benchmark.
 
-    run_s        MLPerf's score: seconds from run_start to run_stop; NaN if the log lacks one of the two
+    run_s        MLPerf's score: seconds from run_start to run_stop; NaN if either is missing from the log
     status       "success", "aborted", "killed" (the log ends without run_stop), or "" (run_stop has no status)
     global_batch_size   samples per step over all ranks; 0: not in the log
     train_samples       samples in the training set; 0: not in the log
-    accuracies   one tuple per evaluation: seconds since run_start, the epoch or sample number in the log, and the
+    accuracies   one tuple per evaluation: the seconds since run_start, the epoch or sample number in the log, and the
                  measured value
-    metrics      metric of each accuracy: its name in the log, such as "BBOX" or "SEGM", its index if an evaluation is a
-                 list of values, or "" if the log contains a single value without a name
-    epochs       tuples of the epoch number and the seconds from epoch_start to epoch_stop; for blocks of several
-                 epochs, the average time per epoch
+    metrics      metric of each accuracy, as named in the log, such as "BBOX" or "SEGM". If an evaluation is a list of
+                 values, this is the index in the list; for a single value without a name, it is ""
+    epochs       one tuple per epoch: its number, and the seconds from epoch_start to epoch_stop. If the log only
+                 contains times of blocks of several epochs, this is the average time per epoch
     timings      one "step" timing for each logged throughput and, if `train_samples` is known, one "epoch" timing for
                  each epoch
     notes        remarks on the log, such as skipped entries, evaluations after run_stop, and the length of a killed run
@@ -93,12 +93,12 @@ class _Entry:
 def read_mllog(path: str | Path, *, n_ranks: Index = 0) -> MlperfRun:
     """Read an MLPerf training log that contains one run.
 
-    n_ranks   number of accelerators, which the log does not contain; 0: unknown
+    n_ranks   number of accelerators, which cannot be read from the log; 0: unknown
 
-    Invalid entries are skipped, and a warning reports how many.
+    Invalid entries are skipped, and a warning says how many.
 
-    Raises ConfigError, giving the file, line and reason, if the log contains several runs, if it contains none (like a
-    power log), or if its timestamps decrease.
+    Raises ConfigError, giving the file, line and reason, if the log contains more than one run, or none (as in a power
+    log), or if its timestamps decrease.
     """
     source = read_text(path, log=True)
     broken, entries = list[str](), list[_Entry]()

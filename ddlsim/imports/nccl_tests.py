@@ -235,19 +235,18 @@ class _Run:
 def read_nccl_tests(
     path: str | Path, *, operation: str | None = None, n_ranks: Count | None = None
 ) -> tuple[Timing, ...]:
-    """Read nccl-tests output, and return two rows per size: one for out-of-place and one for in-place operation.
+    """Read nccl-tests output, and return an out-of-place row and an in-place row for each size.
 
-    operation   the collective, for output without a header (which contains the name of the test program)
+    operation   the collective, for output without a header (the header contains the name of the test program)
     n_ranks     number of ranks, for output without the header's ``# Rank`` lines
 
-    If the name of the test program is missing, the operation is inferred from the rows. A file can contain several
-    runs, each with its own header. Truncated rows and rows with invalid numbers are skipped, and a warning reports how
-    many.
+    A file can contain several runs, each with its own header. If the name of the test program is missing, the operation
+    is inferred from the rows or, if several operations match them, from the file name. Truncated rows and rows with
+    invalid numbers are skipped, and a warning says how many.
 
-    Raises ConfigError, giving the file, line and reason, in these cases: wrong results (``#wrong`` above 0), CPU times
-    (``-C``), an unknown test program, a busbw that does not match the operation and the number of ranks, an operation
-    that cannot be inferred (no operation matches all rows, or several do and the file name contains none of them), or
-    no usable row.
+    Raises ConfigError for files with wrong results (``#wrong`` above 0), CPU times (``-C``), an unknown test program,
+    or no usable row. It is also raised if the operation cannot be inferred, or if a bus bandwidth does not match the
+    operation and the number of ranks. The message gives the file, line and reason.
     """
     if operation is not None and operation not in OPERATIONS:
         raise unknown_name("operation", operation, OPERATIONS, "read_nccl_tests")

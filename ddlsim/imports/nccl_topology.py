@@ -34,21 +34,25 @@ def read_nccl_topology(
     nic_bandwidth: Quantity | None = None, n_gpus: Count | None = None, ignore_unknown: bool = False,
     virtual_nics: bool = False,
 ) -> Cluster:  # fmt: skip
-    """Read a machine from an NCCL topology file, and return a cluster of `n_hosts` identical machines on one switch.
+    """Read the topology of a machine from an NCCL topology file (XML).
 
-    device             name of the GPUs in the device catalogue, required to predict compute times
+    Returns a cluster of `n_hosts` such machines, connected to one switch.
+
+    device             GPU model, as named in the device catalogue; required to predict compute times
     nvlink_bandwidth   total bandwidth between a GPU and the NVSwitch, for files without <gpu> elements
-    nic_bandwidth      bandwidth of NICs for which the file contains no positive speed (some drivers report 0 or less)
+    nic_bandwidth      bandwidth of NICs whose speed is missing from the file or is not positive (some drivers report 0
+                       or less)
     n_gpus             number of GPUs, for files in which PCI devices have no class: the first `n_gpus` devices are
-                       GPUs, and the others are NICs
-    ignore_unknown     whether to skip elements that NCCL does not define; a warning reports how many
-    virtual_nics       whether to include interfaces of containers and bridges (veth..., br-..., docker0, lo, ...)
+                       taken to be GPUs, and the others to be NICs
+    ignore_unknown     whether to skip elements that NCCL does not define; a warning says how many were skipped
+    virtual_nics       whether to include virtual interfaces of containers and bridges (veth..., br-..., docker0, lo,
+                       ...)
     pcie_latency, nvlink_latency, network_latency
                        latency of each link of that kind
 
-    An interface that is listed under several CPUs is assigned to the first one. Nodes are named node0.gpu0 (the NVML
-    index), node0.cpu0 (the NUMA node), node0.pcie-BUSID and node0.nic-NAME. A file that was merged from several hosts
-    yields all of them. Links to the switch have the speed of the NICs.
+    An interface that is listed under several CPUs is assigned to the first of them. Nodes are named node0.gpu0 (the
+    NVML index), node0.cpu0 (the NUMA node), node0.pcie-BUSID and node0.nic-NAME. If a file was merged from the files of
+    several hosts, the cluster contains all of them. Links to the switch have the speed of the NICs.
 
     Raises ConfigError, giving the file, line and reason, if the file is invalid or a required value is missing.
     """

@@ -35,9 +35,9 @@ _UNITS = {"ms": 1e-3, "us": 1e-6, "s": 1.0}
 def read_iperf3(path: str | Path) -> tuple[Timing, ...]:
     """Read iperf3 output, and return one row per direction.
 
-    Each row contains the total number of bytes received by all streams and the time this took. If the file contains
-    several runs, those that failed (iperf3 reports an error), were truncated or received nothing are skipped, and a
-    warning reports how many.
+    Each row contains the total number of bytes received by all streams, and the time that this took. If the file
+    contains several runs, those that failed (iperf3 reports an error), were truncated or received nothing are skipped,
+    and a warning says how many.
 
     Raises :class:`ConfigError` if no run remains, or if the file is not from iperf3.
     """
@@ -148,12 +148,13 @@ def _iperf3_row(end: Node, suffix: str, direction: str, n_streams: int) -> Timin
 def read_ping(path: str | Path) -> tuple[Timing, ...]:
     """Read ping output, and return one row per host.
 
-    The time of a row is the median round-trip time of the replies. If the output contains no individual replies
-    (``ping -q``), it is the average in the summary. ``nbytes`` is the size of the ICMP message (data plus an 8-byte
-    header), which is sent in both directions. Hosts without a reply and replies without a time are skipped, and a
-    warning reports how many.
+    The time in each row is the median round-trip time of the replies, or the average from the summary if individual
+    replies are not listed (``ping -q``). ``nbytes`` is the size of the ICMP message (data plus an 8-byte header), which
+    is sent in both directions. Hosts that did not reply and replies without a time are skipped, and a warning says how
+    many.
 
-    Raises :class:`ConfigError`, giving the file, line and reason, if no time remains, or if the file is not from ping.
+    Raises :class:`ConfigError`, giving the file, line and reason, if no round-trip time remains, or if the file is not
+    from ping.
     """
     source = read_text(path, log=True)
     rows, left_out = list[Timing](), LeftOut()

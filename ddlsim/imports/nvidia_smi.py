@@ -51,16 +51,20 @@ def read_nvidia_smi(
     device: str | None = None, nvswitch: bool | None = None, pcie_latency: Quantity = "1 us",
     nvlink_latency: Quantity = "0.7 us", network_latency: Quantity = "1 us",
 ) -> Cluster:  # fmt: skip
-    """Read a machine from ``nvidia-smi topo -m``, and return a cluster of `n_hosts` identical machines on one switch.
+    """Read the topology of a machine from saved ``nvidia-smi topo -m`` output.
 
-    nvlink_bandwidth   bandwidth of one NVLink per direction (25 GB/s for NVLink 2 to 4); required if the matrix
-                       contains NVLinks and the file does not contain the output of ``nvidia-smi nvlink -s``
-    pcie_bandwidth     bandwidth of every PCIe link; None: that of 16 lanes of the device's PCIe generation, or of PCIe
-                       3.0 if the device is unknown
-    smp_bandwidth      bandwidth between CPUs; the default is NCCL's value for Intel since Skylake (topo.h, SKL_QPI_BW)
+    Returns a cluster of `n_hosts` such machines, connected to one switch.
+
+    path               file with the output of ``nvidia-smi topo -m``
+    nvlink_bandwidth   bandwidth of one NVLink per direction (25 GB/s for NVLink 2 to 4); required if the matrix lists
+                       NVLinks, unless the file also contains the output of ``nvidia-smi nvlink -s``
+    pcie_bandwidth     bandwidth of every PCIe link; None: 16 lanes of the device's PCIe generation, or of PCIe 3.0 if
+                       the device is unknown
+    smp_bandwidth      bandwidth between CPUs; the default is NCCL's value for Intel CPUs since Skylake (topo.h,
+                       SKL_QPI_BW)
     nic_bandwidth      bandwidth of every NIC; required if there are several hosts
-    device             name of the GPUs in the device catalogue
-    nvswitch           whether the NVLinks connect the GPUs to a switch; None: only if a GPU would otherwise need more
+    device             GPU model, as named in the device catalogue
+    nvswitch           whether the NVLinks connect the GPUs to a switch; None: only if a GPU would otherwise have more
                        than 18 NVLinks
     pcie_latency, nvlink_latency, network_latency
                        latency of each link of that kind

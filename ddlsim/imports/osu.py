@@ -51,13 +51,14 @@ class _Section:
 def read_osu(path: str | Path, *, n_ranks: Count | None = None) -> tuple[Timing, ...]:
     """Read OSU benchmark output, and return one row per size. The file may contain several tests.
 
-    n_ranks   number of processes in collective tests, which OSU does not print. Point-to-point tests have two processes
-              per pair.
+    n_ranks   number of processes in collective tests, which OSU does not print. Point-to-point tests always have two
+              processes per pair.
 
-    Truncated rows and rows with invalid numbers are skipped, and a warning reports how many.
+    Truncated rows and rows with invalid numbers are skipped, and a warning says how many.
 
-    Raises ConfigError, giving the file, line and reason, if a test is unknown, its validation failed, `n_ranks` is
-    missing, or the test is non-blocking (its latency includes the overlapped computation).
+    Raises ConfigError, giving the file, line and reason, if a test is unknown or failed its validation, or if `n_ranks`
+    is required and missing. Non-blocking tests also raise ConfigError, because their latency includes the overlapped
+    computation.
     """
     source = read_text(path, log=True)
     section: _Section | None = None

@@ -51,20 +51,23 @@ def read_rocm_smi(
     device: str | None = None, pcie_latency: Quantity = "1 us", xgmi_latency: Quantity = "0.7 us",
     network_latency: Quantity = "1 us",
 ) -> Cluster:  # fmt: skip
-    """Read a machine from ``rocm-smi --showtopo``, and return a cluster of `n_hosts` identical machines on one switch.
+    """Read the topology of a machine from saved ``rocm-smi --showtopo`` output.
 
+    Returns a cluster of `n_hosts` such machines, connected to one switch.
+
+    path             file with the output of ``rocm-smi --showtopo``
     xgmi_bandwidth   bandwidth per direction between two GPUs with an XGMI link; required if there are such links
-    pcie_bandwidth   bandwidth of every GPU's PCIe link; None: that of 16 lanes of the device's PCIe generation, or of
-                     PCIe 3.0 if the device is unknown
+    pcie_bandwidth   bandwidth of every GPU's PCIe link; None: 16 lanes of the device's PCIe generation, or of PCIe 3.0
+                     if the device is unknown
     smp_bandwidth    bandwidth between NUMA nodes; the default is RCCL's value for AMD CPUs (topo.h, AMD_BW)
     nic_bandwidth    bandwidth of the machine's only NIC, which is attached to the first NUMA node; required if there
                      are several hosts
-    device           name of the GPUs in the device catalogue
+    device           GPU model, as named in the device catalogue
     pcie_latency, xgmi_latency, network_latency
                      latency of each link of that kind
 
-    Raises ConfigError, giving the file, line and reason, for a missing, truncated or inconsistent table of link types,
-    an unknown link, or a missing bandwidth.
+    Raises ConfigError, giving the file, line and reason, if the table of link types is missing, truncated or
+    inconsistent, if a link is unknown, or if a bandwidth is missing.
     """
     tables = _read(read_text(path, log=True))
     source, gpus = tables.source, sorted(tables.gpus)

@@ -614,12 +614,12 @@ def read_simgrid(path: str | Path) -> Cluster:
 
     A platform that consists of a single ``<cluster>`` (FLAT with or without a backbone, TORUS, FAT_TREE, DRAGONFLY),
     possibly inside zones, is converted to that topology. Any other platform is converted to a graph with SimGrid's
-    routes, in which hosts without a route cannot communicate. The speed of a host is the product of its ``pstate`` and
-    ``availability``, relative to the fastest host. Hosts and links with ``state="OFF"``, and profiles attached with
-    ``<trace_connect>``, are skipped with a warning.
+    routes; hosts without a route between them cannot communicate. The speed of a host (``pstate`` times
+    ``availability``) is stored relative to that of the fastest host.
 
-    Raises ConfigError, giving the file, line and reason, for invalid files and unsupported elements (FATPIPE,
-    limiter_link, peers, Vivaldi, profiles).
+    Hosts and links with ``state="OFF"`` are skipped with a warning, and so are profiles attached with
+    ``<trace_connect>``. Profiles in attributes (such as ``speed_file``) raise ConfigError, as do invalid files and
+    unsupported elements (FATPIPE, limiter_link, peers, Vivaldi). The message gives the file, line and reason.
     """
     source = read_text(path)
     root = parse_xml(source)

@@ -74,7 +74,10 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class SourceText:
-    """The text of a file, with the path of the file and any notes from reading it. Results repeat the notes."""
+    """The text of a file, the path of the file, and any notes made while reading it.
+
+    The notes are copied to every result that is derived from the file.
+    """
 
     path: Path
     text: str
@@ -128,9 +131,9 @@ def read_bytes(path: Path) -> bytes:
 def read_text(path: str | Path, *, log: bool = False) -> SourceText:
     """Read a text file, which may be compressed with gzip.
 
-    log   whether the file is line-by-line program output. In such files, a few bytes that are not valid UTF-8
-          (truncated, or in another encoding) are replaced, and a note is added to the result. In other files, such
-          bytes raise an error, because replacing them could change the meaning of XML or JSON.
+    log   whether the file is line-by-line program output. If such a file contains only a few bytes that are not valid
+          UTF-8, they are replaced and the result includes a note. In other files, invalid bytes raise an error, because
+          replacing them could change the data in XML or JSON.
 
     Raises :class:`ConfigError` if the file cannot be read, is not text, or is larger than :data:`MAX_NBYTES`.
     """

@@ -52,13 +52,14 @@ def is_throughput_table(source: SourceText) -> bool:
 def read_throughput(path: str | Path, *, batch_size: Count | None = None) -> tuple[Timing, ...]:
     """Read a table of throughputs, and convert each to the duration of one step of ``ranks * batch_size`` samples.
 
-    batch_size   samples per rank and step, for tables without a batch-size column. If the batch size is in neither
-                 place, the duration of a single sample is returned (``n_samples`` = 1), which has the same throughput.
+    batch_size   samples per rank per step, for tables without a batch-size column. If neither the table nor this
+                 argument specifies the batch size, the duration of a single sample is returned (``n_samples`` = 1),
+                 which corresponds to the same throughput.
 
-    Cells that are not numbers and rows with the wrong number of cells are skipped, and a warning reports how many.
+    Cells that are not numbers and rows with the wrong number of cells are skipped, and a warning says how many.
 
-    Raises ConfigError, giving the file, line and reason, if the table has no column of ranks or no usable throughput,
-    or if the batch size is specified twice.
+    Raises ConfigError, giving the file, line and reason, if the table has no usable throughput or no column for the
+    number of ranks, or if both the table and `batch_size` specify the batch size.
     """
     source = read_text(path, log=True)
     (head_line, heading), *rows = _rows(source)

@@ -23,9 +23,9 @@ class Timing:
                 message), "round_trip" (a message and its reply), "stream" (messages sent without waiting) and
                 "bidirectional" (streams in both directions). Training operations are "step" and "epoch".
     n_ranks     number of participating ranks; 0: unknown
-    nbytes      size in bytes; 0: none or unknown. For collectives, it is the full buffer of one rank: input and output
-                of an all-reduce, output of an all-gather, input of a reduce-scatter or all-to-all. For point-to-point
-                operations, it is the size of a message.
+    nbytes      size in bytes; 0: none or unknown. For collectives, this is the full buffer of one rank: the input and
+                output of an all-reduce, the output of an all-gather, or the input of a reduce-scatter or all-to-all.
+                For point-to-point operations, it is the size of one message.
     seconds     the measured duration in seconds
     statistic   how `seconds` summarises the repetitions: "mean", "median" or "single"
     min_s       shortest repetition in seconds; None: unknown
@@ -35,7 +35,7 @@ class Timing:
     dtype       element type as in NumPy; "": unknown
     n_samples   samples processed in this time by all ranks together, for "step" and "epoch"; 0 for other operations
     variant     string that distinguishes rows of the same operation: "in-place", or the name of a kernel or series
-    place       location in the source: "file:line", or the file and the location inside it for JSON without lines
+    place       location of the measurement: "file:line" or, for JSON without lines, the file and the location inside it
     """
 
     tool: str
@@ -83,17 +83,18 @@ _BACKENDS = {"nccl-tests": "nccl", "osu": "mpi", "iperf3": "tcp", "ping": "icmp"
 def to_measurements(
     timings: Iterable[Timing], *, n_hosts: Count | None = None, model: str | None = None, version: str = ""
 ) -> list[Measurement]:
-    """Convert timings to rows of the measurement table, which :func:`ddlsim.measure.read_measurements` can also read.
+    """Convert timings to rows of the measurement table, as returned by :func:`ddlsim.measure.read_measurements`.
 
     n_hosts   number of machines, for timings that do not contain it (OSU, traces, throughput tables)
     model     name of the trained model, for training steps
     version   version of the measured software, such as "NCCL 2.18.3"
 
     If a tool does not print the median, the mean is used instead, and the ``note`` column says so. The one-way time of
-    a message is half its round-trip time.
+    a message is taken to be half its round-trip time.
 
-    Raises :class:`ConfigError`, giving their location, for timings that the table cannot represent: barriers, pipelined
-    messages (OSU's bandwidth tests), collectives without a size, and steps without a model or batch size.
+    Raises :class:`ConfigError` for timings that the table cannot represent: barriers, pipelined messages (OSU's
+    bandwidth tests), collectives without a size, and steps without a model or batch size. The message gives the
+    location of the timing.
     """
     return [_measurement(timing, n_hosts, model, version) for timing in timings]
 

@@ -60,8 +60,8 @@ class Jobs(SuggestsAttributes):
     channel_busy    time during which each channel carried data, shape (n_channels,)
     interrupted     whether the simulation was stopped with Ctrl-C
 
-    Printing the results starts no simulation. Reading :attr:`alone`, or any value derived from it, simulates each job
-    on its own.
+    Printing the results does not start a simulation. Reading :attr:`alone`, or any value derived from it, simulates
+    each job on its own.
     """
 
     runs: tuple[Ran, ...]

@@ -143,10 +143,10 @@ def place(
     shift: bool = False,
     seed: Seed = 0,
 ) -> Placements:
-    """Search for the placement of concurrent jobs that minimizes their mutual slowdown.
+    """Search for the placement of concurrent jobs that minimizes their mean slowdown.
 
-    jobs     jobs, as for :func:`ddlsim.simulate_jobs`. Background traffic and jobs that list their devices are not
-             moved
+    jobs     jobs and background traffic, as for :func:`ddlsim.simulate_jobs`. Background traffic and jobs that list
+             their devices are not moved
     cluster  cluster for all jobs; None: the first job's cluster
     tries    number of placements to simulate: packed, spread, some random ones, then variations of the best placement
              that move one worker or swap two
@@ -155,9 +155,9 @@ def place(
              Machine Learning Clusters", NSDI)
     seed     seed of the random placements
 
-    The objective is the mean slowdown of the jobs. The slowdown of a job is its step time (for training jobs, the
-    duration of the run) while all jobs run, divided by its step time on neighbouring devices of an otherwise empty
-    cluster. Raises ConfigError if the jobs do not fit on the cluster together.
+    The slowdown of a job is its step time (for training jobs, the duration of the run) while all jobs run, divided by
+    its step time on neighbouring devices of an otherwise empty cluster. Raises ConfigError if the jobs do not fit on
+    the cluster together.
     """
     own = [each for each in jobs if isinstance(each, Job)]
     if not own:

@@ -75,19 +75,20 @@ def simulate_jobs(
     timeline: bool = False,
     faults: Sequence[FaultLike] = (),
 ) -> Jobs:
-    """Simulate several jobs on one cluster and one clock, until all have ended. The strategies can differ.
+    """Simulate several jobs that share a cluster and a clock, until all have ended. Each job can have its own strategy.
 
     jobs      sequence of :class:`ddlsim.Job` and :class:`ddlsim.Background` objects
     cluster   cluster for all jobs, which replaces the clusters of their experiments; None: the first job's cluster
-    queue     True: jobs whose devices are occupied wait, first come, first served; False: occupied devices are an error
+    queue     True: jobs whose devices are occupied wait (first come, first served); False: occupied devices raise an
+              error
     faults    faults of the shared cluster, timed on its clock: slow or dead links (LinkFault, or RandomFaults sampled
               from the first job's seed) and maintenance windows (Pause). Faults of workers belong in the jobs'
               experiments
     timeline  whether to record the activity for :meth:`Jobs.plot_timeline`
 
-    Jobs are assigned devices when they start; jobs that list their devices get exactly these. A job that shares no
-    link with others has exactly the same results as in a simulation of its own. When a job ends, its messages in flight
-    are still delivered. On Ctrl-C, the results so far are returned and marked as interrupted.
+    Jobs are assigned devices when they start; jobs that list their devices get exactly those. A job that shares no
+    links with other jobs has exactly the same results as when it is simulated on its own. When a job ends, its messages
+    in flight are still delivered. On Ctrl-C, the results so far are returned and marked as interrupted.
 
     Raises :class:`~ddlsim.errors.ConfigError` if a job does not fit on the cluster; the message names the job and
     suggests a correction.

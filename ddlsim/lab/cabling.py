@@ -76,11 +76,11 @@ class Cabling:
 
 
 def plan(cluster: Cluster) -> Cabling:
-    """Return the machines, switches and cables that have to be built for a cluster.
+    """Return the machines, switches and cables of the lab that emulates a cluster.
 
-    Raises :class:`ConfigError`, giving the names of the nodes, if the cluster cannot be built because it contains
-    several workers in a machine, half-duplex or one-way links, loops, unconnected parts, frames that are not TCP/IP on
-    Ethernet, or more than one kind of TCP.
+    Raises :class:`ConfigError` if the lab cannot emulate the cluster. Each machine must have one worker, and all links
+    must be full-duplex. The network must be connected and must not contain loops. Its frames must be TCP/IP on
+    Ethernet, with a single kind of TCP. The message gives the names of the nodes concerned.
     """
     where, names, n_hosts = _places(cluster)
     payload, header = _frame(cluster)

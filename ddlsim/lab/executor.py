@@ -27,7 +27,7 @@ _LOW_WATER = 64 * 1024
 
 
 class LabError(DdlsimError, RuntimeError):
-    """A rank of the laboratory failed, or returned a wrong result."""
+    """Raised when a process (rank) of a lab run fails or returns a wrong result."""
 
 
 class _Channel:

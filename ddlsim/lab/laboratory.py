@@ -61,10 +61,10 @@ class Built:
 
 
 def check_computer() -> None:
-    """Raise :class:`ConfigError` if this computer cannot run a laboratory.
+    """Raise :class:`ConfigError` if this machine cannot run a network lab (see :mod:`ddlsim.lab`).
 
-    A laboratory requires Linux, the programs of iproute2, root privileges, and a kernel with network namespaces and
-    token bucket filters.
+    A lab requires Linux, the iproute2 tools, root privileges, and a kernel with network namespaces and the token bucket
+    filter.
     """
     if sys.platform != "linux":
         platform_name = sys.platform
@@ -120,9 +120,9 @@ def built(cabling: Cabling, queue: int = QUEUE) -> Iterator[Built]:
 
 
 def clean() -> list[str]:
-    """Remove network namespaces that earlier laboratory runs left behind, and return their names.
+    """Remove network namespaces left behind by earlier lab runs, and return their names.
 
-    Processes in these namespaces are stopped.
+    Processes that run in these namespaces are stopped.
     """
     left = []
     for name in _existing():
@@ -359,7 +359,7 @@ BUSY = "; ranks began late: the computer is busy"
 
 @dataclass(frozen=True)
 class Comparison:
-    """Measured and predicted time of one operation at one size.
+    """Measured and predicted time of an operation at a given size.
 
     label      the operation and its algorithm, such as "all_reduce:ring"
     row        the measurement, as a row of the measurement table
@@ -460,16 +460,16 @@ class Ranks:
 def compare(
     cluster: Cluster, operations: Sequence[Operation], sizes: Sequence[int], n_repetitions: int = 5, queue: int = QUEUE
 ) -> Generator[Comparison, None, None]:
-    """Build a cluster from network namespaces, and yield the measured and predicted time of every operation and size.
+    """Emulate a cluster with network namespaces, and yield the measured and predicted time of every operation and size.
 
     operations     operations to measure, as returned by :func:`parse_operations`
     sizes          payload sizes in bytes, as in the measurement table; multiples of 4
-    n_repetitions  number of measured repetitions of each operation and size
-    queue          number of bytes that can wait at a port of a machine or switch before frames are dropped
+    n_repetitions  number of measured repetitions for each operation and size
+    queue          capacity in bytes of the queue at each machine or switch port; frames that do not fit are dropped
 
-    The namespaces are removed when the iterator ends or is closed. Raises :class:`ConfigError`, before anything is
-    built, for a cluster, operation or computer that is not supported, and :class:`LabError` if a rank fails or its
-    result is wrong.
+    The namespaces are removed when the iterator ends or is closed. Raises :class:`ConfigError` if the cluster, an
+    operation or this machine is not supported; this is checked before anything is built. Raises :class:`LabError` if a
+    process fails or returns a wrong result.
     """
     cabling = plan(cluster)
     if queue < 2 * cabling.mtu:

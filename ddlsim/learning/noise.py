@@ -79,14 +79,14 @@ def gradient_noise_scale(
 ) -> NoiseScale:
     """Estimate the gradient noise scale of a model on a data set.
 
-    params      parameters at which to estimate it, float32, shape (n_params,), such as ``result.params``; None: the
-                initial parameters
+    params      parameters at which to estimate the scale, float32, shape (n_params,), such as ``result.params``; None:
+                the initial parameters
     batch_size  number of samples per gradient, drawn with replacement
     n_batches   number of gradients to compute
     seed        seed of the initial parameters and the samples
 
-    Dropout counts as noise. With batch normalisation, a gradient is not a mean over samples, so the estimate holds only
-    for batch sizes close to `batch_size`. Raises ConfigError if model and data do not match.
+    Dropout counts as noise. With batch normalisation, a gradient is not a mean over samples, so the estimate is valid
+    only for batch sizes close to `batch_size`. Raises ConfigError if the model and the data do not match.
     """
     network = build_network(model, seed)
     samples = data if isinstance(data, DataSet) else load_data(data)

@@ -16,14 +16,16 @@ from ddlsim.workload.compute import Affine, Measured, Roofline
 class Phase:
     """A part of a training run with its own image size, batch size or learning rate.
 
-    If a run starts with small images and continues with larger ones, most epochs take a fraction of the time (Howard et
-    al. 2018, fast.ai's DAWNBench entry, with 128, 224 and 288 pixels). A field that is None takes the value of the run.
+    Progressive resizing, for example, starts with small images, so that most epochs take less time than with full-size
+    images (Howard et al. 2018, fast.ai's DAWNBench entry, with 128, 224 and 288 pixels). Fields that are None keep the
+    value set for the run.
 
     epochs      length of the phase in epochs. The last phase continues until the run ends
     input_size  height and width in pixels to which samples are resized. The model must pool its final feature maps to a
                 fixed size, as resnet50 does. If the run has a ``time_model``, this is the input size of that model, and
-                images for the trained model are resized in the same proportion. Evaluations use the original size
-    batch       number of samples per worker and (micro-)step
+                images for the trained model are resized in the same proportion. Evaluations always use the original
+                size
+    batch       number of samples per worker per (micro-)step
     rate        learning rate: a number, or a schedule over the epochs since the start of the phase
     compute     source of compute times: Measured, Affine or Roofline. None: the run's measured time, scaled by the
                 ratio of the roofline times for the two input sizes

@@ -29,7 +29,7 @@ SHARDINGS = ("iid", "by_class", "shared")
 class Dirichlet:
     """Sharding in which workers have different mixtures of classes, drawn from a Dirichlet distribution.
 
-    alpha  concentration: with a small value, most of a worker's samples belong to a few classes; see
+    alpha  concentration: the smaller the value, the fewer classes dominate each worker's samples; see
            :func:`ddlsim.data.dirichlet`
     """
 
@@ -45,11 +45,11 @@ class Training:
                        or a :class:`DataSet`
     held_out           samples for evaluation: a fraction of the data (float below 1), a number of samples (int), or a
                        separate DataSet
-    optimizer          SGD, Momentum, Adam, LARS or LAMB of :mod:`ddlsim.optim`, or a custom optimizer
+    optimizer          SGD, Momentum, Adam, LARS or LAMB from :mod:`ddlsim.optim`, or a custom optimizer
     rate               learning rate: a number, or a schedule over epochs
     sharding           how samples are divided among the workers: "iid", "by_class", Dirichlet(alpha), or "shared". With
-                       "shared", workers take turns reading from one sequence, so N workers see the same samples as one
-                       worker with an N times larger batch
+                       "shared", workers take turns reading from one sequence, so N workers see the same samples as a
+                       single worker with N times their batch size
     loss               "cross_entropy" or "mean_squared_error"
     epochs, updates, target_accuracy, target_loss
                        conditions that end the run, whichever is met first; the run also ends at the experiment's

@@ -50,10 +50,10 @@ class Value(Generic[T_co]):
     and numbers.
 
     plane             data plane that created the value
-    number            position of the value in the order of creation, from 0
+    number            index of the value in the order of creation
     compute           function that computes the content from the `inputs`; None: the content is `result`
-    statistics        running statistics that belong to parameters; None for other values, and for networks without
-                      batch normalisation
+    statistics        batch-norm running statistics that belong to parameters; None for other values, and for networks
+                      without batch normalisation
     batch_statistics  statistics of the batches from which a gradient was computed; () for other values
     """
 
@@ -173,10 +173,11 @@ class Replay:
 
 
 class DataPlane:
-    """The data plane of a run, which creates lazy values and assigns each a number, counting from 0.
+    """The data plane of a run, which creates lazy values and numbers them from 0.
 
     replay  contents of a saved run to resume; None: a new run. Values that had been computed before the run was saved
-            are not computed again. Those still in use get their saved content; the others are not needed any more
+            are not computed again. Those that are still in use get their saved contents; the others are no longer
+            needed
     """
 
     def __init__(self, replay: Replay | None = None) -> None:

@@ -24,7 +24,7 @@ Rows = Iterator[tuple[int, dict[str, object]]]
 
 @checked
 def read_measurements(path: str | Path) -> list[Measurement]:
-    """Read measurements, in order, from a .csv or .jsonl file, or from a folder of such files.
+    """Read measurements, in file order, from a .csv or .jsonl file or from a folder of such files.
 
     The first line of a CSV file contains the names of the columns. Empty cells count as missing, and lines that start
     with # are comments. A JSON Lines file contains one object per line. Raises :class:`ConfigError` for invalid or

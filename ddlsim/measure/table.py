@@ -56,10 +56,9 @@ class Measurement:
     n_ranks        number of participating ranks. For point_to_point, this is two per concurrent pair; for memory and
                    step, it is the number of concurrent ranks
     n_hosts        number of machines; 1: all ranks on the same machine
-    median_s       median over the repetitions, in s; for a one-way message, half of a ping-pong
+    median_s       median over the repetitions, in s; for a one-way message, half the time of a ping-pong
     nbytes         size in bytes of one message or, for a collective, of the buffer on each rank, as in
-                   :func:`ddlsim.collective_time` (for all-gather, gather and scatter, the complete buffer); 0 for a
-                   step
+                   :func:`ddlsim.collective_time` (for all-gather, gather and scatter, the full buffer); 0 for a step
     min_s, p25_s, p75_s, max_s
                    minimum, quartiles and maximum over the repetitions, in s; None: unknown
     n_repetitions  number of repetitions

@@ -24,9 +24,9 @@ class Accounts(NamedTuple):
     issued            bytes of all messages issued by senders
     delivered         bytes of messages delivered to receivers
     in_flight         bytes of messages that are waiting, flowing or being received
-    issued_crossings  sum over issued messages of the bytes multiplied by the number of channels on the route
+    issued_crossings  sum over all issued messages of (bytes of the message) * (number of channels on its route)
     left_crossings    the part of `issued_crossings` that has not been carried yet
-    passed            (n_channels,) bytes sent instantly by token buckets; they add no busy time
+    passed            (n_channels,) bytes sent instantly by token buckets, which do not add to `busy`
     capacity          (n_channels,) bytes/s without traffic in the opposite direction; the maximum over time if faults
                       change it
     burst             (n_channels,) size of the token bucket in bytes; 0: no token bucket

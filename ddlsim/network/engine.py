@@ -139,7 +139,7 @@ _LOG_REPEATS = 1 << 10  # replays that fit in it
 
 
 class Interconnect(Protocol):
-    """Protocol for the properties of a cluster that the network engine reads.
+    """Typing protocol for the properties of a cluster that the network engine reads.
 
     :class:`ddlsim.cluster.Cluster` implements it.
     """

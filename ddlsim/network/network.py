@@ -26,10 +26,12 @@ class Completions(NamedTuple):
     """Messages and collectives that finished at the same time.
 
     time   simulated time in seconds
-    ids    (n,) id of each collective, or the negative id of each message, as returned by :meth:`Network.send`
-    ranks  (n,) the rank that finished each collective
+    ids    (n,) collective ids, which are non-negative, and message ids, which are negative (as returned by
+           :meth:`Network.send`)
+    ranks  (n,) for collectives, a rank that has finished its part; 0 for messages
 
-    Messages come first, in the order in which they were sent. They are followed by collectives, sorted by id and rank.
+    Messages come first, in the order in which they were sent. They are followed by collectives, with one entry for each
+    rank that has finished its part, sorted by id and rank.
     """
 
     time: float
@@ -38,9 +40,9 @@ class Completions(NamedTuple):
 
 
 class Network:
-    """A simulated network in which messages and collectives share channels by max-min fairness.
+    """A simulated network in which messages and collectives share bandwidth according to max-min fairness.
 
-    Simulated time advances only during calls of :meth:`advance`.
+    Simulated time advances only in calls to :meth:`advance`.
 
     interconnect  the network to simulate, usually a :class:`~ddlsim.cluster.Cluster`
     record        whether to record the busy intervals of all channels for timelines

@@ -234,18 +234,18 @@ def recommend(
 ) -> Recommendation:
     """Find the clusters, worker counts, strategies, compressors and batch sizes that best meet a target.
 
-    clusters        one or more clusters to choose from: names, paths, graphs or Cluster objects. Costs require machines
-                    with prices
+    clusters        one or more clusters to choose from: names, paths, graphs or Cluster objects. Costs in USD require
+                    clusters whose machines have prices
     model           model that determines sizes and compute times
     target          :class:`~ddlsim.Target` with the limits and the objective of the search
-    samples         number of samples in the complete training run (epochs * data set size), required for a deadline or
-                    budget
-    training        training settings, required for a target accuracy. The best candidates are then trained with real
-                    gradients
+    samples         number of samples in the complete training run (epochs * data set size); required if the target has
+                    a deadline or budget
+    training        training settings; required if the target has an accuracy. The best candidates are then trained with
+                    real gradients
     learning_model  model that is trained, often a small one; None: `model`
-    workers         worker counts to try; None: powers of two, and all workers of each cluster
-    strategies      strategies to try; None: four variants of AllReduce, one parameter server per machine, and local
-                    SGD with 8 local steps. :class:`~ddlsim.Splits` represents all ways to split the model over workers
+    workers         worker counts to try; None: powers of two, and the total number of workers in each cluster
+    strategies      strategies to try; None: four variants of AllReduce, one parameter server per machine, and local SGD
+                    with 8 local steps. :class:`~ddlsim.Splits` represents all ways to split the model over workers
     compressions    compressors to try; None: no compression, 16 bits, and the largest 1 % of the elements with error
                     feedback (only no compression if `strategies` is set). By default, compressors are not combined with
                     local SGD, which already costs accuracy
@@ -459,7 +459,7 @@ def _notes(
 
 @checked
 def load_question(source: str | Path, *, allow_code: bool = False) -> dict[str, Any]:
-    """Load the arguments of :func:`~ddlsim.recommend` from a TOML file, and return them as a mapping by name.
+    """Load the arguments of :func:`~ddlsim.recommend` from a TOML file, and return them as a mapping.
 
     source      path of the file (see :mod:`ddlsim.planner.decide` for its keys)
     allow_code  whether the file may contain "package.module:Name", which imports and runs code, as in experiment files

@@ -52,11 +52,11 @@ class Choice:
     candidate   the configuration, with the values of all searched fields
     experiment  the simulated experiment; ``ddlsim.simulate(choice.experiment)`` repeats the simulation
     figures     throughput, efficiency, and cost rate (USD/s, or number of devices if machines have no price)
-    misses      comparison of the configuration with each limit of the target; a limit is met if its ``share`` is 0
+    misses      comparison of the configuration with each limit in the target; a limit is met if ``share`` is 0
     reasons     reasons for this choice
     accuracy    accuracy reached; None: the configuration was not trained
-    range       `figures` for the lowest and the highest plausible rates of a device, if published runs disagree on its
-                rates; None: published runs agree, or the range was not simulated
+    range       `figures` for the lowest and the highest plausible compute rates of a device, if published runs disagree
+                on these rates; None: they agree, or the range was not simulated
     """
 
     candidate: Candidate
@@ -106,13 +106,13 @@ class Recommendation:
     """The result of :func:`ddlsim.recommend`: the best configurations for a target, and the outcomes of all others.
 
     target         limits and objective of the search
-    choices        best configurations, in descending order. They always include the best configuration without
+    choices        best configurations, starting with the best one. They always include the best configuration without
                    compression or local steps
     found          outcome of every configuration: its throughput, efficiency and cost, or the reason why it was not
                    simulated
     crossovers     worker counts at which one strategy becomes faster than another
-    sensitivities  for each component, such as a link or device, the relative gain in throughput of the best choice if
-                   that component were improved by 10 %
+    sensitivities  for each component, such as a link or device, the relative gain in the throughput of the best choice
+                   if that component were improved by 10 %
     guidelines     rules of thumb for the best choice
     notes          assumptions and limits of the result
     priced         True: costs are in USD; False: costs are in device-hours

@@ -23,16 +23,16 @@ Part = Annotated[float | str, quantity("time", "5 s")]
 class Background:
     """Background traffic: a flow of bytes between two nodes, such as a backup or the traffic of other users.
 
-    Like any other flow, background traffic shares links with the run's messages by max-min fairness, and the messages
-    can use the bandwidth that it leaves free. (Routers with a single queue share bandwidth in proportion to the arrival
-    rates instead, so a rate-limited flow gets a smaller share there than in the simulation; docs/jobs.md has
-    measurements.)
+    Background traffic shares links with the run's messages according to max-min fairness. The messages can use the
+    bandwidth that the background traffic leaves free. Real routers with a single queue share bandwidth in proportion to
+    the arrival rates instead, so a rate-limited flow gets a smaller share there than in the simulation (docs/jobs.md
+    has measurements).
 
     source, target  names of the sending and the receiving node, such as "h0" and "h9"
     rate            maximum rate in bytes/s, or a string such as "40 Gbit/s"; None: limited only by the links
     start, end      times at which the flow starts and ends, in s
-    on, off         duty cycle: starting at `start`, the flow alternately sends for `on` seconds and pauses for `off`
-                    seconds; None: the flow sends all the time
+    on, off         duty cycle: from `start` on, the flow alternately sends for `on` seconds and pauses for `off`
+                    seconds; None: the flow sends without pauses
     trace           CSV file with the columns time_s (seconds after `start`) and rate (a number of bytes/s, or a string
                     such as "2 Gbit/s"). Each row sets the rate from its time on. A trace replaces `rate`, `on` and
                     `off`

@@ -26,7 +26,7 @@ def young_interval(mtbf: Positive, cost: Positive) -> float:
 
 @checked
 def daly_interval(mtbf: Positive, cost: Positive) -> float:
-    """Return Daly's optimal checkpoint interval in s of work, a higher-order version of :func:`young_interval`.
+    """Return Daly's optimal checkpoint interval in s of work, a higher-order refinement of :func:`young_interval`.
 
     mtbf  mean time between failures of the job, in s
     cost  time in s that training stops for a checkpoint
@@ -51,7 +51,8 @@ def daly_time(work: Positive, interval: Positive, cost: NotNegative, restart: No
     restart   time to restart after a failure, in s
     mtbf      mean time between failures of the job, in s
 
-    With these as T, W, C, R and M, the time is M e^(R/M) (e^((W+C)/M) - 1) T/W. Returns inf if the result overflows.
+    If T, W, C, R and M denote these arguments (in this order), the expected time is M e^(R/M) (e^((W+C)/M) - 1) T/W.
+    Returns inf if the result overflows.
     """
     try:
         return mtbf * math.exp(restart / mtbf) * math.expm1((interval + cost) / mtbf) * work / interval
@@ -67,14 +68,13 @@ Time = Annotated[float | str, quantity("time", "30 s", zero=True)]
 class Checkpoints:
     """Periodic checkpoints of the weights and the optimizer state.
 
-    Training pauses for a checkpoint at the end of the first step after the checkpoint is due.
+    Training pauses for a checkpoint at the end of the first step that ends after the checkpoint is due.
 
     every         training time between checkpoints, in s or as a string such as "10 min"
     to            destination of checkpoints sent over the simulated network: "peers" (each machine writes to the memory
-                  of the next machine; Wang et al. 2023, Gemini), or the name of a node, such as a storage node whose
-                  disks all machines share (:func:`ddlsim.cluster.with_storage`). None: `bandwidth` or `stall` sets the
-                  cost
-    bandwidth     combined bandwidth of all machines to and from their storage, which is outside the simulated network
+                  of the next machine; Wang et al. 2023, Gemini), or the name of a node, such as shared storage
+                  (:func:`ddlsim.cluster.with_storage`). None: `bandwidth` or `stall` determines the cost
+    bandwidth     combined bandwidth of all machines to and from a storage system outside the simulated network
     stall         time in s that training pauses for each checkpoint; None: computed from `to` or `bandwidth`
     load          time in s to read a checkpoint; None: the same as the time to write it
     nbytes        size of one copy of a checkpoint in bytes; None: the size of the weights and the optimizer state

@@ -40,17 +40,17 @@ HOPELESS = 100_000
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FailureTimeline(SuggestsAttributes):
-    """A failure timeline: how a training run spent its time between failures and checkpoints. All times are in s.
+    """A failure timeline: how a training run with failures and checkpoints spent its time. All times are in s.
 
     timeline     steps and checkpoints of the same run without failures
     end          time at which the run reached its target or its time limit
     finished     whether the run reached its target
     useful       total time spent in steps that no failure undid
     lost         total time spent in steps that a failure undid, including their checkpoints
-    checkpointing  total time that training was stopped for all other checkpoints
-    detecting    total time until failures were detected
-    repairing    total time waiting for machines
-    restarting   total time to restart the job, including reading the checkpoint
+    checkpointing  total time that training was stopped for checkpoints, except those included in `lost`
+    detecting    total time between failures and their detection
+    repairing    total time spent waiting for repaired or spare machines
+    restarting   total time spent restarting the job, including reading checkpoints
     steps        number of steps that no failure undid
     events       tuple (time, index of the failed part, lost work in s) for each failure
     running_intervals
@@ -271,12 +271,12 @@ def simulate_failures(
     seed: int = 0,
     index: int = 0,
 ) -> FailureTimeline:
-    """Return the failure timeline of a run in which all workers wait after each failure.
+    """Simulate the failure timeline of a run in which every failure stops all workers.
 
     timeline  steps and checkpoints of the run without failures
     failures  distribution or trace of the failures
-    parts     for each part that can fail, the sequence of machines that fail with it
-    length    time in s at which the simulation stops if the training has not ended
+    parts     for each part that can fail, the machines that fail with it
+    length    time in s at which the simulation stops if training has not ended earlier
     seed      seed of the random failures
     index     number of the sample: each index gives a different failure timeline for the same seed
 

@@ -85,18 +85,18 @@ class Failure(NamedTuple):
 @checked
 @dataclass(frozen=True)
 class Failures:
-    """Failures that stop a run until it has recovered.
+    """Crashes and hangs from which a run has to recover.
 
     Synchronous training resumes from its latest checkpoint or, with :class:`ddlsim.Elastic`, continues with the
-    surviving workers. Asynchronous workers do not stop for each other: a worker that crashes loses the gradient it was
-    computing and, when it is back, pulls the current model.
+    surviving workers. In asynchronous training, the other workers continue: a worker that crashes loses the gradient it
+    was computing, and pulls the current model when it is back.
 
-    mtbf     mean time between failures of one part, in s or as a string such as "50000 h"
-    per      the part that fails: a "device", a "host" (machine), a "rack" (all its machines at once, for instance by a
-             failure of its switch or power feed), a "switch" between machines (which keep their state), or the "job"
-             as a whole (software; nothing needs repair)
+    mtbf     mean time between failures of a single unit (see `per`), in s or as a string such as "50000 h"
+    per      the unit that fails: "device"; "host" (one machine); "rack" (all machines of a rack at once, for example
+             because its switch or power feed fails); "switch" (a switch between machines; the machines keep their
+             state); or "job" (a software failure; no hardware is repaired)
     kind     "crash": the failure is detected at once, and the machine is out of service until it is repaired. "hang":
-             the other workers wait until their timeout, and the job restarts on the same machines
+             the other workers wait until their timeout expires, and the job then restarts on the same machines
     shape    shape of the Weibull distribution of times between failures: 1 is exponential; below 1, early failures are
              more frequent (0.7 to 0.8 for large systems at LANL; Schroeder and Gibson 2006)
     repair   time in s until a machine (or switch) that has crashed is back in service; inf: never
@@ -253,14 +253,14 @@ def units(failures: Failures, cluster: Cluster, nodes: Sequence[int], nbytes: Fl
 class Elastic:
     """Elastic training: when machines fail or return, the workers form a new group (torchrun, Horovod Elastic).
 
-    The remaining workers continue with their parameters and optimizer state. (If each worker has its own optimizer
-    state, as in local SGD, that state is reset.) Only the current step is lost. The new group redistributes the
-    remaining samples of the epoch. A machine that returns joins at the end of a step and receives the model from
-    another machine. If all machines fail at once, the state is lost, and training resumes from its latest checkpoint or
-    starts over.
+    The remaining workers continue with their parameters and optimizer state, so only the current step is lost. (If each
+    worker has its own optimizer state, as in local SGD, that state is reset.) The new group redistributes the remaining
+    samples of the epoch. A machine that returns joins at the end of a step and receives the model from another machine.
+    If all machines fail at once, the state is lost, and training resumes from the latest checkpoint or, without
+    checkpoints, starts over.
 
     Workers that shard the model or the optimizer state (FSDP, ZeRO, pipelines) lose a shard with each machine. The new
-    group then resumes from the latest checkpoint; before a machine joins, a checkpoint is written.
+    group then resumes from the latest checkpoint. Before a machine joins, a checkpoint is written.
 
     min_workers  smallest number of workers that train; with fewer, training waits until machines return
     rejoin       time in s until a new group runs: rendezvous and creation of communicators

@@ -55,8 +55,8 @@ class Effect(NamedTuple):
     stopped  ranks that compute nothing and neither send nor receive messages; messages in flight still arrive
     links    (channel, factor) pairs: the bandwidth of the channel is multiplied by `factor`; 0: the channel is down
     avoided  links that the fabric avoids wherever other paths exist
-    pauses   True: workers and servers start no computation, message, collective or update, but finish those already
-             started
+    pauses   True: workers and servers start no new computations, messages, collectives or updates, but finish those
+             already started
     """
 
     start: float
@@ -198,15 +198,15 @@ class Slowdown:
 @checked
 @dataclass(frozen=True, init=False)
 class Stop:
-    """A suspension of some workers, whose processes do nothing for a while.
+    """A temporary suspension of some workers' processes.
 
     ranks     ranks of the workers
     start     time at which the suspension begins, in s or as a string such as "10 min"
     duration  duration of the suspension, in s or as a string
 
     Suspended workers neither compute nor send nor receive messages. Data that they have already passed to the operating
-    system or the network adapter is still sent. SIGSTOP, a temporary hang and the migration of a virtual machine have
-    this effect. For workers that only compute more slowly, see :class:`ddlsim.Slowdown`.
+    system or the network adapter is still sent. SIGSTOP, temporary hangs and virtual machine migrations have this
+    effect. For workers that only compute more slowly, see :class:`ddlsim.Slowdown`.
     """
 
     ranks: tuple[int, ...]
@@ -223,7 +223,7 @@ class Stop:
 @checked
 @dataclass(frozen=True, init=False)
 class Pause:
-    """A maintenance window that drains the run: for a while, nothing new starts.
+    """A maintenance window that drains the run: no new work starts until the window ends.
 
     start     time at which the pause begins, in s or as a string such as "10 min"
     duration  duration of the pause, in s or as a string
@@ -251,14 +251,13 @@ class LinkFault:
     source, target  names of the two nodes, such as "h0" and "switch"
     start           time at which the fault begins, in s or as a string such as "10 min"
     duration        duration of the fault, in s or as a string
-    factor          factor by which the bandwidth is multiplied: 1 / 4 if three of four lanes have failed. 0: the link
-                    is down, and its traffic waits
-    reroute         time in s from the start of an outage (factor 0) until the fabric uses other routes, if there are
-                    any (:mod:`ddlsim.cluster.routing`), and also from its end until the fabric uses this link again;
-                    inf: routes do not change. The default is 1 s. Real fabrics need less time if switches detect the
-                    loss of signal, and several seconds if they wait for missing keep-alive messages from their
-                    neighbour (RFC 7938, section 7). If the link recovers before the rerouting, its traffic has only
-                    waited
+    factor          factor by which the bandwidth is multiplied, such as 1 / 4 if three of four lanes have failed. 0:
+                    the link is down, and its traffic waits
+    reroute         time in s that the fabric takes to react to the start or the end of an outage (factor 0). After this
+                    time, it moves traffic to other routes, if there are any (:mod:`ddlsim.cluster.routing`), or back to
+                    this link. Traffic simply waits if the outage is shorter than this time. inf: routes do not change.
+                    The default is 1 s. Real fabrics react faster if switches detect the loss of signal, and take
+                    several seconds if they wait for missing keep-alive messages (RFC 7938, section 7)
     """
 
     source: str
@@ -388,16 +387,17 @@ PARTS = {"slow": ("host", "device"), "stop": ("host", "device"), "link": ("host"
 class RandomFaults:
     """Random temporary faults, which slow down a run but, unlike :class:`ddlsim.Failures`, do not end it.
 
-    mtbf      mean time between faults of one part, in s or as a string such as "200 h", measured from the end of a
-              fault to the start of the next one (mean *operating* time between failures, IEC 60050-192)
+    mtbf      mean time between faults of a single unit (see `per`), in s or as a string such as "200 h". It is measured
+              from the end of a fault to the start of the next one (mean *operating* time between failures, IEC
+              60050-192)
     duration  duration of each fault, in s
-    kind      "slow": computations of the part's workers take `factor` times as long (:class:`ddlsim.Slowdown`), for
+    kind      "slow": computations of the unit's workers take `factor` times as long (:class:`ddlsim.Slowdown`), for
               instance because a machine throttles or has a noisy neighbour; "stop": its workers are suspended
               (:class:`ddlsim.Stop`); "link": the bandwidth of its links is multiplied by `factor`
               (:class:`ddlsim.LinkFault`)
-    per       part that a fault affects: a "host" (machine; with kind="link", all its links to other machines at once),
-              a "device", a "link" between two neighbours that are not both inside one machine, or a "switch" with all
-              its links
+    per       the unit that a fault affects: "host" (one machine or, with kind="link", all of its links to other
+              machines), "device", "link" (between two neighbours that are not both inside one machine), or "switch"
+              (with all of its links)
     factor    for kind="slow", a factor above 1 applied to compute times; for kind="link", a factor below 1 applied to
               the bandwidth, where None means 0 (the links are down)
     shape     shape of the Weibull distribution of times between faults; 1 is exponential

@@ -68,16 +68,17 @@ Ints = npt.NDArray[np.int64]
 class FailureFreeTimeline:
     """The consecutive steps of a run without failures, and the checkpoints between them.
 
-    A position on this timeline is the undisturbed training time up to a point of the run, including the time that
-    training stops for checkpoints.
+    A position on this timeline is the undisturbed training time since the start of the run, in s. It includes pauses
+    for checkpoints.
 
     ends    ascending times at which the steps end, in s, shape (n_steps,); training begins at 0
-    cycle   number of steps at the end that repeat indefinitely, so that a short run represents a long training run; 0:
-            the timeline ends with the last step
+    cycle   number of steps at the end that repeat indefinitely, so that a short simulation can represent a long
+            training run; 0: the timeline ends with the last step
     every   training time between checkpoints, in s; inf: no checkpoints, so that a failure undoes all work
     cost    cost of a checkpoint
-    length  training time to cover, in s, if the steps repeat or `ends` extend beyond this time
-    pace    undisturbed training time as a function of the clock, which differ if the run has scheduled faults
+    length  training time at which the timeline ends, in s, if the steps repeat or `ends` extend beyond this time
+    pace    undisturbed training time as a function of the time on the clock; the two differ if the run has scheduled
+            faults
     """
 
     ends: Floats

@@ -75,13 +75,13 @@ class Comparison:
 
 @checked
 def compare(results: Mapping[str, Result | Seeds], target: Share) -> Comparison:
-    """Compare training runs by the time that they take to reach a target accuracy.
+    """Compare the times that training runs take to reach a target accuracy.
 
     results  mapping from labels to runs, with one seed (:class:`ddlsim.Result`) or several (:class:`ddlsim.Seeds`)
-    target   held-out accuracy; 0.95 is 95 %
+    target   held-out accuracy to reach, such as 0.95
 
-    Runs with several seeds are compared by their means with 95 % intervals. If some of the seeds missed the target, the
-    time is the median over all seeds (:class:`ddlsim.run.seeds.Interval`). Raises ConfigError for timing-only runs.
+    For runs with several seeds, means and their 95 % intervals are compared. If some of the seeds missed the target,
+    the time is the median over all seeds (:class:`ddlsim.run.seeds.Interval`). Raises ConfigError for timing-only runs.
     """
     if not 0.0 < target <= 1.0:
         raise ConfigError(f"target = {target!r}: must be above 0 and at most 1 (0.95 is 95 %)")

@@ -37,8 +37,8 @@ def plot_learning(
     """Plot the held-out accuracy and the loss of training runs, and return the two axes.
 
     results  a run, or a mapping from labels to runs, with one seed (:class:`ddlsim.Result`) or several
-             (:class:`ddlsim.Seeds`, plotted as a mean with its 95 % interval as a band). The plot of a single run also
-             shows the training loss
+             (:class:`ddlsim.Seeds`, plotted as the mean with a band for its 95 % interval). The plot of a single run
+             also shows the training loss
     path     file to which the figure is written; None: no file
     x        quantity on the horizontal axis: "time", "updates", "epoch" or "nbytes" (total bytes sent)
 

@@ -117,9 +117,9 @@ def _run(experiment: Experiment, options: _Options, saved: Saved | None = None) 
 
 @checked
 def scaling(experiment: Experiment, workers: Iterable[Count]) -> list[Result]:
-    """Simulate the experiment with each of the given numbers of workers, and return the results.
+    """Simulate the experiment with each of the given worker counts, and return the results.
 
-    workers  numbers of workers to simulate, on a cluster that is loaded only once
+    workers  worker counts to simulate. The cluster is loaded only once
     """
     loaded = dataclasses.replace(experiment, cluster=load_cluster(experiment.cluster))
     return [run(dataclasses.replace(loaded, workers=n)) for n in workers]

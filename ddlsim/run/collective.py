@@ -37,8 +37,8 @@ def collective_time(
     kind         "all_reduce", "broadcast", "reduce", "reduce_scatter", "all_gather", "all_to_all", "gather" or
                  "scatter"
     ranks        number of participating workers, or a list of indices into ``cluster.workers``; None: all workers
-    rank_order   "given" (the order of the workers), or "topology", an order in which a ring crosses each boundary
-                 between machines or switches once
+    rank_order   "given" (the order of the workers), or "topology" (an order in which a ring crosses each uplink only
+                 once per direction)
     entry_times  time in s at which each rank enters the collective; None: all ranks enter at 0
 
     Raises ConfigError for an unknown algorithm, ranks that the cluster does not have, or a negative size.

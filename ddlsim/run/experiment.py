@@ -148,10 +148,11 @@ class Experiment:
     cluster         bundled name, path, networkx graph or :class:`~ddlsim.Cluster`
     model           bundled name, path or :class:`~ddlsim.Model`
     strategy        how workers exchange gradients
-    batch_size      samples per worker and (micro-)step; 32 by default. If the strategy splits the model, `batch_size`
-                    is the global batch, which by default gives each data-parallel rank one micro-batch or, with a
-                    pipeline, one micro-batch per stage. A micro-batch is one sample unless the strategy sets its size
-    workers         number of workers, which use the cluster's first devices, or a list of indices into
+    batch_size      samples per worker per (micro-)step; 32 by default. If the strategy splits the model, this is the
+                    global batch size instead. Its default is one micro-batch per data-parallel rank or, with a
+                    pipeline, one micro-batch per stage for each data-parallel rank. A micro-batch is one sample unless
+                    the strategy sets its size
+    workers         number of workers (the cluster's first devices are used), or a list of indices into
                     ``cluster.workers``, such as [4, 5, 6, 7]; None: all devices
     steps           number of measured steps per worker (on average, if workers are asynchronous); None: 10. If the
                     strategy does not communicate in every step, as in local SGD, the default is rounded up to complete
@@ -160,8 +161,8 @@ class Experiment:
     accumulation    number of micro-steps per exchange of gradients
     precision       arithmetic ("fp32", "tf32", "fp16", "bf16"; "fp8", "mxfp8" and "nvfp4" for the matrix products of
                     transformer layers); None: bf16 for transformers on devices whose bf16 kernels are known, else fp32
-    gradient_dtype  dtype of gradients on the wire ("fp32", "fp16", "bf16"); None: the stack's for transformers whose
-                    kernels are known, else fp32
+    gradient_dtype  dtype of gradients on the wire ("fp32", "fp16", "bf16"); None: the stack's dtype for transformers
+                    whose kernels are known, else fp32
     optimizer       optimizer whose time and memory are simulated in timing-only runs: "sgd", "momentum", "adam", "lars"
                     or "lamb"; None: Adam for transformers whose kernels are known, else momentum, without kernel
                     launches. Training runs use the optimizer of `training`
@@ -169,28 +170,32 @@ class Experiment:
                     curve for this model if the catalogue has one, else PerKernel if kernels are known, else Roofline
     stack           training software, such as "megatron" or "torchtitan" (:func:`ddlsim.stack_names`); None: the
                     default for the strategy on this device
-    flash           whether attention is fused and writes no matrices; None: as in the stack on this device
+    flash           whether attention is fused, so that attention matrices are not written to memory; None: as in the
+                    stack on this device
     device          device of all workers, which replaces the devices of the cluster
     jitter          distribution of a random factor applied to the compute time of every step
     slowdowns       temporary slowdowns of some workers
     faults          stopped workers (Stop), maintenance windows (Pause), slow or dead links (LinkFault), random faults
-                    (RandomFaults), and custom faults: objects with effects
-    overlap_slowdown  how many times as long devices compute while they communicate: a number, or an OverlapSlowdown;
-                    None: that of the stack for transformers whose kernels are known, else 1
-    speed           permanent compute speed factor per worker (1.0: nominal), or a Spread of devices of one kind
-    input           source of samples, an Input, or their copies into devices, Copies; None: samples are on the devices
+                    (RandomFaults), and custom faults (objects with a method `effects`)
+    overlap_slowdown  factor by which computation takes longer while the device communicates: a number, or an
+                      OverlapSlowdown; None: the stack's factor for transformers whose kernels are known, else 1
+    speed           permanent compute speed factor per worker (1.0: nominal), or a Spread of speeds over devices of the
+                    same kind
+    input           how samples reach the workers: an Input (the source from which they are read), or Copies (from host
+                    memory to the devices); None: samples are already on the devices
     failures        failures that stop the run, and recovery from them; see ``Result.failure_timeline``
     checkpoints     how often the state is saved, and at what cost
     background      co-located traffic and jobs: ddlsim.Background, and ddlsim.Job on devices that the run leaves free;
                     they continue until the run ends
-    elastic         continue with the surviving workers after a failure, instead of restarting all from a checkpoint
+    elastic         Elastic: after a failure, training continues with the surviving workers instead of restarting all
+                    workers from a checkpoint
     seed            seed of all random streams
-    max_time        simulated time in s at which the run ends at the latest; with failures or checkpoints, the length of
-                    :attr:`ddlsim.Result.failure_timeline` (30 days by default for timing-only runs)
+    max_time        simulated time in s at which the run ends at the latest. With failures or checkpoints, this is the
+                    length of :attr:`ddlsim.Result.failure_timeline` (30 days by default for timing-only runs)
     training        what the workers train, and when the training ends (``steps`` has no effect then); None: timing only
-    time_model      model whose sizes and compute times the clock uses, if `model` is a small one that trains
+    time_model      model whose sizes and compute times are simulated, if `model` is a smaller model that is trained
     compression     compressor for everything that workers send, such as TopK(0.01), or a Compression
-    fabric          Fabric that defines how groups of workers execute collectives; replaces the fabric of the strategy
+    fabric          Fabric that specifies how groups of workers execute collectives. It replaces the strategy's fabric
     """
 
     cluster: ClusterLike

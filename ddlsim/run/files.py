@@ -135,9 +135,10 @@ _OTHER_FILES = {
 def load_experiment(source: str | Path, *, allow_code: bool = False) -> Experiment:
     """Load an experiment from a TOML file.
 
-    source      path of the file. Relative paths of clusters and models in the file are relative to its folder
-    allow_code  whether the file may refer to custom code: an algorithm as "package.module:function", and a ``type`` as
-                "package.module:Name" (docs/write_your_own/README.md). By default, loading a file cannot run any code
+    source      path of the file. Relative paths of clusters and models in the file are resolved from the folder that
+                contains it
+    allow_code  whether the file may refer to custom code: an algorithm as "package.module:function", or a ``type`` as
+                "package.module:Name" (docs/write_your_own/README.md). By default, loading a file never runs code
 
     Raises :class:`~ddlsim.errors.ConfigError` for an invalid file; the message contains the file, field, value and
     rule, and suggests a correction.

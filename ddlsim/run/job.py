@@ -74,13 +74,13 @@ PlacementLike = (
 class Job:
     """A training run that shares a cluster with other jobs.
 
-    experiment  the run to simulate; its field `workers` is the number of devices, or a list of devices
-    name        name in tables and messages; by default "job 1", "job 2" and so on
+    experiment  the run to simulate; its `workers` field is the number of devices, or a list of devices
+    name        name in tables and messages; the default is "job 1", "job 2", and so on
     start       time at which the job arrives, in s on the cluster's clock
-    placement   "packed" on neighbouring free devices, "spread" over machines, "random", or a list of indices into
+    placement   "packed" (neighbouring free devices), "spread" (across machines), "random", or a list of indices into
                 ``cluster.workers``. If the experiment lists its devices, keep the default
     endless     True: after its last step, the job continues until all jobs without `endless` have ended, so that its
-                traffic is present as long as they run. (A training job still ends when it reaches its target.)
+                traffic is present as long as those jobs run. (A training job still ends when it reaches its target.)
 
     Raises ConfigError if the experiment has co-located jobs itself, or if both the experiment and `placement` specify
     the devices.

@@ -250,12 +250,13 @@ def interval_of(
 def simulate_seeds(experiment: Experiment, seeds: Many | Sequence[Seed] = 5, processes: Count | None = None) -> Seeds:
     """Simulate a training run with several seeds in parallel.
 
-    seeds      list of seeds, or number of consecutive seeds, the first of which is the seed of the experiment
-    processes  number of processes; None: one per core; 1: simulate in this process. The results do not depend on this
-               number. A script that uses several processes must guard its top-level code with
+    seeds      list of seeds, or a number of consecutive seeds that start with the seed of the experiment
+    processes  number of processes; None: one per core; 1: simulate in this process. The results do not depend on the
+               number of processes. A script that uses several processes must guard its top-level code with
                ``if __name__ == "__main__":``, because each process imports the script
 
-    Raises ConfigError if the experiment has no training or cannot be sent to other processes.
+    Raises ConfigError if the experiment is timing-only (it does not train a model), or if it cannot be pickled and so
+    cannot be sent to other processes.
     """
     if experiment.training is None:
         raise ConfigError("simulate_seeds: the experiment has no training; set training=ddlsim.Training(...)")

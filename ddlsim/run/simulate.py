@@ -403,7 +403,7 @@ def run(
     saved             saved run to resume; None: start from the beginning
     checkpoint        file to which the run is saved; None: the run is not saved
     checkpoint_every  wall-clock time between saves, in seconds
-    stability         whether to add the stability to the result even if computing it takes long
+    stability         whether to add the stability to the result even if computing it takes a long time
     shift             for elastic training, the part of the run that one group of workers trains: its initial state, its
                       start time, and whether another group follows; None: the complete run
 

@@ -17,16 +17,17 @@ from ddlsim.workload.model import Model
 @checked
 @dataclass(frozen=True)
 class Traced:
-    """Compute times of layers, measured with PyTorch's profiler, as in ``compute=Traced("trace.json")``.
+    """Layer compute times measured with PyTorch's profiler, as in ``compute=Traced("trace.json")``.
 
-    path        PyTorch profiler (Kineto) trace, ``.json`` or ``.json.gz``, of the same model on the workers' device,
-                recorded ``with_stack=True``. :func:`ddlsim.imports.profile_workload` describes how layers are matched
+    path        PyTorch profiler (Kineto) trace, ``.json`` or ``.json.gz``, of the same model on the workers' device. It
+                must have been recorded with ``with_stack=True``. :func:`ddlsim.imports.profile_workload` describes how
+                layers are matched
     batch_size  samples per step in the trace; None: the first dimension of the first module's input, which the trace
                 contains if it was recorded with ``record_shapes=True``
 
-    The file is read immediately, so the times are part of the experiment, wherever it is simulated. The times apply
-    only to the batch size of the trace. Roofline times are used for layers that are not modules in PyTorch (additions,
-    attention), and for the parameter update, which a trace does not attribute to modules.
+    The file is read when the object is created, and its times become part of the experiment. They apply only to the
+    batch size of the trace. Roofline times are used for layers that are not modules in PyTorch (additions, attention),
+    and for the parameter update, which a trace does not attribute to modules.
 
     Raises :class:`~ddlsim.errors.ConfigError` if the file is not such a trace.
     """

@@ -436,8 +436,7 @@ class Message:
 
     value    value that the receiver has after decoding
     sizes    size of each part in bytes
-    seconds  time in s that a worker takes to encode the message if it is sent to servers, or to decode it if it is sent
-             by servers
+    seconds  time in s that a worker takes to encode a message to servers, or to decode a message from servers
     """
 
     value: Value[Array]
@@ -467,12 +466,12 @@ class _Sender:
 
 
 class Messages:
-    """Messages between workers and servers, or among workers, which are compressed if the run uses compression.
+    """Messages between workers and servers, or among workers. They are compressed if the run uses compression.
 
-    n_parts  number of servers, each of which stores an equal part of a vector
+    n_parts  number of servers, each of which stores an equal share of the model
     owner    name of the strategy, for error messages
-    peers    True: workers send models to each other; False: workers send gradients to servers, which send models back
-    models   True: workers send models to servers, instead of gradients
+    peers    True: workers send their models directly to each other; False: workers and servers communicate
+    models   what workers send to servers. True: their models; False: gradients. Servers always reply with models
 
     Raises ConfigError if the compression cannot be used with this strategy or with this number of servers.
     """

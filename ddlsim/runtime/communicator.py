@@ -49,13 +49,13 @@ class Communicator:
 
     context     context of the run
     fabric      algorithm, rank order and cost of the collectives
-    workers     the members, whose indices in this sequence, 0 to n_ranks - 1, identify them in collectives; None: all
+    workers     the members of the group. A member's rank in collectives is its index in this sequence. None: all
                 workers of the run
-    bystanders  nodes of additional ranks, such as parameter servers, which take part in every collective without having
-                to enter it. They are numbered from n_ranks
+    bystanders  nodes of additional ranks, such as parameter servers. They join every collective automatically, and
+                their ranks follow those of the members
     owner       name of the strategy, for error messages
 
-    Raises ConfigError if the fabric does not suit the members.
+    Raises ConfigError if the fabric cannot be used for these members.
     """
 
     def __init__(
@@ -343,7 +343,7 @@ class Communicator:
 
 
 def communicator(context: RunContext, strategy: OnFabric) -> Communicator:
-    """Return a communicator for all workers, whose collectives are executed as the strategy's fabric specifies."""
+    """Return a communicator of all workers, which executes collectives as specified by the strategy's fabric."""
     return Communicator(context, fabric_of(strategy), owner=type(strategy).__name__)
 
 

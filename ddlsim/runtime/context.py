@@ -25,12 +25,12 @@ from ddlsim.workload.jitter import Jitter, NoJitter
 class RunContext:
     """The context of a run that is about to start, which :meth:`Strategy.start` receives.
 
-    A strategy can append remarks about the result to ``notes``. At its start, it sets ``model`` to a function that
+    A strategy can append remarks about the result to ``notes``. When it starts, it sets ``model`` to a function that
     returns the current parameters, which become the final model when the run ends. If workers have separate models, the
     strategy also sets ``replicas`` to a function that returns the parameters of every worker, ``steps`` to a function
     that returns the number of local steps of each worker, and ``mixture`` to a string that describes how the final
     model is computed from the workers' models. If there is a single optimizer state, the strategy sets ``optimizer`` to
-    a function that returns this state.
+    a function that returns it.
 
     cluster          the cluster, including nodes that the run does not use
     loop             simulated clock and network

@@ -57,7 +57,7 @@ Vectors = Callable[[int, int], Value[Array]]
 class Exchange:
     """Base class of exchanges in which the members of a communicator average their vectors, one part at a time.
 
-    what     name under which a worker's wait for the exchange is recorded
+    what     name under which the time that a worker waits for the exchange is recorded
     codec    encoding of the vectors; None: vectors are sent uncompressed
     decodes  True: workers decode each part when it arrives; False: workers only wait for the last part
     """
@@ -927,9 +927,9 @@ class Averaging(Rounds):
 
     communicator  the group of workers
     then          function that is applied to the mean in each round; None: the result is the mean itself
-    models        True: the vectors are models; if the run compresses, the difference from the previous result is
-                  encoded. False: the vectors are encoded directly
-    share         size of a vector relative to that of all parameters
+    models        True: the vectors are models. If the run uses compression, the difference between each model and the
+                  previous result is encoded. False: the vectors themselves are encoded
+    share         size of a vector, as a fraction of the size of all parameters
 
     Members either wait for the all-reduce (:meth:`mean`) or compute while it runs (:meth:`start` and :meth:`finish`).
     """

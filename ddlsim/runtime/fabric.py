@@ -55,11 +55,11 @@ class Fabric:
     """Settings for the collectives of a group of workers, as in ``simulate(..., fabric=Fabric("hierarchical"))``.
 
     algorithm   name of an all-reduce algorithm ("ring", "nccl", "hierarchical", "double_binary_tree", ...), a function
-                ``n_ranks -> Schedule``, its path as ``"package.module:function"``, or "auto", which selects the
-                algorithm that is fastest in simulation for each size. "default" selects "nccl" if machines have several
-                GPUs and NCCL uses several paths between them (NVLinks, network interfaces, parallel switches). It
-                selects "hierarchical" if each machine has one worker and this algorithm is faster on the levels of the
-                network. Otherwise, it selects "ring"
+                ``n_ranks -> Schedule``, or its path as ``"package.module:function"``. "auto" simulates the algorithms
+                and selects the fastest one for each size. "default" selects one of the following: "torus" for tori of
+                TPUs; "hierarchical" if each machine has one worker and the rounds of "hierarchical" have a shorter
+                total transfer time than those of "ring" (ignoring latency); "nccl" if machines have several GPUs and
+                NCCL can use several paths (NVLinks, network interfaces, parallel switches); otherwise "ring"
     rank_order  "topology" (neighbours in the network are neighbours in the ring, as NCCL arranges them), "given" (the
                 cluster's order, as for MPI ranks), or a permutation of the ranks
     cost        source of collective times: "simulated", message by message; "calibrated", the curve measured on this

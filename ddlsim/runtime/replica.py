@@ -38,8 +38,8 @@ class Replica:
     n_workers  number of workers of the run
     ended      number of workers that have completed each step, by step index
     step       number of local steps that this worker has completed
-    n_samples  number of samples that all workers would have processed if each had completed `step` steps. The learning
-               rate depends on this number, and therefore not on the progress of other workers
+    n_samples  number of samples that all workers together would have processed if each had completed `step` steps. The
+               learning rate depends on this number, so it does not depend on the progress of other workers
     rate       learning rate of the latest step
     """
 
@@ -132,11 +132,11 @@ class Outer:
     """A global model that an outer optimizer updates, while the optimizer of the run performs the workers' local steps.
 
     optimizer  the outer optimizer
-    params     the current global model w, shape (n_params,), initially the initial model of the run
+    params     the current global model w, shape (n_params,). It starts as the initial model of the run
 
     The outer gradient is the workers' mean model update, w - mean_i(x_i), possibly compressed (Reddi et al. 2021,
     "Adaptive Federated Optimization", arXiv:2003.00295, algorithm 1). The outer optimizer computes in float64, and w is
-    then rounded to the dtype of the parameters. The running statistics of batch normalisation are averaged instead,
+    then rounded to the dtype of the parameters. The running statistics of batch-norm layers are averaged instead,
     because momentum could make a variance negative.
     """
 

@@ -31,11 +31,13 @@ class ServerWork:
 
     memory       memory bandwidth of one thread, for reads and writes combined. The default is close to the
                  single-thread result of STREAM (McCalpin 1995) on a server of the 2010s
-    threads      number of threads that handle requests and copy replies. Every tensor is handled by one thread; a new
-                 tensor is assigned to the thread with the fewest bytes so far (BytePS: GetThreadID in its server)
-    together     memory bandwidth of several cores that process one push or update in parallel (OpenMP), such as "60
-                 GB/s", at most that of a socket; None: a single thread processes pushes and updates like all other work
-    first_push   number of passes for the first worker's push: 2 if the push is read and written to the buffer
+    threads      number of threads that handle requests and copy replies. Every tensor is handled by one thread. As in
+                 BytePS (GetThreadID), a new tensor is assigned to the thread that has the fewest bytes so far
+    together     combined memory bandwidth of the cores that process one push or update in parallel (with OpenMP), such
+                 as "60 GB/s". It should not exceed the memory bandwidth of a socket. None: a single thread processes
+                 each push or update
+    first_push   number of passes for the first push of a tensor in a step: 2 if the push is read and written to the
+                 buffer
     push         number of passes for each later push: 3 if the buffer and the push are read and their sum is written
     update       number of passes for an update: 2 if the sum is copied to the parameters, 3 for SGD, 5 for SGD with
                  momentum (two arrays are read and written, one is read)

@@ -140,9 +140,9 @@ class Threads:
 class Servers:
     """The parameter servers of a strategy, each of which stores an equal part of the parameters.
 
-    strategy    strategy that defines the number of servers, their placement and their time per update
+    strategy    strategy that determines the number of servers, their placement, and their time per update
     models      True: workers send models to the servers; False: workers send gradients
-    messages    encoder of the messages to servers and back
+    messages    encoder of the messages between workers and servers
     apply_time  time to apply an update, in seconds
 
     Raises ConfigError if the cluster does not have enough machines.

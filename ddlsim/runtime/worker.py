@@ -111,12 +111,12 @@ class Worker:
     """A worker that computes gradients and records how it spends its time.
 
     rank          rank of the worker
-    node          node of its device in the cluster
+    node          node of the worker's device in the cluster
     workload      compute times and sizes of a (micro-)step
     factors       iterator over the random factors applied to the compute times of successive (micro-)steps
     accumulation  number of micro-steps per step
     params        current parameters, shape (n_params,); ABSENT in timing-only runs
-    workload_at   function that returns the workload at an epoch, for batch or image sizes that change during training.
+    workload_at   function that returns the workload at a given epoch, if batch or image sizes change during training.
                   It returns the same object as long as the workload does not change
     feed          source of samples; None: the input is not simulated
     """

@@ -31,7 +31,7 @@ MAX_POINTS = 100_000
 class Range:
     """A range of numbers from which a study samples, as in ``Range("1 Gbit/s", "100 Gbit/s", log=True)``.
 
-    Ranges can be used with the designs "random" and "latin-hypercube", and with a search.
+    Ranges can be used in a search and with the designs "random" and "latin-hypercube".
 
     low, high  ends of the range: numbers, or strings with a unit. Samples from a range with a unit are strings with
                four significant digits, such as "12.34 Gbit/s"

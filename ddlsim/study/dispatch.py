@@ -48,7 +48,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Count:
-    """Progress of a study: the total number of points, and the numbers of done, skipped and failed points."""
+    """Progress of a study: the total number of points, and how many of them are done, were skipped, or failed."""
 
     total: int
     done: int
@@ -218,12 +218,12 @@ def _say(line: str) -> None:
 
 @dataclass(frozen=True)
 class Point:
-    """A point of a study: one configuration with one seed.
+    """A point of a study: a configuration with a seed.
 
     settings    values of the varied fields by dotted path, as the table shows them
     seed        seed of the experiment
     experiment  the experiment, with its cluster, model and data loaded; None: the settings cannot be combined
-    error       reason why the settings cannot be combined; "": they can
+    error       reason why the settings cannot be combined; "": they can be combined
     key         key of the result in the store, a digest of `text`
     text        canonical description of the experiment
     """

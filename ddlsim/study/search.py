@@ -25,8 +25,8 @@ SAMPLERS = ("tpe", "nsga2", "random")
 class Search:
     """Search for the best configurations of a study, with Optuna (``pip install 'ddlsim[optuna]'``).
 
-    objective  one or more metrics of :data:`ddlsim.run.metrics.METRICS`, which also defines whether a higher value is
-               better. With several metrics, the search looks for Pareto-optimal configurations (``study.pareto``)
+    objective  one or more metrics from :data:`ddlsim.run.metrics.METRICS`, which also specifies whether higher values
+               are better. With several metrics, the search looks for Pareto-optimal configurations (``study.pareto``)
     n_trials   maximum number of different configurations
     sampler    "tpe", "nsga2" (with a population of 20) or "random"; None: "tpe" for one metric, "nsga2" for several
     batch      number of configurations that are proposed together and can be simulated in parallel. The proposed

@@ -125,12 +125,13 @@ class Row(NamedTuple):
 class Study:
     """A set of experiments that vary some fields of a base experiment.
 
-    base         experiment that provides the values of all other fields
+    base         experiment that provides the values of all fields that are not varied
     vary         mapping from the dotted path of each varied field to its values:
                  ``{"workers": [8, 16], "cluster.nic.bandwidth": ["25 Gbit/s", "100 Gbit/s"]}`` (see
-                 :mod:`ddlsim.study.changes` for the paths). Values are a list, a mapping from names (shown in the
-                 table) to values (``{"strategy": {"slow": AllReduce("ring", "none"), "fast": AllReduce("auto")}}``), or
-                 a :class:`~ddlsim.study.Range` to sample from. Fields that change together share a key:
+                 :mod:`ddlsim.study.changes` for the paths). The values can be a list, a mapping from names (shown in
+                 the table) to values
+                 (``{"strategy": {"slow": AllReduce("ring", "none"), "fast": AllReduce("auto")}}``), or a
+                 :class:`~ddlsim.study.Range` to sample from. Fields that change together share a key:
                  ``{"model, batch_size": [("resnet50", 64), ("bert-large", 8)]}``. A :class:`~ddlsim.Splits` among the
                  strategies represents all valid ways to split the model
     seeds        number of consecutive seeds per configuration, starting with the seed of `base`, or a list of seeds.

@@ -160,12 +160,12 @@ class Parameter:
     """A fitted parameter, in s or bytes/s, with its 95 % confidence interval from `low` to `high`.
 
     name      name in :data:`ddlsim.cluster.calibrated.PARAMETERS`
-    value     best value
+    value     best estimate
     file      value in the cluster file before the fit
     nbytes    smallest and largest message size used in the fit; predictions for other sizes are extrapolations
-    informed  share of the information on this parameter that comes from measurements rather than from the prior
-    prior     tuple (expected value, factor): with probability 2/3, the true value differs from the expected value by
-              less than this factor; None: no prior
+    informed  share of the information about this parameter that comes from measurements rather than from the prior
+    prior     tuple (expected value, factor). With probability 2/3, the true value and the expected value differ by less
+              than `factor`; None: no prior
     bounds    lower and upper limit of the fit; None: no limits
     scatter   tuple (spread, dof, absolute) that describes the scatter of the measurements used in the fit, as in
               :class:`Calibration`
@@ -198,7 +198,7 @@ class Residual:
     """A measurement and its prediction on the calibrated cluster.
 
     operation  the measured operation
-    backend    library that moved the bytes; "": unknown
+    backend    communication library; "": unknown
     n_ranks    number of ranks
     n_hosts    number of machines
     nbytes     size of the message or buffer in bytes
@@ -228,16 +228,17 @@ class Calibration:
 
     parameters   fitted parameters, named as in :data:`ddlsim.cluster.calibrated.PARAMETERS`
     covariance   covariance of the natural logarithms of the n parameters, shape (n, n)
-    spread, dof  standard deviation of ln(predicted / measured) and its degrees of freedom, for links between hosts or,
-                 if none of these were measured, inside hosts. Each parameter also stores these values for its own
-                 measurements
-    absolute     additional scatter in s that does not depend on the message size and matters for short messages only
-    ranks        smallest and largest number of ranks in the measurements of links
-    curves       measured factors by which the times of operations deviate from the simulation, as a function of message
-                 size. They are used only by :meth:`time` and by runs with ``cost = "calibrated"``
+    spread, dof  standard deviation of ln(predicted / measured), and its degrees of freedom. Both refer to inter-host
+                 links, or to intra-host links if no inter-host link was measured. `Parameter.scatter` holds the
+                 corresponding values for the measurements used to fit that parameter
+    absolute     additional scatter in s that does not depend on the message size and therefore matters only for short
+                 messages
+    ranks        smallest and largest number of ranks in the link measurements
+    curves       measured correction factors for simulated operation times, as functions of the message size. They are
+                 used only by :meth:`time` and by runs with ``cost = "calibrated"``
     compute      step time as a function of the batch size, for each model
     jitter       distribution of step times; None: not measured
-    residuals    measurements that fit on the cluster, each with its prediction without the curves
+    residuals    measurements that fit on the cluster, each with its prediction (made without the curves)
     sources      files of the measurements
     notes        notes and warnings on the fit
     versions     software versions recorded in the measurements
@@ -448,20 +449,22 @@ def calibrate(
 ) -> Calibration:
     """Fit the parameters of a cluster to measurements.
 
-    The fit determines the latency and bandwidth of the links between and inside hosts, overheads, the speed of
-    reductions, costs as a function of message size, compute times as a function of batch size, and the distribution of
-    step times.
+    The fit determines the latency and bandwidth of links inside and between hosts, overheads, and the speed of
+    reductions. It also determines correction factors as a function of message size, compute times as a function of
+    batch size, and the distribution of step times.
 
-    measurements  files or folders in any format that :mod:`ddlsim.measure` or :mod:`ddlsim.imports` reads, or rows
+    measurements  files or folders in any format that :mod:`ddlsim.measure` or :mod:`ddlsim.imports` reads, or the rows
+                  themselves
     cluster       cluster on which the measurements were made
     algorithms    mapping from each kind of collective to the algorithm that the library used. Collectives with a known
                   algorithm contribute to the fit of the links. Others contribute only if there are no point-to-point
                   measurements; their algorithms are then assumed to be those in :data:`ddlsim.validation.ALGORITHMS` (a
                   ring for all-reduce)
-    backend       use only rows of this backend ("mpi", "gloo", "nccl", ...) and rows that specify no backend
+    backend       backend of the rows to use ("mpi", "gloo", "nccl", ...). Rows that do not specify a backend are always
+                  used
     n_hosts, model, operation, n_ranks, version   values that the files lack (see :func:`ddlsim.imports.to_measurements`
                   and :func:`ddlsim.imports.read_any`)
-    step_times    durations of individual steps of one worker, in s, to which the jitter is fitted
+    step_times    durations of individual steps of one worker, in s, to which the jitter distribution is fitted
     reader        function that takes a path and returns :class:`~ddlsim.imports.Timing` rows, for other file formats
 
     Raises ConfigError if the measurements do not fit on the cluster or do not determine the parameters. In the latter

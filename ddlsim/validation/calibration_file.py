@@ -81,7 +81,7 @@ def attached(calibration: Calibration) -> Calibration:
 
 @checked
 def load_calibration(source: str | Path | Cluster) -> Calibration:
-    """Load the calibration stored in a cluster or in a cluster file, given by its path or bundled name.
+    """Load the calibration stored in `source`: a cluster, or the path or bundled name of a cluster file.
 
     Raises ConfigError if the cluster has no calibration.
     """

@@ -178,9 +178,10 @@ class ComparedRun:
     run        the measured run
     label      name of the run in tables and plots
     predicted  predicted throughput in samples/s
-    interval   interval of the predicted throughput; None: no uncertainty is known
+    interval   prediction interval for the throughput; None: the uncertainty is unknown
     fitted     whether the run was used in the fit
-    causes     possible causes of a large error, sorted by the size of the change that would correct it
+    causes     possible causes of a large error: single parameter changes that would each correct it, with the smallest
+               change first
     """
 
     run: MeasuredRun
@@ -203,9 +204,10 @@ class Summary:
     mean_absolute   mean of |predicted / measured - 1|
     geometric_mean  exp(mean of |ln(predicted / measured)|) - 1
     worst           largest error by magnitude
-    in_interval     share of measured values that lie inside their prediction intervals; None: no intervals
-    kendall_tau     rank correlation of predicted and measured throughput: 1 for the same order, -1 for the reverse;
-                    None for a single run
+    in_interval     fraction of measured values that fall within their prediction intervals; None: there are no
+                    intervals
+    kendall_tau     rank correlation between predicted and measured throughputs: 1 if the order is the same, -1 if it is
+                    reversed; None for a single run
     options         number of pairs of runs that differ only in strategy, algorithm or overlap
     right           number of these pairs for which the faster run is predicted correctly
     """
@@ -222,7 +224,7 @@ class Summary:
 
 @dataclass(frozen=True, eq=False)
 class Validation:
-    """Measured runs and their predictions, in the order of the file. Printing the object shows a summary.
+    """Measured runs and their predictions, in the order of the measurements. Printing the object shows a summary.
 
     cluster  cluster on which the runs were simulated
     rows     the runs with their predictions
@@ -311,9 +313,9 @@ def validate(
     calibration: Calibration | None = None,
     explain: Index = N_EXPLAINED,
 ) -> Validation:
-    """Compare measured training runs with their simulation.
+    """Simulate measured training runs, and compare the predictions with the measurements.
 
-    runs         CSV file of runs (its columns are described in docs/validation.md), or rows
+    runs         CSV file with one run per row (docs/validation.md describes its columns), or the rows themselves
     cluster      cluster on which the runs were measured; a calibrated cluster also provides step times, jitter and
                  uncertainty
     model        model for rows that do not specify one
@@ -323,7 +325,8 @@ def validate(
     strategy     strategy for rows that do not specify one. Its settings are also the defaults for settings that a row
                  leaves empty
     calibration  calibration of the cluster, if the cluster file contains none
-    explain      number of runs with large errors (above 3 %) for which simulations search for likely causes
+    explain      maximum number of runs for which further simulations search for likely causes of the error. The runs
+                 with the largest errors are selected, if these exceed 3 %
 
     Raises ConfigError, giving the file, line and column, for invalid units, names and values. Also raises ConfigError
     for runs with more workers than the cluster has, and for models that do not fit in device memory.

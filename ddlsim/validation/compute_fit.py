@@ -69,7 +69,7 @@ class ComputeFit:
 
 @checked
 def fit_compute(model: str, batch_sizes: Sequence[Count], seconds: Sequence[Positive]) -> ComputeFit:
-    """Fit a line to step times by least squares of the relative errors, with non-negative coefficients.
+    """Fit a line with non-negative coefficients to step times, by least squares on the relative errors.
 
     model        name of the model
     batch_sizes  (n,) batch size of each measured step

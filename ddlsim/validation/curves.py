@@ -40,7 +40,7 @@ MAX_PIECES = 3
 
 @dataclass(frozen=True)
 class Interval:
-    """A prediction that lies between `low` and `high` with probability `level`.
+    """A prediction with an interval from `low` to `high` that contains the measured value with probability `level`.
 
     value  best single prediction
     notes  warnings about extrapolation beyond the measurements
@@ -58,18 +58,18 @@ class Interval:
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """Measured corrections to the simulated time of an `operation` with a `backend`, as a function of size.
+    """Measured corrections to the simulated time of an `operation` with a `backend`, as a function of message size.
 
     algorithm      algorithm of the collective in the simulation; "" for messages
-    inside         True: corrections for operations inside a host; False: between hosts
+    inside         True: corrections for operations inside a host; False: corrections for operations between hosts
     per_message    factor by which latencies and overheads are multiplied
-    sizes          (n_pieces - 1,) sizes in bytes at which the next piece of the curve begins
+    sizes          (n_pieces - 1,) sizes in bytes that separate the pieces of the curve
     per_byte       (n_pieces,) factor by which the time per byte is multiplied in each piece
     covariance     covariance matrix of (per_message, *per_byte)
     spread, dof    cross-validated standard deviation of ln(predicted / measured), and its degrees of freedom
     nbytes, ranks  smallest and largest measured size and number of ranks
-    left_out       for a curve through every measured size, half of the logarithmic error at each of `sizes` when the
-                   curve is fitted without that size, shape (n_pieces - 1,); for other curves, ()
+    left_out       for curves that pass through every measured size, (n_pieces - 1,) half of the logarithmic error at
+                   each of `sizes` when the curve is fitted without that size; for other curves, ()
     """
 
     operation: str

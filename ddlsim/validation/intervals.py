@@ -35,10 +35,10 @@ from ddlsim.workload.model import load_model
 class RunInterval:
     """A simulated run with prediction intervals for its throughput and step time.
 
-    result       the run simulated with the calibrated values
-    throughput   interval of the throughput, in samples/s
-    step_time    interval of the step time, in s
-    throughputs  (n_draws,) throughput of each simulation with sampled values, in samples/s
+    result       result of the run that was simulated with the calibrated parameters
+    throughput   prediction interval for the throughput, in samples/s
+    step_time    prediction interval for the step time, in s
+    throughputs  (n_draws,) throughput of each simulation with sampled parameters, in samples/s
     """
 
     result: Result
@@ -87,19 +87,19 @@ def predict_interval(
     level: Level = 0.95,
     seed: Seed = 0,
 ) -> RunInterval:
-    """Predict intervals for throughput and step time from the uncertainty of a calibration.
+    """Compute prediction intervals for throughput and step time from the uncertainty of a calibration.
 
-    The experiment is simulated `n_draws` times with sampled parameters, and quantiles of the results are returned.
+    The experiment is simulated `n_draws` times with sampled parameters, and the intervals are quantiles of the results.
+    Past prediction errors for the same strategy widen each interval at both ends.
 
     calibration  result of :func:`ddlsim.calibrate`, or a calibrated cluster file; None: the calibration of the
                  experiment's cluster. If the cluster has none, only the jitter is sampled
     n_draws      number of simulations, each with a different seed
-    level        probability that the measured value lies in the interval
+    level        probability that the interval contains the measured value
     seed         seed of the samples
 
-    Past prediction errors for this strategy widen the interval at both ends. A note is added to the interval if no
-    measured family of runs resembles the experiment. Raises ConfigError if nothing is uncertain (one worker, no
-    jitter).
+    If no measured runs resemble the experiment, the intervals include a note. Raises ConfigError if nothing is
+    uncertain, for example for a single worker without jitter or a calibration.
     """
     if isinstance(calibration, str | Path):
         calibration = load_calibration(calibration)

@@ -31,8 +31,10 @@ class JitterFit:
     jitter     the fitted distribution of a factor applied to the compute time
     base_s     compute time in s without jitter
     ks         Kolmogorov-Smirnov distance between the fitted distribution and the samples
-    p_value    probability that samples from the fitted distribution lie at least as far from their own fit (a
-               parametric bootstrap). A small value means that none of the three candidate distributions fits
+    p_value    p-value of the fit from a parametric bootstrap: samples are drawn from the fitted distribution, and the
+               distribution is fitted to them again. The p-value is the fraction of repetitions in which the new
+               distance is at least `ks`. A small value means that even the best candidate (lognormal, gamma or shifted
+               exponential) fits poorly
     n_samples  number of measured steps
     """
 
@@ -133,10 +135,11 @@ def _distance(jitter: Fitted, base: float, x: Floats) -> float:
 
 @checked
 def fit_jitter(step_times: Sequence[Positive], *, seed: Seed = 0) -> JitterFit | None:
-    """Fit a lognormal, gamma or shifted exponential distribution to step times (s) by maximum likelihood.
+    """Fit a lognormal, gamma or shifted exponential distribution to step times (in s) by maximum likelihood.
 
-    The most likely of the three is returned, or None if all times are equal. `seed` is the seed of the bootstrap that
-    computes the p-value. Raises ConfigError for fewer than 20 times, or times that are not positive.
+    Returns the distribution with the highest likelihood, or None if all step times are equal. `seed` is the seed of the
+    bootstrap that computes the p-value. Raises ConfigError if there are fewer than 20 step times or if they are not all
+    positive.
     """
     x = np.asarray(step_times, dtype=np.float64)
     if len(x) < LEAST:

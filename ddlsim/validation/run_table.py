@@ -33,13 +33,13 @@ _HEAD = re.compile(r"\s*(\w+)\s*(?:\(([^)]*)\)|\[([^\]]*)\])?\s*")
 class MeasuredRun:
     """A measured training run.
 
-    batch_size    samples per worker and (micro-)step, or of all workers together if `shared_batch` is True
+    batch_size    samples per worker per (micro-)step; if `shared_batch` is True, samples of all workers together
     throughput    throughput of all workers together, in samples/s
     accumulation  micro-steps per step
     nodes         number of machines; None: unknown
     note          remark on the run
-    place         "file: line" from which the run was read
-    shared_batch  whether `batch_size` is the total of all workers, as for FSDP and Parallel
+    place         location of the run, as "file: line"
+    shared_batch  whether `batch_size` is the total over all workers, as for FSDP and Parallel
 
     All other fields have the same meaning as in experiment files; None means that the CSV file does not contain the
     value.
@@ -87,10 +87,9 @@ class MeasuredRun:
 
 @checked
 def read_runs(path: str | Path, *, allow_code: bool = False) -> list[MeasuredRun]:
-    """Read measured runs from a CSV file, in order.
+    """Read measured runs from a CSV file, in the order of its rows.
 
-    allow_code  whether the columns algorithm and overlap may contain "package.module:Name", which is imported (this
-                runs code)
+    allow_code  whether the columns algorithm and overlap may contain "package.module:Name", which imports and runs code
 
     Raises :class:`ConfigError` if the file is invalid. The message contains the file, line, column and value, and
     suggests a correction.

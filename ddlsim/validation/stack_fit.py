@@ -58,7 +58,7 @@ STEP, DONE, ROUNDS = 0.02, 1e-3, 6
 
 @dataclass(frozen=True, eq=False)
 class StackFit:
-    """A fitted software stack, with the runs that it was fitted to.
+    """A fitted software stack, and the runs to which it was fitted.
 
     stack      the fitted stack
     base       the stack before the fit
@@ -66,7 +66,7 @@ class StackFit:
     predicted  simulated throughput of each run with the fitted stack, in samples/s
     fit        fitted values with their uncertainty
     calls      fit of `call_time` to separately measured collectives; None: there were none
-    left_out   reason for each value that was not fitted, by name
+    left_out   mapping from the name of each value that was not fitted to the reason
     """
 
     stack: Stack
@@ -136,15 +136,16 @@ def calibrate_stack(
     runs        CSV files of runs (docs/validation.md), traces from PyTorch's profiler or in Chakra format, logs of
                 collectives (nccl-tests), or rows from any of these
     stack       initial stack, which provides all values that are not fitted
-    cluster     cluster of traces and logs, and of rows that do not specify one; its parameters are not fitted
-    model       model of traces, and of rows that do not specify one
-    strategy    strategy of traces, written as in CSV files of runs
-    batch_size  batch size of traces, per worker or global, as the strategy counts it; None: the value in the trace
+    cluster     cluster used in traces and logs, and in rows that do not specify one; its parameters are not fitted
+    model       model used in traces, and in rows that do not specify one
+    strategy    strategy used in traces, in the notation of CSV files of runs
+    batch_size  batch size used in traces: the global batch size if the strategy splits the model, otherwise the batch
+                size per worker; None: the value in the trace
 
     Models without kernel-level timing also require single-worker runs, which determine their compute time. The fitted
-    stack includes the prediction interval for a further run, which is based on the scatter of the fitted runs and
-    Student's t distribution, given the number of runs and of fitted values. Raises ConfigError for runs that cannot be
-    simulated, and for models whose times do not depend on the stack.
+    stack includes the prediction interval for a new run, which is based on the scatter of the fitted runs and Student's
+    t distribution, given the number of runs and of fitted values. Raises ConfigError for runs that cannot be simulated,
+    and for models whose times do not depend on the stack.
     """
     base = known = load_stack(stack)
     measured, collectives = read_stack_sources(runs, cluster, strategy, batch_size)
