@@ -62,8 +62,8 @@ def add_storage(graph: Graph, storage: Storage, where: str) -> None:
     bandwidth, latency = storage.bandwidth, storage.latency
     if bandwidth is None and told is None:
         raise ConfigError(
-            f"{where}: bandwidth is missing, and no machine is connected to {at!r} whose link it could default to; "
-            "set it"
+            f"{where}: bandwidth is missing, and has no default, because no machine is connected to {at!r}; set "
+            "bandwidth"
         )
     usual: Mapping[str, Any] = told or {}
     operations = {} if storage.operations is None else {"operations": storage.operations}
@@ -86,8 +86,8 @@ def _place(graph: Graph, at: str | None, where: str) -> str:
     if len(switches) != 1:
         some = ", ".join(switches[:4]) or "none"
         raise ConfigError(
-            f"{where}: at is missing, and the cluster has {len(switches)} switches between machines ({some}) instead "
-            "of one; set it to the node to connect the storage to"
+            f"{where}: 'at' is missing, and has no default, because the cluster has {len(switches)} switches between "
+            f"machines ({some}) instead of one; set 'at' to the node to which the storage is connected"
         )
     return switches[0]
 
@@ -109,14 +109,15 @@ def with_storage(
 ) -> Cluster:  # fmt: skip
     """Return a copy of a cluster with an additional storage node for data sets and checkpoints.
 
-    cluster     bundled name, path, networkx graph or :class:`~ddlsim.cluster.Cluster`
-    name        name of the storage, for ``Input(storage=...)`` and ``Checkpoints(to=...)``
+    cluster     cluster to copy: a bundled name, path, networkx graph or :class:`~ddlsim.cluster.Cluster`
+    name        name of the storage node, to be used in ``Input(storage=...)`` and ``Checkpoints(to=...)``
     read        total read bandwidth in bytes/s, shared by all readers
     write       total write bandwidth in bytes/s; None: equal to `read`
-    operations  maximum number of read and write operations per second, whatever their size; None: no limit
-    at          node to which the storage is connected, such as a switch; None: the only switch between the machines
-    bandwidth   bandwidth of the link to `at` in bytes/s; None: that of the machines' links to `at`
-    latency     latency of the link to `at` in seconds; None: that of the machines' links to `at`
+    operations  maximum number of read and write operations per second, regardless of their size; None: no limit
+    at          node to which the storage is connected, such as a switch; None: the switch between the machines, if
+                there is only one
+    bandwidth   bandwidth of the link to `at` in bytes/s; None: the bandwidth of the machines' links to `at`
+    latency     latency of the link to `at` in seconds; None: the latency of the machines' links to `at`
 
     Raises ConfigError if `at` is not a node of the cluster, or if the name is already taken.
     """
@@ -135,18 +136,19 @@ def with_storage(
 class Endpoints:
     """CPU cores that each machine reserves for communication, such as oneCCL's worker threads.
 
-    Each reserved core is an endpoint, which sends and receives while the other cores compute (Sridharan et al. 2018,
-    arXiv:1801.08030).
+    Each reserved core is an endpoint that sends and receives messages while the other cores compute (Sridharan et al.
+    2018, arXiv:1801.08030).
 
     cores         number of reserved cores per machine
     of            total number of cores per machine
-    bandwidth     maximum bytes/s of one endpoint in each direction; None: no limit. The bandwidth of a machine is the
-                  smaller of its link bandwidth and the total of its endpoints
-    message_rate  maximum messages/s of one endpoint; None: no limit. Every message is divided among all endpoints of a
-                  machine, and each endpoint processes its parts one at a time
+    bandwidth     maximum rate of one endpoint in each direction, in bytes/s; None: no limit. The bandwidth of a machine
+                  is the smaller of its link bandwidth and the total bandwidth of its endpoints
+    message_rate  maximum number of messages per second of one endpoint; None: no limit. Every message is divided among
+                  all endpoints of a machine, and each endpoint processes its parts one at a time
 
-    ``Endpoints(2, 32).on("cori-haswell")`` returns a cluster for any strategy. Without endpoints, machines compute with
-    all cores; use ``overlap=WhileWaiting("layer")`` if messages make progress only while the cores are idle.
+    ``Endpoints(2, 32).on("cori-haswell")`` returns a cluster that can be used with any strategy. Without endpoints,
+    machines compute with all cores; use ``overlap=WhileWaiting("layer")`` if messages make progress only while the
+    cores are idle.
     """
 
     cores: Count

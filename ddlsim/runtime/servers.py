@@ -66,9 +66,8 @@ def check_layers(kind: str, learner: Learner, servers: int) -> None:
     if servers > 1 and hasattr(optimizer, "bounds"):
         name = type(optimizer).__name__
         raise ConfigError(
-            f"{kind}: servers = {servers}: the optimizer {name} needs the norms of complete layers, but "
-            "each server stores a part of the parameters that ends inside a layer; use servers = 1, or "
-            "SGD, Momentum or Adam"
+            f"{kind}: servers = {servers}: the optimizer {name} needs the norms of complete layers, but the "
+            "parameters are divided among servers without regard to layers; use servers = 1, or SGD, Momentum or Adam"
         )
 
 

@@ -51,9 +51,7 @@ class Range:
         if self.log and low <= 0.0:
             raise ConfigError(f"Range({shown(self.low)}, {shown(self.high)}, log=True): low must be above 0")
         if self.whole and math.ceil(low) > math.floor(high):
-            raise ConfigError(
-                f"Range({shown(self.low)}, {shown(self.high)}, whole=True): the range contains no whole number"
-            )
+            raise ConfigError(f"Range({shown(self.low)}, {shown(self.high)}): must contain at least one integer")
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -76,7 +74,7 @@ class Range:
     def number(self, share: float) -> float | int:
         """Return the number at a given fraction of the range, from 0 to 1, in SI units."""
         low, high = self.bounds
-        half = 0.5 if self.whole else 0.0  # every whole number has the same share of the way
+        half = 0.5 if self.whole else 0.0  # every integer has the same share of the way
         if self.log:
             start, end = math.log(low - half), math.log(high + half)
             number = math.exp(start + share * (end - start))
@@ -103,7 +101,7 @@ def rows_of(
         raise unknown_name("design", design, DESIGNS)
     sampled = design in ("random", "latin-hypercube")
     if sampled and (isinstance(n_points, bool) or not isinstance(n_points, int) or n_points < 1):
-        raise ConfigError(f"n_points = {shown(n_points)}: design = {design!r} needs a number of points, at least 1")
+        raise ConfigError(f"n_points = {shown(n_points)}: must be a positive integer with design = {design!r}")
     if n_points is not None and n_points > MAX_POINTS:
         raise ConfigError(f"n_points = {shown(n_points)}: must be at most {MAX_POINTS}")
     if not sampled and n_points is not None:
@@ -150,7 +148,7 @@ def spread(row: Mapping[str, object]) -> dict[str, object]:
         values = [value] if len(paths) == 1 else value
         if not isinstance(values, tuple | list) or len(values) != len(paths):
             n_fields = len(paths)
-            raise ConfigError(f"vary[{shown(key)}]: {shown(value)} must be {n_fields} values, one for each field")
+            raise ConfigError(f"vary[{shown(key)}]: {shown(value)} must be a list of {n_fields} values, one per field")
         found |= zip(paths, values, strict=True)
     return found
 

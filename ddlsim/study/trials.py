@@ -136,7 +136,7 @@ class Proposals:
 
 
 def _all_of(values: Sequence[object] | Range) -> range:
-    """Return the parameters of a list, or of a range of whole numbers."""
+    """Return the parameters of a list, or of a range of integers."""
     if not isinstance(values, Range):
         return range(len(values))
     low, high = values.bounds

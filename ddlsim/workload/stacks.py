@@ -29,16 +29,17 @@ _FILE = Path(__file__).with_name("stacks.toml")
 @checked
 @dataclass(frozen=True)
 class Stack:
-    """Costs and properties of a training framework's kernels, for one release of the framework.
+    """Costs and properties of the kernels of a training framework, for one release of the framework.
 
     attention       names of fused attention kernels, in order of preference. On a device that supports none of them,
                     attention matrices are written to memory
-    elementwise     memory traffic of normalisations, activations, rotary embeddings and sums, relative to a
-                    single fused kernel for each of them
+    elementwise     memory traffic of normalisations, activations, rotary embeddings and sums, divided by their traffic
+                    if each were a single fused kernel
     rotation        the same ratio for rotary embeddings only; None: equal to `elementwise`
-    loss_traffic    bytes that the forward and backward pass of the loss move per logit
+    loss_traffic    bytes that the forward and backward passes of the loss move per logit
     gemm            fraction of the device's matrix-product rate that is achieved in a training step
-    forward_launch  CPU time in seconds per kernel launched in the forward pass; a lower bound on the time of a layer
+    forward_launch  CPU time in seconds per kernel launched in the forward pass. The launches set a lower bound on the
+                    time of a layer
     backward_launch
                     CPU time in seconds to launch the backward kernels that correspond to one forward kernel
     micro_batch_time
@@ -137,16 +138,16 @@ class Stack:
         return OverlapSlowdown(factor if inside else 1.0, factor if between else 1.0)
 
 
-StackLike = Annotated[str | Path | Stack, "a name such as 'megatron', a stack file or a Stack"]
+StackLike = Annotated[str | Path | Stack, "a name such as 'megatron', a stack file or a Stack object"]
 
 
 @checked
 def load_stack(name: StackLike) -> Stack:
     """Load a software stack by its bundled name or from a file.
 
-    name  a bundled name (see :func:`stack_names`), the path of a file such as ``my-stack.toml``, or a :class:`Stack`,
-          which is returned unchanged. ``"megatron@25.11"`` selects a release of a framework; ``"megatron"`` selects the
-          release to which the stack's parameters were fitted
+    name  a bundled name (see :func:`stack_names`), the path to a file such as ``my-stack.toml``, or a :class:`Stack`,
+          which is returned unchanged. A name such as ``"megatron@25.11"`` selects a release; ``"megatron"`` alone
+          selects the release to which the stack's parameters were fitted
 
     Raises :class:`~ddlsim.errors.ConfigError` for an invalid file and for an unknown name or release. The message
     suggests the closest name or lists the available releases.
