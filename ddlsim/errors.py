@@ -95,6 +95,7 @@ RENAMED = (
     ("aim", "objective"),
     ("away", "out_of_service"),
     ("beside", "background"),
+    ("communicates", "slowdown_scope"),
     ("copies_gathered", "copies_gathered_weights"),
     ("drawn_faults", "sampled_faults"),
     ("gathers_operands", "gathers_low_precision_weights"),
@@ -109,6 +110,7 @@ RENAMED = (
     ("lives", "n_timelines"),
     ("notice", "detection"),
     ("noticing", "detecting"),
+    ("of", "total_cores"),
     ("saving", "checkpointing"),
     ("slow_downs", "slowdowns"),
     ("SlowDown", "Slowdown"),
@@ -116,6 +118,7 @@ RENAMED = (
     ("step_time_together", "concurrent_step_time"),
     ("stretches", "running_intervals"),
     ("ways", "degree"),
+    ("whole", "integer"),
     ("whole_below", "unsplit_below"),
 )
 

@@ -2,10 +2,13 @@
 
 What numba does for each function by itself is left out or done once:
 
-* a function that only compiled code calls (a part) is neither optimised nor turned into machine code; the function that
-  Python calls is, once, together with all its parts;
-* which types an operator takes and gives is worked out once per set of types, not at every place where it stands;
-* steps for language features that no kernel uses (closures, literal lists, context managers) are skipped.
+* a function that only compiled code calls (a part) is simplified, but neither optimised nor turned into machine code; the
+  function that Python calls is, once, together with all its parts;
+* the types that an operator takes and returns, and whether there is special code for a constant operand, are looked up
+  once per set of types, not at every place where the operator stands;
+* steps for language features that no kernel uses (closures, literal lists, context managers) are skipped, and so is the
+  deletion of variables where nothing is counted;
+* loops are not unrolled.
 
 Garbage collections, which would look at all of numba's many objects again and again, wait until a function is
 compiled, and then count these objects as old ones. All of it rests on `pipeline_class`, numba's extension point for

@@ -1,7 +1,7 @@
 """TOML and JSON files of plain values that are safe to check and print.
 
 Some content of such files is valid, but harms the reader: values nested so deeply that Python's recursion ends,
-whole numbers so large that they are no floats (or cannot even be printed), numbers whose inverse is infinite, and
+integers so large that they are no floats (or cannot even be printed), numbers whose inverse is infinite, and
 dates, which no field here takes.
 """
 
@@ -20,7 +20,7 @@ from ddlsim.units import LARGEST, SMALLEST, in_range
 MAX_NBYTES = 2**30
 #: tables and lists inside each other
 MAX_DEPTH = 100
-#: whole numbers have 64 bits, as TOML says (https://toml.io/en/v1.0.0#integer)
+#: integers have 64 bits, as TOML says (https://toml.io/en/v1.0.0#integer)
 _FEWER = "use an integer of at most 64 bits"
 _LEAST, _MOST = -(2**63), 2**63 - 1
 
@@ -125,5 +125,5 @@ def checked(value: object, where: str = "") -> None:
         elif isinstance(part, int) and not _LEAST <= part <= _MOST:
             raise ConfigError(f"{_at(where)}{place[1:60]}: an integer of more than 64 bits; {_FEWER}")
         elif isinstance(part, datetime.date | datetime.time):
-            rule = "no field takes a date or a time; write a text in quotes"
+            rule = "no field takes a date or a time; write a string in quotes"
             raise ConfigError(f"{_at(where)}{place[1:60]} = {part}: {rule}")

@@ -60,9 +60,10 @@ def compiler_command() -> list[str]:
         )
     command = os.environ.get("CC", "cc").split()
     if shutil.which(command[0]) is None:
-        raise CannotPrecompileError(f"needs a C compiler; {command[0]} is not on the path (set CC)")
+        compiler = command[0]
+        raise CannotPrecompileError(f"precompiling requires a C compiler; {compiler} is not on the path (set CC)")
     if not (Path(sysconfig.get_paths()["include"]) / "Python.h").exists():
-        raise CannotPrecompileError("needs Python.h, the headers of this Python")
+        raise CannotPrecompileError("precompiling requires Python.h, a header of this Python; install its headers")
     return command
 
 

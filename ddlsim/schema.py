@@ -301,7 +301,8 @@ class Schema:
                 raise unknown_name("key", str(name), annotations, where)
         missing = [] if partial else [name for name in required(make) if name in annotations and name not in table]
         if missing:
-            raise ConfigError(f"{where}: key {missing[0]!r} is missing; add {missing[0]} = ...")
+            key = missing[0]
+            raise ConfigError(f"{where}: key {key!r} is missing; add {key} = ...")
         return {
             name: self._argument(annotations[name], value, f"{where}{joint}{name}", name, source)
             for name, value in table.items()
@@ -353,7 +354,7 @@ class Schema:
         if name is None and full:
             name = self._called.get(kind) or _kebab(kind)
         if name is None and kind is not annotation:
-            raise ConfigError(f"{where} = {shown(value)}: cannot be written to a file; use it from Python")
+            raise ConfigError(f"{where} = {shown(value)}: cannot be written to a file; create this object in Python")
         is_known = kind is annotation or (not full and (len(kinds) == 1 or kind in self.untyped))
         return ({} if is_known else {"type": name}) | self.table(value, where, full=full)
 

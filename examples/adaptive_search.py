@@ -17,7 +17,7 @@ BASE = ddlsim.Experiment(
     training=Training("digits", rate=0.1, epochs=20, target_accuracy=0.95, evaluate_every=8),
 )  # fmt: skip
 SPACE = {
-    "strategy.period": Range(1, 64, log=True, whole=True),
+    "strategy.period": Range(1, 64, log=True, integer=True),
     "training.rate": Range(0.02, 1.6, log=True),
     "batch_size": [4, 8, 16, 32, 64],
 }

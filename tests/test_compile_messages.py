@@ -55,7 +55,7 @@ def test_it_is_said_once_and_not_when_it_is_there(slow, capsys):
     assert slow(1.5) == 4.0
     assert capsys.readouterr().err == "ddlsim: compiling the test (once, about 7 s of CPU time)\n"
     assert slow(2.5) == 6.0
-    assert slow(2) == 5.0  # compiled for whole numbers, too
+    assert slow(2) == 5.0  # compiled for integers, too
     assert capsys.readouterr().err == ""
 
 

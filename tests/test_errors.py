@@ -6,6 +6,7 @@ from typer.testing import CliRunner
 import ddlsim
 from ddlsim import cli
 from ddlsim.errors import RENAMED, ConfigError, DdlsimError
+from ddlsim.study import Range
 from ddlsim.workload.stacks import Stack
 
 ARGUMENTS = {
@@ -15,8 +16,11 @@ ARGUMENTS = {
     ("lives", "n_timelines"): ddlsim.best_checkpoint_interval,
     ("notice", "detection"): ddlsim.Failures,
     ("slow_downs", "slowdowns"): lambda **named: ddlsim.Experiment("office-1gbe", **named),
+    ("of", "total_cores"): ddlsim.Endpoints,
     ("ways", "degree"): ddlsim.ExpertParallel,
+    ("whole", "integer"): Range,
     ("whole_below", "unsplit_below"): ddlsim.ServerWork,
+    ("communicates", "slowdown_scope"): Stack,
     ("copies_gathered", "copies_gathered_weights"): Stack,
     ("gathers_operands", "gathers_low_precision_weights"): Stack,
     ("keeps_operands", "keeps_low_precision_inputs"): Stack,

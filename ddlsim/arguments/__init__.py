@@ -9,17 +9,17 @@
 >>> Window(0)
 Traceback (most recent call last):
     ...
-ddlsim.errors.ConfigError: Window: size = 0: must be a whole number of at least 1
+ddlsim.errors.ConfigError: Window: size = 0: must be a positive integer
 
 Annotations of functions and constructors are read once, at the first call. Plain types are checked as they are: a
 ``float`` must be finite, a ``bool`` is not a number, and numpy's numbers are accepted and converted to Python's.
 Unions, tuples, sequences, mappings, arrays and protocols are checked with their contents. ``Annotated`` narrows a type:
 
-- a :class:`Rule`, such as ``whole(1)``, replaces the check of the type (which is then for mypy only);
-- a text replaces the description of the type in messages;
+- a :class:`Rule`, such as ``integer(1)``, replaces the check of the type (which is then for mypy only);
+- a string replaces the description of the type in messages; a second one is its plural, for messages about lists;
 - a function ``(value, where) -> value`` checks values that have passed the rule of the type.
 
-Constraints between arguments are checked in ``__post_init__``. Texts with units are stored unchanged.
+Constraints between arguments are checked in ``__post_init__``. Strings with units are stored unchanged.
 """
 
 from typing import Annotated

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections.abc
 import functools
 import itertools
+import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -19,7 +20,12 @@ from ddlsim.errors import ConfigError, shown
 
 MAX_LENGTH = 10**7  # of a sequence
 _PLAIN = {
-    bool: Rule("True or False", lambda value: isinstance(value, bool | np.bool_), lambda value, _: bool(value)),
+    bool: Rule(
+        "True or False",
+        lambda value: isinstance(value, bool | np.bool_),
+        lambda value, _: bool(value),
+        plural="booleans",
+    ),
     int: integer(),
     float: number(),
     str: TEXT,
@@ -57,11 +63,31 @@ def rule_of(annotation: Any) -> Rule | None:
         return None
     if getattr(kind, "_is_protocol", False):
         return _like(kind)
-    return Rule(f"{_article(kind.__name__)}", lambda value: isinstance(value, kind), lambda value, _: value)
+    return Rule(
+        _article(kind.__name__),
+        lambda value: isinstance(value, kind),
+        lambda value, _: value,
+        plural=f"{kind.__name__} objects",
+    )
+
+
+#: before an alternative in a description, outside of brackets
+_OR = re.compile(r"(?:, or |, | or )(?=an? |the |'|True|False)(?![^(]*\))(?![^\[]*\])")
+
+
+def _listed(words: Iterable[str], joint: str = "and") -> str:
+    *first, last = words
+    comma = "," if any(", " in word for word in first) else ""
+    return f"{', '.join(first)}{comma} {joint} {last}" if first else last
+
+
+def _choices(text: str) -> list[str]:
+    """Return the alternatives in a description: ["'a'", "'b'"] for "'a' or 'b'"."""
+    return [text] if "whose" in text else _OR.split(text)
 
 
 def _article(name: str) -> str:
-    return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
+    return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}{' object' if name[0].isupper() else ''}"
 
 
 def _narrowed(inner: Any, notes: tuple[object, ...]) -> Rule | None:
@@ -70,12 +96,12 @@ def _narrowed(inner: Any, notes: tuple[object, ...]) -> Rule | None:
     rule = rule_of(inner)
     if rule is None:
         return None
+    text, *plural = [note for note in notes if isinstance(note, str)] or [rule.text, rule.plural]
+    keep = rule.keep
     for note in notes:
-        if isinstance(note, str):
-            rule = Rule(note, rule.takes, rule.keep)
-        elif callable(note):
-            rule = Rule(rule.text, rule.takes, _then(rule.keep, note))
-    return rule
+        if callable(note):
+            keep = _then(keep, note)
+    return Rule(text, rule.takes, keep, plural=plural[0] if plural else "")
 
 
 def _then(first: Callable[[Any, str], object], second: Callable[[Any, str], object]) -> Callable[[Any, str], object]:
@@ -83,15 +109,16 @@ def _then(first: Callable[[Any, str], object], second: Callable[[Any, str], obje
 
 
 def _any_of(members: tuple[Any, ...]) -> Rule | None:
-    order = [type(None), bool, int]  # a whole number stays one where a float is welcome, too
+    order = [type(None), bool, int]  # an integer stays one where a float is welcome, too
     kinds = [(alternatives(each)[0], each) for each in members]
     ordered = [each for _, each in sorted(kinds, key=lambda pair: order.index(pair[0]) if pair[0] in order else 3)]
     rules = [PATH if each is str and Path in members else rule_of(each) for each in ordered]
     known = [rule for rule in rules if rule is not None]
     if len(known) < len(rules):
         return None
-    *texts, last = dict.fromkeys(rule.text for rule in (*known[1:], known[0]) if rule is not PATH or Path in ordered)
-    text = f"{', '.join(texts)} or {last}" if texts else last
+    named = [rule for rule in (*known[1:], known[0]) if rule is not PATH or Path in ordered]
+    text = _listed(dict.fromkeys(choice for rule in named for choice in _choices(rule.text)), "or")
+    plural = _listed(dict.fromkeys(rule.plural for rule in named), "or") if all(rule.plural for rule in named) else ""
 
     def keep(value: object, where: str) -> object:
         for rule in known:
@@ -99,7 +126,7 @@ def _any_of(members: tuple[Any, ...]) -> Rule | None:
                 return rule.keep(value, where)
         raise wrong(value, where, text)
 
-    return Rule(text, lambda value: any(rule.takes(value) for rule in known), keep)
+    return Rule(text, lambda value: any(rule.takes(value) for rule in known), keep, plural=plural)
 
 
 def _is_list(value: object) -> bool:
@@ -108,10 +135,10 @@ def _is_list(value: object) -> bool:
 
 def _items(value: Iterable[object], where: str) -> list[object]:
     if isinstance(value, np.ndarray) and value.ndim == 0:
-        raise ConfigError(f"{where} = {shown(value)}: must be a list, not a single number in an array")
+        raise ConfigError(f"{where} = {shown(value)}: must be a list, or an array with at least one dimension")
     items = list(itertools.islice(value, MAX_LENGTH + 1))
     if len(items) > MAX_LENGTH:
-        raise ConfigError(f"{where}: is infinite, or has more than {MAX_LENGTH} entries; pass fewer")
+        raise ConfigError(f"{where}: has more than {MAX_LENGTH} entries, or is infinite; pass fewer entries")
     return items
 
 
@@ -122,23 +149,37 @@ def checked_items(rule: Rule | None, items: Iterable[object], where: str) -> lis
 
 
 def _many(rule: Rule | None, kind: type[tuple[Any, ...]] | type[list[Any]]) -> Rule:
-    of = "" if rule is None else f", each {rule.text}"
-    return Rule(f"a list{of}", _is_list, lambda value, where: kind(checked_items(rule, _items(value, where), where)))
+    if rule is None:
+        of = ""
+    elif rule.plural:
+        of = f" of {rule.plural}"
+    elif rule.text.startswith("one of "):
+        of = f" with entries from {rule.text.removeprefix('one of ')}"
+    else:
+        of = f" whose entries are {rule.text}" if rule.text else ""
+    return Rule(
+        f"a list{of}",
+        _is_list,
+        lambda value, where: kind(checked_items(rule, _items(value, where), where)),
+        plural=f"lists{of}",
+    )
 
 
 def _fixed(rules: tuple[Rule | None, ...]) -> Rule:
-    text = f"a list of {len(rules)}: {', '.join('anything' if rule is None else rule.text for rule in rules)}"
+    texts = ["any value" if rule is None else rule.text for rule in rules]
+    same = rules[0].plural if rules[0] is not None and len(set(texts)) == 1 else ""
+    of = f" of {len(rules)} {same}" if same else f" of {len(rules)} values ({_listed(texts)})"
 
     def keep(value: Iterable[object], where: str) -> object:
         items = _items(value, where)
         if len(items) != len(rules):
-            raise wrong(value, where, text)
+            raise wrong(value, where, f"a list{of}")
         return tuple(
             item if rule is None else rule(item, f"{where}[{i}]")
             for i, (rule, item) in enumerate(zip(rules, items, strict=True))
         )
 
-    return Rule(text, _is_list, keep)
+    return Rule(f"a list{of}", _is_list, keep, plural=f"lists{of}")
 
 
 def _table(key: Rule | None, item: Rule | None) -> Rule:
@@ -157,7 +198,7 @@ def array_of(kind: Any, *, scalar: bool = False) -> Rule:
     """Arrays, and lists that numpy reads as such; whether their shape fits is for the caller to say."""
     float_rule = _PLAIN[float]
     is_int = isinstance(kind, type) and issubclass(kind, np.integer)
-    text = f"an array of {'whole ' if is_int else ''}numbers"
+    text = f"an array of {'integers' if is_int else 'numbers'}"
 
     def keep(value: Any, where: str) -> object:
         if is_int and type(value) is np.ndarray and value.dtype == kind and value.ndim:
@@ -189,11 +230,12 @@ def _like(protocol: type) -> Rule:
     bases = [base for base in protocol.__mro__ if getattr(base, "_is_protocol", False)]
     names = {name for base in bases for name in (*vars(base), *vars(base).get("__annotations__", ()))}
     names = {name for name in names if not name.startswith("_")}
-    return with_attributes(f"an object with {', '.join(sorted(names))}", *names)
+    attributes = f"the attribute{'s' if len(names) > 1 else ''} {_listed(sorted(names))}"
+    return with_attributes(f"an object with {attributes}", *names, plural=f"objects with {attributes}")
 
 
 def alternatives(annotation: Any) -> list[Any]:
-    """Return the types that a value may have, with what narrows them left out; a name of several is a text."""
+    """Return the types that a value may have, with what narrows them left out; a name of several is a string."""
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
         return list(dict.fromkeys(kind for each in inner for kind in alternatives(each)))

@@ -1,4 +1,4 @@
-"""Rules for arguments: numbers, quantities with units, names, texts and paths."""
+"""Rules for arguments: numbers, quantities with units, names, strings and paths."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from ddlsim.errors import ConfigError, listed, nearest, shown
 from ddlsim.units import DIMENSIONS, LARGEST, SMALLEST, parse
 
-#: of any whole number that nothing else limits: what is counted must fit into memory, and into a lifetime
+#: of any integer that nothing else limits: what is counted must fit into memory, and into a lifetime
 MOST = 10**9
 MAX_TEXT = 10**6  # characters
 MAX_PATH = 4096  # bytes
@@ -27,12 +27,14 @@ class Rule:
     keep       function that takes a value and its name (for error messages), and returns the value to store. It raises
                ConfigError if the value is invalid
     dimension  physical dimension of a quantity with units, a key of :data:`ddlsim.units.DIMENSIONS`; "": no units
+    plural     description of several valid values, for messages about lists ("integers")
     """
 
     text: str
     takes: Callable[[object], bool]
     keep: Callable[[Any, str], object]
     dimension: str = ""
+    plural: str = ""
 
     def __call__(self, value: object, where: str) -> object:
         if not self.takes(value):
@@ -52,19 +54,21 @@ def validated_by(check: Callable[[Any, str], object]) -> Rule:
     return Rule("", lambda value: True, check)
 
 
-def with_attributes(text: str, *attributes: str) -> Rule:
+def with_attributes(text: str, *attributes: str, plural: str = "") -> Rule:
     """Return a rule that accepts instances that have all of the given `attributes`, but not classes.
 
-    text  description of valid values, for error messages
+    text    description of valid values, for error messages
+    plural  description of several valid values, for messages about lists
     """
     return Rule(
         text,
         lambda value: not isinstance(value, type) and all(hasattr(value, name) for name in attributes),
         lambda value, _: value,
+        plural=plural,
     )
 
 
-def _is_whole(value: object) -> bool:
+def _is_integer(value: object) -> bool:
     return type(value) is int or (isinstance(value, numbers.Integral) and not isinstance(value, bool))
 
 
@@ -72,11 +76,20 @@ def _is_number(value: object) -> bool:
     return type(value) in (int, float) or (isinstance(value, numbers.Real) and not isinstance(value, bool))
 
 
+#: lowest value of an integer -> adjective for the message
+_SIGNS: dict[int | None, str] = {0: "non-negative", 1: "positive"}
+
+
 def integer(least: int | None = None, most: int = MOST) -> Rule:
     """Return a rule that accepts integers from `least` (None: no lower limit) to `most`, both inclusive."""
-    text = "a whole number" if least is None else f"a whole number of at least {least}"
     if most < MOST:
-        text = f"a whole number from {least} to {most}"
+        text, plural = f"an integer from {least} to {most}", f"integers from {least} to {most}"
+    elif least in _SIGNS:
+        text, plural = f"a {_SIGNS[least]} integer", f"{_SIGNS[least]} integers"
+    elif least is not None:
+        text, plural = f"an integer of at least {least}", f"integers of at least {least}"
+    else:
+        text, plural = "an integer", "integers"
     low = -MOST if least is None else least
 
     def keep(value: Any, where: str) -> int:
@@ -85,7 +98,7 @@ def integer(least: int | None = None, most: int = MOST) -> Rule:
             return kept
         raise wrong(value, where, text if kept < low or most < MOST else f"at most {most}")
 
-    return Rule(text, _is_whole, keep)
+    return Rule(text, _is_integer, keep, plural=plural)
 
 
 @dataclass(frozen=True)
@@ -99,7 +112,8 @@ class _Interval:
 
     def __str__(self) -> str:
         if math.isinf(self.high):
-            start = f"above {self.low:g}" if self.above else f"at least {self.low:g}" if self.low else "not negative"
+            least = f"at least {self.low:g}" if self.low or self.infinite else "not negative"
+            start = f"above {self.low:g}" if self.above else least
             words = "finite" if math.isinf(self.low) else start if self.infinite else f"finite and {start}"
         elif self.above or self.below:
             words = f"{'above' if self.above else 'at least'} {self.low:g} and "
@@ -108,6 +122,17 @@ class _Interval:
             words = f"between {self.low:g} and {self.high:g}"
         return words + self.hint
 
+    def of(self, noun: str) -> str:
+        """Return the description of a number ("number") or of several ("numbers") in this interval."""
+        if math.isinf(self.high):
+            words = "" if self.infinite else "finite "
+            if not math.isinf(self.low) and not self.low and not self.above:
+                words = "non-negative " if self.infinite else "finite, non-negative "
+                return f"{words}{noun}{self.hint}"
+            bound = f" {'above' if self.above else 'of at least'} {self.low:g}"
+            return f"{words}{noun}{'' if math.isinf(self.low) else bound}{self.hint}"
+        return f"{noun} {'of ' if self.below and not self.above else ''}{self}"
+
     def problem(self, value: float) -> str:
         """Return what `value` must be, if it is not."""
         over = value > self.low if self.above else value >= self.low
@@ -115,9 +140,9 @@ class _Interval:
         if not over or not under or not (math.isfinite(value) or self.infinite):
             return str(self)
         if math.isfinite(value) and abs(value) > LARGEST:
-            return f"at most {LARGEST:g} in size"
+            return f"at most {LARGEST:g} in magnitude"
         if self.low == 0.0 and self.above and value < SMALLEST:
-            return f"at least {SMALLEST:g}, so that it can be divided by"
+            return f"at least {SMALLEST:g}, because the simulator divides by it"
         return ""
 
 
@@ -153,7 +178,7 @@ def number(
         exact = isinstance(value, numbers.Integral) and abs(int(value)) <= 2**53
         return int(value) if exact else float(value)
 
-    return Rule(f"a number, {interval}", _is_number, keep)
+    return Rule(f"a {interval.of('number')}", _is_number, keep, plural=interval.of("numbers"))
 
 
 def quantity(
@@ -181,7 +206,11 @@ def quantity(
         return float(value) if si else keep_number(value, where)
 
     return Rule(
-        f"a number or a string like {example!r}", lambda v: isinstance(v, str) or _is_number(v), keep, dimension
+        f"a number or a string like {example!r}",
+        lambda v: isinstance(v, str) or _is_number(v),
+        keep,
+        dimension,
+        f"numbers or strings like {example!r}",
     )
 
 
@@ -194,13 +223,12 @@ def one_of(*names: str, also: str = "") -> Rule:
         text = f"{', '.join(repr(name) for name in names[:-1])} or {names[-1]!r}".removeprefix(" or ")
     else:
         text = f"one of {listed(name for name in names if name)}"
-    text = also + text
 
     def keep(value: str, where: str) -> str:
         if value in names:
             return value
         hint = nearest(value, names)
-        raise wrong(value, where, f"{text}; did you mean {hint!r}?" if hint else text)
+        raise wrong(value, where, f"{also}{text}; did you mean {hint!r}?" if hint else also + text)
 
     return Rule(text, lambda value: isinstance(value, str), keep)
 
@@ -214,7 +242,7 @@ def _keep_text(value: str, where: str) -> str:
     except UnicodeEncodeError:
         writable = False
     if not writable:
-        raise wrong(value, where, "a string whose characters can be written")
+        raise wrong(value, where, "a string without null characters and unpaired surrogates")
     return value
 
 
@@ -225,9 +253,9 @@ def _keep_path(value: Any, where: str) -> object:
         name = b"\0"
     is_content = isinstance(value, str) and (value[:1] == "{" or "\n" in value)  # in place of a file's path
     if b"\0" in name or len(name) > (MAX_TEXT if is_content else MAX_PATH):
-        raise wrong(value, where, f"a name or path that the system can open, of at most {MAX_PATH} bytes")
+        raise wrong(value, where, f"a valid path of at most {MAX_PATH} bytes")
     return value
 
 
-TEXT = Rule("a string", lambda value: isinstance(value, str), _keep_text)
-PATH = Rule("a path", lambda value: isinstance(value, str | os.PathLike), _keep_path)
+TEXT = Rule("a string", lambda value: isinstance(value, str), _keep_text, plural="strings")
+PATH = Rule("a path", lambda value: isinstance(value, str | os.PathLike), _keep_path, plural="paths")

@@ -84,7 +84,7 @@ def _share(text: str) -> float:
 @app.command()
 def calibrate(
     measurements: Annotated[
-        list[str], arg("Folders of ddlsim.measure, tables, benchmark output, traces.", metavar="FILES")
+        list[str], arg("Output folders of ddlsim.measure, tables, benchmark output or traces.", metavar="FILES")
     ],
     cluster: Annotated[
         str | None,
@@ -98,7 +98,7 @@ def calibrate(
         str | None, opt("Strategy of traced runs (with --stack).", "--strategy", "-s", offers=completion.strategies)
     ] = None,
     batch: Annotated[
-        int | None, opt("Batch size of traced runs, as the strategy counts it (with --stack).", "--batch", "-b")
+        int | None, opt("Batch size of traced runs, as defined by the strategy (with --stack).", "--batch", "-b")
     ] = None,
     out: Annotated[Path | None, opt("Write the calibrated cluster or stack file.", "--out", "-o")] = None,
     algorithm: Annotated[
@@ -131,7 +131,7 @@ def calibrate(
     if stack is not None:
         others = {"algorithm": algorithm, "backend": backend, "hosts": hosts, "operation": operation, "ranks": ranks}
         for name in [name for name, value in (others | {"software": software, "reader": reader}).items() if value]:
-            raise ConfigError(f"--{name} has no effect with --stack; leave it out")
+            raise ConfigError(f"--{name} has no effect with --stack; leave --{name} out")
         from ddlsim.validation import calibrate_stack
 
         fitted = calibrate_stack(list(measurements), stack, cluster, model, strategy=strategy, batch_size=batch)
@@ -139,10 +139,10 @@ def calibrate(
         write_file(out, fitted.stack.save)
         return
     if strategy is not None or batch is not None:
-        raise ConfigError("--strategy and --batch describe traced runs, which need --stack; add it, or leave them out")
+        raise ConfigError("--strategy and --batch describe traced runs; add --stack, or leave both options out")
     if cluster is None:
         raise ConfigError(
-            "calibrate: set --cluster, the cluster that was measured, or --stack, to fit a software stack to runs"
+            "calibrate: set --cluster to the measured cluster, or --stack to fit a software stack to measured runs"
         )
     from ddlsim.validation import calibrate as fit
     from ddlsim.validation.calibration_text import warnings

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @app.command("import")
 def import_file(
-    file: Annotated[Path, arg("Topology, benchmark output, trace or log of another tool.", metavar="FILE")],
+    file: Annotated[Path, arg("Topology, benchmark output, trace or log from another tool.", metavar="FILE")],
     out: Annotated[
         Path | None,
         opt("Output file: a cluster (.toml, .json, .graphml), measurements (.csv) or a plan (.et).", "--out", "-o"),
@@ -37,7 +37,8 @@ def import_file(
     ] = None,
     ranks: Annotated[int | None, opt("Number of ranks, if the file does not contain it.")] = None,
     hosts: Annotated[
-        int | None, opt("Number of machines of a measurement; for a single machine, number of copies.")
+        int | None,
+        opt("Number of machines of a measurement, or of the cluster to build from a single-machine topology."),
     ] = None,
     bandwidth: Annotated[str | None, opt("Bandwidth of an NVLink or an edge, if the file does not contain it.")] = None,
     latency: Annotated[str | None, opt("Latency of the network, if the file does not contain it.")] = None,
@@ -47,12 +48,14 @@ def import_file(
     model: Annotated[
         str | None, opt("Trained model, if the file does not contain it.", "--model", "-m", offers=completion.models)
     ] = None,
-    ignore_unknown: Annotated[bool, opt("Skip unknown content, and warn with its amount.", "--ignore-unknown")] = False,
+    ignore_unknown: Annotated[
+        bool, opt("Skip unknown content, and report how much was skipped.", "--ignore-unknown")
+    ] = False,
     facts: Annotated[
-        list[str] | None, opt("Further argument of the reader: pcie_bandwidth='32 GB/s' (repeatable).", "--set")
+        list[str] | None, opt("Additional argument of the reader: pcie_bandwidth='32 GB/s' (repeatable).", "--set")
     ] = None,
 ) -> None:
-    """Import a file of another tool.
+    """Import a file from another tool.
 
     Writes it as a cluster, as measurements or as a plan.
 
@@ -116,7 +119,7 @@ def _fact(text: str) -> tuple[str, object]:
 def _refuse(file: Path, kind: str, options: dict[str, object]) -> None:
     for option, value in options.items():
         if value is not None:
-            raise ConfigError(f"{option} has no effect, because {file} is {kind}; leave it out")
+            raise ConfigError(f"{option} has no effect, because {file} is {kind}; leave {option} out")
 
 
 def _measurements(

@@ -49,7 +49,9 @@ def lab(
 
     if clean:
         if cluster is not None:
-            raise ConfigError(f"--clean only removes leftovers of earlier experiments; leave {cluster!r} out")
+            raise ConfigError(
+                f"--clean only removes leftovers of earlier experiments; leave the cluster {cluster!r} out"
+            )
         check_computer()
         typer.echo(f"removed {len(remove())} network namespaces")
         return

@@ -47,15 +47,15 @@ def explore(
         str | None, arg("Bundled cluster or topology file (with +key=value).", metavar="[CLUSTER]")
     ] = None,
     model: Model = None,
-    port: Annotated[int, opt("Port on this machine (default: any free port).")] = 0,
+    port: Annotated[int, opt("Port on this machine; 0: any free port.")] = 0,
     browser: Annotated[bool, opt("Open a browser.", "--browser/--no-browser")] = True,
     host: Annotated[
-        list[str] | None, opt("Further host name that requests may use, besides localhost (repeatable).")
+        list[str] | None, opt("Additional host name that requests may use, besides localhost (repeatable).")
     ] = None,
 ) -> None:
     """Explore clusters, runs and comparisons in a browser.
 
-    Needs pip install 'ddlsim[explore]'.
+    Requires pip install 'ddlsim[explore]'.
 
     Example: ddlsim explore cloud-25g-16x8-v100 --model resnet50
     """

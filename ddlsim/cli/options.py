@@ -61,7 +61,10 @@ Cost = Annotated[
 ]
 Overlap = Annotated[
     str | None,
-    opt("Overlap: none, layer, ddp, horovod, priority, while-waiting, or module:Name.", offers=completion.OVERLAPS),
+    opt(
+        "Overlap of communication and computation: none, layer, ddp, horovod, priority, while-waiting, or module:Name.",
+        offers=completion.OVERLAPS,
+    ),
 ]
 Servers = Annotated[int | None, opt("Number of parameter servers.")]
 Placement = Annotated[
@@ -73,14 +76,14 @@ Placement = Annotated[
 ]
 Batch = Annotated[
     int | None,
-    opt("Samples per worker and step; with fsdp, parallel, ...: of all workers together.", "--batch-size", "-b"),
+    opt("Samples per worker and step, or the global batch size for fsdp, parallel, ...", "--batch-size", "-b"),
 ]
 Steps = Annotated[int | None, opt("Number of measured steps.")]
 Device = Annotated[
     str | None, opt("Device of all workers: a name (see: ddlsim devices) or a device file.", offers=completion.devices)
 ]
 Precision = Annotated[
-    str | None, opt("Arithmetic: bf16, fp16, fp8, mxfp8, nvfp4, tf32 or fp32.", offers=completion.PRECISIONS)
+    str | None, opt("Arithmetic precision: bf16, fp16, fp8, mxfp8, nvfp4, tf32 or fp32.", offers=completion.PRECISIONS)
 ]
 Stack = Annotated[
     str | None, opt("Training software: megatron, torchtitan, ... (see: ddlsim stacks).", offers=completion.stacks)

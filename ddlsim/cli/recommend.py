@@ -36,7 +36,7 @@ def fits(
     sequence: Annotated[bool, opt("Use sequence parallelism.", "--sequence")] = False,
     pipeline: Annotated[int, opt("Number of pipeline stages.")] = 1,
     micro_batches: Annotated[int | None, opt("Micro-batches per step in the pipeline.")] = None,
-    interleave: Annotated[int, opt("Chunks per stage.")] = 1,
+    interleave: Annotated[int, opt("Number of model chunks per pipeline stage.")] = 1,
     recompute: Annotated[str, opt("Activation recomputation: none, selective, full or segments.")] = "none",
     stack: Stack = None,
     flash: Flash = None,
@@ -89,7 +89,8 @@ def recommend(
     workers: Annotated[str | None, opt('Numbers of workers to try, such as "8,16,32".', "--workers", "-n")] = None,
     batch_size: Annotated[str | None, opt('Batch sizes to try, such as "32,64".', "--batch-size", "-b")] = None,
     price: Annotated[
-        list[str] | None, opt('Price of a machine, "24.48 USD/h", or a cloud, "aws"; once, or once per cluster.')
+        list[str] | None,
+        opt('Price of a machine, such as "24.48 USD/h", or a cloud, such as "aws"; set once for all, or per cluster.'),
     ] = None,
     device: Device = None,
     precision: Precision = None,
@@ -97,7 +98,7 @@ def recommend(
     stack: Stack = None,
     flash: Flash = None,
     split: Annotated[
-        bool, opt("Split the model over workers; --batch-size is then the global batch.", "--split")
+        bool, opt("Split the model over workers; --batch-size is then the global batch size.", "--split")
     ] = False,
     tensor: Annotated[str | None, opt('Tensor-parallel sizes to try, such as "4,8".')] = None,
     pipeline: Annotated[str | None, opt('Numbers of pipeline stages to try, such as "8,16".')] = None,
@@ -113,7 +114,7 @@ def recommend(
     ] = None,
     n_best: Annotated[int | None, opt("Number of configurations to show (default: 3).", "--best")] = None,
     stability: Annotated[
-        bool, opt("Run each three more times, to mark results that are too close to rank.", "--stability")
+        bool, opt("Run each configuration three more times, to mark results that are too close to rank.", "--stability")
     ] = False,
     jobs: Annotated[int | None, opt("Number of processes (default: one per core).", "--jobs", "-j")] = None,
     allow_code: AllowCode = False,

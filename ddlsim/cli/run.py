@@ -73,12 +73,12 @@ def run(
         bool, opt("Report how much the throughput changes if inputs change by 1e-12.", "--stability")
     ] = False,
     bottleneck: Annotated[
-        bool, opt("Also simulate a 10 % improvement of each part; for jobs, simulate each one alone.")
+        bool, opt("Also simulate a 10 % improvement of each part; for jobs, simulate each job alone.")
     ] = True,
     as_json: Json = False,
     trace: Annotated[Path | None, opt("Write a trace of the first steps for Perfetto (.json, .json.gz).")] = None,
     trace_whole: Annotated[
-        bool, opt("Include all steps, workers and links in the trace; may be large.", "--trace-whole")
+        bool, opt("Include all steps, workers and links in the trace (large file).", "--trace-whole")
     ] = False,
     timeline: Annotated[Path | None, opt("Plot a timeline (png, pdf, svg).")] = None,
     plot_cluster: Annotated[Path | None, opt("Plot the cluster with the utilisation of its links.")] = None,
@@ -204,7 +204,7 @@ def scaling(
     as_json: Json = False,
     plot: Annotated[Path | None, opt("Plot throughput and efficiency (png, pdf, svg).")] = None,
 ) -> None:
-    """Simulate several numbers of workers.
+    """Simulate a run with different numbers of workers.
 
     Reports throughput and efficiency.
 

@@ -26,13 +26,13 @@ def report(
     title: Annotated[str, opt("Title of the page (default: the model and the cluster).")] = "",
     question: Annotated[str, opt("Question that the study answers, shown below the title.")] = "",
     study: Annotated[
-        Path | None, opt("Study file (.toml): simulate possible improvements of the best configuration.")
+        Path | None, opt("Study file (.toml), for simulating possible improvements of the best configuration.")
     ] = None,
     metric: Annotated[str, opt("Metric that defines the best configuration: throughput, cost_per_sample, ...")] = "",
 ) -> None:
     """Report the configurations of a study.
 
-    Shows the best ones, and those that were skipped or failed.
+    Shows the best configurations, and those that were skipped or failed.
 
     Example: ddlsim report study.sqlite --html report.html --question "Is 100 Gbit/s worth it?"
     """
@@ -66,11 +66,11 @@ def sweep(
     study: Annotated[Path, arg("Study file (.toml).", metavar="STUDY")],
     out: Annotated[Path | None, opt("File that stores every finished configuration.", "--out", "-o")] = None,
     jobs: Annotated[int | None, opt("Number of processes (default: one per core).", "--jobs", "-j")] = None,
-    dask: Annotated[str | None, opt("Address of a Dask scheduler, to run on its workers instead.")] = None,
+    dask: Annotated[str | None, opt("Address of a Dask scheduler on whose workers to run the simulations.")] = None,
     table: Annotated[Path | None, opt("Write all configurations (csv, parquet, json).")] = None,
-    plot: Annotated[Path | None, opt("Plot throughput over workers (png, pdf, svg).")] = None,
+    plot: Annotated[Path | None, opt("Plot throughput against the number of workers (png, pdf, svg).")] = None,
     retry_failed: Annotated[bool, opt("Simulate failed configurations again.", "--retry-failed")] = False,
-    add: Annotated[bool, opt("Add the study to the file of another one.", "--add")] = False,
+    add: Annotated[bool, opt("Add the study to a file that contains another study.", "--add")] = False,
     stability: Annotated[
         bool, opt("Run each configuration three more times, to report its stability.", "--stability")
     ] = False,
@@ -94,7 +94,7 @@ def sweep(
         raise ConfigError("--add has no effect without --out; add --out FILE")
     if dask is not None and jobs is not None:
         raise ConfigError(
-            "--jobs has no effect with --dask, because the Dask cluster has its own number of workers; leave it out"
+            "--jobs has no effect with --dask, because the Dask cluster has its own number of workers; leave --jobs out"
         )
     loaded = load_study(study, allow_code=allow_code)
     if stability:

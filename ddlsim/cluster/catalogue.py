@@ -25,18 +25,18 @@ def cluster_names() -> list[str]:
 def load_cluster(source: ClusterLike) -> Cluster:
     """Load a cluster by its bundled name, from a file, or from a networkx graph.
 
-    source  a bundled name (see :func:`cluster_names`), the path of a file, a networkx graph, or a :class:`Cluster`,
-            which is returned unchanged. Supported files are ``.toml`` files, networkx graphs in ``.json`` (node-link)
-            or ``.graphml``, and topology files of other tools, which are recognised by their content
+    source  a bundled name (see :func:`cluster_names`), the path to a file, a networkx graph, or a :class:`Cluster`,
+            which is returned unchanged. Supported formats are ``.toml``, networkx graphs in ``.json`` (node-link) or
+            ``.graphml`` files, and topology files from other tools, which are recognised by their content
             (:data:`ddlsim.imports.detect.TOPOLOGIES`)
 
-    Append ``+key=value`` to a name or path to override a key of the file's [generator], [host] or [link] table, as in
-    ``"dgx-h100-pod+n_leaves=64"`` or ``"cloud-25g-16x8-v100+transport=ideal"``. For files of other tools,
-    ``+key=value`` supplies a value that the file lacks, as in ``"topo.txt+bandwidth=25 GB/s"``
+    Append ``+key=value`` to a name or path to override a key in the file's [generator], [host] or [link] table, as in
+    ``"dgx-h100-pod+n_leaves=64"`` or ``"cloud-25g-16x8-v100+transport=ideal"``. For files from other tools,
+    ``+key=value`` supplies a value that the file does not contain, as in ``"topo.txt+bandwidth=25 GB/s"``
     (:func:`ddlsim.imports.read_any`).
 
-    Raises :class:`ConfigError` for an unknown name or an invalid file. The one-line message contains the file, the
-    field, its value and a remedy.
+    Raises :class:`ConfigError` for an unknown name or an invalid file. The one-line message gives the file, the field,
+    its value and a remedy.
     """
     if isinstance(source, Cluster):
         return source

@@ -46,9 +46,10 @@ GraphLike = Annotated["nx.Graph[Any]", with_attributes("a networkx graph", "node
 ClusterLike = Annotated[
     Union[str, Path, "nx.Graph[Any]", "Cluster"],  # networkx is slow to import
     Rule(
-        "the name of a bundled cluster, a path, a networkx graph or a Cluster",
+        "the name of a bundled cluster, a path, a networkx graph or a Cluster object",
         _is_cluster,
         lambda value, where: PATH(value, where) if isinstance(value, str) else value,
+        plural="names of bundled clusters, paths, networkx graphs or Cluster objects",
     ),
 ]
 
@@ -57,13 +58,13 @@ ClusterLike = Annotated[
 class Routes:
     """Routes through a cluster, each a sequence of links.
 
-    They are stored in compressed sparse row form: route i is ``links[offsets[i]:offsets[i + 1]]``, in order.
+    The routes are stored in compressed sparse row form: route i is ``links[offsets[i]:offsets[i + 1]]``, in order.
 
     offsets  (n_routes + 1,) start of each route in `links`
     links    (n_hops,) indices of the links of all routes
     shares   (n_hops,) fraction of a message's bytes that each link carries, for messages that are split over several
-             paths; None: 1
-    flows    (n_routes,) flow number that ECMP hashes to choose a path; None: 0
+             paths; None: every link carries all bytes
+    flows    (n_routes,) flow number of each route, which ECMP hashes to choose a path; None: 0 for all routes
     """
 
     offsets: Ints
@@ -110,13 +111,13 @@ class Cluster:
 
     Create clusters with :func:`ddlsim.load_cluster` or :meth:`from_graph`.
 
-    A node has the kind "gpu", "host" (CPU), "storage" or "switch"; all nodes except switches are endpoints. `host_of`
-    contains the machine of each node, or -1 for switches between machines. Links are directed. Every link belongs to a
-    channel with a limited capacity; the two directions of a half-duplex link share one channel.
+    The kind of a node is "gpu", "host" (a CPU), "storage" or "switch"; all nodes except switches are endpoints.
+    `host_of` contains the machine index of each node, or -1 for switches between machines. Links are directed. Every
+    link belongs to a channel with a limited capacity; the two directions of a half-duplex link share one channel.
 
     Arrays of shape (n_nodes,):
 
-    speed            compute speed relative to that of the node's device
+    speed            compute speed, relative to the catalogue speed of the node's device
     send_overhead    software time in seconds to send a message (o in LogGP)
     recv_overhead    software time in seconds to receive a message
     reduce_time      time in seconds to reduce one byte of received data
@@ -125,7 +126,7 @@ class Cluster:
 
     link_src, link_dst  source and destination node of each link
     link_bandwidth   bandwidth in bytes/s
-    link_efficiency  fraction of the bandwidth that is available to payload
+    link_efficiency  fraction of the bandwidth available for payload
     link_latency     latency in seconds
     link_kind        kind of the link, such as "nic" or "trunk"
     """
@@ -380,8 +381,9 @@ class Cluster:
 
     def no_route(self, src: int, dst: int) -> ConfigError:
         """Return the error to raise for two nodes without a path between them."""
+        source, target = self.node_names[src], self.node_names[dst]
         return ConfigError(
-            f"cluster {self.name!r}: there is no path from {self.node_names[src]!r} to {self.node_names[dst]!r}; "
+            f"cluster {self.name!r}: there is no path from {source!r} to {target!r}; "
             f"add a {'route' if self.routing == 'fixed' else 'link'}, or do not use both nodes"
         )
 

@@ -136,17 +136,18 @@ Texts: TypeAlias = npt.NDArray[np.str_]
 class LinkDetail:
     """Optional properties of a link, in SI units. The defaults describe an ideal link.
 
-    frame_header   bytes that each frame adds to its payload
+    frame_header   header bytes that each frame adds to its payload
     frame_payload  payload bytes per full frame; 0: messages are not divided into frames
-    burst          bytes that an idle link accumulates and may send at once (token bucket)
-    reverse_load   bandwidth that acknowledgements use in the opposite direction, as a fraction of the message's rate
-    transport      name of a transport in `PROTOCOLS`, such as "tcp-cubic"; messages between two nodes are queued on its
-                   connections. "": no transport, so every message is a flow, as on ideal links
-    connections    number of connections per pair of nodes; every message is divided among them
+    burst          number of bytes that a link can send at once after it has been idle (token-bucket size)
+    reverse_load   bandwidth that acknowledgements use in the opposite direction, as a fraction of the rate of the data
+    transport      transport protocol: a name in `PROTOCOLS`, such as "tcp-cubic". Messages between a pair of nodes are
+                   then queued on the connections of that pair. If empty, there is no transport: every message is an
+                   independent flow, as on ideal links
+    connections    number of connections per pair of nodes; every message is divided among these connections
     flow_rate      maximum rate of a connection in bytes/s; 0: no limit
     window         maximum bytes in flight per connection; 0: the transport's default
-    rendezvous     size in bytes above which a message waits until the receiver has answered a request; 0: no message
-                   waits
+    rendezvous     size in bytes above which a message is sent only after the receiver has answered a request; 0: no
+                   message waits
     loss           fraction of TCP segments that are lost
     unordered      whether the messages of a connection share its rate instead of waiting for each other
     warm           whether windows are already open, which avoids slow start
@@ -190,7 +191,7 @@ DETAIL_KEYS = tuple(field.name for field in dataclasses.fields(LinkDetail))
 
 @dataclass(frozen=True, eq=False)
 class LinkDetails:
-    """Properties of all links of a cluster: each field of :class:`LinkDetail` as an array of shape (n_links,)."""
+    """Properties of all links in a cluster. Each field of :class:`LinkDetail` is an array of shape (n_links,)."""
 
     frame_header: Floats
     frame_payload: Floats
@@ -325,8 +326,9 @@ def _consistent(detail: LinkDetail, mtu: float, where: str) -> LinkDetail:
         idle = [key for key in TRANSPORT_KEYS if getattr(detail, key) != getattr(_NONE, key)] + ["mtu"] * (mtu > 0)
         if idle:
             value = mtu if idle[0] == "mtu" else getattr(detail, idle[0])
+            key = idle[0]
             raise ConfigError(
-                f"{where}{idle[0]} = {shown(value)} has no effect without a transport; set transport to one of "
+                f"{where}{key} = {shown(value)} has no effect without a transport; set transport to one of "
                 f"{', '.join(map(repr, PROTOCOLS))}"
             )
         return detail
@@ -359,15 +361,15 @@ def collected(details: Collection[LinkDetail]) -> LinkDetails | None:
 
 @takes_fields_of(_Wanted)
 def with_detail(wanted: _Wanted) -> Cluster:
-    """Return a copy of a cluster in which all links of some kinds have new properties.
+    """Return a copy of a cluster in which the optional properties of all links of the given kinds are replaced.
 
-    cluster  the cluster, which is not changed
+    cluster  original cluster, which is not changed
     kinds    kinds of links to change, such as ["nic"]; None: all links between machines
-    mtu      frame size of the transport in bytes, which determines `frame_header` and `frame_payload`
+    mtu      frame size in bytes (MTU) of the transport; sets `frame_header` and `frame_payload`
 
-    The other parameters are described in :class:`LinkDetail`. Sizes and rates can also be strings such as "3 MiB" or
-    "5 Gbit/s". On its own, ``transport="ideal"`` removes transports but keeps frames, bursts, acknowledgements and
-    spread.
+    The other parameters are described in :class:`LinkDetail`; parameters that are omitted are reset to their defaults.
+    Sizes and rates can also be strings such as "3 MiB" or "5 Gbit/s". If ``transport="ideal"`` is the only property,
+    transports are removed, but frames, bursts, acknowledgements and spread are kept.
 
     Raises :class:`ConfigError` for an invalid number, an unknown transport, or a kind that no link has.
     """

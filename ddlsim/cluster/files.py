@@ -195,7 +195,7 @@ def interior(table: Mapping[str, object], place: str) -> tuple[Interior, list[st
     only_gpu = {field.name for field in fields(MultiGpu)} - {field.name for field in fields(Host)}
     for key in sorted(table.keys() & only_gpu):
         raise ConfigError(
-            f"{place}.{key} = {shown(table[key])} applies to machines with GPUs only; add n_gpus or remove it"
+            f"{place}.{key} = {shown(table[key])} applies only to machines with GPUs; add n_gpus or remove {key}"
         )
     return _call(Host, table, place)
 
@@ -277,7 +277,7 @@ def parse_file(table: Table, settings: Sequence[str] = ()) -> ClusterFile:
     if file.generator is not None:
         for key in ("hosts", "switches", "links", "nodes", "edges", "grid"):
             if getattr(file, key):
-                raise ConfigError(f"{key} and [generator] exclude each other; remove one of them")
+                raise ConfigError(f"{key} cannot be combined with [generator]; remove one of them")
     elif file.host is not None:
         raise ConfigError("[host] requires [generator]; move its keys to [[hosts]]")
     return file

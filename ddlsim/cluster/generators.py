@@ -183,13 +183,13 @@ def _grid_pairs(sizes: Sequence[Places]) -> Iterator[tuple[int, int]]:
 
 @takes_fields_of(_Plain)
 def ring(wanted: _Plain) -> Graph:
-    """Build a ring of machines that forward messages to their neighbours.
+    """Build a ring of machines: each is linked to two neighbours and forwards messages for other machines.
 
     n_hosts             number of machines
     bandwidth, latency  bandwidth and latency of every link, such as "10 Gbit/s" and "1 us"
-    efficiency          fraction of the bandwidth that is available to payload
-    host                machine at every position, a :class:`~ddlsim.cluster.Host` or :class:`~ddlsim.cluster.MultiGpu`
-    reverse_bandwidth   bandwidth from machine i + 1 to machine i; None: equal in both directions
+    efficiency          fraction of the bandwidth available for payload
+    host                type of every machine, a :class:`~ddlsim.cluster.Host` or :class:`~ddlsim.cluster.MultiGpu`
+    reverse_bandwidth   bandwidth from machine i + 1 to machine i; None: the same in both directions
     shared              whether the links are half-duplex
     """
     return _direct("ring", [wanted.n_hosts], wanted)
@@ -197,13 +197,13 @@ def ring(wanted: _Plain) -> Graph:
 
 @takes_fields_of(_Plain)
 def line(wanted: _Plain) -> Graph:
-    """Build a line of machines that forward messages to their neighbours.
+    """Build a line of machines: each is linked to its neighbours and forwards messages for other machines.
 
     n_hosts             number of machines
     bandwidth, latency  bandwidth and latency of every link, such as "10 Gbit/s" and "1 us"
-    efficiency          fraction of the bandwidth that is available to payload
-    host                machine at every position, a :class:`~ddlsim.cluster.Host` or :class:`~ddlsim.cluster.MultiGpu`
-    reverse_bandwidth   bandwidth from machine i + 1 to machine i; None: equal in both directions
+    efficiency          fraction of the bandwidth available for payload
+    host                type of every machine, a :class:`~ddlsim.cluster.Host` or :class:`~ddlsim.cluster.MultiGpu`
+    reverse_bandwidth   bandwidth from machine i + 1 to machine i; None: the same in both directions
     shared              whether the links are half-duplex
     """
     n = wanted.n_hosts
@@ -216,9 +216,9 @@ def fully_connected(wanted: _Plain) -> Graph:
 
     n_hosts             number of machines
     bandwidth, latency  bandwidth and latency of every link, such as "10 Gbit/s" and "1 us"
-    efficiency          fraction of the bandwidth that is available to payload
-    host                machine at every position, a :class:`~ddlsim.cluster.Host` or :class:`~ddlsim.cluster.MultiGpu`
-    reverse_bandwidth   bandwidth towards the machine with the lower number; None: equal in both directions
+    efficiency          fraction of the bandwidth available for payload
+    host                type of every machine, a :class:`~ddlsim.cluster.Host` or :class:`~ddlsim.cluster.MultiGpu`
+    reverse_bandwidth   bandwidth towards the machine with the lower number; None: the same in both directions
     shared              whether the links are half-duplex
     """
     n = wanted.n_hosts
@@ -237,17 +237,17 @@ class _Torus(_Fabric):
 def torus(wanted: _Torus) -> Graph:
     """Build a torus of machines, numbered in row-major order.
 
-    sizes               machines per dimension, such as (8, 8) or (4, 4, 4). Two machines along a dimension of size 2
-                        have one link, not two
+    sizes               numbers of machines along the dimensions, such as (8, 8) or (4, 4, 4). Along a dimension of size
+                        2, the two machines are connected by one link, not two
     bandwidth, latency  bandwidth and latency of the links of the torus, such as "10 Gbit/s" and "1 us"
-    efficiency          fraction of the bandwidth that is available to payload
-    host                machine at every position, a :class:`~ddlsim.cluster.Host` or :class:`~ddlsim.cluster.MultiGpu`
-    slices              number of tori of this size. If there are several, every machine also has a link to a switch
-                        that connects the slices
+    efficiency          fraction of the bandwidth available for payload
+    host                type of every machine, a :class:`~ddlsim.cluster.Host` or :class:`~ddlsim.cluster.MultiGpu`
+    slices              number of tori (slices) of this size. If there are several, every machine also has a link to a
+                        switch that connects the slices
     nic_bandwidth       bandwidth of the links to that switch; None: `bandwidth`
     nic_latency         latency of the links to that switch; None: `latency`
 
-    Routing is in dimension order, starting with the first dimension.
+    Messages are routed in dimension order, starting with the first dimension.
     """
     sizes, n_slices = wanted.sizes, wanted.slices
     if not isinstance(sizes, list | tuple) or not 1 <= len(sizes) <= MAX_DIMS:
@@ -275,18 +275,18 @@ class _Cube(_Fabric):
 
 @takes_fields_of(_Cube)
 def hypercube(wanted: _Cube) -> Graph:
-    """Build a hypercube of 2 ** n_dims machines, with links between machines whose numbers differ in one bit.
+    """Build a hypercube of 2 ** n_dims machines, with links between machines whose numbers differ in exactly one bit.
 
-    n_dims              number of dimensions, that is, of links per machine
+    n_dims              number of dimensions, which is also the number of links per machine
     bandwidth, latency  bandwidth and latency of every link, such as "10 Gbit/s" and "1 us"
-    efficiency          fraction of the bandwidth that is available to payload
-    host                machine at every position, a :class:`~ddlsim.cluster.Host` or :class:`~ddlsim.cluster.MultiGpu`
+    efficiency          fraction of the bandwidth available for payload
+    host                type of every machine, a :class:`~ddlsim.cluster.Host` or :class:`~ddlsim.cluster.MultiGpu`
 
-    Messages are routed along the highest differing bit first.
+    Routes correct the differing bits of the machine numbers one at a time, starting with the highest bit.
     """
     n_dims = wanted.n_dims
     if n_dims > MAX_NODES.bit_length():
-        raise ConfigError(f"n_dims = {n_dims} makes 2 ** {n_dims} machines, more than {MAX_NODES}; lower it")
+        raise ConfigError(f"n_dims = {n_dims} makes 2 ** {n_dims} machines, more than {MAX_NODES}; lower n_dims")
     return _direct("hypercube", [2] * n_dims, wanted)
 
 
@@ -295,13 +295,13 @@ def hypercube(wanted: _Cube) -> Graph:
 
 @takes_fields_of(_Plain)
 def star(wanted: _Plain) -> Graph:
-    """Build a star: machines connected to one non-blocking switch.
+    """Build a star network: all machines are connected to one non-blocking switch.
 
     n_hosts             number of machines
     bandwidth, latency  bandwidth and latency of every link, such as "10 Gbit/s" and "1 us"
-    efficiency          fraction of the bandwidth that is available to payload
-    host                machine at every position, a :class:`~ddlsim.cluster.Host` or :class:`~ddlsim.cluster.MultiGpu`
-    reverse_bandwidth   bandwidth from the switch to a machine; None: equal in both directions
+    efficiency          fraction of the bandwidth available for payload
+    host                type of every machine, a :class:`~ddlsim.cluster.Host` or :class:`~ddlsim.cluster.MultiGpu`
+    reverse_bandwidth   bandwidth from the switch to a machine; None: the same in both directions
     shared              whether the links are half-duplex
     """
     link, n_hosts = wanted.link, wanted.n_hosts
@@ -328,13 +328,13 @@ def leaf_spine(wanted: _LeafSpine) -> Graph:
     n_leaves, n_spines  numbers of leaf and spine switches
     hosts_per_leaf      number of machines per leaf switch
     bandwidth, latency  bandwidth and latency of the machines' links, such as "10 Gbit/s" and "1 us"
-    efficiency          fraction of the bandwidth that is available to payload
-    host                machine at every position, a :class:`~ddlsim.cluster.Host` or :class:`~ddlsim.cluster.MultiGpu`
+    efficiency          fraction of the bandwidth available for payload
+    host                type of every machine, a :class:`~ddlsim.cluster.Host` or :class:`~ddlsim.cluster.MultiGpu`
     trunk_bandwidth     bandwidth of each trunk; None: derived from `oversubscription`
     trunk_latency       latency of each trunk; None: `latency`
-    oversubscription    ratio of the total bandwidth of a leaf's machines to that of its trunks
-    rail_optimised      whether NIC j of every machine in a group of `hosts_per_leaf` machines is connected to leaf j of
-                        that group. If so, `n_leaves` must be a multiple of the number of NICs
+    oversubscription    total bandwidth of a leaf's machines, divided by the total bandwidth of its trunks
+    rail_optimised      whether NIC j of each machine in a group of `hosts_per_leaf` machines is connected to the
+                        group's j-th leaf. If so, `n_leaves` must be a multiple of the number of NICs
     routing             policy that chooses among the shortest paths, such as "d-mod-k", "ecmp" or "spray"
     """
     link, n_nics, n_leaves, n_spines = wanted.link, wanted.n_nics, wanted.n_leaves, wanted.n_spines
@@ -369,10 +369,10 @@ class _FatTree(_Trunked):
 def fat_tree(wanted: _FatTree) -> Graph:
     """Build the k-ary fat tree of Al-Fares, Loukissas and Vahdat (SIGCOMM 2008) with k**3 / 4 machines.
 
-    k                   number of ports per switch, an even number
+    k                   number of ports per switch; must be even
     bandwidth, latency  bandwidth and latency of the machines' links, such as "10 Gbit/s" and "1 us"
-    efficiency          fraction of the bandwidth that is available to payload
-    host                machine at every position, a :class:`~ddlsim.cluster.Host` or :class:`~ddlsim.cluster.MultiGpu`
+    efficiency          fraction of the bandwidth available for payload
+    host                type of every machine, a :class:`~ddlsim.cluster.Host` or :class:`~ddlsim.cluster.MultiGpu`
     trunk_bandwidth     bandwidth of the links between switches; None: `bandwidth`
     trunk_latency       latency of the links between switches; None: `latency`
     routing             policy that chooses among the shortest paths, such as "d-mod-k", "ecmp" or "spray"
@@ -409,18 +409,18 @@ class _Racks(_Oversubscribed):
 
 @takes_fields_of(_Racks)
 def racks(wanted: _Racks) -> Graph:
-    """Build racks with one switch each, connected to a core switch by one trunk per rack.
+    """Build a network of racks, each with one switch and a trunk that connects this switch to a core switch.
 
-    With two racks, a single trunk connects them directly.
+    If there are only two racks, a single trunk connects their switches directly.
 
     n_racks             number of racks
     hosts_per_rack      number of machines per rack
     bandwidth, latency  bandwidth and latency of the machines' links, such as "10 Gbit/s" and "1 us"
-    efficiency          fraction of the bandwidth that is available to payload
-    host                machine at every position, a :class:`~ddlsim.cluster.Host` or :class:`~ddlsim.cluster.MultiGpu`
+    efficiency          fraction of the bandwidth available for payload
+    host                type of every machine, a :class:`~ddlsim.cluster.Host` or :class:`~ddlsim.cluster.MultiGpu`
     trunk_bandwidth     bandwidth of each trunk; None: derived from `oversubscription`
     trunk_latency       latency of each trunk; None: `latency`
-    oversubscription    ratio of the total bandwidth of a rack's machines to that of its trunk
+    oversubscription    total bandwidth of a rack's machines, divided by the bandwidth of its trunk
     """
     link, n_nics, n_racks, hosts_per_rack = wanted.link, wanted.n_nics, wanted.n_racks, wanted.hosts_per_rack
     trunk = wanted.trunk(link, hosts_per_rack * n_nics, 1)
@@ -451,7 +451,7 @@ def two_racks(wanted: _TwoRacks) -> Graph:
 
     hosts_per_rack  number of machines per rack
 
-    The other arguments are those of :func:`racks`.
+    The other arguments are described in :func:`racks`.
     """
     return racks(2, **vars(wanted))
 
@@ -476,16 +476,17 @@ def dragonfly(wanted: _Dragonfly) -> Graph:
     """Build a dragonfly with minimal routing (Kim, Dally, Scott and Abts, ISCA 2008).
 
     n_groups      number of groups of routers
-    group_shape   routers per group: (a,) for a fully connected group, or (rows, columns) for Cray's Aries (Faanes et
-                  al., SC 2012), where each router is linked to all others in its row and its column
+    group_shape   routers per group: ``(n,)`` for n routers that are all linked to each other, or ``(rows, columns)`` as
+                  in Cray's Aries (Faanes et al., SC 2012), where each router is linked to all others in its row and in
+                  its column
     hosts_per_router
                   number of machines connected to each router
     bandwidth, latency
                   bandwidth and latency of the machines' links, such as "10 Gbit/s" and "1 us". They also apply to the
                   links inside groups unless `local_bandwidth` and `local_latency` are set, and to the links between
                   groups unless `global_bandwidth` and `global_latency` are set
-    efficiency    fraction of the bandwidth that is available to payload
-    host          machine at every position, a :class:`~ddlsim.cluster.Host` or :class:`~ddlsim.cluster.MultiGpu`
+    efficiency    fraction of the bandwidth available for payload
+    host          type of every machine, a :class:`~ddlsim.cluster.Host` or :class:`~ddlsim.cluster.MultiGpu`
     global_links  number of links between each pair of groups, distributed round-robin over the routers of a group
     local_cables  for each dimension of the group, the number of parallel cables between two routers, which are modelled
                   as one link with their total bandwidth
@@ -503,7 +504,7 @@ def dragonfly(wanted: _Dragonfly) -> Graph:
     places = n_groups * per_group * hosts_per_router
     n_hosts = places if wanted.n_hosts is None else wanted.n_hosts
     if n_hosts > places:
-        raise ConfigError(f"n_hosts = {n_hosts} exceeds the {places} positions of this dragonfly; lower it")
+        raise ConfigError(f"n_hosts = {n_hosts} exceeds the {places} positions of this dragonfly; lower n_hosts")
     link = wanted.link
     local = trunk_of(link, wanted.local_bandwidth, wanted.local_latency)
     between = trunk_of(link, wanted.global_bandwidth, wanted.global_latency)

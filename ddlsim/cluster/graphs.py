@@ -79,7 +79,7 @@ def _directed_links(graph: nx.Graph[Any], where: str) -> Iterator[_Link]:
         edges = [(u, v, 0, data) for u, v, data in graph.edges(data=True)]
     for u, v, key, data in edges:
         if u == v:
-            raise ConfigError(f"{where}: edge {u!r} - {v!r} connects a node to itself; remove it")
+            raise ConfigError(f"{where}: edge {u!r} - {v!r} connects a node to itself; remove the edge")
         if "reverse_bandwidth" in data:
             remedy = f"set bandwidth on the edge {v!r} -> {u!r}"
             if not graph.is_directed():
@@ -108,7 +108,7 @@ def from_graph(graph: nx.Graph[Any], name: str | None = None) -> Cluster:
     index: dict[Hashable, int] = {node: i for i, node in enumerate(graph.nodes)}
     names = tuple(str(node) for node in index)
     if len(set(names)) < len(names):
-        raise ConfigError(f"{where}: two nodes have the same name when converted to text; rename one")
+        raise ConfigError(f"{where}: two nodes have the same name when converted to strings; rename one of them")
     grid = graph.graph.get("grid", ())
     if not isinstance(grid, list | tuple) or not all(type(size) is int and size > 0 for size in grid):
         raise ConfigError(f"{where}: grid = {shown(grid)} must be a list of sizes like [8, 8]")
@@ -124,7 +124,8 @@ def from_graph(graph: nx.Graph[Any], name: str | None = None) -> Cluster:
     n_machines = len({host for host, kind in hosts if host >= 0 and kind != "storage"})
     if grid and routing != "dimension-order" and math.prod(grid) != n_machines:
         raise ConfigError(
-            f"{where}: grid = {list(grid)} does not match the number of machines, {n_machines}; correct it"
+            f"{where}: grid = {list(grid)} does not match the number of machines, {n_machines}; correct the sizes of "
+            "the grid"
         )
     title = _text(graph.graph, "title", "", where) or ""
     texts = {key: _texts(graph.graph.get(key, ()), f"{where}: {key}") for key in ("sources", "notes")}
@@ -185,7 +186,7 @@ def _cost_columns(graph: nx.Graph[Any], host_of: list[int], n_hosts: int, where:
             place = f"{where}: node {str(name)!r}"
             if (data.get("kind", "host") == "switch") != (key == "power"):
                 kinds = "switches" if key == "power" else "endpoints"
-                raise ConfigError(f"{place}: {key} applies to {kinds} only; remove it")
+                raise ConfigError(f"{place}: {key} applies only to {kinds}; remove {key}")
             number = nonnegative(data[key], "power" if key == "power" else "price", f"{place}: {key}")
             at = host_of[node] if key == "price" else node
             if not np.isnan(columns[key][at]) and columns[key][at] != number:
@@ -206,7 +207,7 @@ def _operation_times(graph: nx.Graph[Any], where: str) -> dict[str, Any]:
         if "operations" in data:
             place = f"{where}: node {str(name)!r}"
             if data.get("kind") != "storage":
-                raise ConfigError(f"{place}: operations applies to storages only; remove it")
+                raise ConfigError(f"{place}: operations applies only to storage nodes; remove operations")
             times[node] = 1.0 / positive(data["operations"], None, f"{place}: operations")
     return {"operation_time": times} if times.any() else {}
 
@@ -288,7 +289,7 @@ def _check_shared(channel: Any, columns: Any, kinds: list[str], listed: list[_Li
             u, v, _, _ = listed[link]
             raise ConfigError(
                 f"{where}: shared edge {u!r} -> {v!r}: bandwidth, efficiency and kind must equal those of "
-                f"{v!r} -> {u!r}, because both share one capacity; make them equal or remove shared"
+                f"{v!r} -> {u!r}, because the two directions share one capacity; use equal values or remove shared"
             )
 
 
@@ -308,10 +309,12 @@ def _with_fixed_routes(cluster: Cluster, routes: object, where: str) -> Cluster:
             if hop not in link_of:
                 u, v = (cluster.node_names[node] for node in hop)
                 raise ConfigError(
-                    f"{place} = {shown(path)}: there is no link from {u!r} to {v!r}; add it or correct the path"
+                    f"{place} = {shown(path)}: there is no link from {u!r} to {v!r}; add the link or correct the path"
                 )
         if (nodes[0], nodes[-1]) in fixed:
-            raise ConfigError(f"{place} = {shown(path)} is the second route between these nodes; remove one of them")
+            raise ConfigError(
+                f"{place} = {shown(path)} is a second route between its end nodes; remove one of the two routes"
+            )
         fixed[nodes[0], nodes[-1]] = tuple(link_of[hop] for hop in itertools.pairwise(nodes))
     return dataclasses.replace(cluster, fixed_routes=fixed)
 

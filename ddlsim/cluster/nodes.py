@@ -57,18 +57,19 @@ Price = Annotated[Quantity, quantity("price", zero=True)]
 @checked
 @dataclass(frozen=True)
 class Host:
-    """A machine with a single processor, which is its only endpoint.
+    """A machine with a single processor, which is the machine's only endpoint.
 
     Use :class:`MultiGpu` for machines with GPUs, even for a single GPU.
 
-    device            name of the processor in the device catalogue, or the path of a device file; required to predict
+    device            name of the processor in the device catalogue, or the path to a device file; required to predict
                       compute times
-    speed             compute speed relative to that of the device; 0.5: every computation takes twice as long
+    speed             compute speed relative to the catalogue speed of the device; with 0.5, every computation takes
+                      twice as long
     send_overhead     software time in seconds to send a message (o in LogGP, Alexandrov et al. 1995)
     recv_overhead     software time in seconds to receive a message
-    reduce_bandwidth  rate in bytes/s at which received data are reduced; None: reduction takes no time
+    reduce_bandwidth  rate in bytes/s at which received data is reduced; None: reduction takes no time
     price             price of the machine, such as "3.06 USD/h"; None: unknown
-    device_price      additional price of the device, if it is charged separately; None: it is not
+    device_price      additional price of the device, if it is charged separately from the machine
     """
 
     device: str | None = None
@@ -86,18 +87,17 @@ class MultiGpu:
     """A machine with several GPUs. All bandwidths are per direction.
 
     n_gpus            number of GPUs
-    inside            topology inside the machine. "nvswitch": every GPU has a link of `nvlink_bandwidth` to one
-                      crossbar; "nvlink_mesh": every pair of GPUs has a link of `nvlink_bandwidth`; "hybrid_cube_mesh":
-                      8 GPUs as in the DGX-1 V100, with one or two NVLinks per pair, each of `nvlink_bandwidth`;
-                      "pcie_tree": no NVLink
-    device            name of the GPU in the device catalogue, or the path of a device file
-    cpu               name of the CPU in the device catalogue, for a "host" node on which parameter servers can run
+    inside            topology inside the machine. "nvswitch": every GPU has an NVLink to a single crossbar;
+                      "nvlink_mesh": every pair of GPUs has an NVLink; "hybrid_cube_mesh": 8 GPUs as in the DGX-1 V100,
+                      with one or two NVLinks between connected pairs; "pcie_tree": no NVLinks
+    device            name of the GPU in the device catalogue, or the path to a device file
+    cpu               name of the CPU in the device catalogue. The CPU is a "host" node, on which parameter servers can
+                      run
     pcie_bandwidth, pcie_latency
                       bandwidth and latency of each PCIe link
-    cpu_bandwidth     bandwidth of the links between PCIe switches and CPU; None: `pcie_bandwidth`
+    cpu_bandwidth     bandwidth of the links between the PCIe switches and the CPU; None: `pcie_bandwidth`
     nvlink_bandwidth, nvlink_latency, nvlink_efficiency
-                      bandwidth and latency of each NVLink, and the fraction of the bandwidth that is available to
-                      payload
+                      bandwidth and latency of each NVLink, and the fraction of the bandwidth available for payload
     n_pcie_switches   number of PCIe switches, each with one link to the CPU; GPUs are distributed over them in order
     n_nics            number of NICs. A single NIC is attached to the CPU, or to the PCIe switch if there is only one.
                       Several NICs are distributed over the PCIe switches in order: with 32 NICs and 8 switches of one
@@ -202,7 +202,8 @@ def _endpoint(interior: Interior, host: str, device: str | None) -> dict[str, An
 def _check(host: MultiGpu) -> None:
     if host.inside == "hybrid_cube_mesh" and host.n_gpus != 8:
         raise ConfigError(
-            f"host: n_gpus = {host.n_gpus} is incompatible with inside = 'hybrid_cube_mesh', which has 8 GPUs"
+            f"host: n_gpus = {host.n_gpus} is incompatible with inside = 'hybrid_cube_mesh', which has 8 GPUs; use "
+            "n_gpus = 8"
         )
     if host.inside != "pcie_tree" and host.nvlink_bandwidth is None:
         raise ConfigError(
@@ -211,7 +212,7 @@ def _check(host: MultiGpu) -> None:
     if host.inside == "pcie_tree" and host.nvlink_bandwidth is not None:
         raise ConfigError(
             f"host: nvlink_bandwidth = {host.nvlink_bandwidth!r} has no effect with inside = 'pcie_tree'; "
-            f"remove it or choose inside = 'nvlink_mesh'"
+            f"remove nvlink_bandwidth or choose inside = 'nvlink_mesh'"
         )
 
 

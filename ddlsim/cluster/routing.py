@@ -226,7 +226,7 @@ def _grid_links(cluster: Cluster) -> Ints:
     where = f"cluster {cluster.name!r}"
     if int(np.prod(shape)) != n or not shape:
         raise ConfigError(
-            f"{where}: grid = {list(shape)} does not match the number of nodes, {n}; correct or remove it"
+            f"{where}: grid = {list(shape)} does not match the number of nodes, {n}; correct or remove the grid"
         )
     link_of = widest_links(cluster)
     table = np.zeros((n, len(shape), 2), dtype=np.int64)
@@ -238,10 +238,10 @@ def _grid_links(cluster: Cluster) -> Ints:
                 if node == other:
                     continue
                 if (node, other) not in link_of:
-                    names = cluster.node_names[node], cluster.node_names[other]
+                    source, target = cluster.node_names[node], cluster.node_names[other]
                     raise ConfigError(
-                        f"{where}: grid = {list(shape)} requires a link from {names[0]!r} to {names[1]!r}; "
-                        f"add it or use routing = 'shortest'"
+                        f"{where}: grid = {list(shape)} requires a link from {source!r} to {target!r}; "
+                        f"add the link or use routing = 'shortest'"
                     )
                 table[node, dim, way] = link_of[node, other]
     return table

@@ -62,8 +62,8 @@ def add_storage(graph: Graph, storage: Storage, where: str) -> None:
     bandwidth, latency = storage.bandwidth, storage.latency
     if bandwidth is None and told is None:
         raise ConfigError(
-            f"{where}: bandwidth is missing, and no machine is connected to {at!r} whose link it could default to; "
-            "set it"
+            f"{where}: bandwidth is missing, and has no default, because no machine is connected to {at!r}; set "
+            "bandwidth"
         )
     usual: Mapping[str, Any] = told or {}
     operations = {} if storage.operations is None else {"operations": storage.operations}
@@ -86,8 +86,8 @@ def _place(graph: Graph, at: str | None, where: str) -> str:
     if len(switches) != 1:
         some = ", ".join(switches[:4]) or "none"
         raise ConfigError(
-            f"{where}: at is missing, and the cluster has {len(switches)} switches between machines ({some}) instead "
-            "of one; set it to the node to connect the storage to"
+            f"{where}: 'at' is missing, and has no default, because the cluster has {len(switches)} switches between "
+            f"machines ({some}) instead of one; set 'at' to the node to which the storage is connected"
         )
     return switches[0]
 
@@ -109,14 +109,15 @@ def with_storage(
 ) -> Cluster:  # fmt: skip
     """Return a copy of a cluster with an additional storage node for data sets and checkpoints.
 
-    cluster     bundled name, path, networkx graph or :class:`~ddlsim.cluster.Cluster`
-    name        name of the storage, for ``Input(storage=...)`` and ``Checkpoints(to=...)``
+    cluster     cluster to copy: a bundled name, path, networkx graph or :class:`~ddlsim.cluster.Cluster`
+    name        name of the storage node, to be used in ``Input(storage=...)`` and ``Checkpoints(to=...)``
     read        total read bandwidth in bytes/s, shared by all readers
     write       total write bandwidth in bytes/s; None: equal to `read`
-    operations  maximum number of read and write operations per second, whatever their size; None: no limit
-    at          node to which the storage is connected, such as a switch; None: the only switch between the machines
-    bandwidth   bandwidth of the link to `at` in bytes/s; None: that of the machines' links to `at`
-    latency     latency of the link to `at` in seconds; None: that of the machines' links to `at`
+    operations  maximum number of read and write operations per second, regardless of their size; None: no limit
+    at          node to which the storage is connected, such as a switch; None: the switch between the machines, if
+                there is only one
+    bandwidth   bandwidth of the link to `at` in bytes/s; None: the bandwidth of the machines' links to `at`
+    latency     latency of the link to `at` in seconds; None: the latency of the machines' links to `at`
 
     Raises ConfigError if `at` is not a node of the cluster, or if the name is already taken.
     """
@@ -135,30 +136,31 @@ def with_storage(
 class Endpoints:
     """CPU cores that each machine reserves for communication, such as oneCCL's worker threads.
 
-    Each reserved core is an endpoint, which sends and receives while the other cores compute (Sridharan et al. 2018,
-    arXiv:1801.08030).
+    Each reserved core is an endpoint that sends and receives messages while the other cores compute (Sridharan et al.
+    2018, arXiv:1801.08030).
 
     cores         number of reserved cores per machine
-    of            total number of cores per machine
-    bandwidth     maximum bytes/s of one endpoint in each direction; None: no limit. The bandwidth of a machine is the
-                  smaller of its link bandwidth and the total of its endpoints
-    message_rate  maximum messages/s of one endpoint; None: no limit. Every message is divided among all endpoints of a
-                  machine, and each endpoint processes its parts one at a time
+    total_cores   total number of cores per machine
+    bandwidth     maximum rate of one endpoint in each direction, in bytes/s; None: no limit. The bandwidth of a machine
+                  is the smaller of its link bandwidth and the total bandwidth of its endpoints
+    message_rate  maximum number of messages per second of one endpoint; None: no limit. Every message is divided among
+                  all endpoints of a machine, and each endpoint processes its parts one at a time
 
-    ``Endpoints(2, 32).on("cori-haswell")`` returns a cluster for any strategy. Without endpoints, machines compute with
-    all cores; use ``overlap=WhileWaiting("layer")`` if messages make progress only while the cores are idle.
+    ``Endpoints(2, 32).on("cori-haswell")`` returns a cluster that can be used with any strategy. Without endpoints,
+    machines compute with all cores; use ``overlap=WhileWaiting("layer")`` if messages make progress only while the
+    cores are idle.
     """
 
     cores: Count
-    of: Count
+    total_cores: Count
     bandwidth: Bandwidth | None = None
     message_rate: Annotated[float | str, quantity("rate")] | None = None
 
     def __post_init__(self) -> None:
-        if self.cores >= self.of:
+        if self.cores >= self.total_cores:
             raise ConfigError(
-                f"Endpoints: cores = {self.cores}: must leave some of the {self.of} cores for computation; use at most "
-                f"{max(self.of - 1, 0)}"
+                f"Endpoints: cores = {self.cores}: must leave some of the {self.total_cores} cores for computation; "
+                f"use at most {max(self.total_cores - 1, 0)}"
             )
 
     @checked
@@ -178,7 +180,7 @@ class Endpoints:
                 "whose workers are CPUs"
             )
         speed, overhead = loaded.speed.copy(), loaded.send_overhead.copy()
-        speed[workers] *= (self.of - self.cores) / self.of
+        speed[workers] *= (self.total_cores - self.cores) / self.total_cores
         if self.message_rate is not None:
             overhead[workers] += 1.0 / si(self.message_rate, "rate")
         limited = loaded.link_bandwidth
@@ -186,7 +188,7 @@ class Endpoints:
             theirs = np.isin(loaded.link_src, workers) | np.isin(loaded.link_dst, workers)
             most = self.cores * si(self.bandwidth, "bandwidth") / loaded.link_efficiency
             limited = np.where(theirs, np.minimum(limited, most), limited)
-        note = f"{self.cores} of {self.of} cores are endpoints" + (
+        note = f"{self.cores} of {self.total_cores} cores are endpoints" + (
             "" if self.bandwidth is None else f", {size(si(self.bandwidth, 'bandwidth'))}/s each"
         )
         changed = dataclasses.replace(loaded, speed=speed, send_overhead=overhead, notes=(*loaded.notes, note))

@@ -62,7 +62,8 @@ def validate(schedule: Schedule) -> None:
     if schedule.kind not in KINDS:
         raise unknown_name("kind of collective", schedule.kind, KINDS)
     if schedule.n_ranks < 1 or schedule.n_chunks < 1 or schedule.copies < 1:
-        raise ConfigError("n_ranks, n_chunks and copies must be at least 1")
+        sizes = f"n_ranks = {schedule.n_ranks}, n_chunks = {schedule.n_chunks}, copies = {schedule.copies}"
+        raise ConfigError(f"{sizes}: all three must be at least 1")
     weight = schedule.chunk_weight
     if weight is not None and not (
         weight.shape == (schedule.n_chunks,) and np.isfinite(weight).all() and weight.min() > 0
@@ -109,7 +110,7 @@ def _validate_round(schedule: Schedule, round: Round, where: str) -> None:
                 f"{where}: {name} must be an int64 array of the same length as src; build rounds with messages()"
             )
     if len(round.src) == 0 or round.repeat < 1:
-        raise ConfigError(f"{where}: no messages, or repeat < 1; remove the round")
+        raise ConfigError(f"{where}: the round has no messages, or repeat is below 1; remove the round")
     least = 0 if round.header > 0 and not round.count.any() else 1
     limits = (("src", 0, n_ranks), ("dst", 0, n_ranks), ("start", 0, n_chunks), ("count", least, n_chunks + 1))
     for name, low, high in limits:
@@ -235,9 +236,9 @@ def _compare(schedule: Schedule, state: Marks, written: Ints, marks: Marks) -> N
         if wrong.any():
             place, chunk = np.argwhere(wrong)[0]
             rank = int(group[place])
-            held = _described(total[rank, chunk], expected[place, chunk])
-            origin = _origin(schedule, int(written[rank, chunk]))
-            raise ConfigError(f"{origin} rank {rank}, chunk {chunk} ends with {held}")
+            contents = _described(total[rank, chunk], expected[place, chunk])
+            last_message = _origin(schedule, int(written[rank, chunk]))
+            raise ConfigError(f"{last_message} rank {rank}, chunk {chunk} ends with {contents}")
 
 
 def promise(schedule: Schedule, group: Ints, n_chunks: int, marks: Marks) -> tuple[Marks, Flags]:
@@ -268,7 +269,7 @@ def _origin(schedule: Schedule, number: int) -> str:
         if number < len(lane):
             return f"lane {i}, round {number} (the last to write here):"
         number -= len(lane)
-    raise AssertionError("the schedule has no round with this number")
+    raise AssertionError(f"round {number} is beyond the last round of the schedule")
 
 
 def _described(held: Marks, expected: Marks) -> str:

@@ -218,7 +218,7 @@ def _users(schedule: Schedule) -> Ints:
 def _same_chunks(schedules: Sequence[Schedule], weights: bool = True) -> list[Schedule]:
     """Cut all schedules in the same number of chunks; raise ConfigError if they cannot go together."""
     if not schedules:
-        raise ConfigError("nothing to combine; pass at least one schedule")
+        raise ConfigError("there are no schedules to combine; pass at least one")
     if len({(s.n_ranks, s.copies) for s in schedules}) > 1:
         raise ConfigError("schedules can be combined only if they have the same n_ranks (see on_ranks) and copies")
     n_chunks = math.lcm(*(s.n_chunks for s in schedules))

@@ -305,8 +305,7 @@ def nccl_time(
     size = si(nbytes, "bytes")
     if nodes is not None and ranks is not None:
         raise ConfigError(
-            f"nccl_time: ranks = {ranks} and nodes exclude each other, because nodes has one entry per rank; remove "
-            "ranks"
+            f"nccl_time: ranks = {ranks} cannot be combined with nodes, which has one entry per rank; remove ranks"
         )
     if nodes is not None and not (len(set(nodes)) == len(nodes) and np.isin(nodes, loaded.workers).all()):
         raise ConfigError(f"nccl_time: nodes = {nodes}: must be distinct workers of {loaded.name!r}")

@@ -22,17 +22,18 @@ Tensors = Sequence[tuple[str, tuple[int, ...]]]
 @checked
 @dataclass(frozen=True)
 class Compression:
-    """Compression settings of a run, as in ``simulate(..., compression=Compression(TopK(0.01), down=FP16()))``.
+    """Compression settings for a run, as in ``simulate(..., compression=Compression(TopK(0.01), down=FP16()))``.
 
     compressor  compressor of the workers' gradients
-    down        compressor of the parameter servers' replies; None: replies are uncompressed, with 4 bytes per element
-    cost        time to encode and decode: "radix", "sort", or a :class:`CodecCost` that applies to all workers and
-                servers. None: "radix"
+    down        compressor of the parameter servers' replies; None: replies are not compressed and take 4 bytes per
+                element
+    cost        how encoding and decoding times are estimated: "radix" (the default), "sort", or a :class:`CodecCost`
+                that applies to all workers and servers
 
-    With "radix" and "sort", a worker takes as long as its device needs to move the bytes that are read and written or,
-    if this takes longer, to launch the kernels. Servers take no time. "radix" finds the k largest elements by radix
-    selection. "sort" finds them by sorting, as frameworks did until 2021; for ``torch.topk``, it uses a time measured
-    on a V100 (:data:`~ddlsim.compression.cost.SORT_V100`).
+    With "radix" and "sort", the time on a worker is the time to read and write the bytes or the time to launch the
+    kernels, whichever is longer. On servers, encoding and decoding take no time. "radix" assumes that the k largest
+    elements are found by radix selection. "sort" assumes that they are found by sorting, as in frameworks until 2021;
+    for ``torch.topk``, it uses a time measured on a V100 (:data:`~ddlsim.compression.cost.SORT_V100`).
     """
 
     compressor: Annotated[AnyCompressor, A_COMPRESSOR]

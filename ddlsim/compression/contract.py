@@ -36,14 +36,14 @@ class Traits:
     n_rounds      number of messages that a worker sends per exchange, 1 or 2. The method ``follow_up`` computes the
                   second message from the combined first messages
     unbiased      whether the expected value of decode(encode(g)) is g
-    not_summable  reason why payloads cannot be summed in transit; empty if `collective` is "all_reduce"
-    no_feedback   reason why ErrorFeedback must not wrap the compressor; empty if wrapping is allowed
+    not_summable  why payloads cannot be summed in transit; empty if `collective` is "all_reduce"
+    no_feedback   why ErrorFeedback must not wrap the compressor; empty if wrapping is allowed
 
-    The next fields estimate its cost (:func:`ddlsim.compression.cost.encode_traffic`). A pass reads or writes as many
-    bytes as the gradient has.
+    The next fields determine the estimated cost (:func:`ddlsim.compression.cost.encode_traffic`). A pass reads or
+    writes as many bytes as the gradient has.
 
-    encode_passes   number of passes to encode, not counting the write of the payload; 0 if encoding costs nothing
-                    because the gradient is sent unchanged
+    encode_passes   number of passes to encode the gradient, not counting the write of the payload; 0 if the gradient is
+                    sent unchanged, so that encoding costs nothing
     decode_passes   number of passes to decode one payload, not counting the read of the payload and the write of the
                     result
     encode_kernels  number of GPU kernels to encode. They run one at a time, and each has a launch time. Decoding takes
@@ -74,11 +74,11 @@ class Traits:
 
 
 class Payload(Protocol):
-    """Protocol of compressed messages: frozen dataclasses whose arrays are packed as they are sent.
+    """Protocol of compressed messages: frozen dataclasses whose arrays have the packed format that is sent.
 
-    The size of a message is the total size of its arrays, without the arrays that its class lists as *agreed*. Agreed
-    arrays are not sent, because every worker computes the same ones. Lengths of arrays, `n` and other plain integers
-    are not sent either, because every worker knows them.
+    The size of a message is the total size of its arrays, except for those that its class lists as *agreed*. Agreed
+    arrays are not sent, because every worker can compute them. Array lengths, `n` and other plain integers are not sent
+    either, because they are the same on every worker.
     """
 
     @property
@@ -94,8 +94,8 @@ S = TypeVar("S")
 class Compressor(Protocol[S, P]):
     """Protocol of gradient compressors: methods that a custom compressor must have.
 
-    A compressor is a frozen dataclass. Its methods do not change their arguments: they receive the worker's state (of
-    type S), such as residuals, and return the next one. Messages are of type P, a :class:`Payload`.
+    A compressor is a frozen dataclass. Its methods do not change their arguments. They receive a worker's state, such
+    as residuals, and return the next state (type S). Messages are of type P, a :class:`Payload`.
     """
 
     @property
@@ -159,7 +159,7 @@ def full(compressor: Compressor[S, P]) -> Full[S, P]:
 
 
 def count(density: float, n: int) -> int:
-    """Return k, how many of n elements a density keeps: the nearest whole number, at least 1 (0 for n = 0)."""
+    """Return k, how many of n elements a density keeps: the nearest integer, at least 1 (0 for n = 0)."""
     return min(n, max(1, round(density * n)))
 
 
@@ -167,7 +167,7 @@ def check_gradient(gradient: Vector, n: int | None = None) -> None:
     """Raise ConfigError unless a gradient is a flat float32 vector of finite numbers.
 
     gradient  vector of shape (n,)
-    n         expected number of elements; None: any
+    n         expected number of elements; None: any number
     """
     if gradient.ndim != 1 or gradient.dtype != np.float32:
         raise ConfigError(
@@ -176,7 +176,9 @@ def check_gradient(gradient: Vector, n: int | None = None) -> None:
         )
     if n is not None and gradient.size != n:
         size = gradient.size
-        raise ConfigError(f"gradient has {size} elements, but the state is for {n}; use the state of init({size})")
+        raise ConfigError(
+            f"gradient has {size} elements, but the state is for {n}; pass the state that init({size}) returns"
+        )
     # Sums of float32 numbers do not overflow a float64, so this one is finite unless an element is not.
     if not math.isfinite(float(gradient.sum(dtype=np.float64))):
         bad = np.flatnonzero(~np.isfinite(gradient))

@@ -26,9 +26,10 @@ class CodecCost:
     """Linear model of the time to encode and decode a gradient.
 
     encode       encoding time in seconds per element of the gradient
-    decode       time in seconds to decode one payload, per element of the gradient
-    encode_sort  additional encoding time for sorting, in seconds per n log2(n) for a gradient of n elements
-    overhead     constant time in seconds of each encoding and each decoding, such as kernel launches
+    decode       decoding time in seconds per payload and per element of the gradient
+    encode_sort  additional encoding time for sorting: a gradient of n elements takes ``encode_sort * n * log2(n)``
+                 seconds
+    overhead     constant time in seconds that each encoding and each decoding takes, such as for kernel launches
     """
 
     encode: NotNegative = 0.0
@@ -99,13 +100,13 @@ def measure_cost(compressor: Compressor[S, P], n: Count, n_repeats: Count = 5, s
     """Measure the encoding and decoding times of a compressor on this computer.
 
     compressor  compressor to measure
-    n           number of elements of the gradients. The cost is assumed to be proportional to n, so choose the size of
+    n           number of elements in each gradient. The cost is assumed to be proportional to n, so choose the size of
                 the gradients that you will compress
-    n_repeats   number of exchanges to measure. The shortest encoding and decoding times are returned, because other
-                programs may slow down some exchanges
-    seed        seed of the gradients, whose elements are normally distributed
+    n_repeats   number of exchanges to measure. The result contains the shortest encoding and decoding times, because
+                other programs may slow down some exchanges
+    seed        random seed for the gradients, whose elements are normally distributed
 
-    If the compressor has two rounds, the cost includes both.
+    If an exchange with this compressor has two rounds, the cost includes both.
     """
     rng = np.random.default_rng(seed)
     state = compressor.init(n, seed)

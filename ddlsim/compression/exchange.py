@@ -22,12 +22,12 @@ S = TypeVar("S")
 
 @checked
 def average(compressor: Compressor[S, P], payloads: Sequence[P]) -> P:
-    """Return the mean of several payloads as a payload: the result of an all-reduce.
+    """Return the mean of several payloads as a payload, which is the result of an all-reduce.
 
     compressor  compressor of the payloads
     payloads    one payload per worker
 
-    Raises ConfigError if payloads of this compressor cannot be summed, or if their sizes differ.
+    Raises ConfigError if payloads of this compressor cannot be summed, or if the sizes of the payloads differ.
     """
     traits = compressor.traits
     if traits.collective != "all_reduce":
@@ -42,13 +42,13 @@ def average(compressor: Compressor[S, P], payloads: Sequence[P]) -> P:
 
 @checked
 def aggregate(compressor: Compressor[S, P], payloads: Sequence[P]) -> Vector:
-    """Return the mean gradient, shape (n,), that all workers receive in the last round of an exchange.
+    """Return the mean gradient that every worker receives in the last round of an exchange, shape (n,).
 
-    compressor  compressor of the payloads, whose collective combines them
+    compressor  compressor of the payloads. Its collective determines how they are combined
     payloads    each worker's payload of the last round
 
-    If the collective is "majority_vote", the result is the sign of the sum of signs; for "gtopk_tree", it is the merged
-    sum divided by the number of workers. Raises ConfigError if there are no payloads.
+    With the collective "majority_vote", the result is the sign of the sum of the workers' signs. With "gtopk_tree", it
+    is the merged sum divided by the number of workers. Raises ConfigError if there are no payloads.
     """
     if not payloads:
         raise ConfigError(f"{title(compressor)}: payloads is empty; pass the payload of at least one worker")
@@ -64,30 +64,30 @@ def aggregate(compressor: Compressor[S, P], payloads: Sequence[P]) -> Vector:
 def settle(
     compressor: Compressor[S, P],
     payload: P,
-    mean: Annotated[Vector, with_attributes("an array", "shape", "dtype")],
+    mean: Annotated[Vector, with_attributes("an array", "shape", "dtype", plural="arrays")],
     state: S,
 ) -> S:
     """Return a worker's compressor state after an exchange.
 
-    compressor  compressor of the exchange
+    compressor  compressor used in the exchange
     payload     the worker's payload of the last round
     mean        result of the exchange, shape (n,)
     state       the worker's state after it encoded `payload`
 
-    Call this function once per exchange. PowerSGD computes its next Q from the mean. Error feedback around gTop-k adds
-    the elements that the tree dropped to the residual. For other compressors, the state does not change.
+    Call this function once per worker after each exchange. PowerSGD computes its next Q from the mean. Error feedback
+    around gTop-k adds the elements that the tree dropped to the residual. Other compressors return the state unchanged.
     """
     return full(compressor).settle(payload, mean, state) if defines(compressor, "settle") else state
 
 
 @dataclass(frozen=True)
 class ExchangeResult(Generic[S]):
-    """Result of :func:`exchange`: the mean gradient, and the bytes that workers sent.
+    """Result of :func:`exchange`: the mean gradient, and the number of bytes that each worker sent.
 
-    mean    mean gradient of shape (n,), which every worker receives
+    mean    mean gradient that every worker receives, shape (n,)
     states  next compressor state of every worker
     nbytes  size in bytes of each worker's message in each round, shape (n_rounds, n_workers)
-    sent    total bytes that each worker sends (:func:`sent_nbytes`), shape (n_workers,)
+    sent    total number of bytes that each worker sends (:func:`sent_nbytes`), shape (n_workers,)
     """
 
     mean: Vector
@@ -105,11 +105,11 @@ def exchange(
     compressor  compressor of the gradients
     gradients   gradient of each worker, all of shape (n,)
     states      compressor state of each worker
-    rngs        random generator of each worker
+    rngs        random number generator of each worker
 
-    With a single worker, the result is the gradient that a parameter server decodes from its message, or that a worker
-    decodes from a server's message. Raises ConfigError if the numbers of gradients, states and generators differ, or if
-    the gradients have different sizes.
+    With a single worker, this is an encode/decode round trip: the mean is what a parameter server decodes from the
+    worker's message, or what a worker decodes from a server's message. Raises ConfigError if the numbers of gradients,
+    states and generators differ, or if the gradients have different sizes.
     """
     if not len(gradients) == len(states) == len(rngs):
         raise ConfigError(
@@ -138,18 +138,18 @@ def finish(compressor: Compressor[S, P], encoded: Sequence[tuple[P, S]]) -> Exch
 
 @checked
 def sent_nbytes(collective: Collective, nbytes: Sequence[float] | npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return the bytes that each of N workers sends in a collective, shape (N,).
+    """Return the number of bytes that each of N workers sends in a collective, shape (N,).
 
     collective  "all_reduce", "all_gather", "majority_vote" or "gtopk_tree"
     nbytes      size S of each worker's message, in bytes
 
     A worker sends
 
-    - 2 (N - 1)/N S in an all-reduce, which is a ring or any other bandwidth-optimal algorithm;
-    - (N - 1) S in an all-gather of messages of equal size: in a ring, a worker forwards all messages except that of its
-      successor;
-    - 2 (N - 1)/N S in a majority vote, because each worker counts the votes for 1/N of the coordinates;
-    - S to each of its neighbours in the binomial tree of gTop-k; rank 0 sends ceil(log2 N) S.
+    - ``2 * (N - 1) / N * S`` in an all-reduce, assuming a ring or another bandwidth-optimal algorithm;
+    - ``(N - 1) * S`` in a ring all-gather if all messages have the same size. If sizes differ, a worker sends all
+      messages except that of its successor;
+    - ``2 * (N - 1) / N * S`` in a majority vote, because each worker counts the votes for 1/N of the coordinates;
+    - S to each of its neighbours in the binomial tree of gTop-k; rank 0 sends ``ceil(log2(N)) * S``.
     """
     if len(nbytes) == 0:
         raise ConfigError("sent_nbytes: nbytes is empty; pass the size of at least one worker's message")
@@ -188,18 +188,18 @@ def _gather(compressor: Compressor[S, P], payloads: Sequence[P]) -> Vector:
 
 @dataclass(frozen=True)
 class HierarchicalExchangeResult(Generic[S]):
-    """Result of :func:`hierarchical_exchange`: the mean gradient, and the bytes that workers sent.
+    """Result of :func:`hierarchical_exchange`: the mean gradient, and the number of bytes that each worker sent.
 
-    mean    mean gradient of shape (n,), which every worker receives
+    mean    mean gradient that every worker receives, shape (n,)
     states  next compressor state of every worker
-    intra   bytes that each worker sends inside its machine, shape (n_workers,)
-    inter   bytes that each worker sends to other machines, shape (n_workers,)
+    sent_inside   number of bytes that each worker sends inside its machine, shape (n_workers,)
+    sent_between   number of bytes that each worker sends to other machines, shape (n_workers,)
     """
 
     mean: Vector
     states: list[S]
-    intra: npt.NDArray[np.float64]
-    inter: npt.NDArray[np.float64]
+    sent_inside: npt.NDArray[np.float64]
+    sent_between: npt.NDArray[np.float64]
 
 
 def shard_sizes(n: int, n_local: int) -> list[int]:
@@ -217,15 +217,16 @@ def hierarchical_exchange(
 ) -> HierarchicalExchangeResult[S]:
     """Exchange gradients uncompressed inside machines and compressed between them (HiTopKComm, Shi et al. 2021).
 
-    Workers reduce-scatter inside each machine, so that local rank l holds the machine's mean of shard l. They compress
-    the shard (with ErrorFeedback(MSTopK(density)) in the paper, algorithm 2), exchange it with the same local rank on
-    the other machines by the compressor's own collective, and all-gather the shards inside each machine. Each machine
-    sends n_local times fewer bytes to other machines than in an all-gather over all workers.
+    Workers reduce-scatter inside each machine, so that local rank l holds the machine's mean of shard l. Each worker
+    compresses its shard and exchanges it with the workers of the same local rank on other machines, using the
+    compressor's collective. Finally, workers all-gather the shards inside each machine. In the paper (algorithm 2), the
+    compressor is ErrorFeedback(MSTopK(density)). Each machine sends only 1 / n_local of the bytes that it would send to
+    other machines in an all-gather over all workers.
 
     compressor  compressor of the shards that are sent between machines
-    gradients   gradient of each worker, machine by machine, all of shape (n,)
-    states      compressor state of each worker, for a gradient of the size of its shard (:func:`shard_sizes`)
-    rngs        random generator of each worker
+    gradients   gradient of each worker, ordered by machine, all of shape (n,)
+    states      compressor state of each worker, for a gradient as large as its shard (:func:`shard_sizes`)
+    rngs        random number generator of each worker
     n_local     number of workers per machine
 
     Raises ConfigError if `n_local` does not divide the number of workers.
@@ -255,8 +256,8 @@ def hierarchical_exchange(
     return HierarchicalExchangeResult(
         mean=total,
         states=[groups[rank % n_local].states[rank // n_local] for rank in range(n_workers)],
-        intra=np.tile(_intra_bytes(sizes), n_workers // n_local),
-        inter=np.array([groups[rank % n_local].sent[rank // n_local] for rank in range(n_workers)]),
+        sent_inside=np.tile(_intra_bytes(sizes), n_workers // n_local),
+        sent_between=np.array([groups[rank % n_local].sent[rank // n_local] for rank in range(n_workers)]),
     )
 
 

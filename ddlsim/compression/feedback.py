@@ -32,11 +32,11 @@ class FeedbackState(Generic[S]):
 @checked
 @dataclass(frozen=True)
 class ErrorFeedback(Generic[S, P]):
-    """Error feedback around another compressor: its compression error is added to the next gradient.
+    """Error feedback around another compressor: the compression error is added to the next gradient.
 
     With the compressor C and the residual e, a worker sends ``C(g + e)``; the next residual is
-    ``g + e - decode(C(g + e))`` (Seide et al. 2014; Karimireddy et al. 2019). Nothing is lost: everything that a worker
-    has sent, plus its residual, is the sum of its gradients.
+    ``g + e - decode(C(g + e))`` (Seide et al. 2014; Karimireddy et al. 2019). Nothing is lost: the sum of everything
+    that a worker has sent, plus its residual, equals the sum of its gradients.
 
     inner  the compressor C
 

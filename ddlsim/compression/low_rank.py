@@ -54,14 +54,14 @@ class _Matrix:
 class PowerSGD:
     """PowerSGD compression: send low-rank factors of each matrix of the gradient (Vogels et al. 2019, algorithm 1).
 
-    Each exchange makes one step of subspace iteration, starting from the Q of the previous exchange: ``P = M Q``,
-    all-reduce P, orthonormalise P, ``Q = M^T P``, all-reduce Q. The result is ``P Q^T``. The compressor is linear, so
-    its payloads can be all-reduced. It is biased, so wrap it in ErrorFeedback.
+    Each exchange performs one step of subspace iteration on each matrix M, starting from the Q of the previous
+    exchange: ``P = M Q``, all-reduce P, orthonormalise P, ``Q = M^T P``, all-reduce Q. The result is ``P Q^T``.
+    Payloads can be all-reduced, because the compressor is linear. It is biased, so wrap it in ErrorFeedback.
 
     rank    r, the rank of the factors. Matrices with fewer than r rows or columns have factors of lower rank
-    shapes  shape of every tensor by name, in the order of the flat gradient; set by the run (``with_shapes``). As in
-            the paper, a tensor with two or more axes is treated as a matrix with shape[0] rows. Other tensors are sent
-            uncompressed in round 2
+    shapes  shape of every tensor by name, in the order of the flat gradient; set automatically at the start of a run
+            (``with_shapes``). As in the paper, a tensor with two or more axes is treated as a matrix with shape[0]
+            rows. Other tensors are sent uncompressed in round 2
     """
 
     rank: Count
@@ -71,7 +71,10 @@ class PowerSGD:
     def with_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> PowerSGD:
         """Return the compressor for tensors of these shapes. Raises ConfigError if it already has shapes."""
         if self.shapes:
-            raise ConfigError("PowerSGD: a run takes the shapes from its model; remove them, as in PowerSGD(rank)")
+            raise ConfigError(
+                "PowerSGD: shapes has no effect in a run, which takes the shapes from its model; remove shapes, as in "
+                "PowerSGD(rank)"
+            )
         return replace(self, shapes=shapes)
 
     def init(self, n: int, seed: int = 0) -> PowerSGDState:

@@ -74,7 +74,7 @@ def pack(codes: npt.NDArray[np.unsignedinteger], width: int) -> Bytes:
         raise ConfigError(f"pack: width = {width}: must be from 1 to 32 bits")
     largest = int(codes.max()) if codes.size else 0
     if largest >> width:
-        raise ConfigError(f"pack: the code {largest} needs more than width = {width} bits")
+        raise ConfigError(f"pack: the code {largest} needs more than width = {width} bits; use a larger width")
     n_bytes = (width + 7) // 8  # bytes of each code that can be other than 0
     wide = codes.astype(">u4").view(np.uint8).reshape(codes.size, 4)[:, 4 - n_bytes :]
     bits = np.unpackbits(wide.ravel()).reshape(codes.size, 8 * n_bytes)  # flat is faster than axis=1

@@ -52,7 +52,7 @@ class _Dense(Stateless):
 @checked
 @dataclass(frozen=True)
 class NoCompression(_Dense):
-    """No compression: gradients are sent exactly, with four bytes per element."""
+    """No compression: gradients are sent unchanged, as float32, with four bytes per element."""
 
     traits = Traits("all_reduce", unbiased=True, encode_passes=0.0)
     width = 4
@@ -66,8 +66,8 @@ class NoCompression(_Dense):
 class FP16(_Dense):
     """Compression to IEEE half precision, rounded to nearest: two bytes per element.
 
-    Sums are computed in float32 and rounded once to half precision, whereas a real ring rounds at every hop. Raises
-    ConfigError if an element exceeds 65504, the largest half-precision value.
+    Sums are computed in float32 and rounded once to half precision, whereas a real ring all-reduce rounds at every hop.
+    Raises ConfigError if an element exceeds 65504, the largest half-precision value.
     """
 
     traits = Traits("all_reduce", encode_passes=1.0, encode_kernels=1)
@@ -82,9 +82,9 @@ class FP16(_Dense):
 class BF16(_Dense):
     """Compression to bfloat16, the upper half of a float32: two bytes per element.
 
-    Elements are rounded to the nearest bfloat16, ties to even. The format keeps the range of float32 with 8 bits of
-    precision. Sums are computed in float32 and rounded once. Raises ConfigError if an element exceeds 3.3895e38, the
-    largest bfloat16 value.
+    Elements are rounded to the nearest bfloat16 value, with ties to even. The format has the range of float32, but only
+    8 bits of precision. Sums are computed in float32 and rounded once. Raises ConfigError if an element exceeds
+    3.3895e38, the largest bfloat16 value.
     """
 
     traits = Traits("all_reduce", encode_passes=1.0, encode_kernels=1)
@@ -113,12 +113,12 @@ class CodePayload(Buffers):
 class QSGD(Stateless):
     """QSGD: unbiased random quantisation to `n_levels` levels per sign (Alistarh et al. 2017).
 
-    The gradient is divided into buckets, each with its L2 norm. With s = `n_levels`, an element becomes
-    ``q_i = norm * sign(g_i) * l / s``, where l is ``s |g_i| / norm`` randomly rounded up or down. The variance is at
+    The gradient is divided into buckets, each with its own L2 norm. With s = `n_levels`, an element becomes
+    ``q_i = norm * sign(g_i) * l / s``, where l is ``s |g_i| / norm`` rounded up or down at random. The variance is at
     most ``min(d / s**2, sqrt(d) / s) * norm**2`` for a bucket of d elements (lemma 3.1). Each element takes
-    ``ceil(log2(2 s + 1))`` bits; the paper's Elias code is shorter if most levels are 0.
+    ``ceil(log2(2 * s + 1))`` bits; the paper's Elias code is shorter if most levels are 0.
 
-    n_levels     s, the number of levels above 0
+    n_levels     s, the number of levels per sign, not counting 0
     bucket_size  d, the number of elements per bucket
     """
 
@@ -174,10 +174,11 @@ class QSGD(Stateless):
 class TernGrad(Stateless):
     """TernGrad: unbiased random quantisation to three levels, two bits per element (Wen et al. 2017).
 
-    With scale = max |g|, each element becomes scale times its sign with probability |g| / scale, and 0 otherwise.
+    With ``scale = max |g_i|``, each element g_i becomes ``scale * sign(g_i)`` with probability ``|g_i| / scale``, and 0
+    otherwise.
 
-    clip_sigmas  number of standard deviations to which the gradient is clipped first (2.5 in the paper). Clipping
-                 lowers the variance but adds a bias. None: no clipping
+    clip_sigmas  the gradient is first clipped to this number of standard deviations (2.5 in the paper). Clipping lowers
+                 the variance but adds a bias. None: no clipping
     """
 
     clip_sigmas: Positive | None = None
@@ -275,8 +276,8 @@ class LevelPayload(Buffers):
 class SignSGD(Stateless):
     """signSGD: send the sign of each element; workers decide by majority vote (Bernstein et al. 2018, algorithm 1).
 
-    Gradients are decoded to +1 and -1, whatever their magnitude, so signSGD needs its own learning rate. The sign
-    of 0 is +1, and so is the result of a tied vote, because a single bit cannot represent 0.
+    Elements are decoded to +1 or -1, regardless of their magnitude, so the learning rate must be tuned for signSGD. The
+    sign of 0 is +1, and so is the result of a tied vote, because a single bit cannot represent 0.
     """
 
     traits = Traits(
@@ -309,10 +310,10 @@ class SignSGD(Stateless):
 @checked
 @dataclass(frozen=True)
 class OneBit(Stateless):
-    """1-bit SGD: send the sign of each element, and two levels per gradient (Seide et al. 2014).
+    """1-bit SGD: send the sign of each element, and two reconstruction values per gradient (Seide et al. 2014).
 
-    Negative elements are decoded to the mean of all negative elements, and the others to the mean of the others, which
-    minimises the squared error. The compressor is biased, so wrap it in ErrorFeedback.
+    Negative elements are decoded to the mean of all negative elements, and all other elements to the mean of the
+    others. This minimises the squared error. The compressor is biased, so wrap it in ErrorFeedback.
     """
 
     traits = Traits("all_gather", not_summable="each worker's bits stand for different levels", decode_passes=2.0)

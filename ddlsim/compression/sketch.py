@@ -36,12 +36,12 @@ class SketchState:
 class CountSketch:
     """Top-k of the summed gradient, selected with a Count-Sketch (Charikar et al. 2002).
 
-    Round 1 sums the workers' sketches; round 2 sums the exact values of the ``density * n`` elements with the largest
-    estimates. Row r of a sketch adds ``sign_r(i) g_i`` to column ``column_r(i)``, and the estimate of g_i is the median
-    of ``sign_r(i) table[r, column_r(i)]`` over the rows. Its error is at most ``|g| / sqrt(columns)`` with a
-    probability that grows with the number of rows.
+    Round 1 sums the workers' sketches. Round 2 sums the exact values of the ``density * n`` elements whose estimates
+    have the largest magnitudes. In row r of a sketch, ``sign_r(i) * g_i`` is added to column ``column_r(i)``. The
+    estimate of g_i is the median of ``sign_r(i) * table[r, column_r(i)]`` over the rows. Its error is at most
+    ``|g| / sqrt(columns)`` with a probability that grows with the number of rows.
 
-    density  fraction of the elements that are sent in round 2
+    density  fraction of the elements to send in round 2
     rows     number of rows of the sketch
     columns  number of columns of the sketch
 

@@ -121,8 +121,8 @@ class _Largest(_Sparse):
 class TopK(_Largest):
     """Send the ``density * n`` elements of largest magnitude (Aji and Heafield 2017; Lin et al. 2018).
 
-    density  fraction of the elements to send, above 0 and at most 1. Each element takes 8 bytes, for its index and its
-             value
+    density  fraction of the elements to send, above 0 and at most 1. Each element takes 8 bytes: 4 for its index and 4
+             for its value
     """
 
     traits = _SPARSE
@@ -156,7 +156,7 @@ class MSTopK(_Largest):
 class Threshold(_Sparse):
     """Send every element with a magnitude of at least `minimum` (Strom 2015).
 
-    The number of elements sent depends on their values, so timing-only runs cannot use this compressor.
+    The number of elements sent depends on the gradient, so timing-only runs cannot use this compressor.
     """
 
     minimum: NotNegative
@@ -184,12 +184,12 @@ class RandomKState:
 class RandomK:
     """Send ``k = density * n`` random elements, at the same coordinates on every worker.
 
-    All workers derive the coordinates from (seed, step), so only values are sent, and an all-reduce can sum them
-    (Vogels et al. 2019, appendix G).
+    All workers derive the coordinates from the seed and the step number, so only values are sent, and an all-reduce can
+    sum them (Vogels et al. 2019, appendix G).
 
     density  fraction of the elements to send
-    rescale  whether to multiply values by n / k, which makes the result unbiased (Wangni et al. 2018). Do not combine
-             this with ErrorFeedback
+    rescale  whether to multiply the values by n / k, which makes the result unbiased (Wangni et al. 2018). Do not
+             combine rescaling with ErrorFeedback
     """
 
     density: Density
@@ -234,12 +234,13 @@ class RandomK:
 @checked
 @dataclass(frozen=True)
 class GTopK(_Largest):
-    """Global top-k: send the k largest elements of the sum, found by merging pairs of workers in a tree.
+    """Global top-k: send the k largest elements of the sum, found by merging the workers' top k pairwise in a tree.
 
-    Shi et al. 2019, "A Distributed Synchronous SGD Algorithm with Global Top-k Sparsification", algorithms 2 and 4.
-    With k = ``density * n`` and N workers, each worker sends at most 2 k ceil(log2 N) numbers, compared with
-    2 k (N - 1) in an all-gather. Inside ErrorFeedback, elements that the root drops return to the residual. As in the
-    paper, an element that another node drops is lost if its coordinate survives elsewhere.
+    See Shi et al. 2019, "A Distributed Synchronous SGD Algorithm with Global Top-k Sparsification", algorithms 2 and 4.
+    With k = ``density * n`` and N workers, each worker sends at most ``2 * k * ceil(log2(N))`` numbers, compared with
+    ``2 * k * (N - 1)`` in an all-gather. Inside ErrorFeedback, elements that the root of the tree drops are added to
+    the residual. As in the paper, an element that another node drops is lost if the final result contains its
+    coordinate.
 
     density  fraction of the elements to send
     """
@@ -293,13 +294,14 @@ KERNELS = 11
 class DGC:
     """Deep gradient compression: top-k with momentum correction and warm-up (Lin et al. 2018, algorithm 4).
 
-    In every step, ``u = m u + g`` and ``v = v + u``. The largest elements of v are sent, and u and v are set to 0 at
-    their coordinates.
+    In every step, ``u = m u + g`` and ``v = v + u``. A worker sends the largest elements of v, and sets u and v to 0 at
+    the coordinates of these elements.
 
     steps_per_stage  number of steps in each warm-up stage; one epoch in the paper
-    momentum         m, which replaces the momentum of the run's optimizer; that optimizer must have no momentum
-    sparsities       fraction of the elements that are not sent, for each warm-up stage; the last one applies to the
-                     rest of the run
+    momentum         m, the momentum. It replaces the momentum of the run's optimizer, which must have no momentum of
+                     its own
+    sparsities       fraction of the elements that are not sent in each warm-up stage; the last value also applies to
+                     the rest of the run
     """
 
     steps_per_stage: Count

@@ -22,7 +22,7 @@ def _labels(value: object, where: str) -> npt.NDArray[Any]:
     array = np.asarray(value)
     if array.dtype.kind not in "iuf":
         raise ConfigError(
-            f"{where}: expected whole numbers (classes) or floating-point numbers (targets), got type {array.dtype}"
+            f"{where}: expected integers (classes) or floating-point numbers (targets), got type {array.dtype}"
         )
     return array.astype(np.float32 if array.dtype.kind == "f" else np.int64, copy=False)
 
@@ -102,8 +102,8 @@ class DataSet:
         Raises ConfigError for an index out of range.
         """
         if indices.size and not 0 <= indices.min() <= indices.max() < self.n_samples:
-            last = self.n_samples - 1
-            raise ConfigError(f"data {self.name!r}: indices must be from 0 to {last}")
+            last, lowest, highest = self.n_samples - 1, indices.min(), indices.max()
+            raise ConfigError(f"data {self.name!r}: indices must be from 0 to {last}, not from {lowest} to {highest}")
         return replace(self, x=self.x[indices], labels=self.labels[indices])
 
 
@@ -112,7 +112,7 @@ def check_finite(name: str, samples: Floats) -> None:
     # A sum is finite unless a number is not, or it overflows: then look closer.
     if not np.isfinite(samples.sum(dtype=np.float64)) and not np.isfinite(samples).all():
         bad = int(np.argwhere(~np.isfinite(samples))[0, 0])
-        raise ConfigError(f"data {name!r}: sample {bad} contains NaN or infinity; remove it")
+        raise ConfigError(f"data {name!r}: sample {bad} contains NaN or infinity; remove the sample")
 
 
 @checked

@@ -53,10 +53,10 @@ def read_images(
     found = _by_class(root)
     names = tuple(sorted(found))
     if len(names) < 2:
-        found_classes = f"{len(names)} class" if len(names) == 1 else f"{len(names)} classes"
+        n_classes = f"{len(names)} class" if len(names) == 1 else f"{len(names)} classes"
         raise ConfigError(
-            f"{root} contains images of {found_classes}, but at least 2 are needed; use a sub-folder per class, or "
-            "file names like cat.1.jpg"
+            f"{root}: contains images of {n_classes}, but at least 2 classes are needed; use a sub-folder per class, "
+            "or file names like cat.1.jpg"
         )
     chosen = {name: sorted(found[name])[:n_per_class] for name in names}
     files = [file for name in names for file in chosen[name]]
@@ -211,8 +211,8 @@ def _read(path: Path, n_dims: int) -> npt.NDArray[np.uint8]:
         data_type, dims = raw[2], raw[3]
         hint = "; are images and labels swapped?" if dims in (1, 3) else ""
         raise ConfigError(
-            f"{path}: contains data of type {data_type} with {dims} dimensions; expected bytes (type 8) with {n_dims}"
-            f"{hint}"
+            f"{path}: contains data of type {data_type} in {dims} dimensions; expected bytes (type 8) in {n_dims} "
+            f"dimensions{hint}"
         )
     shape = tuple(int(size) for size in np.frombuffer(raw, ">u4", n_dims, 4))
     if len(raw) - start != math.prod(shape) or not math.prod(shape):
@@ -265,7 +265,7 @@ class _Arrays(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> object:
         if (module, name) not in _ARRAYS:
-            raise pickle.UnpicklingError(f"it refers to {module}.{name}, and only NumPy arrays are read from a pickle")
+            raise pickle.UnpicklingError(f"the pickle refers to {module}.{name}; only NumPy arrays are allowed in it")
         return super().find_class(module, name)
 
 
@@ -498,7 +498,7 @@ def read_npz(path: str | Path, part: str = "train") -> DataSet:
         if isinstance(error, ConfigError):
             raise
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise ConfigError(f"{file}: cannot be read as an .npz archive of arrays without objects: {reason}") from None
+        raise ConfigError(f"{file}: cannot be read as an .npz archive without pickled objects: {reason}") from None
     samples = _channels_first(images, f"{file}: {prefix}images")
     return from_arrays(samples, _flat(labels, images, file), file.stem, str(file))
 
@@ -518,9 +518,11 @@ def _channels_first(images: npt.NDArray[np.generic], where: str) -> npt.NDArray[
         return images
     colour = images.ndim == 4 and images.shape[-1] in (1, 3)
     if not colour and images.ndim != 3:
-        raise ConfigError(f"{where} have shape {images.shape}; expected (n, height, width) or (n, height, width, 3)")
+        raise ConfigError(
+            f"{where} have the shape {images.shape}; expected (n, height, width) or (n, height, width, 3)"
+        )
     if images.dtype.kind not in "iuf":
-        raise ConfigError(f"{where} have type {images.dtype}; expected numbers")
+        raise ConfigError(f"{where} have the dtype {images.dtype}; expected numbers")
     scaled = images_to_floats(images.astype(np.uint8)) if images.dtype == np.uint8 else images
     return np.moveaxis(scaled, -1, 1) if colour else scaled[:, None]
 

@@ -325,7 +325,7 @@ def _written(value: object) -> str:
     return value if isinstance(value, str) else toml_value(value)
 
 
-#: what an address may ask for: whole numbers, characters of a text and of a word in it
+#: what an address may ask for: integers, characters of a text and of a word in it
 MOST = {"workers": 4096, "batch_size": 2**20, "accumulation": 1024, "steps": 1000}
 MOST_TEXT, MOST_WORD = 2000, 250
 REFUSAL = "This host name or origin is not accepted; open http://localhost, or start with --host NAME."
@@ -383,11 +383,13 @@ def _check(name: str, value: object) -> None:
     plain.checked(value, name)
     text = value if isinstance(value, str) else json.dumps(value)
     if len(text) > MOST_TEXT or (isinstance(value, str) and max(map(len, text.split()), default=0) > MOST_WORD):
-        raise ConfigError(f"it has {len(text)} characters; at most {MOST_TEXT} are allowed, and {MOST_WORD} per word")
+        raise ConfigError(
+            f"the value has {len(text)} characters; at most {MOST_TEXT} are allowed, and at most {MOST_WORD} per word"
+        )
     if re.search(r"""(^|["'=\s])[\\/]{2}""", text):
-        raise ConfigError("it refers to a folder on another computer; enter it in the form")
+        raise ConfigError("the value refers to a folder on another computer; enter the value in the form")
     if name in MOST and isinstance(value, int | float) and value > MOST[name]:
-        raise ConfigError(f"{shown(value)} is more than {MOST[name]}; enter it in the form")
+        raise ConfigError(f"{shown(value)} exceeds the limit of {MOST[name]}; enter the value in the form")
 
 
 #: in the order of the buttons

@@ -65,7 +65,7 @@ class Setup(param.Parameterized):
     """The shared state of all screens: what is simulated, and which screen is shown.
 
     `settings` are the fields of the strategy, `compression_settings` those of the compressor, as in experiment files;
-    what is not there has its default. An empty whole number is None.
+    what is not there has its default. An empty integer is None.
     """
 
     cluster = param.String("cloud-25g-16x8-v100", doc="bundled name or path, with +key=value")
@@ -152,7 +152,7 @@ class Setup(param.Parameterized):
         table = parse_toml(self.others, where)
         twice = next((name for name in table if name in own), None)
         if twice is not None:
-            raise ConfigError(f"{where}: {twice} has its own field in the form; set it there")
+            raise ConfigError(f"{where}: {twice} has its own field in the form; use that field")
         return fields_from(table, where, Source(Path()))
 
 

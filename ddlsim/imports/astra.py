@@ -137,7 +137,7 @@ def _block(source: SourceText, value: object) -> str:
 def _number(
     source: SourceText, key: str, value: object, least: float, *, above: bool = False, whole: bool = False
 ) -> float:
-    rule = f"{'a whole number ' if whole else ''}{'above' if above else 'of at least'} {least:g}"
+    rule = f"{'an integer' if whole else 'a number'} {'above' if above else 'of at least'} {least:g}"
     known = finite(value)
     number = math.nan if known is None else known
     enough = math.isfinite(number) and (number > least or (not above and number == least))

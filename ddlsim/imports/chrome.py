@@ -35,7 +35,7 @@ class Event:
         return self.ts + self.dur
 
     def integer(self, key: str) -> int | None:
-        """Return an argument that is a whole number (or a text of one), else None."""
+        """Return an argument that is an integer (or a text of one), else None."""
         value = self.args.get(key)
         if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,19}", value):
             return int(value)

@@ -30,7 +30,10 @@ def _chakra(
     plan = read_chakra(path, n_ranks=n_ranks, flops=flops, memory_bandwidth=memory_bandwidth)
     numbered = re.search(r"\.\d+\.(?:et|json)(?:\.gz)?$", str(path))
     if plan.n_ranks == 1 and n_ranks is None and len(plan.collectives) and numbered:
-        warn(f"{path}: found no other ranks, so collectives have one rank; set n_ranks if all ranks run this trace")
+        warn(
+            f"{path}: found no traces of other ranks, so collectives have one rank; set n_ranks if all ranks run this "
+            "trace"
+        )
     return plan
 
 

@@ -88,7 +88,7 @@ def _kind(root: Node, name: str) -> str:
 
 
 def _count(root: Node, *names: str, needed: bool = True) -> int:
-    """Return the whole number of at least 1 that one of the names has; 0 if none is there, and none is needed."""
+    """Return the integer of at least 1 that one of the names has; 0 if none is there, and none is needed."""
     node = next((root[name] for name in names if root.has(name)), None)
     if node is None and needed:
         raise root.error(f"{names[0]} is missing; is it a complete config.json?")

@@ -11,7 +11,7 @@ from ddlsim.errors import ConfigError, shown
 from ddlsim.imports.text import EntryError, SourceText
 from ddlsim.units import in_range
 
-MAX_COUNT = 2**53  # whole numbers up to here are exact in JSON
+MAX_COUNT = 2**53  # integers up to here are exact in JSON
 
 
 def finite(value: object) -> float | None:
@@ -91,7 +91,7 @@ class Node:
         return number
 
     def count(self) -> int:
-        """Return a whole number of at least 1."""
+        """Return a positive integer."""
         number = self.number()
         if not 1 <= number <= MAX_COUNT or number != int(number):
             raise self.entry_error(f"{shown(self.value)} must be an integer from 1 to {MAX_COUNT}")

@@ -89,7 +89,7 @@ def read_lstopo(
         warn(f"{path}: {tree.notes[-1]}; set nvlink_bandwidth if there is an NVSwitch")
     if n_hosts == 1 and nic is not None:
         raise root.error(
-            f"nic_bandwidth = {nic_bandwidth!r} has no effect on a single machine; set n_hosts or remove it"
+            f"nic_bandwidth = {nic_bandwidth!r} has no effect on a single machine; set n_hosts or remove nic_bandwidth"
         )
     notes = [f"PCIe carries {_CARRIED:.0%} of the links' speed, as NCCL counts (src/graph/topo.cc)", *reader.notes]
     return assemble(root.source.path, [machine] * n_hosts, device, network_latency, [*notes, *tree.notes])

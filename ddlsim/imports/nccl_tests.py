@@ -305,8 +305,8 @@ def _tables(source: SourceText, left_out: LeftOut) -> list[Table]:
         halves = [row.line for row in table.rows if len(row.times) == 1]
         if 0 < len(halves) < len(table.rows):
             warn(
-                f"{source.path}:{halves[0]}: {len(halves)} rows have only one of the two variants; is the output "
-                "truncated?"
+                f"{source.path}:{halves[0]}: {len(halves)} rows have only one of the variants in-place and "
+                "out-of-place; is the output truncated?"
             )
     return [table for table in tables if table.rows]
 

@@ -93,7 +93,7 @@ def read_nvidia_smi(
         raise source.error(None, "the speed of the NICs is missing; set nic_bandwidth (--set nic_bandwidth=...)")
     if n_hosts == 1 and nic_bandwidth is not None:
         raise ConfigError(
-            f"nic_bandwidth = {nic_bandwidth!r} has no effect on a single machine; set n_hosts or remove it"
+            f"nic_bandwidth = {nic_bandwidth!r} has no effect on a single machine; set n_hosts or remove nic_bandwidth"
         )
     if n_hosts != 1:
         machine.ports = [(_label(nic), positive(nic_bandwidth, "bandwidth", "nic_bandwidth")) for nic in nics]
@@ -226,11 +226,12 @@ def _add_nvlinks(
     if not any(totals.values()):
         if nvswitch:
             raise ConfigError(
-                f"{matrix.source.path}: nvswitch = True has no effect, because the matrix has no NV#; remove it"
+                f"{matrix.source.path}: nvswitch = True has no effect, because the matrix has no NV#; remove nvswitch"
             )
         if bandwidth is not None:
             raise ConfigError(
-                f"{matrix.source.path}: nvlink_bandwidth has no effect, because the matrix has no NV#; remove it"
+                f"{matrix.source.path}: nvlink_bandwidth has no effect, because the matrix has no NV#; remove "
+                "nvlink_bandwidth"
             )
         return
     if bandwidth is None:

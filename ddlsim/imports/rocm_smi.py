@@ -93,7 +93,8 @@ def read_rocm_smi(
         machine.links += [(f"gpu{a}", f"gpu{b}", "xgmi", xgmi, near) for a, b in direct]
     if n_hosts == 1 and nic_bandwidth is not None:
         raise source.error(
-            None, f"nic_bandwidth = {nic_bandwidth!r} has no effect on a single machine; set n_hosts or remove it"
+            None,
+            f"nic_bandwidth = {nic_bandwidth!r} has no effect on a single machine; set n_hosts or remove nic_bandwidth",
         )
     if n_hosts != 1:
         if nic_bandwidth is None:

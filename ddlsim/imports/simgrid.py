@@ -163,7 +163,7 @@ def _flat(graph: Graph, cluster: Element, hosts: list[str]) -> None:
 
 
 def _counts(cluster: Element, text: str) -> list[int]:
-    """Return a comma-separated list of whole numbers of at least 1."""
+    """Return a comma-separated list of positive integers."""
     words = [word.strip() for word in text.split(",")]
     if not all(re.fullmatch(r"\d{1,4}", word) and int(word) >= 1 for word in words):
         place = f"topo_parameters = {cluster['topo_parameters']!r}"

@@ -69,7 +69,9 @@ class LeftOut:
         if self.errors and not kept:
             raise self.errors[0]
         if self.errors:
-            warn(f"{len(self.errors)} entries skipped; the first: {self.errors[0]}")
+            entries = "1 entry" if len(self.errors) == 1 else f"{len(self.errors)} entries"
+            first_error = self.errors[0]
+            warn(f"skipped {entries}; the first error: {first_error}")
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ class Element:
         return (child for child in self.children if child.tag in tags)
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """Return an attribute as a whole number (decimal, or hexadecimal with 0x)."""
+        """Return an attribute as an integer (decimal, or hexadecimal with 0x)."""
         if name not in self.attributes and default is not None:
             return default
         if not re.fullmatch(r"\s*-?(?:0[xX][0-9a-fA-F]{1,12}|[0-9]{1,12})\s*", self[name]):

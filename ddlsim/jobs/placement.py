@@ -258,7 +258,7 @@ class _Search:
                 try:
                     chosen = tuple(placed(self.cluster, free, n, how, self.seed + draw))
                 except ConfigError as error:
-                    raise ConfigError(f"place: job {job.name!r} {error}; all jobs must run at the same time") from None
+                    raise ConfigError(f"place: job {job.name!r}: {error}; all jobs must run at the same time") from None
             free -= set(chosen)
             places.append(chosen)
         return tuple(places)

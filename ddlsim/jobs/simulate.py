@@ -63,7 +63,9 @@ FaultLike = Annotated[
     LinkFault | Pause | RandomFaults | Fault,
     "a ddlsim.LinkFault, ddlsim.Pause, ddlsim.RandomFaults or an object with effects",
 ]
-JobLike = Annotated[Job | Background, "a ddlsim.Job or a ddlsim.Background"]
+JobLike = Annotated[
+    Job | Background, "a ddlsim.Job or ddlsim.Background object", "ddlsim.Job or ddlsim.Background objects"
+]
 
 
 @checked
@@ -95,7 +97,7 @@ def simulate_jobs(
     """
     own = [each for each in jobs if isinstance(each, Job)]
     if not own or all(each.endless for each in own):
-        raise ConfigError("simulate_jobs: jobs: must contain at least one ddlsim.Job without endless")
+        raise ConfigError("simulate_jobs: jobs: must contain at least one ddlsim.Job with endless=False")
     loaded = load_cluster(own[0].experiment.cluster if cluster is None else cluster)
     loaded = loaded.sampled(own[0].experiment.seed)
     if cluster is not None:
@@ -184,7 +186,7 @@ def load_jobs(source: str | Path, *, allow_code: bool = False) -> JobsFile:
         rows = _arrivals(path.parent / file.arrivals, {"cluster": file.cluster, **(file.arriving or {})})
         listed = SCHEMA.value(Sequence[Job], rows, f"{path}: {Path(file.arrivals).name}", "", here)  # type: ignore[assignment]
     elif file.arriving is not None:
-        raise ConfigError(f"{path}: arriving has no effect without arrivals, a CSV file of jobs; leave it out")
+        raise ConfigError(f"{path}: arriving has no effect without arrivals, a CSV file of jobs; leave arriving out")
     return JobsFile(file.cluster, (*file.jobs, *file.background, *listed), file.queue, tuple(file.faults))
 
 
@@ -218,7 +220,7 @@ def _arrival(where: str, row: dict[str, str], common: Mapping[str, object]) -> d
     for name, read in _FIELDS.items():
         if text := (row.get(name) or "").strip():
             if read is int and not text.isdecimal():
-                raise ConfigError(f"{where}: {name} = {shown(text)}: must be a whole number")
+                raise ConfigError(f"{where}: {name} = {shown(text)}: must be an integer")
             experiment[name] = read(text)
     try:
         start = float(row["start_s"])

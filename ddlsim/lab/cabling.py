@@ -221,14 +221,14 @@ def _notes(cluster: Cluster, where: Sequence[int], efficiency: float) -> tuple[s
     notes = []
     inside = [where[a] == where[b] for a, b in zip(cluster.link_src.tolist(), cluster.link_dst.tolist(), strict=True)]
     if any(inside):
-        notes.append("the lab leaves out links inside machines")
+        notes.append("links inside machines are not emulated in the lab")
     if cluster.details is None or not cluster.details.frame_header.any():
         efficiencies = cluster.link_efficiency[~np.array(inside)]
         far = efficiencies[np.abs(efficiencies - efficiency) > 0.005]
         if len(far):
             in_file = f"{far[0]:.2%}"
             notes.append(
-                f"TCP/IP on Ethernet leaves {efficiency:.2%} of a link for payload, but the cluster file specifies "
-                f"{in_file}; predictions and measurements differ by this ratio"
+                f"TCP/IP on Ethernet leaves {efficiency:.2%} of a link's bandwidth for payload, but the cluster file "
+                f"specifies {in_file}; predictions and measurements differ by the ratio of the two"
             )
     return tuple(notes)

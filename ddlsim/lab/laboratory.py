@@ -412,8 +412,8 @@ class Ranks:
             missing = {pipe: rank for rank, pipe in enumerate(self.pipes) if rank not in answers}
             ready = wait(list(missing), max(deadline - time.monotonic(), 0.0))
             if not ready:
-                silent = min(missing.values())
-                raise LabError(f"rank {silent} did not answer within {seconds:.3g} s")
+                rank = min(missing.values())
+                raise LabError(f"rank {rank} did not answer within {seconds:.3g} s")
             for pipe in ready:
                 assert isinstance(pipe, Connection)
                 answers[missing[pipe]] = self._answer(pipe, missing[pipe])

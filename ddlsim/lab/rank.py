@@ -5,7 +5,7 @@ the other.
 
 What the ranks put in, and what each must hold in the end: so a wrong result is seen.
 
-Contributions are whole numbers below 1000, so their sums are exact in float32 for 16,000 ranks, in any order.
+Contributions are integers below 1000, so their sums are exact in float32 for 16,000 ranks, in any order.
 """
 
 from __future__ import annotations
@@ -248,7 +248,7 @@ def _run(order: Go, task: _Task) -> Done:
     ended = time.monotonic()
     wrong = task.check()
     if wrong:
-        raise LabError(f"the result is wrong: {wrong}")
+        raise LabError(f"the result of the collective is wrong: {wrong}")
     task.fill()
     return Done(entered, ended)
 
@@ -269,7 +269,7 @@ def serve(pipe: Connection, rank: int, host: str, congestion: str) -> None:
             elif isinstance(order, Go) and task is not None:
                 pipe.send(_run(order, task))
             else:
-                raise LabError(f"received {order!r} before a Prepare")
+                raise LabError(f"received the order {order!r} before the order Prepare")
     except EOFError:
         return  # the laboratory closes
     except Exception as error:  # whatever it is, the laboratory must hear of it, if it is still there

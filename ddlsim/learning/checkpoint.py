@@ -104,9 +104,9 @@ def _read(path: Path) -> tuple[Checkpoint, dict[str, object]]:
     results = {_whole(number): _decode(code, arrays) for number, code in text["results"]}
     pending = frozenset(_whole(number) for number in text["pending"])
     if not isinstance(text["manifest"], dict):
-        raise ValueError("its manifest is not a JSON object")
+        raise ValueError("the manifest is not a JSON object")
     if not is_whole:  # last, as the other checks say more
-        raise ValueError("its contents do not match their digest")
+        raise ValueError("the contents of the file do not match its digest")
     replay = Replay(_whole(text["n_values"]), results, pending, tuple(scalars.tolist()))
     return Checkpoint(replay, tuple(losses.tolist()), tuple(times.tolist())), text["manifest"]
 
@@ -123,7 +123,7 @@ def _digest(parts: Mapping[str, npt.NDArray[np.generic]]) -> bytes:
 
 def _whole(value: object) -> int:
     if type(value) is not int or value < 0:
-        raise ValueError(f"{shown(value)} is not a valid number of a value")
+        raise ValueError(f"{shown(value)} must be the index of a value, a non-negative integer")
     return value
 
 
@@ -159,8 +159,8 @@ class _Encoder:
             fields = {f.name: self.encode(getattr(value, f.name)) for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
             return ["class", name, fields]
         raise ConfigError(
-            f"a value of this run contains a {name}, which cannot be saved; use arrays, numbers, texts, tuples, lists, "
-            "dicts and dataclasses of ddlsim"
+            f"a value of this run contains a {name}, which cannot be saved; use arrays, numbers, strings, tuples, "
+            "lists, dicts and dataclasses of ddlsim"
         )
 
     def _place(self, array: npt.NDArray[np.generic]) -> int:

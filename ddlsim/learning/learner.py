@@ -250,7 +250,7 @@ class Learner:
         if len(gradients) == 1 or first is ABSENT:
             return first
         # a scalar, because a replay no longer knows what had been looked at when
-        if self.scalar(lambda: float(self._one_batch(gradients))):
+        if self.decision(lambda: float(self._one_batch(gradients))):
             assert isinstance(first, _Gradient)
             return self._gradient(tuple(g.batches[0] for g in gradients if isinstance(g, _Gradient)), first.params)
         return self.plane.mix(_mean, *gradients)
@@ -318,9 +318,9 @@ class Learner:
                 if value.statistics is not None:
                     value.statistics.read()
 
-    def scalar(self, compute: Callable[[], float]) -> float:
-        """Return a number that decides how the run continues; see :meth:`DataPlane.scalar`."""
-        return self.plane.scalar(compute)
+    def decision(self, compute: Callable[[], float]) -> float:
+        """Return a number that decides how the run continues; see :meth:`DataPlane.decision`."""
+        return self.plane.decision(compute)
 
     def recent_loss(self) -> float:
         """Return the mean loss of the gradients computed since the last call; NaN if no gradient was computed."""
@@ -329,7 +329,7 @@ class Learner:
             losses, self.losses = self.losses, []
             return math.fsum(losses) / len(losses) if losses else math.nan
 
-        return self.scalar(take)
+        return self.decision(take)
 
     def evaluate(self, params: Value[Array]) -> tuple[float, float]:
         """Return (loss, accuracy) on the held-out samples at `params`, with the running statistics of `params`.
@@ -350,7 +350,7 @@ class Learner:
                 results.extend(evaluation(task.network, task.held_out, params.read(), state))
             return results[i]
 
-        return self.scalar(lambda: once(0)), self.scalar(lambda: once(1))
+        return self.decision(lambda: once(0)), self.decision(lambda: once(1))
 
     def spread(self, replicas: Sequence[Value[Array]]) -> float:
         """Return the consensus distance: the root mean square distance of parameter vectors from their mean."""
@@ -360,7 +360,7 @@ class Learner:
             middle = sum(arrays) / len(arrays)
             return math.sqrt(math.fsum(float(np.square(a - middle).sum()) for a in arrays) / len(arrays))
 
-        return self.scalar(distance)
+        return self.decision(distance)
 
     def _gradient(self, batches: tuple[_Batch, ...], params: Value[Array]) -> Value[Array]:
         value = _Gradient(self.plane, batches, params, lambda p: self._compute(batches, p))

@@ -67,7 +67,7 @@ class Training:
 
     data: str | Path | DataSet = "digits"
     held_out: HeldOut | DataSet = 0.2
-    optimizer: Annotated[Optimizer, "an object such as Momentum(0.9)"] = SGD()
+    optimizer: Annotated[Optimizer, "an optimizer such as Momentum(0.9)"] = SGD()
     rate: NotNegative | Schedule = 0.1
     sharding: Annotated[str, one_of(*SHARDINGS, also="Dirichlet(alpha), ")] | Dirichlet = "iid"
     loss: Loss = "cross_entropy"
@@ -85,7 +85,8 @@ class Training:
     def __post_init__(self) -> None:
         if self.phases and self.growing_batch is not None:
             raise ConfigError(
-                "Training: growing_batch cannot be combined with phases; remove it, and set the batch of each phase"
+                "Training: growing_batch cannot be combined with phases; remove growing_batch, and set the batch of "
+                "each phase"
             )
 
     @property
@@ -145,9 +146,9 @@ class Training:
             self._check_targets(train, held_out, network)
         elif train.labels.shape[1:] != label_shape:
             raise ConfigError(
-                f"the data set {train.name!r} has labels of shape {train.labels.shape[1:]} per sample, but the outputs "
-                f"of the model {model.name!r}, of shape {network.out_shape}, need {label_shape}; choose another model "
-                "or data set"
+                f"the data set {train.name!r} has labels of shape {train.labels.shape[1:]} per sample, but the model "
+                f"{model.name!r}, with outputs of shape {network.out_shape}, needs labels of shape {label_shape}; "
+                "choose another model or data set"
             )
         if label_shape and not train.is_regression and self.loss != "cross_entropy":
             raise ConfigError(f"loss = {self.loss!r} does not support a label per token; use 'cross_entropy'")

@@ -246,7 +246,7 @@ class DataPlane:
         self._alive[number] = value
         return value
 
-    def scalar(self, compute: Callable[[], float]) -> float:
+    def decision(self, compute: Callable[[], float]) -> float:
         """Return a number on which the course of the run depends, such as a loss or a size.
 
         While a saved run is replayed, the number is read from the saved run instead of being computed.

@@ -98,7 +98,7 @@ def measure(
         ),
     ],
     backend: Annotated[str, typer.Option(help="Communication backend: auto, mpi, gloo or nccl.")] = "auto",
-    budget: Annotated[str, typer.Option(help="Approximate total time; for kernels 5 min.")] = "2 min",
+    budget: Annotated[str, typer.Option(help="Approximate total time (default for kernels: 5 min).")] = "2 min",
     max_size: Annotated[str, typer.Option(help="Largest message or buffer size.")] = "256 MiB",
     only: Annotated[
         str, typer.Option(help="Comma-separated subset of point_to_point, collective, memory, step; or kernels.")
@@ -120,7 +120,7 @@ def measure(
 
     mpirun -n 8 python -m ddlsim.measure --out measured/
 
-    Or measure the kernels of one GPU (PyTorch), and write the device file that ddlsim takes as a device:
+    To measure the kernels of one GPU with PyTorch and write a device file for ddlsim:
 
     python -m ddlsim.measure --only kernels --out my-gpu.toml
     """
@@ -129,7 +129,7 @@ def measure(
         _measure_device(out, profile, budget, others | {"input_shape": input_shape, "batch_sizes": batch_sizes})
         return
     if profile:
-        raise ConfigError(f"--profile {profile}: needs --only kernels; add that option, or leave --profile out")
+        raise ConfigError(f"--profile {profile}: requires --only kernels; add --only kernels, or leave --profile out")
     from ddlsim.measure.transport import connect
 
     limits = _quantity(budget, "time", "--budget"), int(_quantity(max_size, "bytes", "--max-size"))
@@ -139,7 +139,7 @@ def measure(
     if wishes.budget <= 0:
         raise ConfigError(f"--budget {budget}: must be above 0, such as '2 min'")
     if wishes.input_shape and not wishes.modules:
-        raise ConfigError(f"--input-shape {input_shape}: needs --module; add that option, or leave --input-shape out")
+        raise ConfigError(f"--input-shape {input_shape}: requires --module; add --module, or leave --input-shape out")
     transport = connect(backend)
     hosts = transport.gather(transport.host)
     lacking = transport.lacking() if transport.size > 1 else ()
@@ -161,7 +161,9 @@ def _measure_device(out: str, profile: str, budget: str, others: Mapping[str, ob
     for name, value in others.items():
         if value != defaults[name]:
             option = f"--{name.replace('_', '-')}"
-            raise ConfigError(f"{option} has no effect with --only kernels, which measures one device; leave it out")
+            raise ConfigError(
+                f"{option} has no effect with --only kernels, which measures one device; leave {option} out"
+            )
     seconds = 300.0 if budget == defaults["budget"] else _quantity(budget, "time", "--budget")
     if seconds <= 0:
         raise ConfigError(f"--budget {budget}: must be above 0, such as '5 min'")

@@ -143,9 +143,8 @@ def _streaming(profile: Profile) -> float:
     """Return the bytes/s at which large element-wise kernels run: the median over those of the largest sizes."""
     rows = [row for row in profile.get("memory", ()) if row.get("kernel") in STREAMING]
     if not rows:
-        raise ConfigError(
-            f"profile of {profile['device']}: contains no memory-bound kernels; run the measurement again"
-        )
+        device = profile["device"]
+        raise ConfigError(f"the profile of {device} contains no memory-bound kernels; run the measurement again")
     least = max(row["elements"] for row in rows) / 4
     return float(np.median([row["nbytes"] / row["seconds"] for row in rows if row["elements"] >= least]))
 
@@ -159,7 +158,8 @@ def _products(profile: Profile, device: Device) -> Rows:
         least[row["precision"]] = min(row["seconds"], least.get(row["precision"], np.inf))
     rows = [row for row in rows if row["seconds"] > 2.0 * least[row["precision"]]]
     if not rows:
-        raise ConfigError(f"profile of {profile['device']}: contains no matrix products; measure for longer")
+        device = profile["device"]
+        raise ConfigError(f"the profile of {device} contains no matrix products; increase --budget")
     return rows
 
 

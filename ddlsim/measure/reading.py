@@ -65,7 +65,7 @@ def _csv_rows(file: TextIO, path: Path) -> Rows:
             header = _checked_header(cells, where)
             continue
         if len(cells) > len(header):
-            what = f"{len(cells)} cells for {len(header)} columns; quote texts that contain commas"
+            what = f"{len(cells)} cells for {len(header)} columns; quote strings that contain commas"
             raise ConfigError(f"{where}: {what}")
         yield reader.line_num, {name: unguarded(cell) for name, cell in zip(header, cells, strict=False) if cell}
 
@@ -142,7 +142,8 @@ def append(path: Path, row: Measurement) -> None:
                     file.truncate(whole)  # no half rows
                 raise
     except OSError as error:
-        raise ConfigError(f"{cannot_be_written(path, error)}; then start again to resume") from None
+        problem = cannot_be_written(path, error)
+        raise ConfigError(f"{problem}; then run the same command again to resume") from None
 
 
 @checked

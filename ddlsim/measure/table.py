@@ -21,7 +21,7 @@ OPERATIONS = {
 
 
 def _cell(rule: Rule, dimension: str = "") -> Rule:
-    """Return a rule that reads texts as well: numbers, or with a `dimension` quantities; whole numbers stay whole."""
+    """Return a rule that also reads strings (numbers; quantities if there is a `dimension`). Integers stay integers."""
 
     def keep(value: Any, where: str) -> object:
         if isinstance(value, str):
@@ -124,7 +124,7 @@ class Measurement:
     def _check_size(self) -> None:
         if self.experiment == "step":
             if self.nbytes:
-                raise ConfigError(f"nbytes = {self.nbytes}: a step has no message size; leave it out")
+                raise ConfigError(f"nbytes = {self.nbytes}: a step has no message size; leave nbytes out")
             if not self.batch_size or not self.model:
                 missing = "model" if self.batch_size else "batch_size"
                 raise ConfigError(f"{missing} is missing; a step needs model and batch_size")
@@ -136,8 +136,8 @@ class Measurement:
 
     def _check_ranks(self) -> None:
         if self.n_hosts > self.n_ranks:
-            what = f"{self.n_ranks} ranks cannot be on more hosts than ranks"
-            raise ConfigError(f"n_hosts = {self.n_hosts}: {what}; correct one of them")
+            n_ranks = self.n_ranks
+            raise ConfigError(f"n_hosts = {self.n_hosts}: must be at most n_ranks = {n_ranks}; correct one of them")
         if self.experiment == "point_to_point" and self.n_ranks % 2:
             raise ConfigError(f"n_ranks = {self.n_ranks}: must be even, because point_to_point has two ranks per pair")
         if self.experiment == "collective" and self.n_ranks < 2:

@@ -225,7 +225,7 @@ class Engine:
             if interconnect.splits or details.buffer.any():
                 paths = "several paths per message (spray, interfaces)"
                 feature = "a switch buffer (buffer)" if details.buffer.any() else paths
-                raise ConfigError(f"sharing = 'fifo' cannot be combined with {feature}; remove it, or set 'max-min'")
+                raise ConfigError(f"sharing = 'fifo' does not support {feature}; use sharing = 'max-min'")
             self.net = with_queues(self.net)
             enable(self.net.counts, "work_queues")
             if details.rendezvous.any():  # senders wait for receivers
@@ -448,7 +448,8 @@ class Engine:
         for number, others, changed in self._epochs.later(epoch, src, dst, usual):
             if self.net.counts[st.FIFO]:
                 raise ConfigError(
-                    "sharing = 'fifo': queued messages cannot be rerouted around a link that is down; set 'max-min'"
+                    "sharing = 'fifo': queued messages cannot be rerouted around a link that is down; use sharing = "
+                    "'max-min'"
                 )
             rows = np.zeros(len(src), dtype=st.ROUTE)
             self._write_routes(rows, changed, latency)

@@ -110,7 +110,7 @@ class Network:
         """
         self.pauses = merged([*map(tuple, self.pauses.tolist()), *windows])
 
-    def narrow(self, channels: Ints, factors: Floats) -> None:
+    def divide_capacity(self, channels: Ints, factors: Floats) -> None:
         """Divide the capacity of some channels, on which each simulated message represents several messages.
 
         channels  (n,) the channels

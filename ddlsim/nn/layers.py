@@ -663,7 +663,7 @@ def whole_ids(x: Array, vocabulary: int, name: str) -> npt.NDArray[np.int64]:
     wrong = (ids != x) | (ids < 0) | (ids >= vocabulary)
     if wrong.any():
         number, last = float(x[wrong][0]), vocabulary - 1
-        raise ConfigError(f"layer {name!r}: {number:g} is not an id; samples must be whole numbers from 0 to {last}")
+        raise ConfigError(f"layer {name!r}: {number:g} is not an id; samples must be integers from 0 to {last}")
     return ids
 
 

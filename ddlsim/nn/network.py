@@ -461,7 +461,7 @@ class Network:
     initial_params: Array  # (n_params,), read-only
     initial_state: Array  # running means 0 and variances 1, read-only
     state_keep: Array  # (n_state,), 1 - momentum: how much of the running statistics a batch leaves, read-only
-    vocabulary: int  # samples are whole numbers below it; 0: they are any numbers
+    vocabulary: int  # samples are integers below it; 0: they are any numbers
     ids: tuple[int, ...]  # below which the last numbers of a sample are whole
     n_streams: int  # layers of users that draw random numbers, each from a stream of its own
     _chain: nn.Chain

@@ -28,10 +28,10 @@ Array = npt.NDArray[np.floating]
 
 @dataclass(frozen=True, eq=False)
 class OptimizerState:
-    """State of an optimizer after a number of updates.
+    """State of an optimizer between two updates.
 
-    moments    vectors of shape (n_params,), such as the velocity of Momentum
-    n_updates  number of updates made so far
+    moments    vectors of shape (n_params,), such as Momentum's velocity
+    n_updates  number of updates applied so far
     """
 
     moments: tuple[Array, ...] = ()
@@ -99,7 +99,10 @@ class _LayerWise:
         if not bounds:
             raise ConfigError(f"{owner}: bounds are missing; set bounds=bounds_of(network.slots)")
         if params.shape != (bounds[-1],):
-            raise ConfigError(f"{owner}: bounds end at {bounds[-1]}, but the parameters have shape {params.shape}")
+            raise ConfigError(
+                f"{owner}: bounds end at {bounds[-1]}, but the parameters have shape {params.shape}; use "
+                "bounds_of(network.slots)"
+            )
 
 
 def _norms(vector: Array, bounds: tuple[int, ...]) -> Array:
@@ -124,8 +127,8 @@ class LARS(_LayerWise):
 
     As in the paper, the velocity v includes the learning rate.
 
-    bounds        offsets of the tensors in the flat parameter vector, from 0 to its size, shape (n_tensors + 1,). A run
-                  sets them
+    bounds        offsets of the tensors in the flat parameter vector, from 0 to its size, shape (n_tensors + 1,). They
+                  are set automatically at the start of a run
     beta          momentum
     weight_decay  lambda, the weight decay (L2 regularisation)
     trust         trust coefficient, which scales the learning rate of each tensor
@@ -154,15 +157,16 @@ class LARS(_LayerWise):
 class LAMB(_LayerWise):
     """LAMB: layer-wise Adam (You et al. 2020, arXiv:1904.00962, algorithm 2, with the identity for phi).
 
-    For each tensor w, with the step u of :class:`Adam` including its decoupled weight decay and the learning rate eta:
+    For each tensor w, with the learning rate eta and the step direction u of :class:`Adam`, which includes the
+    decoupled weight decay:
 
-    w <- w - eta |w| / |u| u    (|w| / |u| is replaced by 1 if one of the norms is 0)
+    w <- w - eta (|w| / |u|) u, where |w| / |u| is replaced by 1 if either norm is 0
 
-    bounds        offsets of the tensors in the flat parameter vector, from 0 to its size, shape (n_tensors + 1,). A run
-                  sets them
-    beta1, beta2  decay rates of the first and second moment
+    bounds        offsets of the tensors in the flat parameter vector, from 0 to its size, shape (n_tensors + 1,). They
+                  are set automatically at the start of a run
+    beta1, beta2  decay rates of Adam's moment estimates
     eps           small number that is added to the denominator of Adam's step
-    weight_decay  weight decay, as in Adam
+    weight_decay  weight decay, decoupled from the gradient as in Adam
     """
 
     beta1: Decay = 0.9
@@ -215,8 +219,8 @@ class Momentum:
     v <- beta v + g + lambda w;  w <- w - eta v
 
     beta          momentum
-    nesterov      whether to use Nesterov momentum, ``w <- w - eta (g + lambda w + beta v)`` with the new v (Sutskever
-                  et al. 2013, section 2, in the variables of Bengio et al. 2012, arXiv:1212.0901, equation 7)
+    nesterov      whether to use Nesterov momentum: ``w <- w - eta (g + lambda w + beta v)`` with the new v (Sutskever
+                  et al. 2013, section 2, in the formulation of Bengio et al. 2012, arXiv:1212.0901, equation 7)
     weight_decay  lambda, the weight decay (L2 regularisation)
     """
 
@@ -244,7 +248,7 @@ class Adam:
     m <- beta1 m + (1 - beta1) g;  v <- beta2 v + (1 - beta2) g^2
     w <- w - eta (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + lambda w)
 
-    beta1, beta2  decay rates of the first and second moment
+    beta1, beta2  decay rates of the moment estimates m and v
     eps           small number that is added to the denominator
     weight_decay  lambda, the weight decay, which is decoupled from the gradient as in AdamW
     """

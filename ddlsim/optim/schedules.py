@@ -25,8 +25,8 @@ class Schedule(Protocol):
 def linear_scaling(rate: NotNegative, n_workers: Count) -> float:
     """Return the learning rate for `n_workers` workers by linear scaling: n_workers * rate.
 
-    The global batch grows with the number of workers, and the learning rate grows with the batch (Goyal et al. 2017,
-    arXiv:1706.02677, section 2.1).
+    The global batch size is proportional to the number of workers, and the learning rate is scaled in proportion to it
+    (Goyal et al. 2017, arXiv:1706.02677, section 2.1).
 
     rate       learning rate of a single worker
     n_workers  number of workers
@@ -38,7 +38,7 @@ def linear_scaling(rate: NotNegative, n_workers: Count) -> float:
 def square_root_scaling(rate: NotNegative, n_workers: Count) -> float:
     """Return the learning rate for `n_workers` workers by square-root scaling: sqrt(n_workers) * rate.
 
-    This keeps the variance of the step constant (Krizhevsky 2014, arXiv:1404.5997, section 5).
+    This keeps the variance of an update constant (Krizhevsky 2014, arXiv:1404.5997, section 5).
 
     rate       learning rate of a single worker
     n_workers  number of workers
@@ -66,7 +66,7 @@ class Steps:
     milestones  epochs at which the learning rate drops, in increasing order
     factor      factor that is applied at each milestone
 
-    Raises ConfigError for milestones that do not increase.
+    Raises ConfigError if the milestones are not in increasing order.
     """
 
     base: NotNegative
@@ -90,7 +90,7 @@ class Cosine:
     n_epochs  n, the number of epochs until the rate reaches `final`
     final     learning rate from epoch n on
 
-    The learning rate at epoch e is ``final + (base - final) (1 + cos(pi e / n)) / 2`` up to epoch n.
+    Up to epoch n, the learning rate at epoch e is ``final + (base - final) * (1 + cos(pi * e / n)) / 2``.
     """
 
     base: NotNegative
@@ -109,10 +109,10 @@ class Polynomial:
 
     base      learning rate at epoch 0
     n_epochs  n, the number of epochs until the rate reaches `final`
-    power     exponent of the decay; 1 is linear
+    power     exponent of the decay; with 1, the decay is linear
     final     learning rate from epoch n on
 
-    The learning rate at epoch e is ``final + (base - final) (1 - e / n)^power`` up to epoch n.
+    Up to epoch n, the learning rate at epoch e is ``final + (base - final) * (1 - e / n) ** power``.
     """
 
     base: NotNegative
@@ -130,9 +130,10 @@ class Polynomial:
 class WarmUp:
     """Linear warm-up of the learning rate, followed by another schedule.
 
-    Goyal et al. 2017, section 2.2, start with the learning rate of one worker and warm up for 5 epochs.
+    Goyal et al. (2017, section 2.2) start with the learning rate of a single worker and warm up for 5 epochs.
 
-    then      schedule after the warm-up; the warm-up ends at this schedule's learning rate
+    then      schedule that applies from epoch `n_epochs` on; the warm-up rises linearly to its learning rate at that
+              epoch
     n_epochs  length of the warm-up in epochs
     start     learning rate at epoch 0
     """
@@ -151,18 +152,18 @@ class WarmUp:
 @checked
 @dataclass(frozen=True)
 class GrowingBatch:
-    """Schedule of batch sizes: the batch is multiplied by `factor` at each milestone.
+    """Batch-size schedule: the batch size is multiplied by `factor` at each milestone.
 
-    SGD's noise scale is the learning rate times n_samples / batch. A larger batch therefore reduces the noise as much
-    as dividing the learning rate by `factor`, but in fewer updates (Smith, Kindermans, Ying and Le 2018,
-    arXiv:1711.00489, section 3).
+    SGD's noise scale is proportional to the learning rate divided by the batch size. Multiplying the batch size by
+    `factor` therefore reduces the noise as much as dividing the learning rate by `factor`, but needs fewer updates
+    (Smith, Kindermans, Ying and Le 2018, arXiv:1711.00489, section 3).
 
     base        samples per batch before the first milestone
-    milestones  epochs at which the batch grows, in increasing order
-    factor      factor by which the batch grows at each milestone
+    milestones  epochs at which the batch size grows, in increasing order
+    factor      factor by which the batch size grows at each milestone
     largest     maximum batch size; None: no limit
 
-    Raises ConfigError for milestones that do not increase, and if `largest` is below `base`.
+    Raises ConfigError if the milestones are not in increasing order, or if `largest` is below `base`.
     """
 
     base: Count

@@ -73,8 +73,8 @@ def asynchronous_template(
         )
     if order == "pipedream" and stages > 1 and tie_of(chunks) is not None:
         raise ConfigError(
-            "pipeline: chunks: the first and the last stage share weights (tied_dense), whose ages "
-            "differ with 'pipedream'; use '2bw'"
+            "pipeline: chunks: 'pipedream' does not support models whose first and last stages share weights "
+            "(tied_dense), because the two stages would use different versions of the weights; use '2bw'"
         )
     total = (N_STEPS + steps_under_way(stages, micro_batches)) * micro_batches
     stream = _Stream(chunks, micro_batches, total, buckets, mesh.data, recompute)

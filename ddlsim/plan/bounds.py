@@ -59,11 +59,13 @@ if TYPE_CHECKING:
 
 
 class Cut(NamedTuple):
-    """A lower bound on the time of a plan, from the bytes that must cross one interface of the cluster.
+    """A lower bound on the running time of a plan, derived from the bytes that must cross one boundary in the cluster.
 
     seconds    the lower bound in seconds
-    interface  description of one side of the interface: a device, a machine, or all devices or machines together
-    out, into  bytes that must leave and enter this side
+    interface  description of what the boundary encloses: a device, a machine, or (for a bound on total traffic) all
+               devices or all machines
+    out, into  bytes that must leave and enter the enclosed part; for a bound on total traffic, both are the total over
+               all devices or machines
     """
 
     seconds: float
@@ -72,23 +74,24 @@ class Cut(NamedTuple):
     into: float
 
 
-def critical_path(plan: Plan, least: float | Floats = 0.0) -> float:
+def critical_path(plan: Plan, min_seconds: float | Floats = 0.0) -> float:
     """Return the length of a plan's critical path in seconds, which is a lower bound on its makespan.
 
-    The critical path is the longest chain of tasks that must run one after another, because of their dependencies or
-    because they share a lane.
+    The critical path is the longest chain of tasks in which each task must wait for the previous one, because it
+    depends on that task or because both share a lane.
 
     plan   plan to analyse
-    least  time in seconds that every message and collective is assumed to take: a number, or an array of shape (n,)
+    least  assumed duration in seconds of messages and collectives: a number for all of them, or an array of shape (n,)
            with one value per task
 
-    Raises ConfigError for a plan with a dependency cycle.
+    Raises ConfigError if the plan has a dependency cycle.
     """
     check_exchanges(plan)
     order = Order(plan)
-    beside = np.broadcast_to(np.asarray(least, dtype=np.float64), len(plan))
+    beside = np.broadcast_to(np.asarray(min_seconds, dtype=np.float64), len(plan))
     if not bool((beside >= 0.0).all()):
-        raise ConfigError("critical_path: least: must be at least 0 s")
+        lowest = float(beside.min())
+        raise ConfigError(f"critical_path: least = {lowest:g} s: must not be negative")
     seconds = np.where(plan.kind >= SEND, beside, plan.seconds)
     per_event = np.zeros(order.n_events)
     np.maximum.at(per_event, order.event, seconds)
@@ -96,14 +99,14 @@ def critical_path(plan: Plan, least: float | Floats = 0.0) -> float:
 
 
 def peak_memory(plan: Plan, rows: Bools | None = None) -> Floats:
-    """Return the peak memory that the tasks of each rank hold, in bytes, shape (n_ranks,).
+    """Return the peak memory held by the tasks of each rank, in bytes, shape (n_ranks,).
 
     plan  plan to analyse
     rows  (n,) mask of the tasks to count; None: all tasks
 
-    The peaks of a rank's lanes are added. Memory that is freed on lanes with a queue is ignored, because the order of
-    their tasks is unknown. The result is exact if a single lane allocates and frees memory, and an upper bound
-    otherwise.
+    The peak of a rank is the sum of the peaks of its lanes. On lanes with a queue, memory is assumed never to be freed,
+    because the order of their tasks is unknown. The result is exact if only one lane of a rank allocates and frees
+    memory; otherwise, it is an upper bound.
     """
     counted = np.arange(len(plan)) if rows is None else np.flatnonzero(rows)
     order = counted[np.argsort(plan.lane[counted], kind="stable")]
@@ -160,18 +163,20 @@ def _itself(plan: Plan) -> Copies:
 
 
 def cut(plan: Plan, cluster: Cluster, nodes: Sequence[int] | None = None) -> Cut:
-    """Return a lower bound on a plan's time: the slowest interface takes this long to carry its bytes.
+    """Return a lower bound on a plan's running time, from the bytes that must enter or leave devices and machines.
 
-    The interfaces of all devices and machines are compared. The bound holds for any collective algorithm.
+    The bound is the time that the busiest boundary, of a device or of a machine, needs to carry the bytes that must
+    cross it. It holds for any collective algorithm.
 
     plan     plan to analyse
     cluster  cluster on which the plan would run
     nodes    (n_ranks,) index of each rank's node in the cluster; None: the cluster's first workers
 
-    A message crosses the interfaces between its sender and its receiver. For collectives,
-    :func:`ddlsim.plan.interfaces.least_crossing` bounds the bytes: an all-reduce of m bytes over k machines moves
-    at least m bytes out of and into each machine, and 2 (k - 1) m bytes into all machines together. Pushes to servers
-    may be summed inside machines, but not between them. The burst of a token bucket (docs/models/tcp.md) takes no time.
+    A message crosses every boundary between its sender and its receiver. For collectives,
+    :func:`ddlsim.plan.interfaces.least_crossing` gives the minimum number of bytes: in an all-reduce of m bytes over k
+    machines, at least m bytes enter and leave each machine, and at least ``2 * (k - 1) * m`` bytes enter machines in
+    total. Pushes to servers may be summed inside machines, but not between them. Bytes covered by the burst of a token
+    bucket (docs/models/tcp.md) take no time.
     """
     every = np.ones(len(plan))
     return _narrowest(plan, _itself(plan), interfaces(cluster), nodes_of(plan, cluster, nodes), every, None, None)

@@ -3,7 +3,7 @@
 Chakra execution traces as JSON: what ``chakra_jsonizer`` writes of a binary trace, one object for each message.
 
 Shape: https://github.com/mlcommons/chakra (``src/jsonizer``), which is protobuf's mapping to JSON: names in camelCase
-or as in the schema, whole numbers of 64 bits as texts, enumerations by name, what is 0 or empty left out.
+or as in the schema, integers of 64 bits as texts, enumerations by name, what is 0 or empty left out.
 """
 
 from __future__ import annotations
@@ -115,13 +115,14 @@ def _scalar(kind: str, part: Node) -> Scalar:
 
 
 def _whole(node: Node, least: int = 0) -> int:
-    """Return a whole number, which may be written as a text."""
+    """Return an integer, which may be written as a text."""
     value = node.value
     if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,20}", value):
         value = int(value)
     number = finite(value)
     if number is None or number != int(number) or not least <= int(number) < 2**64:
-        raise node.error(f"{shown(node.value)} must be a whole number of at least {least}")
+        rule = f"an integer of at least {least}" if least else "a non-negative integer"
+        raise node.error(f"{shown(node.value)} must be {rule}")
     return value if isinstance(value, int) else int(number)
 
 
@@ -144,15 +145,15 @@ def read_chakra(
 ) -> Plan:
     """Read a plan from Chakra execution traces, one file per rank: ``step.0.et``, ``step.1.et``, ...
 
-    path              path of the file of rank 0, or the common part of all paths, as for ASTRA-sim: ``step`` or
+    path              path to the file of rank 0, or the common part of all paths, as for ASTRA-sim: ``step`` or
                       ``step.et``. JSON output of ``chakra_jsonizer`` (``step.0.json``) is also accepted
-    n_ranks           number of ranks that run the trace, if there is only one file
-    groups            ranks of each process group by its ``pg_name``: a mapping, or a file in ASTRA-sim's format. None:
-                      the groups recorded in the trace (by PyTorch) or, if none are recorded, the ranks whose files
-                      contain the group
+    n_ranks           number of ranks that execute the trace, if there is a single file for all ranks
+    groups            ranks of each process group: a mapping from the group's ``pg_name``, or a file in ASTRA-sim's
+                      format. None: the groups that PyTorch recorded in the trace or, if none are recorded, the ranks
+                      whose files contain the group
     flops             compute rate, such as "100 TFLOP/s", for nodes that have ``num_ops`` but no duration
-    memory_bandwidth  memory bandwidth, such as "2 TB/s". If it is set, such a node takes at least as long as moving its
-                      ``tensor_size`` (roofline model)
+    memory_bandwidth  memory bandwidth, such as "2 TB/s". If it is set, such a node takes at least the time to move
+                      ``tensor_size`` bytes (roofline model)
 
     A trace written by :meth:`ddlsim.plan.Plan.to_chakra` is read as the same plan. In other traces, the nodes of a
     stream (or thread) run in the order in which they could start; without streams, a rank does one computation and one
@@ -178,9 +179,8 @@ def read_chakra(
     for name, ranks in known.items():
         if ranks and max(ranks) >= len(traces):
             raise ConfigError(
-                f"{files[0]}: process group {name!r} contains rank {max(ranks)}, but there are traces of "
-                f"{len(traces)} ranks only; provide one file per rank, or set n_ranks if all ranks run the "
-                "same trace"
+                f"{files[0]}: process group {name!r} contains rank {max(ranks)}, but only {len(traces)} ranks have "
+                "traces; provide one file per rank, or set n_ranks if all ranks run the same trace"
             )
     using: dict[str, list[int]] = {}
     for rank, (_, _, nodes) in enumerate(traces):
@@ -374,10 +374,10 @@ class _Rank:
         return max(n_ops / self.flops, memory)
 
     def amount(self, node: TraceNode, name: str, default: int | None = 0) -> int:
-        """Return a whole number of at least 0 that a node has as an attribute."""
+        """Return a non-negative integer that a node has as an attribute."""
         value = node.attributes.get(name, default)
         if value is None:
             raise self.error(node, f"has no {name}, which a plan needs")
         if isinstance(value, list | str) or not 0 <= value < 2**63 or value != int(value):
-            raise self.error(node, f"{name} = {shown(value)}: must be a whole number of at least 0")
+            raise self.error(node, f"{name} = {shown(value)}: must be a non-negative integer")
         return int(value)

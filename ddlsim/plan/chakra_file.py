@@ -107,7 +107,7 @@ def varint(value: int) -> bytes:
 
 
 def put(number: int, value: int | float | str | bytes) -> bytes:
-    """Return a field: whole numbers as varints, others as doubles, texts and bytes with their length."""
+    """Return a field: integers as varints, others as doubles, texts and bytes with their length."""
     if isinstance(value, int):
         return varint(number << 3 | VARINT) + varint(value)
     if isinstance(value, float):
@@ -229,7 +229,7 @@ def _node(message: bytes) -> TraceNode:
             node.inputs = next((_text(_bytes(n, v)) for n, _, v in fields(_bytes(number, value)) if n == 1), "")
         elif number in (1, 3, 7):
             if not isinstance(value, int):
-                raise WireError(f"field {number} of a node is not a whole number")
+                raise WireError(f"field {number} of a node is not an integer")
             setattr(node, {1: "number", 3: "type", 7: "micros"}[number], value)
     if node.type >= len(NODE_TYPES):
         raise WireError(f"node {node.number} has type {node.type}; the schema defines types 0 to {len(NODE_TYPES) - 1}")
@@ -238,7 +238,7 @@ def _node(message: bytes) -> TraceNode:
 
 def _bytes(number: int, value: int | bytes) -> bytes:
     if isinstance(value, int):
-        raise WireError(f"field {number} is a number; expected a text or a message")
+        raise WireError(f"field {number} is a number; expected a string or a message")
     return value
 
 
@@ -251,7 +251,7 @@ def _numbers(number: int, wire: int, value: int | bytes) -> list[int]:
     if isinstance(value, int):
         return [value]
     if wire != BYTES:
-        raise WireError(f"field {number} is not a list of whole numbers")
+        raise WireError(f"field {number} is not a list of integers")
     return [each for each in _packed(VARINT, value) if isinstance(each, int)]
 
 
@@ -340,7 +340,7 @@ def _named(name: str) -> bytes:
 
 
 def _encoded(name: str, value: Attribute) -> bytes:
-    """Return an attribute: tags and ranks as 32 bits, other whole numbers as 64, as ASTRA-sim reads them."""
+    """Return an attribute: tags and ranks as 32 bits, other integers as 64, as ASTRA-sim reads them."""
     if isinstance(value, list):
         raise TypeError(f"attribute {name}: lists cannot be written")
     if isinstance(value, bool):

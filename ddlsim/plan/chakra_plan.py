@@ -59,7 +59,7 @@ def _check(plan: Plan) -> None:
     for i in np.flatnonzero(plan.rank[plan.needs] != plan.rank[needing])[:1].tolist():
         raise ConfigError(
             f"to_chakra: {plan.task(int(needing[i]))} depends on {plan.task(int(plan.needs[i]))} of "
-            "another rank, which a trace cannot express; use a message of 0 bytes instead"
+            "another rank, which a trace cannot express; use a 0-byte message instead"
         )
 
 
@@ -114,8 +114,8 @@ def plan_of_files(traces: Sequence[tuple[Path, Mapping[str, Attribute], Sequence
         common = json.loads(str(metadata[_PLAN]))
         if common["n_ranks"] != len(traces):
             raise ConfigError(
-                f"{file}: the plan consists of {common['n_ranks']} files, but only {len(traces)} are there; "
-                "put all of them into one folder"
+                f"{file}: the plan consists of {common['n_ranks']} files, but its folder contains only "
+                f"{len(traces)}; put all files into one folder"
             )
         return _plan(traces, common)
     except ConfigError as error:

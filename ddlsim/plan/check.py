@@ -45,12 +45,15 @@ def _messages(plan: Plan) -> None:
         _refuse(plan, rows, again, "another row has the same key; every message needs its own")
     send, receive = send[np.argsort(plan.key[send])], receive[np.argsort(plan.key[receive])]
     wrong = (plan.peer[send] != plan.rank[receive]) | (plan.peer[receive] != plan.rank[send])
-    for a, b in zip(send[wrong].tolist(), receive[wrong].tolist(), strict=True):
-        raise ConfigError(f"plan: {plan.task(a)} has no matching receive; the task at the other end is {plan.task(b)}")
-    unequal = plan.nbytes[send] != plan.nbytes[receive]
-    for a, b in zip(send[unequal].tolist(), receive[unequal].tolist(), strict=True):
+    for sender, receiver in zip(send[wrong].tolist(), receive[wrong].tolist(), strict=True):
         raise ConfigError(
-            f"plan: {plan.task(a)} has {plan.nbytes[a]:.0f} bytes, but {plan.task(b)} has {plan.nbytes[b]:.0f}"
+            f"plan: {plan.task(sender)} has no matching receive; the task with the same key is {plan.task(receiver)}"
+        )
+    unequal = plan.nbytes[send] != plan.nbytes[receive]
+    for sender, receiver in zip(send[unequal].tolist(), receive[unequal].tolist(), strict=True):
+        sent, received = plan.nbytes[sender], plan.nbytes[receiver]
+        raise ConfigError(
+            f"plan: {plan.task(sender)} sends {sent:.0f} bytes, but {plan.task(receiver)} receives {received:.0f} bytes"
         )
 
 
@@ -61,14 +64,15 @@ def _collectives(plan: Plan) -> None:
     _refuse(plan, rows, plan.peer[rows] < 0, "it has no group")
     _, first, which = np.unique(plan.key[rows], return_index=True, return_inverse=True)
     leader = rows[first][which.reshape(-1)]  # the first row of the same collective
-    for name, text in (("kind", "kind"), ("peer", "group"), ("nbytes", "bytes"), ("part", "part"), ("step", "step"),
+    for name, label in (("kind", "kind"), ("peer", "group"), ("nbytes", "bytes"), ("part", "part"), ("step", "step"),
                        ("queue", "queue")):  # fmt: skip
         column = getattr(plan, name)
         wrong = column[rows] != column[leader]
-        for row, other in zip(rows[wrong].tolist(), leader[wrong].tolist(), strict=True):
+        for task, other in zip(rows[wrong].tolist(), leader[wrong].tolist(), strict=True):
+            key, value, expected = plan.key[task], column[task], column[other]
             raise ConfigError(
-                f"plan: {plan.task(row)} and {plan.task(other)} belong to one collective (key "
-                f"{plan.key[row]}) but differ in {text}: {column[row]:g} and {column[other]:g}"
+                f"plan: {plan.task(task)} and {plan.task(other)} belong to one collective (key "
+                f"{key}), but differ in {label}: {value:g} and {expected:g}"
             )
     belongs = np.zeros((len(plan.groups), plan.n_ranks), dtype=np.bool_)
     for i, group in enumerate(plan.groups):
@@ -89,10 +93,10 @@ def _collectives(plan: Plan) -> None:
     _refuse(plan, rows, wrong, "its group must consist of workers followed by servers (Plan.servers)")
     sizes = belongs.sum(axis=1)
     lacking = np.bincount(which.reshape(-1)) < sizes[plan.peer[rows[first]]]
-    for row in rows[first][lacking].tolist():
-        present = plan.rank[rows[plan.key[rows] == plan.key[row]]]
-        absent = sorted(set(plan.groups[plan.peer[row]]) - set(present.tolist()))
-        raise ConfigError(f"plan: {plan.task(row)}: rank {absent[0]} of its group never enters this collective")
+    for task in rows[first][lacking].tolist():
+        present = plan.rank[rows[plan.key[rows] == plan.key[task]]]
+        absent = sorted(set(plan.groups[plan.peer[task]]) - set(present.tolist()))
+        raise ConfigError(f"plan: {plan.task(task)}: rank {absent[0]} of its group never enters this collective")
 
 
 def _servers_behind(is_server: Bools) -> bool:
@@ -111,11 +115,12 @@ def check(plan: Plan) -> None:
     Raises ConfigError for the first task that violates one of these rules:
 
     - Every message has one sender and one receiver. Every collective is entered once by each member of its group.
-    - All tasks can run: dependencies and lanes form no cycle, and ranks do not enter collectives in conflicting orders.
-    - In every step, every micro-batch passes through every layer forward once, then backward once, on the rank that
-      holds its activations. If the next layer is on another rank, a message that carries the micro-batch is sent after
-      the one pass and received before the other. If weight gradients are computed separately, each is computed once,
-      after the gradient of the input.
+    - All tasks can run: there are no cyclic dependencies (including those implied by the task order on lanes), and
+      ranks do not enter collectives in conflicting orders.
+    - In every step, every micro-batch passes through every layer once forward and then once backward, on the rank that
+      holds its activations. If adjacent layers are on different ranks, a message carries the micro-batch between them:
+      it is sent after the pass of the first layer and received before the pass of the second. If weight gradients are
+      computed separately, each is computed once, after the gradient of the input.
     - Before an update, the gradients of all micro-batches have been summed, each exactly once. A bucket is sent after
       the backward passes that fill it.
     - Weights are updated once per step where they are used, and before the next step uses them.
@@ -179,8 +184,10 @@ def _check_passes(plan: Plan, order: Order) -> None:
         sides[0], plan.first[forward], plan.end[forward], sides[1], plan.first[rest], plan.end[rest]
     )
     elsewhere = plan.rank[forward[first]] != plan.rank[rest[second]]
-    for a, b in zip(forward[first][elsewhere].tolist(), rest[second][elsewhere].tolist(), strict=True):
-        raise ConfigError(f"plan: {plan.task(b)} needs activations that are on another rank, that of {plan.task(a)}")
+    for source, task in zip(forward[first][elsewhere].tolist(), rest[second][elsewhere].tolist(), strict=True):
+        raise ConfigError(
+            f"plan: {plan.task(task)} needs the activations of {plan.task(source)}, which are on another rank"
+        )
     order.demand(forward[first], rest[second], "whose activations it uses")
     apart, inputs = plan.rows(BACKWARD_WEIGHT), plan.rows(BACKWARD_INPUT)
     sides = [passage[rows] for rows in (inputs, apart)]
@@ -208,11 +215,12 @@ def _check_carried(plan: Plan, order: Order, first: Ints, second: Ints, cut: Int
         messages = j[i == pair]
         order.demand(np.repeat(first[pair], len(messages)), sends[messages], "whose results it carries")
         order.demand(receives[messages], np.repeat(second[pair], len(messages)), "which carries its input")
-        a, b = int(first[pair]), int(second[pair])
+        before, task = int(first[pair]), int(second[pair])
+        layer, batch, step = cut[before], plan.batch[before], plan.step[before]
+        source, target = plan.rank[before], plan.rank[task]
         raise ConfigError(
-            f"plan: {plan.task(b)} follows {plan.task(a)} on another rank, but no message carries batch "
-            f"{plan.batch[a]} across the cut before layer {cut[a]} from rank {plan.rank[a]} to rank "
-            f"{plan.rank[b]} in step {plan.step[a]}"
+            f"plan: {plan.task(task)} follows {plan.task(before)} on another rank, but no message carries batch "
+            f"{batch} across the cut before layer {layer} from rank {source} to rank {target} in step {step}"
         )
 
 
@@ -221,10 +229,10 @@ def _check_one_update(plan: Plan, backward: Ints) -> None:
     leader = backward[np.unique(plan.batch[backward], return_index=True)[1]]
     leader = leader[np.searchsorted(plan.batch[leader], plan.batch[backward])]
     wrong = plan.step[backward] != plan.step[leader]
-    for row, other in zip(backward[wrong][:1].tolist(), leader[wrong][:1].tolist(), strict=True):
+    for task, other in zip(backward[wrong][:1].tolist(), leader[wrong][:1].tolist(), strict=True):
         raise ConfigError(
-            f"plan: {plan.task(row)}: its gradient is used in a different update than that of "
-            f"{plan.task(other)}; all ranks must update with the same micro-batches"
+            f"plan: {plan.task(task)} and {plan.task(other)} process the same micro-batch, but their gradients are "
+            "used in different updates; all ranks must use a micro-batch in the same update"
         )
 
 
@@ -235,8 +243,8 @@ def _each_once(plan: Plan, kinds: tuple[int, ...], passage: Ints, n_passages: in
              end on the way
     """
     rows = plan.rows(*kinds)
-    for row in rows[(plan.batch[rows] < 0) | (plan.end[rows] <= plan.first[rows])].tolist():
-        raise ConfigError(f"plan: {plan.task(row)} has no micro-batch or no layers")
+    for task in rows[(plan.batch[rows] < 0) | (plan.end[rows] <= plan.first[rows])].tolist():
+        raise ConfigError(f"plan: {plan.task(task)} has no micro-batch or no layers")
     rows = rows[np.lexsort((plan.first[rows], passage[rows]))]
     name = KINDS[kinds[-1] if (plan.kind[rows] == kinds[-1]).any() else kinds[0]].replace("_", "-")
     passes = passage[rows]
@@ -249,12 +257,12 @@ def _each_once(plan: Plan, kinds: tuple[int, ...], passage: Ints, n_passages: in
     begins = np.diff(passes, prepend=-1) != 0
     expected = np.where(begins, 0, np.concatenate([[0], plan.end[rows][:-1]]))
     wrong = plan.first[rows] != expected
-    for row, layer in zip(rows[wrong].tolist(), expected[wrong].tolist(), strict=True):
-        first = int(plan.first[row])
+    for task, layer in zip(rows[wrong].tolist(), expected[wrong].tolist(), strict=True):
+        first = int(plan.first[task])
         if first < layer:
-            raise ConfigError(f"plan: {plan.task(row)}: layer {first} has a second {name} pass for this batch")
-        raise ConfigError(f"plan: {plan.task(row)}: layer {layer} has no {name} pass for this batch")
+            raise ConfigError(f"plan: {plan.task(task)}: layer {first} has a second {name} pass for this batch")
+        raise ConfigError(f"plan: {plan.task(task)}: layer {layer} has no {name} pass for this batch")
     last = np.append(begins[1:], True)
-    for row in rows[last & (passes < n_passages) & (plan.end[rows] < plan.n_layers)].tolist():
-        raise ConfigError(f"plan: {plan.task(row)}: layer {plan.end[row]} has no {name} pass for this batch")
+    for task in rows[last & (passes < n_passages) & (plan.end[rows] < plan.n_layers)].tolist():
+        raise ConfigError(f"plan: {plan.task(task)}: layer {plan.end[task]} has no {name} pass for this batch")
     return rows

@@ -24,11 +24,11 @@ from ddlsim.workload.precision import ELEMENT_NBYTES
 class Chunk:
     """A chunk of a model: contiguous layers that are computed by the same rank.
 
-    first, end  range of the layers, `first` to `end` - 1
-    workload    cost of these layers for a micro-batch, as returned by :meth:`Workload.cut`
+    first, end  range of layers, `first` to `end` - 1
+    workload    cost of the layers for one micro-batch, as returned by :meth:`Workload.cut`
     enters      bytes of activations that enter the chunk per micro-batch: all tensors that are produced before the
-                chunk and used in or after it (for the first chunk, the model's input). Their gradients have the same
-                size
+                chunk and used in or after the chunk (for the first chunk, the model's input). Their gradients have the
+                same size
     kept        bytes of activations that are stored per micro-batch; None: the sum over the layers
     """
 
@@ -63,7 +63,7 @@ def stored_nbytes(workload: Workload) -> Floats:
 
 
 def crossing_nbytes(workload: Workload) -> Floats:
-    """Return the bytes that would cross a cut before each layer, per (micro-)batch, shape (n_layers,).
+    """Return the number of bytes that would cross a cut before each layer, per (micro-)batch, shape (n_layers,).
 
     workload  the model, its batch size and its data type
 
@@ -85,10 +85,10 @@ def _crossing(workload: Workload) -> Floats:
 
 
 def between_blocks(model: Model) -> list[int]:
-    """Return the indices of all layers before which a model can be cut so that only one tensor crosses the cut.
+    """Return the indices of all layers before which a cut would be crossed by only one tensor.
 
-    At these places, no residual connection or parallel branch spans the cut, so a pipeline stage sends only the output
-    of the previous layer to the next stage. The first layer is not included.
+    No residual connection or parallel branch spans such a cut, so a pipeline stage sends only its last layer's output
+    to the next stage. The first layer of the model is not included.
     """
     count = np.zeros(len(model.layers) + 1, dtype=np.int64)
     for made, used in _tensors(model):
@@ -149,15 +149,15 @@ def chunks_at(workload: Workload, cuts: Sequence[Index]) -> tuple[Chunk, ...]:
     workload  the model and the compute times of its layers
     cuts      indices of the layers before which the model is cut, in increasing order
 
-    Raises ConfigError for cuts that do not increase or that leave a chunk empty.
+    Raises ConfigError if the cuts are not in increasing order or leave a chunk empty.
     """
     n_layers = len(workload.forward)
     ends = [0, *cuts, n_layers]
     for before, cut in itertools.pairwise(ends):
         if not before < cut <= n_layers:
             raise ConfigError(
-                f"cuts = {list(cuts)}: must be increasing layers from 1 to {n_layers - 1}, before which "
-                f"{workload.model.name} is cut"
+                f"cuts = {list(cuts)}: must be increasing layer numbers from 1 to {n_layers - 1}; "
+                f"{workload.model.name} is cut before each of these layers"
             )
     enters = crossing_nbytes(workload)
     return tuple(
@@ -171,7 +171,7 @@ def balanced_chunks(
 ) -> tuple[Chunk, ...]:
     """Split a model into `stages` * `chunks` contiguous chunks so that the slowest chunk is as fast as possible.
 
-    If several splits are equally fast, the one that sends the fewest bytes across cuts is returned.
+    If several splits are equally fast, the function returns the one that sends the fewest bytes across cuts.
 
     workload  the model and the compute times of its layers
     stages    number of pipeline stages
@@ -199,7 +199,10 @@ def balanced_cuts(
     allowed = np.unique([0, *(range(n_layers) if at is None else at), n_layers]).astype(np.int64)
     pieces, n_chunks = len(allowed) - 1, stages * chunks
     if allowed[-1] > n_layers:
-        raise ConfigError(f"balanced: at = {allowed[-1]}: must be a layer of {workload.model.name}, below {n_layers}")
+        last = allowed[-1]
+        raise ConfigError(
+            f"balanced: at = {last}: must be below {n_layers}, the number of layers of {workload.model.name}"
+        )
     if n_chunks > pieces:
         what = f"stages = {stages}" if chunks == 1 else f"stages {stages} x chunks {chunks} = {n_chunks}"
         raise ConfigError(

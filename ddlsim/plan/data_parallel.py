@@ -39,21 +39,21 @@ def data_parallel(
     layer_by_layer: bool = False,
     no_sync: bool = True,
 ) -> StepProgram:
-    """Return the step program of synchronous data-parallel training.
+    """Return the step program for synchronous data-parallel training.
 
     workloads       workload of each rank, or a single workload for all `n_ranks` ranks
-    n_ranks         number of ranks; only for a single workload
-    buckets         function that groups gradients into buckets (:mod:`ddlsim.workload.buckets`): ``one_bucket`` for a
-                    single bucket after the backward pass, ``per_layer`` (Zhang et al. 2017, Poseidon), or
+    n_ranks         number of ranks; required if `workloads` is a single workload
+    buckets         function that groups gradients into buckets (:mod:`ddlsim.workload.buckets`): ``one_bucket`` (a
+                    single bucket after the backward pass), ``per_layer`` (Zhang et al. 2017, Poseidon), or
                     ``ddp_buckets`` (Li et al. 2020, PyTorch DDP)
     accumulation    number of micro-batches per rank and step; gradients are sent during the backward pass of the last
-                    one
+                    micro-batch
     queue           queue that decides which ready bucket is sent next, ``PriorityQueue`` or ``FusedQueue``; None:
                     buckets are sent in order
     layer_by_layer  whether each layer is updated as soon as its own gradients have arrived, so that the next forward
-                    pass starts while later layers are still waiting (Peng et al. 2019, ByteScheduler). This requires a
-                    queue, and buckets that belong to a single layer. False: all layers are updated when all gradients
-                    have arrived
+                    pass can start before the gradients of later layers have arrived (Peng et al. 2019, ByteScheduler).
+                    This requires a queue, and buckets that belong to a single layer. False: all layers are updated when
+                    all gradients have arrived
     no_sync         whether gradients are accumulated locally. False: they are summed over the ranks after every
                     micro-batch
 
@@ -88,13 +88,13 @@ def sharded(
     no_sync: bool = True,
     param_dtype: str | None = None,
 ) -> StepProgram:
-    """Return the step program of data-parallel training with a sharded optimizer (ZeRO stage 1).
+    """Return the step program for data-parallel training with a sharded optimizer (ZeRO stage 1).
 
     Each rank updates its shard of every bucket (Rajbhandari et al. 2020, arXiv:1910.02054, section 5.1). The schedule
-    is that of Megatron-LM's distributed optimizer with ``overlap_grad_reduce`` and ``overlap_param_gather`` (NVIDIA,
-    Megatron Core, ``DistributedDataParallel``). Buckets are reduce-scattered during the (last) backward pass. When a
-    rank has received all buckets, it updates its shards. The updated parameters are all-gathered bucket by bucket,
-    starting near the input. The next forward pass begins with the first layers while later buckets are still in flight.
+    follows Megatron-LM's distributed optimizer with ``overlap_grad_reduce`` and ``overlap_param_gather`` (Megatron
+    Core, ``DistributedDataParallel``). Buckets are reduce-scattered during the (last) backward pass. When a rank has
+    received all buckets, it updates its shards. The updated parameters are all-gathered bucket by bucket, starting with
+    the layers nearest to the input. The next forward pass starts while later buckets are still in flight.
 
     overlap      whether the next forward pass overlaps the all-gathers. False: it starts when all parameters have
                  arrived
@@ -127,7 +127,7 @@ def _check_layer_by_layer(parts: Sequence[Part], queue: Queue | None) -> None:
         if part.end > part.first + 1:
             raise ConfigError(
                 f"data_parallel: layer_by_layer: bucket {i} covers the layers {part.first} to {part.end - 1}; "
-                "use buckets of a single layer, such as per_layer"
+                "use single-layer buckets, such as per_layer"
             )
     if queue is None:
         raise ConfigError("data_parallel: layer_by_layer needs a queue, such as PriorityQueue(in_flight=4)")
@@ -136,14 +136,15 @@ def _check_layer_by_layer(parts: Sequence[Part], queue: Queue | None) -> None:
 def each_rank(workloads: Workload | Sequence[Workload], n_ranks: int | None, accumulation: int = 1) -> list[Workload]:
     """Return the workload of every rank, after checking that they and the numbers of a builder make sense."""
     if isinstance(accumulation, bool) or not isinstance(accumulation, int) or accumulation < 1:
-        raise ConfigError(f"plan: accumulation = {accumulation!r}: must be a whole number of at least 1")
+        raise ConfigError(f"plan: accumulation = {accumulation!r}: must be a positive integer")
     if isinstance(workloads, Workload):
         if n_ranks is None or isinstance(n_ranks, bool) or not isinstance(n_ranks, int) or n_ranks < 1:
-            raise ConfigError(f"plan: n_ranks = {n_ranks!r}: must be a whole number of at least 1")
+            raise ConfigError(f"plan: n_ranks = {n_ranks!r}: must be a positive integer")
         return [workloads] * n_ranks
     each = list(workloads)
     if not each or n_ranks not in (None, len(each)):
-        raise ConfigError(f"plan: {len(each)} workloads for n_ranks = {n_ranks!r}; provide one workload per rank")
+        n_workloads = len(each)
+        raise ConfigError(f"plan: got {n_workloads} workloads for n_ranks = {n_ranks!r}; pass one workload per rank")
     for rank, workload in enumerate(each):
         if not np.array_equal(workload.tensor_nbytes, each[0].tensor_nbytes):
             raise ConfigError(

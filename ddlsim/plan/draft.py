@@ -14,10 +14,10 @@ from ddlsim.plan.plan import ALL_REDUCE, COLUMNS, KINDS, RECEIVE, SEND, Lane, Pa
 class Draft:
     """A plan under construction: add tasks one by one, then call :meth:`plan`.
 
-    n_layers  number of layers of the model; 0 for plans without a model
-    parts     groups of gradients that are summed together
+    n_layers  number of layers in the model; 0 for plans without a model
+    parts     groups of gradients; the gradients of a group are reduced over the ranks as one unit
     servers   ranks that are parameter servers
-    delays    for plans whose steps overlap: age of each layer's weights, in updates
+    delays    staleness of each layer's weights, as a number of updates; only for plans whose steps overlap
 
     >>> from ddlsim.plan import Draft
     >>> draft = Draft()

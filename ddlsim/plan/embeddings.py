@@ -29,17 +29,17 @@ def embeddings(
     indices: str = "exchanged",
     bottom_rank: int | None = None,
 ) -> StepProgram:
-    """Return the step program of training with distributed embedding tables.
+    """Return the step program for training with distributed embedding tables.
 
-    The schedule is that of DLRM (Naumov et al. 2019, arXiv:1906.00091, section 4). A rank sends indices to the ranks
-    that hold the tables, looks up rows for the samples of all ranks, and sends each rank the vectors of its samples.
-    Meanwhile, it computes the layers before the tables (the bottom MLP). Once a rank has received all vectors, it
-    computes the remaining layers forward, and then backward down to the tables. The gradients of the vectors are sent
-    back while the bottom MLP computes its backward pass and the gradients of both MLPs are all-reduced. Finally, the
-    ranks update the rows and the MLPs.
+    The schedule is DLRM's (Naumov et al. 2019, arXiv:1906.00091, section 4). A rank sends indices to the ranks that
+    hold the tables, looks up rows in its own tables for the samples of all ranks, and sends each rank the vectors for
+    that rank's samples. Meanwhile, it computes the layers before the tables (the bottom MLP). Once a rank has received
+    all vectors, it runs the forward pass of the remaining layers, then their backward pass down to the tables. It sends
+    the gradients of the vectors back while it runs the bottom MLP's backward pass, and while the gradients of both MLPs
+    are all-reduced. Finally, the ranks update the rows and the MLPs.
 
     workloads    workload of each rank
-    works        times and message sizes of each rank's lookups and updates
+    works        for each rank, times and message sizes of its table lookups and updates
     buckets      function that groups the gradients of the MLPs into buckets
     row_wise     total length of the vectors per sample that come from row-wise sharded tables. Every rank computes a
                  partial sum of these vectors, so a reduce-scatter in the forward pass and an all-gather in the backward
@@ -61,11 +61,15 @@ def embeddings(
     tables = [i for i, layer in enumerate(layers) if layer.type == "embedding_bag"]
     if not tables:
         raise ConfigError(f"plan: model {each[0].model.name!r} has no embedding_bag layer; use data_parallel")
-    if bottom_rank is not None and not (tables[0] and 0 <= bottom_rank < len(each)):
+    if bottom_rank is not None and not tables[0]:
+        name = each[0].model.name
         raise ConfigError(
-            f"plan: bottom_rank = {bottom_rank}: must be a rank below {len(each)}, and the model must "
-            "have layers before its tables"
+            f"plan: bottom_rank = {bottom_rank} has no effect, because {name} has no layers before its embedding "
+            "tables; remove bottom_rank"
         )
+    if bottom_rank is not None and not 0 <= bottom_rank < len(each):
+        last = len(each) - 1
+        raise ConfigError(f"plan: bottom_rank = {bottom_rank}: must be a rank from 0 to {last}")
     draft = _Steps(each, list(works), tables, buckets, row_wise, replicated, indices, bottom_rank)
     for step in range(N_STEPS):
         draft.step(step)

@@ -55,9 +55,11 @@ class Run:
             pass
         start, end = self.executor.tasks["start"].copy(), self.executor.tasks["end"].copy()
         if np.isnan(end).any():
-            stuck = int(np.flatnonzero(np.isnan(end))[0])
+            task = int(np.flatnonzero(np.isnan(end))[0])
             _ = Order(self.plan).events  # raises, naming the circle that it is in
-            raise DeadlockError(f"plan: {self.plan.task(stuck)} never ends")
+            raise DeadlockError(
+                f"plan: {self.plan.task(task)} never finishes, because it waits for a task that never ends"
+            )
         return start, end
 
 
@@ -170,15 +172,15 @@ def execute(
     nodes: Sequence[int] | None = None,
     rank_order: str | Sequence[int] = "topology",
 ) -> Execution:
-    """Execute a plan on a cluster and return the start and end of each task.
+    """Execute a plan on a simulated cluster, and return the start and end times of all tasks.
 
     plan        plan to execute
-    cluster     bundled name, path, networkx graph or :class:`~ddlsim.cluster.Cluster`
-    algorithm   algorithm of all-reduces: a name, or a function ``n_ranks -> Schedule``
-                (:func:`ddlsim.collectives.build`). To set the algorithms of several kinds of collectives, pass a
-                mapping such as ``{"all_reduce": "hierarchical", "all_gather": "direct"}``; the other kinds use
-                :data:`ddlsim.plan.ALGORITHMS`. A "push_pull" can be "direct", or "tree" or "star", which first sum
-                gradients inside each machine (:func:`ddlsim.collectives.push_pull.push_pull`)
+    cluster     cluster to run on: a bundled name, path, networkx graph or :class:`~ddlsim.cluster.Cluster`
+    algorithm   all-reduce algorithm: a name, or a function ``n_ranks -> Schedule`` (:func:`ddlsim.collectives.build`).
+                To set the algorithms for several kinds of collectives, pass a mapping such as
+                ``{"all_reduce": "hierarchical", "all_gather": "direct"}``; the defaults for the other kinds are in
+                :data:`ddlsim.plan.ALGORITHMS`. For "push_pull", "direct", "tree" and "star" are available; "tree" and
+                "star" first sum gradients inside each machine (:func:`ddlsim.collectives.push_pull.push_pull`)
     nodes       (n_ranks,) index of each rank's node in the cluster; None: the cluster's first workers
     rank_order  order of a collective's members: "topology" (neighbours in the network are consecutive), "given" (as in
                 the plan), or a permutation of the ranks 0..n_ranks-1

@@ -49,8 +49,8 @@ def experts(
         if count % degree:
             fit = [w for w in range(1, n + 1) if n % w == 0 and count % w == 0]
             raise ConfigError(
-                f"plan: degree = {degree}: must divide the {count} experts of {model.layers[index].name}; with "
-                f"{n} ranks, use one of {listed(fit)}"
+                f"plan: degree = {degree}: must divide the number of experts of {model.layers[index].name}, "
+                f"{count}; with {n} ranks, use one of {listed(fit)}"
             )
     draft = _Steps(each, degree, {index: numbers for index, (_, numbers) in sent.items()}, buckets)
     for step in range(N_STEPS):

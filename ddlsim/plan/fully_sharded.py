@@ -53,18 +53,18 @@ def fully_sharded(
     accumulation: Count = 1, prefetch: Index = 1, reshard: bool = True, shard: Count | None = None,
     no_sync: bool = True, param_dtype: Annotated[str, one_of(*GRADIENT_TYPES)] | None = None,
 ) -> StepProgram:  # fmt: skip
-    """Return the step program of fully sharded training (ZeRO stage 3, PyTorch FSDP).
+    """Return the step program for fully sharded training (ZeRO stage 3, PyTorch FSDP).
 
     Weights, gradients and optimizer state are sharded over the ranks (Rajbhandari et al. 2020, arXiv:1910.02054; Zhao
     et al. 2023, arXiv:2304.11277).
 
     workloads     workload of each rank, or a single workload for all `n_ranks` ranks
-    n_ranks       number of ranks; only for a single workload
+    n_ranks       number of ranks; required if `workloads` is a single workload
     units         index of the first layer of each unit. The weights of a unit, such as a transformer block, are
                   gathered together. None: every layer with parameters begins a unit
-    accumulation  number of micro-batches per rank and step; weights are gathered again for each micro-batch
+    accumulation  number of micro-batches per rank and step; weights are gathered for each micro-batch
     prefetch      number of units that may be gathered ahead of the computation; 0: a unit is gathered when the previous
-                  one has been computed
+                  unit has been computed
     reshard       whether weights are freed after the forward pass and gathered again for the backward pass
                   ("FULL_SHARD"). False: they are kept ("SHARD_GRAD_OP")
     shard         size of a sharding group of consecutive ranks; None: all ranks. Several groups ("HYBRID_SHARD") are
@@ -123,8 +123,8 @@ def _units(workload: Workload, units: Sequence[Index] | None) -> tuple[Part, ...
     begins = [0, *np.flatnonzero(workload.grad_nbytes > 0.0).tolist()[1:]] if units is None else list(units)
     if not begins or begins[0] != 0 or any(b <= a for a, b in zip(begins, [*begins[1:], n_layers], strict=True)):
         raise ConfigError(
-            f"fully_sharded: units = {begins}: must be increasing layers of {workload.model.name}, "
-            f"starting with 0 and below {n_layers}"
+            f"fully_sharded: units = {begins}: must be increasing layer numbers that start with 0 and are below "
+            f"{n_layers}, the number of layers of {workload.model.name}"
         )
     ends = [*begins[1:], n_layers]
     nbytes = [float(workload.grad_nbytes[a:b].sum()) for a, b in zip(begins, ends, strict=True)]

@@ -34,17 +34,17 @@ _REQUIRES = re.compile(rf"(?P<later>{_LABEL})\s+(?P<start>i?)requires\s+(?P<soon
 
 @checked
 def read_goal(path: str | Path) -> Plan:
-    """Read a plan from a file in GOAL, the language of LogGOPSim.
+    """Read a plan from a GOAL file, the input format of LogGOPSim.
 
-    path  path of the GOAL text file
+    path  path to the GOAL text file
 
-    ``calc`` operations take nanoseconds and run one at a time on each ``cpu`` of a rank, in the order in which they
-    could start. A send ends when the message is delivered (LogGOPSim's rendezvous protocol), and takes no CPU time. The
-    network's routes determine which interface a message uses; ``nic`` is ignored. ``irequires`` waits until the named
-    operation can start, that is, for the dependencies of that operation.
+    The durations of ``calc`` operations are in nanoseconds. Each ``cpu`` of a rank runs them one at a time, in the
+    order in which they become ready. A send ends when the message is delivered (LogGOPSim's rendezvous protocol), and
+    takes no CPU time. The network's routes determine which NIC a message uses; ``nic`` is ignored. If an operation
+    ``irequires`` another operation, it waits until the dependencies of the other operation are met.
 
-    Raises ConfigError, naming file and line, for invalid GOAL and for content that a plan cannot express: receives from
-    any rank or with any tag, and ``irequires`` on a ``calc``, which may start later than its dependencies allow.
+    Raises ConfigError, with the file and line, for invalid GOAL and for content that a plan cannot represent: receives
+    from any rank or with any tag, and ``irequires`` on a ``calc``, which may start later than its dependencies allow.
     """
     source = read_text(path)
     text = _COMMENT.sub(lambda match: "\n" * match[0].count("\n"), source.text)
@@ -190,11 +190,11 @@ def to_goal(
     for i in np.flatnonzero(plan.rank[plan.needs] != plan.rank[needing])[:1].tolist():
         raise ConfigError(
             f"to_goal: {plan.task(int(needing[i]))} depends on {plan.task(int(plan.needs[i]))} of another "
-            "rank, which GOAL cannot express; use a message of 0 bytes instead"
+            "rank, which GOAL cannot express; use a 0-byte message instead"
         )
-    for row in plan.collectives[plan.queue[plan.collectives] >= 0][:1].tolist():
+    for task in plan.collectives[plan.queue[plan.collectives] >= 0][:1].tolist():
         raise ConfigError(
-            f"to_goal: {plan.task(row)} is launched by a queue, which GOAL cannot express; export a plan without queues"
+            f"to_goal: {plan.task(task)} is launched by a queue, and GOAL has no queues; export a plan without queues"
         )
     write_text(path, "".join(_Text(plan, algorithm).lines()))
     return Path(path)
@@ -302,7 +302,8 @@ def _cpus(plan: Plan) -> tuple[list[int], list[int]]:
     messages = [next_free(rank) for rank in range(plan.n_ranks)]
     if (most := max([*cpus, *messages])) > MAX_CPU:
         raise ConfigError(
-            f"to_goal: the plan needs cpu {most}, but LogGOPSim supports 0 to {MAX_CPU}; use fewer lanes per rank"
+            f"to_goal: the plan uses CPU {most}, but LogGOPSim supports only CPUs 0 to {MAX_CPU}; use fewer lanes per "
+            "rank"
         )
     return cpus, messages
 

@@ -94,9 +94,9 @@ def check_fetches(
         mine = tasks.of(np.isin(on_rank(plan, tasks), shares))
         wanted = mine.place * n_batches + plan.batch[mine.row]
         lacking = mine.of(~np.isin(wanted, visits))
-        for row, part in zip(lacking.row.tolist(), lacking.part.tolist(), strict=True):
+        for task, part in zip(lacking.row.tolist(), lacking.part.tolist(), strict=True):
             raise ConfigError(
-                f"plan: {plan.task(row)}: its rank has a shard of part {part}, and no all_gather provides the "
+                f"plan: {plan.task(task)}: its rank has a shard of part {part}, and no all_gather provides the "
                 "rest for this batch"
             )
         i, j = joined(visits, wanted)
@@ -125,9 +125,9 @@ def _check_tiles(plan: Plan, replay: Replay, fetches: Touching, before: Ints) ->
     first, end, updated = first[by_key], end[by_key], updated[by_key]
     wrong = ~updated | (begins & (first != 0)) | (ends & (end != replay.size))
     wrong[1:] |= ~begins[1:] & (first[1:] != end[:-1])
-    for row in fetches.row[by_key][wrong][:1].tolist():
+    for task in fetches.row[by_key][wrong][:1].tolist():
         raise ConfigError(
-            f"plan: {plan.task(row)}: the shards of its group do not add up to part {plan.part[row]}, "
+            f"plan: {plan.task(task)}: the shards of its group do not add up to part {plan.part[task]}, "
             "updated in the previous step; use the group that scattered the gradients"
         )
 
@@ -174,12 +174,12 @@ def check_gradients(plan: Plan, order: Order) -> None:
     fetches = fetches_of(plan)
     if plan.delays and len(fetches.row):
         raise ConfigError(
-            f"plan: {plan.task(int(fetches.row[0]))}: weights whose age differs from that of the step "
-            "(delays) cannot be gathered for a pass; keep complete weights on every rank"
+            f"plan: {plan.task(int(fetches.row[0]))}: stale weights (delays) cannot be gathered for a pass; keep the "
+            "complete weights on every rank"
         )
     shared = np.isin(on_rank(plan, forward), on_rank(plan, fetches))
-    for row in uses[~np.isin(earlier, last.place)].tolist():
-        raise ConfigError(f"plan: {plan.task(row)}: its weights were not updated on its rank in the previous step")
+    for task in uses[~np.isin(earlier, last.place)].tolist():
+        raise ConfigError(f"plan: {plan.task(task)}: its weights were not updated on its rank in the previous step")
     kept = ~np.isin(on_rank(plan, backward), on_rank(plan, fetches))
     replay = _replay(plan, deeds, backward, update, np.union1d(backward.place[kept], earlier[~shared[later]]))
     i, j = joined(last.place, earlier)
@@ -210,9 +210,9 @@ def _deeds(plan: Plan, order: Order, update: Touching) -> Touching:
     unless the update surely waits for that: then it has spread sums."""
     rows = plan.collectives[(plan.part[plan.collectives] >= 0) & (plan.batch[plan.collectives] < 0)]
     wrong = rows[~np.isin(plan.kind[rows], (*SUMS, *SPREADS))]
-    for row in wrong.tolist():
+    for task in wrong.tolist():
         raise ConfigError(
-            f"plan: {plan.task(row)}: this kind of collective cannot sum or gather a part; use "
+            f"plan: {plan.task(task)}: this kind of collective cannot sum or gather a part; use "
             "all_reduce, reduce_scatter, all_gather, reduce, broadcast or push_pull, or leave part out"
         )
     place = place_of(plan, rows, plan.part[rows])
@@ -233,18 +233,18 @@ def _deeds(plan: Plan, order: Order, update: Touching) -> Touching:
 def _updated_once(plan: Plan, backward: Touching, update: Touching, deeds: Touching) -> None:
     again = np.ones(len(update.place), dtype=np.bool_)
     again[np.unique(update.place, return_index=True)[1]] = False
-    for row, part in zip(update.row[again].tolist(), update.part[again].tolist(), strict=True):
-        raise ConfigError(f"plan: {plan.task(row)}: part {part} is updated twice in this step")
+    for task, part in zip(update.row[again].tolist(), update.part[again].tolist(), strict=True):
+        raise ConfigError(f"plan: {plan.task(task)}: part {part} is updated twice in this step")
     summed = deeds.place[np.isin(plan.kind[deeds.row], (*SUMS, *SPREADS))]
     brought = deeds.place[np.isin(plan.kind[deeds.row], SPREADS)]
     never = ~np.isin(backward.place, np.concatenate([update.place, brought]))
-    for row, part in zip(backward.row[never].tolist(), backward.part[never].tolist(), strict=True):
+    for task, part in zip(backward.row[never].tolist(), backward.part[never].tolist(), strict=True):
         raise ConfigError(
-            f"plan: {plan.task(row)}: its gradient of part {part} is never used, because no update follows"
+            f"plan: {plan.task(task)}: its gradient of part {part} is never used, because no update follows"
         )
     never = ~np.isin(update.place, np.concatenate([backward.place, summed]))
-    for row, part in zip(update.row[never].tolist(), update.part[never].tolist(), strict=True):
-        raise ConfigError(f"plan: {plan.task(row)}: the gradient of part {part} is never summed on this rank")
+    for task, part in zip(update.row[never].tolist(), update.part[never].tolist(), strict=True):
+        raise ConfigError(f"plan: {plan.task(task)}: the gradient of part {part} is never summed on this rank")
 
 
 def _check_early_sums(plan: Plan, order: Order, backward: Touching, deeds: Touching) -> None:
@@ -254,16 +254,16 @@ def _check_early_sums(plan: Plan, order: Order, backward: Touching, deeds: Touch
     rows = rows[plan.kind[rows] != ALL_GATHER]
     if not len(rows):
         return
-    for row in rows[~np.isin(plan.kind[rows], (REDUCE_SCATTER, ALL_REDUCE))].tolist():
+    for task in rows[~np.isin(plan.kind[rows], (REDUCE_SCATTER, ALL_REDUCE))].tolist():
         raise ConfigError(
-            f"plan: {plan.task(row)}: only all_reduce and reduce_scatter can sum the gradients of a single micro-batch"
+            f"plan: {plan.task(task)}: only all_reduce and reduce_scatter can sum the gradients of a single micro-batch"
         )
     n_batches = int(plan.batch.max()) + 1
     place = place_of(plan, rows, plan.part[rows])
     visit = place * n_batches + plan.batch[rows]
     again = np.setdiff1d(np.arange(len(rows)), np.unique(visit, return_index=True)[1])
-    for row in rows[again].tolist():
-        raise ConfigError(f"plan: {plan.task(row)}: the gradient of batch {plan.batch[row]} is summed twice")
+    for task in rows[again].tolist():
+        raise ConfigError(f"plan: {plan.task(task)}: the gradient of batch {plan.batch[task]} is summed twice")
     passes = backward.place * n_batches + plan.batch[backward.row]
     i, j = joined(passes, visit)
     order.demand(backward.row[i], rows[j], "which it sums")
@@ -274,10 +274,10 @@ def _check_early_sums(plan: Plan, order: Order, backward: Touching, deeds: Touch
     order.demand(rows[i], last.row[j], "to which it adds the rest")
     inside = plan.peer[rows[i]] == plan.peer[last.row[j]]
     wrong = np.setdiff1d(np.arange(len(rows)), i[inside])
-    for row in rows[wrong].tolist():
+    for task in rows[wrong].tolist():
         raise ConfigError(
-            f"plan: {plan.task(row)}: its group has no sum of part {plan.part[row]} at the end of the "
-            "step to which it could be added"
+            f"plan: {plan.task(task)}: its group has no sum of part {plan.part[task]} at the end of the "
+            "step, to which this gradient could be added"
         )
 
 
@@ -302,8 +302,8 @@ def _replay(plan: Plan, deeds: Touching, backward: Touching, update: Touching, u
     replay.to_end()
     whole = update.place // (plan.n_ranks * n_parts) * n_parts + update.place % n_parts  # one for all ranks
     wrong = (replay.at_update(update.place) != total[whole]).any(axis=1)
-    for row, place in zip(update.row[wrong].tolist(), update.place[wrong].tolist(), strict=True):
-        raise ConfigError(f"plan: {plan.task(row)}: {_what_is_wrong(plan, deeds, backward, place, n_batches)}")
+    for task, place in zip(update.row[wrong].tolist(), update.place[wrong].tolist(), strict=True):
+        raise ConfigError(f"plan: {plan.task(task)}: {_what_is_wrong(plan, deeds, backward, place, n_batches)}")
     _check_whole(plan, deeds, replay, used)
     return replay
 

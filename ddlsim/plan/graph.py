@@ -88,17 +88,17 @@ def _messages(operations: Sequence[Operation]) -> list[int]:
     for place in {**sides[SEND], **sides[RECEIVE]}:
         sends, receives = sides[SEND].get(place, []), sides[RECEIVE].get(place, [])
         if len(sends) != len(receives):
-            rows, what = (sends, "receives") if len(sends) > len(receives) else (receives, "sends")
+            rows, missing = (sends, "receive") if len(sends) > len(receives) else (receives, "send")
             lonely, (src, dst, tag) = operations[rows[min(len(sends), len(receives))]], place
             raise ConfigError(
-                f"{lonely.where}: no task {what} it: rank {src} sends {len(sends)} messages with tag {tag} to "
-                f"rank {dst}, which receives {len(receives)}"
+                f"{lonely.where}: the matching {missing} is missing; messages with tag {tag} from rank {src} to rank "
+                f"{dst}: {len(sends)} sent, {len(receives)} received"
             )
         for send, receive in zip(sends, receives, strict=True):
             if operations[send].nbytes != operations[receive].nbytes:
                 raise ConfigError(
-                    f"{operations[receive].where}: receives {operations[receive].nbytes:.0f} bytes of a message "
-                    f"of {operations[send].nbytes:.0f} bytes ({operations[send].where}); the sizes must agree"
+                    f"{operations[receive].where}: receives {operations[receive].nbytes:.0f} bytes, but the message "
+                    f"has {operations[send].nbytes:.0f} bytes ({operations[send].where}); the sizes must agree"
                 )
             key[send] = key[receive] = n
             n += 1
@@ -116,19 +116,20 @@ def _collectives(operations: Sequence[Operation], key: list[int], n: int) -> Non
         for rank in group:
             mine = by_rank.get(rank, [])
             if len(mine) < len(most):
+                other, n_entered, n_most = operations[most[0]].rank, len(mine), len(most)
                 raise ConfigError(
-                    f"{operations[most[len(mine)]].where}: rank {rank} of its group never enters this collective: "
-                    f"it enters {len(mine)} collectives of this group, rank {operations[most[0]].rank} enters "
-                    f"{len(most)}"
+                    f"{operations[most[len(mine)]].where}: rank {rank} of its group never enters this collective; "
+                    f"collectives of this group: rank {rank} enters {n_entered}, and rank {other} enters {n_most}"
                 )
         for together in zip(*(by_rank[rank] for rank in group), strict=True):
             leader = operations[together[0]]
             for i in together:
                 if (operations[i].kind, operations[i].nbytes) != (leader.kind, leader.nbytes):
+                    kind, nbytes, where = KINDS[operations[i].kind], operations[i].nbytes, operations[i].where
                     raise ConfigError(
-                        f"{operations[i].where}: is {KINDS[operations[i].kind]} of {operations[i].nbytes:.0f} bytes, "
-                        f"but {leader.where} is {KINDS[leader.kind]} of {leader.nbytes:.0f} bytes; all members must "
-                        "agree"
+                        f"{where}: all members of a group must enter the same collective, but this rank enters {kind} "
+                        f"of {nbytes:.0f} bytes, and {leader.where} is {KINDS[leader.kind]} of {leader.nbytes:.0f} "
+                        "bytes"
                     )
                 key[i] = n
             n += 1

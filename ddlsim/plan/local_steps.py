@@ -70,7 +70,7 @@ def local_steps(
     if not workloads:
         raise ConfigError("local_steps: workloads is empty; provide one per rank")
     if (longest := max((each.delay for each in averages), default=0)) > MOST_DELAY:
-        raise ConfigError(f"local_steps: averages arrive {longest:,} steps late; the maximum is {MOST_DELAY:,}")
+        raise ConfigError(f"local_steps: delay = {longest:,}: must be at most {MOST_DELAY:,} steps")
     n = len(workloads)
     return StepProgram.replicated(
         workloads,

@@ -36,11 +36,11 @@ class Mesh:
     """A mesh of ``data * pipeline * tensor`` ranks.
 
     data      number of replicas of the model
-    pipeline  number of stages of each replica
-    tensor    number of ranks that each stage is split over
+    pipeline  number of pipeline stages in each replica
+    tensor    number of ranks over which each stage is split
     order     the three axes in the order in which ranks are numbered, starting with the axis that varies fastest. By
-              default, as in Megatron-LM, consecutive ranks form a tensor group; the next axis is the replicas of a
-              stage, and the last one is the stages (Narayanan et al. 2021, arXiv:2104.04473)
+              default, as in Megatron-LM (Narayanan et al. 2021, arXiv:2104.04473), consecutive ranks form a tensor
+              group, followed by the replicas of the stage and then by the next stage
 
     >>> Mesh(data=2, pipeline=2, tensor=2).groups("pipeline")
     ((0, 4), (1, 5), (2, 6), (3, 7))
@@ -71,8 +71,9 @@ class Mesh:
     def rank(self, data: Index = 0, pipeline: Index = 0, tensor: Index = 0) -> int:
         """Return the rank at the given coordinates. Raises ConfigError outside the mesh."""
         for axis, place in zip(AXES, (data, pipeline, tensor), strict=True):
-            if place >= getattr(self, axis):
-                raise ConfigError(f"Mesh.rank: {axis} = {place}: must be below {getattr(self, axis)}")
+            size = getattr(self, axis)
+            if place >= size:
+                raise ConfigError(f"Mesh.rank: {axis} = {place}: must be below {size}, the size of this axis")
         return int(self.ranks[data, pipeline, tensor])
 
     @checked
@@ -134,9 +135,9 @@ def make_mesh(
 
     n_ranks   number of ranks
     data      number of replicas of the model; None: ``n_ranks / (pipeline * tensor)``
-    pipeline  number of stages of each replica
-    tensor    number of ranks that each stage is split over
-    order     axes in the order in which ranks are numbered, as for :class:`Mesh`
+    pipeline  number of pipeline stages in each replica
+    tensor    number of ranks over which each stage is split
+    order     order of the axes in the numbering of the ranks, as for :class:`Mesh`
 
     Raises ConfigError if the product of the sizes is not `n_ranks`; the message suggests the nearest valid meshes.
     """

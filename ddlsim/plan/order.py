@@ -204,8 +204,8 @@ class Order:
         """Raise ConfigError unless each row of `before` must have ended when that of `after` starts."""
         wrong = np.flatnonzero(~self.proved(before, after))
         if len(wrong):
-            a, b = (self.plan.task(int(rows[wrong[0]])) for rows in (before, after))
-            raise ConfigError(f"plan: {b} may start before the end of {a}, {why}")
+            earlier, later = (self.plan.task(int(rows[wrong[0]])) for rows in (before, after))
+            raise ConfigError(f"plan: {later} may start before the end of {earlier}, {why}")
 
     def _cycle(self, stuck: set[int]) -> str:
         """Return a text that names the tasks of a cycle."""

@@ -32,11 +32,12 @@ def pipeline(
     sharded: bool = False,
     p2p: Literal["overlapped", "exchange", "in turns"] = "overlapped",
 ) -> StepProgram:
-    """Return the step program of pipeline-parallel training, with replicas along the data axis of a mesh.
+    """Return the step program for pipeline-parallel training, with replicas along the data axis of a mesh.
 
     chunks         chunks of the model in forward order, as returned by :func:`ddlsim.plan.balanced_chunks` or
-                   :func:`ddlsim.plan.chunks_at`: one per stage or, for interleaved and V-shaped orders, several
-    mesh           numbers of stages and replicas, and numbering of the ranks; the size of its tensor axis must be 1
+                   :func:`ddlsim.plan.chunks_at`: one per stage, or several for interleaved and V-shaped orders
+    mesh           mesh that sets the numbers of stages and replicas and the numbering of the ranks; its tensor axis
+                   must have size 1
     micro_batches  number of micro-batches per replica and step
     order          "gpipe", "1f1b" (interleaved if there are several chunks per rank), "zb-1p", "zb-2p", "zb-v",
                    "v-half", "v-min" (:mod:`ddlsim.plan.pipeline_orders`); a custom order, which is a list of ("F", "B"

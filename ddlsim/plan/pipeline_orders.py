@@ -168,9 +168,10 @@ def pass_order(
     if order == "1f1b" and n_chunks % ranks == 0:
         return interleaved(ranks, micro_batches, n_chunks // ranks)
     if n_chunks != per_rank * ranks:
-        multiple = "a multiple of" if order == "1f1b" else f"{per_rank} x" if per_rank > 1 else "one for each of"
+        rule = f"a multiple of {ranks}, the number of ranks" if order == "1f1b" else f"{per_rank * ranks}"
         raise ConfigError(
-            f"pipeline: order {order!r} needs {multiple} the {ranks} ranks, but there are {n_chunks} chunks"
+            f"pipeline: order {order!r} does not support {n_chunks} chunks on {ranks} ranks; the number of chunks must "
+            f"be {rule}"
         )
     return function(ranks, micro_batches)
 
@@ -188,7 +189,7 @@ def check_order(
     for rank, passes in enumerate(order):
         table.append([])
         for nth, entry in enumerate(passes):
-            text = f"pipeline: order[{rank}][{nth}] = {entry!r}"
+            which = f"pipeline: order[{rank}][{nth}] = {entry!r}"
             try:
                 kind, chunk, micro = entry
                 good = kind in ("F", "B", "W") and 0 <= chunk < n_chunks and 0 <= micro < micro_batches
@@ -196,28 +197,29 @@ def check_order(
                 good = False
             if not good:
                 raise ConfigError(
-                    f"{text}: must be 'F', 'B' or 'W', a chunk below {n_chunks} and a micro-batch below {micro_batches}"
+                    f"{which}: must be ('F', 'B' or 'W', chunk, micro-batch), with chunks below {n_chunks} and "
+                    f"micro-batches below {micro_batches}"
                 )
             each = Pass(kind, int(chunk), int(micro))  # type: ignore[arg-type]  # one of the three
             if where.setdefault(each.chunk, rank) != rank:
                 raise ConfigError(
-                    f"{text}: chunk {chunk} belongs to rank {where[each.chunk]}; all passes of a chunk must be on "
+                    f"{which}: chunk {chunk} belongs to rank {where[each.chunk]}; all passes of a chunk must be on "
                     "one rank"
                 )
             if each in done:
-                raise ConfigError(f"{text}: occurs twice in the table")
+                raise ConfigError(f"{which}: occurs twice")
             before = [] if each.kind == "F" else [Pass("F" if each.kind == "B" else "B", each.chunk, each.micro)]
             if each.kind != "W":
                 neighbour = each.chunk + (-1 if each.kind == "F" else 1)
                 before += [Pass(each.kind, neighbour, each.micro)] if where.get(neighbour) == rank else []
             for one in before:
                 if one not in done:
-                    raise ConfigError(f"{text}: comes before {tuple(one)}, on which it depends")
+                    raise ConfigError(f"{which}: comes before {tuple(one)}, on which this pass depends")
             done.add(each)
             table[-1].append(each)
     for chunk, micro, kind in itertools.product(range(n_chunks), range(micro_batches), KINDS[:2]):
-        if (each := Pass(kind, chunk, micro)) not in done:
+        if (required := Pass(kind, chunk, micro)) not in done:
             raise ConfigError(
-                f"pipeline: order: {tuple(each)} is missing; every chunk needs F and B for every micro-batch"
+                f"pipeline: order: {tuple(required)} is missing; every chunk needs F and B for every micro-batch"
             )
     return PassOrder.of(table)

@@ -57,9 +57,9 @@ ROOTED = (BROADCAST, REDUCE, GATHER, SCATTER)
 
 
 class Lane(NamedTuple):
-    """A resource of a rank, such as its device or a communication stream, that executes one task at a time.
+    """A resource that executes the tasks of a rank one at a time, such as the rank's device or a communication stream.
 
-    rank   rank that the resource belongs to
+    rank   rank to which the resource belongs
     name   name of the resource, such as "compute" or "stream"
     queue  index in ``Plan.queues`` of the queue that decides when the lane's collectives start. -1: no queue; tasks run
            in the order of their rows in the plan
@@ -71,12 +71,12 @@ class Lane(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Part of the gradients of a model: the gradients that are summed together.
+    """A part of a model's gradients that is reduced over the ranks as one unit.
 
-    nbytes      size of these gradients in bytes
-    first, end  range of layers, `first` to `end` - 1, to which these gradients belong (all or some of the layers'
-                tensors)
-    tied        index of a layer with the same weights, whose gradient is included in the sum; -1: none
+    nbytes      size of the gradients in bytes
+    first, end  range of layers, `first` to `end` - 1, to which the gradients belong. The part may contain only some of
+                the tensors of these layers
+    tied        index of another layer that shares these weights, whose gradient is added to the sum; -1: none
     """
 
     nbytes: float
@@ -157,14 +157,15 @@ class Plan:
     Columns have the shape (n,) for n tasks, unless noted otherwise. They refer to these tables:
 
     lanes         lanes that execute the tasks, indexed by the column ``lane``
-    queues        queues that decide when the collectives of some lanes start (:mod:`ddlsim.plan.queues`)
-    groups        ranks of each communicator, indexed by the ``peer`` of collectives. The first member is the root of a
-                  broadcast, reduce, gather or scatter; member i owns block i of scattered data
-    parts         gradients that are summed together, indexed by ``part``
-    names         names of tasks, indexed by ``name``
-    n_layers      number of layers of the model; layers are numbered 0..n_layers-1 in forward order
-    servers       ranks that are parameter servers. In the group of a push_pull, they are the last members; the other
-                  members push gradients and pull the sums. Server i stores the i-th part of the bytes
+    queues        queues that decide when the collectives of a lane start, indexed by ``Lane.queue``
+                  (:mod:`ddlsim.plan.queues`)
+    groups        ranks of each communicator, indexed by the column ``peer`` of collectives. The first member is the
+                  root of a broadcast, reduce, gather or scatter; member i owns block i of scattered data
+    parts         gradients that are reduced as one unit, indexed by the column ``part``
+    names         names of tasks, indexed by the column ``name``
+    n_layers      number of layers in the model; layers are numbered 0..n_layers-1 in forward order
+    servers       ranks that are parameter servers. In the group of a push_pull, the servers are the last members; the
+                  other members push gradients and pull the sums. Server i stores the i-th part of the bytes
     cycles        sets of steps, indexed by ``every`` - 1
     delays        (n_layers,) for asynchronous pipelines, whose micro-batches are in several steps at once: the age, in
                   updates, of the weights that a micro-batch uses on a layer, forward and backward, relative to the
@@ -240,9 +241,9 @@ class Plan:
         for name in (*COLUMNS, "need_offsets", "needs"):
             dtype = np.float64 if name in ("seconds", "nbytes", "holds") else np.int64
             column = np.ascontiguousarray(getattr(self, name), dtype=dtype)
-            shape = {"need_offsets": (n + 1,), "needs": (int(self.need_offsets[-1]),)}.get(name, (n,))
-            if column.shape != shape:
-                raise ConfigError(f"plan: {name} has the shape {column.shape}; must be {shape}")
+            expected = {"need_offsets": (n + 1,), "needs": (int(self.need_offsets[-1]),)}.get(name, (n,))
+            if column.shape != expected:
+                raise ConfigError(f"plan: {name} has the shape {column.shape}; must be {expected}")
             column.setflags(write=False)
             object.__setattr__(self, name, column)
         self._check_ranges()
@@ -265,19 +266,21 @@ class Plan:
         for name, column, low, high in limits:
             bad = np.flatnonzero(~((column >= low) & (column < high)))
             if len(bad):
-                raise ConfigError(f"plan: {name}[{bad[0]}] = {column[bad[0]]} is out of range")
+                row, value = bad[0], column[bad[0]]
+                raise ConfigError(f"plan: {name}[{row}] = {value} is out of range")
         bad = np.flatnonzero((self.needs < 0) | (self.needs >= n))
         if len(bad):
-            raise ConfigError(f"plan: needs[{bad[0]}] = {self.needs[bad[0]]}: must be a row below {n}")
+            i, row = bad[0], self.needs[bad[0]]
+            raise ConfigError(f"plan: needs[{i}] = {row}: must be a row from 0 to {n - 1}")
         for i, group in enumerate(self.groups):
             if len(set(group)) != len(group) or not all(0 <= rank < self.n_ranks for rank in group):
                 raise ConfigError(f"plan: groups[{i}] = {group}: must list distinct ranks below {self.n_ranks}")
         if not set(self.servers) <= set(range(self.n_ranks)):
             raise ConfigError(f"plan: servers = {self.servers}: must be ranks below {self.n_ranks}")
         if self.tensor < 1 or self.n_ranks % self.tensor:
-            raise ConfigError(f"plan: tensor = {self.tensor}: must divide the {self.n_ranks} ranks")
+            raise ConfigError(f"plan: tensor = {self.tensor}: must divide the number of ranks, {self.n_ranks}")
         if self.delays and (len(self.delays) != self.n_layers or min(self.delays) < 0):
-            raise ConfigError(f"plan: delays = {self.delays}: must have one number of at least 0 per layer")
+            raise ConfigError(f"plan: delays = {self.delays}: must have one non-negative number per layer")
 
     def with_columns(self, **columns: npt.NDArray[Any]) -> Plan:
         """Return the plan with some columns replaced by others of the same shape, unchecked."""
@@ -378,11 +381,11 @@ class Plan:
 
         check(self)
 
-    def critical_path(self, least: float | Floats = 0.0) -> float:
+    def critical_path(self, min_seconds: float | Floats = 0.0) -> float:
         """Return the length of the critical path in seconds: see :func:`ddlsim.plan.bounds.critical_path`."""
         from ddlsim.plan.bounds import critical_path
 
-        return critical_path(self, least)
+        return critical_path(self, min_seconds)
 
     def cut(self, cluster: Cluster, nodes: Sequence[int] | None = None) -> Cut:
         """Return a lower bound from the bytes that cross an interface: see :func:`ddlsim.plan.bounds.cut`."""

@@ -32,13 +32,14 @@ N_STEPS = 3
 class StepProgram:
     """One training step of all ranks: templates of tasks, and the ranks that execute them.
 
-    A program consists of copies with the same tasks, such as the replicas of a model. A copy has *places* 0, 1, ...,
-    such as the stages of a pipeline, or a single place if all workers do the same. Each place is filled by a rank.
+    A program consists of copies that execute the same tasks, such as the replicas of a model. A copy has *places* 0, 1,
+    ..., such as the stages of a pipeline, and each place is filled by one rank. If all workers do the same, each copy
+    has a single place.
 
-    templates    plans of the first steps of one copy, one per kind of device. The ranks of a plan are places. Tasks
-                 depend only on tasks of their own copy. Templates differ only in the durations of tasks and the memory
-                 that they hold. There are at least :data:`N_STEPS` steps, so that the last one has all its dependencies
-                 on earlier steps
+    templates    plans of the first steps of a copy, one plan per kind of device. The ranks of these plans are places.
+                 Tasks depend only on tasks of their own copy. Templates differ only in the durations of tasks and in
+                 the memory that tasks hold. Each has at least :data:`N_STEPS` steps, so that the last step has all its
+                 dependencies on earlier steps
     ranks        (n_copies, n_places), rank at each place of each copy
     groups       ranks of each communicator
     group_of     (n_copies, n_groups of a template), index in `groups` of each group of a template, for each copy
@@ -172,7 +173,7 @@ class StepProgram:
     def unroll_all(self, steps: int) -> Plan:
         """Return the plan of the first `steps` steps with all tasks, including those that are skipped in a step."""
         if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-            raise ConfigError(f"plan: steps = {steps!r}: must be a whole number of at least 1")
+            raise ConfigError(f"plan: steps = {steps!r}: must be a positive integer")
         template, bounds, n_copies = self.template, self._bounds, len(self.ranks)
         last = template.n_steps - 1
         sources = [min(step, last) for step in range(steps)]

@@ -19,9 +19,9 @@ from ddlsim.units import si
 @checked
 @dataclass(frozen=True)
 class PriorityQueue:
-    """Queue that starts the ready collective with the lowest key first, as ByteScheduler does.
+    """Queue that starts the ready collective with the lowest ``Plan.key`` first, as ByteScheduler does.
 
-    See Peng et al. 2019, section 4.
+    See Peng et al. 2019, section 4. With ``overlap="priority"``, the layers nearest to the input have the lowest keys.
 
     in_flight  maximum number of collectives in progress
     """

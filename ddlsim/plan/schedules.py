@@ -119,5 +119,6 @@ def _wanted(rank_order: str | Sequence[int], plan: Plan, group: tuple[int, ...])
             raise ConfigError(f"rank_order = {rank_order!r}: must be 'given', 'topology' or a list of ranks")
         return "topology" if rank_order == "topology" else np.arange(len(group))
     if sorted(rank_order) != list(range(plan.n_ranks)):
-        raise ConfigError(f"rank_order = {list(rank_order)}: must contain each of the ranks 0..{plan.n_ranks - 1} once")
+        last = plan.n_ranks - 1
+        raise ConfigError(f"rank_order = {list(rank_order)}: must contain each rank from 0 to {last} once")
     return np.array([group.index(rank) for rank in rank_order if rank in group], dtype=np.int64)

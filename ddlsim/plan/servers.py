@@ -19,12 +19,12 @@ from ddlsim.plan.plan import ALL_REDUCE, COLUMNS, COMPUTE, PUSH_PULL, RECEIVE, S
 def with_parameter_servers(plan: Plan, n_servers: Count = 1) -> Plan:
     """Return a plan that uses parameter servers instead of all-reduces.
 
-    plan       plan whose only collectives are all-reduces over all ranks
+    plan       plan with all-reduces over all ranks, and no other collectives
     n_servers  number of parameter servers, which become additional ranks after the workers
 
     Ranks push gradients to the servers and pull the sums (Li et al. 2014, OSDI, section 3). Each server stores an equal
-    part of every buffer. Its lane "server" executes all push-pulls, in the order in which they first appear in the
-    workers' tasks.
+    part of every buffer. On each server, all push-pulls run on the lane "server", in the order in which they first
+    appear in the workers' tasks.
 
     Raises ConfigError if the plan already has servers, or collectives other than all-reduces over all ranks.
     """

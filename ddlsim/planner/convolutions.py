@@ -36,7 +36,7 @@ class Algorithm:
 
 
 #: layer -> the algorithms that compute it
-Options = Annotated[Mapping[str, tuple[Algorithm, ...]], "a mapping of layers to Algorithms, one or more each"]
+Options = Annotated[Mapping[str, tuple[Algorithm, ...]], "a mapping from layer names to lists of Algorithm objects"]
 Memory = Annotated[float | str, quantity("bytes", zero=True)]
 
 

@@ -24,7 +24,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from ddlsim.arguments import Count, Positive, checked
 from ddlsim.cluster import Cluster, ClusterLike, load_cluster
@@ -215,7 +215,10 @@ EFFICIENCY = 0.9
 
 @checked
 def recommend(
-    clusters: ClusterLike | Sequence[ClusterLike],
+    clusters: Annotated[
+        ClusterLike | Sequence[ClusterLike],
+        "a cluster (a name, path, networkx graph or Cluster object) or a list of clusters",
+    ],
     model: ModelLike = "resnet50",
     target: Target = Target(),  # noqa: B008  (frozen)
     *,
@@ -237,7 +240,7 @@ def recommend(
     clusters        one or more clusters to choose from: names, paths, graphs or Cluster objects. Costs in USD require
                     clusters whose machines have prices
     model           model that determines sizes and compute times
-    target          :class:`~ddlsim.Target` with the limits and the objective of the search
+    target          :class:`~ddlsim.Target` with the constraints and the objective of the search
     samples         number of samples in the complete training run (epochs * data set size); required if the target has
                     a deadline or budget
     training        training settings; required if the target has an accuracy. The best candidates are then trained with
@@ -360,7 +363,7 @@ def _lesson(
                 )
         if target.needs_total and samples is None:
             raise ConfigError(
-                "recommend: a deadline or a budget needs the length of the training; set samples=epochs * data set "
+                "recommend: a deadline or a budget requires the length of the training; set samples=epochs * data set "
                 "size, or a target accuracy and a training"
             )
         return None
@@ -368,7 +371,8 @@ def _lesson(
         raise ConfigError("recommend: a target accuracy needs training=ddlsim.Training(...)")
     if samples is not None:
         raise ConfigError(
-            "recommend: samples has no effect with a target accuracy, at which the training ends; remove samples"
+            "recommend: samples has no effect with a target accuracy, because the training ends when it reaches the "
+            "target; remove samples"
         )
     learns = None if model is None else load_model(model)
     return lesson(training, learns, target, float("inf") if base is None else si(base.max_time, "time"))
@@ -437,12 +441,13 @@ def _notes(
     if near:
         limits = " and the ".join(near)
         notes.append(
-            f"the margin to the {limits} of the best configuration is smaller than the stability of its throughput"
+            f"the best configuration meets the {limits} by a margin smaller than the variation of its throughput "
+            "under tiny changes of the inputs"
         )
     if what is None and not all(choice.exact for choice in choices):
         notes.append(
-            "* learns differently from plain SGD (compression, local steps, ...) and may need more samples; set a "
-            "target accuracy and a training to find out"
+            "configurations marked with * learn differently from plain SGD (compression, local steps, ...) and may "
+            "need more samples; set a target accuracy and a training to find out"
         )
     batches = {option.global_batch for option in options}
     if what is None and len(batches) > 1:

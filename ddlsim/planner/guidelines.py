@@ -63,7 +63,7 @@ def n_parameter_servers(
     2 N S/k bytes a step.
     """
     directions = 1.0 if full_duplex else 2.0
-    # what divides evenly in decimal may come out an ulp above the whole number
+    # what divides evenly in decimal may come out an ulp above the integer
     return max(1, math.ceil(directions * nbytes * n_workers / (bandwidth * compute_time) * (1.0 - 1e-12)))
 
 

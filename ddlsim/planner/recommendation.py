@@ -52,7 +52,7 @@ class Choice:
     candidate   the configuration, with the values of all searched fields
     experiment  the simulated experiment; ``ddlsim.simulate(choice.experiment)`` repeats the simulation
     figures     throughput, efficiency, and cost rate (USD/s, or number of devices if machines have no price)
-    misses      comparison of the configuration with each limit in the target; a limit is met if ``share`` is 0
+    misses      comparison of the configuration with each constraint of the target; it is satisfied if ``share`` is 0
     reasons     reasons for this choice
     accuracy    accuracy reached; None: the configuration was not trained
     range       `figures` for the lowest and the highest plausible compute rates of a device, if published runs disagree
@@ -69,7 +69,7 @@ class Choice:
 
     @property
     def meets_target(self) -> bool:
-        """Whether every limit of the target is met."""
+        """Whether every constraint of the target is satisfied."""
         return all(miss.share == 0.0 for miss in self.misses)
 
     @property
@@ -105,7 +105,7 @@ class Choice:
 class Recommendation:
     """The result of :func:`ddlsim.recommend`: the best configurations for a target, and the outcomes of all others.
 
-    target         limits and objective of the search
+    target         constraints and objective of the search
     choices        best configurations, starting with the best one. They always include the best configuration without
                    compression or local steps
     found          outcome of every configuration: its throughput, efficiency and cost, or the reason why it was not
@@ -114,7 +114,7 @@ class Recommendation:
     sensitivities  for each component, such as a link or device, the relative gain in the throughput of the best choice
                    if that component were improved by 10 %
     guidelines     rules of thumb for the best choice
-    notes          assumptions and limits of the result
+    notes          assumptions behind the result, and its limitations
     priced         True: costs are in USD; False: costs are in device-hours
     rivals         configurations that may be better than the best one, because published runs disagree on the rates of
                    their devices; None: no such device
@@ -142,7 +142,8 @@ class Recommendation:
             if choice.exact:
                 return choice
         raise ConfigError(
-            "the plan has no configuration without compression or local steps; include such strategies in the search"
+            "the recommendation contains only configurations with compression or local steps; include other strategies "
+            "in the search"
         )
 
     @property
@@ -152,7 +153,7 @@ class Recommendation:
 
     @property
     def meets_target(self) -> bool:
-        """Whether the best choice meets every limit of the target."""
+        """Whether the best choice satisfies every constraint of the target."""
         return self.best.meets_target
 
     @cached_property
@@ -161,8 +162,8 @@ class Recommendation:
 
         Columns are the searched fields, exact, status, throughput (samples/s), efficiency, time (s, for the complete
         training run), cost (USD or device-hours, for the complete training run or a million samples), miss (largest
-        relative amount by which a limit is missed), step_time (s, for an update with the global batch), mfu, memory
-        (bytes on the worker that needs most, if the model is split), shares of time, and reason.
+        relative amount by which a constraint is violated), step_time (s, for an update with the global batch), mfu,
+        memory (bytes on the worker that needs most, if the model is split), shares of time, and reason.
         """
         import pandas as pd
 

@@ -58,17 +58,18 @@ class Miss:
 @checked
 @dataclass(frozen=True)
 class Target:
-    """Limits that a configuration must meet, and the objective by which valid configurations are ranked.
+    """Constraints that a configuration must satisfy, and the objective by which feasible configurations are ranked.
 
     deadline    maximum duration of the complete training run, in s or as a string such as "36 h"
     budget      maximum cost of the complete training run, in USD
-    efficiency  minimum efficiency, such as 0.9: the throughput as a fraction of the throughput without communication
+    efficiency  minimum efficiency, such as 0.9. The efficiency is the throughput divided by the throughput without
+                communication
     throughput  minimum throughput, in samples/s or as a string such as "5000 images/s"
-    accuracy    held-out accuracy to reach; requires `training` in :func:`~ddlsim.recommend`
+    accuracy    accuracy to reach on held-out samples; requires the argument `training` of :func:`~ddlsim.recommend`
     objective   "time" prefers the fastest configuration, and "cost" the cheapest. None: the cheapest if there is a
                 deadline or a minimum throughput but no budget, otherwise the fastest
 
-    Raises ConfigError for invalid limits.
+    Raises ConfigError for invalid constraints.
     """
 
     deadline: Annotated[float | str, quantity("time", "36 h")] | None = None

@@ -73,7 +73,7 @@ class Background:
             for name in ("rate", "on"):
                 if getattr(self, name) is not None:
                     raise ConfigError(
-                        f"Background: {name} has no effect with trace, which contains the rates; leave it out"
+                        f"Background: {name} has no effect with trace, which contains the rates; leave {name} out"
                     )
             object.__setattr__(self, "rates", _read(Path(self.trace)))
 
@@ -82,11 +82,11 @@ class Background:
         """Name in tables."""
         return self.name or f"{self.source} -> {self.target}"
 
-    def limit(self, widest: float) -> float:
-        """Return the peak rate in bytes/s. A flow without a rate limit reaches `widest`, the bandwidth of its links."""
+    def limit(self, bandwidth: float) -> float:
+        """Return the peak rate in bytes/s: that of a flow without a rate limit is the `bandwidth` of its links."""
         if self.rates:
             return max(rate for _, rate in self.rates)
-        return widest if self.rate is None else si(self.rate, "bandwidth")
+        return bandwidth if self.rate is None else si(self.rate, "bandwidth")
 
     def shares(self) -> Iterator[tuple[float, float]]:
         """Yield (time, share) pairs in chronological order: the share of the peak rate from that time (s) on."""
@@ -136,7 +136,7 @@ def _read(path: Path) -> tuple[tuple[float, float], ...]:
     for line, (before, row) in enumerate(itertools.pairwise(rows), 3):
         if row[0] <= before[0]:
             raise ConfigError(
-                f"{path}:{line}: time_s = {row[0]!r}: must be later than in the previous row, {before[0]!r}"
+                f"{path}:{line}: time_s = {row[0]!r}: must be later than the time in the previous row, {before[0]!r}"
             )
     if not any(rate > 0.0 for _, rate in rows):
         raise ConfigError(f"{path}: all rates are 0, so no traffic flows; leave the trace out")
@@ -156,7 +156,7 @@ def _row(where: str, row: dict[str, str]) -> tuple[float, float]:
                 value = math.nan
         if not (0.0 <= value < math.inf):
             raise ConfigError(
-                f"{where}: {column} = {shown(text)}: must be a number of at least 0, or a {kind} with a unit"
+                f"{where}: {column} = {shown(text)}: must be a non-negative number, or a {kind} with a unit"
             )
         values.append(value)
     return values[0], values[1]

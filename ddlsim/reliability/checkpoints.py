@@ -104,9 +104,12 @@ class Checkpoints:
                 "to='peers' or a node's name, or stall='30 s'"
             )
         if self.stall is not None and not self.asynchronous and given:
-            raise ConfigError(f"Checkpoints: stall and {given[0]} both determine the cost; set only one of them")
+            other = given[0]
+            raise ConfigError(
+                f"Checkpoints: 'stall' and {other!r} both determine the cost of a checkpoint; set only one of them"
+            )
         if not given and self.asynchronous:
-            raise ConfigError("Checkpoints: asynchronous = True: the write time is unknown; set bandwidth or to")
+            raise ConfigError("Checkpoints: asynchronous = True: the write time is unknown; set 'bandwidth' or 'to'")
 
     @property
     def interval(self) -> float:

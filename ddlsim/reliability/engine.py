@@ -242,11 +242,11 @@ class _Course:
         self.spent[kind] += seconds
         return seconds
 
-    def progress(self, made: bool, hopeless: str) -> None:
+    def progress(self, made: bool, reason: str) -> None:
         """Note whether a failure has left any progress; raise DdlsimError after too many that have not."""
         self._fruitless = 0 if made else self._fruitless + 1
         if self._fruitless > HOPELESS:
-            raise DdlsimError(f"failures: {HOPELESS:,} failures in a row without progress: {hopeless}")
+            raise DdlsimError(f"failures: no progress between {HOPELESS:,} consecutive failures: {reason}")
 
     def over(
         self, end: float, finished: bool, steps: int, running_intervals: Sequence[object] = (), **more: Any
@@ -473,9 +473,10 @@ class TakeTurns(_Course):
         left for ever."""
         group = self.groups.on(range(self.groups.n_machines))
         if group is None:
+            n_workers = len(self.groups.machine)
             raise ConfigError(
                 f"elastic: min_workers = {self.groups.elastic.min_workers}: must be at most the number of "
-                f"workers, {len(self.groups.machine)}"
+                f"workers, {n_workers}"
             )
         self.turns.append((0.0, group.n_workers))
         if group.n_workers == len(self.groups.machine):

@@ -53,14 +53,14 @@ def _number(where: str, cells: dict[str, str], column: str) -> float:
         value = math.nan
     never = column == "repair_s"  # is it repaired: inf
     if not (value >= 0.0 and (never or math.isfinite(value))):
-        raise ConfigError(f"{where}: {column} = {shown(cells[column])}: must be a time in s, at least 0")
+        raise ConfigError(f"{where}: {column} = {shown(cells[column])}: must be a non-negative time in s")
     return value
 
 
 def _whole(where: str, cells: dict[str, str], column: str) -> int:
     text = cells[column]
     if text is None or not text.strip().isdecimal():
-        raise ConfigError(f"{where}: {column} = {shown(text)}: must be a whole number of at least 0")
+        raise ConfigError(f"{where}: {column} = {shown(text)}: must be a non-negative integer")
     return int(text)
 
 
@@ -137,24 +137,26 @@ class Failures:
             raise ConfigError("Failures: set either mtbf, such as mtbf='50000 h', or trace, a CSV file of failures")
         if self.per == _SOFTWARE and self.spares:
             raise ConfigError(
-                f"Failures: spares = {self.spares} has no effect with per='job', because no machine fails; leave it out"
+                f"Failures: spares = {self.spares} has no effect with per='job', because no machine fails; leave "
+                "spares out"
             )
         if self.per == "switch" and self.spares:
             raise ConfigError(
                 f"Failures: spares = {self.spares}: spare machines cannot replace a switch; use per='host', "
-                "or leave it out"
+                "or leave spares out"
             )
         if self.machines_per_rack is not None and self.per != "rack":
             raise ConfigError(
-                f"Failures: machines_per_rack = {self.machines_per_rack} has no effect with per={self.per!r}; leave it "
-                "out, or use per='rack'"
+                f"Failures: machines_per_rack = {self.machines_per_rack} has no effect with per={self.per!r}; leave "
+                "machines_per_rack out, or use per='rack'"
             )
 
         for name, value in (("warning", self.warning), ("discount", self.discount or None)):
             if value is not None and (self.per == "switch" or not self.takes_machines):
                 raise ConfigError(
-                    f"Failures: {name} = {value!r} applies only to machines that are taken away (kind='crash' and "
-                    f"per='device', 'host' or 'rack'), not to kind={self.kind!r}, per={self.per!r}; leave it out"
+                    f"Failures: {name} = {value!r} applies only to failures that put machines out of service "
+                    f"(kind='crash' and per='device', 'host' or 'rack'), not to kind={self.kind!r} and "
+                    f"per={self.per!r}; leave {name} out"
                 )
 
     @property

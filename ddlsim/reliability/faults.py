@@ -101,19 +101,23 @@ def _check(effect: Effect, fault: Fault, cluster: Cluster, n_workers: int, field
         "channel": ([channel for channel, _ in effect.links], cluster.n_channels, "channels"),
         "link": (effect.avoided, len(cluster.link_src), "links"),
     }
-    for what, (chosen, n, all_of_them) in numbers.items():
+    for part, (chosen, n, parts) in numbers.items():
         if wrong := [number for number in chosen if not 0 <= number < n]:
             raise ConfigError(
-                f"{field}: {fault} affects {what} {max(wrong)}, but there are only {n} {all_of_them}, numbered from 0"
+                f"{field}: {fault} affects {part} {max(wrong)}, but there are only {n} {parts}, numbered from 0"
             )
     least = 1.0 if field == "faults" else 0.0  # of a fault; a slow-down may be a speed-up
     factors = [each for _, each in effect.slowed if each < least] + [each for _, each in effect.links if each < 0.0]
     if factors:
-        raise ConfigError(f"{field}: factor {factors[0]:g} of {fault}: must be at least 1 for workers and 0 for links")
-    times = effect.start, effect.end
-    if not all(isinstance(time, float | int) for time in times) or not 0.0 <= times[0] < times[1]:
+        factor = factors[0]
         raise ConfigError(
-            f"{field}: {fault} lasts from {times[0]!r} to {times[1]!r}: must be increasing, non-negative times in s"
+            f"{field}: {fault} has the factor {factor:g}: must be at least 1 for workers, and at least 0 for links"
+        )
+    times = effect.start, effect.end
+    start, end = times
+    if not all(isinstance(time, float | int) for time in times) or not 0.0 <= start < end:
+        raise ConfigError(
+            f"{field}: {fault} has start = {start!r} and end = {end!r}: must be increasing, non-negative times in s"
         )
 
 
@@ -279,7 +283,7 @@ class LinkFault:
         if factor and reroute is not None and si(reroute, "time") < math.inf:
             raise ConfigError(
                 f"LinkFault: reroute = {reroute!r} has no effect with factor = {factor:g}, because a slow "
-                "link keeps its routes; leave it out, or use factor = 0"
+                "link keeps its routes; leave reroute out, or use factor = 0"
             )
         converges = (math.inf if factor else CONVERGENCE) if reroute is None else reroute
         times = {"start": start, "duration": duration, "reroute": converges}
@@ -429,7 +433,7 @@ class RandomFaults:
             raise ConfigError(f"RandomFaults: factor = {self.factor!r} with kind={self.kind!r}: must be {hint}")
         if self.reroute is not None and (self.kind != "link" or self.factor):
             raise ConfigError(
-                f"RandomFaults: reroute = {self.reroute!r} applies only to links that are down; leave it out, "
+                f"RandomFaults: reroute = {self.reroute!r} applies only to links that are down; leave reroute out, "
                 "or use kind='link' without factor"
             )
 

@@ -415,7 +415,9 @@ def learning(table: Table, path: str | Path | None = None, *, n: int = N_LINES) 
     """
     history = table.history
     if history.empty:
-        raise ConfigError("learning curves: the runs of this study are timing-only; set the training of the base")
+        raise ConfigError(
+            "learning curves: the runs of this study are timing-only; set training in the base experiment"
+        )
     best = _best_learners(table).head(n)
     made, axes = single(8.0, 4.0)
     for i, (_, settings) in enumerate(best.iterrows()):

@@ -53,7 +53,8 @@ def collective_time(
         schedule = algorithm
         validate(schedule)
         if schedule.n_ranks != len(nodes):
-            raise ConfigError(f"the schedule is for {schedule.n_ranks} ranks, not for {len(nodes)}; set ranks")
+            n_ranks = schedule.n_ranks
+            raise ConfigError(f"the schedule is for {n_ranks} ranks, not for {len(nodes)}; set ranks={n_ranks}")
     else:
         schedule = build(algorithm, len(nodes), size, None, kind, (loaded, nodes[order].tolist()))
     if len(nodes) > 1:

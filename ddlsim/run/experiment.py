@@ -71,10 +71,10 @@ def _neighbours(value: object, where: str) -> object:
 
     neighbours = (value,) if isinstance(value, Job | Background) else value
     if not isinstance(neighbours, list | tuple):
-        raise ConfigError(f"{where} = {shown(value)}: must be a list of ddlsim.Background and ddlsim.Job")
+        raise ConfigError(f"{where} = {shown(value)}: must be a list of ddlsim.Background and ddlsim.Job objects")
     for i, each in enumerate(neighbours):
         if not isinstance(each, Job | Background):
-            raise ConfigError(f"{where}[{i}] = {shown(each)}: must be a ddlsim.Background or a ddlsim.Job")
+            raise ConfigError(f"{where}[{i}] = {shown(each)}: must be a ddlsim.Background or ddlsim.Job object")
     return tuple(neighbours)
 
 
@@ -106,37 +106,50 @@ def _speeds(value: object, where: str) -> object:
 WARMUP, STEPS = 2, 10
 
 AnyFault = Stop | Pause | LinkFault | RandomFaults | Fault
-_FACTORS = cast(Rule, rule_of(tuple[Annotated[Positive, "a factor above 0"], ...]))
-_SLOW_DOWNS = cast(Rule, rule_of(tuple[Annotated[Slowdown, "a Slowdown(ranks, start, duration, factor)"], ...]))
+_FACTORS = cast(Rule, rule_of(tuple[Annotated[Positive, "a factor above 0", "factors above 0"], ...]))
+_SLOW_DOWNS = cast(Rule, rule_of(tuple[Slowdown, ...]))
 _FAULTS = cast(
     Rule,
-    rule_of(tuple[Annotated[AnyFault, "a Stop, a Pause, a LinkFault, RandomFaults or an object with effects"], ...]),
+    rule_of(
+        tuple[
+            Annotated[
+                AnyFault,
+                "a Stop, Pause, LinkFault or RandomFaults object, or an object with the method effects",
+                "Stop, Pause, LinkFault or RandomFaults objects, or of objects with the method effects",
+            ],
+            ...,
+        ]
+    ),
 )
 #: how many workers, or where
 WorkersLike = (
     Count | Annotated[Sequence[Index], "a list of positions such as [0, 1, 2, 3]", validated_by(listed_places)]
 )
 StrategyLike = Annotated[
-    Strategy, "an object such as ddlsim.AllReduce('ring') (Splits are only for recommend and studies)"
+    Strategy, "a strategy such as ddlsim.AllReduce('ring') (Splits are only for recommend and studies)"
 ]
 GradientType = Annotated[str, one_of(*GRADIENT_TYPES)]
 ComputeLike = Annotated[
     Measured | Affine | PerKernel | Roofline | Traced,
-    "a Measured, Affine, PerKernel, Roofline or Traced, such as Measured('97 ms', 32)",
+    "a Measured, Affine, PerKernel, Roofline or Traced object, such as Measured('97 ms', 32)",
 ]
-JitterLike = Annotated[Jitter, with_attributes("an object such as ddlsim.Lognormal(0.1)", "sample", "mean")]
+JitterLike = Annotated[Jitter, with_attributes("a jitter model such as ddlsim.Lognormal(0.1)", "sample", "mean")]
 Slowdowns = Annotated[Sequence[Slowdown], validated_by(_slowdowns)]
 Neighbours = Annotated[Sequence[Any], validated_by(_neighbours)]
 Faults = Annotated[Sequence[AnyFault], validated_by(_faults)]
 SlowdownLike = Annotated[
-    float | OverlapSlowdown, "a number of at least 1, or a ddlsim.OverlapSlowdown(inside=1.2)", validated_by(_beside)
+    float | OverlapSlowdown,
+    "a number of at least 1, or an object such as ddlsim.OverlapSlowdown(inside=1.2)",
+    validated_by(_beside),
 ]
 SpeedLike = Annotated[
-    Sequence[Positive] | Spread, "a list of one factor above 0 per worker, or a ddlsim.Spread()", validated_by(_speeds)
+    Sequence[Positive] | Spread,
+    "a list with one factor above 0 per worker, or a ddlsim.Spread object",
+    validated_by(_speeds),
 ]
-TrainingLike = Annotated[Training, "a ddlsim.Training, such as Training('digits', rate=0.1, epochs=5)"]
+TrainingLike = Annotated[Training, "a ddlsim.Training object, such as Training('digits', rate=0.1, epochs=5)"]
 CompressionLike = Annotated[
-    Compression | AnyCompressor, "a compressor such as ddlsim.TopK(0.01), or a ddlsim.Compression"
+    Compression | AnyCompressor, "a compressor such as ddlsim.TopK(0.01), or a ddlsim.Compression object"
 ]
 
 
@@ -242,7 +255,8 @@ class Experiment:
             raise ConfigError("time_model has no effect without training; pass it as model instead")
         if self.training is not None and self.optimizer is not None:
             raise ConfigError(
-                f"optimizer = {self.optimizer!r} has no effect with training, which has its own optimizer; leave it out"
+                f"optimizer = {self.optimizer!r} has no effect with training, which has its own optimizer; leave "
+                "optimizer out"
             )
         contract.of(self.strategy)  # its methods have the right parameters
         object.__setattr__(self, "compression", compression_of(self.compression))
@@ -256,9 +270,9 @@ class Experiment:
             return
         if self.gradient_dtype not in (None, "fp32"):
             raise ConfigError(
-                f"gradient_dtype = {self.gradient_dtype!r} cannot be combined with compression: compressors "
-                "take fp32 and determine the format; leave it out (compression=ddlsim.FP16() halves the "
-                "bytes)"
+                f"gradient_dtype = {self.gradient_dtype!r} cannot be combined with compression, because compressors "
+                "read fp32 gradients and define the format of the messages; leave gradient_dtype out, or use "
+                "compression=ddlsim.FP16() alone"
             )
 
     @checked

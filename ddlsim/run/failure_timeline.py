@@ -85,7 +85,7 @@ def check_free(experiment: Experiment) -> None:
     if failures is not None and failures.warning is not None:
         raise ConfigError(
             f"failures: warning = {failures.warning!r} has no effect with {label}, whose workers do not "
-            "stop for each other and save no checkpoint; leave it out"
+            "stop for each other and save no checkpoint; leave warning out"
         )
     if failures is not None and failures.per in ("switch", "job"):
         raise ConfigError(
@@ -171,8 +171,8 @@ def _goals(to: str, cluster: Cluster, machines: list[int]) -> list[int]:
     names = list(cluster.node_names)
     if to not in names:
         hint = nearest(to, names)
-        mean = f"did you mean {hint!r}?" if hint else f"its nodes are {', '.join(names[:5])}, ..."
-        raise ConfigError(f"checkpoints: to = {to!r}: must be 'peers' or a node of cluster {cluster.name!r}; {mean}")
+        remedy = f"did you mean {hint!r}?" if hint else f"its nodes are {', '.join(names[:5])}, ..."
+        raise ConfigError(f"checkpoints: to = {to!r}: must be 'peers' or a node of cluster {cluster.name!r}; {remedy}")
     return [names.index(to)] * len(machines)
 
 
@@ -266,7 +266,7 @@ def _timeline_without_waiting(result: Outcome, index: int) -> FailureTimeline:
         out_of_service = _crashes(failures, result.cluster, result.nodes.tolist(), end, experiment.seed, index)
     elif index:
         raise ConfigError(
-            "lives: workers of this strategy do not stop for each other, so failures are part of the run "
+            "timelines: the workers of this strategy do not stop for each other, so failures are part of the run "
             "itself; use simulate_seeds"
         )
     crashes = [(start, rank, back) for rank, own in enumerate(out_of_service) for start, back in own if start < end]
@@ -345,18 +345,18 @@ def life_notes(experiment: Experiment, *, free: bool) -> tuple[str, ...]:
         notes.append("failures without checkpoints: each failure loses all work so far; set checkpoints")
     if free and failures is not None and experiment.training is None and math.isinf(si(experiment.max_time, "time")):
         notes.append(
-            "failures: the remaining workers are assumed to keep their pace while one is missing, for 30 "
-            "days; set max_time to simulate the failures in detail"
+            "failures: the remaining workers are assumed to keep their speed while one is missing, over a simulated "
+            "lifetime of 30 days; set max_time to simulate the failures in detail"
         )
     if experiment.elastic is not None:
-        whole = "; every worker takes the same whole number of samples of the global batch"
+        equal_shares = "; every worker takes the same whole number of samples of the global batch"
         notes.append(
-            "elastic: groups consist of the remaining machines; machines with the same number of workers, speed, "
-            "links and switch "
-            f"are interchangeable{whole if experiment.elastic.batch == 'global' else ''}"
+            "elastic: the remaining machines continue after a failure; machines with the same number of workers, "
+            "speed, links and switch are treated as "
+            f"interchangeable{equal_shares if experiment.elastic.batch == 'global' else ''}"
         )
     if checkpoints is not None and checkpoints.asynchronous:
         notes.append(
-            "checkpoints: written in the background; they are assumed not to slow down the messages of the training"
+            "checkpoints are written in the background, and are assumed not to slow down the messages of the training"
         )
     return tuple(notes)

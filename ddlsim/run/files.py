@@ -166,14 +166,14 @@ def strategy_of(
     takes = [f.name for f in fields if f.name in ("algorithm", "cost", "overlap", "servers", "placement")]
     for option in options or {}:
         if option not in takes:
-            taken = f"it takes {', '.join(f'--{option}' for option in takes)}" if takes else "it takes no options"
-            raise ConfigError(f"--{option} has no effect with {where}; {taken}")
+            valid = ", ".join(f"--{name}" for name in takes) or "none"
+            raise ConfigError(f"--{option} has no effect with {where}; valid options: {valid}")
     parts = (each.partition("=") for each in sizes)
     table = dict(options or {}) | {key: parse_value(value) if value else True for key, _, value in parts}
     for field in fields:
         if field.default is dataclasses.MISSING and field.name not in table:
             raise ConfigError(
-                f"{where} needs {field.name}: {where}+{field.name}=..., or in an experiment file strategy = "
+                f"{where} requires {field.name}; write {where}+{field.name}=..., or in an experiment file strategy = "
                 f'{{ type = "{chosen}", {field.name} = ... }}'
             )
     made: Strategy = make(**table) if not sizes else SCHEMA.build(make, table, where, Source(allow_code=allow_code))
@@ -188,7 +188,7 @@ def read_experiment(value: object, where: str, source: Source = UNTRUSTED) -> Ex
     table = with_cluster(cast("Mapping[str, object]", value))
     for key, remedy in _OTHER_FILES.items():
         if key in table:
-            raise ConfigError(f"{where}: contains the key {key!r}, so it is not an experiment, but {remedy}")
+            raise ConfigError(f"{where}: the key {key!r} does not belong to an experiment file, but to {remedy}")
     arguments = SCHEMA.arguments(Experiment, table, where, source, ": ")
     for name in ("model", "time_model"):  # may have layers of the user's
         if source.allow_code and isinstance(arguments.get(name), Path):

@@ -99,8 +99,8 @@ def check_source(experiment: Experiment, cluster: Cluster, nodes: Sequence[int])
         strategy = contract.of(experiment.strategy)
         if strategy.n_replicas(len(nodes)) != len(nodes):
             raise ConfigError(
-                f"input: not supported with {strategy.name}, where workers share a batch and only some of "
-                "them read samples; leave it out"
+                f"input: not supported with {strategy.name}, in which workers share a batch and only some of "
+                "them read samples; leave input out"
             )
         return
     if input is None or input.storage is None:
@@ -131,7 +131,8 @@ def storage_node(name: str, cluster: Cluster, where: str) -> int:
         raise unknown_name("storage", name, names, f"{where}: cluster {cluster.name!r}")
     node = cluster.node(name)
     if cluster.node_kind[node] not in ("storage", "host"):
-        raise ConfigError(f"{where} = {name!r}: must be a storage node or a host, not a {cluster.node_kind[node]}")
+        kind = cluster.node_kind[node]
+        raise ConfigError(f"{where} = {name!r}: must be a storage node or a host, but its kind is {kind}")
     return node
 
 

@@ -30,7 +30,7 @@ def placed(cluster: Cluster, free: Collection[int], n: int, how: str, seed: int 
     Ranks follow :meth:`ddlsim.Cluster.locality_order`. Raises ConfigError if fewer than `n` places are free.
     """
     if n > len(free):
-        raise ConfigError(f"needs {n} devices, but only {len(free)} of {cluster.name!r} are free")
+        raise ConfigError(f"{n} devices are needed, but only {len(free)} devices of {cluster.name!r} are free")
     order = cluster.locality_order(cluster.workers).tolist()
     ready = [place for place in order if place in set(free)]
     machine = cluster.host_of[cluster.workers]
@@ -86,7 +86,7 @@ class Job:
     the devices.
     """
 
-    experiment: Annotated[Experiment, "a ddlsim.Experiment"]
+    experiment: Annotated[Experiment, "a ddlsim.Experiment object"]
     name: str = ""
     _: KW_ONLY
     start: Annotated[float | str, quantity("time", "12 s", zero=True)] = 0.0
@@ -97,7 +97,7 @@ class Job:
         workers = self.experiment.workers
         if self.experiment.background:
             raise ConfigError(
-                "Job: experiment already has co-located jobs; list all jobs instead, and remove background"
+                "Job: the experiment already has co-located jobs; list all jobs instead, and leave background out"
             )
         if isinstance(workers, Sequence) and self.placement != "packed":
             raise ConfigError(

@@ -45,13 +45,13 @@ def unsent_warnings(n_workers: int, nbytes_sent: float) -> list[str]:
 
 
 def window_notes(experiment: Experiment) -> list[str]:
-    """Return a note if the measured steps are not a whole number of the strategy's cycles."""
+    """Return a note if the measured steps are not a multiple of the strategy's cycle."""
     cycle, (warmup, steps) = contract.of(experiment.strategy).cycle_length, experiment.window
     if experiment.training is not None or steps % cycle == 0:
         return []
     whole = cycle * -(-steps // cycle)
     return [
-        f"steps: {steps} measured steps are not a whole number of cycles of {cycle} steps, so throughput and step time "
+        f"steps: {steps} measured steps are not a multiple of the {cycle}-step cycle, so throughput and step time "
         f"count too few or too many exchanges; set steps={whole} and warmup={cycle * -(-warmup // cycle)}, or neither"
     ]
 
@@ -245,15 +245,18 @@ def learning_notes(experiment: Experiment, reason: str, monitor: Monitor | None)
         return []
     notes = []
     if experiment.time_model is not None:
-        learns, takes = (load_model(m).name for m in (experiment.model, experiment.time_model))
-        notes.append(f"two models: {learns} is trained, {takes} determines the time")
+        trained, timed = (load_model(m).name for m in (experiment.model, experiment.time_model))
+        notes.append(f"two models: {trained} is trained, and {timed} determines the simulated times")
     if reason.startswith("diverged"):
         notes.append(reason)
     for name, reached in (("target_accuracy", "target accuracy"), ("target_loss", "target loss")):
         target = getattr(training, name)
         if target is not None and reason != reached and monitor.history:
             best = max(r.accuracy for r in monitor.history) if "acc" in name else min(r.loss for r in monitor.history)
-            notes.append(f"{name} = {target:g} was not reached; the best was {best:.4g} (ended by: {reason})")
+            notes.append(
+                f"{name} = {target:g} was not reached; the best value was {best:.4g} "
+                f"(the run ended because of: {reason})"
+            )
     return notes
 
 

@@ -381,9 +381,11 @@ def _nodes(experiment: Experiment, cluster: Cluster) -> list[int]:
         raise ConfigError(f"cluster {cluster.name!r} has no device for a worker")
     places = range(n_devices if wanted is None else wanted) if wanted is None or isinstance(wanted, int) else wanted
     if max(places) >= n_devices:
-        many = f"workers = {wanted}" if isinstance(wanted, int) else f"workers = {list(places)}: place {max(places)}"
+        workers = (
+            f"workers = {wanted}" if isinstance(wanted, int) else f"workers = {list(places)}: position {max(places)}"
+        )
         hint = f"use at most {n_devices}" if isinstance(wanted, int) else f"positions are 0 to {n_devices - 1}"
-        raise ConfigError(f"{many}: cluster {cluster.name!r} has {n_devices} devices; {hint}")
+        raise ConfigError(f"{workers}: cluster {cluster.name!r} has only {n_devices} devices; {hint}")
     nodes: list[int] = cluster.workers[list(places)].tolist()
     return nodes
 
@@ -457,7 +459,7 @@ def _without_effect(experiment: Experiment, workload: Workload) -> list[str]:
     elif experiment.flash is not None and not kernels:
         notes.append(f"flash has no effect on times, only on memory: {workload.basis}")
     if experiment.precision in LOW_PRECISIONS and not kernels and (roofline or not workload.known):
-        notes.append(f"{experiment.precision} is as fast as bf16 here: {workload.basis}")
+        notes.append(f"{experiment.precision} is simulated at the speed of bf16: {workload.basis}")
     return notes
 
 

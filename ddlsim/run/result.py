@@ -266,7 +266,7 @@ class Result(Outcome):
         The gains are simulated on first use. Raises DdlsimError if the run was interrupted.
         """
         if self.interrupted:
-            raise DdlsimError("the run was interrupted, so its bottleneck is unknown; simulate it to its end")
+            raise DdlsimError("the run was interrupted, so its bottleneck is unknown; let the run complete")
         return self.sensitivities()[0]
 
     # ------------------------------------------------------------ how sure
@@ -323,8 +323,8 @@ class Result(Outcome):
         """
         if self.co_located:
             raise ConfigError(
-                f"{what}: the run was one of several jobs, and another simulation would run it alone; "
-                "simulate it with the others as background=[...], which continue until it ends"
+                f"{what}: not available for a run of simulate_jobs, because repeating the run would leave out the "
+                "other jobs; simulate the run with the other jobs as background=[...]"
             )
 
     @checked

@@ -49,9 +49,10 @@ class Saved:
         for name in dict.fromkeys([*before, *now]):
             if name not in ENDS and before.get(name) != now.get(name):
                 remedy = "only the end of the run may change" if name != "ddlsim" else "continue it with that version"
+                saved, current = before.get(name), now.get(name)
                 raise ConfigError(
-                    f"{self.path}: {name}: the run was saved with {before.get(name)!r}, but this one has "
-                    f"{now.get(name)!r}; {remedy}"
+                    f"{self.path}: {name}: the run was saved with {saved!r}, but the resumed run has {current!r}; "
+                    f"{remedy}"
                 )
 
 

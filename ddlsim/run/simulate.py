@@ -129,7 +129,7 @@ def _learner(prepared: Prepared, loaded: Experiment, saved: Saved | None, shift:
     if saved is None:
         return Learner(DataPlane(), task, n_workers, None if shift is None else shift.begin)
     if task is None:
-        raise ConfigError(f"training = None: set the training that {saved.path} was saved with")
+        raise ConfigError(f"training = None: must be the training of the saved run, {saved.path}")
     saved.check(manifest(loaded, task))
     learner = Learner(DataPlane(saved.checkpoint.replay), task, n_workers)
     learner.losses.extend(saved.checkpoint.losses)
@@ -230,7 +230,7 @@ class UnderWay:
         if context.compression is not None and not context.compresses:
             raise ConfigError(
                 f"compression has no effect with {experiment.strategy.label}, which sends nothing through an "
-                "Exchange or Messages (ddlsim.runtime); leave it out"
+                "Exchange or Messages (ddlsim.runtime); leave compression out"
             )
         if self.given.overlap_slowdown not in (None, NO_SLOWDOWN) and not context.slows:
             context.notes.append(
@@ -241,7 +241,7 @@ class UnderWay:
         if (workload.host_time or workload.stack.call_time) and not context.has_fixed_costs:
             context.notes.append(
                 f"step_time and call_time of stack {workload.stack.name} have no effect with "
-                f"{experiment.strategy.label}, which has no common steps"
+                f"{experiment.strategy.label}, whose workers have no common steps"
             )
         if context.compression is not None and context.learner.task is not None:
             _check_compressible(self.prepared.model)
@@ -256,7 +256,7 @@ class UnderWay:
     def check_horizon(self) -> None:
         """Raise BeyondError if the run waits only for faults that have not been sampled yet."""
         if self._cut_short and not self.stop.reason and self.loop.now >= self.latest:
-            raise BeyondError(f"faults are sampled only up to {self.latest} s")
+            raise BeyondError(f"random faults are sampled only up to {self.latest} s of simulated time")
 
     def go(self, go_on: GoOn, checkpoint: str | Path | None, every: float) -> None:
         """Let `go_on` run it to the end; save a training run at `checkpoint` every `every` s. Ctrl-C stops it."""

@@ -294,9 +294,10 @@ class Codec:
         if task is None:
             return
         if not self.by_piece:
+            trained_model, timed_model = task.network.model.name, _clock_model(context).name
             context.notes.append(
-                f"compression: the gradient of {task.network.model.name} is compressed as a whole; bytes and "
-                f"seconds are those of the buckets of {_clock_model(context).name}"
+                f"compression: the gradient of {trained_model} is compressed as a single vector, but message sizes and "
+                f"times are those of the buckets of {timed_model}"
             )
             parts = [slice(0, task.network.n_params)]
         here = timed if self.by_piece else tensor_shapes(task.network.model)
@@ -342,7 +343,7 @@ class Codec:
         sizes = self._at(step).nbytes
         if (piece, place) not in sizes:
             message = self._encoded(step, piece if self.by_piece else 0, place)
-            size: float = self.learner.scalar(lambda: _payload_nbytes(message.read()))
+            size: float = self.learner.decision(lambda: _payload_nbytes(message.read()))
             sizes[piece, place] = (size * self._share(piece),)
         return sizes[piece, place]
 
@@ -359,7 +360,7 @@ class Codec:
         if self._shows_plan:
             return FP32_NBYTES * n
         outcome = self._outcome(step, piece if self.by_piece else 0)
-        size: float = self.learner.scalar(lambda: outcome.read().answer)
+        size: float = self.learner.decision(lambda: outcome.read().answer)
         return size * self._share(piece)
 
     def _share(self, piece: int) -> float:
@@ -494,25 +495,26 @@ class Messages:
         for part in self._clock:  # what does not fit is said before the run
             fitted(choice.compressor, self._shapes[0], part)
         if not one_model(context) and task is not None:
+            trained, timed = task.network.model.name, workload.model.name
             context.notes.append(
-                f"compression: the gradient of {task.network.model.name} is compressed; bytes and seconds are those "
-                f"of {workload.model.name}"
+                f"compression: the gradient of {trained} is compressed, but message sizes and times are those of "
+                f"{timed}"
             )
 
     def _check(self, owner: str, choice: Compression, *, peers: bool, models: bool) -> None:
         if peers and choice.down is not None:
             raise ConfigError(
                 f"compression: down = {title(choice.down)} has no effect with {owner}, whose workers send "
-                "each other models in both directions; leave it out"
+                "each other models in both directions; leave 'down' out"
             )
         for differences in (choice.compressor if models else None, choice.down):
             if differences is None or not differences.traits.no_feedback:
                 continue
             where = "down = " if differences is choice.down else ""
             raise ConfigError(
-                f"compression: {where}{title(differences)}: {owner} sends the difference to the receiver's "
-                "copy, which already is error feedback, so this compressor cannot be used "
-                f"({differences.traits.no_feedback}). Use one such as TopK"
+                f"compression: {where}{title(differences)}: cannot be used with {owner}, which sends differences from "
+                f"the receiver's copy, a form of error feedback ({differences.traits.no_feedback}); use a compressor "
+                "such as TopK"
             )
 
     def gradient(self, worker: Worker, vector: Value[Array], part: int | None = None) -> Message:
@@ -538,7 +540,7 @@ class Messages:
         decode, compressor = self.seconds.decode, self.choice.compressor
         return sum(decode(worker.workload, compressor, self._n(i), size) for i, size in enumerate(message.sizes))
 
-    def size(self, worker: Worker, part: int = 0, *, down: bool = False) -> tuple[float, float]:
+    def first_message_cost(self, worker: Worker, part: int = 0, *, down: bool = False) -> tuple[float, float]:
         """Return the size in bytes of the first message with a `part`, and the time in s to encode or decode it.
 
         down  True: the message from the server; False: the message to the server

@@ -88,9 +88,8 @@ class Communicator:
             return self.context.cluster.locality_order(self.nodes)
         n_workers = len(self.context.workers)
         if not np.array_equal(np.sort(np.asarray(rank_order, dtype=np.int64)), np.arange(n_workers)):
-            raise ConfigError(
-                f"rank_order = {list(rank_order)}: must contain each of the ranks 0..{n_workers - 1} once"
-            )
+            last = n_workers - 1
+            raise ConfigError(f"rank_order = {list(rank_order)}: must contain each rank from 0 to {last} once")
         return np.array([self.place[rank] for rank in rank_order if rank in self.place], dtype=np.int64)
 
     # ------------------------------------------------------------ who is where
@@ -383,5 +382,6 @@ def fastest(cluster: Cluster, nodes: Sequence[int], order: Ints, nbytes: float, 
         time(f"hierarchical({', '.join(chosen[:n_levels])})")
     least = min(times.values())
     best = min(name for name, seconds in times.items() if tie(seconds, least))
-    notes.append(f"auto: {best} is the fastest for {nbytes / 1e6:.3g} MB ({times[best] * 1e3:.4g} ms)")
+    megabytes, milliseconds = nbytes / 1e6, times[best] * 1e3
+    notes.append(f"auto: {best} is the fastest algorithm for {megabytes:.3g} MB ({milliseconds:.4g} ms)")
     return best

@@ -205,10 +205,10 @@ def _known(
     if least > seconds * (1.0 + 1e-9) and not any(note.startswith(f"{what}: link ") for note in context.notes):
         link = int(np.flatnonzero(cluster.link_channel == charge.tightest)[0])
         source, target = (cluster.node_names[ends[link]] for ends in (cluster.link_src, cluster.link_dst))
+        kind = cluster.link_kind[link]
         context.notes.append(
-            f"{what}: link {source} -> {target} ({cluster.link_kind[link]}) needs {least * 1e3:.4g} ms "
-            f"for its part of {nbytes / 1e6:.3g} MB, more than the {seconds * 1e3:.4g} ms of the cost "
-            "model; the time of the link is used"
+            f"{what}: link {source} -> {target} ({kind}) needs at least {least * 1e3:.4g} ms to carry its share of "
+            f"{nbytes / 1e6:.3g} MB, but the cost model returns {seconds * 1e3:.4g} ms; the time of the link is used"
         )
     seconds = max(seconds, least)
     busy = np.where(charge.nbytes > 0.0, seconds, 0.0)
@@ -447,7 +447,8 @@ def _by_nccl(context: RunContext, where: str, algorithm: str | Collective, kind:
             moving = max(moving, bytes_only + slower)
             if (choice.algorithm, choice.protocol) not in seen:
                 seen.add((choice.algorithm, choice.protocol))
-                context.notes.append(f"nccl: {choice.algorithm} with {choice.protocol} for {nbytes / 1e6:.3g} MB")
+                megabytes = nbytes / 1e6
+                context.notes.append(f"nccl: {choice.algorithm} with {choice.protocol} for {megabytes:.3g} MB")
             name_of_plan = _SCHEDULE.get(choice.algorithm, f"nccl({choice.algorithm})")
             plan = _schedule(context, name_of_plan, group, nbytes, kind)
             if choice.algorithm in _SCHEDULE:

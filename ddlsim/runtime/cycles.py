@@ -228,7 +228,9 @@ class _Cycles:
 
     def _size(self, worker: Worker, part: int = 0, *, down: bool = False) -> tuple[float, float]:
         """Return the bytes of a message, and the s that its sender (of an answer its receiver) works on it."""
-        return (self.nbytes, 0.0) if self.messages is None else self.messages.size(worker, part, down=down)
+        return (
+            (self.nbytes, 0.0) if self.messages is None else self.messages.first_message_cost(worker, part, down=down)
+        )
 
     # ------------------------------------------------------------ servers and chosen peers
 

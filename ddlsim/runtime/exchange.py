@@ -234,7 +234,7 @@ class CollectiveExchange(Exchange):
         if choice.down is not None:
             raise ConfigError(
                 f"compression: down = {title(choice.down)} has no effect with {communicator.owner}, where all "
-                "workers receive the mean; leave it out, or use ParameterServer"
+                "workers receive the mean; leave 'down' out, or use ParameterServer"
             )
         if self.algorithm is not None:
             fabric = communicator.fabric
@@ -271,8 +271,8 @@ class CollectiveExchange(Exchange):
         elif like.machines != self.machines:
             raise ConfigError(
                 f"{communicator.owner}: algorithm = {communicator.fabric.algorithm!r} with "
-                f"{title(compressor)}: the replicas of the stages are distributed differently over machines; "
-                "use 'ring'"
+                f"{title(compressor)}: not supported if stages differ in how their replicas are distributed over "
+                "machines; use 'ring'"
             )
         else:
             self.codec = like.codec
@@ -758,7 +758,7 @@ class InGroups(Exchange):
             raise ConfigError(
                 f"{communicator.owner}: fabric = {fabric} inside machines needs the same number of workers on "
                 f"each machine, not {sorted({len(places) for places in groups})}; use another number of "
-                "workers, or leave it out"
+                "workers, or leave fabric out"
             )
         self.what = "all-reduce"
         self._halves = halves_of(fabric, communicator.owner)

@@ -102,7 +102,7 @@ class OnFabric:
         before = fabric_of(self)
         if before not in (Fabric(), fabric):
             label = self.label  # type: ignore[attr-defined]  # every strategy has one
-            raise ConfigError(f"fabric = {fabric}: the strategy {label} already has {before}; set it only once")
+            raise ConfigError(f"fabric = {fabric}: the strategy {label} already has {before}; set the fabric only once")
         return dataclasses.replace(self, **vars(fabric))  # type: ignore[type-var]  # a strategy is a dataclass
 
 
@@ -126,8 +126,8 @@ def halves_of(fabric: Fabric, owner: str) -> tuple[str, str]:
     does not consist of these."""
     if fabric.algorithm not in HALVES:
         raise ConfigError(
-            f"fabric: algorithm = {algorithm_name(fabric.algorithm)!r}: {owner} needs its reduce-scatter and its "
-            f"all-gather; use {', '.join(map(repr, HALVES))}"
+            f"fabric: algorithm = {algorithm_name(fabric.algorithm)!r}: {owner} requires an algorithm that consists "
+            f"of a reduce-scatter and an all-gather; use {', '.join(map(repr, HALVES))}"
         )
     return HALVES[str(fabric.algorithm)]
 

@@ -258,7 +258,7 @@ class Loop:
     def stand_for(self, copies: Copies, shared: tuple[Ints, Floats]) -> None:
         """Let each message stand for those of several workers; `shared` gives the number of them on shared channels."""
         self._copies = copies
-        self.network.narrow(*shared)
+        self.network.divide_capacity(*shared)
 
     def book(self, traffic: Traffic, intervals: Records) -> None:
         """Book traffic that the network did not simulate, and when it kept channels busy (BUSY)."""

@@ -19,7 +19,7 @@ from ddlsim.arguments import Count, checked, number, quantity
 from ddlsim.units import si
 
 #: over the bytes of a tensor
-Passes = Annotated[float, number(0.0, hint=" passes, such as 2")]
+Passes = Annotated[float, number(0.0, hint=", such as 2")]
 
 
 @checked

@@ -66,9 +66,8 @@ def check_layers(kind: str, learner: Learner, servers: int) -> None:
     if servers > 1 and hasattr(optimizer, "bounds"):
         name = type(optimizer).__name__
         raise ConfigError(
-            f"{kind}: servers = {servers}: the optimizer {name} needs the norms of complete layers, but "
-            "each server stores a part of the parameters that ends inside a layer; use servers = 1, or "
-            "SGD, Momentum or Adam"
+            f"{kind}: servers = {servers}: the optimizer {name} needs the norms of complete layers, but the "
+            "parameters are divided among servers without regard to layers; use servers = 1, or SGD, Momentum or Adam"
         )
 
 
@@ -187,7 +186,7 @@ class Servers:
         sends = zip(self.nodes, message.sizes, strict=True)
         return all_of(worker.loop, [worker.loop.send(node, worker.node, nbytes) for node, nbytes in sends])
 
-    def show_update(self, begin: float) -> None:
+    def record_update(self, begin: float) -> None:
         """Record an update that began at `begin` (s) and ends now, on every server's track of the timeline."""
         for i in range(len(self.nodes)):
             self.context.recorder.background(f"server {i}", "update", begin, self.context.loop.now)

@@ -456,7 +456,7 @@ class TableRun:
         stuck = rows.start + int(np.flatnonzero(np.isnan(self.executor.tasks["end"][rows]))[0])
         _ = Order(self.steps.plan).events  # raises, naming the circle that it is in
         task = self.steps.plan.task(int(self.steps.row[stuck]))
-        return DeadlockError(f"deadlock at {self.executor.now:.6g} s: {task} never ends")
+        return DeadlockError(f"deadlock at {self.executor.now:.6g} s: {task} never finishes")
 
     # ------------------------------------------------------------ compute times
 
@@ -654,8 +654,7 @@ class Calls:
             every = [exchanges.exchange(other, group, parts=parts) for other in range(len(KINDS))]
             names = " and ".join(name for name, other in zip(KINDS, every, strict=True) if other is not None)
             raise ConfigError(
-                f"plan: {plan.task(row)}: {owner} has no such exchange during a run; expected one of its exchanges: "
-                f"{names}"
+                f"plan: {plan.task(row)}: {owner} does not support this collective in a run; supported: {names}"
             )
         return exchange
 

@@ -74,12 +74,13 @@ class StopRule:
         if self._n_steps < MOST_STEPS * self.recorder.n_workers:
             return
         steps = [len(ends) for ends in self.recorder.step_end]
-        last = steps.index(min(steps))
+        fewest = min(steps)
+        last = steps.index(fewest)
         since, *_ = (*(time for time, _ in self.recorder.updates[-1:]), 0.0)
         waits = f" and waits for {self.loop.waiting[name]}" if (name := f"worker {last}") in self.loop.waiting else ""
         raise DeadlockError(
             f"no update since {since:.6g} s, in {self._n_steps} steps of workers: {name} has completed "
-            f"{steps[last]}{waits}, others up to {max(steps)}. Report updates with worker.stop.updated, "
+            f"{fewest} steps{waits}, others up to {max(steps)}. Report updates with worker.stop.updated, "
             "and let every worker enter the collectives that others wait for"
         )
 

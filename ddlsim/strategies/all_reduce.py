@@ -40,16 +40,16 @@ class AllReduce(OnFabric):
     overlap     when gradients are sent during the backward pass: "none", "layer", "ddp", "horovod", "priority", or a
                 policy object such as DdpBuckets("50 MiB")
     algorithm, rank_order, cost
-                algorithm, rank order and cost model of the all-reduce; see :class:`~ddlsim.Fabric`, which
-                ``simulate(..., fabric=...)`` can also set
+                algorithm, rank order and cost model of the all-reduce; see :class:`~ddlsim.Fabric`. They can also be
+                set with ``simulate(..., fabric=...)``
     shared_norms
-                for LARS and LAMB: algorithm of an all-gather, such as "bruck" or "ring". Each of N workers computes the
-                norms of 1/N of the layers, and the all-gather distributes them (Shi et al. 2021, arXiv:2010.10458,
-                "parallel tensor operator"), which saves time and gives the same values. None: every worker computes all
-                norms
-    no_sync     with gradient accumulation, whether workers sum their gradients only once per update, as in DDP's
-                ``no_sync`` context. False: they sum them after every micro-step, which gives the same values but sends
-                ``accumulation`` times as many bytes
+                for LARS and LAMB: all-gather algorithm, such as "bruck" or "ring". Each of N workers then computes the
+                norms of only 1/N of the layers, and the workers all-gather the norms. This saves time and gives the
+                same values (Shi et al. 2021, arXiv:2010.10458, "parallel tensor operator"). None: every worker computes
+                all norms
+    no_sync     with gradient accumulation, whether gradients are exchanged only once per update, as in DDP's
+                ``no_sync`` context. False: they are exchanged after every micro-step, which gives the same values but
+                sends ``accumulation`` times as many bytes
     """
 
     algorithm: AllReduceAlgorithm = "default"
@@ -114,8 +114,8 @@ def start_group(
 
     if compresses and accumulation > 1 and not no_sync:
         raise ConfigError(
-            "AllReduce: no_sync = False would compress, and add an error, in every micro-step; remove no_sync or "
-            "compression"
+            "AllReduce: with no_sync = False, every micro-step would compress its gradients and add a compression "
+            "error; remove no_sync or compression"
         )
 
     def make(workloads: Sequence[Workload]) -> StepProgram:

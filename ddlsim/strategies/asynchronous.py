@@ -154,12 +154,13 @@ class AsyncParameterServer(UpdatesServers):
     servers             number of parameter servers, each with an equal shard of the parameters
     placement           where servers run: on their "own" machines, or "colocated" with the workers
     apply_time          time that a server takes to apply one update to its shard, in seconds or as a string ("1 ms")
-    accumulate          number of mini-batches that a worker processes between two exchanges with the servers, making
-                        local steps ``w_i <- w_i - eta g``. It then pushes the sum of the gradients (n_fetch = n_push in
-                        algorithm 7.1 of the paper)
-    staleness_scaling   factor that reduces the step for stale gradients: "inverse" divides by tau > 0 (Zhang et al.
-                        2016), "square-root" by sqrt(1 + tau), and ExponentialPenalty(rho) multiplies by rho^tau (Chan
-                        and Lane 2014). Any object with a method ``factor(staleness)`` is accepted. None: no scaling
+    accumulate          number of mini-batches between two exchanges with the servers. For each mini-batch, the worker
+                        takes a local step ``w_i <- w_i - eta g``; it then pushes the sum of the gradients
+                        (n_fetch = n_push in algorithm 7.1 of the paper)
+    staleness_scaling   how the learning rate is reduced for stale gradients: "inverse" divides it by tau for tau > 0
+                        (Zhang et al. 2016), "square-root" divides it by sqrt(1 + tau), and ExponentialPenalty(rho)
+                        multiplies it by rho^tau (Chan and Lane 2014). Any object with a method ``factor(staleness)`` is
+                        accepted. None: no scaling
     delay_compensation  DelayCompensation(lambda) corrects gradients for the updates that they missed (Zheng et al.
                         2017); None: no correction
 

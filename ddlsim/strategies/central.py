@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from ddlsim.arguments import Count, checked, integer, validated_by
-from ddlsim.errors import ConfigError
+from ddlsim.errors import ConfigError, shown
 from ddlsim.learning import Array, Value
 from ddlsim.network import lanes as ls
 from ddlsim.runtime.codec import Message
@@ -112,13 +112,14 @@ class OfK(WithServers):
 @checked
 @dataclass(frozen=True)
 class KAsync(OfK):
-    """K-async SGD: an update uses gradients of the first k workers (Dutta et al. 2018, arXiv:1803.01113, section 2).
+    """K-async SGD: each update averages the first k gradients to arrive from different workers.
 
-    The server waits for gradients from k different workers, makes the update ``w <- w - eta (1/k) sum g``, and sends
-    the new parameters to these k workers. The other workers continue with their old parameters. With k = 1, this is
-    asynchronous SGD; with k equal to the number of workers, it is synchronous SGD.
+    See Dutta et al. 2018, arXiv:1803.01113, section 2. The server waits for gradients from k different workers, applies
+    the update ``w <- w - eta (1/k) sum g``, and sends the new parameters to those k workers. The other workers continue
+    with their old parameters. With k = 1, this is asynchronous SGD; with k equal to the number of workers, it is
+    synchronous SGD.
 
-    k   number of workers whose gradients form an update
+    k   number of gradients per update, each from a different worker
     servers, placement, apply_time
         number, placement and update time of the servers, as for :class:`~ddlsim.AsyncParameterServer`. All servers
         apply an update at the same time
@@ -138,13 +139,13 @@ class KAsync(OfK):
 @checked
 @dataclass(frozen=True)
 class KBatchAsync(OfK):
-    """K-batch-async SGD: an update uses the next k gradients (Dutta et al. 2018, arXiv:1803.01113, section 2).
+    """K-batch-async SGD: each update averages the next k gradients to arrive (Dutta et al. 2018, arXiv:1803.01113).
 
-    The server waits for k gradients, several of which may come from the same worker, and makes the update
-    ``w <- w - eta (1/k) sum g``. After a push, a worker pulls the current parameters and continues immediately. No
-    worker waits for others, and no work is cancelled.
+    The server waits for k gradients, several of which may come from the same worker, and applies the update
+    ``w <- w - eta (1/k) sum g`` (section 2 of the paper). After a push, a worker pulls the current parameters and
+    continues immediately. No worker waits for other workers, and no work is cancelled.
 
-    k   number of gradients, that is, mini-batches, per update
+    k   number of gradients per update
     servers, placement, apply_time
         number, placement and update time of the servers, as for :class:`~ddlsim.AsyncParameterServer`. All servers
         apply an update at the same time
@@ -162,19 +163,20 @@ class KBatchAsync(OfK):
 @checked
 @dataclass(frozen=True)
 class SoftSync(WithServers):
-    """n-softsync SGD (Zhang, Gupta, Lian and Liu 2016, arXiv:1511.05950, section 3).
+    """n-softsync SGD: each update uses the next floor(N/n) gradients from any of the N workers.
 
-    With N workers, the server waits for c = floor(N/n) gradients from any workers and makes the update
+    See Zhang, Gupta, Lian and Liu 2016, arXiv:1511.05950, section 3. The server waits for c = floor(N/n) gradients and
+    applies the update
 
         w <- w - (1/c) sum_l alpha(tau_l) g_l,    alpha(tau) = alpha_0 / tau for tau > 0, else alpha_0,
 
     where alpha_0 is the learning rate of the run. After a push, a worker pulls the current parameters and continues
-    immediately. The staleness tau of a gradient is the number of updates between the worker's pull and its push, about
-    n on average. With n = N, this is asynchronous SGD. The paper's hardsync, which waits for all workers, is
+    immediately. The staleness tau of a gradient is the number of updates between the worker's pull and its push. It
+    averages about n. With n = N, this is asynchronous SGD. The paper's hardsync, which waits for all workers, is
     :class:`~ddlsim.ParameterServer`.
 
-    n                   number that determines c: the larger n is, the fewer gradients an update uses; at most N
-    staleness_scaling   how the learning rate depends on staleness. "inverse" is the paper's alpha(tau), None is the
+    n                   sets c: the larger n is, the fewer gradients each update uses; from 1 to N
+    staleness_scaling   how the learning rate depends on staleness: "inverse" is the paper's alpha(tau), None is the
                         constant alpha_0, and :class:`~ddlsim.AsyncParameterServer` lists other choices
     servers, placement, apply_time
                         number, placement and update time of the servers, as for AsyncParameterServer. All servers
@@ -213,8 +215,9 @@ def _slack(value: object, where: str) -> object:
         return value
     try:
         return integer(0)(value, where)
-    except ConfigError as error:
-        raise ConfigError(f"{error}, or math.inf for no limit") from None
+    except ConfigError:
+        problem = f"{where} = {shown(value)}"
+        raise ConfigError(f"{problem}: must be a non-negative integer, or math.inf for no limit") from None
 
 
 @checked
@@ -222,11 +225,13 @@ def _slack(value: object, where: str) -> object:
 class StaleSynchronous(WithServers):
     """Stale synchronous parallel: workers drift apart by at most `slack` steps (Ho et al. 2013, NIPS, section 2).
 
-    The server applies every gradient as soon as it arrives, ``w <- w - eta g_i``. The clock of worker i counts its
-    applied gradients. Before each pull, worker i waits while clock_i - min_j clock_j > slack.
+    The server applies every gradient as soon as it arrives, ``w <- w - eta g_i``. For each worker i, clock_i is the
+    number of its gradients that have been applied. Before each pull, worker i waits while
+    ``clock_i - min_j clock_j > slack``.
 
-    slack  maximum number of steps by which a worker may be ahead of the slowest one. 0: a barrier after every step, as
-           in bulk-synchronous SGD (but the N gradients of a step are added, not averaged); math.inf: asynchronous SGD
+    slack  maximum number of steps by which a worker may be ahead of the slowest one. 0: workers wait for each other
+           after every step, as in synchronous SGD, except that the N gradients of a step are added, not averaged.
+           math.inf: asynchronous SGD
     servers, placement, apply_time
            number, placement and update time of the servers, as for :class:`~ddlsim.AsyncParameterServer`. All servers
            apply an update at the same time

@@ -256,7 +256,7 @@ class Contract:
 
     def _whole(self, number: int, method: str, why: str = "") -> int:
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise ConfigError(f"{self.name}.{method} returned {number!r}{why}; it must return an integer of at least 1")
+            raise ConfigError(f"{self.name}.{method} returned {number!r}{why}; it must return a positive integer")
         return number
 
     def micro_batches(self, batch_size: int, n_workers: int, accumulation: int) -> int:
@@ -269,9 +269,9 @@ class Contract:
             return accumulation
         if accumulation > 1:
             raise ConfigError(
-                f"accumulation = {accumulation}: {self.name} takes the global batch size of an update, so there is "
-                f"nothing to accumulate; remove accumulation, and set batch_size={accumulation * batch_size} for the "
-                "same number of samples"
+                f"accumulation = {accumulation}: has no effect with {self.name}, whose batch_size already is the "
+                f"global batch size of an update; remove accumulation, and set batch_size={accumulation * batch_size} "
+                "for the same number of samples"
             )
         return batch_size // (self.samples_at_once(batch_size, n_workers) * self.n_replicas(n_workers))
 
@@ -308,13 +308,16 @@ def _methods_of(kind: type) -> Mapping[str, Any]:
             if not callable(bound):
                 found = "a property" if computed else shown(attribute)
                 raise ConfigError(
-                    f"{owner}.{name} is {found}; it must be a method {signature}, or a field of a dataclass"
+                    f"{owner}.{name} is {found}; it must be a method with the signature {signature}, or a dataclass "
+                    "field"
                 )
             try:
                 inspect.signature(bound).bind(*positional, **dict.fromkeys(by_keyword))
             except TypeError:
                 parameters = inspect.signature(bound)
-                raise ConfigError(f"{owner}.{name} has the parameters {parameters}; it must be {signature}") from None
+                raise ConfigError(
+                    f"{owner}.{name} has the parameters {parameters}; its signature must be {signature}"
+                ) from None
             methods[name], place[name] = attribute, i
             break
     for name, described in _DESCRIBES.items():

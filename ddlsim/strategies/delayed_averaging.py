@@ -34,17 +34,17 @@ def _continued(mean: Array, params: Array, begun: Array) -> Array:
 class DaSGD(Periodic):
     """Local SGD with delayed averaging (Zhou et al. 2020, arXiv:2006.00441).
 
-    While an all-reduce averages the models x_i, the workers continue with d local steps. Then they merge the average
-    into their models:
+    While an all-reduce averages the models x_i, the workers take d more local steps. Then they merge the average into
+    their models:
 
     x_i <- x_i - eta g_i(x_i)                      in every step
     s_i = x_i, all-reduce s                        in steps k with k mod tau = 0
     x_i <- xi x_i + (1 - xi) (1/N) sum_j s_j       in steps k with (k - d) mod tau = 0, using s from d steps earlier
 
-    With d = tau, an all-reduce is in flight at all times. With d = 0 and xi = 0, this is :class:`~ddlsim.LocalSGD`;
-    with xi = 1, the workers are independent.
+    With d = tau, an all-reduce is always in flight. With d = 0 and xi = 0, this is :class:`~ddlsim.LocalSGD`; with
+    xi = 1, the workers are independent.
 
-    period  tau, the number of local steps from one average to the next
+    period  tau, the number of local steps between the starts of two consecutive all-reduces
     delay   d, the number of local steps between the start of an all-reduce and the merge, from 0 to `period`
     merge   xi, the weight of a worker's own model in the merge, from 0 to 1
     algorithm, rank_order, cost
@@ -86,10 +86,11 @@ class DaSGD(Periodic):
 @checked
 @dataclass(frozen=True)
 class OverlapLocalSGD(Periodic):
-    """Overlap-Local-SGD: local SGD that pulls models towards an anchor, which is averaged in the background.
+    """Overlap-Local-SGD: local SGD that pulls each model towards an anchor model that is averaged in the background.
 
-    Wang, Liang and Joshi 2020, arXiv:2002.09539. Every `period` local steps, the workers move their models x_i towards
-    the anchor z and start an all-reduce for the next anchor, which overlaps their next `period` steps:
+    See Wang, Liang and Joshi 2020, arXiv:2002.09539. Every `period` local steps, the workers move their models x_i
+    towards the anchor z and start an all-reduce that computes the next anchor. The all-reduce overlaps the next
+    `period` steps:
 
     x_i <- (1 - alpha) x_i + alpha z
     v <- beta v + (1/N) sum_i x_i - z;   z <- z + v
@@ -148,8 +149,8 @@ class OverlapLocalSGD(Periodic):
 class CoCoDSGD(Periodic):
     """CoCoD-SGD: computation and communication decoupled SGD (Shen et al. 2019, IJCAI, algorithm 1).
 
-    While an all-reduce averages the models x_i of the N workers, the workers make their next tau local steps. The
-    change that a worker makes in these steps is then added to the average:
+    While an all-reduce averages the models x_i of the N workers, each worker takes its next tau local steps. The change
+    in its model over those steps is then added to the average:
 
     s_i = x_i, all-reduce s;   tau local steps;   x_i <- (1/N) sum_j s_j + (x_i - s_i)
 

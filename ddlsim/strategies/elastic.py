@@ -71,18 +71,19 @@ class _Springs(UpdateRule):
 class ElasticAveraging(WithServers):
     """Elastic averaging SGD (Zhang, Choromanska and LeCun 2015, NIPS, arXiv:1412.6651, equations 5 and 6).
 
-    Each worker trains its own model x_i, which an elastic force ties to a center z on the servers:
+    Each worker trains its own model x_i. An elastic force pulls this model and the center z, which is stored on the
+    servers, towards each other:
 
         x_i <- x_i - eta g_i(x_i) - alpha (x_i - z),    z <- z + alpha sum_i (x_i - z)
 
     The elastic terms apply only every `period` steps. The center z is the model that is evaluated; the optimizer runs
     on the workers. In an exchange, a worker pushes x_i and pulls z. There is no exchange before the first step, because
-    all models are still equal.
+    all models are identical at that point.
 
-    alpha        moving rate of the elastic force; the paper uses alpha = 0.9 / N for N workers
+    alpha        strength of the elastic force (the paper's moving rate); the paper uses 0.9 / N for N workers
     period       number of steps between two exchanges of a worker, the paper's tau
-    synchronous  whether all workers exchange with the center at the same time. False: each worker exchanges on its own
-                 (the paper's algorithm 1)
+    synchronous  whether all workers exchange with the center at the same time. False: each worker exchanges
+                 independently (the paper's algorithm 1)
     servers, placement, apply_time
                  number, placement and update time of the servers, as for :class:`~ddlsim.AsyncParameterServer`. All
                  servers apply an update at the same time

@@ -47,7 +47,7 @@ MANY = 5
 def in_order(overlap: str | InOrder, where: str) -> str | InOrder:
     """Return an overlap whose buckets are sent in order; raises ConfigError for other overlaps."""
     if not isinstance(overlap_named(overlap, where), InOrder):
-        raise ConfigError(f"{where} = {overlap!r}: must be one of 'none', 'layer', 'ddp', or DdpBuckets(...)")
+        raise ConfigError(f"{where} = {overlap!r}: must be 'none', 'layer', 'ddp' or DdpBuckets(...)")
     return overlap
 
 
@@ -57,14 +57,14 @@ class EmbeddingParallel(DealtOut):
     """Train recommendation models with sharded embedding tables and data-parallel MLPs.
 
     All-to-alls carry embedding vectors from the tables to the MLPs (Naumov et al. 2019, arXiv:1906.00091, section 4;
-    TorchRec: Ivchenko et al. 2022). ``batch_size`` is the global batch size. The computed values
-    are those of synchronous SGD, wherever the tables are. The model assumes that all rows of a table are equally likely
-    to be looked up, and that a worker performs the lookups in all of its tables with one kernel.
+    TorchRec: Ivchenko et al. 2022). ``batch_size`` is the global batch size. Numerically, training is equivalent to
+    synchronous SGD, regardless of where the tables are stored. The simulation assumes that all rows of a table are
+    equally likely to be looked up, and that a worker uses one kernel for the lookups in all of its tables.
 
     sharding         how tables are sharded: "table-wise", "row-wise" (partial sums are reduce-scattered and gradients
                      all-gathered) or "column-wise"
-    data_parallel    size in bytes up to which a table is replicated on every worker instead of sharded; the gradients
-                     of replicated tables are all-reduced. 0: no table is replicated
+    data_parallel    tables of at most this size, in bytes or as a string such as "1 MB", are replicated on every worker
+                     instead of being sharded, and their gradients are all-reduced. 0: no table is replicated
     host             :class:`~ddlsim.workload.table_placement.HostMemory` for tables that do not fit in device memory;
                      None: tables must fit in device memory
     table_optimizer  optimizer of the tables: "sgd", or "rowwise_adagrad", which stores 4 bytes of state per row

@@ -31,12 +31,12 @@ from ddlsim.workload.stage import Stage
 class ExpertParallel(DealtOut):
     """Data parallelism with expert parallelism, for mixture-of-experts models.
 
-    Groups of consecutive workers divide the experts of every layer. In each pass through a layer, two all-to-alls carry
-    tokens to their experts and back (Lepikhin et al. 2021, GShard, arXiv:2006.16668; Rajbhandari et al. 2022,
-    DeepSpeed-MoE, arXiv:2201.05596). ``batch_size`` is the global batch size. The model assumes that all experts
-    receive the same number of tokens.
+    Within each group of consecutive workers, the experts of each mixture-of-experts layer are distributed over the
+    workers. In each pass through such a layer, two all-to-alls carry tokens to their experts and back (Lepikhin et al.
+    2021, GShard, arXiv:2006.16668; Rajbhandari et al. 2022, DeepSpeed-MoE, arXiv:2201.05596). ``batch_size`` is the
+    global batch size. The simulation assumes that all experts receive the same number of tokens.
 
-    degree      number of workers per group, which together hold all experts; None: all workers form one group
+    degree      number of workers in a group; each group holds all experts. None: all workers form one group
     overlap     when gradients are sent during the backward pass: "ddp", "layer", "none" or DdpBuckets(...)
     algorithm   algorithm of the all-reduces, such as "ring"
     all_to_all  algorithm of the all-to-alls

@@ -29,8 +29,9 @@ from ddlsim.streams import stream
 class FedAvg(WithServers):
     """Federated averaging (McMahan et al. 2017, AISTATS, arXiv:1602.05629, algorithm 1).
 
-    In every round, the server samples C K of the K clients (at least one), which train the current model w on their own
-    data. The next model is the mean of their models w_k, weighted by their numbers of samples n_k:
+    In every round, the server samples a fraction C of the K clients, but at least one client. The sampled clients train
+    the current model w on their own data. The next model is the mean of their models w_k, weighted by each client's
+    number of samples n_k:
 
     w_k <- w;   w_k <- w_k - eta g_k(w_k) for each local step;   w <- sum_k (n_k / n) w_k with n = sum_k n_k
 
@@ -40,7 +41,7 @@ class FedAvg(WithServers):
     or `epochs`.
 
     fraction      C, the fraction of clients that are sampled in each round
-    local_steps   number of local steps that a client makes per round
+    local_steps   number of local steps that a client takes per round
     epochs        number of passes that a client makes over its shard per round, the paper's E
     servers, placement, apply_time
                   number, placement and update time of the servers, as for :class:`~ddlsim.AsyncParameterServer`.
@@ -155,17 +156,17 @@ class _Rounds(UpdateRule):
 class FedBuff(WithServers):
     """FedBuff: asynchronous federated learning with buffered aggregation (Nguyen et al. 2022, arXiv:2106.06639).
 
-    A client starts from the current model w, makes local steps, and sends the difference Delta_k = w - w_k. As soon as
-    the server's buffer holds K differences, the server updates the model (algorithms 1 and 2):
+    A client pulls the current model w, takes `local_steps` local steps, and sends the difference Delta_k = w - w_k. As
+    soon as the server's buffer holds K differences, the server updates the model (algorithms 1 and 2):
 
     w_k <- w;   w_k <- w_k - eta g_k(w_k) for each local step
     w <- ServerOpt(w, (1/K) sum_k Delta_k / sqrt(1 + tau_k))
 
-    Clients do not wait for each other. After a worker has sent its difference, it pulls the current model and acts as
-    the next client, so the number of workers is the number of concurrent clients. The staleness tau_k is the number of
-    updates between the pull and the push. Clients keep no state between rounds, as in :class:`~ddlsim.FedAvg`.
+    Clients do not wait for each other. After a worker has sent its difference, it pulls the current model and becomes
+    the next client, so there are as many concurrent clients as workers. The staleness tau_k is the number of updates
+    between a client's pull and its push. Clients keep no state between rounds, as in :class:`~ddlsim.FedAvg`.
 
-    local_steps        number of local steps that a client makes, the paper's Q
+    local_steps        number of local steps that a client takes, the paper's Q
     buffer             K, the number of differences per update; 10 in the paper
     staleness_scaling  how stale differences are scaled: "square-root", as in the paper; None: not at all; or another
                        choice listed for :class:`~ddlsim.AsyncParameterServer`
@@ -179,7 +180,7 @@ class FedBuff(WithServers):
     local_steps: Count
     buffer: Count = 10
     staleness_scaling: ScalingChoice = "square-root"
-    outer: Annotated[Optimizer, "an object such as Momentum(0.3)"] = SGD()
+    outer: Annotated[Optimizer, "an optimizer such as Momentum(0.3)"] = SGD()
     outer_rate: Positive = 1.0
 
     @property

@@ -56,15 +56,15 @@ OF_STAGE_3 = ("prefetch", "shard", "units")
 class FSDP:
     """Data parallelism with sharded optimizer state, gradients and weights: ZeRO and PyTorch FSDP.
 
-    ZeRO: Rajbhandari et al. 2020, arXiv:1910.02054, implemented in DeepSpeed. FSDP: Zhao et al. 2023, arXiv:2304.11277.
-    ``batch_size`` is the global batch size of an update, as in DeepSpeed. Each worker computes
+    See Rajbhandari et al. 2020, arXiv:1910.02054 (ZeRO, implemented in DeepSpeed) and Zhao et al. 2023,
+    arXiv:2304.11277. ``batch_size`` is the global batch size of an update, as in DeepSpeed. Each worker computes
     ``batch_size / (workers * micro_batch)`` micro-batches, one at a time.
 
-    stage         stage of ZeRO. 1 shards the optimizer state; 2 also shards the gradients; 3 also shards the weights,
-                  and gathers them unit by unit for each pass (FSDP's FULL_SHARD)
-    micro_batch   samples per micro-batch and worker. None: each worker computes its share of the batch as a single
+    stage         ZeRO stage. Stage 1 shards the optimizer state; stage 2 also shards the gradients; stage 3 also shards
+                  the weights, which are gathered unit by unit for each pass (FSDP's FULL_SHARD)
+    micro_batch   samples per micro-batch on each worker. None: each worker processes its share of the batch as a single
                   micro-batch
-    no_sync       whether gradients are accumulated unsharded on each worker, which takes memory, and reduce-scattered
+    no_sync       whether each worker accumulates unsharded gradients, which takes memory, and reduce-scatters them only
                   after the last micro-batch. False: stages 2 and 3 reduce-scatter the gradients of every micro-batch.
                   Stage 1 always accumulates locally
     recompute     activations to recompute in the backward pass (activation checkpointing): "none"; "selective", the

@@ -156,13 +156,14 @@ class DPSGD:
 
     x_i <- sum_j W_ij x_j - eta g_i(x_i)
 
-    Only neighbours in the graph communicate. Models are exchanged while the gradient is computed, as in the paper, so a
-    step takes as long as the slower of the two. A worker's step ends when all messages that it sends and receives have
-    been delivered.
+    Only neighbours in the graph communicate. As in the paper, workers exchange models while they compute gradients, so
+    a step takes as long as the slower of exchange and computation. A worker's step ends when all messages that it sends
+    and receives have been delivered.
 
     graph  neighbours of each worker: "ring" (in rank order, with weights of 1/3), "complete", "bipartite", a networkx
-           graph whose nodes are the ranks (with Metropolis-Hastings weights), or the matrix W itself. W is doubly
-           stochastic and has the shape (N, N) for N workers; row i holds the weights that worker i uses
+           graph whose nodes are the ranks (with Metropolis-Hastings weights), or the weight matrix W itself. For N
+           workers, W must be a doubly stochastic matrix of shape (N, N), in which row i holds the weights that worker i
+           uses
     """
 
     graph: Mixing = "ring"
@@ -202,12 +203,13 @@ class CHOCOSGD:
     q_i = Q(x_i - y_i);   y_j <- y_j + q_j for worker i and all of its neighbours j
     x_i <- x_i + gamma sum_j W_ij (y_j - y_i)
 
-    y_i is the public copy of x_i, which all neighbours hold. It starts as the initial model (as 0 in the paper). Q is
-    the compressor of the run, as in ``simulate(..., compression=TopK(0.01))``; without one, y_i = x_i. The run's
-    optimizer makes the local steps. Messages depend on the gradient, so they cannot overlap its computation.
+    y_i is the public copy of x_i, which all neighbours hold. It starts as the initial model (in the paper, as 0). Q is
+    the compressor of the run, as in ``simulate(..., compression=TopK(0.01))``; without a compressor, y_i = x_i. The
+    run's optimizer computes the local steps. Messages depend on the gradient, so they cannot overlap its computation.
 
-    gamma  consensus step size: 1 without compression, smaller with stronger compression. For messages with the largest
-           1 % of the elements, the paper uses a tuned gamma of 0.04; its theorem 4 gives a safe value
+    gamma  consensus step size: 1 without compression; the stronger the compression, the smaller it should be. If only
+           the largest 1 % of the elements are sent, the paper uses a tuned gamma of 0.04; its theorem 4 gives a safe
+           value
     graph  neighbours of each worker and their weights W, as for :class:`~ddlsim.DPSGD`
     """
 
@@ -249,14 +251,15 @@ class CHOCOSGD:
 class ADPSGD:
     """AD-PSGD: asynchronous decentralised parallel SGD (Lian et al. 2018, arXiv:1710.06952, algorithm 1).
 
-    While worker i computes a gradient at its model x_i', it averages its model with that of a random neighbour j. Then
-    it applies the gradient:
+    While worker i computes a gradient at x_i', a copy of its model x_i, it averages x_i with the model of a random
+    neighbour j. Then it applies the gradient:
 
     x_i, x_j <- (x_i + x_j) / 2   atomically;   x_i <- x_i - eta g_i(x_i')
 
-    The graph must be bipartite, as in the paper. Workers on one side send their parameters and wait for the average.
-    Workers on the other side reply while they compute and never wait, so there is no deadlock. The staleness of a
-    gradient is the number of updates that all workers make between its start and its use.
+    The graph must be bipartite, as in the paper. Workers on one side of the graph send their parameters and wait for
+    the average. Workers on the other side reply while they compute and never wait, so there is no deadlock. The
+    staleness of a gradient is the number of updates, by any worker, between the start of its computation and its
+    application.
 
     graph  neighbours of each worker: "ring" (for an even number of workers), "bipartite" (edges between all even and
            all odd ranks), or a bipartite networkx graph whose nodes are the ranks
@@ -400,10 +403,10 @@ class Peer:
 class GossipSGD:
     """GoSGD: asynchronous SGD with sum-weight gossip (Blot et al. 2016, arXiv:1611.09726).
 
-    In every step, a worker merges the models that have arrived and makes a local step. Then, with probability p, it
-    halves the weight of its model and pushes the model and the weight to a random neighbour. Workers do not wait for
-    each other, but a worker does not push again until its previous push has been delivered. Merges and pushes preserve
-    the weighted sum of all models, including those in flight.
+    In every step, a worker merges the models that have arrived into its own and takes a local step. Then, with
+    probability p, it halves the weight of its model and pushes the model and the weight to a random neighbour. Workers
+    do not wait for each other, but a worker does not push again until its previous push has been delivered. Merges and
+    pushes preserve the weighted sum of all models, including those in flight.
 
     probability  p, the probability that a worker pushes its model after a step; above 0 and at most 1
     graph        possible receivers of each worker: "complete" (any worker, as in the paper), "ring", "bipartite", or a

@@ -42,24 +42,22 @@ InOrder = NoOverlap | PerLayer | DdpBuckets | WhileWaiting
 
 def _in_order(overlap: str | InOrder, where: str) -> str | InOrder:
     if not isinstance(overlap_named(overlap, where), InOrder):
-        raise ConfigError(
-            f"{where} = {overlap!r}: must be one of 'none', 'layer', 'ddp', DdpBuckets(...), or WhileWaiting()"
-        )
+        raise ConfigError(f"{where} = {overlap!r}: must be 'none', 'layer', 'ddp', DdpBuckets(...) or WhileWaiting()")
     return overlap
 
 
 @checked
 @dataclass(frozen=True)
 class Distribution:
-    """The same split for every layer of :class:`~ddlsim.Hybrid`, as in ``Hybrid(Distribution(data=4, model=16))``.
+    """A split for :class:`~ddlsim.Hybrid` that applies to all layers, as in ``Hybrid(Distribution(data=4, model=16))``.
 
-    It is similar to the distributions of Intel MLSL (Sridharan et al. 2018, arXiv:1801.08030). Layers with fewer than
-    `model` outputs stay data parallel.
+    It is similar to a distribution in Intel MLSL (Sridharan et al. 2018, arXiv:1801.08030). Layers whose number of
+    outputs is smaller than `model` remain data parallel.
 
     data   number of groups of workers
-    model  number of workers per group, which divide the outputs of each layer among them
+    model  number of workers per group; each worker computes a part of the outputs of each layer
 
-    Their product must equal the number of workers.
+    The product ``data * model`` must equal the number of workers.
     """
 
     data: Count
@@ -84,15 +82,16 @@ class Distribution:
 class Hybrid(DealtOut, WithFabric):
     """Data parallelism, model parallelism, or a mix of the two, chosen for each layer.
 
-    Das et al. 2016, arXiv:1602.06709. The N workers form G groups, and the workers of a group divide the outputs of the
-    layer among them. G = N is data parallelism; G = 1 is model parallelism. ``batch_size`` is the global batch size.
+    See Das et al. 2016, arXiv:1602.06709. For each layer, the N workers form G groups, and each worker of a group
+    computes a part of the layer's outputs. G = N is data parallelism; G = 1 is model parallelism. ``batch_size`` is the
+    global batch size.
 
-    Dense layers and convolutions outside of branches can be split (:mod:`ddlsim.plan.layouts`). Each group all-gathers
-    the inputs before such a layer and reduce-scatters their gradients after it. Each worker of a group holds a part of
-    the weights, whose gradients are all-reduced across groups. Compression applies only to layers that are not split,
-    because the parts of split layers are small.
+    Dense layers and convolutions outside branches can be split (:mod:`ddlsim.plan.layouts`). Each group all-gathers the
+    inputs of a split layer before its forward pass, and reduce-scatters their gradients after its backward pass. Each
+    worker of a group holds a part of the weights. The gradients of that part are all-reduced across groups. Compression
+    applies only to layers that are not split, because the parts of split layers are small.
 
-    groups      number of groups G by layer name, such as ``{"fc6": 1, "fc7": 2}``, with G = N for all other layers;
+    groups      number of groups G for individual layers, such as ``{"fc6": 1, "fc7": 2}``; G = N for all other layers;
                 Distribution(data, model) for the same G in all layers; or "balance" for the numbers that minimise the
                 bytes that a worker receives per step
     overlap     when gradients are sent during the backward pass: "layer", "ddp", "none", DdpBuckets(...) or

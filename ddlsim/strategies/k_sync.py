@@ -85,7 +85,7 @@ class _Rounds:
         begin = loop.now
         if servers.apply_time > 0.0:
             yield loop.work(servers.apply_time)
-            servers.show_update(begin)
+            servers.record_update(begin)
         first, self.gathered = self.gathered, []
         center.update(first)
         for worker in servers.context.workers:
@@ -147,12 +147,12 @@ def _note_dropped(context: RunContext, label: str, count: int) -> None:
 class KSync(OfK):
     """K-sync SGD: a step uses the gradients of the k fastest workers (Dutta et al. 2018, arXiv:1803.01113, section 2).
 
-    The server waits for the first k gradients, makes the update ``w <- w - eta (1/k) sum g``, and sends the new
-    parameters to all workers. When they arrive, a worker that is still computing abandons its gradient and starts a new
-    one. A gradient that is in flight at that time is dropped on arrival. With k equal to the number of workers, this is
-    synchronous SGD.
+    The server waits for the first k gradients, applies the update ``w <- w - eta (1/k) sum g``, and sends the new
+    parameters to all workers. When the parameters arrive, a worker that is still computing abandons its gradient and
+    starts a new one. A gradient that is in flight at that time is dropped on arrival. With k equal to the number of
+    workers, this is synchronous SGD.
 
-    k   number of workers whose gradients form an update
+    k   number of gradients per update, each from a different worker
     servers, placement, apply_time
         number, placement and update time of the servers, as for :class:`~ddlsim.AsyncParameterServer`. All servers
         apply an update at the same time
@@ -176,13 +176,14 @@ class KSync(OfK):
 @checked
 @dataclass(frozen=True)
 class KBatchSync(OfK):
-    """K-batch-sync SGD: a step uses the first k gradients of any workers (Dutta et al. 2018, arXiv:1803.01113).
+    """K-batch-sync SGD: a step uses the first k gradients to arrive (Dutta et al. 2018, arXiv:1803.01113).
 
-    The server waits for k gradients, makes an update with their mean, and sends the new parameters to all workers
-    (section 2 of the paper). While a worker waits for the new parameters, it computes another gradient with the old
-    ones. Unfinished gradients are cancelled when the new parameters arrive.
+    The server waits for k gradients, several of which may come from the same worker. It applies an update with their
+    mean and sends the new parameters to all workers (section 2 of the paper). While a worker waits for the new
+    parameters, it computes another gradient with the old ones. Unfinished gradients are cancelled when the new
+    parameters arrive.
 
-    k   number of gradients, that is, mini-batches, per update
+    k   number of gradients per update
     servers, placement, apply_time
         number, placement and update time of the servers, as for :class:`~ddlsim.AsyncParameterServer`. All servers
         apply an update at the same time
@@ -201,12 +202,12 @@ class KBatchSync(OfK):
 @checked
 @dataclass(frozen=True)
 class BackupWorkers(WithServers):
-    """Synchronous SGD with backup workers: each step drops the gradients of the b slowest of N + b workers.
+    """Synchronous SGD with backup workers: each step drops the b slowest of N + b gradients.
 
-    Chen, Pan, Monga, Bengio and Jozefowicz 2016, arXiv:1604.00981, section 3. The first N gradients make the update
-    ``w <- w - eta (1/N) sum g``.
+    See Chen, Pan, Monga, Bengio and Jozefowicz 2016, arXiv:1604.00981, section 3. The first N gradients to arrive are
+    used in the update ``w <- w - eta (1/N) sum g``.
 
-    backups  b, the number of backup workers, which are included in the run's ``workers``
+    backups  b, the number of backup workers. The run's ``workers`` include them: ``workers`` = N + b
     restart  whether late workers abandon their gradients and receive the new parameters (:class:`KSync` with k = N).
              False: late workers finish and push their gradients, which are dropped, and then pull (the paper's
              algorithms 3 and 4, as in TensorFlow's SyncReplicasOptimizer)

@@ -37,12 +37,12 @@ from ddlsim.workload.compute import Workload
 class LocalSGD(Periodic):
     """Local SGD: workers average their parameters after every `period` local steps.
 
-    Worker i has its own parameters x_i and gradients g_i; eta is the learning rate (Stich 2019, arXiv:1805.09767,
-    algorithm 1):
+    See Stich 2019, arXiv:1805.09767, algorithm 1. Worker i has its own parameters x_i and gradients g_i; eta is the
+    learning rate:
 
     x_i <- x_i - eta g_i(x_i);   every tau steps   x_i <- (1/N) sum_j x_j
 
-    period       tau, the number of local steps between two averages
+    period       tau, the number of local steps between two averaging rounds
     start_epoch  epoch in which local steps begin. Before this epoch, workers average their gradients in every step
                  (post-local SGD, Lin et al. 2020, arXiv:1808.07217)
     algorithm, rank_order, cost
@@ -105,17 +105,17 @@ def _steps_before(context: RunContext, epoch: float) -> int:
 class QsparseLocalSGD(Periodic):
     """Qsparse-local-SGD: local SGD with compressed model updates and error feedback.
 
-    From the common model x, each worker i makes H local steps. Then the workers exchange their compressed model changes
-    q_i (Basu et al. 2019, arXiv:1906.02367, algorithm 1):
+    See Basu et al. 2019, arXiv:1906.02367, algorithm 1. Starting from the common model x, each worker i takes H local
+    steps. The workers then exchange compressed model changes q_i:
 
     x_i <- x_i - eta g_i(x_i)                                   H times, starting from x_i = x
     q_i = C(m_i + x - x_i);   m_i <- m_i + x - x_i - q_i;   x <- x - (1/N) sum_i q_i
 
-    This is equivalent to :class:`~ddlsim.LocalSGD` in a run with ``compression=compressor``.
+    This is equivalent to a run of :class:`~ddlsim.LocalSGD` with ``compression=compressor``.
 
     period      H, the number of local steps between two exchanges
-    compressor  compressor C of the model changes, with error feedback (the memory m_i). The paper uses Top_k or Rand_k,
-                combined with signs or quantisation
+    compressor  C, the compressor of the model changes, with error feedback (the memory m_i). The paper combines Top_k
+                or Rand_k with signs or quantisation
     algorithm, rank_order, cost
                 algorithm, rank order and cost model of the exchange; see :class:`~ddlsim.Fabric`
     """
@@ -144,27 +144,27 @@ class QsparseLocalSGD(Periodic):
 @checked
 @dataclass(frozen=True)
 class HierarchicalLocalSGD(Periodic):
-    """Hierarchical local SGD: models are averaged within blocks of workers, and less often over all workers.
+    """Hierarchical local SGD: models are averaged often within blocks of workers, and less often over all workers.
 
-    Worker i has its own model x_i and gradients g_i; eta is the learning rate (Lin et al. 2020, arXiv:1808.07217):
+    See Lin et al. 2020, arXiv:1808.07217. Worker i has its own model x_i and gradients g_i; eta is the learning rate:
 
     x_i <- x_i - eta g_i(x_i)                      in every step
     x_i <- the mean of the models in its block     after every H local steps
-    x_i <- the mean of all models                  after every H^b averages of the block
+    x_i <- the mean of all models                  after every H^b averaging rounds of the block
 
-    Averages within a block use only the links inside the block. With H^b = 1, this is :class:`~ddlsim.LocalSGD`.
+    Averaging within a block uses only the links inside the block. With H^b = 1, this is :class:`~ddlsim.LocalSGD`.
 
-    period        H, the number of local steps between averages within a block
-    block_period  H^b, the number of averages within a block per average over all workers
-    block         number of workers with consecutive ranks per block, or "machine": each machine is a block or, if
-                  machines hold only one worker each, each innermost group of the network, such as a rack
+    period        H, the number of local steps between two averaging rounds within a block
+    block_period  H^b, the number of averaging rounds within a block per averaging round over all workers
+    block         number of workers (with consecutive ranks) per block, or "machine": each machine is a block. If every
+                  machine holds only one worker, "machine" means each innermost group of the network, such as a rack
     algorithm, rank_order, cost
                   algorithm, rank order and cost model of the all-reduces; see :class:`~ddlsim.Fabric`
     """
 
     period: Count = 2
     block_period: Count = 4
-    block: Annotated[str, one_of("machine", also="a number of workers, ")] | Count = "machine"
+    block: Annotated[str, one_of("machine", also="a number of workers or ")] | Count = "machine"
 
     @property
     def label(self) -> str:
@@ -230,12 +230,12 @@ class AdaComm(Periodic):
 
         tau_l = ceil( sqrt(F_l / F_0) tau_0 )
 
-    F_0 is the loss of the initial model, and F_l is that of the averaged model at the start of the interval. Losses are
-    evaluated on the held-out samples, which takes no simulated time.
+    F_0 is the loss of the initial model, and F_l is the loss of the averaged model at the start of interval l. Losses
+    are evaluated on the held-out samples; the evaluation takes no simulated time.
 
-    period    tau_0, the number of local steps between averages in the first interval
-    interval  length of an interval: a number of averages, or a simulated time such as "60 s", after which the interval
-              ends with the next average
+    period    tau_0, the number of local steps per averaging round in the first interval
+    interval  length of an interval, as a number of averaging rounds or a simulated time such as "60 s". If it is a
+              time, the interval ends with the first averaging round after that time
     algorithm, rank_order, cost
               algorithm, rank order and cost model of the all-reduce; see :class:`~ddlsim.Fabric`
     """

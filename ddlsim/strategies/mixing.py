@@ -105,8 +105,8 @@ def _listed(owner: str, graph: Graph, n_workers: int) -> list[list[int]]:
     if nodes != set(range(n_workers)):
         last = n_workers - 1
         raise ConfigError(
-            f"{owner}: the {len(nodes)} nodes of graph must be the ranks of the {n_workers} workers, 0 to {last}; "
-            "rename them with networkx.convert_node_labels_to_integers"
+            f"{owner}: graph must have one node per worker, numbered from 0 to {last}, but its {len(nodes)} nodes "
+            "differ; relabel them with networkx.convert_node_labels_to_integers, or pass a graph of another size"
         )
     near: list[set[int]] = [set() for _ in range(n_workers)]
     for edge in graph.edges:
@@ -163,7 +163,8 @@ def bipartition(owner: str, graph: str | Graph, near: Sequence[Sequence[int]]) -
     Raises ConfigError if the graph is not bipartite.
     """
     side: dict[int, bool] = {}
-    for first in range(len(near)):
+    n_workers = len(near)
+    for first in range(n_workers):
         queue = deque([first] if first not in side else [])
         side.setdefault(first, True)
         while queue:
@@ -174,7 +175,7 @@ def bipartition(owner: str, graph: str | Graph, near: Sequence[Sequence[int]]) -
                     queue.append(j)
                 elif side[j] == side[i]:
                     raise ConfigError(
-                        f"{owner}: graph = {describe(graph)!r} of {len(near)} workers is not bipartite, because ranks "
+                        f"{owner}: graph = {describe(graph)!r} of {n_workers} workers is not bipartite, because ranks "
                         f"{i} and {j} are neighbours on the same side, so exchanges could deadlock; use "
                         "graph='bipartite', or a ring with an even number of workers"
                     )

@@ -29,8 +29,8 @@ from ddlsim.workload.compute import Workload
 class BMUF(Periodic):
     """BMUF (blockwise model-update filtering): local SGD with block momentum (Chen and Huo 2016, ICASSP).
 
-    After every `period` local steps, a global model W is updated with momentum from the mean x of the workers' models
-    x_i, and workers continue from it (the paper's classical block momentum):
+    After every `period` local steps, the workers' models x_i are averaged to x, the global model W takes a momentum
+    step towards x, and the workers continue from W (the paper's classical block momentum):
 
     G = x - W;   Delta <- eta Delta + zeta G;   W <- W + Delta;   x_i <- W
 
@@ -69,25 +69,25 @@ class BMUF(Periodic):
 class DiLoCo(Periodic):
     """DiLoCo: distributed low-communication training (Douillard et al. 2023, arXiv:2311.08105, algorithm 1).
 
-    Each worker makes H local steps from the common model theta. The mean change of the models is then used as a
-    gradient by an outer optimizer:
+    Each worker takes H local steps from the common model theta. An outer optimizer then uses the mean change of the
+    models as a gradient:
 
     theta_i <- InnerOpt(theta_i, g_i(theta_i))                     H times, starting from theta_i = theta
     Delta = (1/N) sum_i (theta - theta_i);   theta <- OuterOpt(theta, Delta)
 
-    The inner optimizer is that of the run, and keeps its state. The paper uses AdamW, which is
-    ``Training(optimizer=Adam(weight_decay=0.1))``. With ``outer=SGD()`` and ``outer_rate=1``, this is
+    The inner optimizer is the one set in ``Training``, and its state persists across outer updates. The paper uses
+    AdamW: ``Training(optimizer=Adam(weight_decay=0.1))``. With ``outer=SGD()`` and ``outer_rate=1``, this is
     :class:`~ddlsim.LocalSGD`; with ``outer=Adam()``, it is FedAdam over all workers.
 
     period      H, the number of local steps between two outer updates; 500 in the paper
-    outer       outer optimizer; the paper uses Nesterov momentum with a factor of 0.9
+    outer       outer optimizer; the paper uses Nesterov momentum with a coefficient of 0.9
     outer_rate  learning rate of the outer optimizer; 0.7 in the paper
     algorithm, rank_order, cost
                 algorithm, rank order and cost model of the all-reduce; see :class:`~ddlsim.Fabric`
     """
 
     period: Count = 500
-    outer: Annotated[Optimizer, "an object such as Momentum(0.9, nesterov=True)"] = Momentum(0.9, nesterov=True)
+    outer: Annotated[Optimizer, "an optimizer such as Momentum(0.9, nesterov=True)"] = Momentum(0.9, nesterov=True)
     outer_rate: Positive = 0.7
 
     @property
@@ -111,21 +111,21 @@ class DiLoCo(Periodic):
 class SlowMo(Periodic):
     """SlowMo: local SGD with slow momentum (Wang, Tantia, Ballas and Rabbat 2020, arXiv:1910.00643, algorithm 1).
 
-    From the common model x, each worker makes tau local steps d_i with the run's optimizer. Momentum is then applied to
-    the mean change of the models:
+    Starting from the common model x, each worker takes tau local steps d_i with the run's optimizer. Momentum is then
+    applied to the mean change of the models:
 
     x_i <- x_i - gamma d_i                          tau times, starting from x_i = x
     u <- beta u + (x - (1/N) sum_i x_i) / gamma
     x <- x - alpha gamma u
 
-    gamma is the learning rate of the latest local step; if it is 0, the models are only averaged. With beta = 0,
-    alpha = 1 and buffers = "maintain", this is :class:`~ddlsim.LocalSGD`. Tune `period`, `momentum` and `slow_rate` to
-    the task.
+    gamma is the learning rate of the latest local step; if it is 0, the models are simply averaged. With beta = 0,
+    alpha = 1 and buffers = "maintain", this is :class:`~ddlsim.LocalSGD`. Tune `period`, `momentum` and `slow_rate` for
+    each task.
 
-    period     tau, the number of local steps between two averages
+    period     tau, the number of local steps between two averaging rounds
     momentum   beta, the slow momentum
     slow_rate  alpha, the slow learning rate
-    buffers    whether workers "maintain" or "reset" the state of the run's optimizer after an average (line 2 of the
+    buffers    whether workers "maintain" or "reset" the state of the run's optimizer after averaging (line 2 of the
                algorithm). The paper's third option, averaging the state, is not supported, because workers would have
                to send the state
     algorithm, rank_order, cost

@@ -53,7 +53,7 @@ class NoOverlap:
 class PerLayer:
     """Overlap policy that sends the gradients of each layer as soon as they are ready.
 
-    This is known as wait-free backpropagation (Zhang et al. 2017, Poseidon, section 3.1).
+    This policy is known as wait-free backpropagation (Zhang et al. 2017, Poseidon, section 3.1).
     """
 
     def buckets(self, workload: Workload) -> tuple[Bucket, ...]:
@@ -65,7 +65,7 @@ class PerLayer:
 class DdpBuckets:
     """Overlap policy of PyTorch DistributedDataParallel: buckets are exchanged in order during the backward pass.
 
-    See Li et al. 2020, VLDB 13(12), section 3.2. A bucket is complete as soon as it reaches its minimum size.
+    See Li et al. 2020, VLDB 13(12), section 3.2. Tensors are added to a bucket until it reaches its minimum size.
 
     cap    minimum size of a bucket, in bytes or as a string such as "25 MiB"
     first  minimum size of the first bucket, in bytes or as a string such as "1 MiB"
@@ -81,12 +81,13 @@ class DdpBuckets:
 @checked
 @dataclass(frozen=True)
 class WhileWaiting:
-    """Overlap policy of libraries without asynchronous progress, such as MPI without a progress thread.
+    """Overlap policy for communication libraries without asynchronous progress, such as MPI without a progress thread.
 
     Messages progress only while workers wait for them, so nothing overlaps the backward pass (Hoefler and Lumsdaine
     2008, "Message progression in parallel computing: to thread or not to thread?").
 
-    overlap  policy that groups the gradients into buckets: "layer", "ddp" or DdpBuckets(...)
+    overlap  policy whose buckets are used: "layer", "ddp" or DdpBuckets(...). All buckets are sent after the backward
+             pass
     """
 
     overlap: Literal["layer", "ddp"] | DdpBuckets = "layer"
@@ -102,7 +103,7 @@ class HorovodFusion:
     """Overlap policy of Horovod: tensors that are ready on all workers are fused into buffers.
 
     In every cycle, the coordinator fuses the ready tensors into buffers, which are reduced one at a time (Sergeev and
-    Del Balso 2018, arXiv:1802.05799, section 4). The defaults are those of Horovod.
+    Del Balso 2018, arXiv:1802.05799, section 4). The defaults are Horovod's.
 
     threshold   maximum size of a buffer, in bytes or as a string such as "128 MiB" (HOROVOD_FUSION_THRESHOLD)
     cycle_time  time between two cycles, in seconds or as a string such as "1 ms" (HOROVOD_CYCLE_TIME)
@@ -123,10 +124,10 @@ class HorovodFusion:
 @checked
 @dataclass(frozen=True)
 class Priority:
-    """Overlap policy that splits tensors into pieces and sends those of the first layers first.
+    """Overlap policy that splits tensors into pieces and sends the pieces of the first layers first.
 
-    The next forward pass starts as soon as the parameters of its first layers have arrived (Jayarajan et al. 2019, P3;
-    Peng et al. 2019, ByteScheduler).
+    The next forward pass can therefore start before the gradients of the last layers have arrived (Jayarajan et al.
+    2019, P3; Peng et al. 2019, ByteScheduler).
 
     partition  maximum size of a piece, in bytes or as a string such as "4 MB"
     in_flight  maximum number of pieces in flight

@@ -72,12 +72,13 @@ class Parallel(WithFabric):
 
     ``batch_size`` is the global batch size of an update, as in Megatron-LM and DeepSpeed. Each replica computes
     ``batch_size / (data * micro_batch)`` micro-batches. Ranks are numbered as in :class:`~ddlsim.plan.Mesh`:
-    consecutive workers form a tensor group, followed by the same stage of the other replicas.
+    consecutive workers form a tensor group, and the tensor groups of the same stage in the other replicas come next.
 
-    tensor       number of workers that split each layer (:func:`ddlsim.workload.tensor_parallel.tensor_parallel`)
+    tensor       number of workers over which each layer is split
+                 (:func:`ddlsim.workload.tensor_parallel.tensor_parallel`)
     pipeline     number of pipeline stages
     data         number of replicas; None: the number of workers / (pipeline * tensor)
-    micro_batch  samples per micro-batch; None: 1 or, with "pipedream", all samples of the replica
+    micro_batch  samples per micro-batch. None: 1; with "pipedream", all samples of the replica
     order        order of forward and backward passes. Synchronous: "gpipe", "1f1b", "zb-1p", "zb-2p", "zb-v", "v-half",
                  "v-min" (docs/models/splitting.md), or a list of (kind, chunk, micro-batch) tuples for each stage, with
                  the kind "F", "B" or "W". Asynchronous, without a flush between updates: "pipedream" updates after
@@ -218,9 +219,10 @@ class Parallel(WithFabric):
             return micro_batch
         if self.micro_batch not in (None, batch_size // data):
             raise ConfigError(
-                f"Parallel: micro_batch = {self.micro_batch} does not fit order = 'pipedream', which updates after "
-                f"every micro-batch, here of {batch_size // data} samples in each of {data} replicas; remove "
-                f"micro_batch, or use batch_size={at_once}"
+                f"Parallel: micro_batch = {self.micro_batch} cannot be combined with batch_size = {batch_size} and "
+                "order = 'pipedream', which updates the weights after every micro-batch: the batch would be split "
+                f"over {data} replicas into micro-batches of {batch_size // data}; remove micro_batch, or use "
+                f"batch_size={at_once}"
             )
         return batch_size // data
 
@@ -510,18 +512,22 @@ class Parallel(WithFabric):
         tasks = count(groups.n_tasks, "task")
         if len(folding.shared[0]) and (network.is_shared or network.changes or is_known):
             raise ConfigError(
-                f"Parallel: tensor = {self.tensor}: the ranks have {tasks} in {groups.plans[0].n_steps} steps, above "
-                f"the limit of {MOST_TASKS:,}, and one rank cannot represent its tensor group, because {why_not} and "
-                "the group shares links; use fewer micro-batches or workers"
+                f"Parallel: tensor = {self.tensor}: the ranks would execute {tasks} in {groups.plans[0].n_steps} "
+                f"steps, more than the limit of {MOST_TASKS:,}. A single rank cannot represent its tensor group here, "
+                f"because {why_not} and the group shares links; use fewer micro-batches or workers"
             )
-        ranks = f"{len(members)} of {members.size} ranks"
-        executed = f"tensor groups: {ranks} are executed, one per group of {self.tensor}"
-        context.notes.append(
-            f"{executed}, although {why_not}, because all ranks would have {tasks}. Each group has the compute times "
-            "of its slowest member, and its exchanges take as long as on idle links"
-            if why_not
-            else f"{executed}: the members of a group do the same at the same times and share no links"
-        )
+        n_executed, n_ranks, tensor = len(members), members.size, self.tensor
+        if why_not:
+            context.notes.append(
+                f"tensor groups: {n_executed} of {n_ranks} ranks are executed, one per group of {tensor}, because all "
+                f"ranks together would have {tasks}. This is an approximation, because {why_not}: each group has the "
+                "compute times of its slowest member, and its exchanges take as long as on idle links"
+            )
+        else:
+            context.notes.append(
+                f"tensor groups: {n_executed} of {n_ranks} ranks are executed, one per group of {tensor}, because the "
+                "members of a group do the same work at the same times and share no links"
+            )
         return folding
 
     def _group_schedules(self, cluster: Cluster, nodes: Ints) -> GroupSchedules | None:
@@ -617,8 +623,8 @@ class _Groups:
         if tensor > 1:
             if self.n_tasks > MOST_WRITTEN:
                 raise ConfigError(
-                    f"plan: Parallel with tensor = {tensor}: the plan would have {count(self.n_tasks, 'task')}, above "
-                    f"the limit of {MOST_WRITTEN:,}; use fewer micro-batches or workers"
+                    f"plan: Parallel with tensor = {tensor}: the plan would exceed the limit of {MOST_WRITTEN:,} tasks "
+                    f"({self.n_tasks:,}); use fewer micro-batches or workers"
                 )
             following = None if schedules is None else schedules.following
             return tensor_ranks(self.plans, self.passes, tensor, self.kinds, following)
@@ -695,8 +701,8 @@ def equal_layers(workload: Workload, chunks: int) -> tuple[int, ...]:
         works = [n for n in range(1, len(ranges) + 1) if len(ranges) % n == 0]
         near = " or ".join(str(n) for n in sorted(sorted(works, key=lambda n: abs(n - chunks))[:2]))
         raise ConfigError(
-            f"Parallel: cut = 'layers': the number of chunks, {chunks}, must divide the {len(ranges)} transformer "
-            f"layers of {workload.model.name}; use {near or 'cut = balanced'}"
+            f"Parallel: cut = 'layers': the number of chunks, {chunks}, must divide the number of transformer layers "
+            f"of {workload.model.name}, {len(ranges)}; use {near or 'cut = balanced'}"
         )
     return tuple(first for first, _ in ranges[:: len(ranges) // chunks][1:])
 

@@ -32,15 +32,15 @@ from ddlsim.workload.compute import Workload
 class ParameterServer(PlacesServers):
     """Synchronous SGD through parameter servers (Li et al. 2014, OSDI).
 
-    Workers push their gradients g_i. When all gradients have arrived, the servers update the parameters,
+    The N workers push their gradients g_i. When all gradients have arrived, the servers update the parameters,
     ``w <- w - eta * (1/N) sum_i g_i``, and the workers pull w.
 
     servers          number of servers, each with a shard of the parameters
     placement        where servers run: on their "own" machines, or "colocated" with the workers
     overlap          when gradients are sent during the backward pass, as for :class:`~ddlsim.AllReduce`
-    local_reduction  how gradients are summed inside each machine, which then pushes only once: True or "tree", along
-                     a binomial tree; "star", on one device to which all workers copy, as in MXNet's
-                     dist_device_sync. If machines have one worker each, gradients are summed inside each innermost
+    local_reduction  how gradients are summed inside each machine, so that only the sum is pushed. True or "tree": along
+                     a binomial tree. "star": on one device to which all workers copy their gradients, as in MXNet's
+                     dist_device_sync. If every machine has only one worker, gradients are summed inside each innermost
                      group of the network, such as a rack. False: every worker pushes
     work             a :class:`~ddlsim.ServerWork`, which models the memory traffic of a server; None: sums take the
                      ``reduce_time`` of the server's host, and all other work takes no time

@@ -42,16 +42,16 @@ class ShardedUpdate:
 
     Workers reduce-scatter the gradients, update their shards, and all-gather the parameters. This is the "distributed
     weight update" of Intel MLSL (Sridharan et al. 2018, arXiv:1801.08030) and stage 1 of ZeRO (Rajbhandari et al. 2020,
-    arXiv:1910.02054, section 5.1). Workers send as many bytes as in a ring all-reduce, and the optimizer needs only
-    1/N of the time and state. The computed values are those of synchronous SGD.
+    arXiv:1910.02054, section 5.1). Each worker sends as many bytes as in a ring all-reduce, but needs only 1/N of the
+    optimizer's time and state. Numerically, this is equivalent to synchronous SGD.
 
     reduce_scatter, all_gather
-                algorithm of each collective: a name, or a function ``n_ranks -> Schedule``
+                algorithms of the two collectives: each a name, or a function ``n_ranks -> Schedule``
     rank_order, cost
                 rank order and cost model of both collectives; see :class:`~ddlsim.Fabric`
-    overlap     "none", "layer", "ddp", or a policy that defines only buckets, such as DdpBuckets(...). Buckets are
-                reduce-scattered during the backward pass and all-gathered during the next forward pass, as in
-                Megatron-LM's distributed optimizer (:func:`ddlsim.plan.sharded`)
+    overlap     when gradients are sent: "none", "layer", "ddp", or a policy that only defines buckets, such as
+                DdpBuckets(...). Buckets are reduce-scattered during the backward pass and all-gathered during the next
+                forward pass, as in Megatron-LM's distributed optimizer (:func:`ddlsim.plan.sharded`)
 
     LARS and LAMB need the norms of whole tensors, which a small all-reduce computes from the norms of shards
     (:func:`ddlsim.plan.norms.with_partial_norms`).

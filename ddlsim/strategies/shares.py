@@ -24,8 +24,8 @@ class DealtOut:
             near = sorted({max(batch_size // n, 1) * n, -(-batch_size // n) * n})
             several = f" x {self.micro_batches} micro-batches" if self.micro_batches > 1 else ""
             raise ConfigError(
-                f"batch_size = {batch_size}: {type(self).__name__} needs a multiple of {n}, for {n_workers} "
-                f"workers{several}; use {' or '.join(map(str, near))}"
+                f"batch_size = {batch_size}: must be a multiple of {n} ({n_workers} workers{several}) with "
+                f"{type(self).__name__}; use {' or '.join(map(str, near))}"
             )
         return batch_size // n
 
@@ -41,6 +41,6 @@ def check_shares(name: str, context: RunContext) -> None:
     task = context.learner.task
     if task is not None and hasattr(task.optimizer, "with_bounds") and rule_of(task.optimizer) not in NORMS:
         raise ConfigError(
-            f"{name}: the optimizer {type(task.optimizer).__name__} needs whole layers, but ranks hold only parts of "
-            "them, and its communication is not modelled; use AllReduce, or a bundled optimizer such as LAMB()"
+            f"{name}: the optimizer {type(task.optimizer).__name__} needs whole layers, but each rank holds only parts "
+            "of them, and gathering them is not modelled; use AllReduce, or a bundled optimizer such as LAMB()"
         )

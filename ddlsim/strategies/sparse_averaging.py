@@ -37,13 +37,13 @@ def _put(params: Array, indices: npt.NDArray[np.int64], values: Array) -> Array:
 class SPARTA(WithFabric):
     """SPARTA: sparse parameter averaging (Exo Labs 2025; ``SPARTAStrategy`` in exogym).
 
-    In every step, the workers make a local step and average a random subset S of the parameters:
+    In every step, each worker takes a local step; the workers then average a random subset S of the parameters:
 
     x_i <- x_i - eta g_i(x_i);   x_i[S] <- (1/N) sum_j x_j[S]
 
-    All workers derive the same S from a common seed, so they send only values: p times the bytes of the parameters.
-    The running statistics of batch normalisation stay local. With p = 1, this is :class:`~ddlsim.LocalSGD` with a
-    period of 1.
+    All workers derive the same S from a common seed, so they send only the values of these parameters: a fraction p of
+    the model's size. The running statistics of batch normalisation stay local. With p = 1, this is
+    :class:`~ddlsim.LocalSGD` with a period of 1.
 
     p   fraction of the parameters in S; the default is the authors' value. Of n parameters, round(p n), but at least
         one, are sampled without replacement. (exogym instead samples each parameter independently.)

@@ -38,18 +38,18 @@ GROUPS = "shard does not divide the number of workers"
 @checked
 @dataclass(frozen=True)
 class Splits:
-    """Search space for the sizes of :class:`~ddlsim.Parallel` and :class:`~ddlsim.FSDP`.
+    """Search space for the parallelism degrees and other settings of :class:`~ddlsim.Parallel` and FSDP.
 
-    Every combination that is compatible with the number of workers and the batch size is simulated. Batch sizes are
-    global, as for these two strategies. Every field except `algorithm` is a sequence of values to try.
+    Every combination that is compatible with the number of workers and the batch size is simulated. As for these two
+    strategies, ``batch_size`` is the global batch size. Every field except `algorithm` is a sequence of values to try.
 
-    tensor       sizes of tensor groups; None: all numbers that divide both the workers per machine and the model's
-                 attention heads
+    tensor       sizes of tensor groups; None: all numbers that divide both the number of workers per machine and the
+                 number of attention heads in the model
     pipeline     numbers of pipeline stages; None: all divisors of the remaining number of workers, up to the number of
                  blocks in the model
     data         numbers of replicas; None: the number that uses all workers
     micro_batch  numbers of samples per micro-batch
-    order        orders of forward and backward passes; only "1f1b" is interleaved
+    order        orders of forward and backward passes; `interleave` applies only to "1f1b"
     interleave   numbers of model chunks per stage; None: all numbers up to 4 that divide the transformer layers evenly
     recompute    activations to recompute in the backward pass; None: "none", "selective" and "full" if the model has
                  attention, otherwise "none" and "stage"

@@ -20,9 +20,9 @@ class Scaling(Protocol):
 
 @dataclass(frozen=True)
 class InverseStaleness:
-    """Learning rate divided by the staleness tau of a gradient: alpha(tau) = alpha_0 / tau for tau > 0.
+    """Divide the learning rate by the staleness tau of a gradient.
 
-    Zhang, Gupta, Lian and Liu 2016, arXiv:1511.05950, section 3.
+    For tau = 0, the rate is not changed. See Zhang, Gupta, Lian and Liu 2016, arXiv:1511.05950, section 3.
     """
 
     def factor(self, staleness: int) -> float:
@@ -33,11 +33,11 @@ class InverseStaleness:
 @checked
 @dataclass(frozen=True)
 class ExponentialPenalty:
-    """Learning rate that decays exponentially with the staleness tau of a gradient: alpha(tau) = rho^tau alpha_0.
+    """Multiply the learning rate by rho^tau for a gradient of staleness tau.
 
-    Chan and Lane 2014, Interspeech, "Distributed asynchronous optimization of convolutional neural networks".
+    See Chan and Lane 2014, Interspeech, "Distributed asynchronous optimization of convolutional neural networks".
 
-    rho  factor by which the learning rate shrinks for each update that the gradient missed; above 0 and at most 1
+    rho  factor applied to the learning rate for each update that the gradient missed; above 0 and at most 1
     """
 
     rho: Annotated[float, number(0.0, 1.0, above=True)]
@@ -49,9 +49,10 @@ class ExponentialPenalty:
 
 @dataclass(frozen=True)
 class SquareRootStaleness:
-    """Learning rate that decays with the square root of the staleness tau: alpha(tau) = alpha_0 / sqrt(1 + tau).
+    """Divide the learning rate by sqrt(1 + tau) for a gradient of staleness tau.
 
-    Xie, Koyejo and Gupta 2019, arXiv:1903.03934 (polynomial with a = 1/2); Nguyen et al. 2022, arXiv:2106.06639.
+    See Xie, Koyejo and Gupta 2019, arXiv:1903.03934 (polynomial with a = 1/2), and Nguyen et al. 2022,
+    arXiv:2106.06639.
     """
 
     def factor(self, staleness: int) -> float:
@@ -77,17 +78,18 @@ def scaled(gradient: Value[Array], scaling: Scaling | None, staleness: int) -> V
 @checked
 @dataclass(frozen=True)
 class DelayCompensation:
-    """DC-ASGD: delay compensation of stale gradients (Zheng et al. 2017, ICML, arXiv:1609.08326, algorithm 2).
+    """DC-ASGD: delay compensation for stale gradients (Zheng et al. 2017, ICML, arXiv:1609.08326, algorithm 2).
 
     Instead of a gradient g, the server applies
 
-        g + lambda g * g * (w_t - w_bak),
+        g + lambda * g * g * (w_t - w_bak),
 
-    where w_bak are the parameters that the worker pulled, and g * g approximates the diagonal of the Hessian.
+    where w_t are the current parameters, w_bak are the parameters that the worker pulled, and g * g approximates the
+    diagonal of the Hessian.
 
     variance_control  lambda, the strength of the correction; with `adaptive`, the paper's lambda_0
-    adaptive          decay m of the running mean square of the gradients (DC-ASGD-a), from which each element's lambda
-                      follows: MeanSquare_t = m MeanSquare_(t-1) + (1 - m) g * g, and
+    adaptive          m, the decay rate of a running mean square of the gradients. Each element's lambda is computed
+                      from this mean (DC-ASGD-a): MeanSquare_t = m MeanSquare_(t-1) + (1 - m) g * g, and
                       lambda_t = lambda_0 / sqrt(MeanSquare_t + 1e-7). None: constant lambda (DC-ASGD-c)
     """
 

@@ -142,8 +142,8 @@ def _with_items(values: Sequence[object], tree: Mapping[str, object], where: str
         if len(having) > 1:
             n_with, n_all = len(having), len(values)
             raise UnknownPathError(
-                f"{where}.{name}: {n_with} of the {n_all} items in {where} have this field; choose one by its number, "
-                f"as in {where}.0.{name}"
+                f"{where}.{name}: {n_with} of the {n_all} items in {where} have this field; select one item by its "
+                f"index, as in {where}.0.{name}"
             )
         items.setdefault(having[0], {})[name] = branch
     changed = list(values)
@@ -168,7 +168,7 @@ def _device(value: object, cluster: object) -> Device:
     names = {loaded.device_of[node] for node in loaded.workers.tolist()}
     if len(names) != 1 or (only := names.pop()) is None:
         raise ConfigError(
-            f"device: the workers of cluster {loaded.name!r} do not all have the same known device; set it in the "
+            f"device: the workers of cluster {loaded.name!r} do not all have the same known device; set device in the "
             "experiment, as in device='v100'"
         )
     return load_device(only)
@@ -181,7 +181,7 @@ def _cluster(cluster: Cluster, tree: Mapping[str, object]) -> Cluster:
         if name in kinds:
             if not isinstance(branch, dict):
                 fields = ", ".join(f"{where}.{field}" for field in _LINK_FIELDS)
-                raise UnknownPathError(f"{where}: the field of the links is missing; use one of {fields}")
+                raise UnknownPathError(f"{where}: does not say which field of the links to change; use one of {fields}")
             for field, value in branch.items():
                 cluster = _with_links(cluster, name, field, value)
         elif isinstance(branch, dict):
@@ -218,7 +218,9 @@ def _with_flow_rate(cluster: Cluster, chosen: Bools, rate: float, where: str) ->
     details = cluster.details
     if details is None or not (chosen & (details.transport != "")).any():
         hint = f"{cluster.name}+transport=tcp-cubic"
-        raise UnknownPathError(f"{where}: these links have no transport with connections; set one, as in {hint}")
+        raise UnknownPathError(
+            f"{where}: these links have no transport with connections; set a transport, as in {hint}"
+        )
     rates = np.where(chosen & (details.transport != ""), rate, details.flow_rate)
     return dataclasses.replace(cluster, details=dataclasses.replace(details, flow_rate=rates))
 

@@ -36,13 +36,13 @@ class Range:
     low, high  ends of the range: numbers, or strings with a unit. Samples from a range with a unit are strings with
                four significant digits, such as "12.34 Gbit/s"
     log        whether to sample uniformly on a logarithmic scale
-    whole      whether to sample only integers
+    integer    whether to sample only integers
     """
 
     low: float | str
     high: float | str
     log: bool = False
-    whole: bool = False
+    integer: bool = False
 
     def __post_init__(self) -> None:
         low, high = _si(self.low), _si(self.high)
@@ -50,16 +50,14 @@ class Range:
             raise ConfigError(f"Range({shown(self.low)}, {shown(self.high)}): low must be below high, and both finite")
         if self.log and low <= 0.0:
             raise ConfigError(f"Range({shown(self.low)}, {shown(self.high)}, log=True): low must be above 0")
-        if self.whole and math.ceil(low) > math.floor(high):
-            raise ConfigError(
-                f"Range({shown(self.low)}, {shown(self.high)}, whole=True): the range contains no whole number"
-            )
+        if self.integer and math.ceil(low) > math.floor(high):
+            raise ConfigError(f"Range({shown(self.low)}, {shown(self.high)}): must contain at least one integer")
 
     @property
     def bounds(self) -> tuple[float, float]:
         """The smallest and the largest number, in SI units."""
         low, high = _si(self.low), _si(self.high)
-        return (math.ceil(low), math.floor(high)) if self.whole else (low, high)
+        return (math.ceil(low), math.floor(high)) if self.integer else (low, high)
 
     def at(self, share: float) -> float | int | str:
         """Return the value at a given fraction of the range, from 0 (`low`) to 1 (`high`)."""
@@ -68,21 +66,21 @@ class Range:
     def written(self, number: float) -> float | int | str:
         """Return a number of the range as an experiment contains it: as a string with a unit if the bounds have one."""
         units = [_unit(bound) for bound in (self.high, self.low) if isinstance(bound, str)]
-        if not units or self.whole:
-            return int(number) if self.whole else float(number)
+        if not units or self.integer:
+            return int(number) if self.integer else float(number)
         unit, factor = next(((u, f) for u, f in units if abs(number) >= f), units[-1])
         return f"{number / factor:.4g} {unit}"
 
     def number(self, share: float) -> float | int:
         """Return the number at a given fraction of the range, from 0 to 1, in SI units."""
         low, high = self.bounds
-        half = 0.5 if self.whole else 0.0  # every whole number has the same share of the way
+        half = 0.5 if self.integer else 0.0  # every integer has the same share of the way
         if self.log:
             start, end = math.log(low - half), math.log(high + half)
             number = math.exp(start + share * (end - start))
         else:
             number = (low - half) + share * ((high + half) - (low - half))
-        return min(max(round(number) if self.whole else number, low), high)
+        return min(max(round(number) if self.integer else number, low), high)
 
 
 #: dotted path, or several with commas -> the values taken, with names for the table if it is a mapping
@@ -103,7 +101,7 @@ def rows_of(
         raise unknown_name("design", design, DESIGNS)
     sampled = design in ("random", "latin-hypercube")
     if sampled and (isinstance(n_points, bool) or not isinstance(n_points, int) or n_points < 1):
-        raise ConfigError(f"n_points = {shown(n_points)}: design = {design!r} needs a number of points, at least 1")
+        raise ConfigError(f"n_points = {shown(n_points)}: must be a positive integer with design = {design!r}")
     if n_points is not None and n_points > MAX_POINTS:
         raise ConfigError(f"n_points = {shown(n_points)}: must be at most {MAX_POINTS}")
     if not sampled and n_points is not None:
@@ -150,7 +148,7 @@ def spread(row: Mapping[str, object]) -> dict[str, object]:
         values = [value] if len(paths) == 1 else value
         if not isinstance(values, tuple | list) or len(values) != len(paths):
             n_fields = len(paths)
-            raise ConfigError(f"vary[{shown(key)}]: {shown(value)} must be {n_fields} values, one for each field")
+            raise ConfigError(f"vary[{shown(key)}]: {shown(value)} must be a list of {n_fields} values, one per field")
         found |= zip(paths, values, strict=True)
     return found
 

@@ -16,7 +16,7 @@
     strategy = [{ type = "all-reduce", algorithm = "ring" }, { type = "parameter-server", servers = 8 }]
     compression = ["none", { type = "top-k", density = 0.01 }]
     "cluster.nic.bandwidth" = ["25 Gbit/s", "100 Gbit/s"]
-    # for designs that sample: accumulation = { low = 1, high = 16, log = true, whole = true }
+    # for designs that sample: accumulation = { low = 1, high = 16, log = true, integer = true }
     # "model, batch_size" = [["resnet50", 64], ["bert-large", 8]]   # fields that change together
     # with names for the table: compression = { dense = "none", sparse = { type = "top-k", density = 0.01 } }
 

@@ -46,7 +46,8 @@ ROUNDING = 1e-6
 
 
 def _damaged(field: str, value: object, rule: str) -> ConfigError:
-    return ConfigError(f"is damaged: {field} = {shown(value)} must be {rule}; restore a copy, or use another file")
+    problem = f"{field} = {shown(value)} must be {rule}"
+    return ConfigError(f"the file is damaged: {problem}; restore a copy, or use another file")
 
 
 def _value(text: object, what: str) -> Any:
@@ -57,7 +58,7 @@ def _value(text: object, what: str) -> Any:
     except (ValueError, RecursionError):
         raise _damaged(what, text, "a string of JSON") from None
     if "\\ud" in text.lower() and not is_unicode(json.dumps(value, ensure_ascii=False)):
-        raise _damaged(what, text, "a string of whole characters")
+        raise _damaged(what, text, "a string without unpaired surrogates")
     return value
 
 
@@ -73,7 +74,7 @@ def paths_in(text: object) -> list[str]:
     """Return the varied paths of a study. Raises ConfigError if they are none."""
     value = _value(text, "axes")
     if not isinstance(value, list) or not all(isinstance(path, str) for path in value) or len(set(value)) < len(value):
-        raise _damaged("axes", value, "a list of different texts")
+        raise _damaged("axes", value, "a list of different strings")
     return value
 
 
@@ -98,7 +99,7 @@ def status_of(text: object) -> str:
 def number_of(value: object, what: str) -> Any:
     """Return a number of at least 0. Raises ConfigError if it is none."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 2**63:
-        raise _damaged(what, value, "a number of at least 0")
+        raise _damaged(what, value, "a non-negative number")
     return value
 
 
@@ -112,7 +113,7 @@ def checked_record(text: object) -> dict[str, object]:
                 raise _damaged(what, value, "a string")
         elif name in LISTS:
             if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-                raise _damaged(what, value, "a list of texts")
+                raise _damaged(what, value, "a list of strings")
         elif name == "history":
             _check_history(value)
         elif value is not None:
@@ -123,7 +124,7 @@ def checked_record(text: object) -> dict[str, object]:
 def _check_number(name: str, value: object, what: str) -> None:
     if name == "n_workers":
         if type(value) is not int or not 1 <= value < 2**31:
-            raise _damaged(what, value, "a whole number of at least 1")
+            raise _damaged(what, value, "a positive integer")
         return
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise _damaged(what, value, "a number")
@@ -283,7 +284,7 @@ class Store:
                 )
             damage = " ".join(str(self._db.execute("PRAGMA quick_check(1)").fetchone()[0]).split())
             if damage != "ok":
-                raise ConfigError(f"{self.path} is damaged ({damage}); restore a copy, or use another file")
+                raise ConfigError(f"{self.path}: the file is damaged ({damage}); restore a copy, or use another file")
             if not self._only_read:
                 self._db.execute("PRAGMA journal_mode = WAL")
                 self._db.execute("PRAGMA synchronous = NORMAL")
@@ -344,7 +345,9 @@ class Store:
         with self._named():
             rows = self._db.execute(query, (study,)).fetchall()
         if not rows:
-            raise ConfigError(f"{self.path} is damaged: its study has no points; restore a copy, or use another file")
+            raise ConfigError(
+                f"{self.path}: the file is damaged: the study has no points; restore a copy, or use another file"
+            )
         with self._checked():
             return [
                 Member(str(key), settings_of(settings, axes), int(number_of(seed, "seed")))
@@ -469,7 +472,7 @@ class Store:
             remedy = _REMEDIES.get(code & 0xFF, "choose another place")
             raise ConfigError(f"{self.path}: the store cannot be read or written: {error}; {remedy}") from None
         except UnicodeDecodeError:  # SQLite shows what is damaged
-            raise ConfigError(f"{self.path} is damaged; restore a copy, or use another file") from None
+            raise ConfigError(f"{self.path}: the file is damaged; restore a copy, or use another file") from None
         except sqlite3.DatabaseError as error:
             raise ConfigError(
                 f"{self.path}: not the store of a study, or a damaged one ({error}); use another file"

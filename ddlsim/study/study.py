@@ -45,7 +45,7 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 
-AN_EXECUTOR = "a concurrent.futures.Executor, or a dask.distributed.Client"
+AN_EXECUTOR = "a concurrent.futures.Executor or a dask.distributed.Client object"
 _Points = Annotated[int, integer(1, MAX_POINTS)]
 _Whole = Annotated[int, integer(1)]
 #: what a study varies is looked at field by field when the study is made
@@ -165,13 +165,15 @@ class Study:
                 raise ConfigError(f"vary[{path!r}] = {values!r}: must be a list of values, even for a single value")
             for name in values if isinstance(values, Mapping) else ():
                 if not isinstance(name, str) or not name:
-                    raise ConfigError(f"vary[{path!r}]: the name {name!r} must be a non-empty text, as in {{'a': 1}}")
+                    raise ConfigError(f"vary[{path!r}]: the name {name!r} must be a non-empty string, as in {{'a': 1}}")
         paths = [path for key in self.vary for path in paths_of(key)]
         if twice := [path for path in paths if paths.count(path) > 1]:
             repeated = twice[0]
             raise ConfigError(f"vary: the field {repeated!r} occurs twice; remove one of the two")
         if "seed" in paths:
-            raise ConfigError("vary['seed'] is not supported; set seeds=..., so that all configurations use the same")
+            raise ConfigError(
+                "vary['seed'] is not supported; set seeds=..., so that all configurations use the same seeds"
+            )
         seeds = self._seeds
         if not seeds or len(set(seeds)) < len(seeds) or len(seeds) > MAX_POINTS:
             raise ConfigError(
@@ -372,9 +374,10 @@ class Study:
             return
         other = bases[-1]
         name = next(name for name in mine if mine[name] != other.get(name))
+        stored, current = other.get(name), mine[name]
         raise ConfigError(
-            f"{store.path}: contains another study, whose base has {name} = {other.get(name)!r} instead of "
-            f"{mine[name]!r}; use another file, or add=True (--add) to store both in this one"
+            f"{store.path}: contains another study, whose base experiment has {name} = {stored!r} instead of "
+            f"{current!r}; use another file, or add=True (--add) to store both studies in this file"
         )
 
     @property

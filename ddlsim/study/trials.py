@@ -136,7 +136,7 @@ class Proposals:
 
 
 def _all_of(values: Sequence[object] | Range) -> range:
-    """Return the parameters of a list, or of a range of whole numbers."""
+    """Return the parameters of a list, or of a range of integers."""
     if not isinstance(values, Range):
         return range(len(values))
     low, high = values.bounds
@@ -147,7 +147,7 @@ def _n_values(values: Sequence[object] | Range) -> float:
     if not isinstance(values, Range):
         return len(values)
     low, high = values.bounds
-    return high - low + 1 if values.whole else math.inf
+    return high - low + 1 if values.integer else math.inf
 
 
 def _space(values: Sequence[object] | Range) -> BaseDistribution:
@@ -157,7 +157,7 @@ def _space(values: Sequence[object] | Range) -> BaseDistribution:
     if not isinstance(values, Range):
         return CategoricalDistribution(range(len(values)))
     low, high = values.bounds
-    if values.whole:
+    if values.integer:
         return IntDistribution(int(low), int(high), values.log)
     return FloatDistribution(low, high, values.log)
 

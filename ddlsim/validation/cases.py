@@ -88,9 +88,9 @@ def make_case(row: Measurement, cluster: Cluster, algorithms: Mapping[str, str])
     """
     if row.n_hosts > len(cluster.host_names) or row.n_ranks > len(cluster.workers):
         raise ConfigError(
-            f"{row.n_ranks} ranks on {row.n_hosts} hosts: cluster {cluster.name!r} has "
+            f"{row.n_ranks} ranks were measured on {row.n_hosts} hosts, but cluster {cluster.name!r} has "
             f"{len(cluster.workers)} workers on {len(cluster.host_names)} hosts; set n_hosts, the number "
-            "of machines, or use a description of the measured cluster (n_gpus: ranks inside a host)"
+            "of machines, or use a cluster file that matches the measurements (n_gpus: GPUs per host)"
         )
     if row.experiment == "collective":
         algorithm = algorithms[row.operation]
@@ -134,7 +134,8 @@ def _pairs(row: Measurement, cluster: Cluster) -> tuple[tuple[int, ...], Pairs]:
     if row.n_hosts == 2 * n:
         nodes = tuple(host[0] for host in _hosts(cluster, [1] * row.n_hosts))
         return nodes, tuple(zip(nodes[::2], nodes[1::2], strict=True))
-    raise ConfigError(f"{n} pairs on {row.n_hosts} hosts: n_hosts must be 1, 2 or {2 * n}")
+    n_ranks = 2 * n
+    raise ConfigError(f"n_hosts = {row.n_hosts}: must be 1, 2 or {n_ranks} for {n} concurrent pairs of ranks")
 
 
 def _hosts(cluster: Cluster, per_host: Sequence[int]) -> list[list[int]]:
@@ -142,8 +143,8 @@ def _hosts(cluster: Cluster, per_host: Sequence[int]) -> list[list[int]]:
     wide = [nodes for nodes in workers_by_machine(cluster) if len(nodes) >= max(per_host)]
     if len(wide) < len(per_host):
         raise ConfigError(
-            f"{sum(per_host)} ranks on {len(per_host)} hosts: cluster {cluster.name!r} has only "
-            f"{len(wide)} hosts with at least {max(per_host)} workers; use a description of the measured "
-            "cluster (n_gpus: ranks inside a host)"
+            f"{sum(per_host)} ranks were measured on {len(per_host)} hosts, but cluster {cluster.name!r} has only "
+            f"{len(wide)} hosts with at least {max(per_host)} workers; use a cluster file that matches the "
+            "measurements (n_gpus: GPUs per host)"
         )
     return wide[: len(per_host)]

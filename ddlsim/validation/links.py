@@ -251,8 +251,8 @@ def _fit(
             name = f"{link_class}.{quantity}"
             if name not in given:
                 raise ConfigError(
-                    f"cluster {cluster.name!r} has no links {link_class} hosts that two workers use, but there "
-                    "are measurements of such links; add the links to the cluster, or leave the measurements out"
+                    f"there are measurements of links {link_class} hosts, but no two workers of cluster "
+                    f"{cluster.name!r} communicate over such links; add the links, or leave the measurements out"
                 )
             value = given[name] or TYPICAL_LATENCY
             names.append(name)
@@ -282,9 +282,9 @@ def _fit(
         priors.append(Prior(seconds, LATENCY_SD if given["overhead"] else 2 * LATENCY_SD))
     elif overhead:
         notes.append(
-            f"overhead per message: kept at {given['overhead'] * 1e6:.4g} us, the value in the file, and the rest "
-            "of the measured time is attributed to latency; only measurements of several concurrent messages "
-            "distinguish the two (name the algorithm of a measured all-to-all)"
+            f"the overhead per message was not fitted: it stays at {given['overhead'] * 1e6:.4g} us, the value in the "
+            "file, and the rest of the measured time counts as latency. Only measurements with concurrent messages, "
+            "such as an all-to-all whose algorithm is specified, distinguish overhead from latency"
         )
     fit = fit_logs(lambda values: _times(cluster, rows, names, values), measured, names, start, priors, most)
     return fit, fixed, notes + _uninformed(fit, most)

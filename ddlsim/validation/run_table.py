@@ -125,7 +125,7 @@ def _columns(head: list[str], place: str) -> list[tuple[str, str]]:
             raise unknown_name("column", match[1] if match else text, COLUMNS, place)
         name, unit = match[1], match[2] or match[3] or ""
         if unit and name not in ("throughput", "step_time"):
-            raise ConfigError(f"{place}: column {shown(text)}: {name} takes no unit; remove it")
+            raise ConfigError(f"{place}: column {shown(text)}: {name} takes no unit; remove the unit")
         if any(name == other for other, _ in found):
             raise ConfigError(f"{place}: column {name!r} occurs twice; remove one")
         found.append((name, unit))
@@ -137,14 +137,14 @@ def _columns(head: list[str], place: str) -> list[tuple[str, str]]:
         raise ConfigError(f"{place}: must have one of the columns {', '.join(RATES)}, such as 'step_time (ms)'")
     if "tokens_per_s" in names and "model" not in names:
         raise ConfigError(
-            f"{place}: column 'model' is missing, which tokens_per_s needs for the sequence length; add it"
+            f"{place}: column 'model' is missing; tokens_per_s needs the sequence length of the model; add the column"
         )
     return found
 
 
 def _run(columns: list[tuple[str, str]], cells: list[str], place: str) -> MeasuredRun:
     if len(cells) != len(columns):
-        raise ConfigError(f"{place}: {len(cells)} cells for {len(columns)} columns; quote texts that contain commas")
+        raise ConfigError(f"{place}: {len(cells)} cells for {len(columns)} columns; quote strings that contain commas")
     whole: dict[str, int] = {}
     rates: dict[str, float] = {}
     words: dict[str, str] = {}
@@ -154,7 +154,7 @@ def _run(columns: list[tuple[str, str]], cells: list[str], place: str) -> Measur
             rates[name] = _quantity(cell, "samples/s" if name == "tokens_per_s" else unit, name, where)
         elif not cell:
             if name in ("workers", "batch_size"):
-                raise ConfigError(f"{where}: is empty; enter a whole number")
+                raise ConfigError(f"{where}: is empty; enter an integer")
         elif name in NUMBERS:
             whole[name] = _whole(cell, where)
         else:
@@ -177,7 +177,7 @@ def _run(columns: list[tuple[str, str]], cells: list[str], place: str) -> Measur
 
 def _whole(cell: str, where: str) -> int:
     if not re.fullmatch(r"[-+]?[0-9]{1,9}", cell):
-        raise ConfigError(f"{where}: {shown(cell)} must be a whole number of at most nine digits")
+        raise ConfigError(f"{where}: {shown(cell)} must be an integer of at most nine digits")
     return int(cell)
 
 

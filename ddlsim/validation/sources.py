@@ -62,7 +62,9 @@ def read_sources(
             _read_other(path, found, n_hosts, model, None if kind else reader, own, version or "")
             used |= {"version"} if len(found.rows) > n_before else set()
     for name in [name for name in (*facts, *(["version"] if version else [])) if name not in used]:
-        raise ConfigError(f"calibration: {name} has no effect, because all files contain it; leave it out")
+        raise ConfigError(
+            f"calibration: {name} has no effect, because all files already contain this value; leave {name} out"
+        )
     if not (found.rows or found.step_times):
         raise ConfigError("calibration: no measurements; use a folder written by python -m ddlsim.measure")
     return found
@@ -107,4 +109,5 @@ def _read_other(
     if refused:
         if len(found.rows) == n_before and not found.step_times:
             raise refused[0]
-        found.notes.append(f"{path}: {len(refused)} rows ignored, the first because: {refused[0]}")
+        first_error = refused[0]
+        found.notes.append(f"{path}: {len(refused)} invalid rows were ignored; the first error: {first_error}")

@@ -204,8 +204,8 @@ def experiment_of(
         alone = [each for each in beside if each.workers == 1 and _trained(each) == _trained(run)]
         if not alone:
             raise ConfigError(
-                f"{workload.basis}: this time does not depend on the stack; leave the run out, or add runs of "
-                "one worker, from which the fixed times of the stack can be derived"
+                f"{workload.basis}: this time does not depend on the stack; leave the run out, or add single-worker "
+                "runs, from which the fixed times of the stack can be derived"
             )
         passes = [each.step_time / each.accumulation for each in alone]
         experiment = experiment.with_(compute=fit_compute("", [each.batch_size for each in alone], passes).compute)

@@ -21,10 +21,10 @@ class Bucket:
     """Consecutive tensors of a gradient that are sent together.
 
     nbytes       size of the bucket in bytes
-    ready_layer  index of the layer whose backward pass completes the bucket
-    first_layer  index of the bucket's layer that is closest to the input; the next forward pass cannot compute this
+    ready_layer  index of the layer whose backward pass computes the last gradient in the bucket
+    first_layer  index of the bucket's layer that is closest to the input. The next forward pass cannot compute that
                  layer before the bucket has arrived
-    priority     sending priority; buckets with lower numbers are sent first
+    priority     sending priority: buckets with lower numbers are sent first
 
     If buckets contain only whole tensors, ``ready_layer == first_layer == priority``, because the backward pass reaches
     the layer closest to the input last.

@@ -57,7 +57,7 @@ class Measured:
     """Measured step time or throughput of one device, as in ``Measured(step_time="97 ms", batch_size=32)``.
 
     step_time   measured time of a step, in seconds or as a string such as "97 ms"
-    batch_size  number of samples in the measured step. Simulating a different batch size raises ConfigError
+    batch_size  number of samples in the measured step; a run with a different batch size raises ConfigError
     throughput  measured throughput in samples per second, instead of `step_time`
 
     Raises ConfigError unless exactly one of `step_time` and `throughput` is set.
@@ -95,7 +95,7 @@ _Part = Annotated[float | str, quantity("time", "2.5 ms", zero=True)]
 class Affine:
     """Step time as an affine function of the batch size, as in ``Affine("25.8 ms", "2.51 ms")``.
 
-    c0  constant part of the step time, in seconds or as a string such as "25.8 ms"
+    c0  step time that does not depend on the batch size, in seconds or as a string such as "25.8 ms"
     c1  additional time per sample, in seconds or as a string such as "2.51 ms"
 
     The time of a step is ``c0 + c1 * batch_size``. Raises ConfigError if both times are 0.
@@ -125,11 +125,13 @@ class Roofline:
     memory_efficiency  achieved fraction of the device's peak memory bandwidth. The default of 0.8 is typical of STREAM
                        benchmarks (Deakin et al. 2018, BabelStream: 70 to 92 % on the GPUs in the catalogue)
 
-    On GPUs, a pass takes at least as long as the CPU needs to launch its kernels, which depends on the software stack.
+    On GPUs, a pass takes at least as long as the CPU needs to launch its kernels; the launch time depends on the
+    software stack.
 
-    Accuracy: in GPU measurements that were not used to fit the efficiencies, the predicted step time is between 0.8 and
-    1.55 times the measured one (too long for VGG-16, too short for Inception-v3). For a 3-D network with a batch size
-    of 1 on a KNL node, the predicted speed is 8 times too high. Prefer Measured or Affine if you have a measurement.
+    Accuracy: for GPU measurements that were not used to fit the efficiencies, the predicted step time is 0.8 to 1.55
+    times the measured step time (too long for VGG-16, too short for Inception-v3). For a 3-D network with a batch size
+    of 1 on a KNL node, the predicted speed is 8 times the measured speed. Prefer Measured or Affine if you have a
+    measurement.
     """
 
     efficiency: Density | None = None
@@ -144,8 +146,8 @@ _PYTORCH = load_stack("pytorch")
 class PerKernel:
     """Compute times as sums of kernel times, for transformers on devices with measured kernel rates.
 
-    See docs/models/compute.md. A run raises ConfigError if the model has no attention, or if the catalogue has no
-    kernel rates for the device and precision.
+    See docs/models/compute.md. A run raises ConfigError if the model has no attention layers, or if the catalogue has
+    no kernel rates for the device and precision.
     """
 
 
@@ -261,9 +263,10 @@ class Workload:
         """
         layers = self.model.layers[first:end]
         if not first < end <= len(self.model.layers):
+            n_layers = len(self.model.layers)
             raise ConfigError(
-                f"cut: layers {first} to {end - 1} of {self.model.name}: must be a range within 0 to "
-                f"{len(self.model.layers) - 1}"
+                f"cut: first = {first}, end = {end}: must be increasing, and at most {n_layers}, the number of layers "
+                f"of {self.model.name}"
             )
         own = (self.tensor_layer >= first) & (self.tensor_layer < end)
         total, grad_nbytes = self.gradient_nbytes, self.grad_nbytes[first:end]

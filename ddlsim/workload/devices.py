@@ -106,15 +106,15 @@ class Device:
     peak_flops         peak FLOP/s of dense operations for each data type: "fp32", "tf32", "fp16", "bf16", "fp8", "fp4"
     memory_nbytes      memory capacity in bytes
     memory_bandwidth   peak memory bandwidth in bytes/s
-    power_w            power in watts while computing (the limit in the data sheet)
+    power_w            power in watts while computing (the data sheet's power limit)
     efficiency         for each data type, the fraction of peak FLOP/s that convolutional networks achieve when memory
                        is not the bottleneck
     efficiency_basis   description of how the efficiency was determined
-    sources            where the numbers come from
-    curves             measured training throughput of some models at several batch sizes
+    sources            sources of these numbers
+    curves             measured training throughputs of some models at several batch sizes
     idle_power_w       power in watts while waiting; None: `power_w`
     price              price in USD per second; None: unknown
-    launch_time        minimum time in seconds of each kernel in a sequence of kernels
+    launch_time        minimum time in seconds per kernel in a sequence of kernels
     kernels            measured rates of transformer kernels; None: unknown, so transformers use roofline times
     pcie_generation    generation of the PCIe bus, such as 4; None: unknown
     prices             prices of cloud instances with this device
@@ -156,18 +156,18 @@ class Device:
         write_text(path, to_toml(PLAIN.unstructure(self, annotation=Device)))
 
 
-DeviceLike = Annotated[str | Path | Device, "a name such as 'v100', a device file or a Device"]
+DeviceLike = Annotated[str | Path | Device, "a name such as 'v100', a device file or a Device object"]
 
 
 @checked
 def load_device(name: DeviceLike) -> Device:
     """Load a device from the catalogue or from a file.
 
-    name  name in the catalogue (see :func:`device_names`), path of a file such as ``my-gpu.toml``, or a
+    name  name in the catalogue (see :func:`device_names`), path to a file such as ``my-gpu.toml``, or a
           :class:`Device`, which is returned unchanged
 
-    Raises :class:`~ddlsim.errors.ConfigError` for an unknown name (the message suggests the closest match) and for an
-    invalid file (the one-line message contains the file, the field, its value and a remedy).
+    Raises :class:`~ddlsim.errors.ConfigError` for an unknown name or an invalid file. For an unknown name, the message
+    suggests the closest match; for an invalid file, it gives the file, the field, its value and a remedy.
     """
     if isinstance(name, Device):
         return name

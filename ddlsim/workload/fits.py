@@ -156,16 +156,17 @@ def fits(
 ) -> Fit:  # fmt: skip
     """Check whether a model can be trained in a device's memory, and suggest remedies if it cannot.
 
-    The result is true if the model fits. It lists the memory use by category for the rank that needs the most memory.
+    The result is true if the model fits. It contains the memory use, by category, of the rank that needs the most
+    memory.
 
     model, device  names, files or objects, as for :func:`~ddlsim.load_model` and :func:`~ddlsim.load_device`
-    batch_size     samples per micro-batch and rank
-    precision      data type of the computation; None: "bf16" for transformers on devices with measured kernels,
+    batch_size     samples per micro-batch on each rank
+    precision      data type of the computation; None: "bf16" for transformers on devices with measured kernel rates,
                    otherwise "fp32"
     optimizer      "sgd", "momentum", "adam", "lars" or "lamb"; None: "adam" for transformers on devices with measured
-                   kernels, otherwise "momentum"
+                   kernel rates, otherwise "momentum"
     zero           ZeRO stage: 1 shards the optimizer state, 2 also the gradients, 3 also the weights
-    shards         number of data-parallel ranks that ZeRO shards over. Embedding tables whose gradients are not
+    shards         number of data-parallel ranks over which ZeRO shards. Embedding tables whose gradients are not
                    exchanged are also distributed over these ranks
     tensor, pipeline
                    degree of tensor parallelism, and number of pipeline stages, which have equally many transformer

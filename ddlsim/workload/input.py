@@ -48,14 +48,15 @@ Policy = Annotated[str, one_of("minio", "lru")]
 class Cache:
     """A cache of training samples on every machine.
 
-    policy       replacement policy: "minio" keeps the first samples that are read and evicts none (CoorDL's MinIO
-                 cache); "lru" evicts the least recently used sample, like an operating system's page cache
+    policy       replacement policy: "minio" keeps the first samples that are read and evicts none of them (CoorDL's
+                 MinIO cache); "lru" evicts the least recently used sample, like an operating system's page cache
     size         capacity per machine, in bytes or as a string such as "64 GB"
-    on           where samples are cached: "ram", from which reading takes no time, or "ssd"
+    on           where samples are cached: "ram", which takes no time to read, or "ssd"
     read         read bandwidth of each machine's SSD in bytes/s; required with ``on="ssd"``
-    holds        "encoded" for samples as stored in the data set, or "decoded" for prepared samples (Shi et al. 2021)
-    partitioned  whether each machine caches different samples, and fetches missing samples from the memory of other
-                 machines over the network (CoorDL's partitioned cache)
+    holds        "encoded": samples are cached as stored in the data set; "decoded": samples are cached after
+                 preparation (Shi et al. 2021)
+    partitioned  whether each machine caches different samples. A machine then fetches the samples that it lacks from
+                 the memory of other machines over the network (CoorDL's partitioned cache)
 
     Raises ConfigError for invalid or conflicting values.
     """
@@ -125,7 +126,7 @@ def _both(least: float, bound: float, machines: int) -> float:
 
 @checked
 def minio_cache(size: Bytes) -> Cache:
-    """Return CoorDL's MinIO cache, which keeps the first samples and never evicts any.
+    """Return CoorDL's MinIO cache, which keeps the first samples that are read and never evicts any of them.
 
     size  capacity per machine, in bytes or as a string such as "64 GB"
 
@@ -141,8 +142,8 @@ def partitioned_cache(size: Bytes) -> Cache:
 
     size  capacity per machine, in bytes or as a string such as "64 GB"
 
-    A machine fetches missing samples over the network from the memory of the machine that has cached them (Mohan et
-    al., VLDB 2021, doi:10.14778/3446095.3446100). Raises ConfigError for an invalid size.
+    A sample that is cached on another machine is fetched from that machine's memory over the network (Mohan et al.,
+    VLDB 2021, doi:10.14778/3446095.3446100). Raises ConfigError for an invalid size.
     """
     return Cache("minio", size, partitioned=True)
 
@@ -194,24 +195,36 @@ def _known(value: object, where: str) -> object:
     return value
 
 
-_CACHES = cast(Rule, rule_of(tuple[Annotated[Cache, "a Cache('minio', '64 GB')"], ...]))
+_CACHES = cast(
+    Rule,
+    rule_of(
+        tuple[
+            Annotated[
+                Cache, "a Cache such as Cache('minio', '64 GB')", "Cache objects such as Cache('minio', '64 GB')"
+            ],
+            ...,
+        ]
+    ),
+)
 CachesLike = Annotated[Cache | Sequence[Cache], validated_by(_levels)]
 
 
 @checked
 @dataclass(frozen=True)
 class Input:
-    """Input pipeline: samples are read from storage or caches, prepared on CPU cores and copied to the device.
+    """Input pipeline: samples are read from storage or caches, prepared on CPU cores, and copied to devices.
 
-    dataset        "imagenet", "cifar10" or "coco2017", which sets `samples` and `sample_bytes`; None: set these two
-                   directly
+    dataset        "imagenet", "cifar10" or "coco2017"; determines `samples` and `sample_bytes`. None: set `samples` and
+                   `sample_bytes` yourself
     storage        name of the cluster node that stores the data set. All machines share its bandwidth and links. None:
                    every machine has the data set in memory
-    samples        number of samples in the data set; required for caches only
-    sample_bytes   bytes read per sample, as stored in the data set
-    decoded_bytes  bytes per sample as copied to a device; None: 4 bytes per element of the model's input
+    samples        number of samples in the data set; required only for caches
+    sample_bytes   size in bytes of a sample as stored in the data set
+    decoded_bytes  size in bytes of a sample when it is copied to a device; None: 4 bytes per element of the model's
+                   input
     prep_seconds   CPU time in seconds to decode and augment a sample; 0: no preparation
-    cpu_workers    number of CPU cores per machine that prepare samples; they work together on one batch at a time
+    cpu_workers    number of CPU cores per machine that prepare samples. All cores work on the same batch, one batch at
+                   a time
     prefetch       number of batches that each worker requests in advance; 0: a batch is requested when it is needed
     cache          a :class:`~ddlsim.workload.input.Cache` on every machine, or a list of them, starting with the one
                    closest to the worker
@@ -249,7 +262,7 @@ class Input:
         if self.levels and self.n_samples is None:
             raise ConfigError("Input: cache requires the number of samples; set dataset or samples")
         if self.epoch is not None and not self.levels:
-            raise ConfigError(f"Input: epoch = {self.epoch} has no effect without a cache; remove it, or set cache")
+            raise ConfigError(f"Input: epoch = {self.epoch} has no effect without a cache; remove epoch, or set cache")
         self._check_levels()
 
     def _check_levels(self) -> None:
@@ -264,9 +277,8 @@ class Input:
                 )
             if self._held(far) <= self._held(near):
                 raise ConfigError(
-                    f"Input: the cache of {far.size} has no effect, because the cache of {near.size} before it holds "
-                    "as "
-                    "many samples; make it larger, or remove it"
+                    f"Input: the cache of {far.size} has no effect, because the preceding cache of {near.size} holds "
+                    f"at least as many samples; enlarge or remove the cache of {far.size}"
                 )
 
     def _held(self, cache: Cache) -> float:
@@ -300,23 +312,23 @@ class Input:
 
 
 #: over the bytes of a batch
-Passes = Annotated[float, number(0.0, hint=" passes, such as 2")]
+Passes = Annotated[float, number(0.0, hint=", such as 2")]
 
 
 @checked
 @dataclass(frozen=True)
 class Copies:
-    """Model of the copies of samples from host memory to devices, which share the memory and links of their machine.
+    """Copying of samples from host memory to the devices of a machine, which share its memory and links.
 
     prefetch  when the next batch is copied. "device": during the current step (PyTorch with pinned memory and
-              non_blocking copies, tf.data's prefetch_to_device, DALI); "host": after the current step, whose batch the
-              copy overwrites (MXNet's Module)
+              non_blocking copies, tf.data's prefetch_to_device, DALI); "host": after the current step, because the copy
+              overwrites the current batch (MXNet's Module)
     nbytes    bytes copied per sample; None: 4 bytes per element of the model's input
-    prepare   time in seconds that a thread takes to read, decode and augment a sample; 0: no preparation
+    prepare   time in seconds that a thread takes to read, decode and augment one sample; 0: no preparation
     threads   number of threads per machine that prepare samples
-    cut       number of passes over the bytes of a machine's batch that a single thread makes to divide the batch among
-              the devices, starting at the end of the forward pass. 0: every device has its own loader
-    memory    memory bandwidth of the dividing thread in bytes/s
+    cut       number of times that a single loader thread reads or writes a machine's batch to divide it among the
+              devices, starting at the end of the forward pass. 0: every device has its own loader
+    memory    memory bandwidth of the loader thread in bytes/s
     """
 
     prefetch: Annotated[str, one_of("device", "host")] = "device"

@@ -39,7 +39,7 @@ class NoJitter:
 class Lognormal:
     """Jitter that multiplies compute times by log-normally distributed factors with mean 1.
 
-    cv  coefficient of variation of the factors: standard deviation over mean
+    cv  coefficient of variation of the factors: their standard deviation divided by their mean
     """
 
     cv: Positive
@@ -56,7 +56,7 @@ class Lognormal:
 class Gamma:
     """Jitter that multiplies compute times by gamma-distributed factors with mean 1.
 
-    cv  coefficient of variation of the factors: standard deviation over mean
+    cv  coefficient of variation of the factors: their standard deviation divided by their mean
     """
 
     cv: Positive
@@ -149,7 +149,8 @@ class Uniform:
 class Trace:
     """Jitter that multiplies compute times by recorded factors, sampled with replacement.
 
-    values  recorded factors, each the time of a step relative to a step without jitter. Their order is not preserved
+    values  recorded factors: the time of each step divided by the time of a step without jitter. The order of the
+            factors is ignored
     """
 
     values: tuple[Positive, ...]

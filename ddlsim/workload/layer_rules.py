@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 from ddlsim.errors import ConfigError
 
 Shape = tuple[int, ...]
-Size = Annotated[int | tuple[int, ...], "an integer, or a list with one integer per dimension"]
+Size = Annotated[int | tuple[int, ...], "an integer or a list with one integer per dimension"]
 MAX_SIZE = 10**9  # of any one number; products of a few still fit a float
 MAX_DIMS = 6  # of what a layer takes
 #: of one sample at any place, and of the parameters of a model: far above the largest models (an hour of 4K video has
@@ -22,9 +22,9 @@ class Cost:
     """Cost of a layer for one sample, as returned by custom layer types.
 
     out_shape  shape of the output
-    tensors    (name, number of elements) of each parameter tensor, in the order of declaration
+    tensors    (name, number of elements) of each parameter tensor, in declaration order
     macs       number of multiply-accumulate operations in the forward pass
-    moved      number of elements read and written in the forward pass, without parameters
+    moved      number of elements read and written in the forward pass, not counting parameters
     stored     number of elements kept for the backward pass; 0 for in-place layers
     winograd   whether fp32 libraries compute this convolution with Winograd's minimal filtering algorithm
     """
@@ -38,10 +38,10 @@ class Cost:
 
 
 def streaming(in_shape: Shape, out_shape: Shape, tensors: tuple[tuple[str, int], ...] = (), macs: float = 0.0) -> Cost:
-    """Return the cost of a layer that reads its input once, and writes its output and keeps it for the backward pass.
+    """Return the cost of a layer that reads its input once and writes an output that is kept for the backward pass.
 
-    in_shape   shape of the input of one sample
-    out_shape  shape of the output of one sample
+    in_shape   shape of the layer's input for one sample
+    out_shape  shape of the layer's output for one sample
     tensors    (name, number of elements) of each parameter tensor
     macs       number of multiply-accumulate operations in the forward pass
     """
@@ -91,12 +91,16 @@ def spread(key: str, value: Size, n_dims: int) -> Shape:
 
 def need_map(in_shape: Shape) -> None:
     if len(in_shape) < 2:
-        raise ConfigError(f"expects (channels, height, width), but its input is {in_shape}; move it before 'flatten'")
+        raise ConfigError(
+            f"the input must have the shape (channels, height, width), not {in_shape}; move the layer before 'flatten'"
+        )
 
 
 def need_tokens(in_shape: Shape) -> None:
     if len(in_shape) != 2:
-        raise ConfigError(f"expects (tokens, features), but its input is {in_shape}; add an 'embedding' before it")
+        raise ConfigError(
+            f"the input must have the shape (tokens, features), not {in_shape}; add an 'embedding' before this layer"
+        )
 
 
 def windows(space: Shape, kernel: Shape, stride: Shape, padding: Shape, *, ceil_mode: bool) -> Shape:

@@ -157,7 +157,7 @@ class CrossAttention(Spec):
         c, d = self.context, in_shape[1]
         t = in_shape[0] - c
         if t < 1:
-            raise ConfigError(f"context = {c}: must be less than the {in_shape[0]} tokens of its input")
+            raise ConfigError(f"context = {c}: must be less than the number of tokens of the input, {in_shape[0]}")
         k = _head_size(d, self.heads, in_shape) * (self.kv_heads or self.heads)
         tensors = _projections((("query", d), ("key", k), ("value", k), ("out", d)), d, bias=self.bias)
         n, n_context, n_kv, scores = t * d, c * d, c * k, self.heads * t * c
@@ -249,9 +249,10 @@ class Embedding(Spec):
 
     def cost(self, in_shape: Shape) -> Cost:
         if len(in_shape) != 1:
-            raise ConfigError(f"expects (tokens,), but its input is {in_shape}; make it the first layer")
+            raise ConfigError(f"the input must have the shape (tokens,), not {in_shape}; make this layer the first one")
         if self.positions and in_shape[0] > self.positions:
-            raise ConfigError(f"positions = {self.positions} is less than the {in_shape[0]} tokens of the input")
+            n_tokens = in_shape[0]
+            raise ConfigError(f"positions = {self.positions}: must be at least the number of input tokens, {n_tokens}")
         tables = (("tokens", self.vocabulary), ("positions", self.positions), ("types", self.types))
         tensors = tuple((name, rows * self.dim) for name, rows in tables if rows)
         n_out = float(in_shape[0] * self.dim)
@@ -271,7 +272,7 @@ class PatchEmbedding(Spec):
     def cost(self, in_shape: Shape) -> Cost:
         need_map(in_shape)
         if len(in_shape) != 3 or any(size % self.patch for size in in_shape[1:]):
-            raise ConfigError(f"patch = {self.patch}: must divide height and width of the input {in_shape}")
+            raise ConfigError(f"patch = {self.patch}: must divide the height and width of the input, {in_shape}")
         n_tokens = 1 + math.prod(size // self.patch for size in in_shape[1:])
         n_weights = self.dim * in_shape[0] * self.patch**2
         tensors = (("weight", n_weights), ("bias", self.dim), ("class", self.dim), ("positions", n_tokens * self.dim))
@@ -288,7 +289,9 @@ class TiedEmbedding(Spec):
 
     def cost(self, in_shape: Shape) -> Cost:
         if len(in_shape) != 1:
-            raise ConfigError(f"expects (tokens,), but its input is {in_shape}; make it the first layer of its branch")
+            raise ConfigError(
+                f"the input must have the shape (tokens,), not {in_shape}; make this layer the first one of its branch"
+            )
         n_out = float(in_shape[0] * self.dim)
         return Cost((in_shape[0], self.dim), moved=2.0 * n_out, stored=n_out)
 
@@ -324,7 +327,8 @@ class Interaction(Spec):
     def cost(self, in_shape: Shape) -> Cost:
         if len(in_shape) != 1 or in_shape[0] % self.dim:
             raise ConfigError(
-                f"expects a vector whose length is a multiple of dim = {self.dim}, but its input is {in_shape}"
+                f"the input must be a vector whose length is a multiple of dim = {self.dim}, but its shape is "
+                f"{in_shape}"
             )
         n_vectors = in_shape[0] // self.dim
         n_pairs = n_vectors * (n_vectors - 1) // 2
@@ -343,11 +347,14 @@ class Take(Spec):
     def cost(self, in_shape: Shape) -> Cost:
         if len(in_shape) > 2:
             raise ConfigError(
-                f"expects (tokens, features) or (features,), but its input is {in_shape}; add 'flatten' before it"
+                f"the input must have the shape (tokens, features) or (features,), not {in_shape}; add 'flatten' "
+                "before this layer"
             )
         if self.count > in_shape[0]:
             items = "tokens" if len(in_shape) == 2 else "elements"
-            raise ConfigError(f"count = {self.count} exceeds the {in_shape[0]} {items} of its input")
+            raise ConfigError(
+                f"count = {self.count}: must be at most the number of {items} of the input, {in_shape[0]}"
+            )
         n_out = float(self.count * math.prod(in_shape[1:]))
         return Cost((self.count, *in_shape[1:]), moved=2.0 * n_out, stored=n_out)
 
@@ -396,7 +403,7 @@ class LeakyReLU(Spec):
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.slope < 1.0:
-            raise ConfigError(f"slope = {self.slope}: must be in [0, 1)")
+            raise ConfigError(f"slope = {self.slope}: must be at least 0 and below 1")
 
     def cost(self, in_shape: Shape) -> Cost:
         return streaming(in_shape, in_shape)
@@ -494,7 +501,8 @@ class Dense(Spec):
     def cost(self, in_shape: Shape) -> Cost:
         if len(in_shape) > 2:
             raise ConfigError(
-                f"expects (features,) or (tokens, features), but its input is {in_shape}; add 'flatten' before it"
+                f"the input must have the shape (features,) or (tokens, features), not {in_shape}; add 'flatten' "
+                "before this layer"
             )
         n_weights = in_shape[-1] * self.units
         tensors = (("weight", n_weights),) + ((("bias", self.units),) if self.bias else ())
@@ -548,7 +556,7 @@ class Dropout(Spec):
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.rate < 1.0:
-            raise ConfigError(f"rate = {self.rate}: must be in [0, 1)")
+            raise ConfigError(f"rate = {self.rate}: must be at least 0 and below 1")
 
     def cost(self, in_shape: Shape) -> Cost:
         return streaming(in_shape, in_shape)

@@ -100,16 +100,18 @@ Node = Leaf | Residual | Concat | Side
 @checked
 @dataclass(frozen=True)
 class Model:
-    """A neural network: its layers with their costs and, for training, how they are connected.
+    """A neural network: its layers, their costs, and how the layers are connected.
 
-    name, title  short name, and description
+    name, title  short name and description of the model
     input_shape  shape of one sample
     layers       all layers in forward order
-    trainable    whether every layer type can compute gradients; other models are for timing only
-    sources      papers and code that the model was taken from
-    structure    how the layers are connected
-    options      optional parts that were included, and parameters that were set, when the model was loaded
-    notes        assumptions made when the model was imported from another tool; results repeat them
+    trainable    whether gradients can be computed for every layer type. If not, the model can only be used in
+                 timing-only runs
+    sources      papers and code on which the model is based
+    structure    connections between the layers
+    options      optional parts that were included when the model was loaded, and parameters that were set
+    notes        assumptions made when the model was imported from another tool. They are copied to the results of
+                 simulations
     """
 
     name: str
@@ -177,13 +179,15 @@ def load_model(
 ) -> Model:
     """Load a model by its bundled name or from a file.
 
-    source      a bundled name (see :func:`model_names`), the path of a ``.toml`` file, or a :class:`Model`, which is
+    source      a bundled name (see :func:`model_names`), the path to a ``.toml`` file, or a :class:`Model`, which is
                 returned unchanged. Append ``+option`` to include the parts of the file marked with that option,
-                ``+parameter=value`` to set one of its parameters, or ``-size`` (``+size`` for a path) to select one of
-                its sizes. Other accepted formats are a Hugging Face config.json, Megatron-LM arguments and a table of
-                tensors, each as a path (such as ``"config.json+seq=8192"``) or as text (:mod:`ddlsim.imports.models`)
+                ``+parameter=value`` to set a parameter of the model, or ``-size`` (``+size`` for a path) to select one
+                of its sizes. Other accepted formats are a Hugging Face config.json, Megatron-LM arguments and a table
+                of tensors. Each can be given as a path (such as ``"config.json+seq=8192"``) or as a string with its
+                contents (:mod:`ddlsim.imports.models`)
     layers      custom layer types: a mapping from type names in the file to classes (docs/write_your_own/layer.md)
-    allow_code  whether the file may name types in the form ``"package.module:Name"``, which imports and runs code
+    allow_code  whether the file may contain layer types such as ``"package.module:Name"``, which imports and runs that
+                module
 
     Raises :class:`~ddlsim.errors.ConfigError` for an unknown name or option, and for an invalid file.
     """

@@ -170,7 +170,7 @@ class Builder:
             raise unknown_name("block", str(kind), self.blocks, f"{self.path}: {place}")
         repeat = entry.pop("repeat", None)
         if repeat is not None and (type(repeat) is not int or not 1 <= repeat <= MAX_LAYERS):
-            raise self.error(place, f"repeat = {shown(repeat)}: must be a whole number from 1 to {MAX_LAYERS}")
+            raise self.error(place, f"repeat = {shown(repeat)}: must be an integer from 1 to {MAX_LAYERS}")
         named = "name" in entry or repeat is not None
         name = self._name(entry, kind, place, scope) if "name" in entry else f"{scope}{kind}"
         block, used = self.blocks[kind], set[str]()
@@ -296,7 +296,7 @@ _OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.m
 def substitute(value: object, values: Values, used: set[str]) -> object:
     """Return `value` with every text in it that has a ``$x`` replaced; adds each x to `used`.
 
-    ``"$x"`` alone becomes ``values["x"]`` whatever it is; ``"4 * $x"``, ``"$x / 2 + 1"`` and the like the whole number
+    ``"$x"`` alone becomes ``values["x"]`` whatever it is; ``"4 * $x"``, ``"$x / 2 + 1"`` and the like the integer
     that they make. What has no value stays as it is. Raises ConfigError for a sum that makes none.
     """
     if isinstance(value, str) and "$" in value:
@@ -313,7 +313,7 @@ def substitute(value: object, values: Values, used: set[str]) -> object:
 
 
 def _sum(text: str, values: Values) -> int:
-    """Return the whole number that a text like ``"4 * $x"`` makes."""
+    """Return the integer that a text like ``"4 * $x"`` makes."""
     names = set(_NAME.findall(text))
     for name in names:
         if type(values[name]) is not int:
@@ -385,9 +385,9 @@ def chosen_values(
     except ConfigError as error:
         raise ConfigError(f"{where}: parameters: {error}") from None
     if missing := sorted(names - set(values)):
-        names_of_sizes = ", ".join(f"{prefix}{name}" for name in sizes)
+        names_of_sizes, parameter = ", ".join(f"{prefix}{name}" for name in sizes), missing[0]
         raise ConfigError(
-            f"{where}: {missing[0]} has no value; choose a size ({names_of_sizes}) or add +{missing[0]}=..."
+            f"{where}: {parameter} has no value; choose a size ({names_of_sizes}) or add +{parameter}=..."
         )
     return values, size, tuple(f"{key}={text}" for key, text in settings), tuple(parts)
 
@@ -528,5 +528,6 @@ def _check_used(values: Values, table: Entry, path: str) -> None:
     for name in values:
         if name not in used:
             raise ConfigError(
-                f'{path}: parameters: {name!r} is not used; write "${name}" where its value belongs, or remove it'
+                f'{path}: parameters: {name!r} is not used; write "${name}" where the value belongs, or remove the '
+                "parameter"
             )

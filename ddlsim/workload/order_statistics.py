@@ -58,7 +58,8 @@ def pareto(n: Samples, k: Count | None = None, a: Positive = 2.0, minimum: NotNe
     """
     above = n - _rank(n, k) + 1
     if above <= 1.0 / a:
-        raise ConfigError(f"a = {a}: must be greater than {1.0 / above:.3g} for a finite expectation")
+        least = 1.0 / above
+        raise ConfigError(f"a = {a}: must be greater than {least:.3g} for a finite expectation")
     log = math.lgamma(n + 1) + math.lgamma(above - 1.0 / a) - math.lgamma(above) - math.lgamma(n + 1 - 1.0 / a)
     return minimum * math.exp(log)
 

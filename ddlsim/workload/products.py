@@ -132,12 +132,12 @@ def check_kernels(model: Model, device: Device, precision: str) -> None:
     """Raise ConfigError if the kernels of this model's layers are not known on a device."""
     if not any(layer.heads for layer in model.layers):
         raise ConfigError(
-            f"PerKernel requires a transformer, and {model.name} has no attention; use Roofline() instead"
+            f"PerKernel requires a transformer, but {model.name} has no attention; use Roofline() instead"
         )
     if not has_kernels(model, device, precision):
         names = [name for name in device_names() if has_kernels(model, load_device(name), precision)]
         known = ", ".join(names) if names else "fp16 and bf16"
-        raise ConfigError(f"PerKernel: no kernel rates of {device.name} in {precision}; there are rates for {known}")
+        raise ConfigError(f"PerKernel: {device.name} has no kernel rates for {precision}; available: {known}")
 
 
 def product_time(
@@ -180,7 +180,7 @@ def gemm_efficiency(device: DeviceLike, m: Positive, n: Positive, k: Positive, p
         names = [name for name in device_names() if _has_products(load_device(name), precision)]
         known = ", ".join(names)
         raise ConfigError(
-            f"gemm_efficiency: no kernel rates of {machine.name} in {precision}; there are rates for {known}"
+            f"gemm_efficiency: {machine.name} has no kernel rates for {precision}; devices with rates: {known}"
         )
     peak = machine.peak_flops[product_type(precision)]
     return 2.0 * m * n * k / (product_time(Product(m, n, k), machine, precision) * peak)

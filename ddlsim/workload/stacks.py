@@ -29,16 +29,17 @@ _FILE = Path(__file__).with_name("stacks.toml")
 @checked
 @dataclass(frozen=True)
 class Stack:
-    """Costs and properties of a training framework's kernels, for one release of the framework.
+    """Costs and properties of the kernels of a training framework, for one release of the framework.
 
     attention       names of fused attention kernels, in order of preference. On a device that supports none of them,
                     attention matrices are written to memory
-    elementwise     memory traffic of normalisations, activations, rotary embeddings and sums, relative to a
-                    single fused kernel for each of them
+    elementwise     memory traffic of normalisations, activations, rotary embeddings and sums, divided by their traffic
+                    if each were a single fused kernel
     rotation        the same ratio for rotary embeddings only; None: equal to `elementwise`
-    loss_traffic    bytes that the forward and backward pass of the loss move per logit
+    loss_traffic    bytes that the forward and backward passes of the loss move per logit
     gemm            fraction of the device's matrix-product rate that is achieved in a training step
-    forward_launch  CPU time in seconds per kernel launched in the forward pass; a lower bound on the time of a layer
+    forward_launch  CPU time in seconds per kernel launched in the forward pass. The launches set a lower bound on the
+                    time of a layer
     backward_launch
                     CPU time in seconds to launch the backward kernels that correspond to one forward kernel
     micro_batch_time
@@ -50,7 +51,7 @@ class Stack:
                     end
     rank_delay      delay in seconds between consecutive ranks of a tensor-parallel group when they enter a collective
     channels        number of multiprocessors that the kernels of collectives occupy (one block per NCCL channel)
-    communicates    whether matrix products slow down during collectives "inside" machines, "between" machines, or
+    slowdown_scope  whether matrix products slow down during collectives "inside" machines, "between" machines, or
                     "both"
     fused_softmax   scale, mask and softmax are fused into one kernel if micro_batch x heads / tensor is a multiple of
                     this number; 0: they are always fused
@@ -95,7 +96,7 @@ class Stack:
     call_time: _Time = 0.0
     rank_delay: _Time = 0.0
     channels: Index = 0
-    communicates: Annotated[str, one_of("inside", "between", "both")] = "both"
+    slowdown_scope: Annotated[str, one_of("inside", "between", "both")] = "both"
     fused_softmax: Index = 0
     gradient_dtype: _Type = "bf16"
     main_gradients: _Type | None = None
@@ -133,20 +134,20 @@ class Stack:
         if not self.channels or units <= self.channels:
             return OverlapSlowdown()
         factor = units / (units - self.channels)
-        inside, between = self.communicates != "between", self.communicates != "inside"
+        inside, between = self.slowdown_scope != "between", self.slowdown_scope != "inside"
         return OverlapSlowdown(factor if inside else 1.0, factor if between else 1.0)
 
 
-StackLike = Annotated[str | Path | Stack, "a name such as 'megatron', a stack file or a Stack"]
+StackLike = Annotated[str | Path | Stack, "a name such as 'megatron', a stack file or a Stack object"]
 
 
 @checked
 def load_stack(name: StackLike) -> Stack:
     """Load a software stack by its bundled name or from a file.
 
-    name  a bundled name (see :func:`stack_names`), the path of a file such as ``my-stack.toml``, or a :class:`Stack`,
-          which is returned unchanged. ``"megatron@25.11"`` selects a release of a framework; ``"megatron"`` selects the
-          release to which the stack's parameters were fitted
+    name  a bundled name (see :func:`stack_names`), the path to a file such as ``my-stack.toml``, or a :class:`Stack`,
+          which is returned unchanged. A name such as ``"megatron@25.11"`` selects a release; ``"megatron"`` alone
+          selects the release to which the stack's parameters were fitted
 
     Raises :class:`~ddlsim.errors.ConfigError` for an invalid file and for an unknown name or release. The message
     suggests the closest name or lists the available releases.

@@ -95,7 +95,7 @@ class Shard:
 @checked
 @dataclass(frozen=True)
 class HostMemory:
-    """Host memory (DDR) for the largest embedding tables, with a cache on the device.
+    """Host memory (DDR) that stores the largest embedding tables, with a cache on the device.
 
     Host memory is used only if the tables do not fit on the device. Every row that is looked up or updated passes
     through the cache.
@@ -103,7 +103,7 @@ class HostMemory:
     capacity           host memory available for tables, in bytes per worker
     bandwidth          rate in bytes/s at which a worker reads and writes rows in host memory
     hit_rate           fraction of lookups that hit the cache, from 0 to 1
-    cache_load_factor  size of the cache relative to the tables in host memory (TorchRec's name)
+    cache_load_factor  size of the cache as a fraction of the size of the tables in host memory (named as in TorchRec)
     """
 
     capacity: Bytes

@@ -98,7 +98,7 @@ def test_an_imported_cluster_is_run_by_its_file(call):
             "cannot write the format '.txt'; use .toml, .json or",
         ),
         (("ping.txt", "-o", "c.toml"), "measurements are written as a CSV table; choose a name that ends in .csv"),
-        (("astra.yml", "--hosts", "2"), "--hosts has no effect, because astra.yml is astra; leave it out"),
+        (("astra.yml", "--hosts", "2"), "--hosts has no effect, because astra.yml is astra; leave --hosts out"),
         (("ping.txt", "-o", "c.csv", "--hosts", "1"), "none"),
     ],
 )

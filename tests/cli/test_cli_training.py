@@ -66,7 +66,7 @@ def test_a_run_is_saved_and_continued(file, tmp_path):
     assert again["simulated_time"] == whole["simulated_time"]
     assert run(file, "--resume", saved).stdout == run(file).stdout
     error = run(file, "--resume", saved, "--seed", "1", code=1).exception
-    assert "seed: the run was saved with 0, but this one has 1" in str(error)
+    assert "seed: the run was saved with 0, but the resumed run has 1" in str(error)
 
 
 @pytest.mark.parametrize("option", ["--plot-learning", "--save", "--resume"])
@@ -76,8 +76,8 @@ def test_options_of_training_need_training(option):
 
 
 @pytest.mark.parametrize(("options", "words"), [
-    (["-s", "softsync"], "--strategy softsync needs n: --strategy softsync+n=..., or in an experiment file"),
-    (["-s", "gossip-sgd", "--servers", "2"], "--servers has no effect with --strategy gossip-sgd; it takes no options"),
+    (["-s", "softsync"], "--strategy softsync requires n; write --strategy softsync+n=..., or in an experiment file"),
+    (["-s", "gossip-sgd", "--servers", "2"], "--servers has no effect with --strategy gossip-sgd; valid options: none"),
     (["-s", "local-sdg"], "did you mean 'local-sgd'?"),
 ])  # fmt: skip
 def test_strategies_are_those_of_files(options, words):

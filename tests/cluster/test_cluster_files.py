@@ -143,7 +143,7 @@ def test_bundled_clusters_come_back_from_toml(tmp_path, name):
         ('[[nodes]]\nnames = ["a"]\n[[edges]]\nlinks = [["a", "bb"]]\n', r"edges\.0\.links: unknown node 'bb'"),
         ('[[nodes]]\nnames = ["a"]\n[[edges]]\nlinks = []\nkeys = [1]\n', r"keys = \[1\] must be 0 integers"),
         ('[[nodes]]\nnames = ["a", "b"]\n[[edges]]\nlinks = [["a", "b"]]\n', "bandwidth is missing"),
-        ('[generator]\ntype = "star"\n[[nodes]]\nnames = ["a"]\n', r"nodes and \[generator\] exclude each other"),
+        ('[generator]\ntype = "star"\n[[nodes]]\nnames = ["a"]\n', r"nodes cannot be combined with \[generator\]"),
     ],
 )
 def test_bad_tables_of_nodes_and_edges_in_one_line(tmp_path, text, message):
@@ -249,7 +249,7 @@ def _edit(text, old, new):
         (_edit(STAR, "n_hosts = 4", "n_hosts = 4\nn_gpus = 2"), ["generator.n_gpus", "[host]", "move it"]),
         (_edit(STAR, '"star"', '"stra"'), ["generator", "'stra'", "did you mean 'star'?"]),
         (_edit(STAR, 'type = "star"\n', ""), ["generator.type", "missing", "leaf-spine"]),
-        (_edit(STAR, "n_hosts = 4", 'n_hosts = "4"'), ["generator.n_hosts", "'4'", "whole number"]),
+        (_edit(STAR, "n_hosts = 4", 'n_hosts = "4"'), ["generator.n_hosts", "'4'", "integer"]),
         (_edit(STAR, "n_hosts = 4", "n_hosts = 0"), ["generator", "n_hosts = 0", "from 1 to"]),
         (_edit(STAR, '"10 Gbit/s"', "10"), ["generator.bandwidth = 10", "unit", "25 Gbit/s"]),
         (_edit(STAR, '"10 Gbit/s"', '"10"'), ["generator.bandwidth", "'10'", "no unit", "25 Gbit/s"]),

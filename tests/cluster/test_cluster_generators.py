@@ -296,7 +296,7 @@ BIG = 10**12
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: star(BIG, **RATE), "n_hosts = 1000000000000: must be a whole number from 1 to 500000"),
+        (lambda: star(BIG, **RATE), "n_hosts = 1000000000000: must be an integer from 1 to 500000"),
         (lambda: ring(BIG, **RATE), "n_hosts"),
         (lambda: line(BIG, **RATE), "n_hosts"),
         (lambda: fully_connected(100_000, **RATE), "9999900000 links exceed the limit of 2000000"),
@@ -315,7 +315,7 @@ BIG = 10**12
             lambda: star(1, host=MultiGpu(5000, "nvlink_mesh", nvlink_bandwidth=1e9), **RATE),
             "links exceed the limit of",
         ),
-        (lambda: star(10**400, **RATE), "n_hosts = 10..400 approximately: must be a whole number from 1 to 500000"),
+        (lambda: star(10**400, **RATE), "n_hosts = 10..400 approximately: must be an integer from 1 to 500000"),
     ],
 )
 def test_sizes_are_limited_before_anything_is_built(make, words, monkeypatch):

@@ -132,7 +132,7 @@ def test_a_grid_declares_levels_where_links_do_not_show_them(tmp_path):
         cluster.save(tmp_path / f"cluster.{suffix}")
         assert found(load_cluster(tmp_path / f"cluster.{suffix}")).places.shape == (2, 3, 4)
     graph.graph["grid"] = [3, 7]
-    with pytest.raises(ConfigError, match=r"grid = \[3, 7\] does not match the number of machines, 24; correct it"):
+    with pytest.raises(ConfigError, match=r"grid = \[3, 7\] does not match the number of machines, 24; correct"):
         load_cluster(graph)
 
 
@@ -326,7 +326,7 @@ def test_auto_names_an_algorithm_per_level():
     name = fastest(cluster, cluster.workers.tolist(), cluster.locality_order(cluster.workers), 1e7, notes)
     assert (name, *notes) == (
         "hierarchical(ring, halving_doubling, ring)",
-        f"auto: {name} is the fastest for 10 MB (2.108 ms)",
+        f"auto: {name} is the fastest algorithm for 10 MB (2.108 ms)",
     )
     seconds = functools.partial(collective_time, cluster, nbytes=1e7, rank_order="topology")
     assert seconds(name) == pytest.approx(2.108e-3, rel=1e-3)

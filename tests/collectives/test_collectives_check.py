@@ -320,10 +320,10 @@ def test_races_are_refused():
         ("hierarchical", "'hierarchical' requires the machine of each rank; pass hosts"),
         ("parameter_server(9)", "n_servers is 9; must be 1 to 4"),
         ("parameter_server(5)", "n_servers is 5; must be 1 to 4"),
-        ("parameter_server(0)", "n_servers = 0: must be a whole number of at least 1"),
+        ("parameter_server(0)", "n_servers = 0: must be a positive integer"),
         ("ring(3)", "ring takes at most 0 arguments"),
         ("torus_2d(3, 2)", "3 x 2 does not equal the number of ranks, 4"),
-        ("torus_2d(0)", "torus_2d: rows = 0: must be a whole number of at least 1"),
+        ("torus_2d(0)", "torus_2d: rows = 0: must be a positive integer"),
         ("no_such_package:ring", "No module named 'no_such_package'"),
         ("test_collectives_check:nothing", "has no attribute 'nothing'"),
         ("test_collectives_check:RING", "is of type Schedule; must be a function"),
@@ -357,7 +357,7 @@ def test_a_function_that_cannot_be_called_with_a_number_of_ranks_is_refused(func
 
 
 def test_build_refuses_wrong_sizes_and_names():
-    with pytest.raises(ConfigError, match="n_ranks = 0: must be a whole number from 1 to 1000000"):
+    with pytest.raises(ConfigError, match="n_ranks = 0: must be an integer from 1 to 1000000"):
         build("ring", 0)
     with pytest.raises(ConfigError, match="hosts has 2 entries for 3 ranks"):
         build("ring", 3, hosts=[0, 1])

@@ -49,8 +49,8 @@ def test_one_worker_per_machine_is_the_flat_exchange():
     ((done, gradients),) = run(TopK(0.1), 4, 1)
     flat = exchange(TopK(0.1), gradients, [None] * 4, [stream(0, r, "encode") for r in range(4)])
     np.testing.assert_array_equal(done.mean, flat.mean)
-    np.testing.assert_array_equal(done.inter, flat.sent)
-    assert done.intra.tolist() == [0.0] * 4
+    np.testing.assert_array_equal(done.sent_between, flat.sent)
+    assert done.sent_inside.tolist() == [0.0] * 4
 
 
 def test_machines_send_n_local_times_fewer_bytes():
@@ -59,8 +59,8 @@ def test_machines_send_n_local_times_fewer_bytes():
     """
     m, n_local, rho = 4, 5, 0.1
     ((done, gradients),) = run(MSTopK(rho), m, n_local)
-    np.testing.assert_allclose(done.inter, (m - 1) * 2 * rho * N / n_local * 4)
-    np.testing.assert_allclose(done.intra, 2 * (n_local - 1) / n_local * 4 * N)
+    np.testing.assert_allclose(done.sent_between, (m - 1) * 2 * rho * N / n_local * 4)
+    np.testing.assert_allclose(done.sent_inside, 2 * (n_local - 1) / n_local * 4 * N)
     flat = exchange(MSTopK(rho), gradients, [None] * 20, [stream(0, 0, "x")] * 20)
     np.testing.assert_allclose(flat.sent, (m * n_local - 1) * 2 * rho * N * 4)
 
@@ -69,8 +69,8 @@ def test_uneven_shards_count_every_byte_once():
     """Reduce-scatter and all-gather of a ring move (n - 1) d elements each per machine, however they are cut."""
     assert shard_sizes(10, 4) == [3, 3, 2, 2]
     ((done, _),) = run(NoCompression(), 1, 4, n=10)
-    assert done.intra.sum() == 2 * 3 * 40
-    assert done.inter.tolist() == [0.0] * 4
+    assert done.sent_inside.sum() == 2 * 3 * 40
+    assert done.sent_between.tolist() == [0.0] * 4
 
 
 def test_error_feedback_on_shards_conserves_mass():

@@ -90,7 +90,7 @@ def test_other_fields_are_lines_of_an_experiment_file(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("batch_size = 3", "other fields: batch_size has its own field in the form; set it there"),
+        ("batch_size = 3", "other fields: batch_size has its own field in the form; use that field"),
         ("max_tme = 3", "other fields: unknown key 'max_tme'; did you mean 'max_time'?"),
         ("faults = [{", "other fields: not valid TOML: "),
         ('[compute]\ntype = "os:abort"', "would import code"),
@@ -127,7 +127,7 @@ def test_settings_are_written_as_in_files():
     ("change", "message"),
     [
         ({"accumulation": None}, "accumulation is empty; enter a number"),
-        ({"batch_size": 0}, "Experiment: batch_size = 0: must be a whole number of at least 1"),
+        ({"batch_size": 0}, "Experiment: batch_size = 0: must be a positive integer"),
         ({"cluster": " "}, "cluster is empty; choose one, or enter the path of a file"),
         ({"strategy": "all-reduc"}, "unknown strategy 'all-reduc'; did you mean 'all-reduce'?"),
         ({"settings": {"algorithm": "rign"}}, "rign"),
@@ -213,7 +213,7 @@ def test_without_panel_the_command_says_what_to_install(monkeypatch):
     [
         ({"cluster": "office-1gbee"}, "unknown cluster 'office-1gbee'; did you mean 'office-1gbe'?"),
         ({"model": "lenet6"}, "unknown model 'lenet6'; did you mean 'lenet5'?"),
-        ({"port": 70000}, "explore: port = 70000: must be a whole number from 0 to 65535"),
+        ({"port": 70000}, "explore: port = 70000: must be an integer from 0 to 65535"),
     ],
 )
 def test_what_cannot_be_shown_first_is_said_before_anything_is_served(arguments, message):

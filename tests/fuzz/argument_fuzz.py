@@ -121,7 +121,7 @@ def attempt(report, name, target, arguments, parameter, value):
 
 
 def _is_a_number(value, target, arguments, parameter):
-    """Return whether a whole number stands where 1.5 may stand as well: then it is not too large."""
+    """Return whether an integer stands where 1.5 may stand as well: then it is not too large."""
     if value != "10**29":
         return False
     try:

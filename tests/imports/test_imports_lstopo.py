@@ -120,7 +120,7 @@ def test_a_package_that_is_not_told_is_the_first_and_idle_gpus_are_noted(tmp_pat
     [
         (JOINED.replace("0302", "0108"), {}, r"xml:3: <topology>: no GPU found \(PCI devices of class 03 or 12\)"),
         (JOINED, {"nvlink_bandwidth": 1e9}, "the file lists the NVLinks; remove nvlink_bandwidth"),
-        (JOINED, {"nic_bandwidth": 1e9}, "has no effect on a single machine; set n_hosts or remove it"),
+        (JOINED, {"nic_bandwidth": 1e9}, "has no effect on a single machine; set n_hosts or remove nic_bandwidth"),
         (JOINED, {"n_hosts": 2}, "machines can only be connected if the speed of a NIC is known"),
         (JOINED.replace("50000 50000", "50000"), {}, "<distances2>: has 3 values for 2 devices; is the file complete"),
         (JOINED.replace("0302 [", "GPU ["), {}, r"<object>: pci_type = 'GPU .* is not like '0302 \[10de:20b0\]"),

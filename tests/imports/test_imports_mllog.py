@@ -194,7 +194,7 @@ def test_evaluations_after_run_stop_count_when_training_got_there(tmp_path):
     unknown = read_mllog(write(tmp_path, [*lines, entry(700000, "eval_accuracy", 70.0, samples_count=7)]))
     assert unknown.accuracies[-1] == (40.0, 7, 70.0)
     late = entry(700000, "eval_accuracy", 70.0, samples_count=1536, metric="FID")
-    with pytest.warns(UserWarning, match="1 entries skipped; the first: .*:10: value: evaluates a point after"):
+    with pytest.warns(UserWarning, match="skipped 1 entry; the first error: .*:10: value: evaluates a point after"):
         assert read_mllog(write(tmp_path, [*lines, late])).accuracies == run.accuracies
 
 
@@ -203,7 +203,7 @@ def test_a_run_that_was_killed_has_no_time(tmp_path):
     assert (run.status, math.isnan(run.run_s), len(run.accuracies)) == ("killed", True, 2)
     assert run.notes[0].endswith("ends 43 s after run_start without run_stop; was the run killed?")
     cut = [*LINES[:-1], LINES[-1][:-20]]  # in the middle of its last line
-    with pytest.warns(UserWarning, match="1 entries skipped; the first: .*:12: not valid JSON after :::MLLOG"):
+    with pytest.warns(UserWarning, match="skipped 1 entry; the first error: .*:12: not valid JSON after :::MLLOG"):
         assert read_mllog(write(tmp_path, cut)).status == "killed"
 
 
@@ -232,7 +232,7 @@ def test_power_logs_are_no_runs(tmp_path):
 )
 def test_an_entry_that_cannot_be_used_does_not_cost_the_run(tmp_path, line, message):
     path = write(tmp_path, [*LINES, line])
-    with pytest.warns(UserWarning, match=f"1 entries skipped; the first: .*:13: {message}"):
+    with pytest.warns(UserWarning, match=f"skipped 1 entry; the first error: .*:13: {message}"):
         run = read_mllog(path)
     assert (run.run_s, len(run.accuracies), len(run.timings)) == (pytest.approx(50.0), 2, 3)
 

@@ -114,7 +114,7 @@ BASE = CONFIGS["llama-3.1-8b"]["config"]
         ({"hidden_size": 10**12}, "hidden_size: must be an integer .* not 1000000000000"),
         ({"hidden_size": True}, "hidden_size: must be an integer .* not True"),
         ({"hidden_size": None}, "hidden_size is missing; is it a complete config.json"),
-        ({"num_hidden_layers": 10**8}, "repeat = 100000000: must be a whole number from 1 to 10000"),
+        ({"num_hidden_layers": 10**8}, "repeat = 100000000: must be an integer from 1 to 10000"),
         ({"num_key_value_heads": 5}, "kv_heads = 5: must divide heads = 32"),
         ({"num_attention_heads": 33, "num_key_value_heads": 33},
          "is not an integer for dim = 4096, heads = 33"),
@@ -132,9 +132,9 @@ BASE = CONFIGS["llama-3.1-8b"]["config"]
          "active = 9: must be at most experts = 8"),
         ({"model_type": "qwen3_moe", "mlp_only_layers": [1]}, "mlp_only_layers: .1. cannot be simulated"),
         ({"model_type": "deepseek_v3"}, "num_experts_per_tok is missing"),
-        ({"model_type": "gpt2", "hidden_act": "gelu", "resid_pdrop": 2}, r"rate = 2.0: must be in \[0, 1\)"),
+        ({"model_type": "gpt2", "hidden_act": "gelu", "resid_pdrop": 2}, r"rate = 2.0: must be at least 0 and below 1"),
         ({"model_type": "vit", "architectures": None, "hidden_act": "gelu", "patch_size": 15},
-         "patch = 15: must divide height and width"),
+         "patch = 15: must divide the height and width"),
     ],
 )  # fmt: skip
 def test_wrong_configs_are_errors_of_one_line(fields: dict[str, object], message: str):

@@ -136,7 +136,7 @@ def test_soc_is_the_old_name_of_sys(tmp_path):
         (PCIE.replace("PIX", "PIG"), {}, ":2: GPU0 - GPU1 is 'PIG'; must be NV#"),
         (PCIE.replace("GPU0\t X ", "GPU0\tPIX"), {}, ":2: GPU0 - GPU0 is PIX; X must be on the diagonal"),
         (PCIE, {"nvlink_bandwidth": "25 GB/s"}, "nvlink_bandwidth has no effect, because the matrix has no NV#"),
-        (PCIE, {"nvswitch": True}, "nvswitch = True has no effect, because the matrix has no NV#; remove it"),
+        (PCIE, {"nvswitch": True}, "nvswitch = True has no effect, because the matrix has no NV#; remove nv"),
         (PCIE, {"nic_bandwidth": "1 GB/s"}, "has no effect on a single machine"),
         (PCIE, {"pcie_bandwidth": "12"}, "pcie_bandwidth: '12' has no unit"),
         (DGX1, {}, "the speed of the NVLinks is missing; set nvlink_bandwidth"),

@@ -406,7 +406,7 @@ def test_all_jobs_go_around_a_link_that_is_down():
 # ------------------------------------------------------------ what does not fit
 
 ERRORS = {
-    "no jobs": (lambda: ddlsim.simulate_jobs([]), "must contain at least one ddlsim.Job without endless"),
+    "no jobs": (lambda: ddlsim.simulate_jobs([]), "must contain at least one ddlsim.Job with endless=False"),
     "occupied": (
         lambda: ddlsim.simulate_jobs([Job(SMALL.with_(workers=[0, 1])), Job(SMALL.with_(workers=[1, 2]))]),
         "job 'job 2': at 0 s devices [1] are occupied by job 'job 1'; start it later",
@@ -436,16 +436,16 @@ ERRORS = {
         lambda: Job(SMALL.with_(workers=[0, 1]), placement="spread"), "has no effect with workers = [0, 1]"
     ),
     "nested": (
-        lambda: Job(SMALL.with_(background=Background("h0", "h1"))), "Job: experiment already has co-located jobs"
+        lambda: Job(SMALL.with_(background=Background("h0", "h1"))), "Job: the experiment already has co-located jobs"
     ),
     "a life": (
         lambda: ddlsim.simulate_jobs([Job(SMALL.with_(workers=2, failures=ddlsim.Failures("1 h")))]),
         "job 'job 1': failures and checkpoints",
     ),
-    "anything": (lambda: SMALL.with_(background=["h0"]), "must be a ddlsim.Background or a ddlsim.Job"),
+    "anything": (lambda: SMALL.with_(background=["h0"]), "must be a ddlsim.Background or ddlsim.Job object"),
     "of company": (
         lambda: ddlsim.simulate_jobs([Job(SMALL.with_(workers=2)), Job(SMALL.with_(workers=2))])["job 1"].stability(),
-        "stability: the run was one of several jobs",
+        "stability: not available for a run of simulate_jobs",
     ),
     "no timeline": (
         lambda: ddlsim.simulate_jobs([Job(SMALL.with_(workers=2))]).plot_timeline(), "simulate_jobs(..., timeline=True)"

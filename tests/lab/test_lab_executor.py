@@ -78,7 +78,9 @@ def test_a_wrong_result_is_seen_and_told():
     wrong = dataclasses.replace(right, lanes=((first, dataclasses.replace(second, shift=0)),))
     with ranks_in_threads(3) as ranks:
         ranks.repeat(Prepare(right, 4096), 1, 10.0)
-        with pytest.raises(LabError, match=r"rank \d \(machine\d\): the result is wrong: \d+ of 1024 elements"):
+        with pytest.raises(
+            LabError, match=r"rank \d \(machine\d\): the result of the collective is wrong: \d+ of 1024 elements"
+        ):
             ranks.repeat(Prepare(wrong, 4096), 1, 10.0)
 
 

@@ -79,8 +79,8 @@ def test_a_congestion_control_that_the_kernel_lacks_is_refused(monkeypatch):
 def test_an_efficiency_that_frames_do_not_have_is_told():
     (note,) = plan(cluster(star(2, **STAR))).notes
     assert note == (
-        "TCP/IP on Ethernet leaves 94.15% of a link for payload, but the cluster file specifies 100.00%; "
-        "predictions and measurements differ by this ratio"
+        "TCP/IP on Ethernet leaves 94.15% of a link's bandwidth for payload, but the cluster file specifies 100.00%; "
+        "predictions and measurements differ by the ratio of the two"
     )
 
 
@@ -94,7 +94,7 @@ def test_a_tree_of_switches_is_built():
 def test_a_machine_is_one_place_whatever_is_in_it():
     cabling = plan(cluster(star(2, **STAR, efficiency=0.9415, host=MultiGpu(n_gpus=1))))
     assert len(cabling.place_names) == 3
-    assert cabling.notes == ("the lab leaves out links inside machines",)
+    assert cabling.notes == ("links inside machines are not emulated in the lab",)
 
 
 def one_way():
@@ -222,7 +222,7 @@ def test_what_may_wait_at_a_port_is_the_queue_of_its_bucket():
     ("arguments", "says"),
     [
         ([], "lab: set the cluster"),
-        (["office-1gbe", "--clean"], "leave 'office-1gbe' out"),
+        (["office-1gbe", "--clean"], "leave the cluster 'office-1gbe' out"),
         (["dgx1-v100"], "has several"),
     ],
     ids=["none", "both", "gpus"],

@@ -140,7 +140,7 @@ def test_a_number_changed_in_place_is_noticed(tmp_path):
     with np.load(path) as file:
         parts = dict(file)
     np.savez(path, **{**parts, "array 0": np.arange(50.0) + 1e-9})
-    with pytest.raises(ConfigError, match="its contents do not match their digest"):
+    with pytest.raises(ConfigError, match="the contents of the file do not match its digest"):
         read(path)
     np.savez(path, **parts)
     assert read(path)[1] == {"a": 1}

@@ -105,7 +105,7 @@ def test_max_time_ends_a_run_and_missed_targets_are_said():
     result = learn(ddlsim.AllReduce("ring"), training=training, max_time="20 ms")
     assert result.stop_reason == "max_time"
     assert result.end_time == 0.02
-    assert any("target_accuracy = 0.999 was not reached; the best was" in note for note in result.notes)
+    assert any("target_accuracy = 0.999 was not reached; the best value was" in note for note in result.notes)
 
 
 def test_evaluation_by_simulated_time():
@@ -163,7 +163,7 @@ def test_the_clock_may_be_that_of_another_model():
     assert large.params.tobytes() == small.params.tobytes()
     timing = ddlsim.simulate(STAR, "resnet18", ddlsim.AllReduce("ring"), 16, 4, steps=18, optimizer="sgd")
     assert large.throughput == pytest.approx(timing.throughput, rel=1e-9)
-    assert any("digits-cnn is trained, resnet18 determines the time" in note for note in large.notes)
+    assert any("digits-cnn is trained, and resnet18 determines the simulated times" in note for note in large.notes)
 
 
 @pytest.mark.parametrize(("change", "message"), [
@@ -180,9 +180,10 @@ def test_what_does_not_fit_is_said(change, message):
 
 @pytest.mark.parametrize(("fields", "message"), [
     ({"data": "digit"}, "did you mean 'digits'"), ({"sharding": "idd"}, "did you mean 'iid'"),
-    ({"target_accuracy": 95}, "at most 1"), ({"evaluate_every": "5 MB"}, "MB"), ({"evaluate_every": 0}, "at least 1"),
-    ({"optimizer": ddlsim.SGD}, "must be an object"), ({"epochs": -1}, "above 0"),
-    ({"moving_average": 0}, "at least 1"),
+    ({"target_accuracy": 95}, "at most 1"), ({"evaluate_every": "5 MB"}, "MB"),
+    ({"evaluate_every": 0}, "positive integer"),
+    ({"optimizer": ddlsim.SGD}, "must be an optimizer"), ({"epochs": -1}, "above 0"),
+    ({"moving_average": 0}, "positive integer"),
 ])  # fmt: skip
 def test_bad_training_is_refused(fields, message):
     with pytest.raises(ConfigError, match=message):
@@ -201,7 +202,7 @@ layers = [{ type = "dense", units = 2 }]
 
 
 def plane(n=400, seed=0, shape=2):
-    """Return y = x W + b with W, b of whole numbers, as data; and W, b."""
+    """Return y = x W + b with W, b of integers, as data; and W, b."""
     rng = np.random.default_rng(seed)
     x, shift = rng.normal(size=(n, 4)), [4.0, -5.0]
     weight = np.array([[1.0, -2.0], [0.0, 3.0], [2.0, 1.0], [-1.0, 0.0]])

@@ -81,7 +81,7 @@ def run_to(plane, n_steps, computed):
         w = w - plane.apply(gradient, w)
         if step % 3 == 2:
             x = w
-            if plane.scalar(lambda x=x: float(x.read().sum())) < 1.0:
+            if plane.decision(lambda x=x: float(x.read().sum())) < 1.0:
                 w = w + plane.constant(array(1, 1))
     return w
 

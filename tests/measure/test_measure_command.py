@@ -105,15 +105,15 @@ def test_two_torch_ranks_measure_everything(tmp_path):
             ["--batch-sizes", "8,x"],
             "error: --batch-sizes 8,x: 'x' is not a number above 0; expected a list such as 1,8,32",
         ),
-        (["--input-shape", "3"], "error: --input-shape 3: needs --module; add that option, or leave --input-shape out"),
+        (["--input-shape", "3"], "error: --input-shape 3: requires --module; add --module, or leave --input-shape out"),
         (["--backend", "ncll"], "error: unknown backend 'ncll'; did you mean 'nccl'?"),
         (
             ["--profile", "p.json"],
-            "error: --profile p.json: needs --only kernels; add that option, or leave --profile out",
+            "error: --profile p.json: requires --only kernels; add --only kernels, or leave --profile out",
         ),
         (
             ["--only", "kernels", "--max-size", "1 MiB"],
-            "error: --max-size has no effect with --only kernels, which measures one device; leave it out",
+            "error: --max-size has no effect with --only kernels, which measures one device; leave --max-size out",
         ),
     ],
     ids=["unit", "budget", "batch", "shape", "backend", "profile", "kernels"],

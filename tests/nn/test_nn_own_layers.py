@@ -110,7 +110,7 @@ class Lying(Scale):
     [
         (FILE, NoDataclass, r"load_model: layers\['scale'\] is .* must be a frozen dataclass with a method cost"),
         (FILE.replace("by =", "bye ="), Scale, r"layers\[1\] \(Scale 'Scale1'\): unknown key 'bye'; did you mean 'by'"),
-        (FILE.replace("2.0", "true"), Scale, r"layers\[1\] .*by = True: must be a number"),
+        (FILE.replace("2.0", "true"), Scale, r"layers\[1\] .*by = True: must be a finite number"),
         (FILE.replace('"scale"', '"scales"'), Scale, "unknown layer type 'scales'; did you mean 'scale'"),
         (FILE, Narrow, r"layers\[1\]: Narrow 'Narrow1': needs \(features,\) but gets \(4, 6, 6\)"),
         (FILE.replace('"scale"', '"os:abort"'), Scale, r"layers\[1\]: type = 'os:abort' would import code; if you"),

@@ -76,7 +76,7 @@ def test_inputs_without_ids_are_refused(tmp_path: Path, inputs: str, text: str):
 
 def test_ids_beyond_a_table_are_refused(bags: Path):
     network = build_network(bags, 0)
-    with pytest.raises(ConfigError, match="layer 't': 5 is not an id; samples must be whole numbers from 0 to 4"):
+    with pytest.raises(ConfigError, match="layer 't': 5 is not an id; samples must be integers from 0 to 4"):
         network.predict(network.initial_params, np.array([[0, 0, 5, 0, 0, 0]]))
 
 

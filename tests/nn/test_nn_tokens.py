@@ -123,7 +123,7 @@ def test_what_does_not_fit_is_said(model: str, chosen: ddlsim.Training, says: st
 
 def test_samples_that_are_no_tokens():
     network = build_network("char-transformer", 0)
-    with pytest.raises(ConfigError, match="28 is not an id; samples must be whole numbers from 0 to 27"):
+    with pytest.raises(ConfigError, match="28 is not an id; samples must be integers from 0 to 27"):
         network.predict(network.initial_params, np.full((1, 32), 28.0))
     with pytest.raises(ConfigError, match=r"0\.5 is not an id"):
         network.predict(network.initial_params, np.full((1, 32), 0.5))

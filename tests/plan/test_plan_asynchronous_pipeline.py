@@ -137,7 +137,7 @@ def test_a_gradient_that_goes_into_another_update():
     """All of one rank's passes of a micro-batch in the next step, beside those of another there."""
     plan = pipeline(stages(2), Mesh(pipeline=2), 2, "2bw", steps=4)
     row = next(row for row in plan.rows(BACKWARD) if plan.batch[row] == 3 and plan.first[row] == 0)
-    refuses(with_value(plan, "step", row, 2), "its gradient is used in a different update than")
+    refuses(with_value(plan, "step", row, 2), "but their gradients are used in different updates")
 
 
 def test_gradients_before_those_of_the_last_update_are_used():
@@ -156,7 +156,7 @@ def test_gradients_before_those_of_the_last_update_are_used():
 def test_delays_that_are_none():
     plan = pipeline(stages(2), Mesh(pipeline=2), 1, "pipedream", steps=2)
     for delays in ((1,), (1, -1)):
-        with pytest.raises(ConfigError, match="must have one number of at least 0 per layer"):
+        with pytest.raises(ConfigError, match="must have one non-negative number per layer"):
             dataclasses.replace(plan, delays=delays)
 
 
@@ -229,7 +229,8 @@ def test_chunks_and_shared_weights():
     with pytest.raises(ConfigError, match="order 'pipedream' needs one chunk per stage, but there are 6 chunks for 3"):
         pipeline(stages(6), Mesh(pipeline=3), 1, "pipedream")
     with pytest.raises(
-        ConfigError, match=r"the first and the last stage share weights \(tied_dense\), whose ages differ with"
+        ConfigError,
+        match=r"'pipedream' does not support models whose first and last stages share weights \(tied_dense\)",
     ):
         pipeline(balanced_chunks(workload("gpt2", 1), 2), Mesh(pipeline=2), 1, "pipedream")
 

@@ -57,9 +57,11 @@ def test_the_critical_path_is_the_longest_path(seed, least):
 
 def test_the_critical_path_by_hand():
     assert hand_made().critical_path() == 1.0 + 2.0 + 0.5 + 0.25
-    assert hand_made().critical_path(least=1.0) == 1.0 + 2.0 + 1.0 + 0.25  # the all-reduce beside other work of 0.5 s
-    with pytest.raises(ConfigError, match="least: must be at least 0 s"):
-        hand_made().critical_path(least=-1.0)
+    assert (
+        hand_made().critical_path(min_seconds=1.0) == 1.0 + 2.0 + 1.0 + 0.25
+    )  # the all-reduce beside other work of 0.5 s
+    with pytest.raises(ConfigError, match="least = -1 s: must not be negative"):
+        hand_made().critical_path(min_seconds=-1.0)
     assert Draft().plan().critical_path() == 0.0
 
 

@@ -19,8 +19,7 @@ COMP, SEND, RECEIVE, COLLECTIVE = 4, 5, 6, 7
 SWITCH = star(8, bandwidth=1e9, latency=0.0)
 #: the third file of the all-gather of 1 MB over four NPUs in the examples of ASTRA-sim (MIT licence), as it is
 ASTRA = bytes.fromhex(
-    "070a05302e302e344a08021214616c6c5f6761746865725f346e7075735f314d421807520e0a0969735f6370755f6f70d80100520d0a09636f6d"
-    "6d5f747970654802520f0a09636f6d6d5f73697a6548808040"
+    "070a05302e302e344a08021214616c6c5f6761746865725f346e7075735f314d421807520e0a0969735f6370755f6f70d80100520d0a09636f6d6d5f747970654802520f0a09636f6d6d5f73697a6548808040"
 )
 
 
@@ -139,7 +138,7 @@ def test_what_a_trace_cannot_say(tmp_path):
 def test_files_of_a_plan_that_were_changed(tmp_path):
     files = two_ranks().to_chakra(tmp_path / "p.et")
     files[1].unlink()
-    with pytest.raises(ConfigError, match=r"p\.0\.et: the plan consists of 2 files, but only 1 are there"):
+    with pytest.raises(ConfigError, match=r"p\.0\.et: the plan consists of 2 files, but its folder contains only 1"):
         read_chakra(files[0])
     two_ranks().to_chakra(tmp_path / "p.et")
     data = files[0].read_bytes()
@@ -244,7 +243,7 @@ def test_process_groups(tmp_path):
     (tmp_path / "t.0.et").write_bytes(HEAD + node(7, 1, told) + nodes(0)[0])
     assert set(read_chakra(path).groups) == {(2, 0), (1, 3)}
     with pytest.raises(
-        ConfigError, match=r"t\.0\.et: process group 'odd' contains rank 9, but there are traces of 4 ranks only"
+        ConfigError, match=r"t\.0\.et: process group 'odd' contains rank 9, but only 4 ranks have traces"
     ):
         read_chakra(path, groups={"even": [0, 2], "odd": [1, 9]})
     with pytest.raises(ConfigError, match=r"rank 0 is not in its group \[2, 3\]"):
@@ -303,22 +302,22 @@ def test_attributes_of_every_type(tmp_path):
         ([node(1, COMP, put(11, b""))], r"message 1: the node has field 11, as in schemas before 0\.0\.4"),
         ([node(1, 8)], r"t\.0\.et: message 1: node 1 has type 8; the schema defines types 0 to 7"),
         ([collective(1, 10, 5)], "comm_type = 10: the schema defines 0 to 9"),
-        ([collective(1, 0, -5)], "comm_size = -5: must be a whole number of at least 0"),
+        ([collective(1, 0, -5)], "comm_size = -5: must be a non-negative integer"),
         ([node(1, COLLECTIVE, attribute("comm_size", 9, 5))], "has no comm_type, which a plan needs"),
         ([node(1, COLLECTIVE, attribute("comm_type", 9, 0))], r"t.0.et: node 1 .*has no comm_size, which"),
         ([node(1, COLLECTIVE, attribute("comm_type", 9, 0), attribute("is_cpu_op", 27, 1))], "has no comm_size"),
         ([node(1, SEND, attribute("comm_dst", 7, 1))], "has no comm_size"),
         ([node(1, 2, attribute("tensor_size", 13, 5), attribute("is_cpu_op", 27, 1))], "accesses memory but has no"),
         ([collective(1, 0, 5, attribute("involved_dim", 28, put(1, b"\1\0")))], r"involved_dim = \[True, False\]"),
-        ([message(1, 5, 1, sends=True)], r"t.0.et: node 1 .*no task receives it: rank 0 sends 1 messages"),
-        ([message(1, 5, 1, sends=False)], "no task sends it"),
-        ([message(1, 5, 99, sends=True)], "no task receives it"),
+        ([message(1, 5, 1, sends=True)], r"t.0.et: node 1 .*the matching receive is missing.*: 1 sent, 0 received"),
+        ([message(1, 5, 1, sends=False)], "the matching send is missing"),
+        ([message(1, 5, 99, sends=True)], "the matching receive is missing"),
         ([node(1, SEND, attribute("comm_size", 9, 5))], "has no comm_dst"),
         ([message(1, 5, 1, sends=True) + message(2, 5, 0, sends=True)], "comm_dst = 0: must be another rank"),
         ([node(1, SEND, attribute("comm_src", 7, 3), attribute("comm_size", 9, 5))], "comm_src = 3, in the file of"),
         ([node(1, 2, attribute("tensor_size", 13, 5))], "MEM_LOAD_NODE.*accesses memory but has no duration"),
-        ([collective(1, 0, 5), collective(2, 0, 5)], "rank 1 of its group never enters this collective: it enters 1"),
-        ([collective(1, 0, 6)], r"t.1.et: node 1 .*: is all_reduce of 5 bytes, .*t.0.et: node 1 .* all_reduce of 6"),
+        ([collective(1, 0, 5), collective(2, 0, 5)], "rank 1 of its group never enters .* rank 1 enters 1"),
+        ([collective(1, 0, 6)], r"t.1.et: node 1 .*: .* enters all_reduce of 5 .* all_reduce of 6"),
     ],
 )  # fmt: skip
 def test_what_a_plan_cannot_say_is_refused(tmp_path, nodes, text):
@@ -398,7 +397,7 @@ def test_what_the_jsonizer_makes_of_a_trace_is_the_same_plan(tmp_path, snake):
     [
         (as_json(*JSON)[:-9], r"j\.json:8: message 2 is not valid JSON: .*; is the file complete\?"),
         (as_json(*JSON).replace("COMP_NODE", "CUDA_NODE"), "message 1: type = 'CUDA_NODE' is unknown; known: INV"),
-        (as_json(*JSON).replace('"7"', '"-7"'), "message 1.durationMicros: '-7' must be a whole number"),
+        (as_json(*JSON).replace('"7"', '"-7"'), "message 1.durationMicros: '-7' must be a non-negative integer"),
         (as_json(*JSON).replace("dataDeps", "parents"), "message 2: 'parents' is not a field of a node"),
         (
             as_json(*JSON).replace('"name": "comm_type",', ""),

@@ -60,11 +60,11 @@ def test_a_receive_without_a_send():
 
 
 def test_a_message_to_a_rank_that_does_not_receive_it():
-    refuses(with_value(a_message(), "peer", 1, 0), "has no matching receive; the task at the other end is row 2")
+    refuses(with_value(a_message(), "peer", 1, 0), "has no matching receive; the task with the same key is row 2")
 
 
 def test_a_message_whose_ends_differ_in_size():
-    refuses(with_value(a_message(), "nbytes", 2, 5.0), "has 1000000 bytes, but row 2", " 5")
+    refuses(with_value(a_message(), "nbytes", 2, 5.0), "sends 1000000 bytes, but row 2", " 5")
 
 
 def test_two_messages_with_one_key():
@@ -229,7 +229,7 @@ def test_backward_on_another_rank():
     plan = hand_made()
     a, b = plan.lane[1], plan.lane[4]
     moved = with_value(with_value(plan, "lane", 1, b), "lane", 4, a)
-    refuses(moved, "needs activations that are on another rank")
+    refuses(moved, "which are on another rank")
 
 
 # ---------------------------------------------------------------- gradients
@@ -486,7 +486,7 @@ def test_weights_of_a_rank_that_does_not_update_them():
     """A rank that only goes forward in step 1 uses what nobody has updated there."""
     plan = two_ranks(steps=2)
     moved = rows(plan, FORWARD, rank=0, step=1)
-    refuses(with_value(plan, "lane", moved, 2), "needs activations that are on another rank")
+    refuses(with_value(plan, "lane", moved, 2), "which are on another rank")
 
 
 # ---------------------------------------------------------------- columns
@@ -502,7 +502,7 @@ def test_weights_of_a_rank_that_does_not_update_them():
         ("lane", 77, r"lane\[0\] = 77"),
         ("end", 2, r"end\[0\] = 2"),
         ("step", 100, r"step\[0\] = 100"),
-        ("needs", 99, r"needs\[0\] = 99: must be a row below 10"),
+        ("needs", 99, r"needs\[0\] = 99: must be a row from 0 to 9"),
     ],
 )
 def test_columns_that_point_to_nothing(column, value, text):

@@ -114,8 +114,8 @@ def test_what_does_not_fit():
         balanced_chunks(work, 2, 2)
     with pytest.raises(ConfigError, match="stages = 3: chain has only 2 pieces between the layers where it may be cut"):
         balanced_chunks(work, 3, at=[1])
-    with pytest.raises(ConfigError, match="at = 5: must be a layer of chain, below 3"):
+    with pytest.raises(ConfigError, match="at = 5: must be below 3, the number of layers of chain"):
         balanced_chunks(work, 1, at=[5])
     for cuts in ([0], [2, 1], [1, 1], [3]):
-        with pytest.raises(ConfigError, match="from 1 to 2, before which chain is cut"):
+        with pytest.raises(ConfigError, match="from 1 to 2; chain is cut before each"):
             chunks_at(work, cuts)

@@ -171,5 +171,5 @@ def test_models_without_tables_are_refused(workload: Workload):
     resnet = make_workload(load_model("lenet5"), load_device("v100"), 8)
     with pytest.raises(ConfigError, match="has no embedding_bag"):
         embeddings([resnet], [TableWork(0.0, 0.0, 0.0, 0.0)])
-    with pytest.raises(ConfigError, match="bottom_rank = 3: must be a rank below 2"):
+    with pytest.raises(ConfigError, match="bottom_rank = 3: must be a rank from 0 to 1"):
         embeddings([workload] * 2, works(workload, 2), bottom_rank=3)

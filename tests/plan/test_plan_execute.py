@@ -111,7 +111,7 @@ def test_the_order_of_ranks_is_that_of_the_strategy():
         seconds[name] = result.plan.execute(cluster, rank_order=rank_order).seconds
         assert seconds[name] == pytest.approx(result.end_time, rel=1e-12)
     assert seconds["other"] > 1.1 * seconds["topology"]
-    with pytest.raises(ConfigError, match=r"must contain each of the ranks 0\.\.31 once"):
+    with pytest.raises(ConfigError, match=r"must contain each rank from 0 to 31 once"):
         result.plan.execute(cluster, rank_order=[0, 0])
     with pytest.raises(ConfigError, match="rank_order = 'x': must be 'given', 'topology' or a list"):
         result.plan.execute(cluster, rank_order="x")
@@ -285,7 +285,7 @@ def test_workloads_must_fit_each_other():
     with pytest.raises(ConfigError, match=r"the buckets contain \d+ of \d+ bytes"):
         data_parallel(workload(), 2, lambda w: per_layer(w)[1:])
     with pytest.raises(
-        ConfigError, match=r"layer_by_layer: bucket \d+ covers the layers \d+ to \d+; use buckets of a single layer"
+        ConfigError, match=r"layer_by_layer: bucket \d+ covers the layers \d+ to \d+; use single-layer buckets"
     ):
         data_parallel(workload(), 2, queue=PriorityQueue(), layer_by_layer=True)
     with pytest.raises(ConfigError, match="layer_by_layer needs a queue"):

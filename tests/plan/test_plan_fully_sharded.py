@@ -209,7 +209,10 @@ def test_what_does_not_fit():
     with pytest.raises(ConfigError, match="shard = 4: must divide the number of ranks, 6; use 3 or 6"):
         fully_sharded(work, 6, shard=4)
     for wrong in ([1, 2], [0, 5, 5], [0, 500], []):
-        with pytest.raises(ConfigError, match="must be increasing layers of resnet18"):
+        with pytest.raises(
+            ConfigError,
+            match="must be increasing layer numbers that start with 0",
+        ):
             fully_sharded(work, 2, wrong)
     with pytest.raises(ConfigError, match=r"units = \[0, 2, 4\]: layers 2 to 3 of resnet18 have no weights"):
         fully_sharded(work, 2, [0, 2, 4])

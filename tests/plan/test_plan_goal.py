@@ -154,7 +154,7 @@ def test_what_goal_cannot_say(tmp_path):
     draft.work(1, 1.0, needs=[draft.work(0, 1.0)])
     for plan, text in (
         (draft.plan(), r"to_goal: row 1 .*depends on row 0 .* of another rank, which GOAL cannot express"),
-        (data_parallel(workload(), 2, queue=PriorityQueue()), "is launched by a queue, which GOAL cannot express"),
+        (data_parallel(workload(), 2, queue=PriorityQueue()), "is launched by a queue, and GOAL has no queues"),
     ):
         with pytest.raises(ConfigError, match=text):
             plan.to_goal(tmp_path / "x.goal")
@@ -166,7 +166,7 @@ def test_what_goal_cannot_say(tmp_path):
     many = Draft()
     for lane in range(256):
         many.work(0, 1e-3, lane=f"stream {lane}")
-    with pytest.raises(ConfigError, match="needs cpu 256, but LogGOPSim supports 0 to 255; use fewer lanes"):
+    with pytest.raises(ConfigError, match="uses CPU 256, but LogGOPSim supports only CPUs 0 to 255; use fewer lanes"):
         many.plan().to_goal(tmp_path / "x.goal")
     assert not list(tmp_path.iterdir())
 
@@ -191,8 +191,8 @@ def test_what_goal_cannot_say(tmp_path):
         ("num_ranks 2\nrank 0 {\nsend 8b to 7\n}", r"x\.goal:3: to 7: must be 0 to 1 \(num_ranks\)"),
         ("num_ranks 2\nrank 0 {\nrecv 8b from -1 tag 0\n}", r"x\.goal:3: a receive of a plan needs a sender and a tag"),
         ("num_ranks 2\nrank 0 {\nrecv 8b from 1 tag -1\n}", r"x\.goal:3: a receive of a plan needs a sender and a tag"),
-        ("num_ranks 2\nrank 0 {\nsend 8b to 1\n}", r"x\.goal:3: no task receives it: rank 0 sends 1 messages"),
-        ("num_ranks 2\nrank 0 {\nrecv 8b from 1\n}", "x.goal:3: no task sends it"),
+        ("num_ranks 2\nrank 0 {\nsend 8b to 1\n}", r"x\.goal:3: the matching receive is missing.*: 1 sent, 0 received"),
+        ("num_ranks 2\nrank 0 {\nrecv 8b from 1\n}", "x.goal:3: the matching send is missing"),
         ("num_ranks 2\nrank 0 {\nsend 8b to 1\n}\nrank 1 {\nrecv 9b from 0\n}", "x.goal:6: receives 9 bytes"),
         ("num_ranks 1\nrank 0 {\nl1: calc 5\nl1: calc 6\n}", r"x\.goal:4: label l1 is used twice"),
         ("num_ranks 1\nrank 0 {\nl1: calc 5\nl1 requires l2\n}", r"x\.goal:4: label l2 is not defined on this rank"),

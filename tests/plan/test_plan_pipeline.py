@@ -405,15 +405,18 @@ def back(chunk, micro):
         ([[forward(0, 0), back(0, 0)]], "pipeline: order has 1 lists for 2 ranks; provide one list per rank"),
         ([[forward(0, 0), back(0, 0)], [forward(1, 0)]], r"order: \('B', 1, 0\) is missing"),
         ([[forward(0, 0), back(0, 0), forward(1, 0)], [back(1, 0)]], r"= \('B', 1, 0\): chunk 1 belongs to rank 0"),
-        ([[forward(0, 0), forward(0, 0)], []], r"order\[0\]\[1\] = \('F', 0, 0\): occurs twice in the table"),
+        ([[forward(0, 0), forward(0, 0)], []], r"order\[0\]\[1\] = \('F', 0, 0\): occurs twice"),
         (
             [[back(0, 0), forward(0, 0)], []],
-            r"order\[0\]\[0\] = \('B', 0, 0\): comes before \('F', 0, 0\), on which it depends",
+            r"order\[0\]\[0\] = \('B', 0, 0\): comes before \('F', 0, 0\), on which this pass depends",
         ),
-        ([[forward(0, 0), forward(2, 0)], []], r"must be 'F', 'B' or 'W', a chunk below 2 and a micro-batch below 1"),
+        (
+            [[forward(0, 0), forward(2, 0)], []],
+            r"must be \('F', 'B' or 'W', chunk, micro-batch\), with chunks below 2 and micro-batches below 1",
+        ),
         ([["forward"], []], "order\\[0\\]\\[0\\] = 'forward': must be"),
         ("gpip", "unknown pipeline order 'gpip'"),
-        ("zb-v", "order 'zb-v' needs 2 x the 2 ranks, but there are 2 chunks"),
+        ("zb-v", "order 'zb-v' does not support 2 chunks on 2 ranks; the number of chunks must be 4"),
     ],
 )
 def test_orders_that_do_not_fit(table, text):
@@ -426,7 +429,10 @@ def test_other_things_that_do_not_fit():
         ConfigError, match="micro_batches = 6: must be a multiple of the number of pipeline ranks, 4; use 4 or 8"
     ):
         pipeline(equal(4, 2), Mesh(pipeline=4), 6)
-    with pytest.raises(ConfigError, match="order '1f1b' needs a multiple of the 2 ranks, but there are 5 chunks"):
+    with pytest.raises(
+        ConfigError,
+        match="order '1f1b' does not support 5 chunks on 2 ranks; the number of chunks must be a multiple of 2",
+    ):
         pipeline(equal(5), Mesh(pipeline=2), 4)
     with pytest.raises(ConfigError, match="chunks: must contain all layers in order"):
         pipeline(equal(2)[::-1], Mesh(pipeline=2), 4)

@@ -103,12 +103,12 @@ def test_the_command_asks_the_question_and_options_go_before_it(tmp_path, monkey
 
 
 @pytest.mark.parametrize(("text", "said"), [
-    ("stage = [0, 1]", "strategies[0].stage[0] = 4: must be a whole number from 0 to 3"),
+    ("stage = [0, 1]", "strategies[0].stage[0] = 4: must be an integer from 0 to 3"),
     ("cut = [", "strategies[0]: Splits: shard = [8] has no effect without stage 3; add 3 to stage, or remove shard"),
     ('type = "splits"', "unknown type 'split'; did you mean 'splits'?"),
     ('objective = "time"', "target.objective = 'speed': must be 'time' or 'cost'"),
     ('precision = "fp16"', "base: unknown key 'precisions'; did you mean 'precision'?"),
-    ("n_best = 2", "n_best = True: must be a whole number"),
+    ("n_best = 2", "n_best = True: must be a positive integer"),
 ])  # fmt: skip
 def test_bad_questions_are_refused(tmp_path, text, said):
     bad = {
@@ -160,7 +160,7 @@ def test_a_study_says_which_configurations_have_no_way():
 
 def test_one_run_takes_one_way(tmp_path):
     with pytest.raises(
-        ConfigError, match=r"must be an object such as .* \(Splits are only for recommend and studies\)"
+        ConfigError, match=r"must be a strategy such as .* \(Splits are only for recommend and studies\)"
     ):
         simulate("dgx1-v100", "bert-base", Splits())
     path = written(tmp_path, 'cluster = "dgx1-v100"\nmodel = "bert-base"\nstrategy = {type = "splits"}')

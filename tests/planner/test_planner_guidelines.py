@@ -149,13 +149,13 @@ def test_local_sgd_by_hand() -> None:
     [
         (lambda: guidelines.scaling_efficiency(-0.1, 4), "overhead_ratio = -0.1: must be finite and not negative"),
         (lambda: guidelines.largest_n_gpus(0.1, 1.2), "efficiency = 1.2: must be above 0 and at most 1"),
-        (lambda: guidelines.n_parameter_servers(1e6, 0, 1e9, 1.0), "n_workers = 0: must be a whole number"),
+        (lambda: guidelines.n_parameter_servers(1e6, 0, 1e9, 1.0), "n_workers = 0: must be a positive integer"),
         (lambda: guidelines.medium_speedup(0.5, 0.0, 1.0), "bandwidth = 0.0: must be finite and above 0"),
         (
             lambda: guidelines.byteps_time(1.0, 4, 5, 1.0),
             "n_servers = 5: must be from 0 to the number of machines with workers, 4",
         ),
-        (lambda: guidelines.local_sgd_speedup(0.5, 0), "period = 0: must be a whole number of at least 1"),
+        (lambda: guidelines.local_sgd_speedup(0.5, 0), "period = 0: must be a positive integer"),
     ],
     ids=["overhead", "efficiency", "workers", "bandwidth", "helpers", "period"],
 )

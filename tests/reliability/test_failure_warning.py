@@ -167,5 +167,5 @@ def test_a_month_of_spot_machines_loses_next_to_nothing():
     [{"warning": "2 min", "kind": "hang"}, {"warning": "2 min", "per": "job"}, {"discount": 0.7, "per": "switch"}],
 )
 def test_only_machines_that_are_taken_away_have_warnings_and_discounts(options):
-    with pytest.raises(ConfigError, match="applies only to machines that are taken away"):
+    with pytest.raises(ConfigError, match="applies only to failures that put machines out of service"):
         Failures("10 h", **options)

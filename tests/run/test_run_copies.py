@@ -99,7 +99,7 @@ def test_every_strategy_whose_workers_have_batches_of_their_own_waits(strategy):
 
 
 def test_workers_that_share_a_batch_are_refused():
-    with pytest.raises(ConfigError, match="input: not supported with Parallel, where workers share"):
+    with pytest.raises(ConfigError, match="input: not supported with Parallel, in which workers share"):
         run(Copies(), ddlsim.Parallel(pipeline=2))
 
 

@@ -325,9 +325,12 @@ def test_it_happens_once_in_a_lifetime(elastic):
         ({"stopped": [-1]}, r"faults: Given\(\) affects rank -1"),
         ({"links": [(10**6, 0.5)]}, r"faults: Given\(\) affects channel 1000000, but there are only 12 channels"),
         ({"avoided": frozenset([10**6])}, r"faults: Given\(\) affects link 1000000"),
-        ({"slowed": [(0, 0.5)]}, "faults: factor 0.5 of Given.*: must be at least 1 for workers"),
-        ({"start": "1 s"}, r"faults: Given\(\) lasts from '1 s' to 3\.0"),
-        ({"start": 3.0}, r"faults: Given\(\) lasts from 3\.0 to 3\.0: must be increasing, non-negative times in s"),
+        ({"slowed": [(0, 0.5)]}, "faults: Given.* has the factor 0.5: must be at least 1 for workers"),
+        ({"start": "1 s"}, r"faults: Given\(\) has start = '1 s' and end = 3\.0"),
+        (
+            {"start": 3.0},
+            r"faults: Given\(\) has start = 3\.0 and end = 3\.0: must be increasing, non-negative times in s",
+        ),
     ],
 )
 def test_effects_that_cannot_be_are_refused(effect, message):

@@ -346,7 +346,7 @@ def test_parts_of_ones_own_in_a_file_that_is_trusted(code, tmp_path):
     ("kind", "text"),
     [
         ('"users_own:Damped", beta = 1', "unknown key 'beta'; known: by, weight_decay"),
-        ('"users_own:Damped", by = "much"', "by = 'much': must be a number"),
+        ('"users_own:Damped", by = "much"', "by = 'much': must be a finite number"),
         ('"users_own:Dampd"', "has no attribute 'Dampd'; expected 'package.module:Name'"),
         ('"no_such_module:X"', "expected 'package.module:Name', with its folder in PYTHONPATH"),
         ('"users_own:star"', "must be a dataclass with one field per setting"),

@@ -427,7 +427,7 @@ def test_a_cluster_without_storage():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"prefetch": -1}, "prefetch = -1: must be a whole number of at least 0"),
+        ({"prefetch": -1}, "prefetch = -1: must be a non-negative integer"),
         ({"cpu_workers": 0}, "cpu_workers = 0"),
         ({"dataset": "imagnet"}, "unknown data set 'imagnet'; did you mean 'imagenet'"),
         ({"storage": "nfs0"}, "requires the size of a sample; set dataset='imagenet'"),
@@ -440,7 +440,7 @@ def test_a_cluster_without_storage():
         ({"dataset": "imagenet", "storage": "a", "cache": "lru"}, "cache = 'lru'"),
         (
             {"dataset": "imagenet", "storage": "a", "cache": [Cache("minio", "2 GB"), Cache("minio", "1 GB")]},
-            "the cache of 1 GB has no effect, because the cache of 2 GB before it",
+            "the cache of 1 GB has no effect, because the preceding cache of 2 GB",
         ),
         (
             {"dataset": "imagenet", "storage": "a", "cache": [Cache("lru", "1 GB"), Cache("minio", "2 GB")]},

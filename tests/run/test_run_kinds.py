@@ -33,7 +33,10 @@ def test_one_compute_time_for_several_devices_is_noted(more: dict[str, object], 
 
 def test_a_file_of_another_kind_is_named(tmp_path: Path) -> None:
     path = tmp_path / "x.toml"
-    for text, message in (("layers = []", "so it is not an experiment, but a model"), ("[vary]", "ddlsim sweep")):
+    for text, message in (
+        ("layers = []", "does not belong to an experiment file, but to a model"),
+        ("[vary]", "ddlsim sweep"),
+    ):
         path.write_text(text)
         with pytest.raises(ddlsim.ConfigError, match=message):
             ddlsim.load_experiment(path)

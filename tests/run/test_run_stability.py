@@ -163,12 +163,12 @@ def test_the_interval_stands_beside_it() -> None:
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"runs": 0}, "stability: runs = 0: must be a whole number from 1 to 1000"),
+        ({"runs": 0}, "stability: runs = 0: must be an integer from 1 to 1000"),
         ({"runs": True}, "stability: runs = True"),
         ({"size": 0.0}, "stability: size = 0.0: must be between 1e-15 and 0.01"),
         ({"size": float("nan")}, "stability: size = nan"),
         ({"size": "1e-12"}, "stability: size = '1e-12'"),
-        ({"seed": -1}, "stability: seed = -1: must be a whole number of at least 0"),
+        ({"seed": -1}, "stability: seed = -1: must be a non-negative integer"),
     ],
 )
 def test_arguments_that_make_no_sense(fields: dict[str, object], text: str) -> None:

@@ -38,7 +38,7 @@ def test_more_cycles_do_not_change_the_default(strategy):
 
 def test_part_of_a_cycle_is_noted():
     (note,) = [n for n in simulate("office-1gbe", "vgg16", ddlsim.LocalSGD(7), steps=10, **CASE).notes if "steps:" in n]
-    assert "cycles of 7 steps" in note
+    assert "7-step cycle" in note
     assert "steps=14 and warmup=7" in note
     whole = simulate("office-1gbe", "vgg16", ddlsim.LocalSGD(5), steps=10, **CASE)
     assert not [note for note in whole.notes if "steps:" in note]
@@ -67,5 +67,5 @@ def test_workers_that_never_average_need_no_memory_for_all_steps_between():
     assert ends == [pytest.approx(20 * 0.4)] * 3
     blocks = ddlsim.HierarchicalLocalSGD(2, 10**8, block=2)
     assert simulate("office-1gbe", "digits-cnn", blocks, **case).end_time > 20 * 0.4
-    with pytest.raises(ddlsim.ConfigError, match="averages arrive 1,000,000 steps late; the maximum is 100,000"):
+    with pytest.raises(ddlsim.ConfigError, match="delay = 1,000,000: must be at most 100,000 steps"):
         simulate("office-1gbe", "digits-cnn", ddlsim.OverlapLocalSGD(10**6), **case)

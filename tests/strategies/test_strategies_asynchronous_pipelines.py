@@ -187,7 +187,7 @@ def test_memory_has_all_versions():
 
 
 @pytest.mark.parametrize(("strategy", "more", "text"), [
-    ({"order": "pipedream", "micro_batch": 2}, {}, "micro_batch = 2 does not fit order = 'pipedream', which updates "),
+    ({"order": "pipedream", "micro_batch": 2}, {}, "micro_batch = 2 cannot be combined with batch_size = "),
     ({"order": "2bw", "micro_batch": 16}, {},
      "batch_size = 32: must be at least 64 (data 2 x micro_batch 16 x pipeline 2), because '2bw' needs"),
     ({"order": "pipedreams"}, {}, "unknown pipeline order 'pipedreams'; did you mean 'pipedream'"),

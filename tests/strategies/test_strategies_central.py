@@ -313,13 +313,13 @@ def test_accumulating_pushes_once_for_several_batches() -> None:
 
 
 @pytest.mark.parametrize(("make", "message"), [
-    (lambda: KSync(0), "KSync: k = 0: must be a whole number of at least 1"),
+    (lambda: KSync(0), "KSync: k = 0: must be a positive integer"),
     (lambda: run(KSync(9)), "KSync: k = 9 exceeds the number of workers; use at most 8"),
     (lambda: run(KAsync(9)), "KAsync: k = 9 exceeds the number of workers"),
     (lambda: run(SoftSync(9)), "SoftSync: n = 9 exceeds the number of workers"),
     (lambda: run(BackupWorkers(8)), "backups = 8: at least one of the 8 workers must not be a backup; use at most 7"),
-    (lambda: BackupWorkers(-1), "backups = -1: must be a whole number of at least 0"),
-    (lambda: StaleSynchronous(-1), "slack = -1: must be a whole number of at least 0, or math.inf"),
+    (lambda: BackupWorkers(-1), "backups = -1: must be a non-negative integer"),
+    (lambda: StaleSynchronous(-1), "slack = -1: must be a non-negative integer, or math.inf"),
     (lambda: StaleSynchronous(1.5), "slack = 1.5"),
     (lambda: ElasticAveraging(1.5), "alpha = 1.5: must be between 0 and 1"),
     (lambda: ElasticAveraging(0.1, 0), "period = 0"),

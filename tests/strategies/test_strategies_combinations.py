@@ -91,7 +91,7 @@ LEARNS = [True, False]
 #: why a combination makes no sense, or cannot be known
 REASONS = (
     r"fabric has no effect with .*, which has no collectives",
-    r"already is error feedback",
+    r"a form of error feedback",
     r"down = FP16 has no effect with",
     r"its compressed size depends on values",
     r"no library provides the collective",

@@ -53,11 +53,11 @@ def test_attributes_of_an_object_are_no_methods():
 @pytest.mark.parametrize(
     ("attribute", "said"),
     [
-        (4, r"Own\.cycle is 4; it must be a method cycle\(\), or a field of a dataclass"),
-        (property(lambda self: 4), r"Own\.cycle is a property; it must be a method cycle\(\)"),
-        (lambda self, steps: 4, r"Own\.cycle has the parameters \(steps\); it must be cycle\(\)"),
-        (lambda self: 0, r"Own\.cycle returned 0; it must return an integer of at least 1"),
-        (staticmethod(lambda: "4 steps"), r"Own\.cycle returned '4 steps'; it must return an integer"),
+        (4, r"Own\.cycle is 4; it must be a method with the signature cycle\(\), or a dataclass field"),
+        (property(lambda self: 4), r"Own\.cycle is a property; it must be a method with the signature cycle\(\)"),
+        (lambda self, steps: 4, r"Own\.cycle has the parameters \(steps\); its signature must be cycle\(\)"),
+        (lambda self: 0, r"Own\.cycle returned 0; it must return a positive integer"),
+        (staticmethod(lambda: "4 steps"), r"Own\.cycle returned '4 steps'; it must return a positive integer"),
     ],
 )
 def test_what_is_wrong_with_a_method(attribute, said):

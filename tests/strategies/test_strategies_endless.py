@@ -63,7 +63,7 @@ def test_steps_without_an_update_end_the_run(monkeypatch: pytest.MonkeyPatch) ->
         ddlsim.simulate(CLUSTER, "lenet5", LeavesOneOut(brings=False), compute=ddlsim.Measured("1 ms", 32))
     text = str(caught.value)
     assert text.startswith(
-        "no update since 0 s, in 30 steps of workers: worker 2 has completed 3 and waits for what nobody"
+        "no update since 0 s, in 30 steps of workers: worker 2 has completed 3 steps and waits for what nobody"
     )
     assert "\n" not in text
 

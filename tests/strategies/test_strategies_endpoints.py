@@ -103,10 +103,10 @@ def test_a_hybrid_that_waits_sends_nothing_while_it_computes():
     ("make", "text"),
     [
         (lambda: Endpoints(8, 8), "cores = 8: must leave some of the 8 cores for computation; use at most 7"),
-        (lambda: Endpoints(0, 8), "cores = 0: must be a whole number of at least 1"),
+        (lambda: Endpoints(0, 8), "cores = 0: must be a positive integer"),
         (lambda: Endpoints(2, 32).on("dgx1-v100"), "workers of .* are GPUs, whose cores do not drive communication"),
         (lambda: WhileWaiting("horovod"), "overlap = 'horovod': must be"),
-        (lambda: Hybrid(overlap="priority"), "'priority': must be one of 'none', .* WhileWaiting"),
+        (lambda: Hybrid(overlap="priority"), "'priority': must be 'none', .* WhileWaiting"),
         (lambda: simulate("aws-10g-16", "vgg-a", Hybrid(Distribution(4, 8)), batch_size=256),
          r"data 4 x model 8 = 32: must equal the number of workers, 16; use data=\d+, model=\d+ or data=\d+, model="),
     ],

@@ -23,7 +23,7 @@ def test_a_fabric_becomes_the_strategy_s_own() -> None:
 
 
 def test_a_fabric_is_said_once() -> None:
-    with pytest.raises(ConfigError, match=r"all-reduce \(hierarchical, ddp\) already has .*; set it only once"):
+    with pytest.raises(ConfigError, match=r"all-reduce \(hierarchical, ddp\) already has .*; set the fabric only once"):
         Experiment("office-1gbe", "resnet50", AllReduce("hierarchical"), fabric=Fabric("ring", cost="nccl"))
     Experiment("office-1gbe", "resnet50", AllReduce("hierarchical"), fabric=Fabric("hierarchical"))
     with pytest.raises(ConfigError, match=r"fabric has no effect with D-PSGD .*its workers send messages"):
@@ -80,10 +80,10 @@ def test_a_part_of_the_cluster_is_a_cluster_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("workers", "message"),
     [
-        ([0, 99], r"workers = \[0, 99\]: place 99: cluster .* has 8 devices; positions are 0 to 7"),
+        ([0, 99], r"workers = \[0, 99\]: position 99: cluster .* has only 8 devices; positions are 0 to 7"),
         ([0, 0], r"workers = \[0, 0\]: must list at least one position, without duplicates"),
         ([], r"workers = \[\]: must list at least one position, without duplicates"),
-        (17, "workers = 17: cluster .* has 8 devices; use at most 8"),
+        (17, "workers = 17: cluster .* has only 8 devices; use at most 8"),
         ([0, -1], "workers"),
     ],
 )

@@ -81,5 +81,5 @@ class Own(LAMB):
 
 def test_a_rule_of_ones_own_is_not_guessed():
     for strategy in (FSDP(), ShardedUpdate(), Hybrid()):
-        with pytest.raises(ConfigError, match="the optimizer Own needs whole layers, but ranks hold only parts"):
+        with pytest.raises(ConfigError, match="the optimizer Own needs whole layers, but each rank holds only parts"):
             trained(strategy, 4, Own())

@@ -126,7 +126,7 @@ def test_work_changes_nothing_of_what_is_learned() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ServerWork(push=-1), "ServerWork: push = -1: must be finite and not negative passes"),
+        (lambda: ServerWork(push=-1), "ServerWork: push = -1: must be finite and not negative, such as 2"),
         (lambda: ServerWork(memory="10 GB"), "10 GB"),
         (lambda: ServerWork(memory=0.0), "ServerWork: memory = 0.0: must be finite and above 0"),
         (lambda: ParameterServer(work="10 GB/s"), "work = '10 GB/s': must be a ServerWork"),  # type: ignore[arg-type]

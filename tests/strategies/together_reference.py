@@ -131,7 +131,7 @@ class Center:
         begin = worker.loop.now
         if self.servers.apply_time > 0.0:
             yield from communicate(worker, worker.loop.env.timeout(self.servers.apply_time), "update")
-            self.servers.show_update(begin)
+            self.servers.record_update(begin)
         self._batch = Batch(worker.loop.env.event())
         if not self.drop_late:
             worker.recorder.staleness.extend(gradient.staleness for gradient in batch.gradients)
@@ -252,7 +252,7 @@ class Spring:
         begin = worker.loop.now
         if self.servers.apply_time > 0.0:
             yield from communicate(worker, worker.loop.env.timeout(self.servers.apply_time), "update")
-            self.servers.show_update(begin)
+            self.servers.record_update(begin)
         mean = worker.learner.mean([meeting.visitors[rank] for rank in sorted(meeting.visitors)])
         meeting.center = self.center
         self.center = self.center + self.alpha * self.n_visitors * (mean - self.center)
@@ -417,7 +417,7 @@ class Rounds:
                 return
             begin = worker.loop.now
             yield from communicate(worker, worker.loop.work(servers.apply_time), "update")
-            servers.show_update(begin)
+            servers.record_update(begin)
             models, weights, samples = zip(*[self.models[rank] for rank in sorted(self.models)], strict=True)
             self.models, total = {}, sum(weights)
             self.params = weighted_sum(worker.learner.plane, [each / total for each in weights], models)

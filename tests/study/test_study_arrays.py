@@ -55,7 +55,7 @@ def test_variables_say_their_unit_and_what_people_call_them(table):
 
 
 def test_samples_are_no_grid_and_xarray_is_asked_for(monkeypatch, table):
-    space = {"batch_size": Range(8, 9000, whole=True), "accumulation": Range(1, 9000, whole=True)}
+    space = {"batch_size": Range(8, 9000, integer=True), "accumulation": Range(1, 9000, integer=True)}
     sample = Study(BASE.with_(steps=1), space, design="random", n_points=3).run(jobs=1)
     assert sample.to_xarray().sizes["batch_size"] == 3
     monkeypatch.setattr("ddlsim.study.table.MAX_CELLS", 8)

@@ -61,7 +61,7 @@ def test_a_sweep_prints_a_table_and_writes_all_points(tmp_path, study):
     [
         (["--table", "points.xlsx"], "cannot write the format '.xlsx'"),
         (["--add"], "--add has no effect without --out"),
-        (["--jobs", "0"], "jobs = 0: must be a whole number"),
+        (["--jobs", "0"], "jobs = 0: must be a positive integer"),
         (["--out", "nowhere/study.sqlite"], "the folder 'nowhere' does not exist"),
         (["--dask", "tcp://127.0.0.1:9", "--jobs", "2"], "--jobs has no effect with --dask"),
     ],

@@ -57,7 +57,7 @@ def test_random_designs_draw_from_the_range():
 
 
 def test_whole_ranges_reach_both_ends_alike():
-    drawn = [Range(1, 4, whole=True).at((i + 0.5) / 400) for i in range(400)]
+    drawn = [Range(1, 4, integer=True).at((i + 0.5) / 400) for i in range(400)]
     assert [drawn.count(n) for n in (1, 2, 3, 4)] == [100] * 4
     assert all(isinstance(n, int) for n in drawn)
 
@@ -148,7 +148,8 @@ def test_random_faults_are_varied():
     [
         (
             "faults.duration",
-            "faults.duration: 2 of the 2 items in faults have this field; choose one by its number, as in faults.0.",
+            "faults.duration: 2 of the 2 items in faults have this field; select one item by its index, as in "
+            "faults.0.",
         ),
         ("faults.mtbff", "faults.mtbff: unknown field 'mtbff'; did you mean 'mtbf'?"),
         ("faults.7.mtbf", "faults.7: unknown field '7'"),
@@ -176,11 +177,11 @@ def test_values_are_checked_together_not_one_after_the_other():
         ({"cluster.nic.bandwith": ["1 Gbit/s"]}, "'bandwith'; did you mean 'bandwidth'?"),
         (
             {"cluster.nic": ["1 Gbit/s"]},
-            "cluster.nic: the field of the links is missing; use one of cluster.nic.bandwidth",
+            "cluster.nic: does not say which field of the links to change; use one of cluster.nic.bandwidth",
         ),
         (
             {"cluster.nic.flow_rate": ["1 Gbit/s"]},
-            "cluster.nic.flow_rate: these links have no transport with connections; set one",
+            "cluster.nic.flow_rate: these links have no transport with connections; set a transport",
         ),
         ({"compute.step_time": ["1 ms"]}, "compute.step_time: compute = None has no fields"),
         ({"device.peak_flop.fp32": [1e12]}, "'peak_flop'; did you mean 'peak_flops'?"),
@@ -202,17 +203,17 @@ def test_paths_and_values_that_cannot_be_used(vary, message):
     ("fields", "message"),
     [
         ({"design": "gird"}, "did you mean 'grid'?"),
-        ({"design": "random"}, "needs a number of points"),
+        ({"design": "random"}, "must be a positive integer with design"),
         ({"n_points": 3}, "has no effect with design = 'grid'"),
         (
             {"design": "list", "vary": {"workers": [1, 2], "steps": [1]}},
             r"the same number of values for every field, got workers: 2, steps: 1",
         ),
-        ({"seeds": 0}, "seeds = 0: must be a whole number from 1 to 100000"),
+        ({"seeds": 0}, "seeds = 0: must be an integer from 1 to 100000"),
         ({"seeds": [1, 1]}, "list of different seeds"),
-        ({"vary": {"workers": {2: 2}}}, r"vary\['workers'\]: the name 2 must be a non-empty text"),
+        ({"vary": {"workers": {2: 2}}}, r"vary\['workers'\]: the name 2 must be a non-empty string"),
         ({"vary": {"workers": {}}}, "is empty; add at least one value"),
-        ({"vary": {"workers, steps": [(2, 3), 4]}}, "4 must be 2 values, one for each field"),
+        ({"vary": {"workers, steps": [(2, 3), 4]}}, "4 must be a list of 2 values, one per field"),
         ({"vary": {"workers, steps": [(2, 3)], "steps": [4]}}, "vary: the field 'steps' occurs twice"),
         ({"vary": {"workers, setps": [(2, 3)]}}, "did you mean 'steps'?"),
         ({"vary": {"workers, seed": [(2, 3)]}}, "set seeds="),
@@ -262,7 +263,7 @@ def test_what_does_not_fit_is_skipped_with_the_reason():
     table = Study(BASE, vary).run(jobs=1)
     assert table.frame["status"].tolist() == ["done", "done", "done", "skipped"] + ["skipped"] * 4
     assert "fabric has no effect with D-PSGD" in table.frame["error"][3]
-    assert "workers = 9: cluster 'eight' has 8 devices" in table.frame["error"][4]
+    assert "workers = 9: cluster 'eight' has only 8 devices" in table.frame["error"][4]
     assert "skipped 3: workers = 9" in str(table)
 
 
@@ -392,7 +393,7 @@ def test_a_file_may_name_its_base_and_sample(tmp_path):
     (tmp_path / "base.toml").write_text('cluster = "office-1gbe"\nmodel = "lenet5"\n')
     (tmp_path / "study.toml").write_text(
         'base = "base.toml"\ndesign = "latin-hypercube"\nn_points = 5\ndesign_seed = 1\nseeds = [3]\n[vary]\n'
-        "accumulation = { low = 1, high = 9, whole = true }\n"
+        "accumulation = { low = 1, high = 9, integer = true }\n"
         '"cluster.nic.latency" = { low = "1 us", high = "1 ms", log = true }\n'
     )
     points = load_study(tmp_path / "study.toml").points
@@ -436,5 +437,5 @@ def test_designs_have_a_limit(vary, more, words):
 
 
 def test_seeds_have_a_limit():
-    with pytest.raises(ddlsim.ConfigError, match="seeds = 1000000000000: must be a whole number from 1 to 100000"):
+    with pytest.raises(ddlsim.ConfigError, match="seeds = 1000000000000: must be an integer from 1 to 100000"):
         ddlsim.Study(BASE, {"workers": [2]}, seeds=10**12)

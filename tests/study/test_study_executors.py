@@ -263,7 +263,7 @@ def test_an_interrupt_leaves_a_table_of_what_is_done(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"jobs": 0}, "jobs = 0: must be a whole number of at least 1"),
+        ({"jobs": 0}, "jobs = 0: must be a positive integer"),
         ({"executor": "dask"}, "executor = 'dask': must be a concurrent.futures.Executor"),
         ({"executor": ThreadPoolExecutor(1), "jobs": 2}, "jobs = 2 has no effect with an executor"),
     ],

@@ -13,7 +13,7 @@ from ddlsim.study import Range, Search, Study, load_study, load_table
 #: a space of which a search sees a small part: bandwidth is a number, the batch a whole one
 SPACE = {
     "strategy": VARY["strategy"],
-    "batch_size": Range(8, 256, log=True, whole=True),
+    "batch_size": Range(8, 256, log=True, integer=True),
     "cluster.nic.bandwidth": Range("1 Gbit/s", "100 Gbit/s", log=True),
 }
 FOUR = BASE.with_(workers=4)
@@ -107,7 +107,7 @@ def test_an_interrupted_search_goes_on_where_it_was(tmp_path, searched):
 
 
 def test_two_metrics_give_a_front():
-    space = {"workers": [1, 2, 3, 4, 6, 8], "batch_size": Range(8, 512, log=True, whole=True)}
+    space = {"workers": [1, 2, 3, 4, 6, 8], "batch_size": Range(8, 512, log=True, integer=True)}
     base = BASE.with_(cluster=BASE.cluster.with_costs(price="3.06 USD/h"))
     table = Study(base, space, search=Search(["throughput", "cost_per_sample"], 40)).run(jobs=1)
     front = table.pareto("throughput", "cost_per_sample")
@@ -132,7 +132,7 @@ def test_seeds_of_a_configuration_that_is_worse_than_the_median_are_given_up():
 
 
 def test_what_does_not_fit_together_is_a_trial_without_a_value():
-    vary = {"workers": [2, 4, 400], "batch_size": Range(8, 64, whole=True)}
+    vary = {"workers": [2, 4, 400], "batch_size": Range(8, 64, integer=True)}
     table = Study(BASE, vary, search=Search("throughput", 30)).run(jobs=1)
     assert table.counts["skipped"] >= 1
     assert table.counts["done"] + table.counts["skipped"] == 30
@@ -145,7 +145,7 @@ def test_what_does_not_fit_together_is_a_trial_without_a_value():
         ({"objective": "speed", "n_trials": 3}, "Search: objective: unknown metric 'speed'; did you mean 'speedup'?"),
         ({"objective": [], "n_trials": 3}, "objective = (): must be a metric"),
         ({"objective": ["cost", "cost"], "n_trials": 3}, "must be a metric, or a list of different metrics"),
-        ({"objective": "cost", "n_trials": 0}, "n_trials = 0: must be a whole number"),
+        ({"objective": "cost", "n_trials": 0}, "n_trials = 0: must be an integer from 1 to 100000"),
         ({"objective": "cost", "n_trials": 3, "sampler": "tpa"}, "did you mean 'tpe'?"),
         ({"objective": ["cost", "loss"], "n_trials": 3, "prune": True}, "prune = True needs one metric"),
         ({"objective": "throughput", "n_trials": 3, "prune": True}, "prune = True has no effect with one seed"),
@@ -168,7 +168,7 @@ def test_searches_that_cannot_be(search, message):
         ({"vary": {"workers": [2]}, "design": "list"}, "design, n_points and design_seed have no effect"),
         ({"vary": {"strategy": [ddlsim.Splits()]}}, "Splits represents many configurations"),
         ({"vary": {"workers, strategy": [(2, ddlsim.Splits())]}}, "Splits represents many configurations"),
-        ({"vary": {"workerz": Range(1, 8, whole=True)}}, "did you mean 'workers'"),
+        ({"vary": {"workerz": Range(1, 8, integer=True)}}, "did you mean 'workers'"),
         ({"vary": {"strategy": [ddlsim.AllReduce()], "strategy.period": [2, 4]}}, "unknown field 'period'"),
     ],
     ids=["nothing", "empty", "design", "splits", "splits together", "path", "inner path"],
@@ -180,7 +180,7 @@ def test_spaces_that_cannot_be_searched(study, message):
 
 
 def test_a_path_that_some_strategies_have_can_be_searched():
-    vary = {"strategy": [ddlsim.AllReduce(), ddlsim.LocalSGD(2)], "strategy.period": Range(2, 8, whole=True)}
+    vary = {"strategy": [ddlsim.AllReduce(), ddlsim.LocalSGD(2)], "strategy.period": Range(2, 8, integer=True)}
     table = Study(FOUR, vary, search=Search("throughput", 8)).run(jobs=1)
     assert table.counts["done"] >= 1
     assert table.counts["done"] + table.counts["skipped"] == 8
@@ -208,7 +208,7 @@ model = "lenet5"
 steps = 2
 [vary]
 workers = [2, 4]
-batch_size = { low = 8, high = 64, whole = true }
+batch_size = { low = 8, high = 64, integer = true }
 [search]
 objective = "throughput"
 n_trials = 6

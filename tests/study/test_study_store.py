@@ -102,7 +102,9 @@ def test_a_store_of_another_study_is_refused(tmp_path):
     store = tmp_path / "study.sqlite"
     Study(BASE, {"workers": [2]}).run(store, jobs=1)
     other = Study(BASE.with_(steps=3), {"workers": [2]})
-    with pytest.raises(ddlsim.ConfigError, match=r"another study, whose base has steps = 2 instead of 3; .* add=True"):
+    with pytest.raises(
+        ddlsim.ConfigError, match=r"another study, whose base experiment has steps = 2 instead of 3; .* add=True"
+    ):
         other.run(store, jobs=1)
     assert other.run(store, jobs=1, add=True).counts["done"] == 1
     assert Study(BASE, {"workers": [2, 3]}).run(store, jobs=1).counts["done"] == 2
@@ -175,19 +177,19 @@ def test_places_that_cannot_be_written(tmp_path):
 
 
 @pytest.mark.parametrize(("table", "column", "cell", "words"), [
-    ("studies", "axes", '{"a": 1}', "axes = {'a': 1} must be a list of different texts"),
+    ("studies", "axes", '{"a": 1}', "axes = {'a': 1} must be a list of different strings"),
     ("studies", "axes", "null", "axes = None must be"),
     ("studies", "base", "[]", r"base = \[\] must be an object"),
     ("members", "settings", "[1]", "settings = .* must be an object"),
     ("members", "settings", '{"workers": []}', "settings of 'workers' = .* must be a string or a number"),
     ("members", "settings", "{}", "settings = {} must be an object with the keys"),
-    ("members", "seed", "x", "seed = 'x' must be a number"),
+    ("members", "seed", "x", "seed = 'x' must be a non-negative number"),
     ("points", "status", "fine", "status = 'fine' must be one of done, skipped, failed"),
     ("points", "record", "[" * 5000, "record = .* must be a string of JSON"),
     ("points", "record", '{"throughput": NaN}', "record: 'throughput' = nan must be finite"),
     ("points", "record", '{"throughput": -1}', "record: 'throughput' = -1 must be finite and at least 0"),
-    ("points", "record", '{"n_workers": 1.5}', "record: 'n_workers' = 1.5 must be a whole number"),
-    ("points", "record", '{"notes": [1]}', "record: 'notes' = .* must be a list of texts"),
+    ("points", "record", '{"n_workers": 1.5}', "record: 'n_workers' = 1.5 must be a positive integer"),
+    ("points", "record", '{"notes": [1]}', "record: 'notes' = .* must be a list of strings"),
     ("points", "record", '{"history": [[1, 2]]}', "record: history = .* must be a list of"),
 ])  # fmt: skip
 def test_cells_of_the_wrong_kind_are_named(table, column, cell, words, tmp_path):
@@ -196,7 +198,7 @@ def test_cells_of_the_wrong_kind_are_named(table, column, cell, words, tmp_path)
         store.register("study", {"steps": 1}, ["workers"], [Member("a", {"workers": 2}, 0)])
         store.save([("a", "{}", Outcome("done", record={"throughput": 1.0}))])
         store._db.execute(f"UPDATE {table} SET {column} = ?", (cell,))
-    with pytest.raises(ddlsim.ConfigError, match=f"study.sqlite: is damaged: {words}"):
+    with pytest.raises(ddlsim.ConfigError, match=f"study.sqlite: the file is damaged: {words}"):
         load_table(path)
 
 

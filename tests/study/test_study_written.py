@@ -22,7 +22,7 @@ STUDIES = {
     ),
     "together": ddlsim.Study(BASE, {"model, batch_size": [("lenet5", 8), ("ffn", 4)]}, design="list"),
     "sampled": ddlsim.Study(
-        BASE, {"cluster.nic.bandwidth": Range("1 Gbit/s", "10 Gbit/s", log=True), "steps": Range(1, 8, whole=True)},
+        BASE, {"cluster.nic.bandwidth": Range("1 Gbit/s", "10 Gbit/s", log=True), "steps": Range(1, 8, integer=True)},
         design="latin-hypercube", n_points=3, design_seed=7,
     ),
     "learning": ddlsim.Study(

@@ -91,7 +91,7 @@ def test_noiseless_measurements_give_the_parameters_back():
     assert latency.nbytes == (8, 4_194_304)
     assert latency.informed > 0.99
     assert latency.bounds[0] < latency.value < latency.bounds[1]
-    assert "overhead per message: kept at 0 us" in found.notes[0]
+    assert "the overhead per message was not fitted: it stays at 0 us" in found.notes[0]
 
 
 def test_links_inside_hosts_and_between_them_are_told_apart():
@@ -188,7 +188,9 @@ def test_small_messages_only_leave_the_bandwidth_to_the_file_and_say_so():
 
 
 def test_ranks_that_the_cluster_has_no_room_for_are_refused():
-    with pytest.raises(ConfigError, match="2 ranks on 1 hosts: cluster 'office-1gbe' has only 0 hosts with"):
+    with pytest.raises(
+        ConfigError, match="2 ranks were measured on 1 hosts, but cluster 'office-1gbe' has only 0 hosts with"
+    ):
         calibrate([row("one_way", 2, 8, 1e-5, n_hosts=1)], "office-1gbe")
 
 
@@ -579,7 +581,8 @@ def test_more_ranks_than_machines_are_spread_over_them():
     assert found.time("all_reduce", 1e8, n_ranks=4).value == found.time("all_reduce", 1e8, 4, 4).value  # one on each
     assert found.time("all_reduce", 1e7, n_ranks=8).value == found.time("all_reduce", 1e7, 8, 1).value  # as measured
     with pytest.raises(
-        ConfigError, match="32 ranks on 32 hosts: cluster 'star-4' has 32 workers on 4 hosts; set n_hosts"
+        ConfigError,
+        match="32 ranks were measured on 32 hosts, but cluster 'star-4' has 32 workers on 4 hosts; set n_hosts",
     ):
         found.time("all_reduce", 1e8, n_ranks=32, n_hosts=32)
     with pytest.raises(ConfigError, match="33 ranks on 4 hosts"):

@@ -123,7 +123,7 @@ def test_the_software_is_that_of_logs(tmp_path):
     found = read_sources([log], **facts, version="NCCL 2.18.3").rows
     assert {row.version for row in found} == {"NCCL 2.18.3"}
     assert {row.version for row in read_sources([log], **facts).rows} == {""}
-    with pytest.raises(ddlsim.ConfigError, match="version has no effect, because all files contain it"):
+    with pytest.raises(ddlsim.ConfigError, match="version has no effect, because all files already contain this value"):
         read_sources(found, version="NCCL 2.20")
 
 

@@ -129,7 +129,7 @@ def test_the_command(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             CliRunner().invoke(app, [*words, *more], catch_exceptions=False)
-    with pytest.raises(ConfigError, match="the cluster that was measured, or --stack"):
+    with pytest.raises(ConfigError, match="set --cluster to the measured cluster, or --stack"):
         CliRunner().invoke(app, words[:2], catch_exceptions=False)
 
 
@@ -166,7 +166,7 @@ def test_runs_of_one_worker_give_the_compute_time_of_other_models() -> None:
     assert fit.stack.step_time == pytest.approx(0.01, rel=0.05)
     assert [run.workers for run in fit.runs] == [8, 8]
     assert "gemm as in pytorch" in str(fit)
-    with pytest.raises(ConfigError, match="add runs of one worker"):
+    with pytest.raises(ConfigError, match="add single-worker runs"):
         calibrate_stack(runs[2:], "pytorch")
 
 
@@ -258,4 +258,4 @@ def test_a_chakra_trace_gives_the_seconds_of_its_work(tmp_path: Path) -> None:
 def test_options_of_traces_need_a_stack(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["calibrate", "x.json", "-c", CLUSTER, "--batch", "8"])
     assert done.exit_code == 1
-    assert "which need --stack; add it" in str(done.exception)
+    assert "add --stack, or leave both options out" in str(done.exception)

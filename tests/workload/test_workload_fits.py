@@ -154,7 +154,7 @@ def test_the_page_shows_what_is_printed() -> None:
     [
         (lambda: fits("gpt2-xxl", "a100-40g"), "unknown model 'gpt2-xxl'; did you mean 'gpt2-xl'"),
         (lambda: fits("gpt2-xl", "a100"), "unknown device 'a100'; did you mean 'a100-"),
-        (lambda: fits("gpt2-xl", "a100-40g", 0), "batch_size = 0: must be a whole number of at least 1"),
+        (lambda: fits("gpt2-xl", "a100-40g", 0), "batch_size = 0: must be a positive integer"),
         (lambda: fits("gpt2-xl", "a100-40g", precision="fp7"), "precision = 'fp7'"),
         (lambda: fits("gpt2-xl", "a100-40g", tensor=8), "tensor = 8: does not divide the 25 heads of .* of gpt2-xl"),
         (lambda: fits("gpt2", "a100-40g", pipeline=13), "pipeline = 13: gpt2 has only 12 transformer layers; use at"),

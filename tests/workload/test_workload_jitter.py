@@ -79,7 +79,7 @@ def test_a_stream_is_the_same_everywhere():
     ("make", "message"),
     [
         (lambda: Lognormal(0.0), "Lognormal: cv = 0.0: must be finite and above 0"),
-        (lambda: Lognormal("10 %"), "Lognormal: cv = '10 %': must be a number, finite and above 0"),
+        (lambda: Lognormal("10 %"), "Lognormal: cv = '10 %': must be a finite number above 0"),
         (lambda: Gamma(math.nan), "Gamma: cv = nan"),
         (lambda: ShiftedExponential(-1.0), "ShiftedExponential: mean_extra = -1.0"),
         (lambda: Pareto(1.0), "Pareto: a = 1.0: must be finite and above 1"),

@@ -312,7 +312,7 @@ def test_memory_prints_its_terms() -> None:
     ("make", "message"),
     [
         (lambda: Holding("adamw"), "optimizer = 'adamw': must be one of .*; did you mean 'adam'?"),
-        (lambda: Holding(zero=4), "zero = 4: must be a whole number from 0 to 3"),
+        (lambda: Holding(zero=4), "zero = 4: must be an integer from 0 to 3"),
         (lambda: Holding(zero=1), "zero = 1: has no effect with shards = 1; set shards=2 or more, or zero=0"),
         (lambda: Holding(sequence=True), "sequence = True: requires tensor parallelism"),
         (
@@ -320,7 +320,7 @@ def test_memory_prints_its_terms() -> None:
             "recompute = 'some': must be one of none, selective, operators, full, early-stop, segments",
         ),
         (lambda: Holding(workspace="8 s"), "Holding: workspace: '8 s' is a time, not a size"),
-        (lambda: memory_of(load_model("gpt2"), -1), "batch_size = -1: must be a whole number of at least 0"),
+        (lambda: memory_of(load_model("gpt2"), -1), "batch_size = -1: must be a non-negative integer"),
         (lambda: memory_of(load_model("gpt2"), 1, "fp7"), "precision = 'fp7'"),
         (
             lambda: memory_of(load_model("mixtral-8x7b"), 1, holding=Holding(tensor=2)),

@@ -38,15 +38,15 @@ BAD = [
     ),
     (
         HEAD + 'layers = [{ type = "conv", channels = "4", kernel = 3 }]',
-        "layers[0] (conv 'conv1'): channels = '4': must be a whole number",
+        "layers[0] (conv 'conv1'): channels = '4': must be an integer",
     ),
     (
         HEAD + 'layers = [{ type = "conv", channels = 4, kernel = 2.5 }]',
-        "layers[0] (conv 'conv1'): kernel = 2.5: must be an integer, or a list",
+        "layers[0] (conv 'conv1'): kernel = 2.5: must be an integer or a list",
     ),
     (
         HEAD + 'layers = [{ type = "conv", channels = true, kernel = 3 }]',
-        "layers[0] (conv 'conv1'): channels = True: must be a whole number",
+        "layers[0] (conv 'conv1'): channels = True: must be an integer",
     ),
     (
         HEAD + 'layers = [{ type = "conv", channels = -4, kernel = 3 }]',
@@ -70,11 +70,11 @@ BAD = [
     ),
     (
         HEAD + 'layers = [{ type = "dense", units = 4 }]',
-        "layers[0]: dense 'dense1': expects (features,) or (tokens, features), but its input is (3, 8, 8); add",
+        "layers[0]: dense 'dense1': the input must have the shape (features,) or (tokens, features), not (3, 8, 8)",
     ),
     (
         HEAD + 'layers = [{ type = "flatten" }, { type = "max_pool", kernel = 2 }]',
-        "layers[1]: max_pool 'max_pool1': expects (channels, height, width), but its input is (192,)",
+        "layers[1]: max_pool 'max_pool1': the input must have the shape (channels, height, width), not (192,)",
     ),
     (
         HEAD + 'layers = [{ type = "residual", body = [{ type = "conv", channels = 4, kernel = 1 }] }]',
@@ -96,7 +96,7 @@ BAD = [
     (HEAD + 'layers = [{ block = "b" }]\n[blocks.c]\nlayers = []', "layers[0]: unknown block 'b'"),
     (
         HEAD + 'layers = [{ block = "b", repeat = 0 }]\n[blocks.b]\nlayers = []',
-        "layers[0]: repeat = 0: must be a whole number from 1 to 10000",
+        "layers[0]: repeat = 0: must be an integer from 1 to 10000",
     ),
     (
         HEAD + 'layers = [{ block = "b" }]\n[blocks.b]\nlayers = [{ type = "dropout", rate = "$rate" }]',

@@ -111,8 +111,8 @@ def test_a_bundled_model_is_read_once_and_a_file_every_time(tmp_path):
         ("+s+width=7", r"layers: '\$width / 2 \+ 1' is not an integer for width = 7"),
         ("+s+width=2.0", r"'\$width / 2 \+ 1' requires an integer, but width = 2.0"),
         ("+s+n=20", r"unit' ?: ?.*units = -8: must be at least 1|units = -8: must be at least 1"),
-        ("+s+depth=0", "repeat = 0: must be a whole number from 1"),
-        ("+s+depth=true", "repeat = True: must be a whole number|repeat = true: must be a whole number"),
+        ("+s+depth=0", "repeat = 0: must be an integer from 1"),
+        ("+s+depth=true", "repeat = True: must be an integer|repeat = true: must be an integer"),
     ],
 )
 def test_options_that_cannot_be(tmp_path, options: str, message: str):

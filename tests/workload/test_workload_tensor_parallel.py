@@ -256,7 +256,7 @@ def test_per_kernel_computes_runs() -> None:
     ("make", "message"),
     [
         (lambda: tensor_parallel(workload(), 5), "tensor = 5: does not divide the 12 heads of .* of gpt2; use 4 or 6"),
-        (lambda: tensor_parallel(workload(), 0), "tensor = 0: must be a whole number of at least 1"),
+        (lambda: tensor_parallel(workload(), 0), "tensor = 0: must be a positive integer"),
         (lambda: tensor_parallel(workload(), 1, sequence=True), "sequence = True: requires tensor parallelism"),
         (lambda: tensor_parallel(workload(), 3, sequence=True), "1024 tokens cannot be divided evenly among tensor ="),
         (
@@ -268,18 +268,18 @@ def test_per_kernel_computes_runs() -> None:
             lambda: tensor_parallel(make_workload(load_model("vgg16"), A100, 1), 2),
             "tensor = 2: tensor parallelism requires attention layers, but vgg16 has none; set tensor=1",
         ),
-        (lambda: workload(load_model("vgg16"), compute=PerKernel()), "PerKernel requires a transformer, and vgg16 has"),
+        (lambda: workload(load_model("vgg16"), compute=PerKernel()), "PerKernel requires a transformer, but vgg16 has"),
         (
             lambda: make_workload(GPT2, load_device("v100"), 1, compute=PerKernel()),
-            "PerKernel: no kernel rates of v100 in fp32; there are rates for fp16 and bf16",
+            "PerKernel: v100 has no kernel rates for fp32; available: fp16 and bf16",
         ),
         (
             lambda: make_workload(GPT2, load_device("v100"), 1, precision="fp16", compute=PerKernel()),
-            "PerKernel: no kernel rates of v100 in fp16; there are rates for a100-40g, a100-80g",
+            "PerKernel: v100 has no kernel rates for fp16; available: a100-40g, a100-80g",
         ),
         (
             lambda: gemm_efficiency("v100", 8, 8, 8),
-            "no kernel rates of v100 in fp16; there are rates for a100-40g, a100",
+            "v100 has no kernel rates for fp16; devices with rates: a100-40g, a100",
         ),
         (lambda: gemm_efficiency("a100-40g", 0, 8, 8), "m = 0: must be finite and above 0"),
         (lambda: step_flops(GPT2, 0), "batch_size = 0"),

@@ -59,9 +59,7 @@ def worker_counts(text: str, cluster: str) -> list[int]:
     words = [word.strip() for word in text.split(",") if word.strip()]
     wrong = next((word for word in words if not word.isdecimal() or not int(word[:9]) >= 1 or len(word) > 9), None)
     if wrong is not None:
-        raise ConfigError(
-            f"workers = {wrong!r}: must be whole numbers of at least 1, separated by commas, such as 1, 2, 4"
-        )
+        raise ConfigError(f"workers = {wrong!r}: must be positive integers, separated by commas, such as 1, 2, 4")
     return sorted({int(word) for word in words})
 
 
