@@ -2,8 +2,8 @@
 
 What numba does for each function by itself is left out or done once:
 
-* a function that only compiled code calls (a part) is simplified, but neither optimised nor turned into machine code; the
-  function that Python calls is, once, together with all its parts;
+* a function that only compiled code calls (a part) is simplified, but neither optimised nor turned into machine code;
+  the function that Python calls is, once, together with all its parts;
 * the types that an operator takes and returns, and whether there is special code for a constant operand, are looked up
   once per set of types, not at every place where the operator stands;
 * steps for language features that no kernel uses (closures, literal lists, context managers) are skipped, and so is the
