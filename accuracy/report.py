@@ -42,21 +42,21 @@ READING = """
 - **Mean error** is the mean of `|predicted - measured| / measured`. **Bias** is the mean of
   `(predicted - measured) / measured`. A positive bias means that predicted times are too long or that predicted rates
   are too high.
-- **Rule of thumb** is the mean error of naive predictions. They assume that the step time calibrated on one machine or
-  device does not change with scale, that scaling is perfect if the batch per device changes, and that techniques gain
-  nothing. **Skill** is the error of the naive predictions divided by ddlsim's error. If the skill is below 1, the naive
-  predictions are better.
+- **Rule of thumb** is the mean error of naive predictions. Weak scaling: the calibrated step time of one machine or
+  device holds at every scale. Strong scaling: the step time is proportional to the batch per device. Techniques: they
+  save no time. **Skill** is the error of the naive predictions divided by ddlsim's error. If the skill is below 1, the
+  naive predictions are better.
 - **Coverage** is the share of measured values that fall within their 95 % prediction intervals ([see
   below](#how-often-intervals-hold)).
 
 Constants that are not calibrated come from data sheets and from NCCL's topology model (`accuracy/machines.py`). They
-are the same in all cases, and none of them was tuned to a counted row. However, the authors of the models had seen the
-counted rows and made some [choices](#choices-made-after-seeing-rows) because of them. Cases that the authors had not
-seen would be a better test.
+are the same in all cases, and none was tuned to fit any of the counted rows. However, the authors had seen these rows
+when they designed the models, and the rows influenced some [modelling choices](#choices-made-after-seeing-rows). Cases
+that the authors had not seen would be a better test.
 
-The measurements and their sources are in `accuracy/data/`. `make accuracy` repeats all simulations within a few
-minutes. It then writes this page, and a page and a plot for every family. A [separate page](accuracy/not_predicted.md)
-lists measured values that ddlsim does not predict, with the reasons.
+The measurements and their sources are in `accuracy/data/`. `make accuracy` reruns all simulations, which
+takes about 20 minutes. It then regenerates this page, along with a page and a plot for each family. A [separate
+page](accuracy/not_predicted.md) lists measured values that ddlsim does not predict, with the reasons.
 """
 INTERVALS = """
 ## How often intervals hold
