@@ -77,7 +77,7 @@ def _share(text: str) -> float:
     except ValueError:
         value = math.nan
     if rest or not (math.isfinite(value) and value > 0.0):
-        raise ConfigError(f"--tolerance {text!r}: must be a share, such as 10% or 0.1")
+        raise ConfigError(f"--tolerance {text!r}: must be a positive fraction or percentage, such as 0.1 or 10%")
     return value
 
 
@@ -139,7 +139,10 @@ def calibrate(
         write_file(out, fitted.stack.save)
         return
     if strategy is not None or batch is not None:
-        raise ConfigError("--strategy and --batch describe traced runs; add --stack, or leave both options out")
+        raise ConfigError(
+            "--strategy and --batch apply only to traced runs, which require --stack; add --stack, "
+            "or leave both options out"
+        )
     if cluster is None:
         raise ConfigError(
             "calibrate: set --cluster to the measured cluster, or --stack to fit a software stack to measured runs"

@@ -105,5 +105,5 @@ def counts(option: str, text: str, least: int = 1) -> list[int]:
     """Return "8,16" as numbers. Raises ConfigError, naming the option, for anything else."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts or not all(re.fullmatch("[0-9]{1,9}", part) and int(part) >= least for part in parts):
-        raise ConfigError(f"{option} = {shown(text)}: must be numbers such as 8,16,32")
+        raise ConfigError(f"{option} = {shown(text)}: must be a comma-separated list of numbers, such as 8,16,32")
     return [int(part) for part in parts]

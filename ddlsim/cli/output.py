@@ -37,7 +37,7 @@ def check_picture(path: Path | None) -> None:
     """Find out before a long simulation that its picture cannot be written."""
     check_folder(path)
     if path is not None and path.suffix.lower() not in PICTURES:
-        raise ConfigError(f"{path}: unknown picture format; choose a name that ends in one of {', '.join(PICTURES)}")
+        raise ConfigError(f"{path}: unknown image format; choose a name that ends in one of {', '.join(PICTURES)}")
     if path is not None:
         check_installed("matplotlib")
 

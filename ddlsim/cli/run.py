@@ -139,7 +139,7 @@ def _run_jobs(
     for option in others:
         name = option.replace("_", "-")
         raise ConfigError(
-            f"--{name} has no effect on {what}, a file of several jobs; set it in the experiments of the jobs"
+            f"--{name} has no effect on {what}, which describes several jobs; set it in the experiment of each job"
         )
     check_picture(timeline)
     jobs = ddlsim.load_jobs(what, allow_code=allow_code).simulate(timeline=timeline is not None)

@@ -89,12 +89,12 @@ def sweep(
         check_folder(path)
     check_picture(plot)
     if table is not None and table.suffix not in _FORMATS:
-        raise ConfigError(f"--table {table}: cannot write the format {table.suffix!r}; use {', '.join(_FORMATS)}")
+        raise ConfigError(f"--table {table}: cannot write {table.suffix!r} files; use {', '.join(_FORMATS)}")
     if add and out is None:
         raise ConfigError("--add has no effect without --out; add --out FILE")
     if dask is not None and jobs is not None:
         raise ConfigError(
-            "--jobs has no effect with --dask, because the Dask cluster has its own number of workers; leave --jobs out"
+            "--jobs has no effect with --dask, because the Dask cluster sets the number of workers; leave --jobs out"
         )
     loaded = load_study(study, allow_code=allow_code)
     if stability:
@@ -118,6 +118,6 @@ def _client(address: str) -> Iterator[DaskClient]:
     try:
         client = Client(address, timeout=10)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"--dask {address}: no scheduler responds at this address ({error})") from None
+        raise ConfigError(f"--dask {address}: no Dask scheduler responds at this address ({error})") from None
     with client:
         yield client

@@ -134,7 +134,7 @@ def with_parameters(cluster: Cluster, values: Mapping[str, float]) -> Cluster:
         if found is None or not len(found[0]):
             raise ConfigError(
                 f"cluster {cluster.name!r}: calibration: {name} does not apply, because no two workers "
-                f"communicate over links {link_class} hosts; remove this parameter"
+                f"communicate over links {link_class} hosts; remove {name}"
             )
         route, rate = found
         members = _members(cluster, link_class, route)

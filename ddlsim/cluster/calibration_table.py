@@ -183,7 +183,7 @@ def value_of(name: str, text: str, place: str) -> float:
     except ValueError:
         share = math.nan
     if not 0.0 < share < 1.0:
-        raise ConfigError(f"{place}: {name} = {shown(text)} must be between 0 and 1, like '0.022'; calibrate again")
+        raise ConfigError(f"{place}: {name} = {shown(text)} must be between 0 and 1, such as '0.022'; calibrate again")
     return share
 
 

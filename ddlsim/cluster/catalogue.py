@@ -75,5 +75,7 @@ def _fact(context: str) -> tuple[str, object]:
     """Return the name and the value of a text like ``bandwidth=25 GB/s``."""
     name, is_setting, value = context.partition("=")
     if not is_setting:
-        raise ConfigError(f"+{context}: expected +name=value for a value that the file lacks, like +bandwidth=25 GB/s")
+        raise ConfigError(
+            f"+{context}: expected +name=value (such as +bandwidth=25 GB/s) for a value that the file lacks"
+        )
     return name, parse_value(value)

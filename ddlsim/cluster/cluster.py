@@ -384,7 +384,7 @@ class Cluster:
         source, target = self.node_names[src], self.node_names[dst]
         return ConfigError(
             f"cluster {self.name!r}: there is no path from {source!r} to {target!r}; "
-            f"add a {'route' if self.routing == 'fixed' else 'link'}, or do not use both nodes"
+            f"add a {'route' if self.routing == 'fixed' else 'link'}, or use only one of the two nodes"
         )
 
     def _nodes(self, nodes: npt.ArrayLike) -> Ints:

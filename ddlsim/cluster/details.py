@@ -103,7 +103,7 @@ def frame_of(transport: str, mtu: float, where: str) -> tuple[float, float]:
     """Return (header, payload) in bytes of a transport's frames; raise :class:`ConfigError` for an MTU too small."""
     protocol = PROTOCOLS[transport]
     if mtu < protocol.inside + 200.0:
-        raise ConfigError(f"{where}mtu = {shown(mtu)} is too small for {transport}; expected a size like '1500 B'")
+        raise ConfigError(f"{where}mtu = {shown(mtu)} is too small for {transport}; expected a size such as '1500 B'")
     return protocol.frame(mtu)
 
 
@@ -299,7 +299,7 @@ class Told:
         if bool(sizes["frame_header"]) != bool(sizes["frame_payload"]):
             raise ConfigError(
                 f"{where}frame_header = {shown(self.frame_header)} and frame_payload = {shown(self.frame_payload)} "
-                "must be set together, like '66 B' and '1448 B'"
+                "must be set together, for example '66 B' and '1448 B'"
             )
         transport = "" if self.transport == IDEAL else self.transport
         plain = ("reverse_load", "loss", "connections", "unordered", "warm", "spread")
@@ -334,12 +334,12 @@ def _consistent(detail: LinkDetail, mtu: float, where: str) -> LinkDetail:
         return detail
     if detail.loss and not detail.transport.startswith("tcp-"):
         raise ConfigError(
-            f"{where}loss = {detail.loss} applies to TCP only; {detail.transport} does not lose messages; remove loss"
+            f"{where}loss = {detail.loss} applies only to TCP, but {detail.transport} is lossless; remove loss"
         )
     if detail.buffer and not detail.transport.startswith("tcp-"):
         raise ConfigError(
-            f"{where}buffer = {detail.buffer:g} B applies to TCP only; {detail.transport} uses flow control; remove "
-            "buffer"
+            f"{where}buffer = {detail.buffer:g} B applies only to TCP, but {detail.transport} uses flow control; "
+            "remove buffer"
         )
     if mtu and detail.frame_header:
         raise ConfigError(f"{where}mtu and frame_header both define the frame; remove one of them")

@@ -220,7 +220,7 @@ def set_key(file: Table, context: str) -> None:
     key, is_setting, text = context.partition("=")
     if not is_setting:
         raise ConfigError(
-            f"+{context}: expected +key=value with a key of [generator], [host] or [link], like +n_hosts=64"
+            f"+{context}: expected +key=value with a key of [generator], [host] or [link], for example +n_hosts=64"
         )
     if key == "transport":
         _set_transport(file, parse_value(text))
@@ -241,7 +241,7 @@ def set_key(file: Table, context: str) -> None:
 def _set_in_generator(file: Table, key: str, value: object, context: str) -> None:
     if not isinstance(file.get("generator"), dict):
         raise ConfigError(
-            f"+{context}: the file has no [generator] with keys to override; edit a copy of the file instead"
+            f"+{context}: only keys of files with [generator] can be overridden; edit a copy of the file instead"
         )
     make = GENERATORS.get(str(file["generator"].get("type")))
     of_network = set() if make is None else PLAIN.arguments_of(make).keys() - {"host"}
@@ -279,7 +279,7 @@ def parse_file(table: Table, settings: Sequence[str] = ()) -> ClusterFile:
             if getattr(file, key):
                 raise ConfigError(f"{key} cannot be combined with [generator]; remove one of them")
     elif file.host is not None:
-        raise ConfigError("[host] requires [generator]; move its keys to [[hosts]]")
+        raise ConfigError("[host] requires [generator]; move the keys of [host] to [[hosts]]")
     return file
 
 
@@ -305,7 +305,7 @@ def read_cluster(path: Path, text: str, settings: Sequence[str] = ()) -> Cluster
         if path.suffix == ".toml":
             return _with_device_files(_read_toml(path.stem, text, settings), path.parent)
         if settings:
-            raise ConfigError(f"+{settings[0]}: only .toml files with [generator] have keys to override")
+            raise ConfigError(f"+{settings[0]}: only keys of .toml files with [generator] can be overridden")
         return readers[path.suffix](path.stem, text)
     except ConfigError as error:
         raise type(error)(f"{path}: {error}") from None
@@ -336,7 +336,7 @@ def write_cluster(cluster: Cluster, path: Path) -> None:
         with replacing(path) as file:
             nx.write_graphml(graph, file)
     else:
-        raise ConfigError(f"{path}: cannot write the format {path.suffix!r}; use .toml, .json or .graphml")
+        raise ConfigError(f"{path}: cannot write {path.suffix!r} files; use .toml, .json or .graphml")
 
 
 def cluster_toml(graph: Graph, name: str, calibration: CalibrationTable | None) -> str:
@@ -483,7 +483,7 @@ def _add_edges(graph: Graph, tables: Iterable[Mapping[str, Any]]) -> None:
             isinstance(link, list | tuple) and len(link) == 2 and all(isinstance(end, str) for end in link)
             for link in links
         ):
-            raise ConfigError(f'edges.{i}.links = {shown(links)} must be a list of pairs of nodes like [["a", "b"]]')
+            raise ConfigError(f'edges.{i}.links = {shown(links)} must be a list of node pairs, such as [["a", "b"]]')
         keys: Any = table.get("keys", [None] * len(links))
         is_list = isinstance(keys, list | tuple) and len(keys) == len(links)
         if not is_list or not all(key is None or type(key) is int for key in keys):
@@ -606,5 +606,5 @@ def _read_graphml(stem: str, text: str) -> Cluster:
             try:
                 graph.graph[key] = plain.parse_json(graph.graph[key])
             except ConfigError:
-                raise ConfigError(f"{key} = {shown(graph.graph[key])} must be a list in JSON, like '[8, 8]'") from None
+                raise ConfigError(f"{key} = {shown(graph.graph[key])} must be a JSON list, such as '[8, 8]'") from None
     return from_graph(graph, None if "name" in graph.graph else stem)

@@ -100,7 +100,7 @@ class _Oversubscribed(_Trunked):
         if self.trunk_bandwidth is not None and self.oversubscription != 1:
             raise ConfigError(
                 f"oversubscription = {self.oversubscription!r} and trunk_bandwidth = {self.trunk_bandwidth!r} "
-                f"both determine the trunks; remove one of them"
+                f"both determine the trunk bandwidth; remove one of them"
             )
         trunk = trunk_of(link, self.trunk_bandwidth, self.trunk_latency)
         if self.trunk_bandwidth is not None:
@@ -251,7 +251,7 @@ def torus(wanted: _Torus) -> Graph:
     """
     sizes, n_slices = wanted.sizes, wanted.slices
     if not isinstance(sizes, list | tuple) or not 1 <= len(sizes) <= MAX_DIMS:
-        raise ConfigError(f"sizes = {shown(sizes)} must be a list of 1 to {MAX_DIMS} sizes like [8, 8]")
+        raise ConfigError(f"sizes = {shown(sizes)} must be a list of 1 to {MAX_DIMS} sizes, such as [8, 8]")
     if n_slices == 1:
         return _direct("torus", sizes, wanted)
     if not isinstance(wanted.host, Host):
@@ -286,7 +286,9 @@ def hypercube(wanted: _Cube) -> Graph:
     """
     n_dims = wanted.n_dims
     if n_dims > MAX_NODES.bit_length():
-        raise ConfigError(f"n_dims = {n_dims} makes 2 ** {n_dims} machines, more than {MAX_NODES}; lower n_dims")
+        raise ConfigError(
+            f"n_dims = {n_dims} gives 2 ** {n_dims} machines, above the limit of {MAX_NODES}; lower n_dims"
+        )
     return _direct("hypercube", [2] * n_dims, wanted)
 
 
@@ -341,7 +343,8 @@ def leaf_spine(wanted: _LeafSpine) -> Graph:
     hosts_per_leaf, rails = wanted.hosts_per_leaf, n_nics if wanted.rail_optimised else 1
     if n_leaves % rails:
         raise ConfigError(
-            f"n_leaves = {n_leaves} must be a multiple of the {rails} NICs per machine if rail_optimised is set"
+            f"n_leaves = {n_leaves} must be a multiple of the number of NICs per machine ({rails}) if "
+            "rail_optimised is set"
         )
     n_down = hosts_per_leaf * n_nics // rails
     trunk = wanted.trunk(link, n_down, n_spines)
@@ -504,7 +507,9 @@ def dragonfly(wanted: _Dragonfly) -> Graph:
     places = n_groups * per_group * hosts_per_router
     n_hosts = places if wanted.n_hosts is None else wanted.n_hosts
     if n_hosts > places:
-        raise ConfigError(f"n_hosts = {n_hosts} exceeds the {places} positions of this dragonfly; lower n_hosts")
+        raise ConfigError(
+            f"n_hosts = {n_hosts} exceeds the {places} machines that this dragonfly can connect; lower n_hosts"
+        )
     link = wanted.link
     local = trunk_of(link, wanted.local_bandwidth, wanted.local_latency)
     between = trunk_of(link, wanted.global_bandwidth, wanted.global_latency)

@@ -87,7 +87,8 @@ def _directed_links(graph: nx.Graph[Any], where: str) -> Iterator[_Link]:
                     "an undirected graph does not store the direction of edges; use a directed graph with two edges"
                 )
             raise ConfigError(
-                f"{where}: edge {u!r} - {v!r}: reverse_bandwidth = {shown(data['reverse_bandwidth'])}: {remedy}"
+                f"{where}: edge {u!r} - {v!r}: reverse_bandwidth = {shown(data['reverse_bandwidth'])} is not "
+                f"supported; {remedy}"
             )
         yield u, v, key, data
         if not graph.is_directed():
@@ -111,13 +112,14 @@ def from_graph(graph: nx.Graph[Any], name: str | None = None) -> Cluster:
         raise ConfigError(f"{where}: two nodes have the same name when converted to strings; rename one of them")
     grid = graph.graph.get("grid", ())
     if not isinstance(grid, list | tuple) or not all(type(size) is int and size > 0 for size in grid):
-        raise ConfigError(f"{where}: grid = {shown(grid)} must be a list of sizes like [8, 8]")
+        raise ConfigError(f"{where}: grid = {shown(grid)} must be a list of sizes, such as [8, 8]")
     routing = check_policy(str(graph.graph.get("routing", "shortest")), where)
     nodes = _node_columns(graph, where)
     n_places = sum(kind != "switch" for kind in nodes["node_kind"])  # a switch may join several tori
     if routing == "dimension-order" and math.prod(grid) != n_places:
         raise ConfigError(
-            f"{where}: routing = 'dimension-order' requires a grid whose product is the number of nodes, {n_places}"
+            f"{where}: routing = 'dimension-order' requires a grid whose dimensions multiply to {n_places}, the "
+            "number of nodes"
         )
     links = _link_columns(graph, index, where)
     hosts = zip(nodes["host_of"].tolist(), nodes["node_kind"], strict=True)
@@ -218,7 +220,7 @@ def _reducing_switches(graph: nx.Graph[Any], where: str) -> dict[str, Any]:
         value = data.get("reduces", False)
         if not isinstance(value, bool) or (value and data.get("kind", "host") != "switch"):
             place = f"{where}: node {str(name)!r}"
-            raise ConfigError(f"{place}: reduces = {shown(value)} must be true or false, and applies to switches only")
+            raise ConfigError(f"{place}: reduces = {shown(value)}: must be true or false, and true only for switches")
     reduces = np.array([data.get("reduces", False) for _, data in graph.nodes(data=True)], dtype=bool)
     return {"switch_reduces": reduces} if reduces.any() else {}
 
@@ -264,7 +266,9 @@ def _checked_link(data: Attributes, place: str) -> _Checked:
     if not data.keys() <= EDGE_KEYS:
         _reject_unknown(data, EDGE_KEYS, place)
     if "bandwidth" not in data:
-        raise ConfigError(f"{place}: bandwidth is missing; add it, like bandwidth='25 Gbit/s' (float: bytes/s)")
+        raise ConfigError(
+            f"{place}: bandwidth is missing; set it, for example bandwidth='25 Gbit/s' (plain numbers are in bytes/s)"
+        )
     shared = data.get("shared", False)
     if not isinstance(shared, bool):
         raise ConfigError(f"{place}: shared = {shown(shared)} must be true or false")

@@ -65,8 +65,9 @@ def ranks_of_parts(
         for host in hosts:
             if host not in rack_of:
                 raise ConfigError(
-                    f"failures: per = 'rack', but machine {cluster.host_names[host]!r} of cluster {cluster.name!r} is "
-                    "not connected to a switch; set the number of machines per rack, like machines_per_rack = 16"
+                    f"failures: per = 'rack': racks cannot be inferred, because machine {cluster.host_names[host]!r} "
+                    f"of cluster {cluster.name!r} is not connected to a switch; set the rack size, for example "
+                    "machines_per_rack = 16"
                 )
         part = [rack_of[host] for host in hosts]
     ranks: dict[int, list[int]] = {}

@@ -206,9 +206,7 @@ def _check(host: MultiGpu) -> None:
             "n_gpus = 8"
         )
     if host.inside != "pcie_tree" and host.nvlink_bandwidth is None:
-        raise ConfigError(
-            f"host: nvlink_bandwidth is missing; inside = {host.inside!r} requires it; set a rate like '25 GB/s'"
-        )
+        raise ConfigError(f"host: inside = {host.inside!r} requires nvlink_bandwidth; set a rate such as '25 GB/s'")
     if host.inside == "pcie_tree" and host.nvlink_bandwidth is not None:
         raise ConfigError(
             f"host: nvlink_bandwidth = {host.nvlink_bandwidth!r} has no effect with inside = 'pcie_tree'; "

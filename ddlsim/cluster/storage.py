@@ -49,9 +49,8 @@ def add_storage(graph: Graph, storage: Storage, where: str) -> None:
     """Add a storage to the graph of a cluster. Raises ConfigError, with `where`, for a place that there is not."""
     if graph.graph.get("routing") == "dimension-order":
         raise ConfigError(
-            f"{where}: a storage cannot be added to a grid with routing = 'dimension-order'; use the name of one of "
-            "its "
-            "hosts as storage, or set routing = 'shortest'"
+            f"{where}: a storage node cannot be added to a grid with routing = 'dimension-order'; use the name of one "
+            "of its hosts as storage, or set routing = 'shortest'"
         )
     at = _place(graph, storage.at, where)
     port = f"{storage.name}.port"
@@ -62,7 +61,7 @@ def add_storage(graph: Graph, storage: Storage, where: str) -> None:
     bandwidth, latency = storage.bandwidth, storage.latency
     if bandwidth is None and told is None:
         raise ConfigError(
-            f"{where}: bandwidth is missing, and has no default, because no machine is connected to {at!r}; set "
+            f"{where}: bandwidth is missing and has no default, because no machine is connected to {at!r}; set "
             "bandwidth"
         )
     usual: Mapping[str, Any] = told or {}
@@ -86,8 +85,8 @@ def _place(graph: Graph, at: str | None, where: str) -> str:
     if len(switches) != 1:
         some = ", ".join(switches[:4]) or "none"
         raise ConfigError(
-            f"{where}: 'at' is missing, and has no default, because the cluster has {len(switches)} switches between "
-            f"machines ({some}) instead of one; set 'at' to the node to which the storage is connected"
+            f"{where}: 'at' is missing and has no default, because the cluster has {len(switches)} switches between "
+            f"machines ({some}) rather than exactly one; set 'at' to the node to which the storage is connected"
         )
     return switches[0]
 

@@ -122,7 +122,7 @@ def pipelined_ring(n_ranks: Ranks, n_lanes: Annotated[int, integer(1, 1024)] = 2
     alpha + 2 (p-1)/p S beta, as long as alpha is less than S/(4p) beta (`cost.pipelined_ring` has the general case).
     """
     if n_lanes < 1:
-        raise ConfigError(f"pipelined_ring: n_lanes is {n_lanes}; must be at least 1")
+        raise ConfigError(f"pipelined_ring: n_lanes = {n_lanes}: must be at least 1")
     rank = np.arange(n_ranks)
     right = (rank + 1) % n_ranks
     n_pieces = n_lanes * (n_lanes + 1) // 2  # of each of the p chunks
@@ -217,7 +217,9 @@ def parameter_server(n_ranks: Ranks, n_servers: Count = 1) -> Schedule:
     ring (Li et al. 2014).
     """
     if not 1 <= n_servers <= n_ranks:
-        raise ConfigError(f"parameter_server: n_servers is {n_servers}; must be 1 to {n_ranks}, the number of ranks")
+        raise ConfigError(
+            f"parameter_server: n_servers = {n_servers}: must be from 1 to {n_ranks}, the number of ranks"
+        )
     rank, server = (a.ravel() for a in np.indices((n_ranks, n_servers)))
     others = rank != server
     rank, server = rank[others], server[others]

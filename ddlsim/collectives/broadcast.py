@@ -24,7 +24,7 @@ def binomial(n_ranks: Ranks, root: Index = 0, *, answer: Index = 0) -> Schedule:
             sends to its next child, which adds one alpha per level. 0: none
     """
     if answer < 0:
-        raise ConfigError(f"binomial: answer is {answer} bytes; must be 0 or more")
+        raise ConfigError(f"binomial: answer = {answer} bytes: must be at least 0")
     silent = reverse(reduce.binomial(n_ranks, root), "broadcast")
     if not answer:
         return silent

@@ -127,7 +127,7 @@ def build(
     Raises ConfigError, giving the algorithm and the reason, if no schedule can be built.
     """
     if hosts is not None and len(hosts) != n_ranks:
-        raise ConfigError(f"hosts has {len(hosts)} entries for {n_ranks} ranks; must have one per rank")
+        raise ConfigError(f"hosts has {len(hosts)} entries for {n_ranks} ranks; pass one per rank")
     if algorithm == "default":
         algorithm = "ring" if where is None else default_algorithm(*where, kind)
     function = find(algorithm, kind)
@@ -189,7 +189,7 @@ def _prove(schedule: Schedule, name: str, n_ranks: int, kind: str) -> bool:
     """Check what a user's function returned; return False if it was too large to be replayed."""
     where = f"collective {name!r} for {n_ranks} ranks"
     if not isinstance(schedule, Schedule):
-        raise ConfigError(f"{where} returned a {type(schedule).__name__}; must return a Schedule")
+        raise ConfigError(f"{where} returned a {type(schedule).__name__}; expected a Schedule")
     if (schedule.n_ranks, schedule.kind) != (n_ranks, kind):
         raise ConfigError(
             f"{where} returned a schedule for {schedule.n_ranks} ranks of kind {schedule.kind!r}; expected {kind!r} "

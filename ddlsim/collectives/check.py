@@ -90,11 +90,9 @@ def _validate_groups(schedule: Schedule) -> None:
             block_of.shape != (schedule.n_chunks,)
             or (np.bincount(block_of, minlength=size) * size != schedule.n_chunks).any()
         ):
-            raise ConfigError(
-                f"block_of must assign the same number of the {schedule.n_chunks} chunks to each of the {size} blocks"
-            )
+            raise ConfigError(f"block_of must divide the {schedule.n_chunks} chunks equally among the {size} blocks")
         if not 0 <= schedule.root < len(group):
-            raise ConfigError(f"root {schedule.root} is not a rank; must be 0 to {len(group) - 1}")
+            raise ConfigError(f"root = {schedule.root}: must be a rank from 0 to {len(group) - 1}")
     if schedule.n_chunks % schedule.copies or (schedule.copies > 1 and schedule.kind != "all_reduce"):
         raise ConfigError(
             f"copies={schedule.copies} requires an all_reduce whose number of chunks is a multiple of copies"
@@ -117,7 +115,7 @@ def _validate_round(schedule: Schedule, round: Round, where: str) -> None:
         array = getattr(round, name)
         bad = array[(array < low) | (array >= high)]
         if len(bad):
-            raise ConfigError(f"{where}: {name} {bad[0]} is out of range; must be {low} to {high - 1}")
+            raise ConfigError(f"{where}: {name} {bad[0]} is out of range; it must be from {low} to {high - 1}")
     if round.latency is not None and not (
         round.latency.shape == round.src.shape and np.isfinite(round.latency).all() and round.latency.min() >= 0.0
     ):
@@ -238,7 +236,7 @@ def _compare(schedule: Schedule, state: Marks, written: Ints, marks: Marks) -> N
             rank = int(group[place])
             contents = _described(total[rank, chunk], expected[place, chunk])
             last_message = _origin(schedule, int(written[rank, chunk]))
-            raise ConfigError(f"{last_message} rank {rank}, chunk {chunk} ends with {contents}")
+            raise ConfigError(f"chunk {chunk} of rank {rank} ends up with {contents} ({last_message})")
 
 
 def promise(schedule: Schedule, group: Ints, n_chunks: int, marks: Marks) -> tuple[Marks, Flags]:
@@ -264,10 +262,10 @@ def promise(schedule: Schedule, group: Ints, n_chunks: int, marks: Marks) -> tup
 
 def _origin(schedule: Schedule, number: int) -> str:
     if number < 0:
-        return "no message writes here:"
+        return "never written"
     for i, lane in enumerate(schedule.lanes):
         if number < len(lane):
-            return f"lane {i}, round {number} (the last to write here):"
+            return f"last written in lane {i}, round {number}"
         number -= len(lane)
     raise AssertionError(f"round {number} is beyond the last round of the schedule")
 

@@ -27,9 +27,11 @@ def on_ranks(schedule: Schedule, ranks: Wholes, n_ranks: Ranks) -> Schedule:
     """
     members = np.asarray(ranks, dtype=np.int64)
     if members.shape != (schedule.n_ranks,):
-        raise ConfigError(f"on_ranks: got {members.size} ranks for a schedule with {schedule.n_ranks}")
+        raise ConfigError(
+            f"on_ranks: got {members.size} ranks for a schedule with {schedule.n_ranks}; pass one for each"
+        )
     if len(np.unique(members)) != len(members) or members.min() < 0 or members.max() >= n_ranks:
-        raise ConfigError(f"on_ranks: {members.tolist()} are not distinct ranks from 0 to {n_ranks - 1}")
+        raise ConfigError(f"on_ranks: ranks = {members.tolist()}: must be distinct ranks from 0 to {n_ranks - 1}")
     groups = (members,) if schedule.groups is None else tuple(members[g] for g in schedule.groups)
     relabelled = _each_round(schedule, lambda r: dataclasses.replace(r, src=members[r.src], dst=members[r.dst]))
     return dataclasses.replace(relabelled, n_ranks=n_ranks, groups=groups)
@@ -139,7 +141,7 @@ def with_root(schedule: Schedule, root: int) -> Schedule:
     """Return `schedule`, made for root 0, rotated so that `root` is the root."""
     n_ranks = schedule.n_ranks
     if not 0 <= root < n_ranks:
-        raise ConfigError(f"root {root} is not a rank; must be 0 to {n_ranks - 1}")
+        raise ConfigError(f"root = {root}: must be a rank from 0 to {n_ranks - 1}")
     if root == 0:
         return schedule
     rotated = on_ranks(schedule, (np.arange(n_ranks) + root) % n_ranks, n_ranks)

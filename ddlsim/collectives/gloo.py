@@ -72,7 +72,7 @@ def _lap(n_ranks: Ranks, n_segments: Segments, lane: int, first: int, *, reduce:
 def _segments_per_chunk(n_ranks: Ranks, n_segments: Segments) -> int:
     """Return how many segments of at most 1 MiB a chunk has, two at least, given the number of 512 KiB pieces."""
     if n_segments < 1:
-        raise ConfigError(f"gloo: n_segments is {n_segments}; must be at least 1")
+        raise ConfigError(f"gloo: n_segments = {n_segments}: must be at least 1")
     pairs = -(-n_segments // 2)  # segments of 1 MiB in the buffer
     return IN_FLIGHT * -(-pairs // (IN_FLIGHT * n_ranks))
 

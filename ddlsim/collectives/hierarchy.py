@@ -217,10 +217,10 @@ def _shared_work(members: Ints, down: Schedule, exchange: Schedule, up: Schedule
     classes mod A, the exchange steps of A, so that both keep their arithmetic modulo the number of chunks.
     """
     if len(exchange.lanes) > 1 or exchange.copies > 1:
-        raise ConfigError("hierarchical: the algorithm between groups must have one lane and one buffer, like 'ring'")
+        raise ConfigError("hierarchical: the algorithm between groups must use one lane and one buffer, such as 'ring'")
     n_inside = members.shape[1]
     if len(down.lanes) > 1 or len(up.lanes) > 1 or down.n_chunks != up.n_chunks or down.n_chunks % n_inside:
-        raise ConfigError("hierarchical: both algorithms inside groups must have one lane and blocks of equal size")
+        raise ConfigError("hierarchical: both algorithms used inside groups must have one lane and equal-sized blocks")
     a, b = down.n_chunks, exchange.n_chunks
     width = a // n_inside
     rounds = [_inside(r, members, a, b) for lane in down.lanes for r in lane]

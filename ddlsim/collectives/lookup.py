@@ -39,14 +39,16 @@ def find(algorithm: str | Collective, kind: str = "all_reduce") -> Collective:
         return algorithm
     if len(algorithm) > 1000:
         raise ConfigError(
-            f"collective {shown(algorithm)} is not a valid name; write it like 'ring' or 'hierarchical(ring, ring)'"
+            f"collective {shown(algorithm)} is not a valid name; use a name such as 'ring' or 'hierarchical(ring, "
+            "ring)'"
         )
     match = _CALL.fullmatch(algorithm)
     if re.fullmatch(r"\s*[\w-]+\s*", algorithm) and "-" in algorithm:
         raise unknown_name(f"{kind} algorithm", algorithm, known)
     if match is None:
         raise ConfigError(
-            f"collective {shown(algorithm)} is not a valid name; write it like 'ring' or 'hierarchical(ring, ring)'"
+            f"collective {shown(algorithm)} is not a valid name; use a name such as 'ring' or 'hierarchical(ring, "
+            "ring)'"
         )
     name = match["name"]
     if names_code(name):
@@ -100,7 +102,7 @@ def _imported(name: str) -> Collective:
     function = imported(name, "collective", "function")
     if not callable(function):
         type_name = type(function).__name__
-        raise ConfigError(f"collective {name!r} is of type {type_name}; must be a function(n_ranks) -> Schedule")
+        raise ConfigError(f"collective {name!r} is of type {type_name}; expected a function(n_ranks) -> Schedule")
     collective: Collective = function
     return collective
 

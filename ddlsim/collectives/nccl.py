@@ -312,7 +312,7 @@ def nccl_time(
     n_ranks = len(nodes) if nodes is not None else len(loaded.workers) if ranks is None else ranks
     if not 2 <= n_ranks <= len(loaded.workers):
         raise ConfigError(
-            f"ranks = {n_ranks}: must be 2 to {len(loaded.workers)}, the number of workers of {loaded.name!r}"
+            f"ranks = {n_ranks}: must be from 2 to {len(loaded.workers)}, the number of workers of {loaded.name!r}"
         )
     _check(kind, algorithm, protocol)
     at = tuple(int(node) for node in (loaded.workers[:n_ranks] if nodes is None else nodes))

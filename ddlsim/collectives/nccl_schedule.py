@@ -25,7 +25,7 @@ def side_by_side(ring: Callable[[int], Schedule], n_ranks: int, rings: Sequence[
     if rings is None or n_ranks == 1:
         return alone
     if not len(rings):
-        raise ConfigError("rings = (): must contain at least one order of the ranks")
+        raise ConfigError("rings = (): must contain at least one permutation of the ranks")
     for order in rings:
         if not np.array_equal(np.sort(np.asarray(order)), np.arange(n_ranks)):
             ranks = np.asarray(order).tolist()

@@ -81,7 +81,7 @@ def double_binary_tree(n_ranks: Ranks, n_segments: Segments = 1) -> Schedule:
     2 (h + c - 1) rounds of about alpha + S/c (beta + gamma), with at most two messages in and out per rank.
     """
     if n_segments < 1:
-        raise ConfigError(f"double_binary_tree: n_segments is {n_segments}; must be at least 1")
+        raise ConfigError(f"double_binary_tree: n_segments = {n_segments}: must be at least 1")
     edges = []
     for tree, (parent, depth) in enumerate(double_tree(n_ranks)):
         child = np.flatnonzero(depth)

@@ -56,7 +56,7 @@ def read_events(source: SourceText, left_out: LeftOut) -> tuple[dict[str, object
     else:
         value = parse_json(source).value
         if not isinstance(value, dict) or not isinstance(value.get("traceEvents"), list):
-            raise source.error(None, "the list 'traceEvents' is missing; is it a chrome trace?")
+            raise source.error(None, "the list 'traceEvents' is missing; is the file a Chrome trace?")
         top = {key: part for key, part in value.items() if key != "traceEvents"}
         raw = value["traceEvents"]
     events: list[Event] = []
@@ -82,7 +82,7 @@ def _bare_list(source: SourceText, text: str) -> list[object]:
 
 def _event(place: str, index: int, item: object) -> Event:
     if not isinstance(item, dict):
-        raise EntryError(f"{place} is not an object; is it a chrome trace?")
+        raise EntryError(f"{place} is not an object; is the file a Chrome trace?")
     args, phase = item.get("args"), str(item.get("ph", ""))
     ts, dur = (finite(item.get(key, 0.0)) for key in ("ts", "dur"))
     if phase == "X" and (ts is None or dur is None or dur < 0):

@@ -177,8 +177,10 @@ def read_any(path: str | Path, *, kind: str | None = None, facts: Mapping[str, o
     for name, value in (facts or {}).items():
         argument = {"bandwidth": _BANDWIDTH, "latency": _LATENCY}.get(name, {}).get(chosen, name)
         if argument not in names:
-            known = ", ".join(sorted(names)) if names else "no facts"
-            raise ConfigError(f"{path} is read as {chosen}, which accepts {known}; remove {name}")
+            known = ", ".join(sorted(names)) if names else "none"
+            raise ConfigError(
+                f"{path} is read as {chosen}, which does not accept {name} (accepted: {known}); remove {name}"
+            )
         arguments[argument] = value
     try:
         if chosen == "graphml" and not arguments.get("ignore_unknown"):
@@ -211,7 +213,7 @@ def read_topology(path: str | Path, facts: Mapping[str, object] | None = None) -
         raise type(error)(f"{error} (ddlsim's own clusters end in .toml, .json or .graphml)") from None
     if kind not in TOPOLOGIES:
         kinds = listed(["toml", "json", *TOPOLOGIES])
-        raise ConfigError(f"{path}: a {kind} file is not a topology; must be one of {kinds}")
+        raise ConfigError(f"{path}: a {kind} file does not describe a topology; use one of {kinds}")
     cluster = read_any(path, kind=kind, facts=facts)
     assert isinstance(cluster, Cluster)
     return cluster

@@ -94,7 +94,7 @@ def read_graphml(
     if 0 < len(lone) < len(edges):
         notes.append(f"{len(lone)} of {n_edges} directed edges have no reverse edge and are treated as bidirectional")
     if silent:
-        notes.append(f"{silent} of {n_edges} edges have no speed in the file; their bandwidth is {bandwidth}")
+        notes.append(f"the file gives no speed for {silent} of {n_edges} edges; assuming {bandwidth} for them")
     graph.graph["notes"] = notes
     return named_cluster(graph, source.path)
 

@@ -242,8 +242,8 @@ def _type_of(layer: LayerTime) -> str | None:
     if name not in _TYPES:
         known = listed(sorted(_TYPES))
         raise ConfigError(
-            f"the class of module {layer.name!r} in the trace has no corresponding layer; remove the module from "
-            f"layers, or use a model of known layers ({known})"
+            f"no layer type corresponds to the class of module {layer.name!r} in the trace; remove the module from "
+            f"layers, or use a model with known layer types ({known})"
         )
     return _TYPES[name]
 
@@ -493,7 +493,7 @@ def fastest_over_ranks(traces: Sequence[KinetoTrace]) -> tuple[Timing, ...]:
     differ in the number, operation or size of their collectives.
     """
     if not traces:
-        raise ConfigError("fastest_over_ranks: no traces; pass one per rank")
+        raise ConfigError("fastest_over_ranks: traces is empty; pass one trace per rank")
     rows = [trace.collectives for trace in traces]
     if len({len(row) for row in rows}) > 1:
         counts = ", ".join(str(len(row)) for row in rows)

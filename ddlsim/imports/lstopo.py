@@ -78,12 +78,12 @@ def read_lstopo(
     if nvlink_bandwidth is not None:
         tree.add_nvswitch(machine, positive(nvlink_bandwidth, "bandwidth", "nvlink_bandwidth"))
     if reader.n_slow:
-        tree.notes.append(f"the links of {reader.n_slow} GPUs run at {_SLOW:g} GB/s or less")
+        tree.notes.append(f"the PCIe links of {reader.n_slow} GPUs run at {_SLOW:g} GB/s or less")
         warn(f"{path}: {tree.notes[-1]}, probably because the GPUs are idle; run lstopo while they are busy")
     if len(reader.kinds) > 1:
         kinds = ", ".join(f"{n} of {kind}" for kind, n in reader.kinds.items())
         tree.notes.append(f"the GPUs are of several kinds (vendor:device): {kinds}")
-        warn(f"{path}: {tree.notes[-1]}; all of them are used unless workers selects some")
+        warn(f"{path}: {tree.notes[-1]}; all GPUs are used unless workers selects a subset")
     if nvlink_bandwidth is None and not n_links and reader.n_accelerators > 1:
         tree.notes.append("the file lists no NVLink or xGMI links, so the GPUs are connected by PCIe only")
         warn(f"{path}: {tree.notes[-1]}; set nvlink_bandwidth if there is an NVSwitch")
@@ -127,7 +127,7 @@ class _Reader:
         self.rdma = any(part.get("osdev_type", "") in _OPEN_FABRICS for part in parts)
         unplaced = self._visit(machine, [])
         if unplaced and len(self.packages) > 1:
-            self.notes.append(f"the package of {unplaced} PCI roots is unknown; the first package is assumed")
+            self.notes.append(f"cannot tell which CPU package {unplaced} PCI roots belong to; assuming the first")
         for number, busid in enumerate(sorted(self.gpus)):
             self.gpus[busid].attributes["dev"] = str(number)
 
@@ -173,7 +173,7 @@ class _Reader:
             pci.children.append(self.gpus[busid])
         elif kind.startswith("03"):
             self.n_displays += 1
-            self.notes.append(f"skipped a display: {vendor}:{device}, PCI {busid}")
+            self.notes.append(f"skipped a display controller: {vendor}:{device} at PCI address {busid}")
         elif kind.startswith("02"):
             fabrics = [part for part in _devices(element) if part.get("osdev_type", "") in _OPEN_FABRICS]
             names = [part.get("name", "?") for part in (fabrics if self.rdma else _devices(element))]

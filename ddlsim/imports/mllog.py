@@ -109,7 +109,7 @@ def read_mllog(path: str | Path, *, n_ranks: Index = 0) -> MlperfRun:
     notes = source.notes
     if broken:
         keys = ", ".join(sorted(set(broken)))
-        notes += (f"{source.path}: skipped {len(broken)} broken entries with the keys {keys}",)
+        notes += (f"{source.path}: skipped {len(broken)} invalid entries with the keys {keys}",)
     if not any(entry.key in _COUNT for entry in entries):
         left_out.tell(entries)
         if any(entry.key.startswith("power_") for entry in entries):
@@ -135,7 +135,7 @@ def read_mllog(path: str | Path, *, n_ranks: Index = 0) -> MlperfRun:
     timings = [*_steps(source, entries, batch, n_ranks, left_out), *_epoch_timings(source, epochs, samples, n_ranks)]
     left_out.tell(start or stop or accuracies or epochs or timings)
     if late:
-        reached = "their time is when training reached that point"
+        reached = "each is assigned the time at which training reached the evaluated point"
         notes += (f"{source.path}: {late} evaluations were logged after run_stop; {reached}",)
     if start is not None and stop is None:
         seconds = entries[-1].time_s - begin

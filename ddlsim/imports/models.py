@@ -54,7 +54,7 @@ def import_model(source: str | Path) -> Model:
     where = str(text.path) if isinstance(text, SourceText) else text.place.rstrip(": ")
     if isinstance(read, Model):
         if options:
-            raise ConfigError(f"{where}: tables of tensors have no options; remove +{options[0]}")
+            raise ConfigError(f"{where}: a table of tensors accepts no options; remove +{options[0]}")
         return read
     made_of = {"title": f"{read.kind} of $layers layers", "sources": [f"{where}, read as {read.kind}"]}
     model = model_of({**read.table, **made_of}, where, read.kind, options)
@@ -85,7 +85,7 @@ def _read(text: SourceText | Node) -> Read | Model:
         return read_json(root)
     if is_csv(text):
         return read_csv(text)
-    kinds = "a config.json, arguments of Megatron-LM or a table of tensors (name, shape)"
+    kinds = "a config.json, Megatron-LM arguments or a table of tensors (name, shape)"
     start = shown(" ".join(text.text[:200].split())[:60])
     raise text.error(None, f"begins with {start}, but must be {kinds}; ddlsim's own models are .toml files")
 

@@ -140,8 +140,8 @@ def check_bus(timing: Timing, algbw: float, busbw: float) -> None:
     if not is_bus(factor, algbw, busbw):
         place, operation, n_ranks = timing.place, timing.operation, timing.n_ranks
         raise ConfigError(
-            f"{place}: busbw = {busbw:g} is not {factor:g} times algbw = {algbw:g}, as expected for {operation} among "
-            f"{n_ranks} ranks; correct operation or n_ranks"
+            f"{place}: busbw = {busbw:g}: expected {factor:g} times algbw = {algbw:g} for {operation} among {n_ranks} "
+            "ranks; correct operation or n_ranks"
         )
 
 
@@ -305,8 +305,8 @@ def _tables(source: SourceText, left_out: LeftOut) -> list[Table]:
         halves = [row.line for row in table.rows if len(row.times) == 1]
         if 0 < len(halves) < len(table.rows):
             warn(
-                f"{source.path}:{halves[0]}: {len(halves)} rows have only one of the variants in-place and "
-                "out-of-place; is the output truncated?"
+                f"{source.path}:{halves[0]}: {len(halves)} rows contain only the in-place or only the out-of-place "
+                "result; is the output truncated?"
             )
     return [table for table in tables if table.rows]
 

@@ -103,10 +103,10 @@ def _model(entries: Iterable[Node], path: Path) -> Model:
             raise entry.error(f"{n_params:.3g} parameters up to {shown(name)}; correct the sizes")
     if not modules:
         raise ConfigError(f"{path}: no learned tensor found; list at least one, with its name and shape")
-    work = f"the work of {n_estimated} tensors is estimated as 2 FLOPs per parameter and sample"
+    work = f"the work of {n_estimated} tensors is estimated as 2 FLOPs per parameter per sample"
     notes = [f"{path.stem}: {work}; activations are unknown and not included in memory and traffic"]
     if n_skipped:
-        notes.append(f"{path.stem}: {n_skipped} tensors are not parameters (statistics, or not floating-point)")
+        notes.append(f"{path.stem}: skipped {n_skipped} tensors that are running statistics or not floating-point")
     layers = tuple(_layer(name or "top", group, first=i == 0) for i, (name, group) in enumerate(modules.items()))
     return Model(path.stem, "", (1,), layers, trainable=False, sources=(str(path),), notes=tuple(notes))
 

@@ -71,7 +71,7 @@ class LeftOut:
         if self.errors:
             entries = "1 entry" if len(self.errors) == 1 else f"{len(self.errors)} entries"
             first_error = self.errors[0]
-            warn(f"skipped {entries}; the first error: {first_error}")
+            warn(f"skipped {entries}; first error: {first_error}")
 
 
 @dataclass(frozen=True)

@@ -113,9 +113,10 @@ def _measurement(timing: Timing, n_hosts: int | None, model: str | None, version
     if experiment == "step":
         batch = round(timing.n_samples / timing.n_ranks)
         if batch < 1 or model is None:
-            raise ConfigError(f"{timing.place}: a step requires {'model' if batch else 'a batch size'}; set it")
+            missing = "model" if batch else "batch size"
+            raise ConfigError(f"{timing.place}: the {missing} of the training step is unknown; set it")
     elif timing.nbytes < 1:
-        raise ConfigError(f"{timing.place}: {timing.operation} has no message size; remove this row")
+        raise ConfigError(f"{timing.place}: the message size of {timing.operation} is missing or 0; remove this row")
     parts = [timing.tool, timing.variant, "" if timing.statistic == "median" else f"{timing.statistic}, not median"]
     nbytes, trained = (0, model or "") if experiment == "step" else (round(timing.nbytes), "")
     backend, repetitions, note = _BACKENDS.get(timing.tool, ""), timing.n_reps or 1, "; ".join(filter(None, parts))

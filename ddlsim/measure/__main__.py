@@ -137,7 +137,7 @@ def measure(
     shape, sizes = _whole_numbers(input_shape, "--input-shape"), _whole_numbers(batch_sizes, "--batch-sizes")
     wishes = _Wishes(out, *limits, *chosen, shape, sizes)
     if wishes.budget <= 0:
-        raise ConfigError(f"--budget {budget}: must be above 0, such as '2 min'")
+        raise ConfigError(f"--budget {budget}: must be above 0, for example '2 min'")
     if wishes.input_shape and not wishes.modules:
         raise ConfigError(f"--input-shape {input_shape}: requires --module; add --module, or leave --input-shape out")
     transport = connect(backend)
@@ -166,7 +166,7 @@ def _measure_device(out: str, profile: str, budget: str, others: Mapping[str, ob
             )
     seconds = 300.0 if budget == defaults["budget"] else _quantity(budget, "time", "--budget")
     if seconds <= 0:
-        raise ConfigError(f"--budget {budget}: must be above 0, such as '5 min'")
+        raise ConfigError(f"--budget {budget}: must be above 0, for example '5 min'")
     if Path(out).suffix != ".toml":
         raise ConfigError(f"--out {out}: must be the name of a TOML file, such as my-gpu.toml")
     if find_spec("torch") is None:

@@ -113,7 +113,7 @@ def open_table(folder: str | Path) -> tuple[Path, list[Measurement]]:
             write_text(path, header.decode())
             return path, []
         if not text.startswith(header):
-            raise ConfigError(f"{path}: its columns differ from those of the benchmarks; choose another --out")
+            raise ConfigError(f"{path}: the columns differ from those that the benchmarks write; choose another --out")
         if not text.endswith(b"\n"):
             write_text(path, _mended(text).decode())
     except OSError as error:

@@ -124,10 +124,9 @@ def make_plan(
     for name in only:
         if name not in EXPERIMENTS:
             raise unknown_name("experiment", name, EXPERIMENTS, "--only")
-    if max_nbytes < ITEM_NBYTES * len(hosts):
-        raise ConfigError(
-            f"--max-size {max_nbytes} B: {len(hosts)} ranks need messages of at least {ITEM_NBYTES * len(hosts)} B"
-        )
+    n_ranks = len(hosts)
+    if max_nbytes < ITEM_NBYTES * n_ranks:
+        raise ConfigError(f"--max-size {max_nbytes} B: must be at least {ITEM_NBYTES * n_ranks} B for {n_ranks} ranks")
     if models and only and "step" not in only:
         raise ConfigError(
             f"--only {','.join(only)}: steps of {models[0]} would not be timed; add step to --only, or leave the "
@@ -136,7 +135,7 @@ def make_plan(
     if models and not batch_sizes:
         raise ConfigError("--batch-sizes is empty; expected samples per rank, such as 1,8,32")
     tasks = [*_exchanges(hosts, max_nbytes, lacking), *_local(hosts, max_nbytes)]
-    n_ranks, n_hosts = len(hosts), len(set(hosts))
+    n_hosts = len(set(hosts))
     ladder = tuple(sorted(set(batch_sizes)))
     tasks += [Task("step", "training", n_ranks, n_hosts, ladder, model=model) for model in models]
     chosen = [task for task in tasks if not only or task.experiment in only]

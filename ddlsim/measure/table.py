@@ -127,10 +127,10 @@ class Measurement:
                 raise ConfigError(f"nbytes = {self.nbytes}: a step has no message size; leave nbytes out")
             if not self.batch_size or not self.model:
                 missing = "model" if self.batch_size else "batch_size"
-                raise ConfigError(f"{missing} is missing; a step needs model and batch_size")
+                raise ConfigError(f"{missing} is missing; a step requires model and batch_size")
         else:
             if not self.nbytes:
-                raise ConfigError(f"nbytes is missing or 0; {self.experiment} needs a size, such as '1 MB'")
+                raise ConfigError(f"nbytes is missing or 0; {self.experiment} requires a size, such as '1 MB'")
             if self.batch_size or self.model:
                 raise ConfigError("batch_size and model apply only to experiment = step; leave them out")
 
@@ -141,4 +141,4 @@ class Measurement:
         if self.experiment == "point_to_point" and self.n_ranks % 2:
             raise ConfigError(f"n_ranks = {self.n_ranks}: must be even, because point_to_point has two ranks per pair")
         if self.experiment == "collective" and self.n_ranks < 2:
-            raise ConfigError("n_ranks = 1: a collective needs at least 2 ranks")
+            raise ConfigError("n_ranks = 1: a collective requires at least 2 ranks")

@@ -163,7 +163,9 @@ def connect_torch(backend: str) -> TorchTransport:
         index, n_gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
         if index >= n_gpus:
             n_ranks = index + 1
-            raise ConfigError(f"at least {n_ranks} ranks run on a host with {n_gpus} GPUs; start one rank per GPU")
+            raise ConfigError(
+                f"at least {n_ranks} ranks run on a host with {n_gpus} GPUs; start at most one rank per GPU"
+            )
         device = torch.device("cuda", index)
         torch.cuda.set_device(device)
         version += f", NCCL {'.'.join(str(part) for part in torch.cuda.nccl.version())}"

@@ -369,7 +369,7 @@ class Engine:
     def share(self) -> None:
         """Count from now on what each client has issued. Raises DdlsimError if something has been started."""
         if not (self.is_new or self.net.counts[st.SHARED]):
-            raise DdlsimError("a network can be shared only before its first message or collective has been started")
+            raise DdlsimError("a network can be shared only before its first message or collective has started")
         self.net.counts[st.SHARED] = 1
 
     @functools.cached_property

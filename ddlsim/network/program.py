@@ -200,7 +200,7 @@ def compile_schedule(schedule: Schedule, sizes: Sequence[Floats] | None = None) 
     rounds = [r for lane in lanes for r in lane]
     if sizes is not None and len(sizes) != len(rounds):
         raise ConfigError(
-            f"nbytes: {len(sizes)} tables of message sizes for {len(rounds)} rounds; pass one table per round"
+            f"nbytes: got {len(sizes)} tables of message sizes for {len(rounds)} rounds; pass one table per round"
         )
     lane_of = [i for i, lane in enumerate(lanes) for _ in lane]
     n_in_round = np.array([len(r.src) for r in rounds], dtype=np.int64)
@@ -310,9 +310,9 @@ def _checked(table: Floats, r: Round, i: int) -> Floats:
     table = np.asarray(table, dtype=np.float64)
     if table.shape != (r.repeat, len(r.src)):
         raise ConfigError(
-            f"nbytes: the table of round {i} has shape {table.shape}; must have shape {(r.repeat, len(r.src))}, "
+            f"nbytes: the table of round {i} has shape {table.shape}; expected {(r.repeat, len(r.src))}, "
             f"with one row per repetition and one column per message"
         )
     if not (np.isfinite(table).all() and table.min() >= 0.0):
-        raise ConfigError(f"nbytes: the table of round {i} contains a size that is not finite and non-negative")
+        raise ConfigError(f"nbytes: the table of round {i} contains a size that is negative or not finite")
     return table

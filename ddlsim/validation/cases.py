@@ -90,7 +90,7 @@ def make_case(row: Measurement, cluster: Cluster, algorithms: Mapping[str, str])
         raise ConfigError(
             f"{row.n_ranks} ranks were measured on {row.n_hosts} hosts, but cluster {cluster.name!r} has "
             f"{len(cluster.workers)} workers on {len(cluster.host_names)} hosts; set n_hosts, the number "
-            "of machines, or use a cluster file that matches the measurements (n_gpus: GPUs per host)"
+            "of machines, or use a cluster file that matches the measurements (n_gpus is the number of GPUs per host)"
         )
     if row.experiment == "collective":
         algorithm = algorithms[row.operation]
@@ -142,9 +142,10 @@ def _hosts(cluster: Cluster, per_host: Sequence[int]) -> list[list[int]]:
     """Return the workers of the first hosts that have as many as asked for, host by host."""
     wide = [nodes for nodes in workers_by_machine(cluster) if len(nodes) >= max(per_host)]
     if len(wide) < len(per_host):
+        n_ranks, n_hosts, n_wide = sum(per_host), len(per_host), len(wide)
         raise ConfigError(
-            f"{sum(per_host)} ranks were measured on {len(per_host)} hosts, but cluster {cluster.name!r} has only "
-            f"{len(wide)} hosts with at least {max(per_host)} workers; use a cluster file that matches the "
-            "measurements (n_gpus: GPUs per host)"
+            f"{n_ranks} ranks were measured on {n_hosts} hosts, but cluster {cluster.name!r} has only "
+            f"{n_wide} hosts with at least {max(per_host)} workers; use a cluster file that matches the "
+            "measurements (n_gpus is the number of GPUs per host)"
         )
     return wide[: len(per_host)]

@@ -138,7 +138,7 @@ def parse_condition(text: str, numbers: Sequence[str], texts: Sequence[str]) -> 
         match = _COMPARISON.fullmatch(part)
         if match is None:
             raise ConfigError(
-                f"condition {shown(text)}: {shown(part.strip())} is not a comparison; expected for example "
+                f"condition {shown(text)}: {shown(part.strip())} is not a comparison; expected a condition such as "
                 "'workers <= 4 and batch_size == 32'"
             )
         column, sign = match[1], match[2]

@@ -77,8 +77,8 @@ def fit_compute(model: str, batch_sizes: Sequence[Count], seconds: Sequence[Posi
     """
     if not batch_sizes or len(batch_sizes) != len(seconds):
         raise ConfigError(
-            f"fit_compute: {len(batch_sizes)} batch sizes and {len(seconds)} step times; pass the same "
-            "number of both, at least one"
+            f"fit_compute: got {len(batch_sizes)} batch sizes and {len(seconds)} step times; pass one step time per "
+            "batch size, and at least one of each"
         )
     with needs("scipy"):
         from scipy.optimize import nnls

@@ -116,9 +116,9 @@ def predict_interval(
         like = with_stack(like, result, base)
     if not draws and not like.slower:
         raise ConfigError(
-            "predict_interval: nothing is uncertain, because the run has one worker with a fixed compute "
-            "time and no jitter; set calibration=ddlsim.calibrate(...), a calibrated cluster file or "
-            "jitter"
+            "predict_interval: there is no uncertainty to propagate, because the run has one worker with a fixed "
+            "compute time and no jitter; set calibration=ddlsim.calibrate(...), use a calibrated cluster file, or "
+            "add jitter"
         )
     times = _interval(result.step_time, np.array([draw.step_time for draw in draws]), level, like)
     rates = _interval(1.0 / result.throughput, 1.0 / throughputs, level, like)

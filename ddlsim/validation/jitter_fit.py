@@ -144,7 +144,7 @@ def fit_jitter(step_times: Sequence[Positive], *, seed: Seed = 0) -> JitterFit |
     x = np.asarray(step_times, dtype=np.float64)
     if len(x) < LEAST:
         raise ConfigError(
-            f"step_times has {len(x)} values, but fitting a jitter requires at least {LEAST}; measure more steps"
+            f"step_times has {len(x)} values, but fitting jitter requires at least {LEAST}; measure more steps"
         )
     if not (np.isfinite(x).all() and (x > 0.0).all()):
         raise ConfigError(f"step_times: {x[~(x > 0.0)][:1]}: must be finite and above 0 s")

@@ -282,9 +282,9 @@ def _fit(
         priors.append(Prior(seconds, LATENCY_SD if given["overhead"] else 2 * LATENCY_SD))
     elif overhead:
         notes.append(
-            f"the overhead per message was not fitted: it stays at {given['overhead'] * 1e6:.4g} us, the value in the "
-            "file, and the rest of the measured time counts as latency. Only measurements with concurrent messages, "
-            "such as an all-to-all whose algorithm is specified, distinguish overhead from latency"
+            f"the overhead per message was not fitted: it keeps the value in the file, {given['overhead'] * 1e6:.4g} "
+            "us, and the rest of the measured time is attributed to latency. Only measurements with concurrent "
+            "messages, such as an all-to-all whose algorithm is specified, can distinguish overhead from latency"
         )
     fit = fit_logs(lambda values: _times(cluster, rows, names, values), measured, names, start, priors, most)
     return fit, fixed, notes + _uninformed(fit, most)
@@ -322,7 +322,7 @@ def _check_sizes(cluster: Cluster, rows: Sequence[LinkRow]) -> None:
             hosts = "between hosts" if link_class == "between" else "inside a host"
             raise ConfigError(
                 f"calibration: links {hosts}: a single size ({own[0].operation} of {own[0].nbytes} bytes) "
-                "cannot determine both bandwidth and latency; measure one_way at >= 2 sizes, such as 8 B and "
+                "cannot determine both bandwidth and latency; measure one_way at two or more sizes, such as 8 B and "
                 "16 MiB"
             )
 

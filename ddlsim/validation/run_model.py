@@ -156,7 +156,7 @@ def strategy_in(measured: MeasuredRun, default: Strategy) -> Strategy:
     known: set[str] = {f.name for f in dataclasses.fields(made)} if dataclasses.is_dataclass(made) else set()
     for name in options:
         if name not in known:
-            raise ConfigError(f"column {name}: {type(made).__name__} does not have this setting; leave the cell empty")
+            raise ConfigError(f"column {name}: {type(made).__name__} has no setting of this name; leave the cell empty")
     return dataclasses.replace(made, **options) if dataclasses.is_dataclass(made) else made
 
 
@@ -165,7 +165,7 @@ def _placed(cluster: Cluster, measured: MeasuredRun) -> tuple[Cluster, list[int]
     available = cluster.workers.tolist()
     if measured.workers > len(available):
         raise ConfigError(
-            f"column workers: {measured.workers} workers, but cluster {cluster.name!r} has only "
+            f"column workers: the run used {measured.workers} workers, but cluster {cluster.name!r} has only "
             f"{len(available)} devices"
         )
     first = available[: measured.workers]
@@ -175,8 +175,8 @@ def _placed(cluster: Cluster, measured: MeasuredRun) -> tuple[Cluster, list[int]
     wide = [nodes for nodes in workers_by_machine(cluster) if len(nodes) >= per_host][: measured.nodes]
     if len(wide) < measured.nodes:
         raise ConfigError(
-            f"column nodes: {measured.workers} workers on {measured.nodes} nodes are {per_host} per node, "
-            f"but cluster {cluster.name!r} has only {len(wide)} nodes with that many devices"
+            f"column nodes: {measured.workers} workers on {measured.nodes} nodes require {per_host} "
+            f"workers per node, but cluster {cluster.name!r} has only {len(wide)} nodes with that many devices"
         )
     chosen = [node for nodes in wide for node in nodes[:per_host]][: measured.workers]
     graph = cluster.to_graph()

@@ -134,17 +134,22 @@ def _columns(head: list[str], place: str) -> list[tuple[str, str]]:
         if name not in names:
             raise ConfigError(f"{place}: column {name!r} is missing; add it")
     if sum(name in names for name in RATES) != 1:
-        raise ConfigError(f"{place}: must have one of the columns {', '.join(RATES)}, such as 'step_time (ms)'")
+        raise ConfigError(
+            f"{place}: the table must have one of the columns {', '.join(RATES)}, such as 'step_time (ms)'"
+        )
     if "tokens_per_s" in names and "model" not in names:
         raise ConfigError(
-            f"{place}: column 'model' is missing; tokens_per_s needs the sequence length of the model; add the column"
+            f"{place}: column 'model' is missing; tokens_per_s requires the sequence length of the model; add the "
+            "column"
         )
     return found
 
 
 def _run(columns: list[tuple[str, str]], cells: list[str], place: str) -> MeasuredRun:
     if len(cells) != len(columns):
-        raise ConfigError(f"{place}: {len(cells)} cells for {len(columns)} columns; quote strings that contain commas")
+        raise ConfigError(
+            f"{place}: found {len(cells)} cells for {len(columns)} columns; quote strings that contain commas"
+        )
     whole: dict[str, int] = {}
     rates: dict[str, float] = {}
     words: dict[str, str] = {}
@@ -166,7 +171,9 @@ def _run(columns: list[tuple[str, str]], cells: list[str], place: str) -> Measur
         run = make(**given, throughput=1.0, place=place, shared_batch=shared)
         if "tokens_per_s" in rates:
             if not run.model:
-                raise ConfigError("column model is empty; tokens_per_s needs it for the sequence length")
+                raise ConfigError(
+                    "column model is empty; tokens_per_s requires the sequence length of the model; add the model"
+                )
             rates["throughput"] = rates["tokens_per_s"] / load_model(run.model).input_shape[0]
         elif "step_time" in rates:
             rates["throughput"] = run.samples / rates["step_time"]

@@ -51,7 +51,9 @@ def read_sources(
         path = Path(item)
         found.sources.append(str(item))
         if not os.path.exists(path):
-            raise ConfigError(f"{path}: no such file; use a folder of python -m ddlsim.measure, or a log file")
+            raise ConfigError(
+                f"{path}: no such file or folder; use a folder written by python -m ddlsim.measure, or a log file"
+            )
         if path.is_dir() or path.suffix == ".jsonl" or _is_table(path):
             found.rows += read_measurements(path)
         else:
@@ -110,4 +112,4 @@ def _read_other(
         if len(found.rows) == n_before and not found.step_times:
             raise refused[0]
         first_error = refused[0]
-        found.notes.append(f"{path}: {len(refused)} invalid rows were ignored; the first error: {first_error}")
+        found.notes.append(f"{path}: {len(refused)} invalid rows were ignored; first error: {first_error}")

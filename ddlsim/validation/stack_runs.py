@@ -56,7 +56,7 @@ def read_stack_sources(
         elif not isinstance(found, Plan):
             collectives += read_sources([source], n_hosts=alone).rows
         elif machine is None:
-            raise ConfigError(f"{source}: contains communication, which needs a cluster; set cluster=")
+            raise ConfigError(f"{source}: contains communication, which requires a cluster; set cluster=")
         else:
             traced[str(source)] = found.n_ranks, found.execute(machine).seconds / found.n_steps, 0
     for path, first in list(kineto.items())[:1]:
@@ -70,7 +70,8 @@ def read_stack_sources(
             collectives += [m for t in known for m in to_measurements([t], n_hosts=-(-t.n_ranks // widest))]
     if not traced and (strategy is not None or batch_size is not None):
         raise ConfigError(
-            "strategy and batch_size apply to traces only, but there is no trace; runs have columns for them"
+            "strategy and batch_size apply only to traces, but no trace was given; remove them (for runs, they are "
+            "read from the columns of the same names)"
         )
     for place, (n_ranks, seconds, samples) in traced.items():
         if not samples and batch_size is None:
@@ -91,7 +92,7 @@ def fit_calls(rows: Sequence[Measurement], cluster: ClusterLike | None, stack: S
     if len({row.nbytes for row in rows}) < 2:
         return None
     if cluster is None:
-        raise ConfigError("calibrate --stack: measured collectives need the cluster on which they ran; set cluster=")
+        raise ConfigError("calibrate --stack: set cluster= to the cluster on which the collectives were measured")
     loaded, measured = load_cluster(cluster), np.array([row.median_s for row in rows])
     cases = [make_case(row, loaded, {row.operation: candidates(row, None)[0]}) for row in rows]
     simulated, prior = np.array([case.seconds(loaded) for case in cases]), Prior(stack.call_time or CALL, CALL_SD)

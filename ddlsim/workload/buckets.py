@@ -73,7 +73,7 @@ def ddp_buckets(workload: Workload, cap_nbytes: float = 25 * 2**20, first_nbytes
     (``compute_bucket_assignment_by_size`` in torch/csrc/distributed/c10d/reducer.cpp).
     """
     if not (cap_nbytes > 0.0 and first_nbytes > 0.0):
-        raise ConfigError(f"cap_nbytes = {cap_nbytes!r}, first_nbytes = {first_nbytes!r}: must be above 0")
+        raise ConfigError(f"cap_nbytes = {cap_nbytes!r}, first_nbytes = {first_nbytes!r}: both must be above 0")
     buckets: list[Bucket] = []
     size, first = 0.0, 0
     for layer, nbytes in _backward_tensors(workload):

@@ -76,7 +76,9 @@ class Measured:
         if (step_time is None) == (throughput is None):
             raise ConfigError("Measured: set either step_time or throughput, but not both")
         if batch_size < 1:
-            raise ConfigError(f"Measured: batch_size = {batch_size}: must be the measured batch size, at least 1")
+            raise ConfigError(
+                f"Measured: batch_size = {batch_size}: must be at least 1; pass the batch size used in the measurement"
+            )
         if step_time is not None:
             seconds = si(step_time, "time")
         else:
@@ -405,7 +407,7 @@ def _step_time(
         if compute.batch_size != batch_size:
             raise ConfigError(
                 f"the step was measured with batch_size = {compute.batch_size}, not {batch_size}; measure "
-                "this batch size too, or use Affine(c0, c1)"
+                "that batch size too, or use Affine(c0, c1)"
             )
         return compute.step_time, f"measured step of {compute.step_time * 1e3:.6g} ms with batch size {batch_size}"
     if isinstance(compute, Affine):

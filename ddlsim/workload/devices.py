@@ -146,8 +146,8 @@ class Device:
         if not asked:
             clouds = sorted({price.cloud for price in self.prices})
             raise ConfigError(
-                f"price: the catalogue has no price of {cloud!r} for device {self.name!r}; set a price like '3.06 "
-                "USD/h'" + (f", or use a cloud with a known price: {', '.join(clouds)}" if clouds else "")
+                f"price: the catalogue has no {cloud!r} price for device {self.name!r}; set a price such as "
+                "'3.06 USD/h'" + (f", or use a cloud with a known price: {', '.join(clouds)}" if clouds else "")
             )
         return min(asked)
 

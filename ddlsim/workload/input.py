@@ -71,7 +71,9 @@ class Cache:
 
     def __post_init__(self) -> None:
         if self.on == "ssd" and self.read is None:
-            raise ConfigError("Cache: on = 'ssd' requires the read bandwidth; set read='2 GB/s' or similar")
+            raise ConfigError(
+                "Cache: on = 'ssd' requires the read bandwidth of the SSD; set it, for example read='2 GB/s'"
+            )
         if self.on == "ram" and self.read is not None:
             raise ConfigError(f"Cache: read = {self.read!r} applies to SSDs only; set on='ssd', or remove read")
         if self.partitioned and (self.policy != "minio" or self.on != "ram"):

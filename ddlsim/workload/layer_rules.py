@@ -74,8 +74,9 @@ class Spec:
             values = {name: getattr(self, name) for name in names}
             at_least(minimum, **{name: value for name, value in values.items() if value is not None})
         for name in self.fractions:
-            if not 0.0 < getattr(self, name) <= 1.0:
-                raise ConfigError(f"{name} = {getattr(self, name)}: must be above 0 and at most 1")
+            fraction = getattr(self, name)
+            if not 0.0 < fraction <= 1.0:
+                raise ConfigError(f"{name} = {fraction}: must be above 0 and at most 1")
 
 
 def spread(key: str, value: Size, n_dims: int) -> Shape:
@@ -83,8 +84,9 @@ def spread(key: str, value: Size, n_dims: int) -> Shape:
     if isinstance(value, int):
         return (value,) * n_dims
     if len(value) != n_dims:
+        values = list(value)
         raise ConfigError(
-            f"{key} = {list(value)} has {len(value)} numbers, but the input has {n_dims} spatial dimensions"
+            f"{key} = {values}: got {len(values)} numbers, expected one for each of the {n_dims} spatial dimensions"
         )
     return value
 
@@ -92,14 +94,14 @@ def spread(key: str, value: Size, n_dims: int) -> Shape:
 def need_map(in_shape: Shape) -> None:
     if len(in_shape) < 2:
         raise ConfigError(
-            f"the input must have the shape (channels, height, width), not {in_shape}; move the layer before 'flatten'"
+            f"the input must have shape (channels, height, width), not {in_shape}; move the layer before 'flatten'"
         )
 
 
 def need_tokens(in_shape: Shape) -> None:
     if len(in_shape) != 2:
         raise ConfigError(
-            f"the input must have the shape (tokens, features), not {in_shape}; add an 'embedding' before this layer"
+            f"the input must have shape (tokens, features), not {in_shape}; add an 'embedding' before this layer"
         )
 
 

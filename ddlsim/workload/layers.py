@@ -157,7 +157,7 @@ class CrossAttention(Spec):
         c, d = self.context, in_shape[1]
         t = in_shape[0] - c
         if t < 1:
-            raise ConfigError(f"context = {c}: must be less than the number of tokens of the input, {in_shape[0]}")
+            raise ConfigError(f"context = {c}: must be less than the number of input tokens, {in_shape[0]}")
         k = _head_size(d, self.heads, in_shape) * (self.kv_heads or self.heads)
         tensors = _projections((("query", d), ("key", k), ("value", k), ("out", d)), d, bias=self.bias)
         n, n_context, n_kv, scores = t * d, c * d, c * k, self.heads * t * c
@@ -249,7 +249,7 @@ class Embedding(Spec):
 
     def cost(self, in_shape: Shape) -> Cost:
         if len(in_shape) != 1:
-            raise ConfigError(f"the input must have the shape (tokens,), not {in_shape}; make this layer the first one")
+            raise ConfigError(f"the input must have shape (tokens,), not {in_shape}; make this layer the first one")
         if self.positions and in_shape[0] > self.positions:
             n_tokens = in_shape[0]
             raise ConfigError(f"positions = {self.positions}: must be at least the number of input tokens, {n_tokens}")
@@ -290,7 +290,7 @@ class TiedEmbedding(Spec):
     def cost(self, in_shape: Shape) -> Cost:
         if len(in_shape) != 1:
             raise ConfigError(
-                f"the input must have the shape (tokens,), not {in_shape}; make this layer the first one of its branch"
+                f"the input must have shape (tokens,), not {in_shape}; make this layer the first one of its branch"
             )
         n_out = float(in_shape[0] * self.dim)
         return Cost((in_shape[0], self.dim), moved=2.0 * n_out, stored=n_out)
@@ -347,14 +347,12 @@ class Take(Spec):
     def cost(self, in_shape: Shape) -> Cost:
         if len(in_shape) > 2:
             raise ConfigError(
-                f"the input must have the shape (tokens, features) or (features,), not {in_shape}; add 'flatten' "
+                f"the input must have shape (tokens, features) or (features,), not {in_shape}; add 'flatten' "
                 "before this layer"
             )
         if self.count > in_shape[0]:
             items = "tokens" if len(in_shape) == 2 else "elements"
-            raise ConfigError(
-                f"count = {self.count}: must be at most the number of {items} of the input, {in_shape[0]}"
-            )
+            raise ConfigError(f"count = {self.count}: must be at most the number of input {items}, {in_shape[0]}")
         n_out = float(self.count * math.prod(in_shape[1:]))
         return Cost((self.count, *in_shape[1:]), moved=2.0 * n_out, stored=n_out)
 
@@ -440,8 +438,8 @@ class Conv(Spec):
         n_in, space = in_shape[0], in_shape[1:]
         if n_in % self.groups or self.channels % self.groups:
             raise ConfigError(
-                f"groups = {self.groups}: must divide the number of input channels, {n_in}, and of output channels, "
-                f"{self.channels}"
+                f"groups = {self.groups}: must divide both the number of input channels ({n_in}) and the number of "
+                f"output channels ({self.channels})"
             )
         kernel = spread("kernel", self.kernel, len(space))
         stride = spread("stride", self.stride, len(space))
@@ -501,7 +499,7 @@ class Dense(Spec):
     def cost(self, in_shape: Shape) -> Cost:
         if len(in_shape) > 2:
             raise ConfigError(
-                f"the input must have the shape (features,) or (tokens, features), not {in_shape}; add 'flatten' "
+                f"the input must have shape (features,) or (tokens, features), not {in_shape}; add 'flatten' "
                 "before this layer"
             )
         n_weights = in_shape[-1] * self.units

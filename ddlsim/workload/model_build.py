@@ -49,7 +49,7 @@ Entry = dict[str, object]
 def check_layer_type(kind: object, where: str) -> None:
     """Raise ConfigError unless `kind` is a class of layers."""
     if not (isinstance(kind, type) and is_dataclass(kind) and hasattr(kind, "cost")):
-        raise ConfigError(f"{where} is {shown(kind)}: must be a frozen dataclass with a method cost(in_shape)")
+        raise ConfigError(f"{where} is {shown(kind)}: must be a frozen dataclass with a cost(in_shape) method")
 
 
 MAX_LAYERS = 10_000  # a runaway `repeat` is a slip of the keyboard, not a model
@@ -324,7 +324,7 @@ def _sum(text: str, values: Values) -> int:
         return _evaluated(ast.parse(_NAME.sub(r"\1", text), mode="eval").body, values)
     except (SyntaxError, ValueError):
         raise ConfigError(
-            f"{shown(text)} is not an integer expression; write it like '4 * $x' or '$x / 2 + 1'"
+            f"{shown(text)} is not an integer expression; use one such as '4 * $x' or '$x / 2 + 1'"
         ) from None
     except ArithmeticError:
         parameters = ", ".join(f"{name} = {values[name]}" for name in sorted(names))
@@ -438,7 +438,7 @@ def find_model_file(source: str | Path) -> tuple[Path, tuple[str, ...], bool]:
             return path, (size, *options), True
     if other or os.path.isfile(stem):
         raise ConfigError(
-            f"{stem}: models cannot be loaded from checkpoints or code; use a config.json, arguments of Megatron-LM, a "
+            f"{stem}: models cannot be loaded from checkpoints or code; use a config.json, Megatron-LM arguments, a "
             "table of tensors, a .toml file (docs/formats/own_files.md), or a bundled model (see: ddlsim models)"
         )
     raise unknown_name("model", stem, bundled_names())
@@ -510,7 +510,7 @@ def _input_shape(sizes: Sequence[int | str], values: Values, path: str) -> tuple
         raise ConfigError(f"{path}: input: {error}") from None
     if not 1 <= len(shape) <= MAX_DIMS or not all(type(size) is int and 1 <= size <= MAX_SIZE for size in shape):
         raise ConfigError(
-            f"{path}: input = {shown(list(shape))}: must have 1 to {MAX_DIMS} sizes, each from 1 to {MAX_SIZE}"
+            f"{path}: input = {shown(list(shape))}: must have 1 to {MAX_DIMS} dimensions, each of size 1 to {MAX_SIZE}"
         )
     if math.prod(shape) > MAX_ELEMENTS:
         raise ConfigError(

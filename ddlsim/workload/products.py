@@ -136,8 +136,8 @@ def check_kernels(model: Model, device: Device, precision: str) -> None:
         )
     if not has_kernels(model, device, precision):
         names = [name for name in device_names() if has_kernels(model, load_device(name), precision)]
-        known = ", ".join(names) if names else "fp16 and bf16"
-        raise ConfigError(f"PerKernel: {device.name} has no kernel rates for {precision}; available: {known}")
+        remedy = f"devices with rates: {', '.join(names)}" if names else "use fp16 or bf16"
+        raise ConfigError(f"PerKernel: {device.name} has no kernel rates for {precision}; {remedy}")
 
 
 def product_time(

@@ -22,7 +22,7 @@ def resized(model: Model, size: int) -> Model:
     if len(model.input_shape) != 3:
         raise ConfigError(
             f"input_size = {size}: applies to images of channels x height x width, but the samples of model "
-            f"{model.name!r} have the shape {model.input_shape}; remove input_size"
+            f"{model.name!r} have shape {model.input_shape}; remove input_size"
         )
     shape = (model.input_shape[0], size, size)
     if shape == model.input_shape:
@@ -50,17 +50,17 @@ def _node(model: Model, layers: list[Layer], node: Node, shape: Shape) -> Shape:
         except ConfigError as error:
             raise ConfigError(f"{_owner(model, shape)}: {layer.name}: {error}") from None
         if cost.tensors != layer.tensors:
+            n_params = sum(n for _, n in cost.tensors)
             raise ConfigError(
-                f"input_size: {layer.name} of {model.name!r} would have {sum(n for _, n in cost.tensors):,} parameters "
-                f"instead of {layer.n_params:,}; use the model's own input size, or a model with a pooling layer of "
-                "fixed "
-                "output size, such as resnet50"
+                f"input_size: layer {layer.name} of model {model.name!r} would have {n_params:,} parameters instead of "
+                f"{layer.n_params:,}; use the model's own input size, or a model with a pooling layer with a fixed output "
+                "size, such as resnet50"
             )
     elif isinstance(node, Residual):
         out = _sequence(model, layers, node.body, shape)
         if out != _sequence(model, layers, node.shortcut, shape):
             raise ConfigError(
-                f"{_owner(model, shape)}: {layer.name}: body and shortcut have different outputs; use another "
+                f"{_owner(model, shape)}: {layer.name}: body and shortcut have different output shapes; use another "
                 "input_size"
             )
         shape, cost = out, Cost(out, moved=3.0 * math.prod(out))
@@ -68,7 +68,8 @@ def _node(model: Model, layers: list[Layer], node: Node, shape: Shape) -> Shape:
         outs = [_sequence(model, layers, branch, shape) for branch in node.branches]
         if len({out[1:] for out in outs}) > 1:
             raise ConfigError(
-                f"{_owner(model, shape)}: {layer.name}: its branches have different outputs; use another input_size"
+                f"{_owner(model, shape)}: {layer.name}: its branches have different output shapes; use another "
+                "input_size"
             )
         joined = (sum(out[0] for out in outs), *outs[0][1:])
         shape, cost = joined, Cost(joined, moved=math.prod(joined) * (layer.moved_nbytes / layer.activation_nbytes))

@@ -162,8 +162,8 @@ def load_stack(name: StackLike) -> Stack:
         if at and framework in _stacks():
             known = ", ".join(each for each in stack_names() if each.partition("@")[0] == framework)
             raise ConfigError(
-                f"stack {name!r} is not bundled; the releases are {known}. To fit another one to measured runs: "
-                f"ddlsim calibrate runs.csv --stack {framework} --out {name}.toml"
+                f"stack {name!r} is not bundled; the releases are {known}. To fit another release to measured runs, "
+                f"run ddlsim calibrate runs.csv --stack {framework} --out {name}.toml"
             )
         raise unknown_name("stack", str(name), _stacks())
     return _stacks()[str(name)]

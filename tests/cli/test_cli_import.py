@@ -85,7 +85,10 @@ def test_an_imported_cluster_is_run_by_its_file(call):
     ("words", "message"),
     [
         (("nope.txt",), "nope.txt: no such file"),
-        (("topo.txt", "--operation", "all_reduce"), "is read as nvidia-smi, which accepts"),
+        (
+            ("topo.txt", "--operation", "all_reduce"),
+            "is read as nvidia-smi, which does not accept operation (accepted: ",
+        ),
         (("topo.txt", "--bandwidth", "25 GB/s", "--device", "v1000"), "unknown device 'v1000'; did you mean 'v100'?"),
         (("topo.txt", "--set", "pcie"), "--set 'pcie': must be name=value"),
         (("topo.txt", "--kind", "nvidia"), "unknown kind 'nvidia'; did you mean 'nvidia-smi'?"),
@@ -95,7 +98,7 @@ def test_an_imported_cluster_is_run_by_its_file(call):
         ),
         (
             ("topo.txt", "--bandwidth", "25 GB/s", "--device", "v100", "-o", "c.txt"),
-            "cannot write the format '.txt'; use .toml, .json or",
+            "cannot write '.txt' files; use .toml, .json or",
         ),
         (("ping.txt", "-o", "c.toml"), "measurements are written as a CSV table; choose a name that ends in .csv"),
         (("astra.yml", "--hosts", "2"), "--hosts has no effect, because astra.yml is astra; leave --hosts out"),
@@ -125,5 +128,5 @@ def test_what_is_left_out_is_a_warning_of_one_line(call, tmp_path, monkeypatch):
     assert code == 0
     assert err == (
         "warning: net.graphml: skipped: 1 attributes 'colour7'\nnote: skipped: 1 attributes 'colour7'\n"
-        "note: 1 of 1 edges have no speed in the file; their bandwidth is 1 Gbit/s\n"
+        "note: the file gives no speed for 1 of 1 edges; assuming 1 Gbit/s for them\n"
     )

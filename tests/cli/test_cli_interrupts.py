@@ -118,7 +118,7 @@ def test_a_variant_cut_short_is_not_compared(monkeypatch):
     ("arguments", "words"),
     [
         ([*RUN, "--trace", "no/such/folder/t.json"], ["no/such/folder/t.json", "does not exist", "create it"]),
-        ([*RUN, "--timeline", "t.abc"], ["t.abc: unknown picture format", ".png, .pdf"]),
+        ([*RUN, "--timeline", "t.abc"], ["t.abc: unknown image format", ".png, .pdf"]),
         (
             ["scaling", "office-1gbe", "-n", "1,2", "--plot", "none/s.png"],
             ["none/s.png", "folder 'none' does not exist"],

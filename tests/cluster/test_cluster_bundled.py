@@ -269,7 +269,7 @@ def test_a_transport_in_a_file_can_be_ideal(tmp_path):
         ("star-1024-10g+bandwidth=9 apples", r"generator.bandwidth: '9 apples' has the unknown unit"),
         ("star-1024-10g+n_gpus=2+inside=nvswitch", r"nvlink_bandwidth is missing"),
         ("zenith+big", r"\+big: expected \+key=value with a key of \[generator\], \[host\] or \[link\]"),
-        ("lab-heterogeneous+n_hosts=3", r"\+n_hosts=3: the file has no \[generator\] with keys to override"),
+        ("lab-heterogeneous+n_hosts=3", r"\+n_hosts=3: only keys of files with \[generator\] can be overridden"),
         ("selen+n_leaves=8", r"unknown cluster 'selen'; did you mean 'selene'"),
     ],
 )

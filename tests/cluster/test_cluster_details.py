@@ -214,7 +214,7 @@ def test_mistakes_are_named(tmp_path, old, new, error):
         ({"reverse_load": True}, r"with_detail: reverse_load = True: must be a number"),
         ({"reverse_load": 1.0}, r"reverse_load = 1\.0: must be at least 0 and below 1"),
         ({"burst": "1 s"}, r"burst: '1 s' is a time, not a size"),
-        ({"frame_payload": "9 kB"}, r"must be set together, like '66 B' and '1448 B'"),
+        ({"frame_payload": "9 kB"}, r"must be set together, for example '66 B' and '1448 B'"),
         ({"transport": "udp"}, r"with_detail: transport = 'udp'"),
         ({"warm": True}, r"warm = True has no effect without a transport"),
         ({"mtu": "1500 B"}, r"mtu = 1500\.0 has no effect without a transport"),

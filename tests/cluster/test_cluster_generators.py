@@ -303,7 +303,7 @@ BIG = 10**12
         (lambda: torus([10**4, 10**4], **RATE), "100000000 nodes exceed the limit of 500000"),
         (lambda: torus([1] * 1000, **RATE), "must be a list of 1 to 20 sizes"),
         (lambda: hypercube(BIG, **RATE), "n_dims"),
-        (lambda: hypercube(40, **RATE), "n_dims = 40 makes 2 \\*\\* 40 machines"),
+        (lambda: hypercube(40, **RATE), "n_dims = 40 gives 2 \\*\\* 40 machines"),
         (lambda: fat_tree(10**5, **RATE), "nodes exceed the limit of"),
         (lambda: leaf_spine(10**5, 1, 10**5, **RATE), "20000200000 links exceed the limit of"),
         (lambda: racks(10**5, 10**5, **RATE), "nodes exceed the limit of"),

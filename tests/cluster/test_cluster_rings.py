@@ -165,9 +165,9 @@ def test_blocks_of_the_wrong_member_are_found():
     orders = [np.array([0, 1, 2, 3]), np.array([0, 2, 1, 3])]
     schedule = build(functools.partial(ddlsim.collectives.all_gather.nccl_ring, rings=orders), 4, kind="all_gather")
     check(schedule)
-    with pytest.raises(ddlsim.ConfigError, match="ends with"):
+    with pytest.raises(ddlsim.ConfigError, match="ends up with"):
         check(dataclasses.replace(schedule, block_of=np.roll(schedule.block_of, 1)))
-    with pytest.raises(ddlsim.ConfigError, match="block_of must assign the same number of the 8 chunks to each of the"):
+    with pytest.raises(ddlsim.ConfigError, match="block_of must divide the 8 chunks equally among the"):
         check(dataclasses.replace(schedule, block_of=np.zeros(8, dtype=np.int64)))
 
 

@@ -94,5 +94,5 @@ def test_a_header_is_a_size(header):
 
 def test_a_message_of_nothing_needs_a_header():
     schedule = dataclasses.replace(gloo_broadcast(2), lanes=((messages([0], [1], 0, 0, reduce=False),),))
-    with pytest.raises(ConfigError, match=r"count 0 is out of range; must be 1 to 1"):
+    with pytest.raises(ConfigError, match=r"count 0 is out of range; it must be from 1 to 1"):
         check(schedule)

@@ -237,7 +237,7 @@ def test_the_choice_is_the_least_of_all(nbytes):
         ({"protocol": "LL12"}, "did you mean 'LL128'"),
         ({"algorithm": "tree", "kind": "all_gather"}, "algorithm = 'tree': supported for all_reduce only"),
         ({"algorithm": "nvls", "kind": "all_gather"}, "algorithm = 'nvls': supported for all_reduce only"),
-        ({"ranks": 1}, "must be 2 to"),
+        ({"ranks": 1}, "must be from 2 to"),
         ({"bandwidth": 0}, "bandwidth = 0"),
         ({"nbytes": -1}, "nbytes = -1"),
     ],

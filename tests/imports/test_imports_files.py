@@ -83,9 +83,9 @@ def test_timings_become_rows_of_the_projects_table():
         (timing(n_ranks=0), "the number of ranks is unknown"),
         (timing(operation="barrier"), "barrier .* cannot be represented"),
         (timing(tool="osu", operation="stream"), "stream .* cannot be represented"),
-        (timing(nbytes=0.0), "has no message size"),
-        (timing(operation="step"), "a step requires a batch size"),
-        (timing(operation="step", n_samples=64.0), "a step requires model"),
+        (timing(nbytes=0.0), "the message size of .* is missing or 0"),
+        (timing(operation="step"), "the batch size of the training step is unknown"),
+        (timing(operation="step", n_samples=64.0), "the model of the training step is unknown"),
     ],
     ids=["hosts", "ranks", "barrier", "stream", "size", "batch", "model"],
 )

@@ -97,5 +97,5 @@ def test_names_with_ends_of_lines_and_tabs_as_they_are(tmp_path, end):
 def test_an_event_that_cannot_be_used_does_not_cost_the_timeline(tmp_path, bad, message):
     n_events = len(FUSED)
     message = message.replace("36", str(n_events)).replace("37", str(n_events + 1))
-    with pytest.warns(UserWarning, match=f"skipped 1 entry; the first error: .*{message}"):
+    with pytest.warns(UserWarning, match=f"skipped 1 entry; first error: .*{message}"):
         assert len(read_horovod(write(tmp_path, listed([*FUSED, *bad]) + "]")).operations) == 3

@@ -198,7 +198,7 @@ def test_sizes_that_no_message_has(tmp_path, size):
     events = gpu_events()
     events[2]["args"]["In msg nelems"] = size
     message = r"traceEvents\[4\]: In msg nelems = .* must be a non-negative integer"
-    with pytest.warns(UserWarning, match=f"skipped 1 entry; the first error: .*{message}"):
+    with pytest.warns(UserWarning, match=f"skipped 1 entry; first error: .*{message}"):
         assert len(read_kineto(write(tmp_path, events)).collectives) == 3
     alone = {**events[2]["args"], "Collective name": "allreduce"}
     with pytest.raises(ConfigError, match=r"traceEvents\[0\]: In msg nelems"):
@@ -217,7 +217,7 @@ def test_sizes_that_no_message_has(tmp_path, size):
     ids=["negative", "inf", "text", "no-time", "no-object"],
 )
 def test_an_event_that_cannot_be_used_does_not_cost_the_trace(tmp_path, bad, message):
-    with pytest.warns(UserWarning, match=f"skipped 1 entry; the first error: .*{message}"):
+    with pytest.warns(UserWarning, match=f"skipped 1 entry; first error: .*{message}"):
         trace = read_kineto(write(tmp_path, [*gpu_events(), bad]))
     assert (len(trace.steps), len(trace.collectives)) == (2, 4)
 

@@ -109,10 +109,12 @@ def test_hwloc_1_has_sockets_and_no_speeds(tmp_path):
 def test_a_package_that_is_not_told_is_the_first_and_idle_gpus_are_noted(tmp_path):
     group = '<object type="Package" os_index="1"/><object type="Group"'
     text = JOINED.replace('<object type="Package" os_index="1"', group)
-    with pytest.warns(UserWarning, match="the links of 1 GPUs run at 4 GB/s or less, probably because the GPUs are"):
+    with pytest.warns(
+        UserWarning, match="the PCIe links of 1 GPUs run at 4 GB/s or less, probably because the GPUs are"
+    ):
         made = read(tmp_path, text.replace("0.000000", "4.000000"))
     assert ("node0.gpu1", "node0.cpu0") in links(made)
-    assert "the package of 1 PCI roots is unknown; the first package is assumed" in made.notes
+    assert "cannot tell which CPU package 1 PCI roots belong to; assuming the first" in made.notes
 
 
 @pytest.mark.parametrize(
@@ -150,7 +152,7 @@ def test_displays_are_no_gpus(tmp_path, display):
     made = read(tmp_path, JOINED.replace("0300 [1a03:2000]", display))
     assert len(made.workers) == 2
     if display.startswith("03"):
-        assert any(f"skipped a display: {display[6:15]}" in note for note in made.notes)
+        assert any(f"skipped a display controller: {display[6:15]}" in note for note in made.notes)
         alone = JOINED.replace("0302 [10de:1db1]", display)
         with pytest.raises(ConfigError, match=r"no GPU found \(PCI devices of class 03 or 12\), but 3 displays"):
             read(tmp_path, alone)

@@ -166,7 +166,7 @@ def test_v06_lines_joined_and_values_left_open(tmp_path):
 def test_broken_entries_that_do_not_count_are_noted(tmp_path, line):
     run = read_mllog(write(tmp_path, [*LINES, line]))
     assert run.run_s == pytest.approx(50.0)
-    assert "skipped 1 broken entries with the keys seed" in run.notes[0]
+    assert "skipped 1 invalid entries with the keys seed" in run.notes[0]
 
 
 def test_v05_says_whether_the_run_was_a_success(tmp_path):
@@ -194,7 +194,7 @@ def test_evaluations_after_run_stop_count_when_training_got_there(tmp_path):
     unknown = read_mllog(write(tmp_path, [*lines, entry(700000, "eval_accuracy", 70.0, samples_count=7)]))
     assert unknown.accuracies[-1] == (40.0, 7, 70.0)
     late = entry(700000, "eval_accuracy", 70.0, samples_count=1536, metric="FID")
-    with pytest.warns(UserWarning, match="skipped 1 entry; the first error: .*:10: value: evaluates a point after"):
+    with pytest.warns(UserWarning, match="skipped 1 entry; first error: .*:10: value: evaluates a point after"):
         assert read_mllog(write(tmp_path, [*lines, late])).accuracies == run.accuracies
 
 
@@ -203,7 +203,7 @@ def test_a_run_that_was_killed_has_no_time(tmp_path):
     assert (run.status, math.isnan(run.run_s), len(run.accuracies)) == ("killed", True, 2)
     assert run.notes[0].endswith("ends 43 s after run_start without run_stop; was the run killed?")
     cut = [*LINES[:-1], LINES[-1][:-20]]  # in the middle of its last line
-    with pytest.warns(UserWarning, match="skipped 1 entry; the first error: .*:12: not valid JSON after :::MLLOG"):
+    with pytest.warns(UserWarning, match="skipped 1 entry; first error: .*:12: not valid JSON after :::MLLOG"):
         assert read_mllog(write(tmp_path, cut)).status == "killed"
 
 
@@ -232,7 +232,7 @@ def test_power_logs_are_no_runs(tmp_path):
 )
 def test_an_entry_that_cannot_be_used_does_not_cost_the_run(tmp_path, line, message):
     path = write(tmp_path, [*LINES, line])
-    with pytest.warns(UserWarning, match=f"skipped 1 entry; the first error: .*:13: {message}"):
+    with pytest.warns(UserWarning, match=f"skipped 1 entry; first error: .*:13: {message}"):
         run = read_mllog(path)
     assert (run.run_s, len(run.accuracies), len(run.timings)) == (pytest.approx(50.0), 2, 3)
 

@@ -291,9 +291,9 @@ def test_a_table_of_tensors(tmp_path: Path):
         "conv1.weight": (64, 147), "bn1.weight": (64,), "fc.weight": (1000, 512), "fc.bias": (1000,)
     }  # fmt: skip
     assert (
-        "work of 3 tensors is estimated as 2 FLOPs per parameter and sample; activations are unknown" in model.notes[0]
+        "work of 3 tensors is estimated as 2 FLOPs per parameter per sample; activations are unknown" in model.notes[0]
     )
-    assert "2 tensors are not parameters" in model.notes[1]
+    assert "skipped 2 tensors that are running statistics" in model.notes[1]
     result = simulate("cloud-25g-16x8-v100", str(path), AllReduce(), workers=4, batch_size=8)
     assert set(model.notes) <= set(result.notes)
     assert isinstance(summary(model), str)
@@ -328,7 +328,7 @@ def test_tables_in_json_and_safetensors(tmp_path: Path):
         ("name,shape\n,3\n", "name: '' appears twice, or is empty"),
         ("name,shape,flops\na,3,-1\n", "flops: .*must not be negative"),
         ("name,shape\na,99999999999x99999999\n", r"1e\+19 parameters up to 'a'; correct the sizes"),
-        ("name,size\na,3\n", "begins with 'name,size a,3', but must be a config.json, arguments of Megatron-LM or a"),
+        ("name,size\na,3\n", "begins with 'name,size a,3', but must be a config.json, Megatron-LM arguments or a"),
         ('{"weight_map": {"a": "x.safetensors"}}', "an index without shapes; use one of its .safetensors files"),
         ('{"a": 3}', "a: must be a shape, or an object with one, not 3"),
         ("", "begins with '', but must be a config.json"),
@@ -346,7 +346,7 @@ def test_wrong_tables_are_errors_of_one_line(tmp_path: Path, text: str, message:
 def test_options_of_a_table_are_an_error(tmp_path: Path):
     path = tmp_path / "mine.csv"
     path.write_text(TABLE)
-    with pytest.raises(ConfigError, match="tables of tensors have no options; remove \\+seq=3"):
+    with pytest.raises(ConfigError, match="a table of tensors accepts no options; remove \\+seq=3"):
         load_model(f"{path}+seq=3")
     with pytest.raises(ConfigError, match="no such file"):
         load_model(tmp_path / "missing.json")

@@ -108,7 +108,7 @@ def test_what_is_refused_is_named_with_its_line(tmp_path, text, message):
 )
 def test_a_row_that_cannot_be_used_does_not_cost_the_others(tmp_path, old, new, message):
     n_rows = len(read_osu(write(tmp_path, LATENCY)))
-    with pytest.warns(UserWarning, match=f"skipped 1 entry; the first error: .*{message}"):
+    with pytest.warns(UserWarning, match=f"skipped 1 entry; first error: .*{message}"):
         assert len(read_osu(write(tmp_path, LATENCY.replace(old, new)))) == n_rows - 1
 
 

@@ -52,7 +52,7 @@ def test_another_model_is_refused(workload):
 
 
 def test_unknown_modules_and_traces_without_layers_are_refused(workload):
-    with pytest.raises(ConfigError, match="the class of module 'MyLayer_3' in the trace has no corresponding layer"):
+    with pytest.raises(ConfigError, match="no layer type corresponds to the class of module 'MyLayer_3' in the trace"):
         profile_workload(workload, [*traced(workload.model), LayerTime("MyLayer_3", 1.0, 1.0, 1.0)])
     with pytest.raises(ConfigError, match="with_stack=True"):
         profile_workload(workload, [])

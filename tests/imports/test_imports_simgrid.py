@@ -266,7 +266,9 @@ def test_hosts_without_a_route_are_refused_when_they_communicate(tmp_path):
     assert along(made, "S1", "C1")[0] == pytest.approx(12e-3)
     made.save(tmp_path / "saved.toml")
     for each in (made, load_cluster(tmp_path / "saved.toml")):
-        with pytest.raises(ConfigError, match="no path from 'C1' to 'C2'; add a route, or do not use both nodes"):
+        with pytest.raises(
+            ConfigError, match="no path from 'C1' to 'C2'; add a route, or use only one of the two nodes"
+        ):
             each.routes([each.node("C1")], [each.node("C2")])
 
 

@@ -78,7 +78,7 @@ def test_what_is_refused_is_named_with_its_line(tmp_path, text, arguments, messa
 )
 def test_a_cell_that_cannot_be_used_does_not_cost_the_others(tmp_path, old, new, message):
     n_rows = len(read_throughput(write(tmp_path, LONG)))
-    with pytest.warns(UserWarning, match=f"skipped 1 entry; the first error: .*{message}"):
+    with pytest.warns(UserWarning, match=f"skipped 1 entry; first error: .*{message}"):
         assert len(read_throughput(write(tmp_path, LONG.replace(old, new)))) == n_rows - 1
     with pytest.raises(ConfigError, match=":2: images/s = 'x' is not a number"):
         read_throughput(write(tmp_path, "gpus,images/s\n8,x\n"))

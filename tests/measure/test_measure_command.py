@@ -100,7 +100,7 @@ def test_two_torch_ranks_measure_everything(tmp_path):
     ("arguments", "message"),
     [
         (["--budget", "2"], "error: --budget: '2' has no unit; write a time like '10 us' (SI unit: s)"),
-        (["--budget", "0 s"], "error: --budget 0 s: must be above 0, such as '2 min'"),
+        (["--budget", "0 s"], "error: --budget 0 s: must be above 0, for example '2 min'"),
         (
             ["--batch-sizes", "8,x"],
             "error: --batch-sizes 8,x: 'x' is not a number above 0; expected a list such as 1,8,32",
@@ -127,7 +127,7 @@ def test_a_bad_command_line_is_one_line(tmp_path, arguments, message):
     ("arguments", "message"),
     [
         (["--out", "measured/"], "error: --out measured/: must be the name of a TOML file, such as my-gpu.toml"),
-        (["--out", "gpu.toml", "--budget", "0 s"], "error: --budget 0 s: must be above 0, such as '5 min'"),
+        (["--out", "gpu.toml", "--budget", "0 s"], "error: --budget 0 s: must be above 0, for example '5 min'"),
     ],
 )
 def test_the_kernels_need_a_file_and_time(arguments, message):

@@ -72,7 +72,7 @@ def test_only_some_experiments():
         ({"only": ["collective"]}, "start more ranks"),
         ({"only": ["memory"], "models": ["lenet5"]}, "--only memory: steps of lenet5 would not be timed; add step"),
         ({"models": ["lenet5"], "batch_sizes": []}, "--batch-sizes is empty"),
-        ({"max_nbytes": 3}, "--max-size 3 B: 1 ranks need messages of at least 4 B"),
+        ({"max_nbytes": 3}, "--max-size 3 B: must be at least 4 B for 1 ranks"),
     ],
     ids=["unknown", "no_model", "alone", "untimed", "no_batch", "small"],
 )

@@ -224,8 +224,8 @@ def test_message_sizes_can_be_given_one_by_one():
 @pytest.mark.parametrize(
     ("tables", "message"),
     [
-        ([], "0 tables of message sizes for 1 rounds; pass one table per round"),
-        ([np.ones((1, 3))], r"round 0 has shape \(1, 3\); must have shape \(3, 1\), with one row per repetition"),
+        ([], "got 0 tables of message sizes for 1 rounds; pass one table per round"),
+        ([np.ones((1, 3))], r"round 0 has shape \(1, 3\); expected \(3, 1\), with one row per repetition"),
         ([np.array([[1.0], [np.nan], [1.0]])], "round 0 contains a size that is not finite"),
         ([np.array([[1.0], [-1.0], [1.0]])], "round 0 contains a size"),
     ],

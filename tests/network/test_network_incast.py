@@ -141,7 +141,7 @@ def test_collectives_with_many_senders_to_one_feel_it():
 
 
 def test_who_has_no_buffers():
-    with pytest.raises(ConfigError, match="buffer = 2000 B applies to TCP only; roce uses flow control"):
+    with pytest.raises(ConfigError, match="buffer = 2000 B applies only to TCP, but roce uses flow control"):
         cluster(transport="roce", buffer=2000)
     with pytest.raises(ConfigError, match=r"buffer = .* has no effect without a transport"):
         with_detail(Cluster.from_graph(star(2, bandwidth=RATE, latency=PATH)), buffer="128 KiB")

@@ -108,7 +108,7 @@ class Lying(Scale):
 @pytest.mark.parametrize(
     ("text", "layer", "said"),
     [
-        (FILE, NoDataclass, r"load_model: layers\['scale'\] is .* must be a frozen dataclass with a method cost"),
+        (FILE, NoDataclass, r"load_model: layers\['scale'\] is .* must be a frozen dataclass with a cost"),
         (FILE.replace("by =", "bye ="), Scale, r"layers\[1\] \(Scale 'Scale1'\): unknown key 'bye'; did you mean 'by'"),
         (FILE.replace("2.0", "true"), Scale, r"layers\[1\] .*by = True: must be a finite number"),
         (FILE.replace('"scale"', '"scales"'), Scale, "unknown layer type 'scales'; did you mean 'scale'"),

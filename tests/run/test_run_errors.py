@@ -93,10 +93,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"jitter": 0.3}, "jitter = 0.3: must be a jitter model such as ddlsim.Lognormal(0.1)"),
     ({"compute": "97 ms"}, "compute = '97 ms': must be a Measured, Affine, PerKernel, Roofline or Traced object"),
     ({"compute": Measured("1 ms", 16)}, "the step was measured with batch_size = 16, not 8"),
-    ({"cluster": two_islands()}, "no path from 'h0' to 'h2'; add a link, or do not use both nodes"),
+    ({"cluster": two_islands()}, "no path from 'h0' to 'h2'; add a link, or use only one of the two nodes"),
     (
         {"cluster": two_islands(), "workers": 2, "strategy": ParameterServer()},
-        "no path from 'h0' to 'h2'; add a link, or do not use both nodes",
+        "no path from 'h0' to 'h2'; add a link, or use only one of the two nodes",
     ),
     (
         {"strategy": ParameterServer(1)},

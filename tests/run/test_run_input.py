@@ -327,7 +327,9 @@ def test_a_storage_that_nobody_reads_changes_nothing(name):
         for on in (plain, background)
     ]
     assert times[0] == times[1]
-    with pytest.raises(ConfigError, match=r"a storage cannot be added to a grid .*; use the name of one of its hosts"):
+    with pytest.raises(
+        ConfigError, match=r"a storage node cannot be added to a grid .*; use the name of one of its hosts"
+    ):
         with_storage("torus-2d", "nfs0", read="1 GB/s", at="h0", bandwidth="1 GB/s")
 
 
@@ -458,7 +460,7 @@ def test_inputs_that_make_no_sense(fields, message):
     [
         ({"policy": "fifo"}, "policy = 'fifo'"),
         ({"size": "-1 GB"}, "size"),
-        ({"on": "ssd"}, "on = 'ssd' requires the read bandwidth; set read='2 GB/s'"),
+        ({"on": "ssd"}, "on = 'ssd' requires the read bandwidth of the SSD; set it, for example read='2 GB/s'"),
         ({"read": "1 GB/s"}, "applies to SSDs only; set on='ssd'"),
         ({"policy": "lru", "partitioned": True}, "partitioned requires policy = 'minio'"),
     ],

@@ -59,7 +59,7 @@ def test_a_sweep_prints_a_table_and_writes_all_points(tmp_path, study):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--table", "points.xlsx"], "cannot write the format '.xlsx'"),
+        (["--table", "points.xlsx"], "cannot write '.xlsx' files"),
         (["--add"], "--add has no effect without --out"),
         (["--jobs", "0"], "jobs = 0: must be a positive integer"),
         (["--out", "nowhere/study.sqlite"], "the folder 'nowhere' does not exist"),

@@ -200,7 +200,7 @@ def test_a_cloud_s_price_is_that_of_a_machine_s_devices():
     table = ddlsim.Study(base, {"cluster.price": ["aws", "2 USD/h"]}).run(jobs=1)
     costs = table.frame["cost_per_sample"]
     assert costs[0] / costs[1] == pytest.approx(55.04 / 2.0)
-    with pytest.raises(ddlsim.ConfigError, match="the catalogue has no price of 'aws' for device 'knl-7230'"):
+    with pytest.raises(ddlsim.ConfigError, match="the catalogue has no 'aws' price for device 'knl-7230'"):
         priced(ddlsim.load_cluster("theta"), "aws")
     with pytest.raises(ddlsim.ConfigError, match="does not specify its devices, so the price at 'aws' is unknown"):
         priced(ddlsim.load_cluster(star(2, bandwidth="1 Gbit/s", latency="1 us")), "aws")

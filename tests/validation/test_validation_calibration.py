@@ -91,7 +91,7 @@ def test_noiseless_measurements_give_the_parameters_back():
     assert latency.nbytes == (8, 4_194_304)
     assert latency.informed > 0.99
     assert latency.bounds[0] < latency.value < latency.bounds[1]
-    assert "the overhead per message was not fitted: it stays at 0 us" in found.notes[0]
+    assert "the overhead per message was not fitted: it keeps the value in the file, 0 us" in found.notes[0]
 
 
 def test_links_inside_hosts_and_between_them_are_told_apart():
@@ -174,7 +174,9 @@ def test_every_collective_is_simulated_beside_its_measurement(operation):
 
 
 def test_one_size_is_refused_with_what_to_measure():
-    with pytest.raises(ConfigError, match="cannot determine both bandwidth and latency; measure one_way at >= 2 sizes"):
+    with pytest.raises(
+        ConfigError, match="cannot determine both bandwidth and latency; measure one_way at two or more sizes"
+    ):
         calibrate([row("one_way", 2, 1024, 1e-4), row("one_way", 2, 1024, 1.1e-4)], "office-1gbe")
 
 

@@ -90,7 +90,7 @@ def test_the_exit_code_tells_whether_the_tolerance_is_kept(call):
         (("validate", "none.csv", "-c", "two.toml"), "error: none.csv: no such file"),
         (
             ("validate", "runs.csv", "-c", "two.toml", "-m", "lenet5", "--tolerance", "ten"),
-            "must be a share, such as 10%",
+            "must be a positive fraction or percentage, such as 0.1",
         ),
         (("validate", "runs.csv", "-c", "two.toml", "-m", "lenet5", "--fit-on", "worker=1"), "did you mean 'workers'"),
     ],

@@ -88,7 +88,7 @@ def test_measured_steps_replace_the_guess(quiet):
 
 
 def test_nothing_uncertain_is_refused(quiet):
-    with pytest.raises(ConfigError, match="nothing is uncertain"):
+    with pytest.raises(ConfigError, match="no uncertainty to propagate"):
         predict_interval(dataclasses.replace(EXPERIMENT, workers=1))
     with pytest.raises(ConfigError, match="n_draws"):
         predict_interval(EXPERIMENT, quiet, n_draws=1)
@@ -146,7 +146,7 @@ def test_a_certain_result_has_no_line_and_says_why():
     result = ddlsim.simulate(dataclasses.replace(EXPERIMENT, workers=1))
     assert "interval" not in str(result)
     assert result.to_dict()["interval"] is None
-    with pytest.raises(ConfigError, match="nothing is uncertain"):
+    with pytest.raises(ConfigError, match="no uncertainty to propagate"):
         result.interval()
 
 

@@ -261,10 +261,13 @@ def test_units_stand_in_the_head_or_in_the_cells(tmp_path, text):
         ("workers,batch_size,throughput (ms)\n4,32,500\n", "line 2: column throughput: .* is a time, not a rate"),
         ("workers,batch_size,troughput (images/s)\n4,32,5\n", "line 1: unknown column 'troughput'; did you mean"),
         ("workers,throughput (images/s)\n4,5\n", "line 1: column 'batch_size' is missing"),
-        ("workers,batch_size\n4,5\n", "line 1: must have one of the columns throughput, tokens_per_s, step_time"),
+        (
+            "workers,batch_size\n4,5\n",
+            "line 1: the table must have one of the columns throughput, tokens_per_s, step_time",
+        ),
         ("workers (n),batch_size,step_time (s)\n4,5,1\n", r"column 'workers \(n\)': workers takes no unit"),
         ("workers,workers,batch_size,step_time (s)\n4,4,5,1\n", "column 'workers' occurs twice"),
-        ("workers,batch_size,step_time (s)\n4,5\n", "line 2: 2 cells for 3 columns"),
+        ("workers,batch_size,step_time (s)\n4,5\n", "line 2: found 2 cells for 3 columns"),
         ("workers,batch_size,step_time (s)\n4.5,5,1\n", r"line 2: column workers: '4\.5' must be an integer"),
         ("workers,batch_size,step_time (s)\n,5,1\n", "line 2: column workers: is empty"),
         ("workers,batch_size,step_time (s)\n0,5,1\n", "line 2: workers = 0: must be a positive integer"),
@@ -286,7 +289,10 @@ def test_a_wrong_file_is_refused_in_one_line(tmp_path, text, message):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("9,32,resnet18,,5", "line 2: column workers: 9 workers, but cluster 'office-1gbe' has only 8 devices"),
+        (
+            "9,32,resnet18,,5",
+            "line 2: column workers: the run used 9 workers, but cluster 'office-1gbe' has only 8 devices",
+        ),
         ("2,32,,,5", "line 2: column model is missing"),
         ("2,32,resnet81,,5", "line 2: unknown model 'resnet81'; did you mean 'resnet18'"),
         ("2,32,resnet18,ringg,5", "line 2: AllReduce: unknown all_reduce algorithm 'ringg'; did you mean 'ring'"),
@@ -305,7 +311,7 @@ def test_strategies_are_named_as_in_experiment_files():
     with pytest.raises(ConfigError, match="did you mean 'all-reduce'"):
         validate([MeasuredRun(workers=2, batch_size=8, throughput=1.0, strategy="allreduce")], OFFICE, "lenet5")
     run = MeasuredRun(workers=2, batch_size=8, throughput=1.0, strategy="parameter-server", algorithm="ring")
-    with pytest.raises(ConfigError, match="column algorithm: ParameterServer does not have this setting"):
+    with pytest.raises(ConfigError, match="column algorithm: ParameterServer has no setting of this name"):
         validate([run], OFFICE, "lenet5")
 
 

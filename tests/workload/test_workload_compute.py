@@ -239,9 +239,9 @@ def test_prices_are_dated_and_per_device():
             assert re.fullmatch(r"20\d\d-\d\d", price.date)
             assert 0.3 < 3600.0 * price.price / price.n_devices < 20.0
             assert price.source
-    with pytest.raises(ConfigError, match=r"no price of 'ovh' for device 'h100'; .* aws, azure, coreweave, gcp, oci"):
+    with pytest.raises(ConfigError, match=r"no 'ovh' price for device 'h100'; .* aws, azure, coreweave, gcp, oci"):
         h100.price_in("ovh")
-    with pytest.raises(ConfigError, match=r"the catalogue has no price of 'aws' for device 'p40'; .* '3.06 USD/h'$"):
+    with pytest.raises(ConfigError, match=r"the catalogue has no 'aws' price for device 'p40'; .* '3.06 USD/h'$"):
         load_device("p40").price_in("aws")
 
 
@@ -285,7 +285,7 @@ def test_check_memory():
         ),
         (
             lambda: make_workload(RESNET50, V100, 64, compute=Measured("97 ms", 32)),
-            r"measured with batch_size = 32, not 64; measure this batch size too, or use Affine\(c0, c1\)",
+            r"measured with batch_size = 32, not 64; measure that batch size too, or use Affine\(c0, c1\)",
         ),
         (lambda: load_device("v10"), "unknown device 'v10'; did you mean 'v100'"),
         (lambda: Measured(batch_size=3), "set either step_time or throughput"),

@@ -19,7 +19,7 @@ BAD = [
     (HEAD + 'layers = [{ type = "relu" }]\nlayer = 1', "unknown key 'layer'; did you mean 'layers'?"),
     (
         'title = "T"\ninput = [3, 0]\nlayers = [{ type = "relu" }]',
-        "input = [3, 0]: must have 1 to 6 sizes, each from 1 to 1000000000",
+        "input = [3, 0]: must have 1 to 6 dimensions, each of size 1 to 1000000000",
     ),
     (HEAD + "trainable = 1\nlayers = []", "trainable = 1: must be True or False"),
     (HEAD + "layers = [3]", 'layers[0]: must be a table like {type = "relu"}, not 3'),
@@ -58,7 +58,7 @@ BAD = [
     ),
     (
         HEAD + 'layers = [{ type = "conv", channels = 4, kernel = [3, 3, 3] }]',
-        "layers[0]: conv 'conv1': kernel = [3, 3, 3] has 3 numbers, but the input has 2 spatial dimensions",
+        "layers[0]: conv 'conv1': kernel = [3, 3, 3]: got 3 numbers, expected one for each of the 2 spatial dimensions",
     ),
     (
         HEAD + 'layers = [{ type = "conv", channels = 4, kernel = 9 }]',
@@ -70,11 +70,11 @@ BAD = [
     ),
     (
         HEAD + 'layers = [{ type = "dense", units = 4 }]',
-        "layers[0]: dense 'dense1': the input must have the shape (features,) or (tokens, features), not (3, 8, 8)",
+        "layers[0]: dense 'dense1': the input must have shape (features,) or (tokens, features), not (3, 8, 8)",
     ),
     (
         HEAD + 'layers = [{ type = "flatten" }, { type = "max_pool", kernel = 2 }]',
-        "layers[1]: max_pool 'max_pool1': the input must have the shape (channels, height, width), not (192,)",
+        "layers[1]: max_pool 'max_pool1': the input must have shape (channels, height, width), not (192,)",
     ),
     (
         HEAD + 'layers = [{ type = "residual", body = [{ type = "conv", channels = 4, kernel = 1 }] }]',

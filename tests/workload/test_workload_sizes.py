@@ -123,7 +123,7 @@ def test_options_that_cannot_be(tmp_path, options: str, message: str):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("$width / 2 + 1", "$width ** 9", "is not an integer expression; write it like"),
+        ("$width / 2 + 1", "$width ** 9", "is not an integer expression; use one such as"),
         ("$width / 2 + 1", "$width / 0", "is not an integer for width = 6"),
         ("$width / 2 + 1", "len($width)", "is not an integer expression"),
         ("$width / 2 + 1", "$width +", "is not an integer expression"),

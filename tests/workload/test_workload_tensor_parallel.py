@@ -271,11 +271,11 @@ def test_per_kernel_computes_runs() -> None:
         (lambda: workload(load_model("vgg16"), compute=PerKernel()), "PerKernel requires a transformer, but vgg16 has"),
         (
             lambda: make_workload(GPT2, load_device("v100"), 1, compute=PerKernel()),
-            "PerKernel: v100 has no kernel rates for fp32; available: fp16 and bf16",
+            "PerKernel: v100 has no kernel rates for fp32; use fp16 or bf16",
         ),
         (
             lambda: make_workload(GPT2, load_device("v100"), 1, precision="fp16", compute=PerKernel()),
-            "PerKernel: v100 has no kernel rates for fp16; available: a100-40g, a100-80g",
+            "PerKernel: v100 has no kernel rates for fp16; devices with rates: a100-40g, a100-80g",
         ),
         (
             lambda: gemm_efficiency("v100", 8, 8, 8),
