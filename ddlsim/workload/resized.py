@@ -53,8 +53,8 @@ def _node(model: Model, layers: list[Layer], node: Node, shape: Shape) -> Shape:
             n_params = sum(n for _, n in cost.tensors)
             raise ConfigError(
                 f"input_size: layer {layer.name} of model {model.name!r} would have {n_params:,} parameters instead of "
-                f"{layer.n_params:,}; use the model's own input size, or a model with a pooling layer with a fixed output "
-                "size, such as resnet50"
+                f"{layer.n_params:,}; use the model's own input size, or a model with a pooling layer with a fixed "
+                "output size, such as resnet50"
             )
     elif isinstance(node, Residual):
         out = _sequence(model, layers, node.body, shape)

@@ -267,7 +267,7 @@ def test_a_transport_in_a_file_can_be_ideal(tmp_path):
         ("star-1024-10g+n_hosts=four", r"generator.n_hosts = 'four': must be an integer"),
         ("star-1024-10g+n_hosts=0", r"n_hosts = 0: must be an integer from 1"),
         ("star-1024-10g+bandwidth=9 apples", r"generator.bandwidth: '9 apples' has the unknown unit"),
-        ("star-1024-10g+n_gpus=2+inside=nvswitch", r"nvlink_bandwidth is missing"),
+        ("star-1024-10g+n_gpus=2+inside=nvswitch", r"inside = 'nvswitch' requires nvlink_bandwidth"),
         ("zenith+big", r"\+big: expected \+key=value with a key of \[generator\], \[host\] or \[link\]"),
         ("lab-heterogeneous+n_hosts=3", r"\+n_hosts=3: only keys of files with \[generator\] can be overridden"),
         ("selen+n_leaves=8", r"unknown cluster 'selen'; did you mean 'selene'"),
@@ -292,7 +292,7 @@ def test_graph_files_have_no_keys_to_set(tmp_path):
     path = tmp_path / "mine.json"
     load_cluster("office-1gbe").save(path)
     assert len(load_cluster(path).workers) == 8
-    with pytest.raises(ConfigError, match=r"mine.json: \+n_hosts=3: only .toml files with \[generator\]"):
+    with pytest.raises(ConfigError, match=r"mine.json: \+n_hosts=3: only keys of .toml files with \[generator\]"):
         load_cluster(f"{path}+n_hosts=3")
 
 

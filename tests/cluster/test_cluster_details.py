@@ -138,7 +138,7 @@ def test_sharing_is_set_beside_the_name_of_a_cluster():
             '"tcp-cubik"',
             r"link\.transport = 'tcp-cubik': must be one of ideal, .*did you mean 'tcp-cubic'",
         ),
-        ('"tcp-cubic"', '"roce"', r"link: loss = 0\.001 applies to TCP"),
+        ('"tcp-cubic"', '"roce"', r"link: loss = 0\.001 applies only to TCP"),
         ('transport = "tcp-cubic"', "", r"link: connections = 16 has no effect without a transport; set transport to"),
         ('"9000 B"', '"100 B"', r"link: mtu = 100\.0 is too small for tcp-cubic"),
         ('"9000 B"', '"9000 B"\nframe_header = "90 B"\nframe_payload = "1 kB"', r"mtu and frame_header both define"),

@@ -161,7 +161,7 @@ def test_combinations_that_cannot_work_say_why():
         sequence(all_reduce.pipelined_ring(4), ring, kind="all_reduce")
     with pytest.raises(ConfigError, match="the same n_ranks"):
         sequence(ring, all_reduce.ring(5), kind="all_reduce")
-    with pytest.raises(ConfigError, match="not distinct ranks"):
+    with pytest.raises(ConfigError, match=r"ranks = \[.*\]: must be distinct ranks"):
         reorder(ring, [0, 1, 1, 2])
     with pytest.raises(ConfigError, match="got 3 ranks for a schedule with 4"):
         on_ranks(ring, [0, 1, 2], 8)
@@ -281,9 +281,9 @@ def test_malformed_schedules_are_refused(broken, message):
         (first_round(all_reduce.recursive_doubling(4), repeat=2), "counted 2 times instead of 1"),
         (dataclasses.replace(RING, lanes=()), "chunk 0 of rank 0 .*never written"),
         (dataclasses.replace(all_reduce.ring(3), kind="all_to_all"), "contribution of rank"),
-        (dataclasses.replace(reduce.binomial(4), kind="all_reduce"), "rank 1, chunk 0"),
-        (dataclasses.replace(reduce.binomial(4, 1), root=0), "rank 0, chunk 0"),
-        (dataclasses.replace(all_to_all.pairwise(4), kind="all_gather"), "rank 0, chunk 1"),
+        (dataclasses.replace(reduce.binomial(4), kind="all_reduce"), "chunk 0 of rank 1"),
+        (dataclasses.replace(reduce.binomial(4, 1), root=0), "chunk 0 of rank 0"),
+        (dataclasses.replace(all_to_all.pairwise(4), kind="all_gather"), "chunk 1 of rank 0"),
     ],
 )
 def test_schedules_that_do_not_do_their_kind_are_refused(broken, message):

@@ -226,7 +226,7 @@ def test_message_sizes_can_be_given_one_by_one():
     [
         ([], "got 0 tables of message sizes for 1 rounds; pass one table per round"),
         ([np.ones((1, 3))], r"round 0 has shape \(1, 3\); expected \(3, 1\), with one row per repetition"),
-        ([np.array([[1.0], [np.nan], [1.0]])], "round 0 contains a size that is not finite"),
+        ([np.array([[1.0], [np.nan], [1.0]])], "round 0 contains a size that is negative or not finite"),
         ([np.array([[1.0], [-1.0], [1.0]])], "round 0 contains a size"),
     ],
 )

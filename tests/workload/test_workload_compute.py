@@ -290,7 +290,7 @@ def test_check_memory():
         (lambda: load_device("v10"), "unknown device 'v10'; did you mean 'v100'"),
         (lambda: Measured(batch_size=3), "set either step_time or throughput"),
         (lambda: Measured("1 s", 3, throughput="3 images/s"), "set either step_time or throughput"),
-        (lambda: Measured("1 s"), "batch_size = 0: must be the measured batch"),
+        (lambda: Measured("1 s"), "batch_size = 0: must be at least 1; pass the batch"),
         (lambda: Measured("0 s", 1), "must be finite and above 0"),
         (lambda: Measured(throughput=1e-320, batch_size=1), "throughput = 1e-320: must be at least 1e-100"),
         (lambda: Measured("97", 32), "has no unit"),

@@ -66,7 +66,7 @@ BAD = [
     ),
     (
         HEAD + 'layers = [{ type = "conv", channels = 4, kernel = 3, groups = 2 }]',
-        "layers[0]: conv 'conv1': groups = 2: must divide the number of input channels, 3",
+        "layers[0]: conv 'conv1': groups = 2: must divide both the number of input channels (3)",
     ),
     (
         HEAD + 'layers = [{ type = "dense", units = 4 }]',
