@@ -210,7 +210,7 @@ def test_undirected_edges_have_no_direction(nodes, kind):
     graph = kind()
     graph.add_nodes_from(nodes)
     graph.add_edge("a", "b", bandwidth=5.0, reverse_bandwidth=7.0)
-    with pytest.raises(ConfigError, match=r"reverse_bandwidth = 7.0: an undirected graph .* use a directed graph"):
+    with pytest.raises(ConfigError, match=r"reverse_bandwidth = 7.0 is not supported; an undirected graph .* use a directed graph"):
         Cluster.from_graph(graph)
 
 
