@@ -187,7 +187,7 @@ def test_sizes_of_a_collective_give_the_time_of_a_call() -> None:
     assert str(one).endswith(
         "call_time as in torchtitan: a run with other buckets determines it, or collectives of two sizes"
     )
-    with pytest.raises(ConfigError, match="need the cluster"):
+    with pytest.raises(ConfigError, match="the cluster on which the collectives were measured"):
         calibrate_stack([collective(2**15), collective(2**20)], "torchtitan")
 
 
@@ -235,7 +235,7 @@ def test_traces_of_a_run_predict_a_larger_one(tmp_path: Path) -> None:
     )
     assert one.calls is None  # waiting for other ranks
     assert one.stack.gemm == pytest.approx(stack.gemm, rel=0.03)
-    with pytest.raises(ConfigError, match="but there is no trace"):
+    with pytest.raises(ConfigError, match="but no trace was given"):
         calibrate_stack([run], "fsdp-eager", batch_size=32)
     with pytest.raises(ConfigError, match=r"rank0\.json: contains no batch size"):
         calibrate_stack(paths, "fsdp-eager", CLUSTER, "llama-3-8b+layers=2")
