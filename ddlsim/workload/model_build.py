@@ -396,7 +396,7 @@ def _setting(key: str, text: str, where: str, default: object) -> object:
     """Return the value in ``key=value``: a number or a list, or the name of a block or type if the file has one."""
     value = parse_value(text)
     if isinstance(value, str) and (not isinstance(default, str) or "$" in default):
-        raise ConfigError(f"{where}: {key} = {shown(text)}: must be a number, like {key}=1024")
+        raise ConfigError(f"{where}: {key} = {shown(text)}: must be a number, such as {key}=1024")
     return value
 
 

@@ -65,7 +65,7 @@ def test_what_is_imported_is_what_the_file_names(call, tmp_path):
     code, _, err = call("import", "topo.txt")
     assert code == 2
     assert err == (
-        "error: topo.txt: the speed of the NVLinks is missing; set nvlink_bandwidth (--bandwidth), like "
+        "error: topo.txt: the speed of the NVLinks is missing; set nvlink_bandwidth (--bandwidth), for example "
         "'25 GB/s' for NVLink 2 to 4, or add the output of nvidia-smi nvlink -s (read as nvidia-smi)\n"
     )
     options = ("--bandwidth", "25 GB/s", "--set", "pcie_bandwidth=24 GB/s", "--out", "c.json")

@@ -104,7 +104,7 @@ def test_a_bundled_model_is_read_once_and_a_file_every_time(tmp_path):
         ("+s+l", "'s' and 'l' are both sizes; choose one"),
         ("+s+wdth=3", "unknown parameter 'wdth'; did you mean 'width'"),
         ("+s+xl", "unknown option 'xl'; did you mean 'l'"),
-        ("+s+n=four", "n = 'four': must be a number, like n=1024"),
+        ("+s+n=four", "n = 'four': must be a number, such as n=1024"),
         ("+s+n=", "n = '': must be a number"),
         ("+s+n=0", r"input = \[0\]: must have 1 to 6 dimensions"),
         ("+s+n=1.5", r"input = \[1.5\]: must have 1 to 6 dimensions"),
