@@ -236,8 +236,8 @@ def _add_nvlinks(
         return
     if bandwidth is None:
         raise ConfigError(
-            f"{matrix.source.path}: the speed of the NVLinks is missing; set nvlink_bandwidth (--bandwidth), for example "
-            f"'25 GB/s' for NVLink 2 to 4, or add the output of nvidia-smi nvlink -s"
+            f"{matrix.source.path}: the speed of the NVLinks is missing; set nvlink_bandwidth (--bandwidth), for "
+            f"example '25 GB/s' for NVLink 2 to 4, or add the output of nvidia-smi nvlink -s"
         )
     one = positive(bandwidth, "bandwidth", "nvlink_bandwidth")
     if nvswitch if nvswitch is not None else max(totals.values()) > MAX_NVLINKS:
