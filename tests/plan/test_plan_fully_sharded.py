@@ -211,7 +211,7 @@ def test_what_does_not_fit():
     for wrong in ([1, 2], [0, 5, 5], [0, 500], []):
         with pytest.raises(
             ConfigError,
-            match="must be increasing layer numbers that start with 0",
+            match="must be an increasing list of layer numbers that starts at 0",
         ):
             fully_sharded(work, 2, wrong)
     with pytest.raises(ConfigError, match=r"units = \[0, 2, 4\]: layers 2 to 3 of resnet18 have no weights"):

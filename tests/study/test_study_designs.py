@@ -181,7 +181,7 @@ def test_values_are_checked_together_not_one_after_the_other():
         ),
         (
             {"cluster.nic.flow_rate": ["1 Gbit/s"]},
-            "cluster.nic.flow_rate: these links have no transport with connections; set a transport",
+            "cluster.nic.flow_rate: these links have no transport that uses connections; set one",
         ),
         ({"compute.step_time": ["1 ms"]}, "compute.step_time: compute = None has no fields"),
         ({"device.peak_flop.fp32": [1e12]}, "'peak_flop'; did you mean 'peak_flops'?"),
@@ -269,7 +269,7 @@ def test_what_does_not_fit_is_skipped_with_the_reason():
 
 def test_a_study_in_which_nothing_fits_is_an_error():
     with pytest.raises(
-        ddlsim.ConfigError, match="no configuration of the study is valid; the first one: Experiment: batch_size"
+        ddlsim.ConfigError, match="no configuration of the study is valid; the first one failed with: Experiment: batch_size"
     ):
         Study(BASE, {"batch_size": [0, -1]}).run(jobs=1)
 
