@@ -136,7 +136,7 @@ def rows(plan, kind, step):
 
 def test_weights_that_nothing_gathers():
     plan = example()
-    for nth, text in ((1, "may start before"), (None, "and no all_gather provides the rest for this batch")):
+    for nth, text in ((1, "may start before"), (None, "but no all_gather provides the rest for this batch")):
         gathers = rows(plan, ALL_GATHER, 1)
         own = gathers[plan.part[gathers] == 1][: nth or 2]
         refuses(without(plan, np.flatnonzero(np.isin(plan.key, plan.key[own]))), text)

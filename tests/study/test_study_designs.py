@@ -210,7 +210,7 @@ def test_paths_and_values_that_cannot_be_used(vary, message):
             r"the same number of values for every field, got workers: 2, steps: 1",
         ),
         ({"seeds": 0}, "seeds = 0: must be an integer from 1 to 100000"),
-        ({"seeds": [1, 1]}, "list of different seeds"),
+        ({"seeds": [1, 1]}, "list of distinct seeds"),
         ({"vary": {"workers": {2: 2}}}, r"vary\['workers'\]: the name 2 must be a non-empty string"),
         ({"vary": {"workers": {}}}, "is empty; add at least one value"),
         ({"vary": {"workers, steps": [(2, 3), 4]}}, "4 must be a list of 2 values, one per field"),
