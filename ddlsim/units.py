@@ -109,17 +109,19 @@ def parse(text: str, dimension: str, where: str = "") -> float:
     if unit not in factors and written in factors:
         unit, quantity = written, _quantity_type()(f"{number[0]} {si_unit}" if number else text)
     if not math.isfinite(float(quantity)):
-        raise UnitError(f"{at} is not finite; write a {noun} like {example!r}")
+        raise UnitError(f"{at} is not finite; use a {noun} such as {example!r}")
     if unit in factors:
         if not in_range(float(quantity) * factors[unit]):
-            raise UnitError(f"{at} is out of range ({SMALLEST:g} to {LARGEST:g} {si_unit}); write it like {example!r}")
+            raise UnitError(
+                f"{at} is out of range ({SMALLEST:g} to {LARGEST:g} {si_unit}); use a {noun} such as {example!r}"
+            )
         return float(quantity) * factors[unit]
     if not unit:
-        raise UnitError(f"{at} has no unit; write a {noun} like {example!r} (SI unit: {si_unit})")
+        raise UnitError(f"{at} has no unit; write a {noun} such as {example!r} (SI unit: {si_unit})")
     for other, (_, other_factors, _) in DIMENSIONS.items():
         if unit in other_factors:
             raise UnitError(f"{at} is a {_NOUN.get(other, other)}, not a {noun}; write it like {example!r}")
-    raise UnitError(f"{at} has the unknown unit {written!r}; write a {noun} like {example!r}")
+    raise UnitError(f"{at} has the unknown unit {written!r}; write a {noun} such as {example!r}")
 
 
 def si(value: float | str, dimension: str) -> float:

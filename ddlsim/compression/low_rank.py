@@ -81,8 +81,8 @@ class PowerSGD:
         total = sum(math.prod(shape) for shape in self.shapes.values())
         if total != n:
             raise ConfigError(
-                f"PowerSGD: the shapes have {total} elements, but the gradient has {n}; set the shapes of all tensors "
-                "of the flat vector, in its order"
+                f"PowerSGD: the shapes have {total} elements, but the gradient has {n}; list the shapes of all tensors "
+                "in the order in which the flat vector stores them"
             )
         rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, self.rank])))
         draws = [rng.standard_normal((m.columns, m.rank)).astype(np.float32) for m in self._matrices()]

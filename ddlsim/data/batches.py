@@ -135,7 +135,10 @@ def dirichlet(labels: Ints, n_workers: Count, alpha: Positive, seed: Seed, least
     """
     _check(len(labels), n_workers)
     if least * n_workers > len(labels):
-        raise ConfigError(f"least = {least}: {len(labels)} samples are too few for {n_workers} workers; lower least")
+        raise ConfigError(
+            f"least = {least}: {len(labels)} samples are not enough to give each of {n_workers} workers at least "
+            f"{least}; use a smaller least"
+        )
     draws = stream(seed, 0, "dirichlet shards")
     members = [np.flatnonzero(labels == label) for label in np.unique(labels)]
     for _ in range(_TRIES):

@@ -46,7 +46,8 @@ def read_images(
     root = Path(folder)
     if not os.path.isdir(root):
         raise ConfigError(
-            f"{root} is not a folder; expected a folder with a sub-folder per class, or with file names like cat.1.jpg"
+            f"{root} is not a folder; expected a folder with a sub-folder per class, or with file names such as "
+            "cat.1.jpg"
         )
     if size < 1 or (n_per_class is not None and n_per_class < 1):
         raise ConfigError(f"{root}: size = {size}, n_per_class = {n_per_class}: both must be at least 1")
@@ -56,7 +57,7 @@ def read_images(
         n_classes = f"{len(names)} class" if len(names) == 1 else f"{len(names)} classes"
         raise ConfigError(
             f"{root}: contains images of {n_classes}, but at least 2 classes are needed; use a sub-folder per class, "
-            "or file names like cat.1.jpg"
+            "or file names such as cat.1.jpg"
         )
     chosen = {name: sorted(found[name])[:n_per_class] for name in names}
     files = [file for name in names for file in chosen[name]]
@@ -281,7 +282,7 @@ def _pickled(files: list[Path], names: tuple[str, ...]) -> DataSet:
             raise
         except Exception as error:  # pickles fail in every way
             reason = f"{type(error).__name__}: {error}"
-            raise ConfigError(f"{file} is not a batch of CIFAR's Python version: {reason}") from None
+            raise ConfigError(f"{file} is not a batch file from the Python version of CIFAR: {reason}") from None
     x, classes = images_to_floats(np.concatenate(pixels)), np.concatenate(labels)
     return DataSet(f"cifar{len(names)}", x, classes, names, str(files[0]))
 
@@ -518,11 +519,9 @@ def _channels_first(images: npt.NDArray[np.generic], where: str) -> npt.NDArray[
         return images
     colour = images.ndim == 4 and images.shape[-1] in (1, 3)
     if not colour and images.ndim != 3:
-        raise ConfigError(
-            f"{where} have the shape {images.shape}; expected (n, height, width) or (n, height, width, 3)"
-        )
+        raise ConfigError(f"{where} have shape {images.shape}; expected (n, height, width) or (n, height, width, 3)")
     if images.dtype.kind not in "iuf":
-        raise ConfigError(f"{where} have the dtype {images.dtype}; expected numbers")
+        raise ConfigError(f"{where} have dtype {images.dtype}; expected numbers")
     scaled = images_to_floats(images.astype(np.uint8)) if images.dtype == np.uint8 else images
     return np.moveaxis(scaled, -1, 1) if colour else scaled[:, None]
 

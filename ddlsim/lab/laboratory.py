@@ -294,7 +294,7 @@ def parse_operations(text: str) -> list[Operation]:
     """
     words = [word.strip() for word in _COMMA.split(text) if word.strip()]
     if not words:
-        raise ConfigError(f"--operations {text!r} is empty; write a list like all_reduce:ring,parameter_server")
+        raise ConfigError(f"--operations {text!r} is empty; write a list such as all_reduce:ring,parameter_server")
     return [_parsed(word) for word in words]
 
 
@@ -489,14 +489,14 @@ def compare(
     if longest and not has_netem():
         latency, limit = f"{(longest + KERNEL_LATENCY) * 1e6:.4g} us", f"{2e6 * KERNEL_LATENCY:.0f} us"
         raise ConfigError(
-            f"lab: cluster {cluster.name!r}: a link latency of {latency} needs netem, which this kernel does not have; "
-            f"run modprobe sch_netem, or use latencies of at most {limit}"
+            f"lab: cluster {cluster.name!r}: a link latency of {latency} requires netem, which is not available in "
+            f"this kernel; run modprobe sch_netem, or use latencies of at most {limit}"
         )
     wanted, tcp = cabling.congestion, congestion_control(cabling.congestion)
     if tcp != wanted != CUBIC:
         raise ConfigError(
-            f"lab: cluster {cluster.name!r}: its links use the transport tcp-{wanted}, which this kernel does not "
-            f"have; run modprobe tcp_{wanted}, or add +transport=tcp-{tcp}"
+            f"lab: cluster {cluster.name!r}: its links use the transport tcp-{wanted}, which is not available in this "
+            f"kernel; run modprobe tcp_{wanted}, or add +transport=tcp-{tcp}"
         )
     with built(cabling, queue) as there, _ranks_started(there, cabling.place_names[: cabling.n_hosts], wanted) as ranks:
         ranks.meet()

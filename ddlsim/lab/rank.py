@@ -269,7 +269,7 @@ def serve(pipe: Connection, rank: int, host: str, congestion: str) -> None:
             elif isinstance(order, Go) and task is not None:
                 pipe.send(_run(order, task))
             else:
-                raise LabError(f"received the order {order!r} before the order Prepare")
+                raise LabError(f"received the order {order!r} before the Prepare order")
     except EOFError:
         return  # the laboratory closes
     except Exception as error:  # whatever it is, the laboratory must hear of it, if it is still there

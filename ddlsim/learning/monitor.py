@@ -141,8 +141,8 @@ class Monitor:
             if reason:
                 n_saved = len(self.saved.times)
                 raise ConfigError(
-                    f"the saved run has made {n_saved} updates, but with the current limit ({reason}) it ends after "
-                    f"{self.n_updates}; resume it with a later end"
+                    f"the saved run has made {n_saved} updates, but the current limit ({reason}) ends the resumed run "
+                    f"after {self.n_updates}; raise this limit"
                 )
             return self.saved
         return Checkpoint(plane.snapshot(), tuple(self.learner.losses), tuple(self.times))

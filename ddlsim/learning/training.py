@@ -85,8 +85,8 @@ class Training:
     def __post_init__(self) -> None:
         if self.phases and self.growing_batch is not None:
             raise ConfigError(
-                "Training: growing_batch cannot be combined with phases; remove growing_batch, and set the batch of "
-                "each phase"
+                "Training: growing_batch cannot be combined with phases; remove growing_batch, and set the batch size "
+                "of each phase"
             )
 
     @property
@@ -151,7 +151,7 @@ class Training:
                 "choose another model or data set"
             )
         if label_shape and not train.is_regression and self.loss != "cross_entropy":
-            raise ConfigError(f"loss = {self.loss!r} does not support a label per token; use 'cross_entropy'")
+            raise ConfigError(f"loss = {self.loss!r} does not support per-token labels; use 'cross_entropy'")
         if train.n_classes > network.n_classes:
             raise ConfigError(
                 f"the data set {train.name!r} has {train.n_classes} classes, but the model {model.name!r} has only "
@@ -159,8 +159,8 @@ class Training:
             )
         if label_shape and self.sharding not in ("iid", "shared"):
             raise ConfigError(
-                f"sharding = {self.sharding!r} needs one class per sample, but the data set {train.name!r} has a label "
-                "per token; use 'iid' or 'shared'"
+                f"sharding = {self.sharding!r} needs one class per sample, but the data set {train.name!r} has "
+                "per-token labels; use 'iid' or 'shared'"
             )
         fitted = with_layers(self.optimizer, network.slots), self.schedule
         shards = self._shards(train, n_workers, seed)

@@ -472,8 +472,8 @@ class Pure:
         self._fits("backward", "the gradient of x", dx, (len(dy), *self.in_shape))
         if gradients.keys() != self.slots.keys():
             raise ConfigError(
-                f"layer {self.name!r}: backward returned gradients of {sorted(gradients)}, but the layer's tensors are "
-                f"{sorted(self.slots)}"
+                f"layer {self.name!r}: backward returned gradients for {sorted(gradients)}, but the layer's tensors "
+                f"are {sorted(self.slots)}"
             )
         for name, slot in self.slots.items():
             self._fits("backward", f"the gradient of {name!r}", gradients[name], slot.shape)

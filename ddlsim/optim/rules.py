@@ -88,7 +88,7 @@ class _LayerWise:
     def __post_init__(self) -> None:
         bounds, owner = self.bounds, type(self).__name__
         if bounds and (len(bounds) < 2 or bounds[0] != 0 or any(a >= b for a, b in pairwise(bounds))):
-            raise ConfigError(f"{owner}: bounds = {bounds}: must increase from 0; use bounds_of(network.slots)")
+            raise ConfigError(f"{owner}: bounds = {bounds}: must start at 0 and increase; use bounds_of(network.slots)")
 
     def with_bounds(self, bounds: tuple[int, ...]) -> Self:
         """Return the optimizer for tensors with these bounds."""

@@ -229,7 +229,7 @@ def _node(message: bytes) -> TraceNode:
             node.inputs = next((_text(_bytes(n, v)) for n, _, v in fields(_bytes(number, value)) if n == 1), "")
         elif number in (1, 3, 7):
             if not isinstance(value, int):
-                raise WireError(f"field {number} of a node is not an integer")
+                raise WireError(f"field {number} of the node is not an integer")
             setattr(node, {1: "number", 3: "type", 7: "micros"}[number], value)
     if node.type >= len(NODE_TYPES):
         raise WireError(f"node {node.number} has type {node.type}; the schema defines types 0 to {len(NODE_TYPES) - 1}")

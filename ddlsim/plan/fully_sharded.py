@@ -123,8 +123,8 @@ def _units(workload: Workload, units: Sequence[Index] | None) -> tuple[Part, ...
     begins = [0, *np.flatnonzero(workload.grad_nbytes > 0.0).tolist()[1:]] if units is None else list(units)
     if not begins or begins[0] != 0 or any(b <= a for a, b in zip(begins, [*begins[1:], n_layers], strict=True)):
         raise ConfigError(
-            f"fully_sharded: units = {begins}: must be increasing layer numbers that start with 0 and are below "
-            f"{n_layers}, the number of layers of {workload.model.name}"
+            f"fully_sharded: units = {begins}: must be an increasing list of layer numbers that starts at 0 and stays "
+            f"below {n_layers}, the number of layers in {workload.model.name}"
         )
     ends = [*begins[1:], n_layers]
     nbytes = [float(workload.grad_nbytes[a:b].sum()) for a, b in zip(begins, ends, strict=True)]

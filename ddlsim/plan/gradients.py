@@ -96,8 +96,8 @@ def check_fetches(
         lacking = mine.of(~np.isin(wanted, visits))
         for task, part in zip(lacking.row.tolist(), lacking.part.tolist(), strict=True):
             raise ConfigError(
-                f"plan: {plan.task(task)}: its rank has a shard of part {part}, and no all_gather provides the "
-                "rest for this batch"
+                f"plan: {plan.task(task)}: its rank has only a shard of part {part}, but no all_gather provides "
+                "the rest for this batch"
             )
         i, j = joined(visits, wanted)
         order.demand(fetches.row[by_visit[nth[i]]], mine.row[j], "which gathers the weights that it uses")
@@ -127,7 +127,7 @@ def _check_tiles(plan: Plan, replay: Replay, fetches: Touching, before: Ints) ->
     wrong[1:] |= ~begins[1:] & (first[1:] != end[:-1])
     for task in fetches.row[by_key][wrong][:1].tolist():
         raise ConfigError(
-            f"plan: {plan.task(task)}: the shards of its group do not add up to part {plan.part[task]}, "
+            f"plan: {plan.task(task)}: the shards of its group do not add up to part {plan.part[task]}, which was "
             "updated in the previous step; use the group that scattered the gradients"
         )
 

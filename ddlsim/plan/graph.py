@@ -128,8 +128,8 @@ def _collectives(operations: Sequence[Operation], key: list[int], n: int) -> Non
                     kind, nbytes, where = KINDS[operations[i].kind], operations[i].nbytes, operations[i].where
                     raise ConfigError(
                         f"{where}: all members of a group must enter the same collective, but this rank enters {kind} "
-                        f"of {nbytes:.0f} bytes, and {leader.where} is {KINDS[leader.kind]} of {leader.nbytes:.0f} "
-                        "bytes"
+                        f"with {nbytes:.0f} bytes, whereas {leader.where} is {KINDS[leader.kind]} with "
+                        f"{leader.nbytes:.0f} bytes"
                     )
                 key[i] = n
             n += 1

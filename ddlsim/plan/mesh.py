@@ -102,8 +102,8 @@ class Mesh:
         if len(workers) < self.n_ranks:
             near = _near(len(workers), self)
             raise ConfigError(
-                f"Mesh: {self} has {self.n_ranks} ranks, but cluster {cluster.name!r} has {len(workers)} "
-                f"devices; the nearest valid meshes: {near}"
+                f"Mesh: {self} has {self.n_ranks} ranks, but cluster {cluster.name!r} has {len(workers)} devices; the "
+                f"nearest valid meshes are {near}"
             )
         places = workers[cluster.locality_order(workers)]
         host = cluster.host_of[places]
@@ -148,8 +148,8 @@ def make_mesh(
         product = f"data {data} x " if data is not None else ""
         must = "must be" if data is not None else "must divide"
         raise ConfigError(
-            f"Mesh: {product}pipeline {pipeline} x tensor {tensor} = {(data or 1) * inside}: {must} the "
-            f"number of ranks, {n_ranks}; the nearest valid meshes: {_near(n_ranks, wanted)}"
+            f"Mesh: {product}pipeline {pipeline} x tensor {tensor} = {(data or 1) * inside}: {must} the number of "
+            f"ranks, {n_ranks}; the nearest valid meshes are {_near(n_ranks, wanted)}"
         )
     return Mesh(replicas, pipeline, tensor, order)
 

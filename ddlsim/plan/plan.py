@@ -243,7 +243,7 @@ class Plan:
             column = np.ascontiguousarray(getattr(self, name), dtype=dtype)
             expected = {"need_offsets": (n + 1,), "needs": (int(self.need_offsets[-1]),)}.get(name, (n,))
             if column.shape != expected:
-                raise ConfigError(f"plan: {name} has the shape {column.shape}; must be {expected}")
+                raise ConfigError(f"plan: {name} has shape {column.shape}; expected {expected}")
             column.setflags(write=False)
             object.__setattr__(self, name, column)
         self._check_ranges()

@@ -339,7 +339,7 @@ def _template(base: Experiment | None, model: Model, cluster: Cluster) -> Experi
     if base is None:
         return Experiment(cluster, model)
     if base.training is not None:
-        raise ConfigError("recommend: base must not have a training; pass training=... to recommend instead")
+        raise ConfigError("recommend: base must not contain training settings; pass training=... to recommend instead")
     if base.speed is not None and not isinstance(base.speed, Spread):
         raise ConfigError(
             "recommend: base has a speed per worker, but the number of workers varies; set speeds in the cluster"
@@ -364,7 +364,7 @@ def _lesson(
         if target.needs_total and samples is None:
             raise ConfigError(
                 "recommend: a deadline or a budget requires the length of the training; set samples=epochs * data set "
-                "size, or a target accuracy and a training"
+                "size, or a target accuracy and training=..."
             )
         return None
     if training is None:
@@ -414,7 +414,7 @@ def _choices(found: list[Found], what: Lesson | None, search: Search, n_best: in
         whole = not any(contract.of(one.candidate.experiment.strategy).shares_batch for one in found)
         hint = "; to split the model over workers, set strategies=[ddlsim.Splits()] (--split)" if whole else ""
         reason = found[0].reason
-        raise ConfigError(f"recommend: no configuration can be simulated; the first one: {reason}{hint}")
+        raise ConfigError(f"recommend: no configuration can be simulated; the first one failed with: {reason}{hint}")
     target = search.target
     if what is not None:
         return trained(found, what, target, search.evaluator, n_best)
@@ -441,13 +441,13 @@ def _notes(
     if near:
         limits = " and the ".join(near)
         notes.append(
-            f"the best configuration meets the {limits} by a margin smaller than the variation of its throughput "
-            "under tiny changes of the inputs"
+            f"the best configuration meets the {limits} by a margin smaller than the variation in its throughput under "
+            "tiny changes to the inputs"
         )
     if what is None and not all(choice.exact for choice in choices):
         notes.append(
             "configurations marked with * learn differently from plain SGD (compression, local steps, ...) and may "
-            "need more samples; set a target accuracy and a training to find out"
+            "need more samples; set a target accuracy and training=... to find out"
         )
     batches = {option.global_batch for option in options}
     if what is None and len(batches) > 1:

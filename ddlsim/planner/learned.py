@@ -102,8 +102,9 @@ def trained(
     n_trained = len(chosen)
     if n_groups > n_trained:
         notes.append(
-            f"only {n_trained} of {n_groups} combinations of update rule and global batch were trained: the fastest of "
-            "each rule, then the fastest overall. A smaller batch may reach the accuracy sooner"
+            f"only {n_trained} of {n_groups} combinations of update rule and global batch size were trained: the "
+            "fastest combination for each rule, then the fastest overall. A smaller batch size may reach the accuracy "
+            "sooner"
         )
     kept = choices[:n_best]
     exact = next((choice for choice in choices if choice.exact), None)

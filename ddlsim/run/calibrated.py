@@ -73,8 +73,8 @@ def as_measured(experiment: Experiment, cluster: Cluster, model: str) -> tuple[E
     table = cluster.calibration
     if table is not None and table.jitter is not None and isinstance(experiment.jitter, NoJitter):
         notes.append(
-            f"the calibration contains a jitter of step times ({table.jitter.type}, "
-            f"{table.jitter.shape:.3g}), but this run has none; set jitter, or use ddlsim.predict_interval"
+            f"the calibration contains step-time jitter ({table.jitter.type}, {table.jitter.shape:.3g}), but this run "
+            "has no jitter; set jitter, or use ddlsim.predict_interval"
         )
     if found is None:
         return experiment, tuple(notes)

@@ -68,6 +68,7 @@ def _places(ranks: int | Sequence[int] | None, cluster: Cluster) -> list[int]:
     places = list(range(min(count, available + 1))) if isinstance(count, int) else list(count)
     if not places or min(places) < 0 or max(places) >= available or len(set(places)) != len(places):
         raise ConfigError(
-            f"ranks = {shown(ranks)}: must be distinct positions among the {available} workers of {cluster.name!r}"
+            f"ranks = {shown(ranks)}: must be a number of workers up to {available}, or a list of distinct integers "
+            f"from 0 to {available - 1}: the indices of workers in cluster {cluster.name!r}"
         )
     return places

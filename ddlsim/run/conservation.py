@@ -66,16 +66,15 @@ def check_result(result: Result, loop: Loop, n_samples: int) -> None:
     except ConservationError as error:
         if loop.stands_for:
             raise ConfigError(
-                "tensor groups executed as one rank and other simulated messages together exceed the "
-                f"capacity of a link ({str(error).partition(_REPORT)[0]}); use fewer micro-batches or "
-                "workers, so that all ranks are executed"
+                "tensor groups are executed as single ranks and do not contend with other simulated messages, so "
+                f"their combined traffic exceeds the capacity of a link ({str(error).partition(_REPORT)[0]}); use "
+                "fewer micro-batches or workers, so that all ranks are executed"
             ) from None
         if not (loop.beside.busy.any() and accounts.busy.any()):
             raise
         raise ConfigError(
-            "cost: collectives with a fixed time and simulated messages do not slow each other down, so together "
-            f"they exceed the capacity of a link ({str(error).partition(_REPORT)[0]}); use "
-            "cost='simulated'"
+            "cost: fixed-time collectives do not contend with simulated messages, so their combined traffic exceeds "
+            f"the capacity of a link ({str(error).partition(_REPORT)[0]}); use cost='simulated'"
         ) from None
     check_workers(result.recorder, result.simulated_time)
     _check_updates(result, n_samples)

@@ -137,8 +137,8 @@ def energy(result: Outcome) -> float:
         device = _device(cluster, node, result.experiment.device)
         if device is None:
             raise ConfigError(
-                f"energy: the workers' devices in cluster {cluster.name!r} are unknown; set device='v100' in "
-                "the experiment, for example, or device = 'v100' in [host] of the cluster file"
+                f"energy: the workers' devices in cluster {cluster.name!r} are unknown; for example, set device='v100' "
+                "in the experiment, or device = 'v100' in [host] of the cluster file"
             )
         idle = device.power_w if device.idle_power_w is None else device.idle_power_w
         total += busy * device.power_w + (present - busy) * idle

@@ -122,7 +122,7 @@ class Groups:
             result = run(paces.steady)
             pace = paces.of(None, result, self._length)
         except ConfigError as error:
-            raise ConfigError(f"elastic: a group of {len(ranks)} workers: {error}") from None
+            raise ConfigError(f"elastic: cannot continue with {len(ranks)} workers: {error}") from None
         ends = np.array([time for time, _ in result.recorder.updates])
         timeline = FailureFreeTimeline(ends, len(result.measured_updates) - 1, math.inf, NO_CHECKPOINTS, math.inf, pace)
         every, cost = interval_of(whole.checkpoints, self._cluster, nodes, self._workload)

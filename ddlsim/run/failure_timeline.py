@@ -56,8 +56,8 @@ def check_life(experiment: Experiment, cluster: Cluster, nodes: Sequence[int], w
             failures.events(len(units(failures, cluster, nodes)))  # which reads a trace
         if failures.never_repairs and elastic is None and not free:
             raise ConfigError(
-                "failures: repair = inf: training would wait forever once all spares are in use; set a "
-                "repair time, or continue with fewer workers, elastic=ddlsim.Elastic()"
+                "failures: repair = inf: training would wait forever once all spares are in use; set a repair time, "
+                "or set elastic=ddlsim.Elastic() to continue with fewer workers"
             )
         if failures.warning is not None and checkpoints is None and elastic is None:
             raise ConfigError(
@@ -345,14 +345,14 @@ def life_notes(experiment: Experiment, *, free: bool) -> tuple[str, ...]:
         notes.append("failures without checkpoints: each failure loses all work so far; set checkpoints")
     if free and failures is not None and experiment.training is None and math.isinf(si(experiment.max_time, "time")):
         notes.append(
-            "failures: the remaining workers are assumed to keep their speed while one is missing, over a simulated "
-            "lifetime of 30 days; set max_time to simulate the failures in detail"
+            "failures: their cost is estimated over a simulated lifetime of 30 days, assuming that the remaining "
+            "workers keep their speed while one is down; set max_time to simulate the failures in detail"
         )
     if experiment.elastic is not None:
         equal_shares = "; every worker takes the same whole number of samples of the global batch"
         notes.append(
-            "elastic: the remaining machines continue after a failure; machines with the same number of workers, "
-            "speed, links and switch are treated as "
+            "elastic: the remaining machines continue after a failure; machines with the same speed, links, switch "
+            "and number of workers are treated as "
             f"interchangeable{equal_shares if experiment.elastic.batch == 'global' else ''}"
         )
     if checkpoints is not None and checkpoints.asynchronous:

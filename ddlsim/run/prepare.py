@@ -449,7 +449,7 @@ def _without_effect(experiment: Experiment, workload: Workload) -> list[str]:
         and not fixed
         and (workload.known or not (workload.by_kernel or workload.launch_time))
     ):
-        notes.append(f"stack has no effect on times: {workload.basis}")
+        notes.append(f"stack has no effect on the simulated times: {workload.basis}")
     if kernels and experiment.flash is None and workload.stack.attention and not workload.flash:
         assert workload.device is not None
         where = f"no fused kernel of stack {workload.stack.name} is known on {workload.device.name}"
@@ -457,7 +457,7 @@ def _without_effect(experiment: Experiment, workload: Workload) -> list[str]:
     if experiment.flash is not None and not any(layer.heads for layer in model.layers):
         notes.append(f"flash has no effect: {model.name} has no attention")
     elif experiment.flash is not None and not kernels:
-        notes.append(f"flash has no effect on times, only on memory: {workload.basis}")
+        notes.append(f"flash affects only memory, not the simulated times: {workload.basis}")
     if experiment.precision in LOW_PRECISIONS and not kernels and (roofline or not workload.known):
         notes.append(f"{experiment.precision} is simulated at the speed of bf16: {workload.basis}")
     return notes

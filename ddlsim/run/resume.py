@@ -107,9 +107,8 @@ def save(result: Result, path: str | Path) -> None:
         raise ConfigError("a timing-only run cannot be saved; for a training run, set training=ddlsim.Training(...)")
     if monitor.checkpoint is None:
         raise ConfigError(
-            f"{path}: cannot be saved: the run was stopped in the middle of a computation "
-            f"({result.stop_reason}). Press Ctrl-C once to stop a run where it can be saved; the second "
-            "Ctrl-C stops it at once"
+            f"{path}: cannot be saved: the run was stopped in the middle of a computation ({result.stop_reason}). "
+            "Press Ctrl-C once to stop a run where it can be saved; a second Ctrl-C stops it at once"
         )
     files.write(path, monitor.checkpoint, manifest(result.experiment, monitor.learner.task))
 

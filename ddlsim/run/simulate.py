@@ -241,7 +241,7 @@ class UnderWay:
         if (workload.host_time or workload.stack.call_time) and not context.has_fixed_costs:
             context.notes.append(
                 f"step_time and call_time of stack {workload.stack.name} have no effect with "
-                f"{experiment.strategy.label}, whose workers have no common steps"
+                f"{experiment.strategy.label}, because its workers do not run in lockstep"
             )
         if context.compression is not None and context.learner.task is not None:
             _check_compressible(self.prepared.model)

@@ -56,9 +56,9 @@ def chosen(context: RunContext, *, servers: bool) -> Compression:
     for compressor in (choice.compressor, *([choice.down] if choice.down is not None else [])):
         if context.learner.task is None and compressor.expected_nbytes(1) is None:
             raise ConfigError(
-                f"compression = {title(compressor)}: its compressed size depends on values, which a "
-                "timing-only run does not have; set training=ddlsim.Training(...), or use a compressor of "
-                "known size such as TopK"
+                f"compression = {title(compressor)}: the size of its output depends on the input values, which a "
+                "timing-only run does not have; set training=ddlsim.Training(...), or use a compressor with a known "
+                "output size, such as TopK"
             )
     return choice
 

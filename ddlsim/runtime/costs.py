@@ -349,9 +349,8 @@ def _by_curve(
     curve = _curve(context, where, nodes, kind)
     if algorithm_name(algorithm) != curve.algorithm:
         raise ConfigError(
-            f"{where}: the curve of {kind} was fitted for {curve.algorithm!r}, not for "
-            f"{algorithm_name(algorithm)!r}; use algorithm = {curve.algorithm!r}, or calibrate with "
-            f"--algorithm {kind}={algorithm_name(algorithm)}"
+            f"{where}: the {kind} curve was fitted for {curve.algorithm!r}, not for {algorithm_name(algorithm)!r}; use "
+            f"algorithm = {curve.algorithm!r}, or calibrate with --algorithm {kind}={algorithm_name(algorithm)}"
         )
     (least, most), backend = curve.nbytes, f" by {curve.backend}" if curve.backend else ""
     context.notes.append(
@@ -397,15 +396,13 @@ def _curve(context: RunContext, where: str, nodes: Sequence[int], kind: str) -> 
         raise ConfigError(f"{where}: cluster {cluster.name!r} is not calibrated; {remedy}")
     own = [c for c in table.curves if (c.operation, c.inside) == (kind, inside)]
     if not own:
-        raise ConfigError(
-            f"{where}: the calibration of cluster {cluster.name!r} has no curve of {kind} {place}; {remedy}"
-        )
+        raise ConfigError(f"{where}: the calibration of cluster {cluster.name!r} has no {kind} curve {place}; {remedy}")
     fitting = [c for c in own if c.ranks[0] <= n <= c.ranks[1]]
     if not fitting:
         known = ", ".join(f"{c.ranks[0]} to {c.ranks[1]}" for c in own)
         raise ConfigError(
-            f"{where}: the calibration of cluster {cluster.name!r} has curves of {kind} {place} for "
-            f"{known} ranks, not for {n}; {remedy}"
+            f"{where}: the calibration of cluster {cluster.name!r} has {kind} curves {place} for {known} ranks, but "
+            f"not for {n}; {remedy}"
         )
     if len(fitting) > 1:
         backends = " and ".join(sorted(repr(c.backend) for c in fitting))
@@ -423,8 +420,8 @@ def _by_nccl(context: RunContext, where: str, algorithm: str | Collective, kind:
     wanted, protocol = (_NCCL.get(name), None) if "(" not in name else forced(find(name, kind))
     if name.partition("(")[0] not in _NCCL or (wanted is None and "(" in name):
         raise ConfigError(
-            f"{where}: NCCL has no algorithm {name!r}; use algorithm = 'ring', 'double_binary_tree', or "
-            "'auto' for the choice of its tuner"
+            f"{where}: NCCL has no algorithm {name!r}; use algorithm = 'ring', 'double_binary_tree', or 'auto' to let "
+            "NCCL's tuner choose"
         )
     cluster = context.cluster
     said = f"cost = 'nccl': collective times are the estimates of NCCL's tuner{_undisturbed(context)}"

@@ -139,8 +139,8 @@ class Exchange:
             return nbytes
         if not self.codec.sizes_known:
             raise ConfigError(
-                f"compression: {title(self.codec.choice.compressor)}: its compressed size depends on values, "
-                "but tensor fusion needs known sizes; use overlap = 'none', 'layer' or 'ddp', or a "
+                f"compression: {title(self.codec.choice.compressor)}: the size of its output depends on the input "
+                "values, but tensor fusion requires known sizes; use overlap = 'none', 'layer' or 'ddp', or a "
                 "compressor such as TopK"
             )
         return sum(sum(self._nbytes(0, piece, 0)) for piece, _ in self._encoded(part, 0))
@@ -244,9 +244,9 @@ class CollectiveExchange(Exchange):
         if hierarchical(communicator.fabric.algorithm) and self.collective == "all_gather":
             if not self._known:
                 raise ConfigError(
-                    f"{communicator.owner}: algorithm = {communicator.fabric.algorithm!r} with "
-                    f"{title(compressor)}: its compressed size depends on values; use 'ring', or a compressor of "
-                    "known size such as TopK"
+                    f"{communicator.owner}: algorithm = {communicator.fabric.algorithm!r} with {title(compressor)}: "
+                    "the size of its output depends on the input values; use 'ring', or a compressor with a known "
+                    "output size, such as TopK"
                 )
             assert communicator.nested.size  # says if groups have unequally many
             self.machines = [places.tolist() for places in communicator.groups]

@@ -108,8 +108,8 @@ def start_group(
     accumulation, compresses = context.workers[0].accumulation, context.compression is not None
     if shared_norms is not None and (compresses or not members.simulated):
         raise ConfigError(
-            "AllReduce: shared_norms needs uncompressed gradients and cost = 'simulated'; remove shared_norms, or "
-            "compression and cost"
+            "AllReduce: shared_norms requires uncompressed gradients and cost = 'simulated'; remove shared_norms, or "
+            "remove compression and cost"
         )
 
     if compresses and accumulation > 1 and not no_sync:

@@ -269,9 +269,9 @@ class Contract:
             return accumulation
         if accumulation > 1:
             raise ConfigError(
-                f"accumulation = {accumulation}: has no effect with {self.name}, whose batch_size already is the "
-                f"global batch size of an update; remove accumulation, and set batch_size={accumulation * batch_size} "
-                "for the same number of samples"
+                f"accumulation = {accumulation}: has no effect with {self.name}, whose batch_size is already the "
+                f"global batch size per update; remove accumulation, and set batch_size={accumulation * batch_size} to "
+                "process as many samples per update"
             )
         return batch_size // (self.samples_at_once(batch_size, n_workers) * self.n_replicas(n_workers))
 

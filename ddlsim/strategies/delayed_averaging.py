@@ -57,7 +57,9 @@ class DaSGD(Periodic):
 
     def __post_init__(self) -> None:
         if self.delay > self.period:
-            raise ConfigError(f"DaSGD: delay = {self.delay!r}: must be from 0 to the period of {self.period} steps")
+            raise ConfigError(
+                f"DaSGD: delay = {self.delay!r}: must be from 0 to {self.period}, the averaging period in steps"
+            )
 
     @property
     def label(self) -> str:

@@ -220,8 +220,9 @@ class FSDP:
         units, n_layers = self.units, len(model.layers)
         if units is not None and not (units and list(units) == sorted({0, *units}) and units[-1] < n_layers):
             raise ConfigError(
-                f"FSDP: units = {list(units)}: must be increasing layer numbers that start with 0 and are below "
-                f"{n_layers}, the number of layers of {model.name}; remove units to use transformer layers or blocks"
+                f"FSDP: units = {list(units)}: must be an increasing list of layer numbers that starts at 0 and stays "
+                f"below {n_layers}, the number of layers in {model.name}; remove units to use one unit per transformer "
+                "layer or block"
             )
 
     def split_sizes(self, n_workers: int) -> dict[str, object]:

@@ -47,7 +47,7 @@ def check_graph(graph: object, where: str, *, weights: bool = False) -> str | Gr
         found: Graph = graph  # type: ignore[assignment]
         if found.is_directed():
             raise ConfigError(
-                f"{where} is directed, but neighbours exchange in both directions; use graph.to_undirected()"
+                f"{where} is directed, but neighbours exchange messages in both directions; use graph.to_undirected()"
             )
         return found
     if not weights:
@@ -75,8 +75,8 @@ def _check_weights(where: str, graph: object) -> Weights:
         worst = int(np.abs(sums - 1.0).argmax())
         if abs(sums[worst] - 1.0) > _TOLERANCE:
             raise ConfigError(
-                f"{where}: {line} {worst} sums to {sums[worst]:.9g}; rows and columns must sum to 1, or the mean of "
-                "the models would drift"
+                f"{where}: {line} {worst} sums to {sums[worst]:.9g}; rows and columns must sum to 1, because otherwise "
+                "the mean of the models would drift"
             )
     return tuple(tuple(row) for row in matrix.tolist())
 
@@ -105,8 +105,9 @@ def _listed(owner: str, graph: Graph, n_workers: int) -> list[list[int]]:
     if nodes != set(range(n_workers)):
         last = n_workers - 1
         raise ConfigError(
-            f"{owner}: graph must have one node per worker, numbered from 0 to {last}, but its {len(nodes)} nodes "
-            "differ; relabel them with networkx.convert_node_labels_to_integers, or pass a graph of another size"
+            f"{owner}: graph must have one node per worker, numbered from 0 to {last}, but it has {len(nodes)} nodes "
+            "with other labels; relabel them with networkx.convert_node_labels_to_integers, or pass a graph of the "
+            "right size"
         )
     near: list[set[int]] = [set() for _ in range(n_workers)]
     for edge in graph.edges:
@@ -175,8 +176,8 @@ def bipartition(owner: str, graph: str | Graph, near: Sequence[Sequence[int]]) -
                     queue.append(j)
                 elif side[j] == side[i]:
                     raise ConfigError(
-                        f"{owner}: graph = {describe(graph)!r} of {n_workers} workers is not bipartite, because ranks "
-                        f"{i} and {j} are neighbours on the same side, so exchanges could deadlock; use "
+                        f"{owner}: graph = {describe(graph)!r} with {n_workers} workers is not bipartite (the edge "
+                        f"between ranks {i} and {j} closes an odd cycle), so exchanges could deadlock; use "
                         "graph='bipartite', or a ring with an even number of workers"
                     )
     return [side[rank] for rank in range(len(near))]

@@ -512,16 +512,17 @@ class Parallel(WithFabric):
         tasks = count(groups.n_tasks, "task")
         if len(folding.shared[0]) and (network.is_shared or network.changes or is_known):
             raise ConfigError(
-                f"Parallel: tensor = {self.tensor}: the ranks would execute {tasks} in {groups.plans[0].n_steps} "
-                f"steps, more than the limit of {MOST_TASKS:,}. A single rank cannot represent its tensor group here, "
-                f"because {why_not} and the group shares links; use fewer micro-batches or workers"
+                f"Parallel: tensor = {self.tensor}: simulating every rank would take {tasks} over "
+                f"{groups.plans[0].n_steps} steps, above the limit of {MOST_TASKS:,}, and simulating one rank per "
+                f"tensor group is not possible, because {why_not} and the ranks of a group share links; use fewer "
+                "micro-batches or workers"
             )
         n_executed, n_ranks, tensor = len(members), members.size, self.tensor
         if why_not:
             context.notes.append(
                 f"tensor groups: {n_executed} of {n_ranks} ranks are executed, one per group of {tensor}, because all "
-                f"ranks together would have {tasks}. This is an approximation, because {why_not}: each group has the "
-                "compute times of its slowest member, and its exchanges take as long as on idle links"
+                f"ranks together would have {tasks}. This is an approximation, because {why_not}: each group is "
+                "assumed to compute at the speed of its slowest member and to exchange messages over idle links"
             )
         else:
             context.notes.append(
@@ -623,8 +624,8 @@ class _Groups:
         if tensor > 1:
             if self.n_tasks > MOST_WRITTEN:
                 raise ConfigError(
-                    f"plan: Parallel with tensor = {tensor}: the plan would exceed the limit of {MOST_WRITTEN:,} tasks "
-                    f"({self.n_tasks:,}); use fewer micro-batches or workers"
+                    f"plan: Parallel with tensor = {tensor}: the plan would have {self.n_tasks:,} tasks, above the "
+                    f"limit of {MOST_WRITTEN:,}; use fewer micro-batches or workers"
                 )
             following = None if schedules is None else schedules.following
             return tensor_ranks(self.plans, self.passes, tensor, self.kinds, following)

@@ -143,6 +143,6 @@ class ParameterServer(PlacesServers):
             )
         if self.work is not None:
             raise ConfigError(
-                "ParameterServer: work describes the cost of uncompressed gradients; remove work, and set the cost of "
-                "compressed gradients with ddlsim.Compression(cost=...)"
+                "ParameterServer: work is the cost of processing uncompressed gradients, but this run compresses "
+                "them; remove work, and set ddlsim.Compression(cost=...) instead"
             )

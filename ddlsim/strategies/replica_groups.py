@@ -165,7 +165,7 @@ def compressible_parts(
     if compressor.expected_nbytes(1) is None and len(plan.rows(SEND)):
         raise ConfigError(
             "compression: Parallel with pipeline stages needs messages of known size, but the size of "
-            f"{title(compressor)} messages depends on the values; use a compressor such as TopK, or pipeline=1"
+            f"{title(compressor)} messages depends on their contents; use a compressor such as TopK, or pipeline=1"
         )
     if tensor > 1:
         raise ConfigError(
@@ -174,8 +174,9 @@ def compressible_parts(
         )
     if any(part.tied >= 0 for part in plan.parts):
         raise ConfigError(
-            "compression: Parallel does not support compression for models whose stages share weights, because their "
-            "gradients are summed separately; remove compression, or use a model without tied_dense"
+            "compression: Parallel does not support compression for models whose stages share weights, because the "
+            "gradients of the shared weights are summed separately; remove compression, or use a model without "
+            "tied_dense"
         )
     sizes = [rounded(float(np.sum(chunk.workload.tensor_nbytes))) for chunk in chunks]
     starts = np.cumsum([0, *sizes])[:-1].tolist()

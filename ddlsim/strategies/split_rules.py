@@ -206,7 +206,7 @@ def check_sizes(strategy: Parallel, model: Model, batch_size: int, n_workers: in
             break
     product = wanted.tensor * wanted.pipeline * wanted.data
     near += [f"workers={product}"] if product < n_workers else []
-    raise ConfigError(f"{broken}; the nearest valid sizes: {'; '.join(near)}" if near else broken)
+    raise ConfigError(f"{broken}; the nearest valid sizes are {'; '.join(near)}" if near else broken)
 
 
 def with_sizes(strategy: Parallel, changes: dict[str, Any]) -> Parallel:

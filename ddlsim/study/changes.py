@@ -218,9 +218,7 @@ def _with_flow_rate(cluster: Cluster, chosen: Bools, rate: float, where: str) ->
     details = cluster.details
     if details is None or not (chosen & (details.transport != "")).any():
         hint = f"{cluster.name}+transport=tcp-cubic"
-        raise UnknownPathError(
-            f"{where}: these links have no transport with connections; set a transport, as in {hint}"
-        )
+        raise UnknownPathError(f"{where}: these links have no transport that uses connections; set one, as in {hint}")
     rates = np.where(chosen & (details.transport != ""), rate, details.flow_rate)
     return dataclasses.replace(cluster, details=dataclasses.replace(details, flow_rate=rates))
 

@@ -189,4 +189,6 @@ def _si(value: float | str) -> float:
             return parse(value, dimension)
         except UnitError:
             continue
-    raise UnitError(f"Range: {shown(value)} is not a number with a known unit; write it like '25 Gbit/s' or '10 us'")
+    raise UnitError(
+        f"Range: {shown(value)} is not a number with a known unit; use a value such as '25 Gbit/s' or '10 us'"
+    )

@@ -57,8 +57,8 @@ def open_pool(
     if executor is not None:
         if jobs is not None:
             raise ConfigError(
-                f"jobs = {jobs!r} has no effect with an executor; remove jobs, and set the number of workers of the "
-                "executor"
+                f"jobs = {jobs!r} has no effect with an executor; remove jobs, and set the number of workers when "
+                "creating the executor"
             )
         return _Given(executor, packer) if isinstance(executor, Executor) else _Dask(executor, packer)
     n = _n_cores() if jobs is None else jobs

@@ -46,7 +46,7 @@ class Search:
     def __post_init__(self) -> None:
         if not self.metrics or len(set(self.metrics)) < len(self.metrics):
             raise ConfigError(
-                f"Search: objective = {shown(self.objective)}: must be a metric, or a list of different metrics"
+                f"Search: objective = {shown(self.objective)}: must be a metric, or a list of distinct metrics"
             )
         for name in self.metrics:
             if name not in METRICS:

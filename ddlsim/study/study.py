@@ -177,7 +177,7 @@ class Study:
         seeds = self._seeds
         if not seeds or len(set(seeds)) < len(seeds) or len(seeds) > MAX_POINTS:
             raise ConfigError(
-                f"seeds = {shown(self.seeds)}: must be the number of seeds, at least 1, or a list of different seeds"
+                f"seeds = {shown(self.seeds)}: must be a number of seeds (at least 1) or a list of distinct seeds"
             )
         if self.search is not None:
             self.search.check(self.vary, len(seeds))
@@ -262,7 +262,7 @@ class Study:
         ]
         if points and not any(point.experiment for point in points):
             reason = points[0].error
-            raise ConfigError(f"no configuration of the study is valid; the first one: {reason}")
+            raise ConfigError(f"no configuration of the study is valid; the first one failed with: {reason}")
         return points
 
     def _of_row(self, base: Experiment, row: Row, settings: Mapping[str, object]) -> Iterator[Point]:

@@ -342,7 +342,7 @@ def test_memory_of_a_language_model_is_that_of_its_software():
 
 def test_software_without_effect_is_noted():
     text = run("run", "office-1gbe", "-m", "lenet5", "--stack", "megatron", "--flash", "--no-bottleneck")
-    assert "stack has no effect on times: roofline of desktop-cpu" in text
+    assert "stack has no effect on the simulated times: roofline of desktop-cpu" in text
     assert "flash has no effect: lenet5 has no attention" in text
     assert "no effect" not in run("run", *LLAMA, "-n", "8", "--steps", "1", "--stack", "megatron", "--no-bottleneck")
 
@@ -351,7 +351,7 @@ def test_precision_and_flash_that_times_do_not_depend_on_are_noted():
     text = run("run", "dgx-h100-pod", "-m", "resnet50", "-n", "8", "--precision", "fp8", "--no-bottleneck")
     assert "fp8 is simulated at the speed of bf16: roofline of h100" in text
     text = run("run", "dgx1-v100", "-m", "gpt2", "-b", "1", "--steps", "1", "--flash", "--no-bottleneck")
-    assert "flash has no effect on times, only on memory: roofline of v100" in text
+    assert "flash affects only memory, not the simulated times: roofline of v100" in text
     text = run(
         "run", "gb200-nvl72", *LLAMA[1:], "-n", "8", "--steps", "1", "--stack", "megatron-2024", "--no-bottleneck"
     )

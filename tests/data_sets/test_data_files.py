@@ -240,7 +240,7 @@ def test_a_pickle_runs_nothing(tmp_path, capsys):
     with pytest.raises(ConfigError, match=r"data_batch_1 is not a batch .* refers to builtins.print; only NumPy"):
         load_data(root)
     (root / "data_batch_1").write_bytes(b"\x80\x04nonsense")
-    with pytest.raises(ConfigError, match="data_batch_1 is not a batch of CIFAR's Python version"):
+    with pytest.raises(ConfigError, match="data_batch_1 is not a batch file from the Python version of CIFAR"):
         load_data(root)
     assert capsys.readouterr().out == ""
 

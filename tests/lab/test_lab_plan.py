@@ -72,7 +72,7 @@ def test_a_congestion_control_that_the_kernel_lacks_is_refused(monkeypatch):
     monkeypatch.setattr(laboratory, "check_computer", lambda: None)
     monkeypatch.setattr(laboratory, "congestion_control", lambda name: "cubic")
     reno = with_detail(cluster(star(2, **STAR)), transport="tcp-reno")
-    with pytest.raises(ConfigError, match=r"tcp-reno, which this kernel does not have; run modprobe tcp_reno, or add"):
+    with pytest.raises(ConfigError, match=r"not available in this kernel; run modprobe tcp_reno, or add"):
         next(compare(reno, parse_operations("point_to_point:one_way"), [65536]))
 
 

@@ -342,7 +342,7 @@ LEARNING = ddlsim.Training("digits", updates=2)
 
 @pytest.mark.parametrize(("change", "message"), [
     ({"strategy": ddlsim.AllReduce(overlap="horovod"), "compression": ddlsim.Threshold(0.1), "training": LEARNING},
-     "compressed size depends on values, but tensor fusion needs known sizes; use overlap = 'none'"),
+     "size of its output depends on the input values, but tensor fusion requires known sizes; use overlap = 'none'"),
     ({"strategy": ddlsim.AllReduce(overlap=ddlsim.Priority("100 B")), "compression": ddlsim.PowerSGD(2)},
      "'.*' is divided among several servers or partitions; .* overlap = 'layer'"),
     ({"strategy": ddlsim.ParameterServer(local_reduction=True)}, "local_reduction sums gradients"),

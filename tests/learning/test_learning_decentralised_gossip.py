@@ -203,7 +203,7 @@ def test_bad_graphs_are_refused(strategy, arguments, message):
     (ddlsim.DPSGD(np.full((3, 3), 1 / 3)), 4, "graph is a matrix for 3 workers, but the run has 4"),
     (ddlsim.DPSGD(networkx.path_graph(3)), 4, r"graph must have one node per worker, numbered from 0 to 3"),
     (ddlsim.DPSGD(networkx.Graph([("a", "b")])), 2, "convert_node_labels_to_integers"),
-    (ddlsim.ADPSGD("ring"), 5, "'ring' of 5 workers is not bipartite.* a ring with an even number"),
+    (ddlsim.ADPSGD("ring"), 5, "'ring' with 5 workers is not bipartite.* a ring with an even number"),
     (ddlsim.ADPSGD("complete"), 4, "not bipartite"),
 ], ids=in_words)  # fmt: skip
 def test_graphs_that_do_not_fit_are_refused(strategy, n, message):

@@ -255,7 +255,7 @@ def in_words(value):
     (lambda: ddlsim.AdaComm(interval="10 MB"), "size, not a time"),
     (lambda: ddlsim.BMUF(block_momentum=1.0), "at least 0 and below 1"),
     (lambda: ddlsim.BMUF(block_rate=0.0), "block_rate = 0.0: must be finite and above 0"),
-    (lambda: ddlsim.DaSGD(4, delay=5), "DaSGD: delay = 5: must be from 0 to the period of 4 steps"),
+    (lambda: ddlsim.DaSGD(4, delay=5), "DaSGD: delay = 5: must be from 0 to 4, the averaging period"),
     (lambda: ddlsim.DaSGD(merge=50), "DaSGD: merge = 50: must be between 0 and 1"),
     (lambda: ddlsim.OverlapLocalSGD(alpha=2), "OverlapLocalSGD: alpha = 2"),
     (lambda: ddlsim.OverlapLocalSGD(momentum=1), "OverlapLocalSGD: momentum = 1"),

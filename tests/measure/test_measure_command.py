@@ -99,7 +99,7 @@ def test_two_torch_ranks_measure_everything(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--budget", "2"], "error: --budget: '2' has no unit; write a time like '10 us' (SI unit: s)"),
+        (["--budget", "2"], "error: --budget: '2' has no unit; write a time such as '10 us' (SI unit: s)"),
         (["--budget", "0 s"], "error: --budget 0 s: must be above 0, for example '2 min'"),
         (
             ["--batch-sizes", "8,x"],

@@ -136,7 +136,7 @@ def rows(plan, kind, step):
 
 def test_weights_that_nothing_gathers():
     plan = example()
-    for nth, text in ((1, "may start before"), (None, "and no all_gather provides the rest for this batch")):
+    for nth, text in ((1, "may start before"), (None, "but no all_gather provides the rest for this batch")):
         gathers = rows(plan, ALL_GATHER, 1)
         own = gathers[plan.part[gathers] == 1][: nth or 2]
         refuses(without(plan, np.flatnonzero(np.isin(plan.key, plan.key[own]))), text)
@@ -211,7 +211,7 @@ def test_what_does_not_fit():
     for wrong in ([1, 2], [0, 5, 5], [0, 500], []):
         with pytest.raises(
             ConfigError,
-            match="must be increasing layer numbers that start with 0",
+            match="must be an increasing list of layer numbers that starts at 0",
         ):
             fully_sharded(work, 2, wrong)
     with pytest.raises(ConfigError, match=r"units = \[0, 2, 4\]: layers 2 to 3 of resnet18 have no weights"):

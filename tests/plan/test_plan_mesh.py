@@ -68,7 +68,7 @@ def test_a_mesh_that_fills_all_devices_crosses_machines_where_it_must():
 
 
 def test_what_does_not_fit():
-    near = r"the nearest valid meshes: data=4, pipeline=4, tensor=4; data=8, pipeline=2, tensor=4; "
+    near = r"the nearest valid meshes are data=4, pipeline=4, tensor=4; data=8, pipeline=2, tensor=4; "
     with pytest.raises(ConfigError, match=r"pipeline 3 x tensor 4 = 12: must divide the number of ranks, 64; " + near):
         make_mesh(64, pipeline=3, tensor=4)
     with pytest.raises(
@@ -77,7 +77,7 @@ def test_what_does_not_fit():
         make_mesh(64, data=8, pipeline=2, tensor=2)
     assert make_mesh(64, pipeline=2, tensor=4) == Mesh(8, 2, 4) == make_mesh(64, 8, 2, 4)
     with pytest.raises(
-        ConfigError, match="has 6 ranks, but cluster 'star-4' has 4 devices; the nearest valid meshes: data=2"
+        ConfigError, match="has 6 ranks, but cluster 'star-4' has 4 devices; the nearest valid meshes are data=2"
     ):
         Mesh(data=3, tensor=2).nodes(load_cluster(star(4, bandwidth=1e9, latency=0.0)))
     with pytest.raises(ConfigError, match="rank = 8: must be below 8"):

@@ -153,7 +153,7 @@ def test_the_batch_of_all_can_stay(tmp_path):
     failures = traced(tmp_path, (33.0, 3, 1e9))
     result = ddlsim.simulate(learning(failures, Elastic(1, batch="global"), compute=ddlsim.Affine("10 s", 0.0)))
     assert result.history["samples"].iloc[-1] == 3 * 64 + 9 * 63  # 21 samples each
-    with pytest.raises(ConfigError, match="elastic: a group of 3 workers: the step was measured with batch_size = 16"):
+    with pytest.raises(ConfigError, match="cannot continue with 3 workers: the step was measured with batch_size = 16"):
         _ = ddlsim.simulate(learning(failures, Elastic(1, batch="global"))).failure_timeline
 
 
@@ -356,7 +356,7 @@ def test_learning_groups_have_faults_on_the_clock(tmp_path):
 
 @pytest.mark.parametrize(("changes", "message"), [
     ({"elastic": Elastic(1, batch="global"), "compute": Measured("1 s", 12), "batch_size": 12},
-     "elastic: a group of 3 workers: the step was measured with batch_size = 12"),
+     "elastic: cannot continue with 3 workers: the step was measured with batch_size = 12"),
     ({"elastic": Elastic(5)}, "elastic: min_workers = 5: must be at most the number of workers, 4"),
 ])  # fmt: skip
 def test_what_is_wrong_is_raised_at_the_call(tmp_path, changes, message):

@@ -174,8 +174,8 @@ def test_collective_time_places_ranks_as_told() -> None:
     [
         ({"nbytes": -1.0}, "nbytes = -1.0: must be finite and not negative, e.g. '100 MB'"),
         ({"nbytes": "3 s"}, "'3 s' is a time, not a size"),
-        ({"ranks": 9}, "ranks = 9: must be distinct positions among the 8 workers of 'star-8'"),
-        ({"ranks": [0, 0]}, "ranks = (0, 0): must be distinct"),
+        ({"ranks": 9}, "ranks = 9: must be a number of workers up to 8, or a list of distinct integers"),
+        ({"ranks": [0, 0]}, "ranks = (0, 0): must be a number of workers up to 8"),
         ({"rank_order": "best"}, "rank_order = 'best': must be 'given' or 'topology'"),
         ({"entry_times": [float("nan"), *[0.0] * 7]}, "entry_times[0] = nan: must be finite and not negative"),
         ({"entry_times": [-1.0, *[0.0] * 7]}, "entry_times[0] = -1.0: must be finite and not negative"),

@@ -30,33 +30,33 @@ from ddlsim.workload.model import load_model
 #: strategy, its fields, model, batch size, what is said: all with 8 workers of a DGX-1
 REFUSED: list[tuple[str, dict[str, Any], str, int, str]] = [
     ("parallel", {"tensor": 2, "pipeline": 2, "data": 3}, "gpt2", 8,
-     "data 3 x pipeline 2 x tensor 2 = 12: must equal the number of workers, 8; the nearest valid sizes: tensor=2, "
+     "data 3 x pipeline 2 x tensor 2 = 12: must equal the number of workers, 8; the nearest valid sizes are tensor=2, "
      "pipeline=2, data=2"),
     ("parallel", {"tensor": 3, "pipeline": 2}, "gpt2", 8,
-     "pipeline 2 x tensor 3 = 6: must divide the number of workers, 8; the nearest valid sizes: tensor=4, pipeline=2, "
+     "pipeline 2 x tensor 3 = 6: must divide the number of workers, 8; the nearest valid sizes are tensor=4, pipeline=2, "
      "data=1; tensor=2, pipeline=2, data=2; tensor=4, pipeline=1, data=2; workers=6"),
     ("parallel", {"pipeline": 8, "interleave": 16}, "gpt2", 8,
-     "pipeline 8 x 16 chunks = 128: gpt2 has only 124 layers; the nearest valid sizes: interleave=15; "),
+     "pipeline 8 x 16 chunks = 128: gpt2 has only 124 layers; the nearest valid sizes are interleave=15; "),
     ("parallel", {"pipeline": 4, "cut": "layers", "interleave": 2}, "gpt2", 16,
      "cut = 'layers' with pipeline 4 x 2 chunks = 8: the number of chunks must divide the 12 transformer layers of "
-     "gpt2; the nearest valid sizes: interleave=1; tensor=1, pipeline=2, data=4; "),
+     "gpt2; the nearest valid sizes are interleave=1; tensor=1, pipeline=2, data=4; "),
     ("parallel", {"pipeline": 4, "cut": "layers"}, "resnet18", 8,
      "cut = 'layers': resnet18 has no transformer layers; use cut='balanced'"),
     ("parallel", {"pipeline": 4, "interleave": 3}, "gpt2", 12,
      "batch_size = 12: must be a multiple of 8 (data 2 x micro_batch 1 x pipeline 4, because stages with "
      "interleave = 3 take turns of 4 micro-batches); "
-     "the nearest valid sizes: batch_size=16; batch_size=8; "),
+     "the nearest valid sizes are batch_size=16; batch_size=8; "),
     ("parallel", {"tensor": 8}, "gpt2", 8,
-     "tensor = 8: does not divide the 12 heads of h.0.attention1 of gpt2; the nearest valid sizes: "
+     "tensor = 8: does not divide the 12 heads of h.0.attention1 of gpt2; the nearest valid sizes are "
      "tensor=4, pipeline=1, data=2; "),
     ("parallel", {"tensor": 8}, "resnet18", 8,
-     "tensor = 8: resnet18 has no attention layers, which tensor parallelism needs; the nearest valid sizes: tensor=1"),
+     "tensor = 8: resnet18 has no attention layers, which tensor parallelism needs; the nearest valid sizes are tensor=1"),
     ("parallel", {"pipeline": 2, "micro_batch": 3}, "gpt2", 8,
-     "batch_size = 8: must be a multiple of 12 (data 4 x micro_batch 3); the nearest valid sizes: batch_size=12; "
+     "batch_size = 8: must be a multiple of 12 (data 4 x micro_batch 3); the nearest valid sizes are batch_size=12; "
      "micro_batch=1; "),
     ("parallel", {"pipeline": 4, "order": "2bw"}, "resnet18", 2,
      "batch_size = 2: must be at least 8 (data 2 x micro_batch 1 x pipeline 4), because '2bw' needs a micro-batch for "
-     "each stage; the nearest valid sizes: batch_size=8; "),
+     "each stage; the nearest valid sizes are batch_size=8; "),
     ("parallel", {"pipeline": 4, "order": "pipedream", "interleave": 2}, "resnet18", 8,
      "interleave = 2 has no effect with order = 'pipedream'"),
     ("parallel", {"pipeline": 4, "order": "pipedream", "sharded": True}, "resnet18", 8,
@@ -66,9 +66,9 @@ REFUSED: list[tuple[str, dict[str, Any], str, int, str]] = [
      "every micro-batch: the batch would be split over 2 replicas into micro-batches of 4; remove micro_batch"),
     ("parallel", {"order": [[["F", 0, 0], ["B", 0, 0]]]}, "resnet18", 24,
      "batch_size = 24: must be 8 (data 8 x micro_batch 1 x 1 micro-batches in the table of order); the nearest "
-     "valid sizes: batch_size=8"),
+     "valid sizes are batch_size=8"),
     ("parallel", {"pipeline": 2, "order": [[["F", 0, 0], ["B", 0, 0]]]}, "resnet18", 8,
-     "pipeline = 2: must be 1, the number of stages in the table of order; the nearest valid sizes: tensor=1, "
+     "pipeline = 2: must be 1, the number of stages in the table of order; the nearest valid sizes are tensor=1, "
      "pipeline=1, data=8"),
     ("parallel", {"order": [[["F", 0, 0]]]}, "resnet18", 8, "order: ('B', 0, 0) is missing"),
     ("parallel", {"order": [[["F", 0, -1]]]}, "resnet18", 8, "order[0][0] = ('F', 0, -1): must be ('F', 'B' or 'W',"),
@@ -76,8 +76,8 @@ REFUSED: list[tuple[str, dict[str, Any], str, int, str]] = [
     ("fsdp", {}, "gpt2", 63, "batch_size = 63: must be a multiple of 8 (8 workers); use 56 or 64"),
     ("fsdp", {"micro_batch": 5}, "gpt2", 64, "must be a multiple of 40 (8 workers x micro_batch 5); use 40 or 80"),
     ("fsdp", {"shard": 3}, "gpt2", 64, "FSDP: shard = 3: must divide the number of workers, 8; use one of 1, 2, 4, 8"),
-    ("fsdp", {"units": []}, "gpt2", 64, "FSDP: units = []: must be increasing layer numbers that start with 0"),
-    ("fsdp", {"units": [0, 124]}, "gpt2", 64, "start with 0 and are below 124, the number of layers of gpt2"),
+    ("fsdp", {"units": []}, "gpt2", 64, "FSDP: units = []: must be an increasing list of layer numbers that starts at 0"),
+    ("fsdp", {"units": [0, 124]}, "gpt2", 64, "starts at 0 and stays below 124, the number of layers in gpt2"),
     ("fsdp", {"recompute": "full"}, "resnet18", 64, "FSDP: recompute = 'full' has no effect, because resnet18 has no"),
     ("fsdp", {"stage": 4}, "resnet18", 64, "stage = 4: must be an integer from 1 to 3"),
     ("fsdp", {"stage": 2, "prefetch": 1}, "resnet18", 64, "prefetch = 1 has no effect with stage = 2"),

@@ -93,7 +93,7 @@ REASONS = (
     r"fabric has no effect with .*, which has no collectives",
     r"a form of error feedback",
     r"down = FP16 has no effect with",
-    r"its compressed size depends on values",
+    r"the size of its output depends on the input values",
     r"no library provides the collective",
     r"cluster .* is not calibrated; measure",
     r"needs whole tensors, but .* is divided among several servers",

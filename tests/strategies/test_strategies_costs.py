@@ -245,12 +245,12 @@ def test_what_has_no_curve_is_told_what_to_measure(a100):
         r"sizes on 8 ranks inside a host \(python -m ddlsim.measure --only collective\), then ddlsim calibrate",
         "dgx-a100-pod",
     )
-    refused("has no curve of all_reduce between hosts; measure all_reduce .* on 16 ranks", a100.cluster, workers=16)
-    refused("has curves of all_reduce inside a host for 8 to 8 ranks, not for 4; .* 4 ranks", a100.cluster, workers=4)
+    refused("has no all_reduce curve between hosts; measure all_reduce .* on 16 ranks", a100.cluster, workers=16)
+    refused("has all_reduce curves inside a host for 8 to 8 ranks, but not for 4; .* 4 ranks", a100.cluster, workers=4)
     cluster = ddlsim.load_cluster(a100.cluster)
     (curve,) = cluster.calibration.curves
     table = dataclasses.replace(cluster.calibration, curves=[dataclasses.replace(curve, ranks=[5, 8])])
-    refused("for 5 to 8 ranks, not for 4;", dataclasses.replace(cluster, calibration=table), workers=4)
+    refused("for 5 to 8 ranks, but not for 4;", dataclasses.replace(cluster, calibration=table), workers=4)
 
 
 def test_the_parts_of_a_time_by_hand():
@@ -293,7 +293,7 @@ def test_what_the_curve_does_not_know_is_refused(a100):
         "use algorithm = 'nccl', or calibrate with --algorithm all_reduce=double_binary_tree",
         a100.cluster, ddlsim.AllReduce("double_binary_tree", cost="calibrated"),
     )  # fmt: skip
-    refused("has no curve of all_gather inside a host; measure all_gather", a100.cluster, compression=ddlsim.TopK(0.01))
+    refused("has no all_gather curve inside a host; measure all_gather", a100.cluster, compression=ddlsim.TopK(0.01))
     refused(
         "NCCL has no algorithm 'halving_doubling'", "dgx-a100-pod", ddlsim.AllReduce("halving_doubling", cost="nccl")
     )

@@ -148,7 +148,7 @@ def test_what_lies_on_the_host_is_slow(big: Path):
         ({"batch_size": 1}, "use 8"),
         (
             {"accumulation": 2},
-            "accumulation = 2: has no effect with EmbeddingParallel, whose batch_size already is the global",
+            "accumulation = 2: has no effect with EmbeddingParallel, whose batch_size is already the global",
         ),
         ({"model": "resnet50"}, "model 'resnet50' has no embedding_bag layers; use AllReduce"),
         ({"compression": ddlsim.FP16()}, "compression has no effect"),

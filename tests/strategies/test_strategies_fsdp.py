@@ -225,7 +225,7 @@ def test_workers_of_different_speed(strategy):
         ({"stage": 4}, {}, "stage = 4: must be"),
         ({"all_reduce": "ring"}, {}, "all_reduce = 'ring' has no effect without shard"),
         ({"shard": 3}, {}, "shard = 3: must divide the number of workers, 4; use one of 1, 2, 4"),
-        ({"units": [3, 500]}, {}, "must be increasing layer numbers that start with 0 and are below"),
+        ({"units": [3, 500]}, {}, "must be an increasing list of layer numbers that starts at 0 and stays below"),
         ({"micro_batch": 3}, {}, "batch_size = 64: must be a multiple of 12 (4 workers x micro_batch 3); use 60 or 72"),
         ({}, {"batch_size": 3}, "batch_size = 3: must be a multiple of 4 (4 workers); use 4"),
         ({"recompute": "full"}, {}, "recompute = 'full' has no effect, because resnet18 has no"),

@@ -97,7 +97,7 @@ def test_layers_in_branches_and_narrow_layers_are_not_split():
     with pytest.raises(ConfigError, match=r"groups\['fc'\] = 1: 16 workers cannot share 10 outputs; use 2, 4, 8"):
         simulate("aws-10g-16", "resnet18-cifar", Hybrid({"fc": 1}), batch_size=256)
     with pytest.raises(
-        ConfigError, match="accumulation = 2: has no effect with Hybrid, whose batch_size already is the global"
+        ConfigError, match="accumulation = 2: has no effect with Hybrid, whose batch_size is already the global"
     ):
         simulate("aws-10g-16", "vgg-a", Hybrid(), batch_size=256, accumulation=2)
 

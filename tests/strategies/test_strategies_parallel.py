@@ -161,7 +161,7 @@ def test_balanced_stages_take_devices_into_account(devices):
         (
             {"pipeline": 2, "micro_batch": 3},
             {},
-            "64: must be a multiple of 6 (data 2 x micro_batch 3); the nearest valid sizes: batch_size=66; "
+            "64: must be a multiple of 6 (data 2 x micro_batch 3); the nearest valid sizes are batch_size=66; "
             "batch_size=60",
         ),
         ({"pipeline": 2, "interleave": 2, "order": "gpipe"}, {}, "interleave = 2 has no effect with order = 'gpipe'"),

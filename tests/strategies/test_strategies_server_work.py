@@ -139,7 +139,7 @@ def test_errors(make: object, message: str) -> None:
 
 
 def test_compression_has_a_cost_of_its_own() -> None:
-    with pytest.raises(ConfigError, match="work describes the cost of uncompressed gradients"):
+    with pytest.raises(ConfigError, match="work is the cost of processing uncompressed gradients"):
         simulate(uniform_star(3), "cifar-cnn", ParameterServer(work=ServerWork()), 8, 2, compression=ddlsim.FP16())
 
 

@@ -90,8 +90,8 @@ def test_plans_are_proved(overlap):
 @pytest.mark.parametrize(("strategy", "more", "message"), [
     (AllReduce(shared_norms="ring"), {"optimizer": ddlsim.Momentum(0.9)}, "momentum has no norms of layers"),
     (AllReduce(overlap="priority", shared_norms="ring"), {}, "layers are updated one by one"),
-    (AllReduce(shared_norms="ring"), {"compression": ddlsim.TopK(0.1)}, "shared_norms needs uncompressed gradients"),
-    (AllReduce(shared_norms="ring", cost="nccl"), {}, "shared_norms needs uncompressed gradients"),
+    (AllReduce(shared_norms="ring"), {"compression": ddlsim.TopK(0.1)}, "shared_norms requires uncompressed gradients"),
+    (AllReduce(shared_norms="ring", cost="nccl"), {}, "shared_norms requires uncompressed gradients"),
 ])  # fmt: skip
 def test_where_norms_cannot_be_shared(strategy, more, message):
     with pytest.raises(ddlsim.ConfigError, match=message):

@@ -158,7 +158,7 @@ def test_an_asynchronous_worker_whose_machine_is_away_draws_no_power(tmp_path):
         (lambda: simulated(machines()).cost, "machine 'h0' .* has no price; set one: cluster.with_costs"),
         (
             lambda: simulated(star(2, bandwidth="1 Gbit/s", latency="1 us"), device=None).energy,
-            "the workers' devices in cluster .* are unknown; set device",
+            "the workers' devices in cluster .* are unknown; for example, set device",
         ),
         (lambda: machines(price="3 W"), "is a power, not a price"),
         (lambda: ddlsim.Cluster.from_graph(machines()).with_costs(switch_power=-1.0), "must be finite and not neg"),

@@ -181,7 +181,7 @@ def test_values_are_checked_together_not_one_after_the_other():
         ),
         (
             {"cluster.nic.flow_rate": ["1 Gbit/s"]},
-            "cluster.nic.flow_rate: these links have no transport with connections; set a transport",
+            "cluster.nic.flow_rate: these links have no transport that uses connections; set one",
         ),
         ({"compute.step_time": ["1 ms"]}, "compute.step_time: compute = None has no fields"),
         ({"device.peak_flop.fp32": [1e12]}, "'peak_flop'; did you mean 'peak_flops'?"),
@@ -210,7 +210,7 @@ def test_paths_and_values_that_cannot_be_used(vary, message):
             r"the same number of values for every field, got workers: 2, steps: 1",
         ),
         ({"seeds": 0}, "seeds = 0: must be an integer from 1 to 100000"),
-        ({"seeds": [1, 1]}, "list of different seeds"),
+        ({"seeds": [1, 1]}, "list of distinct seeds"),
         ({"vary": {"workers": {2: 2}}}, r"vary\['workers'\]: the name 2 must be a non-empty string"),
         ({"vary": {"workers": {}}}, "is empty; add at least one value"),
         ({"vary": {"workers, steps": [(2, 3), 4]}}, "4 must be a list of 2 values, one per field"),
@@ -269,7 +269,8 @@ def test_what_does_not_fit_is_skipped_with_the_reason():
 
 def test_a_study_in_which_nothing_fits_is_an_error():
     with pytest.raises(
-        ddlsim.ConfigError, match="no configuration of the study is valid; the first one: Experiment: batch_size"
+        ddlsim.ConfigError,
+        match="no configuration of the study is valid; the first one failed with: Experiment: batch_size",
     ):
         Study(BASE, {"batch_size": [0, -1]}).run(jobs=1)
 

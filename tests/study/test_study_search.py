@@ -144,7 +144,7 @@ def test_what_does_not_fit_together_is_a_trial_without_a_value():
     [
         ({"objective": "speed", "n_trials": 3}, "Search: objective: unknown metric 'speed'; did you mean 'speedup'?"),
         ({"objective": [], "n_trials": 3}, "objective = (): must be a metric"),
-        ({"objective": ["cost", "cost"], "n_trials": 3}, "must be a metric, or a list of different metrics"),
+        ({"objective": ["cost", "cost"], "n_trials": 3}, "must be a metric, or a list of distinct metrics"),
         ({"objective": "cost", "n_trials": 0}, "n_trials = 0: must be an integer from 1 to 100000"),
         ({"objective": "cost", "n_trials": 3, "sampler": "tpa"}, "did you mean 'tpe'?"),
         ({"objective": ["cost", "loss"], "n_trials": 3, "prune": True}, "prune = True needs one metric"),

@@ -216,6 +216,6 @@ def test_jitter_of_the_calibration_is_named_but_not_put_in():
     calibrated = with_steps(step_times=times).cluster
     plain = ddlsim.simulate(calibrated, "digits-cnn", workers=2, batch_size=32)
     assert plain.step_times == pytest.approx(plain.step_time)
-    assert any("the calibration contains a jitter of step times" in note for note in plain.notes)
+    assert any("the calibration contains step-time jitter" in note for note in plain.notes)
     assert plain.interval(n_draws=3).throughput.value == plain.throughput
     assert predict_interval(plain.given, n_draws=3).throughput.value < plain.throughput
