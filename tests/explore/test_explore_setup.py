@@ -162,7 +162,7 @@ def test_the_first_choice_of_a_setting_is_what_the_class_does():
     assert "ring" in found["algorithm"].choices
     found = {context.name: context for context in settings_of(ddlsim.Parallel)}
     assert found["pipeline"].kind == "count"
-    assert found["pipeline"].about == "number of stages"
+    assert found["pipeline"].about == "number of pipeline stages"
     assert found["sequence"].kind == "flag"
     assert "pipedream" in found["order"].choices
 

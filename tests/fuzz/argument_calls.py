@@ -165,7 +165,7 @@ LAYER = {"n_weights": 1e4, "n_inputs": 1e3, "batch_size": 64.0, "n_nodes": 8}
 CALLS = {
     "BackupWorkers": lambda: {"backups": 1},
     "Distribution": lambda: {"data": 2, "model": 2},
-    "Endpoints": lambda: {"cores": 1, "of": 4},
+    "Endpoints": lambda: {"cores": 1, "total_cores": 4},
     "CHOCOSGD": lambda: {"gamma": 0.5},
     "ElasticAveraging": lambda: {"alpha": 0.1},
     "FedAvg": lambda: {"local_steps": 2},

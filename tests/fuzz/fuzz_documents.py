@@ -264,7 +264,7 @@ workers = [2, 4]
 strategy = { ring = { type = "all-reduce", algorithm = "ring" }, ps = { type = "parameter-server", servers = 2 } }
 compression = ["none", { type = "top-k", density = 0.01 }]
 "cluster.nic.bandwidth" = { low = "1 Gbit/s", high = "10 Gbit/s", log = true }
-accumulation = { low = 1, high = 4, whole = true }
+accumulation = { low = 1, high = 4, integer = true }
 "model, batch_size" = [["lenet5", 8], ["resnet50", 4]]
 """
 MEASUREMENTS = """experiment,operation,n_ranks,n_hosts,median_s,nbytes,min_s,p25_s,p75_s,max_s,n_repetitions,backend,dtype,batch_size,model,note

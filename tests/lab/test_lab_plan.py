@@ -205,7 +205,7 @@ def test_latency_that_the_kernel_cannot_make_is_refused(monkeypatch):
     monkeypatch.setattr(laboratory, "has_netem", lambda: False)
     slow = cluster(star(2, bandwidth="1 Gbit/s", latency="2 ms"))
     with pytest.raises(
-        ConfigError, match=r"'star-2': a link latency of 2000 us needs netem.*use latencies of at most 50 us"
+        ConfigError, match=r"'star-2': a link latency of 2000 us requires netem.*use latencies of at most 50 us"
     ):
         next(compare(slow, parse_operations("all_reduce:ring"), [64]))
 

@@ -114,7 +114,7 @@ def test_h100_and_h200():
 def test_an_incomplete_profile_is_one_line(left_out, message):
     measured = profile("h100")
     del measured[left_out]
-    with pytest.raises(ConfigError, match=re.escape(f"profile of NVIDIA H100 80GB HBM3: contains {message}")):
+    with pytest.raises(ConfigError, match=re.escape(f"profile of NVIDIA H100 80GB HBM3 contains {message}")):
         device_of(measured)
 
 

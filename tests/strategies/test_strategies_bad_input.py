@@ -33,8 +33,8 @@ REFUSED: list[tuple[str, dict[str, Any], str, int, str]] = [
      "data 3 x pipeline 2 x tensor 2 = 12: must equal the number of workers, 8; the nearest valid sizes are tensor=2, "
      "pipeline=2, data=2"),
     ("parallel", {"tensor": 3, "pipeline": 2}, "gpt2", 8,
-     "pipeline 2 x tensor 3 = 6: must divide the number of workers, 8; the nearest valid sizes are tensor=4, pipeline=2, "
-     "data=1; tensor=2, pipeline=2, data=2; tensor=4, pipeline=1, data=2; workers=6"),
+     "pipeline 2 x tensor 3 = 6: must divide the number of workers, 8; the nearest valid sizes are tensor=4, "
+     "pipeline=2, data=1; tensor=2, pipeline=2, data=2; tensor=4, pipeline=1, data=2; workers=6"),
     ("parallel", {"pipeline": 8, "interleave": 16}, "gpt2", 8,
      "pipeline 8 x 16 chunks = 128: gpt2 has only 124 layers; the nearest valid sizes are interleave=15; "),
     ("parallel", {"pipeline": 4, "cut": "layers", "interleave": 2}, "gpt2", 16,
@@ -50,7 +50,7 @@ REFUSED: list[tuple[str, dict[str, Any], str, int, str]] = [
      "tensor = 8: does not divide the 12 heads of h.0.attention1 of gpt2; the nearest valid sizes are "
      "tensor=4, pipeline=1, data=2; "),
     ("parallel", {"tensor": 8}, "resnet18", 8,
-     "tensor = 8: resnet18 has no attention layers, which tensor parallelism needs; the nearest valid sizes are tensor=1"),
+     "resnet18 has no attention layers, which tensor parallelism needs; the nearest valid sizes are tensor=1"),
     ("parallel", {"pipeline": 2, "micro_batch": 3}, "gpt2", 8,
      "batch_size = 8: must be a multiple of 12 (data 4 x micro_batch 3); the nearest valid sizes are batch_size=12; "
      "micro_batch=1; "),
@@ -76,7 +76,7 @@ REFUSED: list[tuple[str, dict[str, Any], str, int, str]] = [
     ("fsdp", {}, "gpt2", 63, "batch_size = 63: must be a multiple of 8 (8 workers); use 56 or 64"),
     ("fsdp", {"micro_batch": 5}, "gpt2", 64, "must be a multiple of 40 (8 workers x micro_batch 5); use 40 or 80"),
     ("fsdp", {"shard": 3}, "gpt2", 64, "FSDP: shard = 3: must divide the number of workers, 8; use one of 1, 2, 4, 8"),
-    ("fsdp", {"units": []}, "gpt2", 64, "FSDP: units = []: must be an increasing list of layer numbers that starts at 0"),
+    ("fsdp", {"units": []}, "gpt2", 64, "units = []: must be an increasing list of layer numbers that starts at 0"),
     ("fsdp", {"units": [0, 124]}, "gpt2", 64, "starts at 0 and stays below 124, the number of layers in gpt2"),
     ("fsdp", {"recompute": "full"}, "resnet18", 64, "FSDP: recompute = 'full' has no effect, because resnet18 has no"),
     ("fsdp", {"stage": 4}, "resnet18", 64, "stage = 4: must be an integer from 1 to 3"),

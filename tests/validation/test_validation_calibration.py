@@ -587,5 +587,5 @@ def test_more_ranks_than_machines_are_spread_over_them():
         match="32 ranks were measured on 32 hosts, but cluster 'star-4' has 32 workers on 4 hosts; set n_hosts",
     ):
         found.time("all_reduce", 1e8, n_ranks=32, n_hosts=32)
-    with pytest.raises(ConfigError, match="33 ranks on 4 hosts"):
+    with pytest.raises(ConfigError, match="33 ranks were measured on 4 hosts"):
         found.time("all_reduce", 1e8, n_ranks=33)
