@@ -123,7 +123,7 @@ def _digest(parts: Mapping[str, npt.NDArray[np.generic]]) -> bytes:
 
 def _whole(value: object) -> int:
     if type(value) is not int or value < 0:
-        raise ValueError(f"{shown(value)} is not the index of a value, which must be a non-negative integer")
+        raise ValueError(f"{shown(value)} is not a valid index of a value; expected a non-negative integer")
     return value
 
 

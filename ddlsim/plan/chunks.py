@@ -85,7 +85,7 @@ def _crossing(workload: Workload) -> Floats:
 
 
 def between_blocks(model: Model) -> list[int]:
-    """Return the indices of all layers before which a cut would be crossed by only one tensor.
+    """Return the indices of the layers before which the model can be cut with only one tensor crossing the cut.
 
     No residual connection or parallel branch spans such a cut, so a pipeline stage sends only its last layer's output
     to the next stage. The first layer of the model is not included.

@@ -453,8 +453,8 @@ def _notes(
     if what is None and len(batches) > 1:
         smallest, largest = min(batches), max(batches)
         notes.append(
-            f"global batches from {smallest:,} to {largest:,} are assumed to need the same number of samples; large "
-            "ones often need more"
+            "training is assumed to need the same total number of samples at every global batch size from "
+            f"{smallest:,} to {largest:,}; large batches often need more"
         )
     if invalid:
         n_invalid = invalid.total()

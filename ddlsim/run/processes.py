@@ -137,8 +137,8 @@ class Processes:
 
     def _unguarded(self) -> ConfigError:
         return ConfigError(
-            f"{self._option}: a process died during its start. Does your script guard its work with if "
-            f"__name__ == '__main__':? Otherwise use {self._option}=1, which also shows the error"
+            f"{self._option}: a worker process died while starting; make sure that your script runs its code under "
+            f"\"if __name__ == '__main__'\"; if it does, set {self._option}=1 to see the error"
         )
 
     def _ended(self, worker: _Worker) -> int | None:

@@ -76,8 +76,8 @@ class StackFit:
     runs       the measured runs
     predicted  simulated throughput of each run with the fitted stack, in samples/s
     fit        fitted values with their uncertainty
-    calls      fit of `call_time` to separately measured collectives; None: there were none
-    left_out   mapping from the name of each value that was not fitted to the reason
+    calls      fit of `call_time` to separately measured collectives; None: no collectives were measured separately
+    left_out   for each value that was not fitted, the reason: a mapping from names to reasons
     """
 
     stack: Stack

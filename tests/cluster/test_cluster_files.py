@@ -258,7 +258,7 @@ def _edit(text, old, new):
         (_edit(STAR, '"10 Gbit/s"', '"10"'), ["generator.bandwidth", "'10'", "no unit", "25 Gbit/s"]),
         (_edit(STAR, '"10 Gbit/s"', '"10 us"'), ["generator.bandwidth", "'10 us'", "is a time", "Gbit/s"]),
         (_edit(STAR, '"10 Gbit/s"', '"-1 Gbit/s"'), ["generator.bandwidth", "'-1 Gbit/s'", "above 0"]),
-        (_edit(STAR, '"10 Gbit/s"', '"nan Gbit/s"'), ["generator.bandwidth", "'nan Gbit/s'", "write"]),
+        (_edit(STAR, '"10 Gbit/s"', '"nan Gbit/s"'), ["generator.bandwidth", "'nan Gbit/s'", "use"]),
         (_edit(STAR, '"10 Gbit/s"', '"0 Gbit/s"'), ["generator.bandwidth", "'0 Gbit/s'", "above 0"]),
         (_edit(STAR, '"10 us"', '"-10 us"'), ["generator.latency", "'-10 us'", "not negative"]),
         (STAR + "efficiency = 2.0", ["generator", "efficiency = 2.0", "above 0 and at most 1"]),

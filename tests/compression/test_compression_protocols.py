@@ -236,7 +236,7 @@ def test_power_sgd_bytes():
 
 
 def test_power_sgd_names_a_wrong_total():
-    with pytest.raises(ConfigError, match="shapes have 6 elements, but the gradient has 7; set the shapes"):
+    with pytest.raises(ConfigError, match="shapes have 6 elements, but the gradient has 7; list the shapes"):
         PowerSGD(1, {"w": (2, 3)}).init(7)
 
 

@@ -25,7 +25,7 @@ def test_compressed_runs(strategy, compressor):
     np.testing.assert_allclose(parts.sum(axis=1), first.end_time, rtol=1e-9)
     assert (parts["idle"] <= 1e-9 * first.end_time).all()
     if compressor == "threshold":
-        with pytest.raises(ConfigError, match=r"Threshold.*depends on values.*training=ddlsim\.Training"):
+        with pytest.raises(ConfigError, match=r"Threshold.*depends on the input values.*training=ddlsim\.Training"):
             timing(COMPRESSORS[compressor], chosen)
         return
     without = timing(COMPRESSORS[compressor], chosen, 10, jitter=jitter)

@@ -358,7 +358,7 @@ LEARNING = ddlsim.Training("digits", updates=2)
     ({"compression": ddlsim.PowerSGD(2), "strategy": ddlsim.ParameterServer(2)}, "'.*' is divided among several"),
     ({"compression": ddlsim.PowerSGD(2), "strategy": ddlsim.AsyncParameterServer(2)}, "use one server"),
     ({"gradient_dtype": "fp16"}, "gradient_dtype = 'fp16' cannot be combined with compression"),
-    ({"compression": ddlsim.Threshold(0.1)}, "depends on values, which a timing-only run does not have"),
+    ({"compression": ddlsim.Threshold(0.1)}, "depends on the input values, which a timing-only run does not have"),
     ({"compression": ddlsim.Compression(ddlsim.TopK(0.1), down=ErrorFeedback(ddlsim.TopK(0.1))),
       "strategy": ddlsim.AsyncParameterServer()}, r"down = ErrorFeedback\(TopK\).*a form of error feedback"),
 ])  # fmt: skip
@@ -380,7 +380,7 @@ def test_bad_compression_is_refused(make, message):
 
 @pytest.mark.parametrize(("workers", "compressor", "message"), [
     (12, ddlsim.TopK(0.1), r"the same number of workers on every machine, not \[4, 8\]"),
-    (16, ddlsim.Threshold(0.1), "depends on values"),
+    (16, ddlsim.Threshold(0.1), "depends on the input values"),
 ])  # fmt: skip
 def test_hierarchies_that_do_not_fit_are_refused(workers, compressor, message):
     with pytest.raises(ConfigError, match=message):

@@ -68,7 +68,7 @@ def test_a_resized_model_is_that_of_a_file_with_another_input(name, size, tmp_pa
 
 
 def test_models_that_cannot_be_resized_say_so():
-    with pytest.raises(ddlsim.ConfigError, match=r"dense1 of 'shapes-cnn' would have 4,128 .* instead of 16,416"):
+    with pytest.raises(ddlsim.ConfigError, match=r"dense1 of model 'shapes-cnn' would have 4,128 .* instead of 16,416"):
         resized(ddlsim.load_model("shapes-cnn"), 17)
     with pytest.raises(ddlsim.ConfigError, match=r"input_size = 128: applies to images of .*, but the samples of"):
         resized(ddlsim.load_model("bert-base"), 128)

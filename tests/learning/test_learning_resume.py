@@ -209,14 +209,14 @@ def test_an_end_that_the_saved_run_is_beyond_is_refused(tmp_path):
     path = tmp_path / "run.npz"
     run(experiment(updates=20)).save(path)
     with pytest.raises(
-        ConfigError, match=r"has made 20 updates, but with the current limit \(updates\) it ends after 12"
+        ConfigError, match=r"has made 20 updates, but the current limit \(updates\) ends the resumed run after 12"
     ):
         ddlsim.resume(path, experiment(updates=12))
     with pytest.raises(
-        ConfigError, match=r"has made 20 updates, but with the current limit \(max_time = 0.005\) it ends after"
+        ConfigError, match=r"has made 20 updates, but the current limit \(max_time = 0.005\) ends the resumed run after"
     ):
         ddlsim.resume(path, experiment().with_(max_time=0.005))
-    with pytest.raises(ConfigError, match=r"with the current limit \(target loss\) it ends after 5"):
+    with pytest.raises(ConfigError, match=r"the current limit \(target loss\) ends the resumed run after 5"):
         ddlsim.resume(path, experiment(target_loss=2.3))
 
 

@@ -317,7 +317,7 @@ def test_attributes_of_every_type(tmp_path):
         ([node(1, SEND, attribute("comm_src", 7, 3), attribute("comm_size", 9, 5))], "comm_src = 3, in the file of"),
         ([node(1, 2, attribute("tensor_size", 13, 5))], "MEM_LOAD_NODE.*accesses memory but has no duration"),
         ([collective(1, 0, 5), collective(2, 0, 5)], "rank 1 of its group never enters .* rank 1 enters 1"),
-        ([collective(1, 0, 6)], r"t.1.et: node 1 .*: .* enters all_reduce of 5 .* all_reduce of 6"),
+        ([collective(1, 0, 6)], r"t.1.et: node 1 .*: .* enters all_reduce with 5 bytes, .* is all_reduce with 6"),
     ],
 )  # fmt: skip
 def test_what_a_plan_cannot_say_is_refused(tmp_path, nodes, text):

@@ -511,7 +511,7 @@ def test_columns_that_point_to_nothing(column, value, text):
 
 
 def test_columns_of_other_lengths():
-    with pytest.raises(ConfigError, match=r"seconds has the shape \(3,\); must be \(10,\)"):
+    with pytest.raises(ConfigError, match=r"seconds has shape \(3,\); expected \(10,\)"):
         changed(hand_made(), seconds=np.zeros(3))
     with pytest.raises(ConfigError, match=r"groups\[0\]"):
         changed(hand_made(), groups=((0, 5),))

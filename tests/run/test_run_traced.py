@@ -107,7 +107,10 @@ def test_what_does_not_fit_is_said(trace, tmp_path):
     with pytest.raises(ConfigError, match=r"the trace has 1 modules of type 'dense', but the model 'lenet5'"):
         ddlsim.simulate(experiment(traced).with_(model="lenet5"))
     unknown = write(tmp_path / "unknown.json", [*MODULES, ("MyAttention_0", 1, 1)])
-    with pytest.raises(ConfigError, match=r"unknown.json: the class of module 'MyAttention_0' in the trace"):
+    with pytest.raises(
+        ConfigError,
+        match=r"unknown.json: no layer type corresponds to the class of module 'MyAttention_0' in the trace",
+    ):
         ddlsim.simulate(experiment(ddlsim.Traced(unknown)))
     bare = write(tmp_path / "bare.json", [])
     with pytest.raises(

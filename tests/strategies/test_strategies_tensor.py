@@ -184,7 +184,9 @@ def test_too_many_ranks(monkeypatch):
     one_nic = "cloud-25g-16x8-v100"  # with details of TCP
     near = simulate(one_nic, TINY, layout, **run)
     assert any("because links have details" in note for note in near.notes)
-    with pytest.raises(ConfigError, match="because faults change links and the group shares links; use fewer"):
+    with pytest.raises(
+        ConfigError, match="because faults change links and the ranks of a group share links; use fewer"
+    ):
         simulate(one_nic, TINY, layout, faults=[LinkFault("h0.cpu", "switch", "0 s", "1 s", factor=0.5)], **run)
     monkeypatch.setattr(parallel, "MOST_WRITTEN", 1000)
     with pytest.raises(ConfigError, match="limit of 1,000"):

@@ -335,4 +335,4 @@ def test_a_script_without_a_main_guard_is_told_so(call, tmp_path):
     )
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
-    assert "Does your script guard its work with if __name__ == '__main__':?" in last
+    assert "make sure that your script runs its code under \"if __name__ == '__main__'\"" in last
