@@ -37,7 +37,7 @@ def test_every_cut_of_the_last_line_leaves_a_table(tmp_path):
 def test_a_table_of_somebody_else_is_left_alone(tmp_path):
     path = tmp_path / "measurements.csv"
     path.write_text("experiment,operation\nmemory,copy")
-    with pytest.raises(ConfigError, match=r"measurements\.csv: its columns"):
+    with pytest.raises(ConfigError, match=r"measurements\.csv: the columns"):
         open_table(tmp_path)
     assert path.read_text() == "experiment,operation\nmemory,copy"
 
