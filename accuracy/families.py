@@ -395,8 +395,8 @@ FAMILIES = (
         "minicluster_lowcomm",
         "As for [pipelines](pipelines.md). Nothing is calibrated on these rows. The two messages that a host sends to "
         "its neighbours share its link fairly. This was chosen after seeing the rows: served in order of arrival, as "
-        "on the other pages, the rows of neighbours would be 15.6 % too long on average. Presumably, the two messages are "
-        "handed over alternately, in pieces of 16 KiB; the source does not say so.",
+        "on the other pages, the rows of neighbours would be 15.6 % too long on average. Presumably, the two messages "
+        "are handed over alternately, in pieces of 16 KiB; the source does not say so.",
         minicluster_lowcomm.rows, left_out=lambda: minicluster_lowcomm.table().omitted,
         causes=(("neighbours", "", "The exchange takes 5 to 6 ms longer than with fair sharing, for every size. The "
                  "message to one neighbour is handed over before the message to the other."),),
