@@ -8,10 +8,10 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import click
 import typer.main
 from documentation import PAGES, ROOT
 from markdown_it import MarkdownIt
+from typer.core import TyperCommand, TyperGroup
 
 from ddlsim.cli import app
 
@@ -85,12 +85,12 @@ def of_help() -> Iterator[Command]:
 
 
 @functools.cache
-def commands() -> dict[str, click.Command]:
+def commands() -> dict[str, TyperCommand]:
     """Return the commands of `ddlsim` by what one types for them, "show topology" among them."""
-    found: dict[str, click.Command] = {}
+    found: dict[str, TyperCommand] = {}
 
-    def walk(command: click.Command, name: str) -> None:
-        if isinstance(command, click.Group) or hasattr(command, "commands"):
+    def walk(command: TyperCommand | TyperGroup, name: str) -> None:
+        if isinstance(command, TyperGroup):
             for part, below in command.commands.items():
                 walk(below, f"{name} {part}".strip())
         else:

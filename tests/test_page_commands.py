@@ -11,9 +11,9 @@ import warnings
 from collections import defaultdict
 from pathlib import Path
 
-import click
 import page_files
 import pytest
+import typer
 from documentation import ROOT
 from page_commands import Command, commands, of_help, of_pages, of_prose
 from typer.main import get_command
@@ -119,7 +119,7 @@ def is_whole(command: Command) -> bool:
         return False
     try:
         known[name].make_context(name, list(arguments))
-    except click.exceptions.Exit:
+    except typer.Exit:
         return True
     except Exception as error:
         if type(error).__module__.startswith(("click", "typer")):
