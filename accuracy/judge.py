@@ -246,7 +246,7 @@ def _fms(row: Row) -> tuple[float, float | None]:
     cluster = {"a100-80g": "roce-a100-80g", "h100": "roce-h100"}[row["system"]]
     nics = f"+n_nics=8+bandwidth={row['nic_gbit_per_s'] / 8} Gbit/s"
     result = _run(f"{cluster}+n_hosts={-(-gpus // 8)}{nics}", f"{row['model']}+seq={row['sequence']}", strategy,
-                  gpus * row["local_batch"], gpus, "fsdp-eager")  # fmt: skip
+                  gpus * row["local_batch"], gpus, "fms-fsdp")  # fmt: skip
     return _tokens(result, row["sequence"]), None
 
 

@@ -74,7 +74,7 @@ def _fms_runs() -> list[MeasuredRun]:
 @functools.cache
 def fitted_fms() -> StackFit:
     """Return the stack fitted to the first row."""
-    return calibrate_stack(_fms_runs()[:1], START)
+    return calibrate_stack(_fms_runs()[:1], "fms-fsdp")
 
 
 def _row(case: str, run: MeasuredRun, fit: StackFit, fitted: bool, learned: bool = True) -> Row:

@@ -61,6 +61,10 @@ FITS = {
          (("torchtitan", "torchtitan-compile"), "gemm")),
         {"torchtitan": lambda row: row["tensor"] == 1 and row["context"] == 1 and row["sequence"] < 32768},
     ),
+    "fms-fsdp": Fit(
+        ((("fms-fsdp",), "gemm"),),
+        {"fms_fsdp": lambda row: row["model"] == "llama-2-7b" and row["system"] == "a100-80g"},
+    ),
     **{name: Fit((((name,), "gemm"),), _of_device(name)) for name in ("b200", "gb200", "gb300")},
     **{name: Fit((((name,), "gemm"),), _of_slice(name)) for name in ("tpu-v4", "tpu-v5e")},
 }  # fmt: skip

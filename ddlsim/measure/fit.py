@@ -86,6 +86,7 @@ def device_of(profile: Profile) -> Device:
         units=units,
         tile=tile,
         tile_time=tile_time,
+        persistent_tile=None if base.kernels is None else base.kernels.persistent_tile,
         attention=_attention(profile, base, units),
         streaming=_rounded(min(1.0, streaming)),
         source=f"{source}: {profile['device']}",

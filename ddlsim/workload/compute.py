@@ -41,6 +41,7 @@ from ddlsim.workload.products import (
     Ints,
     Timing,
     check_kernels,
+    collectives_slowdown,
     has_kernels,
     kernel_times,
     launched,
@@ -165,7 +166,8 @@ class Workload:
     step, which splitting a layer does not change, ``stack`` the software that computes, ``flash`` whether attention
     writes no matrices, ``efficiency`` the share of the device's peak by which times are shared out over layers,
     ``stall`` the part of the forward pass in which the device waits for samples because other devices of its machine
-    take theirs, ``host_time`` what the stack's host takes in each update beside kernels.
+    take theirs, ``host_time`` what the stack's host takes in each update beside kernels, ``shard`` the number of
+    tensor-parallel ranks that share each layer, and whether they also split the sequence.
     """
 
     model: Model
@@ -191,6 +193,7 @@ class Workload:
     efficiency: float | None = None
     stall: float = 0.0  # s
     host_time: float = 0.0  # s
+    shard: tuple[int, bool] = (1, False)
 
     @property
     def gathered_nbytes(self) -> float:
@@ -218,13 +221,13 @@ class Workload:
         """Dtype of the gradients that a rank keeps; None: as the weights."""
         return self.stack.main_gradients if self.by_kernel else None
 
-    @property
+    @functools.cached_property
     def slowdown(self) -> OverlapSlowdown:
         """How much longer it computes beside collectives, of the kernels that its times are sums of."""
         if self.known or not self.by_kernel:
             return NO_SLOWDOWN
-        assert self.device is not None
-        return self.stack.slowdown(self.device)
+        tensor, sequence = self.shard
+        return self.stack.slowdown(collectives_slowdown(self.model, self.timing(tensor, sequence=sequence)))
 
     def timing(self, tensor: int = 1, *, sequence: bool = False) -> Timing:
         """Return what the seconds of layers depend on, for each of `tensor` ranks."""

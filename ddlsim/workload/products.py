@@ -146,7 +146,8 @@ def product_time(
     """Return the seconds of a matrix product on a device whose kernels are known.
 
     share  of the device's rate of products that its software reaches
-    units  multiprocessors that compute; None: all
+    units  multiprocessors that compute; None: all. Persistent kernels are launched for all of them, so if others are
+           occupied, one more of their tiles is computed after all others
     """
     kernels = device.kernels
     assert kernels is not None
@@ -160,6 +161,8 @@ def product_time(
         for rows, columns in (kernels.tile, kernels.tile[::-1])
     ]
     seconds = min(each * (2.0 * elements * k / rate + kernels.tile_time) for each, elements in waves)
+    if kernels.persistent_tile is not None and units < kernels.units:
+        seconds += 2.0 * math.prod(kernels.persistent_tile) * k / rate
     low = LOW_PRECISIONS.get(precision)
     element = ELEMENT_NBYTES[precision]
     moved = copies * ((element if low is None else low.operand) * (m * k + k * n) + element * m * n)
@@ -215,7 +218,10 @@ def _attention_products(layer: Layer, batch_size: float, tensor: int) -> tuple[P
 
 
 class Timing(NamedTuple):
-    """What the seconds of a transformer's layers depend on beside the model, for each of `tensor` ranks."""
+    """What the seconds of a transformer's layers depend on beside the model, for each of `tensor` ranks.
+
+    Of the device's multiprocessors, `occupied` run the kernels of collectives.
+    """
 
     device: Device
     stack: Stack
@@ -224,6 +230,7 @@ class Timing(NamedTuple):
     flash: bool
     tensor: int = 1
     sequence: bool = False
+    occupied: int = 0
 
     @property
     def kernels(self) -> Kernels:
@@ -243,7 +250,7 @@ class Timing(NamedTuple):
 
     def product(self, product: Product, precision: str) -> float:
         """Return the seconds of a product, of which a share may stay in bf16."""
-        seconds = product_time(product, self.device, precision, self.stack.gemm)
+        seconds = product_time(product, self.device, precision, self.stack.gemm, self.kernels.units - self.occupied)
         high = LOW_PRECISIONS[precision].high if precision in LOW_PRECISIONS else 0.0
         return seconds + high * (self.product(product, self.base) - seconds) if high else seconds
 
@@ -291,6 +298,19 @@ def kernel_times(model: Model, timing: Timing) -> tuple[Floats, Floats]:
     return times[:, 0], times[:, 1]
 
 
+def collectives_slowdown(model: Model, timing: Timing) -> float:
+    """Return how much longer all layers take while collectives occupy the multiprocessors that the stack gives them.
+
+    Products and fused attention have fewer multiprocessors left; kernels that are limited by memory do not take longer.
+    Measured on one H100 (accuracy/data/channels_h100.jsonl); the memory traffic of collectives is left out.
+    """
+    occupied = timing.stack.channels
+    if not occupied or timing.kernels.units <= occupied:
+        return 1.0
+    alone, beside = (kernel_times(model, timing._replace(occupied=n)) for n in (0, occupied))
+    return float(np.sum(beside) / np.sum(alone))
+
+
 def score_times(model: Model, timing: Timing) -> Floats:
     """Return the seconds of each layer's attention matrices in a forward pass: their products, softmax and dropout."""
     return np.array([_attention(layer, timing)[0] if layer.heads else 0.0 for layer in model.layers])
@@ -306,6 +326,7 @@ def _attention(layer: Layer, timing: Timing) -> tuple[float, float]:
         flops = sum(2.0 * m * n * k * copies for m, n, k, copies, _ in core) * (0.5 if layer.causal else 1.0)
         ramps = [1.0 + ramp / layer.out_shape[0] for ramp in ATTENTION_RAMPS]
         peak = device.peak_flops[product_type(timing.base)] * min(1.0, layer.head_size / 128.0) ** rates.narrow
+        peak *= 1.0 - timing.occupied / timing.kernels.units
         # the matrix is computed again (Dao et al. 2022, section 3.1): five products instead of four
         return flops / (peak * rates.forward) * ramps[0], 2.5 * flops / (peak * rates.backward) * ramps[1]
     forward = sum(timing.product(each, timing.base) for each in core)

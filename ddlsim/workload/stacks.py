@@ -128,12 +128,8 @@ class Stack:
         known = {} if device.kernels is None else device.kernels.attention
         return next((name for name in self.attention if name in known), None)
 
-    def slowdown(self, device: Device) -> OverlapSlowdown:
-        """Return the compute slowdown of a device during collectives, whose kernels occupy multiprocessors."""
-        units = 0 if device.kernels is None else device.kernels.units
-        if not self.channels or units <= self.channels:
-            return OverlapSlowdown()
-        factor = units / (units - self.channels)
+    def slowdown(self, factor: float) -> OverlapSlowdown:
+        """Return a factor by which computation takes longer during collectives, for those that slow it down."""
         inside, between = self.slowdown_scope != "between", self.slowdown_scope != "inside"
         return OverlapSlowdown(factor if inside else 1.0, factor if between else 1.0)
 

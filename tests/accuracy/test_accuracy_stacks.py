@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from accuracy.stacks import FITS, catalogue, errors
 from ddlsim import Experiment, Parallel, load_device, load_model, load_stack
 from ddlsim.run.prepare import prepare
 from ddlsim.workload.memory import kept_nbytes
-from ddlsim.workload.products import Timing, kernel_times
+from ddlsim.workload.products import Product, Timing, kernel_times, product_time
 from ddlsim.workload.roles import blocks
 
 DATA = Path(__file__).parents[2] / "accuracy" / "data" / "stack_h100.jsonl"
@@ -91,6 +93,99 @@ def test_measured_peaks_of_fsdp2(row: dict[str, Any]) -> None:
     assert allocated / 2**30 == pytest.approx(row["allocated_gib"], rel=0.015)
     reserved = allocated + 4 * params + memory.reserved
     assert reserved / 2**30 == pytest.approx(row["reserved_gib"], rel=0.005 if row["tensor"] == 1 else 0.05)
+
+
+def beside_channels(kind: str) -> dict[str, list[tuple[int, bool, float]]]:
+    """(channels, whether they move bytes, ratio of the time to that alone) of each work whose name starts so."""
+    rows = [json.loads(line) for line in DATA.with_name("channels_h100.jsonl").read_text(encoding="utf-8").splitlines()]
+    names = dict.fromkeys(row["work"] for row in rows if row["work"].startswith(kind))
+    alone = {
+        name: float(np.median([row["seconds"] for row in rows if row["work"] == name and not row["channels"]]))
+        for name in names
+    }
+    return {
+        name: [
+            (row["channels"], row["moves"], row["seconds"] / alone[name])
+            for row in rows
+            if row["work"] == name and row["channels"]
+        ]
+        for name in names
+    }
+
+
+def test_products_beside_collectives() -> None:
+    """One more tile's time on the multiprocessors that are left, against their share alone: 23 products, two types."""
+    assert H100.kernels is not None
+    one, share = [], []
+    for name, rows in beside_channels("gemm").items():
+        m, k, n = map(int, name.rsplit(" ", 1)[1].split("x"))
+        product, precision = Product(m, n, k), "fp8" if "fp8" in name else "bf16"
+        alone = product_time(product, H100, precision)
+        for channels, _, ratio in rows:
+            left = H100.kernels.units - channels
+            one.append(product_time(product, H100, precision, units=left) / alone / ratio - 1.0)
+            share.append(H100.kernels.units / left / ratio - 1.0)
+    assert len(one) == 171
+    assert np.abs(one).mean() < 0.05
+    assert abs(np.mean(one)) < 0.03
+    assert np.abs(share).mean() > 0.11
+
+
+def test_kernels_limited_by_memory_beside_collectives() -> None:
+    """Channels that only wait take nothing from them."""
+    for rows in (beside_channels("memory"), beside_channels("norm")):
+        for waiting in ([ratio for _, moves, ratio in each if not moves] for each in rows.values()):
+            assert max(waiting) < 1.02
+
+
+def test_layers_beside_collectives() -> None:
+    """Layers of Llama whose kernels the host launches in time, beside channels that wait."""
+    stack = replace(load_stack("pytorch"), rotation=None, gemm=1.0)
+
+    def seconds(name: str, occupied: int) -> float:
+        spec, batch, mode = re.search(r"(llama\S+), batch (\d+), (\w+)", name).groups()  # type: ignore[union-attr]
+        model = load_model(spec)
+        (first, end), *_ = blocks(model.layers)
+        kernels = replace(stack, elementwise={"eager": 2.4, "compiled": 1.0}[mode])
+        passes = kernel_times(model, Timing(H100, kernels, int(batch), "bf16", True, occupied=occupied))
+        return float(sum(each[first:end].sum() for each in passes[: 2 if "backward" in name else 1]))
+
+    errors = [
+        seconds(name, channels) / seconds(name, 0) / ratio - 1.0
+        for name, rows in beside_channels("layer").items()
+        for channels, moves, ratio in rows
+        if not moves and "dim=2048" not in name
+    ]
+    assert len(errors) == 16
+    assert np.abs(errors).mean() < 0.02
+
+
+def test_element_wise_work_of_the_foundation_model_stack() -> None:
+    """Least squares over the element-wise kernels of 13 passes with FlashAttention-2; the steps follow."""
+    rows = [json.loads(line) for line in DATA.with_name("fms_h100.jsonl").read_text(encoding="utf-8").splitlines()]
+    rows = [row for row in rows if "flash-2" in row["mode"]]
+    assert len(rows) == 13
+    stack = replace(load_stack("fms-fsdp"), gemm=1.0, forward_launch=0.0, backward_launch=0.0)
+
+    def seconds(row: dict[str, Any], elementwise: float, rotation: float) -> float:
+        timing = Timing(
+            H100, replace(stack, elementwise=elementwise, rotation=rotation), row["batch"], "bf16", True
+        )  # fmt: skip
+        return float(sum(each.sum() for each in kernel_times(load_model(row["model"]), timing)))
+
+    tiny = 1e-9
+    parts = np.array([
+        [seconds(row, 1.0, tiny) - seconds(row, tiny, tiny), seconds(row, tiny, 1.0) - seconds(row, tiny, tiny)]
+        for row in rows
+    ])  # fmt: skip
+    kinds = ("elementwise", "reduce", "memcpy", "other")
+    found = np.array([sum(row["kernels"].get(kind, 0.0) for kind in kinds) for row in rows])
+    fitted = np.linalg.lstsq(parts / found[:, None], np.ones(len(rows)), rcond=None)[0]
+    assert fitted == pytest.approx([stack.elementwise, stack.rotation], rel=0.01)
+    assert np.abs(parts @ fitted / found - 1.0).mean() < 0.025
+    busy = [row for row in rows if row["batch"] > 1 or "dim=2048" not in row["model"]]  # the host launches in time
+    steps = [seconds(row, stack.elementwise, stack.rotation or 0.0) / row["seconds"] - 1.0 for row in busy]
+    assert np.abs(steps).mean() < 0.03
 
 
 MODELS = {

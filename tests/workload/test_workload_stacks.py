@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -116,15 +117,48 @@ def test_weights_are_gathered_as_operands() -> None:
 
 
 def test_collectives_take_multiprocessors() -> None:
-    """16 of 132 channels: 1.138 times as long; steps that were measured include it."""
-    assert work().slowdown == OverlapSlowdown(132 / 116, 132 / 116)
+    """16 of 132; steps that were measured include it."""
+    slowdown = work().slowdown
+    assert slowdown.inside == slowdown.between
+    assert 1.1 < slowdown.inside < 1.3
     assert work(compute=Measured("1 s", 1)).slowdown == OverlapSlowdown()
     assert work("maxtext").slowdown == OverlapSlowdown()
     alone = replace(load_stack("torchtitan"), channels=0)
     run = {"strategy": FSDP(), "batch_size": 8, "workers": 8, "steps": 1}
     times = [simulate("dgx-h100-pod", MODEL, stack=stack, **run).step_time for stack in (alone, "torchtitan")]
-    assert times[0] < times[1] < 132 / 116 * times[0]
+    assert times[0] < times[1] < slowdown.inside * times[0]
     assert simulate("dgx-h100-pod", MODEL, overlap_slowdown=1.0, **run).step_time == pytest.approx(times[0], rel=1e-12)
+
+
+def test_products_take_longer_beside_collectives() -> None:
+    """4,096 cubed on 116 of 132 multiprocessors: nine waves of 128 x 128 tiles instead of eight, and one tile more."""
+    assert H100.kernels is not None
+    product = Product(4096, 4096, 4096)
+    rate = H100.peak_flops["bf16"] * H100.kernels.gemm["bf16"] / 132
+    tile = 2 * 128 * 128 * 4096 / rate + H100.kernels.tile_time
+    assert product_time(product, H100, "bf16") == pytest.approx(8 * tile, rel=1e-12)
+    more = 2 * 256 * 128 * 4096 / rate
+    assert product_time(product, H100, "bf16", units=116) == pytest.approx(9 * tile + more, rel=1e-12)
+    share = product_time(product, A100, "fp16", units=100) / product_time(product, A100, "fp16")
+    assert share == pytest.approx(math.ceil(512 / 100) / math.ceil(512 / 108), rel=1e-12)  # no persistent kernels
+
+
+def test_kernels_limited_by_memory_keep_their_time() -> None:
+    beside = Timing(H100, load_stack("torchtitan"), 1, "bf16", True, occupied=16)
+    alone = beside._replace(occupied=0)
+    slower = np.array([np.sum(each) for each in zip(*kernel_times(MODEL, beside), strict=True)])
+    faster = np.array([np.sum(each) for each in zip(*kernel_times(MODEL, alone), strict=True)])
+    for layer, slow, fast in zip(MODEL.layers, slower, faster, strict=True):
+        assert slow >= fast
+        if layer.type in ("rmsnorm", "layernorm", "add"):
+            assert slow == fast
+
+
+def test_a_tensor_rank_s_smaller_products_lose_more() -> None:
+    whole = make_workload(
+        load_model("llama-3-70b+layers=2"), H100, 1, stack="torchtitan", compute=PerKernel(), precision="bf16"
+    )
+    assert tensor_parallel(whole, 8).workload.slowdown.inside > whole.slowdown.inside
 
 
 def test_unfused_softmax_moves_more() -> None:
