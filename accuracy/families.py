@@ -425,9 +425,9 @@ FAMILIES = (
     ),
     Family(
         "own_runs", "Transformers with FSDP: many GPUs from a few runs of few", 0.08, "own_runs",
-        "Calibration fits at most two numbers of a stack. For MPT, the stack is `fsdp-eager`, and they are fitted to rows "
-        "with 8 GPUs and 2,048 tokens (three on H100, five on A100). For fms-fsdp, the stack is `fms-fsdp`, and they are "
-        "fitted to Llama 2 7B on 128 A100.",
+        "Calibration fits at most two numbers of a stack. For MPT, the stack is `fsdp-eager`, and they are fitted to "
+        "rows with 8 GPUs and 2,048 tokens (three on H100, five on A100). For fms-fsdp, the stack is `fms-fsdp`, and "
+        "its share of the rate of matrix products is fitted to Llama 2 7B on 128 A100.",
         own_runs.rows,
         causes=(
             ("A100 40GB", "32 GPUs, mpt-1b", "No explanation is known. The prediction with the catalogue's numbers "
