@@ -177,8 +177,9 @@ WAY = record(
 #: wait for their turn, -1: none; busy: 1 while one has it; ordered: 0 if its messages do not wait for each other
 CONNECTION = record(window="f", since="f", first="n", last="n", busy="n", ordered="n")
 #: hops[first:last] are the channels of the route, each message crosses `n_hops`, one after the other; handled: bytes
-#: for whose time a message uses them, per byte of it
-ROUTE = record(latency="f", handled="f", first="n", last="n", n_hops="n")
+#: for whose time a message uses them, per byte of it; occupies: factor on the overheads of its sender and receiver, 0.0
+#: for messages of collectives whose known time includes them
+ROUTE = record(latency="f", handled="f", occupies="f", first="n", last="n", n_hops="n")
 #: of a route: bytes, as a compensated sum, and messages, issued so far; passed: bytes that have crossed the channels
 #: that it had before it was another one
 ROUTED = record(issued="f", issued_low="f", passed="f", n_issued="i")
