@@ -270,7 +270,8 @@ class Elastic:
                  change; "linear", it is multiplied by n / N (Goyal et al. 2017); "square-root", it is multiplied by
                  sqrt(n / N) (Krizhevsky 2014)
     batch        "worker": each worker keeps its batch size, so the global batch shrinks; "global": the survivors divide
-                 the global batch equally, rounded down to whole samples
+                 the global batch equally, rounded down to whole samples. Strategies whose `batch_size` is that of all
+                 workers (FSDP, Parallel, Hybrid, ...) keep it in either case
     """
 
     min_workers: Count = 1
