@@ -254,8 +254,8 @@ def _timeline_without_waiting(result: Outcome, index: int) -> FailureTimeline:
     """Return the life of workers that do not stop for each other, in which times are means over them.
 
     It is the run itself, as long as it has been simulated. A run that stands for more goes on for 30 days: there a
-    worker that is missing leaves the pace of the others as it is, and a crash takes half a gradient, on average, of
-    those who are computing.
+    worker that is missing leaves the pace of the others as it is, unless they wait for it, and a crash takes half a
+    gradient, on average, of those who are computing.
     """
     recorder, experiment, n = result.recorder, result.experiment, result.n_workers
     failures, endless, out_of_service = experiment.failures, stands_for_more(experiment), recorder.down
@@ -281,7 +281,8 @@ def _timeline_without_waiting(result: Outcome, index: int) -> FailureTimeline:
     useful, timeline = end - lost - sum(means.values()), timeline_of(result)
     steps, samples = len(recorder.updates), None
     if endless:
-        samples = result.undisturbed.throughput * useful * float(timeline.pace.until(end)) / end
+        working = useful - _waited(result, out_of_service, end) / n
+        samples = result.undisturbed.throughput * working * float(timeline.pace.until(end)) / end
         steps = int(samples / result.samples_per_update)
     return FailureTimeline(
         timeline,
@@ -307,6 +308,26 @@ def _blocked(result: Outcome, out_of_service: Sequence[Windows], end: float) -> 
     if gone and math.inf not in [back for _, back in blocked] and end - times[-1] > max(np.diff(times)):
         blocked.append((times[-1], math.inf))
     return sum(covered([*own, *blocked], end) - covered(own, end) for own in out_of_service)
+
+
+def _waited(result: Outcome, out_of_service: Sequence[Windows], end: float) -> float:
+    """Return for how long workers that were there waited for those that were not, s; while a server is missing, nobody
+    counts as being there."""
+    recorder = result.recorder
+    if not recorder.needed:
+        return 0.0
+    least = len(out_of_service) - recorder.needed  # that many may be missing
+    awaited = [window for own in out_of_service for window in own if not recorder.lead or window[1] < math.inf]
+    edges = sorted([*((start, 1) for start, _ in awaited), *((back, -1) for _, back in awaited)])
+    waits, missing, since = [], 0, math.inf
+    for time, change in edges:
+        if missing <= least < missing + change:
+            since = time
+        elif missing + change <= least < missing:
+            waits.append((min(since + recorder.lead * result.step_time, time), time))
+        missing += change
+    blocked = [window for rank in recorder.with_servers for window in out_of_service[rank]]
+    return sum(covered([*own, *blocked, *waits], end) - covered([*own, *blocked], end) for own in out_of_service)
 
 
 # ------------------------------------------------------------ the steps of a run
@@ -346,7 +367,8 @@ def life_notes(experiment: Experiment, *, free: bool) -> tuple[str, ...]:
     if free and failures is not None and experiment.training is None and math.isinf(si(experiment.max_time, "time")):
         notes.append(
             "failures: their cost is estimated over a simulated lifetime of 30 days, assuming that the remaining "
-            "workers keep their speed while one is down; set max_time to simulate the failures in detail"
+            "workers keep their speed while one is down, unless they wait for it; set max_time to simulate the "
+            "failures in detail"
         )
     if experiment.elastic is not None:
         equal_shares = "; every worker takes the same whole number of samples of the global batch"

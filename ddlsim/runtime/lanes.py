@@ -128,6 +128,12 @@ class Lanes:
         if in_common or not context.crashes:
             return ()
         context.recorder.down = context.crashes
+        gathered = [op.number for op in self.ops if op.kind in (ls.GATHER, ls.GATHER_NEW)]
+        for op in self.ops:
+            if op.kind == ls.MEET:
+                context.recorder.needed = gathered[0]
+            elif op.kind == ls.CLOCK and op.number < ls.MANY:
+                context.recorder.needed, context.recorder.lead = len(context.nodes), op.number + 1
         machines, nodes = context.hosts(context.nodes).tolist(), [node for node, _ in servers]
         away = list(zip(context.nodes, context.crashes, strict=True))
         for node, machine in zip(nodes, context.hosts(nodes).tolist(), strict=True):

@@ -85,6 +85,9 @@ class Recorder:
     pauses: Floats = field(default_factory=lambda: NO_PAUSES)
     #: ranks whose crashes take down a server, and with it all updates
     with_servers: list[int] = field(default_factory=list)
+    #: workers without which the others stop, after `lead` more steps; those that never return do not count for a lead
+    needed: int = 0
+    lead: int = 0
     #: what each worker is in the middle of: (kind, name, start)
     open: dict[int, tuple[str, str, float]] = field(default_factory=dict)
     _spans: list[Span] = field(default_factory=list)
