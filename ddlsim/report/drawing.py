@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ddlsim.errors import ConfigError
 from ddlsim.extras import needs
@@ -27,6 +28,7 @@ with needs("matplotlib"):
 if TYPE_CHECKING:
     from ddlsim.run.result import Result
 
+Floats = npt.NDArray[np.float64]
 #: kind of time -> (colour, hatch, what it is called)
 TIME_STYLES = {
     COMPUTE: ("#4477aa", "", "compute"),
@@ -134,6 +136,40 @@ def described(result: Result) -> str:
     """Return what a run is about, for titles."""
     experiment = result.experiment
     return f"{result.workloads[0].model.name}, batch {experiment.batch_size} per worker, on {result.cluster.name}"
+
+
+def time_bars(axes: Axes, shares: Mapping[str, Floats], width: float, *, upright: bool) -> None:
+    """Stack shares of time (kind -> %, one per bar)."""
+    before = np.zeros(len(next(iter(shares.values()), ())))
+    at = np.arange(len(before))
+    for kind, (colour, hatch, label) in time_styles(shares).items():
+        look: Any = {"color": colour, "hatch": hatch, "edgecolor": "white", "label": label}
+        if upright:
+            axes.bar(at, shares[kind], width, before, **look)
+        else:
+            axes.barh(at, shares[kind], width, before, **look)
+        before += shares[kind]
+
+
+def named_rows(axes: Axes, names: Sequence[str]) -> None:
+    """Name the rows of a figure, which are numbered from the top."""
+    axes.set_yticks(range(len(names)), names, fontsize=8)
+    axes.set_ylim(max(len(names), 1) - 0.4, -0.6)
+
+
+def learning_curve(axes: Axes, number: int, label: str, at: Floats, mean: Floats, half: Floats, **style: Any) -> None:
+    """Draw a curve in the colour, style and marker of its number, with a band of `half` the height on either side."""
+    every = max(1, len(at) // 8)
+    axes.plot(at, mean, label=label, markevery=(number % every, every), **series_style(number), **style)
+    if np.isfinite(half).any():
+        colour = COLOURS[number % len(COLOURS)]
+        axes.fill_between(at, mean - half, mean + half, color=colour, alpha=0.2, linewidth=0.0)
+
+
+def within_percent(axes: Axes) -> None:
+    """Cut the upright axis to what there can be of accuracies in %, which bands may exceed."""
+    low, high = axes.get_ylim()
+    axes.set_ylim(max(low, 0.0), min(high, 102.0))
 
 
 def apart(places: Sequence[float], texts: Sequence[str], inches: float, *, size: float = 10.0) -> list[str]:

@@ -17,23 +17,9 @@ from ddlsim.errors import ConfigError
 from ddlsim.output_files import write_text
 from ddlsim.printable import shown
 from ddlsim.readable import count, percent, seconds
+from ddlsim.report import study_labels as labels
 from ddlsim.report.study_figures import pictures
-from ddlsim.report.study_labels import (
-    Answer,
-    Change,
-    answers,
-    cost_line,
-    equal_in_front,
-    front_of,
-    label_of,
-    main_metric,
-    plain,
-    ranked_changes,
-    task_fields,
-    task_of,
-    tasks,
-    varied,
-)
+from ddlsim.report.study_labels import Answer, Change, label_of, main_metric, plain, tasks, varied
 from ddlsim.run.metrics import METRICS
 
 if TYPE_CHECKING:
@@ -330,7 +316,7 @@ def html_report(
     metric = metric or main_metric(table)
     names = [label_of(row, fields) for _, row in summary.iterrows()]
     parts = tasks(table)
-    of_task = [task_of(row, task_fields(table)) for _, row in summary.iterrows()]
+    of_task = [labels.task_of(row, labels.task_fields(table)) for _, row in summary.iterrows()]
     rows = {name: [i for i, task in enumerate(of_task) if task == name] for name, _ in parts}
     found = [_found(name, part, rows[name], metric, question) for name, part in parts]
     front = [row for each in found for row in each.in_front]
@@ -347,7 +333,7 @@ def html_report(
         found=found,
         names=names,
         n_tasks_undrawn=max(0, len(parts) - N_TASKS),
-        cost=cost_line(table),
+        cost=labels.cost_line(table),
         counts={status: n for status, n in table.counts.items() if n},
         n_points=count(len(table.members), "point"),
         n_seeds=len({member.seed for member in table.members}),
@@ -369,14 +355,14 @@ def _shown(value: object) -> object:
 
 def _found(name: str, table: Table, rows: Sequence[int], metric: str, question: str) -> Found:
     """Return what the part of a study that trains one task says; `rows` are its rows in the whole summary."""
-    ranked_by, given = ranked_changes(table, metric, question)
+    ranked_by, given = labels.ranked_changes(table, metric, question)
     try:
         best, at = (label_of(table.best(by).iloc[0], varied(table)) for by in (metric, ranked_by))
     except ConfigError:  # nothing of it has been simulated
         best = at = ""
-    best_of = [dataclasses.replace(answer, row=rows[answer.row]) for answer in answers(table)]
-    axes = front_of(table)
-    groups = equal_in_front(table, *axes) if axes is not None else []
+    best_of = [dataclasses.replace(answer, row=rows[answer.row]) for answer in labels.answers(table)]
+    axes = labels.front_of(table)
+    groups = labels.equal_in_front(table, *axes) if axes is not None else []
     front = []
     for group in groups[:N_FRONT]:
         values = ", ".join(METRICS[axis].write(float(group[axis].iloc[0])) for axis in axes or ())
@@ -417,10 +403,6 @@ def _remarks(table: Table, kind: str) -> list[tuple[str, int]]:
         text
         for member in table.members
         if member.key in table.outcomes
-        for text in _texts(table.outcomes[member.key].record.get(kind))
+        for text in labels.texts_of(table.outcomes[member.key].record.get(kind))
     ]
     return [(text, texts.count(text)) for text in dict.fromkeys(texts)]
-
-
-def _texts(found: object) -> list[str]:
-    return [str(text) for text in found] if isinstance(found, list | tuple) else []

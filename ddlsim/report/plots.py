@@ -16,17 +16,7 @@ import numpy as np
 from ddlsim.arguments import checked
 from ddlsim.errors import ConfigError
 from ddlsim.readable import percent, seconds
-from ddlsim.report.drawing import (
-    apart,
-    described,
-    figure,
-    save,
-    series_style,
-    single,
-    time_styles,
-    titled,
-    wrapped,
-)
+from ddlsim.report.drawing import apart, described, figure, save, series_style, single, time_bars, titled, wrapped
 from ddlsim.run.metrics import METRICS
 from ddlsim.run.result import Result
 
@@ -77,16 +67,12 @@ def scaling(
 def breakdown(results: Mapping[str, Result], path: str | Path | None = None) -> Axes:
     """Draw how the workers of each labelled result spent their time, as stacked bars (% of the wall time)."""
     made, axes = single(max(1.5 + 1.3 * len(results), 4.5), 3.8)
-    bottom = np.zeros(len(results))
-    at = np.arange(len(results))
     kinds = {kind for result in results.values() for kind in result.shares}
-    for kind, (colour, hatch, label) in time_styles(kinds).items():
-        height = np.array([100.0 * r.shares.get(kind, 0.0) for r in results.values()])
-        axes.bar(at, height, bottom=bottom, color=colour, hatch=hatch, edgecolor="white", label=label, width=0.65)
-        bottom += height
+    shares = {kind: np.array([100.0 * r.shares.get(kind, 0.0) for r in results.values()]) for kind in kinds}
+    time_bars(axes, shares, 0.65, upright=True)
     for i, result in enumerate(results.values()):
         axes.annotate(percent(result.efficiency), (i, 101.0), ha="center", fontsize=8)
-    axes.set_xticks(at, [wrapped(label, 16) for label in results], fontsize=8)
+    axes.set_xticks(range(len(results)), [wrapped(label, 16) for label in results], fontsize=8)
     axes.set_ylabel("time of the workers (%)\nefficiency on top")
     axes.set_ylim(0.0, 110.0)
     made.legend(loc="outside lower center", ncols=2, fontsize=8)
