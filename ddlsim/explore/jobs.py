@@ -127,6 +127,19 @@ class Jobs:
         if not waits:
             threading.Thread(target=self._work, args=(name, job), name=f"ddlsim {name}", daemon=True).start()
 
+    def ask(
+        self, name: str, prepared: Callable[[], Callable[[Progress], T]], done: Callable[[T], None],
+        failed: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        """Start the work that `prepared` returns, or call `failed` with the DdlsimError that it raises."""
+        try:
+            work = prepared()
+        except DdlsimError as error:
+            self.cancel(name)
+            failed(str(error))
+        else:
+            self.start(name, work, done, failed)
+
     def cancel(self, name: str) -> None:
         """End the work of this name, if there is any: neither `done` nor `failed` will be called."""
         with self._lock:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import panel as pn
@@ -11,10 +13,10 @@ from bokeh.plotting import figure
 
 import ddlsim
 from ddlsim.explore.components import (
+    ComputedCard,
     Exports,
-    LazyCard,
     bars,
-    experiment_files,
+    files_of,
     html,
     legend,
     lines,
@@ -48,37 +50,35 @@ def screen(setup: Setup, jobs: Jobs) -> pn.viewable.Viewable:
     """Return the screen."""
     problem, body = html(), html()
     shown: list[Result] = []
-    exports = Exports(lambda: experiment_files(setup.experiment()))
+    exports = Exports(lambda: files_of(setup.experiment()))
+
+    def card(title: str, make: Callable[[Result], Any]) -> ComputedCard:
+        def wanted() -> Callable[[Progress], Any] | None:
+            result = next(iter(shown), None)
+            return None if result is None else lambda progress: make(result)
+
+        return ComputedCard(title, jobs, wanted)
+
     cards = [
-        _card(jobs, shown, "Timeline of two steps", lambda result: timeline(result.traced)),
-        _card(jobs, shown, "Utilisation of the links", _links),
-        _card(jobs, shown, "Possible improvements", lambda result: html(helpful(result))),
-        _card(jobs, shown, "Output of ddlsim run", lambda result: html(f"<pre tabindex='0'>{plain(result)}</pre>")),
+        card("Timeline of two steps", lambda result: timeline(result.traced)),
+        card("Utilisation of the links", _links),
+        card("Possible improvements", lambda result: html(helpful(result))),
+        card("Output of ddlsim run", lambda result: html(f"<pre tabindex='0'>{plain(result)}</pre>")),
     ]
 
     def done(found: tuple[Result, str]) -> None:
         shown[:], problem.object, body.object = found[:1], "", found[1]
-        for card in cards:
-            card.stale()
-        exports.stale()
+        for each in (*cards, exports):
+            each.stale()
 
     def failed(text: str) -> None:
         shown.clear()
         problem.object, body.object = message(text).object, ""
         exports.stale()
 
-    def refresh() -> None:
-        try:
-            experiment = setup.experiment()
-        except ddlsim.DdlsimError as error:
-            jobs.cancel("run")
-            failed(str(error))
-            return
-        jobs.start("run", lambda progress: simulated(experiment, progress), done, failed)
-
-    setup.when_shown(NAME, refresh)
-    bar = jobs.bar("run", lambda: failed("cancelled; change a field to simulate again"))
-    return pn.Column(bar, problem, body, *(card.card for card in cards), exports.card, sizing_mode="stretch_width")
+    setup.when_shown(NAME, lambda: jobs.ask(NAME, lambda: partial(simulated, setup.experiment()), done, failed))
+    bar = jobs.bar(NAME, lambda: failed("cancelled; change a field to simulate again"))
+    return pn.Column(bar, problem, body, *(each.card for each in (*cards, exports)), sizing_mode="stretch_width")
 
 
 def simulated(experiment: Experiment, progress: Progress) -> tuple[Result, str]:
@@ -132,24 +132,6 @@ def _links(result: Result) -> pn.Column:
     text += f"<h3>The busiest</h3>{table(('link', 'kind', 'use', 'bytes'), busiest, 2)}"
     drawn = picture(lambda: cluster_plot(result).figure, f"Utilisation of the links of {result.cluster.name}")
     return pn.Column(html(text), drawn, sizing_mode="stretch_width")
-
-
-def _card(jobs: Jobs, shown: list[Result], title: str, make: object) -> LazyCard:
-    """Return a card that shows what `make` makes of the result, in the background, when it is open."""
-    place = pn.Column(sizing_mode="stretch_width")
-    name = f"run: {title}"
-
-    def put(content: object) -> None:
-        place[:] = [content]
-
-    def fill() -> None:
-        if not shown:
-            place[:] = []
-            return
-        result = shown[0]
-        jobs.start(name, lambda progress: make(result), put, lambda text: put(message(text)))  # type: ignore[operator]
-
-    return LazyCard(title, fill, jobs.bar(name), place)
 
 
 #: workers that are drawn, spread evenly, and bars of a kind
