@@ -126,7 +126,7 @@ def simulate_jobs(
     if not together.interrupted:
         together.check()
     goodputs = tuple(together.goodput(i) for i in range(len(traffic)))
-    late = late_notes((*faults, *traffic), together.network.now)
+    late = tuple(late_notes((*faults, *traffic), together.network.now))
     ran = []
     begun = [tenant for tenant in together.tenants if tenant.run is not None]
     for tenant, share in zip(begun, together.shares(), strict=True):
@@ -147,10 +147,6 @@ def _names(jobs: Sequence[Job]) -> list[str]:
         if names.count(name) > 1:
             raise ConfigError(f"simulate_jobs: two jobs have the name {name!r}; names must be unique")
     return names
-
-
-#: columns of a list of arrivals that are fields of the experiment
-_FIELDS = {"model": str | None, **dict.fromkeys(("workers", "batch_size", "steps"), Count | None), "seed": Seed | None}
 
 
 @dataclass(frozen=True)
@@ -204,11 +200,13 @@ class _File:
 
 def _arrivals(path: Path, common: Mapping[str, object]) -> list[dict[str, object]]:
     """Return the jobs of a list of arrivals as tables. Raises ConfigError, with the line, for what cannot be read."""
-    columns = {"start_s": float, "name": str | None, "placement": str | None, **_FIELDS}
-    jobs = []
+    columns: dict[str, object] = {"start_s": float, "seed": Seed | None}
+    columns |= dict.fromkeys(("name", "placement", "model"), str | None)
+    columns |= dict.fromkeys(("workers", "batch_size", "steps"), Count | None)
+    jobs: list[dict[str, object]] = []
     for row in read_rows(path, columns, ("start_s", "workers"), "a list of arrivals", only=True):
         set_here = {name: value for name, value in row.items() if value is not None}
-        own = {name: set_here.pop(name) for name in ("name", "placement") if name in set_here}
+        own: dict[str, object] = {name: set_here.pop(name) for name in ("name", "placement") if name in set_here}
         start = f"{float(set_here.pop('start_s'))!r} s"
         jobs.append({**own, "start": start, "experiment": {**common, **set_here}})
     return jobs

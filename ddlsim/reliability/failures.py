@@ -12,17 +12,15 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from ddlsim.arguments import Count, Index, NotNegative, Positive, Rule, Seed, Share, checked, number, one_of, quantity
 from ddlsim.arguments.annotations import rule_of
 from ddlsim.cluster import Cluster
+from ddlsim.cluster.cluster import Floats
 from ddlsim.cluster.machines import machines_of, ranks_of_parts
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.reliability.faults import recurring
 from ddlsim.units import si
-
-Floats = npt.NDArray[np.float64]
 
 
 def read_rows(

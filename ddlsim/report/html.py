@@ -15,6 +15,7 @@ import numpy as np
 import ddlsim
 from ddlsim.errors import ConfigError
 from ddlsim.output_files import write_text
+from ddlsim.plain import flattened
 from ddlsim.printable import shown
 from ddlsim.readable import count, percent, seconds
 from ddlsim.report import study_labels as labels
@@ -143,7 +144,8 @@ def manifests_of(table: Table) -> Manifests:
         settings = {**member.settings, "seed": member.seed}
         text = table.experiments.get(member.key)
         fields = json.loads(text) if text else None
-        leaves[member.key] = _leaves(fields if isinstance(fields, dict) else settings)
+        found = flattened(fields if isinstance(fields, dict) else settings)
+        leaves[member.key] = {path: json.dumps(value, ensure_ascii=False) for path, value in found.items()}
     first = next(iter(leaves.values()), {})
     shared = {path: value for path, value in first.items() if all(own.get(path) == value for own in leaves.values())}
     own = {
@@ -151,17 +153,6 @@ def manifests_of(table: Table) -> Manifests:
         for key, found in leaves.items()
     }
     return Manifests(shared, own)
-
-
-def _leaves(value: Mapping[str, Any], where: str = "") -> dict[str, str]:
-    """Return a nested mapping as dotted path -> value."""
-    found: dict[str, str] = {}
-    for name, inner in value.items():
-        if isinstance(inner, dict):
-            found |= _leaves(inner, f"{where}{name}.")
-        else:
-            found[where + str(name)] = json.dumps(inner, ensure_ascii=False)
-    return found
 
 
 def _is_worth(rows: pd.DataFrame, name: str) -> bool:

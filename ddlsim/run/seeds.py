@@ -14,9 +14,9 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
-import numpy.typing as npt
 
 from ddlsim.arguments import Count, Seed, checked, integer, number, one_of
+from ddlsim.cluster.cluster import Floats, Ints
 from ddlsim.errors import ConfigError, DdlsimError
 from ddlsim.learning import Training
 from ddlsim.learning.monitor import Row, first_reaching
@@ -30,8 +30,6 @@ from ddlsim.text_tables import labelled
 if TYPE_CHECKING:
     import pandas as pd
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 #: columns of the history that others can be drawn against
 AXES = ("time", "updates", "epoch", "nbytes")
 Axis = Annotated[str, one_of(*AXES)]
