@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import panel as pn
 
@@ -64,12 +64,11 @@ class Progress:
         self._deliver(lambda: None if self.cancelled else call())
 
 
-class _Job:
+class _Job(NamedTuple):
     """Work that waits or is done, and the progress that it is given."""
 
-    def __init__(self, progress: Progress, do: Callable[[Progress], None]) -> None:
-        self.progress = progress
-        self.do = do
+    progress: Progress
+    do: Callable[[Progress], None]
 
 
 class Jobs:

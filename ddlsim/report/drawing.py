@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import io
+import math
 import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from ddlsim.cluster.cluster import Floats
 from ddlsim.errors import ConfigError
 from ddlsim.extras import needs
 from ddlsim.output_files import replacing
@@ -28,20 +29,23 @@ with needs("matplotlib"):
 if TYPE_CHECKING:
     from ddlsim.run.result import Result
 
-Floats = npt.NDArray[np.float64]
 #: kind of time -> (colour, hatch, what it is called)
 TIME_STYLES = {
     COMPUTE: ("#4477aa", "", "compute"),
     COMMUNICATION: ("#ee9944", "//", "exposed communication"),
     WAITING: ("#cc6677", "xx", "waiting for others"),
+    INPUT: ("#228833", "\\\\", "waiting for input"),
     "idle": ("#dddddd", "..", "idle"),
 }
-_INPUT_STYLE = ("#228833", "\\\\", "waiting for input")
 #: how wide a letter of size 1 is, about
 _LETTER = 0.6
 MARKERS = "osD^vP*X"
 STYLES = ("-", "--", "-.", ":")
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#aa3377", "#66ccee", "#ccbb44", "#555555", "#994455")
+
+
+#: of lines to compare with
+DOTTED: dict[str, Any] = {"color": "#999999", "linewidth": 1.0, "linestyle": (0, (1, 1))}
 
 
 def series_style(i: int) -> dict[str, Any]:
@@ -57,9 +61,7 @@ def noted(axes: Axes, text: str, place: tuple[float, float], away: tuple[float, 
 
 def time_styles(kinds: Collection[str]) -> dict[str, tuple[str, str, str]]:
     """Return how kinds of time are drawn: all that every run has, and the wait for input if it is among `kinds`."""
-    before = {kind: style for kind, style in TIME_STYLES.items() if kind != "idle"}
-    more = {INPUT: _INPUT_STYLE} if INPUT in kinds else {}
-    return {**before, **more, "idle": TIME_STYLES["idle"]}
+    return {kind: style for kind, style in TIME_STYLES.items() if kind != INPUT or INPUT in kinds}
 
 
 #: how many dots an inch of a figure takes in a notebook; it has twice as many, for sharp screens
@@ -149,6 +151,14 @@ def time_bars(axes: Axes, shares: Mapping[str, Floats], width: float, *, upright
         else:
             axes.barh(at, shares[kind], width, before, **look)
         before += shares[kind]
+
+
+def worker_axis(axes: Axes, counts: Sequence[int], inches: float) -> None:
+    """Let the lower axis be the number of workers, with these `counts` as ticks."""
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(counts, apart([math.log(n) for n in counts], [str(n) for n in counts], inches))
+    axes.minorticks_off()
+    axes.set_xlabel("workers")
 
 
 def named_rows(axes: Axes, names: Sequence[str]) -> None:

@@ -44,7 +44,7 @@ def plot_learning(
 
     Raises ConfigError for an unknown `x`, for empty `results`, and if the file cannot be written.
     """
-    from ddlsim.report.drawing import figure, save, titled, within_percent
+    from ddlsim.report.drawing import DOTTED, figure, save, titled, within_percent
 
     if x not in AXES:
         raise unknown_name("x", x, AXES)
@@ -63,7 +63,7 @@ def plot_learning(
             _line(right, each["train_loss"], scale, i + 1, "training batches")
     targets = {r.experiment.training.target_accuracy for r in series.values() if r.experiment.training is not None}
     for target in targets - {None}:
-        left.axhline(100.0 * float(target or 0.0), color="#999999", linewidth=1.0, linestyle=(0, (1, 1)))
+        left.axhline(100.0 * float(target or 0.0), **DOTTED)
     for axes in (left, right):
         axes.set_xlabel(f"{_NAMES[x]} ({unit})" if unit else _NAMES[x])
         axes.set_xlim(left=0.0)

@@ -6,7 +6,6 @@ suffix). Series differ by marker, line style or hatch as well as by colour, so t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +15,18 @@ import numpy as np
 from ddlsim.arguments import checked
 from ddlsim.errors import ConfigError
 from ddlsim.readable import percent, seconds
-from ddlsim.report.drawing import apart, described, figure, save, series_style, single, time_bars, titled, wrapped
+from ddlsim.report.drawing import (
+    DOTTED,
+    described,
+    figure,
+    save,
+    series_style,
+    single,
+    time_bars,
+    titled,
+    worker_axis,
+    wrapped,
+)
 from ddlsim.run.metrics import METRICS
 from ddlsim.run.result import Result
 
@@ -40,24 +50,21 @@ def scaling(
     first = next(iter(series.values()))
     workers = sorted({r.n_workers for rs in series.values() for r in rs})
     ideal = [first[0].single_throughput * n for n in workers]
-    left.plot(workers, ideal, color="#999999", linewidth=1.0, linestyle=(0, (1, 1)), label="ideal (linear)")
+    left.plot(workers, ideal, label="ideal (linear)", **DOTTED)
     for i, (label, rs) in enumerate(series.items()):
         style = series_style(i) | {"markersize": 5}
         n = [r.n_workers for r in rs]
         left.plot(n, [r.throughput for r in rs], label=wrapped(label, 34), **style)
         right.plot(n, [100.0 * r.efficiency for r in rs], label=label, **style)
     for axes in (left, right):
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(workers, apart([math.log(n) for n in workers], [str(n) for n in workers], 3.2))
-        axes.minorticks_off()
-        axes.set_xlabel("workers")
+        worker_axis(axes, workers, 3.2)
         axes.grid(alpha=0.3)
     left.set_yscale("log", base=10)
     left.set_ylabel(METRICS["throughput"].axis)
     left.legend(fontsize=8)
     right.set_ylabel("scaling efficiency (%)")
     right.set_ylim(0.0, 105.0)
-    right.axhline(100.0, color="#999999", linewidth=1.0, linestyle=(0, (1, 1)))
+    right.axhline(100.0, **DOTTED)
     titled(made, described(first[0]))
     save(made, path)
     return left, right

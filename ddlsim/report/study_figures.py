@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
+from ddlsim.cluster.cluster import Floats
 from ddlsim.errors import ConfigError, UnitError, unknown_name
 from ddlsim.extras import needs
 from ddlsim.readable import count, in_words, seconds, si, size
 from ddlsim.report import study_labels as labels
 from ddlsim.report.drawing import (
     COLOURS,
+    DOTTED,
     STYLES,
     apart,
     drawn,
@@ -36,6 +37,7 @@ from ddlsim.report.drawing import (
     time_bars,
     titled,
     within_percent,
+    worker_axis,
     wrapped,
 )
 from ddlsim.report.study_labels import label_of, plain, varied
@@ -79,13 +81,11 @@ def scaling(table: Table, path: str | Path | None = None, *, metric: str = "thro
         raise ConfigError(f"plot_scaling: all configurations have {counts[0]} workers; vary 'workers'")
     groups = _series(known, [axis for axis in table.axes if axis != "workers"])
     axes, is_rate = _lines(groups, "n_workers", {n: float(n) for n in counts}, metric), metric == "throughput"
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(counts, apart([math.log(n) for n in counts], [str(n) for n in counts], _WIDTH))
-    axes.set_xlabel("workers")
+    worker_axis(axes, counts, _WIDTH)
     if is_rate:
         first = known.loc[known["n_workers"] == counts[0], metric].max()
         ideal = [first * n / counts[0] for n in counts]
-        axes.plot(counts, ideal, color="#999999", linewidth=1.0, linestyle=(0, (1, 1)), label="ideal (linear)")
+        axes.plot(counts, ideal, label="ideal (linear)", **DOTTED)
     return _finished(axes, path, metric, log=is_rate, legend=len(groups) > 1 or is_rate)
 
 
@@ -239,7 +239,6 @@ def describe(axis: Axis, metric: str) -> None:
     axis.set_major_formatter(lambda value, _: f"{factor * value:,.10g}")
 
 
-Floats = npt.NDArray[np.float64]
 #: values of a field beyond which cells of a heat map cannot be read
 N_CELLS = 16
 #: bars, and lines, that a plot shows of the best configurations

@@ -66,7 +66,7 @@ def described(cluster: Cluster) -> str:
     numbers = [
         ("workers", str(len(cluster.workers))),
         ("machines", str(len(cluster.host_names))),
-        ("switches between them", str(_switches(cluster))),
+        ("switches between them", str(int(cluster.is_fabric_switch.sum()))),
         ("routing", cluster.routing),
         ("price", _price(cluster)),
     ]
@@ -79,11 +79,6 @@ def described(cluster: Cluster) -> str:
     ]
     parts += [lines(cluster.notes, "note"), *(f"<div>Source: {plain(source)}</div>" for source in cluster.sources)]
     return "".join(parts)
-
-
-def _switches(cluster: Cluster) -> int:
-    kinds = zip(cluster.node_kind, cluster.host_of.tolist(), strict=True)
-    return sum(kind == "switch" and host < 0 for kind, host in kinds)
 
 
 def _price(cluster: Cluster) -> str:

@@ -31,7 +31,8 @@ from ddlsim.explore.jobs import Jobs, Progress
 from ddlsim.explore.setup import Setup
 from ddlsim.readable import percent, seconds, size
 from ddlsim.report.drawing import time_styles
-from ddlsim.report.gantt import bars_of, styles_of, tracks
+from ddlsim.report.gantt import bars_of, styles_of, tracks, window
+from ddlsim.report.summary import busiest_links
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.metrics import METRICS, record
 from ddlsim.run.result import Result
@@ -59,16 +60,17 @@ def screen(setup: Setup, jobs: Jobs) -> pn.viewable.Viewable:
 
         return ComputedCard(title, jobs, wanted)
 
-    cards = [
+    panels: list[ComputedCard | Exports] = [
         card("Timeline of two steps", lambda result: timeline(result.traced)),
         card("Utilisation of the links", _links),
         card("Possible improvements", lambda result: html(helpful(result))),
         card("Output of ddlsim run", lambda result: html(f"<pre tabindex='0'>{plain(result)}</pre>")),
+        exports,
     ]
 
     def done(found: tuple[Result, str]) -> None:
         shown[:], problem.object, body.object = found[:1], "", found[1]
-        for each in (*cards, exports):
+        for each in panels:
             each.stale()
 
     def failed(text: str) -> None:
@@ -78,7 +80,7 @@ def screen(setup: Setup, jobs: Jobs) -> pn.viewable.Viewable:
 
     setup.when_shown(NAME, lambda: jobs.ask(NAME, lambda: partial(simulated, setup.experiment()), done, failed))
     bar = jobs.bar(NAME, lambda: failed("cancelled; change a field to simulate again"))
-    return pn.Column(bar, problem, body, *(each.card for each in (*cards, exports)), sizing_mode="stretch_width")
+    return pn.Column(bar, problem, body, *(each.card for each in panels), sizing_mode="stretch_width")
 
 
 def simulated(experiment: Experiment, progress: Progress) -> tuple[Result, str]:
@@ -122,14 +124,8 @@ def _links(result: Result) -> pn.Column:
     for kind, of in links.groupby("kind", sort=False):
         use = of["utilisation"]
         kinds.append([str(kind), str(len(of)), percent(use.max()), percent(use.mean()), size(of["nbytes"].sum())])
-    top = links.sort_values(["utilisation", "source"], ascending=[False, True]).head(N_LINKS)
-    columns = (top[name].tolist() for name in ("source", "target", "kind", "utilisation", "nbytes"))
-    busiest = [
-        [f"{source} -> {target}", str(kind), percent(share), size(nbytes)]
-        for source, target, kind, share, nbytes in zip(*columns, strict=True)
-    ]
     text = table(("kind", "links in use", "busiest", "on average", "bytes of all"), kinds)
-    text += f"<h3>The busiest</h3>{table(('link', 'kind', 'use', 'bytes'), busiest, 2)}"
+    text += f"<h3>The busiest</h3>{table(('link', 'kind', 'use', 'bytes'), busiest_links(result, N_LINKS), 2)}"
     drawn = picture(lambda: cluster_plot(result).figure, f"Utilisation of the links of {result.cluster.name}")
     return pn.Column(html(text), drawn, sizing_mode="stretch_width")
 
@@ -174,9 +170,3 @@ def timeline(result: Result) -> pn.Column:
     plot.toolbar.logo = None
     key = legend([(style.colour, style.label) for style in styles.values()])
     return pn.Column(html(key), pn.pane.Bokeh(plot, sizing_mode="stretch_width"), sizing_mode="stretch_width")
-
-
-def window(result: Result) -> tuple[float, float]:
-    """Return when the first two steps after the warm-up begin and end, in s."""
-    times = [time for time, _ in result.measured_updates]
-    return times[0], times[min(2 * max(1, round(result.updates_per_step)), len(times) - 1)]
