@@ -25,6 +25,7 @@ from ddlsim.cluster.machines import ranks_of_parts
 from ddlsim.errors import ConfigError, DdlsimError, unknown_name
 from ddlsim.network import Network
 from ddlsim.network.devices import STANDSTILL
+from ddlsim.readable import count
 from ddlsim.streams import stream
 from ddlsim.units import si
 
@@ -591,16 +592,13 @@ def up_to_its_end(faults: Iterable[Any], cluster: Cluster, simulated: Callable[[
             horizon *= 4.0
 
 
-def sampled_notes(faults: Sequence[Any], happened: Sequence[Any], seconds: float) -> tuple[str, ...]:
-    """Return notes on how often random faults happened in a run of `seconds`."""
-    if not at_random(faults):
-        return ()
-    if not happened:
-        return (
-            f"faults: no random fault occurred in the {seconds:.4g} s of the run; simulate more steps, or a training "
-            "run",
-        )
+def sampled_notes(faults: Sequence[Any], happened: Sequence[Any], seconds: float) -> Iterator[str]:
+    """Note how often random faults happened in a run of `seconds`."""
     words = {Slowdown: "slow-down", Stop: "stop", LinkFault: "link fault"}
     counts = Counter(words.get(type(each), type(each).__name__) for each in happened)
-    texts = [f"{n} {word}{'s' * (n > 1)}" for word, n in counts.items()]
-    return (f"faults: {', '.join(texts)} occurred at random in the {seconds:.4g} s of the run (Result.sampled_faults)",)
+    texts = ", ".join(count(n, word) for word, n in counts.items())
+    if texts:
+        yield f"faults: {texts} occurred at random in the {seconds:.4g} s of the run (Result.sampled_faults)"
+    elif at_random(faults):
+        remedy = "simulate more steps, or a training run"
+        yield f"faults: no random fault occurred in the {seconds:.4g} s of the run; {remedy}"

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.machines import machines_of, memory_nodes
 from ddlsim.errors import ConfigError, nearest
-from ddlsim.network import Network
 from ddlsim.reliability import Checkpoints, FailureFreeTimeline, Failures, FailureTimeline, simulate_failures
 from ddlsim.reliability.checkpoints import NO_CHECKPOINTS, Cost
 from ddlsim.reliability.engine import Outages, TakeTurns, Windows, covered, seconds_missing, windows
 from ddlsim.reliability.failures import units
 from ddlsim.run.timed_events import with_epochs
-from ddlsim.runtime.loop import Loop
-from ddlsim.runtime.worker import Process, all_of
+from ddlsim.runtime.loop import arrivals
 from ddlsim.strategies import contract
 from ddlsim.units import si
 from ddlsim.workload.compute import Workload
@@ -32,7 +29,6 @@ if TYPE_CHECKING:
     from ddlsim.run.experiment import Experiment
     from ddlsim.run.outcome import Outcome
 
-Floats = npt.NDArray[np.float64]
 #: s that the life of a run is looked at that learns nothing and has no `max_time`
 THIRTY_DAYS = 30 * 86_400.0
 
@@ -178,17 +174,8 @@ def _goals(to: str, cluster: Cluster, machines: list[int]) -> list[int]:
 
 def _sent(cluster: Cluster, sources: list[int], targets: list[int], nbytes: float) -> float:
     """Return when messages of `nbytes` each, all started at 0, have arrived, in s."""
-    loop = Loop(Network(cluster))
     cluster.check_connected(sorted({*sources, *targets}))
-
-    def send(source: int, target: int) -> Process:
-        yield loop.send(source, target, nbytes)
-
-    pairs = [(s, t) for s, t in zip(sources, targets, strict=True) if s != t]
-    sends = [loop.env.process(send(source, target)) for source, target in pairs]
-    if sends:
-        loop.run(all_of(loop, sends), math.inf)
-    return loop.now
+    return max(arrivals(cluster, [(*ends, nbytes) for ends in zip(sources, targets, strict=True)]), default=0.0)
 
 
 def failure_timeline_of(
@@ -225,6 +212,11 @@ def failure_timeline_of(
 def stands_for_more(experiment: Experiment) -> bool:
     """Whether a run of some steps represents a long training, of which only the pace is known."""
     return experiment.training is None and math.isinf(si(experiment.max_time, "time"))
+
+
+def lifetime(experiment: Experiment) -> float:
+    """Return the s that a failure timeline covers at most."""
+    return THIRTY_DAYS if stands_for_more(experiment) else si(experiment.max_time, "time")
 
 
 def crashes_of(experiment: Experiment, cluster: Cluster, nodes: Sequence[int]) -> list[list[tuple[float, float]]]:
@@ -339,8 +331,7 @@ def timeline_of(result: Outcome) -> FailureFreeTimeline:
     nodes, workload = result.nodes.tolist(), result.workloads[0]
     interval, cost = interval_of(experiment.checkpoints, result.cluster, nodes, workload)
     learns = experiment.training is not None
-    length = si(experiment.max_time, "time")
-    length = length if learns or math.isfinite(length) else THIRTY_DAYS
+    length = lifetime(experiment)
     pace = result.paces.of(result, result.undisturbed, length)
     ends, cycle = np.array([time for time, _ in result.undisturbed.recorder.updates]), 0
     if not learns:
@@ -358,27 +349,25 @@ def useful_samples(result: Outcome, timeline: FailureTimeline) -> float:
     return float(counts.sum() + (timeline.steps - len(counts)) * result.samples_per_update)
 
 
-def life_notes(experiment: Experiment, *, free: bool) -> tuple[str, ...]:
-    """Return notes on what a failure timeline leaves out; `free`: for workers that do not stop for each other."""
-    notes: list[str] = []
+def life_notes(experiment: Experiment, *, free: bool) -> Iterator[str]:
+    """Note what a failure timeline leaves out; `free`: for workers that do not stop for each other."""
     failures, checkpoints = experiment.failures, experiment.checkpoints
     if failures is not None and checkpoints is None and experiment.elastic is None and not free:
-        notes.append("failures without checkpoints: each failure loses all work so far; set checkpoints")
-    if free and failures is not None and experiment.training is None and math.isinf(si(experiment.max_time, "time")):
-        notes.append(
+        yield "failures without checkpoints: each failure loses all work so far; set checkpoints"
+    if free and failures is not None and stands_for_more(experiment):
+        yield (
             "failures: their cost is estimated over a simulated lifetime of 30 days, assuming that the remaining "
             "workers keep their speed while one is down, unless they wait for it; set max_time to simulate the "
             "failures in detail"
         )
     if experiment.elastic is not None:
         equal_shares = "; every worker takes the same whole number of samples of the global batch"
-        notes.append(
+        yield (
             "elastic: the remaining machines continue after a failure; machines with the same speed, links, switch "
             "and number of workers are treated as "
             f"interchangeable{equal_shares if experiment.elastic.batch == 'global' else ''}"
         )
     if checkpoints is not None and checkpoints.asynchronous:
-        notes.append(
+        yield (
             "checkpoints are written in the background, and are assumed not to slow down the messages of the training"
         )
-    return tuple(notes)

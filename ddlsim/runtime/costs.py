@@ -60,12 +60,10 @@ from ddlsim.collectives.nccl_tuner import LAPS
 from ddlsim.collectives.trees import double_tree
 from ddlsim.errors import ConfigError
 from ddlsim.network import Network, schedule_time
+from ddlsim.network.state import Floats, Ints
 from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.fabric import algorithm_name
 from ddlsim.runtime.loop import Loop, Traffic
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)

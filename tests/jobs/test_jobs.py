@@ -507,7 +507,7 @@ def test_what_does_not_fit_is_one_line(name):
     ("text", "message"),
     [
         ("time,rate\n0,1\n", "column 'time_s' is missing"),
-        ("time_s,rate\n0,fast\n", ":2: rate = 'fast'"),
+        ("time_s,rate\n0,fast\n", ":2: rate: 'fast' is not a bandwidth"),
         ("time_s,rate\n1,5\n1,6\n", ":3: time_s = 1.0: must be later"),
         ("time_s,rate\n0,0\n", "all rates are 0, so no traffic flows"),
     ],
