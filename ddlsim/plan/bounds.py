@@ -53,6 +53,7 @@ from ddlsim.plan.plan import (
     Ints,
     Plan,
 )
+from ddlsim.plan.rows import csr
 
 if TYPE_CHECKING:
     from ddlsim.plan.program import StepProgram
@@ -491,10 +492,8 @@ class StepGraph:
         event = event.reshape(-1).astype(np.int64)
         n = int(event.max(initial=-1)) + 1
         order, missing = np.empty(n, dtype=np.int64), np.bincount(event[second], minlength=n)
-        by_event, by_task = np.argsort(event, kind="stable"), np.argsort(first, kind="stable")
-        firsts = np.concatenate([[0], np.cumsum(np.bincount(event, minlength=n))])
-        offsets = np.concatenate([[0], np.cumsum(np.bincount(first, minlength=len(rows)))])
-        following = second[by_task]
+        firsts, by_event = csr(event, np.arange(len(rows)), n)
+        offsets, following = csr(first, second, len(rows))
         if order_events(event, firsts, by_event, offsets, following, missing, order) < n:
             _ = self._order.events  # raises, naming the tasks
         works = ~np.isin(template.rank[rows], template.servers)

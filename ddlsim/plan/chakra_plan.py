@@ -91,7 +91,7 @@ def _node(plan: Plan, row: int) -> TraceNode:
         value = getattr(plan, name)[row].item()
         if value != _DEFAULTS.get(name):
             attributes[f"ddlsim.{name}"] = value
-    needs = plan.needs[plan.need_offsets[row] : plan.need_offsets[row + 1]].tolist()
+    needs = plan.needs_of(row)
     before = int(plan.previous[row])
     return TraceNode(
         row, what(plan, row), NODE_TYPES.index(type_name), control=[before] if before >= 0 else [], data=needs,

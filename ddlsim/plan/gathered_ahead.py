@@ -9,6 +9,7 @@ import numpy as np
 
 from ddlsim.plan.chunks import Chunk
 from ddlsim.plan.plan import ALL_GATHER, COLUMNS, FORWARD, Floats, Ints, Plan
+from ddlsim.plan.rows import csr
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.precision import ELEMENT_NBYTES
 
@@ -70,15 +71,14 @@ def gathers_beside_forward(plan: Plan, forward: Floats) -> Plan:
     cut = np.flatnonzero(pieces[source] > 1)
     columns["seconds"][cut] = until[columns["end"][cut]] - until[columns["first"][cut]]
 
-    needed, by = plan.needs, np.repeat(np.arange(len(plan)), np.diff(plan.need_offsets))
+    needed, by = plan.needs, plan.needing
     kept = ~(np.isin(needed, gathers) & (plan.kind[by] == FORWARD))
     of_split = np.flatnonzero(np.isin(source, split))
     waits, arrived = _waits(plan, gathers, columns, of_split)
     rows = np.concatenate([row_of[by[kept]], waits])
     needs = np.concatenate([row_of[needed[kept] + 1] - 1, row_of[arrived]])
-    order = np.argsort(rows, kind="stable")
-    offsets = np.searchsorted(rows[order], np.arange(len(source) + 1))
-    return dataclasses.replace(plan, **columns, needs=needs[order], need_offsets=offsets)
+    offsets, needs = csr(rows, needs, len(source))
+    return dataclasses.replace(plan, **columns, needs=needs, need_offsets=offsets)
 
 
 def _place(plan: Plan, step: Ints, rank: Ints, layer: Ints) -> Ints:

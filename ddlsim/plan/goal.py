@@ -253,7 +253,7 @@ class _Text:
     def _row(self, rank: int, row: int) -> Iterable[tuple[str, str, list[str]]]:
         """Return label, text and needs of the operations that a row is."""
         plan, kind = self.plan, int(self.plan.kind[row])
-        needs = plan.needs[plan.need_offsets[row] : plan.need_offsets[row + 1]].tolist()
+        needs = plan.needs_of(row)
         needs += [int(plan.previous[row])] if plan.previous[row] >= 0 else []
         after = list(dict.fromkeys(end for need in needs for end in self._ends(need)))
         size = f"{round(float(plan.nbytes[row]))}b"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddlsim.errors import ConfigError
-from ddlsim.plan.order import Order, joined, with_parts
+from ddlsim.plan.order import Order
 from ddlsim.plan.plan import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -25,6 +25,7 @@ from ddlsim.plan.plan import (
     Ints,
     Plan,
 )
+from ddlsim.plan.rows import joined, refuse, repeats, with_parts
 from ddlsim.plan.shards import Replay
 
 PASSES = (FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
@@ -94,11 +95,8 @@ def check_fetches(
         mine = tasks.of(np.isin(on_rank(plan, tasks), shares))
         wanted = mine.place * n_batches + plan.batch[mine.row]
         lacking = mine.of(~np.isin(wanted, visits))
-        for task, part in zip(lacking.row.tolist(), lacking.part.tolist(), strict=True):
-            raise ConfigError(
-                f"plan: {plan.task(task)}: its rank has only a shard of part {part}, but no all_gather provides "
-                "the rest for this batch"
-            )
+        problem = "its rank has only a shard of part {part}, but no all_gather provides the rest for this batch"
+        refuse(plan, lacking.row, problem, part=lacking.part)
         i, j = joined(visits, wanted)
         order.demand(fetches.row[by_visit[nth[i]]], mine.row[j], "which gathers the weights that it uses")
     later = fetches.of(plan.step[fetches.row] > 0)
@@ -125,11 +123,12 @@ def _check_tiles(plan: Plan, replay: Replay, fetches: Touching, before: Ints) ->
     first, end, updated = first[by_key], end[by_key], updated[by_key]
     wrong = ~updated | (begins & (first != 0)) | (ends & (end != replay.size))
     wrong[1:] |= ~begins[1:] & (first[1:] != end[:-1])
-    for task in fetches.row[by_key][wrong][:1].tolist():
-        raise ConfigError(
-            f"plan: {plan.task(task)}: the shards of its group do not add up to part {plan.part[task]}, which was "
-            "updated in the previous step; use the group that scattered the gradients"
-        )
+    rows = fetches.row[by_key][wrong]
+    problem = (
+        "the shards of its group do not add up to part {part}, which was updated in the previous step; use the group "
+        "that scattered the gradients"
+    )
+    refuse(plan, rows, problem, part=plan.part[rows])
 
 
 #: what can be done to the gradients and weights of a part: sums come before an update, spreading may come after it
@@ -172,14 +171,12 @@ def check_gradients(plan: Plan, order: Order) -> None:
         i, j = joined(last.place, backward.place - plan.n_ranks * len(plan.parts))
         order.demand(last.row[i], backward.row[j], "whose gradients it would add to")
     fetches = fetches_of(plan)
-    if plan.delays and len(fetches.row):
-        raise ConfigError(
-            f"plan: {plan.task(int(fetches.row[0]))}: stale weights (delays) cannot be gathered for a pass; keep the "
-            "complete weights on every rank"
-        )
+    if plan.delays:
+        problem = "stale weights (delays) cannot be gathered for a pass; keep the complete weights on every rank"
+        refuse(plan, fetches.row, problem)
     shared = np.isin(on_rank(plan, forward), on_rank(plan, fetches))
-    for task in uses[~np.isin(earlier, last.place)].tolist():
-        raise ConfigError(f"plan: {plan.task(task)}: its weights were not updated on its rank in the previous step")
+    never = uses[~np.isin(earlier, last.place)]
+    refuse(plan, never, "its weights were not updated on its rank in the previous step")
     kept = ~np.isin(on_rank(plan, backward), on_rank(plan, fetches))
     replay = _replay(plan, deeds, backward, update, np.union1d(backward.place[kept], earlier[~shared[later]]))
     i, j = joined(last.place, earlier)
@@ -209,12 +206,11 @@ def _deeds(plan: Plan, order: Order, update: Touching) -> Touching:
     """Return sums, updates and spreading by place, in their order there: sums, then the update, then what spreads it,
     unless the update surely waits for that: then it has spread sums."""
     rows = plan.collectives[(plan.part[plan.collectives] >= 0) & (plan.batch[plan.collectives] < 0)]
-    wrong = rows[~np.isin(plan.kind[rows], (*SUMS, *SPREADS))]
-    for task in wrong.tolist():
-        raise ConfigError(
-            f"plan: {plan.task(task)}: this kind of collective cannot sum or gather a part; use "
-            "all_reduce, reduce_scatter, all_gather, reduce, broadcast or push_pull, or leave part out"
-        )
+    problem = (
+        "this kind of collective cannot sum or gather a part; use all_reduce, reduce_scatter, all_gather, reduce, "
+        "broadcast or push_pull, or leave part out"
+    )
+    refuse(plan, rows[~np.isin(plan.kind[rows], (*SUMS, *SPREADS))], problem)
     place = place_of(plan, rows, plan.part[rows])
     phase = np.where(np.isin(plan.kind[rows], SUMS), 0, 2)
     i, j = joined(place, update.place)
@@ -231,20 +227,15 @@ def _deeds(plan: Plan, order: Order, update: Touching) -> Touching:
 
 
 def _updated_once(plan: Plan, backward: Touching, update: Touching, deeds: Touching) -> None:
-    again = np.ones(len(update.place), dtype=np.bool_)
-    again[np.unique(update.place, return_index=True)[1]] = False
-    for task, part in zip(update.row[again].tolist(), update.part[again].tolist(), strict=True):
-        raise ConfigError(f"plan: {plan.task(task)}: part {part} is updated twice in this step")
+    again = update.of(repeats(update.place))
+    refuse(plan, again.row, "part {part} is updated twice in this step", part=again.part)
     summed = deeds.place[np.isin(plan.kind[deeds.row], (*SUMS, *SPREADS))]
     brought = deeds.place[np.isin(plan.kind[deeds.row], SPREADS)]
-    never = ~np.isin(backward.place, np.concatenate([update.place, brought]))
-    for task, part in zip(backward.row[never].tolist(), backward.part[never].tolist(), strict=True):
-        raise ConfigError(
-            f"plan: {plan.task(task)}: its gradient of part {part} is never used, because no update follows"
-        )
-    never = ~np.isin(update.place, np.concatenate([backward.place, summed]))
-    for task, part in zip(update.row[never].tolist(), update.part[never].tolist(), strict=True):
-        raise ConfigError(f"plan: {plan.task(task)}: the gradient of part {part} is never summed on this rank")
+    never = backward.of(~np.isin(backward.place, np.concatenate([update.place, brought])))
+    problem = "its gradient of part {part} is never used, because no update follows"
+    refuse(plan, never.row, problem, part=never.part)
+    never = update.of(~np.isin(update.place, np.concatenate([backward.place, summed])))
+    refuse(plan, never.row, "the gradient of part {part} is never summed on this rank", part=never.part)
 
 
 def _check_early_sums(plan: Plan, order: Order, backward: Touching, deeds: Touching) -> None:
@@ -254,16 +245,13 @@ def _check_early_sums(plan: Plan, order: Order, backward: Touching, deeds: Touch
     rows = rows[plan.kind[rows] != ALL_GATHER]
     if not len(rows):
         return
-    for task in rows[~np.isin(plan.kind[rows], (REDUCE_SCATTER, ALL_REDUCE))].tolist():
-        raise ConfigError(
-            f"plan: {plan.task(task)}: only all_reduce and reduce_scatter can sum the gradients of a single micro-batch"
-        )
+    problem = "only all_reduce and reduce_scatter can sum the gradients of a single micro-batch"
+    refuse(plan, rows[~np.isin(plan.kind[rows], (REDUCE_SCATTER, ALL_REDUCE))], problem)
     n_batches = int(plan.batch.max()) + 1
     place = place_of(plan, rows, plan.part[rows])
     visit = place * n_batches + plan.batch[rows]
-    again = np.setdiff1d(np.arange(len(rows)), np.unique(visit, return_index=True)[1])
-    for task in rows[again].tolist():
-        raise ConfigError(f"plan: {plan.task(task)}: the gradient of batch {plan.batch[task]} is summed twice")
+    again = rows[repeats(visit)]
+    refuse(plan, again, "the gradient of batch {batch} is summed twice", batch=plan.batch[again])
     passes = backward.place * n_batches + plan.batch[backward.row]
     i, j = joined(passes, visit)
     order.demand(backward.row[i], rows[j], "which it sums")
@@ -273,12 +261,9 @@ def _check_early_sums(plan: Plan, order: Order, backward: Touching, deeds: Touch
     i, j = i[alike], j[alike]
     order.demand(rows[i], last.row[j], "to which it adds the rest")
     inside = plan.peer[rows[i]] == plan.peer[last.row[j]]
-    wrong = np.setdiff1d(np.arange(len(rows)), i[inside])
-    for task in rows[wrong].tolist():
-        raise ConfigError(
-            f"plan: {plan.task(task)}: its group has no sum of part {plan.part[task]} at the end of the "
-            "step, to which this gradient could be added"
-        )
+    apart = rows[np.setdiff1d(np.arange(len(rows)), i[inside])]
+    problem = "its group has no sum of part {part} at the end of the step, to which this gradient could be added"
+    refuse(plan, apart, problem, part=plan.part[apart])
 
 
 def _contributions(plan: Plan, backward: Touching, n_batches: int) -> Ints:

@@ -119,7 +119,7 @@ def _with_norms(
     lane = np.where(kinds == COMPUTE, plan.lane[firsts][:, None], (len(plan.lanes) + rank)[:, None])
     changed = plan.seconds.copy()
     changed[updates] *= 1.0 - of_update
-    row = np.repeat(np.arange(len(plan)), np.diff(plan.need_offsets))
+    row = plan.needing
     waits = np.isin(row, updates)
     there = (kinds != COMPUTE) | (np.arange(width) == 0)
     place = np.cumsum(there.reshape(-1)).reshape(there.shape) - 1

@@ -31,6 +31,7 @@ from ddlsim.plan.plan import (
     Plan,
 )
 from ddlsim.plan.program import N_STEPS, Row, Step, step_of, template_of
+from ddlsim.plan.rows import ranges
 from ddlsim.workload.buckets import Bucket
 from ddlsim.workload.compute import Workload
 
@@ -58,21 +59,6 @@ def tie_of(chunks: Sequence[Chunk]) -> Tie | None:
                     nbytes = work.tensor_nbytes[work.tensor_layer == j][names.index(name)]
                     return Tie(other.first + j, chunk.first + i, float(nbytes))
     return None
-
-
-def groups_of(stages: Sequence[tuple[int, ...]], ranks: Ints) -> tuple[tuple[tuple[int, ...], ...], Ints]:
-    """Return the groups of a pipeline in replicas, and which of them each of `stages` is, (n_replicas, n).
-
-    stages  one: its replicas; two: of each replica both
-    ranks   (n_replicas, n_stages)
-    """
-    groups: dict[tuple[int, ...], int] = {}
-    number = np.zeros((len(ranks), max(len(stages), 1)), dtype=np.int64)
-    for nth, own in enumerate(stages):
-        for replica in range(len(ranks)):
-            members = ranks[:, own[0]] if len(own) == 1 else ranks[replica, list(own)]
-            number[replica, nth] = groups.setdefault(tuple(members.tolist()), len(groups))
-    return tuple(groups), number
 
 
 #: what the name of the rows says that go forward again
@@ -296,7 +282,7 @@ class Blocks(Template):
         offset = np.cumsum(sizes) - sizes
         n = int(sizes.sum())
         begin = np.array([block.begin for block in blocks], dtype=np.int64)
-        made = np.arange(n) + np.repeat(begin[which] - offset, sizes)  # from which each row is copied
+        made = ranges(begin[which], sizes)  # from which each row is copied
         place = np.empty(len(self.rows), dtype=np.int64)
         place[made[::-1]] = np.arange(n)[::-1]  # of the first copy
         n_made, self.n_before = len(self.rows), n - len(self.rows)
@@ -412,8 +398,7 @@ def _copied(rows: Sequence[Row], made: Ints) -> tuple[Ints, Ints]:
     flat = np.array([need for row in rows for need in row.needs], dtype=np.int64)
     own = counts[made]
     row = np.repeat(np.arange(len(made)), own)
-    at = np.arange(len(row)) + np.repeat((np.cumsum(counts) - counts)[made] - (np.cumsum(own) - own), own)
-    return row, flat[at] + row - made[row]
+    return row, flat[ranges((np.cumsum(counts) - counts)[made], own)] + row - made[row]
 
 
 def _between(

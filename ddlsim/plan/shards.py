@@ -19,6 +19,7 @@ from ddlsim.plan.plan import (
     Ints,
     Plan,
 )
+from ddlsim.plan.rows import refuse
 
 #: of a number that stands for a micro-batch; sums wrap around
 Marks = npt.NDArray[np.uint64]
@@ -143,5 +144,4 @@ class Replay:
             self.end[at] = self.first[at] + piece
 
     def _refuse(self, wrong: Ints, problem: str) -> None:
-        if len(wrong):
-            raise ConfigError(f"plan: {self.plan.task(int(self.rows[wrong[0]]))}: {problem}")
+        refuse(self.plan, self.rows[wrong], problem)

@@ -39,6 +39,7 @@ from ddlsim.plan.plan import (
     Lane,
     Plan,
 )
+from ddlsim.plan.rows import csr, ranges
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.tensor_overlap import BULK, PIPELINE, RING_EXCHANGE, Beside
 from ddlsim.workload.tensor_parallel import Collective as Exchange
@@ -367,8 +368,7 @@ def _needs(
     plan: Plan, flat: Sequence[Item], starts: Ints, counts: Ints, source: Ints, item: Ints, nth: Ints, tensor: int
 ) -> dict[str, Ints]:
     """Return the needs as a CSR: the first item of a pass needs what the pass did, and others need its last one."""
-    row = np.repeat(np.arange(len(plan)), np.diff(plan.need_offsets))
-    members = np.arange(tensor)
+    row, members = plan.needing, np.arange(tensor)
     outer = (starts[row] + members[:, None] * counts[row]).ravel()
     needed = (starts[plan.needs] + members[:, None] * counts[plan.needs] + counts[plan.needs] - 1).ravel()
     lengths = np.array([len(each.needs) for each in flat], dtype=np.int64)
@@ -377,12 +377,9 @@ def _needs(
     rows = np.flatnonzero(item >= 0)
     many = lengths[item[rows]]
     inner = np.repeat(rows, many)
-    place = np.arange(len(inner)) - np.repeat(np.cumsum(many) - many, many)
-    needs = inner - nth[inner] + every[at[item[inner]] + place] if len(inner) else inner
-    after, first = np.concatenate([outer, inner]), np.concatenate([needed, needs])
-    order = np.argsort(after, kind="stable")
-    offsets = np.concatenate([[0], np.cumsum(np.bincount(after, minlength=len(source)))])
-    return {"need_offsets": offsets, "needs": first[order]}
+    needs = inner - nth[inner] + every[ranges(at[item[rows]], many)]
+    offsets, needs = csr(np.concatenate([outer, inner]), np.concatenate([needed, needs]), len(source))
+    return {"need_offsets": offsets, "needs": needs}
 
 
 # ---------------------------------------------------------------- how groups exchange

@@ -63,7 +63,7 @@ def cells(plan: Plan, n_rows: int = N_ROWS) -> list[list[str]]:
     found = [["row", "lane", "task", "ms", "MB", "needs", "holds MB"]]
     for row in range(min(n_rows, len(plan))):
         lane = plan.lanes[plan.lane[row]]
-        needs = plan.needs[plan.need_offsets[row] : plan.need_offsets[row + 1]].tolist()
+        needs = plan.needs_of(row)
         shown = " ".join(map(str, needs[:4])) + (f" +{len(needs) - 4}" if len(needs) > 4 else "")
         found.append([
             str(row), f"{lane.rank} {lane.name}", what(plan, row), _number(1e3 * plan.seconds[row]),
