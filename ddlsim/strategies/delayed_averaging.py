@@ -5,7 +5,6 @@ A worker waits only when an average is late. Optimizer states (momentum) stay wi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,15 +12,12 @@ import numpy as np
 from ddlsim.arguments import Count, Decay, Index, Share, checked
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Value
-from ddlsim.plan import StepProgram
-from ddlsim.plan.local_steps import Average, local_steps
+from ddlsim.plan.local_steps import Average
 from ddlsim.plan.plan import Every
-from ddlsim.runtime.communicator import communicator
-from ddlsim.runtime.context import RunContext
+from ddlsim.runtime import Replica, RunContext, communicator
 from ddlsim.runtime.fabric import fabric_label
-from ddlsim.runtime.own_models import Rule, run_local_steps
-from ddlsim.runtime.replica import Periodic, Replica
-from ddlsim.workload.compute import Workload
+from ddlsim.runtime.own_models import Rule
+from ddlsim.strategies.local_sgd import OneAverage
 
 
 def _continued(mean: Array, params: Array, begun: Array) -> Array:
@@ -31,7 +27,7 @@ def _continued(mean: Array, params: Array, begun: Array) -> Array:
 
 @checked
 @dataclass(frozen=True)
-class DaSGD(Periodic):
+class DaSGD(OneAverage):
     """Local SGD with delayed averaging (Zhou et al. 2020, arXiv:2006.00441).
 
     While an all-reduce averages the models x_i, the workers take d more local steps. Then they merge the average into
@@ -67,27 +63,21 @@ class DaSGD(Periodic):
         return f"DaSGD ({self.period} steps, {self.delay} late, {fabric_label(self.algorithm, self.cost)})"
 
     @property
-    def _average(self) -> Average:
+    def average(self) -> Average:
         return Average(Every(self.period), self.delay)
 
-    def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
-        """Return the step program for these workloads."""
-        return local_steps(workloads, [self._average], accumulation)
-
-    def start(self, context: RunContext) -> None:
-        """Start all workers."""
+    def rule(self, context: RunContext) -> Rule:
         xi = self.merge
 
         def merge(replica: Replica, mean: Value[Array]) -> None:
             replica.worker.params = xi * replica.worker.params + (1.0 - xi) * mean
 
-        rule = Rule(self._average, [communicator(context, self)], merge=merge)
-        run_local_steps(context, [rule], owner="DaSGD")
+        return Rule(self.average, [communicator(context, self)], merge=merge)
 
 
 @checked
 @dataclass(frozen=True)
-class OverlapLocalSGD(Periodic):
+class OverlapLocalSGD(OneAverage):
     """Overlap-Local-SGD: local SGD that pulls each model towards an anchor model that is averaged in the background.
 
     See Wang, Liang and Joshi 2020, arXiv:2002.09539. Every `period` local steps, the workers move their models x_i
@@ -118,15 +108,10 @@ class OverlapLocalSGD(Periodic):
         return f"overlap local SGD ({self.period} steps, {fabric_label(self.algorithm, self.cost)})"
 
     @property
-    def _average(self) -> Average:
+    def average(self) -> Average:
         return Average(Every(self.period), self.period, first=self.period)
 
-    def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
-        """Return the step program for these workloads."""
-        return local_steps(workloads, [self._average], accumulation)
-
-    def start(self, context: RunContext) -> None:
-        """Start all workers."""
+    def rule(self, context: RunContext) -> Rule:
         alpha, plane = self.alpha, context.learner.plane
         anchors: dict[int, Value[Array]] = {}
         velocities: dict[int, Value[Array]] = {}
@@ -142,13 +127,12 @@ class OverlapLocalSGD(Periodic):
             velocities[rank] = self.momentum * velocities[rank] + ahead if rank in velocities else ahead
             return (anchors[rank] + velocities[rank]).with_statistics_of(worker.params)
 
-        rule = Rule(self._average, [communicator(context, self)], bring=bring, merge=merge)
-        run_local_steps(context, [rule], owner="OverlapLocalSGD")
+        return Rule(self.average, [communicator(context, self)], bring=bring, merge=merge)
 
 
 @checked
 @dataclass(frozen=True)
-class CoCoDSGD(Periodic):
+class CoCoDSGD(OneAverage):
     """CoCoD-SGD: computation and communication decoupled SGD (Shen et al. 2019, IJCAI, algorithm 1).
 
     While an all-reduce averages the models x_i of the N workers, each worker takes its next tau local steps. The change
@@ -169,15 +153,10 @@ class CoCoDSGD(Periodic):
         return f"CoCoD-SGD ({self.period} steps, {fabric_label(self.algorithm, self.cost)})"
 
     @property
-    def _average(self) -> Average:
+    def average(self) -> Average:
         return Average(Every(self.period, 1), self.period - 1, at_begin=True)
 
-    def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
-        """Return the step program for these workloads."""
-        return local_steps(workloads, [self._average], accumulation)
-
-    def start(self, context: RunContext) -> None:
-        """Start all workers."""
+    def rule(self, context: RunContext) -> Rule:
         begun: dict[int, Value[Array]] = {}
 
         def bring(replica: Replica) -> Value[Array]:
@@ -188,5 +167,4 @@ class CoCoDSGD(Periodic):
             worker = replica.worker
             worker.params = worker.learner.plane.mix(_continued, mean, worker.params, begun[worker.rank])
 
-        rule = Rule(self._average, [communicator(context, self)], bring=bring, merge=merge)
-        run_local_steps(context, [rule], owner="CoCoDSGD")
+        return Rule(self.average, [communicator(context, self)], bring=bring, merge=merge)

@@ -7,26 +7,21 @@ the outer optimizer, whose momentum could make a variance negative.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 from ddlsim.arguments import Count, Decay, Positive, checked, one_of
 from ddlsim.learning import Array, Value
 from ddlsim.optim import Momentum, Optimizer
-from ddlsim.plan import StepProgram
-from ddlsim.plan.local_steps import Average, local_steps
-from ddlsim.plan.plan import Every
 from ddlsim.runtime import Outer, Replica, RunContext, communicator
 from ddlsim.runtime.fabric import fabric_label
 from ddlsim.runtime.own_models import Rule, run_local_steps
-from ddlsim.runtime.replica import Periodic
-from ddlsim.workload.compute import Workload
+from ddlsim.strategies.local_sgd import OneAverage
 
 
 @checked
 @dataclass(frozen=True)
-class BMUF(Periodic):
+class BMUF(OneAverage):
     """BMUF (blockwise model-update filtering): local SGD with block momentum (Chen and Huo 2016, ICASSP).
 
     After every `period` local steps, the workers' models x_i are averaged to x, the global model W takes a momentum
@@ -54,19 +49,14 @@ class BMUF(Periodic):
         """Label for tables and plots: period and algorithm."""
         return f"BMUF ({self.period} steps, {fabric_label(self.algorithm, self.cost)})"
 
-    def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
-        """Return the step program for these workloads."""
-        return local_steps(workloads, [Average(Every(self.period))], accumulation)
-
-    def start(self, context: RunContext) -> None:
-        """Start all workers."""
+    def rule(self, context: RunContext) -> Rule:
         outer = Outer(context.learner, Momentum(self.momentum(len(context.workers))))
-        _start(self, context, lambda mean: outer.towards(mean, self.block_rate))
+        return Rule(self.average, [communicator(context, self)], then=lambda mean: outer.towards(mean, self.block_rate))
 
 
 @checked
 @dataclass(frozen=True)
-class DiLoCo(Periodic):
+class DiLoCo(OneAverage):
     """DiLoCo: distributed low-communication training (Douillard et al. 2023, arXiv:2311.08105, algorithm 1).
 
     Each worker takes H local steps from the common model theta. An outer optimizer then uses the mean change of the
@@ -96,19 +86,14 @@ class DiLoCo(Periodic):
         outer = type(self.outer).__name__
         return f"DiLoCo ({self.period} steps, outer {outer}, {fabric_label(self.algorithm, self.cost)})"
 
-    def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
-        """Return the step program for these workloads."""
-        return local_steps(workloads, [Average(Every(self.period))], accumulation)
-
-    def start(self, context: RunContext) -> None:
-        """Start all workers."""
+    def rule(self, context: RunContext) -> Rule:
         outer = Outer(context.learner, self.outer)
-        _start(self, context, lambda mean: outer.towards(mean, self.outer_rate))
+        return Rule(self.average, [communicator(context, self)], then=lambda mean: outer.towards(mean, self.outer_rate))
 
 
 @checked
 @dataclass(frozen=True)
-class SlowMo(Periodic):
+class SlowMo(OneAverage):
     """SlowMo: local SGD with slow momentum (Wang, Tantia, Ballas and Rabbat 2020, arXiv:1910.00643, algorithm 1).
 
     Starting from the common model x, each worker takes tau local steps d_i with the run's optimizer. Momentum is then
@@ -142,9 +127,7 @@ class SlowMo(Periodic):
         """Label for tables and plots: period, slow momentum and algorithm."""
         return f"SlowMo ({self.period} steps, {self.momentum:g}, {fabric_label(self.algorithm, self.cost)})"
 
-    def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
-        """Return the step program for these workloads."""
-        return local_steps(workloads, [Average(Every(self.period))], accumulation)
+    program = OneAverage.program
 
     def start(self, context: RunContext) -> None:
         """Start all workers."""
@@ -159,15 +142,5 @@ class SlowMo(Periodic):
             if self.buffers == "reset":
                 replica.forget()
 
-        replicas = _start(self, context, move, merge)
-
-
-def _start(
-    strategy: BMUF | DiLoCo | SlowMo,
-    context: RunContext,
-    then: Callable[[Value[Array]], Value[Array]],
-    merge: Callable[[Replica, Value[Array]], None] | None = None,
-) -> list[Replica]:
-    """Start workers that continue from ``then(mean of their models)``; return their replicas."""
-    rule = Rule(Average(Every(strategy.period)), [communicator(context, strategy)], then=then, merge=merge)
-    return run_local_steps(context, [rule], owner=type(strategy).__name__)
+        rule = Rule(self.average, [communicator(context, self)], then=move, merge=merge)
+        replicas = run_local_steps(context, [rule], owner="SlowMo")

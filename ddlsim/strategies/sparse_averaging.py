@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated
@@ -14,14 +13,13 @@ from ddlsim.arguments import checked, number
 from ddlsim.compression.contract import count
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Value
-from ddlsim.plan import StepProgram
-from ddlsim.plan.local_steps import Average, local_steps
+from ddlsim.plan.local_steps import Average
 from ddlsim.plan.plan import Every
-from ddlsim.runtime import Replica, RunContext, WithFabric, communicator
+from ddlsim.runtime import Replica, RunContext, communicator
 from ddlsim.runtime.fabric import fabric_label
-from ddlsim.runtime.own_models import Rule, run_local_steps
+from ddlsim.runtime.own_models import Rule
+from ddlsim.strategies.local_sgd import OneAverage
 from ddlsim.streams import stream
-from ddlsim.workload.compute import Workload
 
 Indices = Value[npt.NDArray[np.int64]]
 
@@ -34,7 +32,7 @@ def _put(params: Array, indices: npt.NDArray[np.int64], values: Array) -> Array:
 
 @checked
 @dataclass(frozen=True)
-class SPARTA(WithFabric):
+class SPARTA(OneAverage):
     """SPARTA: sparse parameter averaging (Exo Labs 2025; ``SPARTAStrategy`` in exogym).
 
     In every step, each worker takes a local step; the workers then average a random subset S of the parameters:
@@ -52,6 +50,7 @@ class SPARTA(WithFabric):
     """
 
     p: Annotated[float, number(0.0, 1.0, above=True, hint=" (0.005 is half a percent)")] = 0.005
+    period = 1
 
     @property
     def label(self) -> str:
@@ -59,15 +58,12 @@ class SPARTA(WithFabric):
         return f"SPARTA ({100 * self.p:g} %, {fabric_label(self.algorithm, self.cost)})"
 
     @property
-    def _average(self) -> Average:
+    def average(self) -> Average:
+        """The average of the subset, in every step."""
         return Average(Every(1), share=self.p)
 
-    def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
-        """Return the step program for these workloads."""
-        return local_steps(workloads, [self._average], accumulation)
-
-    def start(self, context: RunContext) -> None:
-        """Start all workers. Raises ConfigError in a run that compresses."""
+    def rule(self, context: RunContext) -> Rule:
+        """Return how workers use the average. Raises ConfigError in a run that compresses."""
         if context.compression is not None:
             raise ConfigError(
                 "compression: SPARTA does not support compression, because it sends a different subset of the "
@@ -88,6 +84,4 @@ class SPARTA(WithFabric):
             params = replica.worker.params
             replica.worker.params = plane.apply(_put, params, drawn(replica.step), mean).with_statistics_of(params)
 
-        members = [communicator(context, self)]
-        rule = Rule(self._average, members, bring=bring, merge=merge, models=False)
-        run_local_steps(context, [rule], owner="SPARTA")
+        return Rule(self.average, [communicator(context, self)], bring=bring, merge=merge, models=False)
