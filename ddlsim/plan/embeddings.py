@@ -69,7 +69,7 @@ def embeddings(
     if bottom_rank is not None and not 0 <= bottom_rank < len(each):
         last = len(each) - 1
         raise ConfigError(f"plan: bottom_rank = {bottom_rank}: must be a rank from 0 to {last}")
-    return StepProgram.of(_Steps(each, list(works), tables, buckets, row_wise, replicated, indices, bottom_rank).plan())
+    return StepProgram.of(_Steps(each, works, tables, buckets, row_wise, replicated, indices, bottom_rank).plan())
 
 
 class _Steps(DraftedSteps):
