@@ -17,11 +17,9 @@ import numpy.typing as npt
 from ddlsim.arguments import checked, number, validated_by
 from ddlsim.learning import ABSENT, Array, Value, weighted_sum
 from ddlsim.network import lanes as ls
-from ddlsim.runtime.codec import Message, Messages
-from ddlsim.runtime.context import RunContext
+from ddlsim.runtime import Message, Messages, Replica, RunContext, Worker
 from ddlsim.runtime.lanes import OPTIMIZER, Lanes, Op, gradient
-from ddlsim.runtime.replica import Replica, replicas_of
-from ddlsim.runtime.worker import Worker
+from ddlsim.runtime.replica import replicas_of
 from ddlsim.strategies.mixing import (
     Graph,
     Weights,
