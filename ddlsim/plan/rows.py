@@ -23,6 +23,15 @@ def refuse(plan: Plan, rows: Ints, problem: str, **columns: npt.NDArray[Any]) ->
         raise ConfigError(f"plan: {plan.task(row)}: {problem.format(**values)}")
 
 
+def refuse_needs_across_ranks(plan: Plan, owner: str, language: str) -> None:
+    """Raise ConfigError if a task depends on one of another rank, which a language cannot express."""
+    for i in np.flatnonzero(plan.rank[plan.needs] != plan.rank[plan.needing])[:1].tolist():
+        raise ConfigError(
+            f"{owner}: {plan.task(int(plan.needing[i]))} depends on {plan.task(int(plan.needs[i]))} of another rank, "
+            f"which {language} cannot express; use a 0-byte message instead"
+        )
+
+
 def csr(keys: Ints, values: npt.NDArray[T], n: int) -> tuple[Ints, npt.NDArray[T]]:
     """Return `values` by their key from 0 to n - 1, those of a key in their order: offsets, (n + 1,), and values."""
     return np.append(0, np.cumsum(np.bincount(keys, minlength=n))), values[np.argsort(keys, kind="stable")]

@@ -265,8 +265,10 @@ def _key(strategy: Strategy) -> Hashable:
 
 def _length(base: Experiment, strategy: Strategy, synchronous: bool) -> tuple[int, int]:
     """Return warm-up and steps of a simulation: whole periods of strategies that talk now and then."""
-    if not isinstance(base.jitter, NoJitter) or base.slowdowns or base.faults:
-        warmup, steps = RANDOM
-    else:
-        warmup, steps = REGULAR if synchronous else OWN_WAYS
-    return contract.of(strategy).whole_cycles(warmup, steps)
+    length = RANDOM if varies(base) else REGULAR if synchronous else OWN_WAYS
+    return contract.of(strategy).whole_cycles(*length)
+
+
+def varies(experiment: Experiment) -> bool:
+    """Return whether tasks can take other times than the step program says."""
+    return not isinstance(experiment.jitter, NoJitter) or bool(experiment.slowdowns or experiment.faults)

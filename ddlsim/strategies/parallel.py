@@ -45,7 +45,7 @@ from ddlsim.runtime.fabric import WithFabric, fabric_label, fabric_of
 from ddlsim.runtime.table_run import Schedules as GroupSchedule
 from ddlsim.runtime.table_run import disturbed, is_one_step, run_table
 from ddlsim.strategies.replica_groups import OfReplicas, compressible_parts
-from ddlsim.strategies.split_rules import check_sizes, known_order, lower_memory_parallel
+from ddlsim.strategies.split_rules import check_sizes, divisors, known_order, lower_memory_parallel
 from ddlsim.workload.buckets import Bucket, ddp_buckets, megatron_buckets, one_bucket, per_layer, per_unit
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.memory import Holding, kept_nbytes, memory_of
@@ -699,8 +699,7 @@ def equal_layers(workload: Workload, chunks: int) -> tuple[int, ...]:
     """Return the cuts of a model into chunks of n transformer layers each."""
     ranges = blocks(workload.model.layers)
     if not ranges or len(ranges) % chunks:
-        works = [n for n in range(1, len(ranges) + 1) if len(ranges) % n == 0]
-        near = " or ".join(str(n) for n in sorted(sorted(works, key=lambda n: abs(n - chunks))[:2]))
+        near = " or ".join(str(n) for n in sorted(sorted(divisors(len(ranges)), key=lambda n: abs(n - chunks))[:2]))
         raise ConfigError(
             f"Parallel: cut = 'layers': the number of chunks, {chunks}, must divide the number of transformer layers "
             f"of {workload.model.name}, {len(ranges)}; use {near or 'cut = balanced'}"
