@@ -29,11 +29,8 @@ def gathered_as(plan: Plan, workload: Workload, param_dtype: str | None = None) 
     """Return a plan of a workload whose weights are gathered in this dtype, by default that of the computation,
     whatever the dtype of the gradient sums."""
     element = workload.gradient_nbytes / max(1.0, workload.model.gradient_nbytes(1))
-    share = (
-        (workload.gathered_nbytes if param_dtype is None else ELEMENT_NBYTES[param_dtype]) / element
-        if element > 0.0
-        else 1.0
-    )
+    gathered = workload.gathered_nbytes if param_dtype is None else ELEMENT_NBYTES[param_dtype]
+    share = gathered / element if element > 0.0 else 1.0
     return dataclasses.replace(plan, nbytes=np.where(plan.kind == ALL_GATHER, share, 1.0) * plan.nbytes)
 
 

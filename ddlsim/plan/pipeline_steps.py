@@ -31,7 +31,7 @@ from ddlsim.plan.plan import (
     Plan,
 )
 from ddlsim.plan.program import N_STEPS, Row, Step, step_of, template_of
-from ddlsim.plan.rows import ranges
+from ddlsim.plan.rows import pairs, ranges
 from ddlsim.workload.buckets import Bucket
 from ddlsim.workload.compute import Workload
 
@@ -306,10 +306,11 @@ class Blocks(Template):
         shared = np.array([len(stages) == 1 for stages in self.groups] + [False])[column["group"]]
         column["number"] += np.where(shared, self.n_alone, 0)
         needs.append(
-            _pairs([(self.n_before + i, need) for i in range(n_made, len(self.rows)) for need in self.rows[i].needs])
+            pairs([(self.n_before + i, need) for i in range(n_made, len(self.rows)) for need in self.rows[i].needs])
         )
-        inside, (row, need) = _joined(needs), _pairs(before)
-        return Step(column, inside), Step(column, inside, (row, need, np.ones_like(row)))
+        rows, needed = (np.concatenate(each) for each in zip(*needs, strict=True))
+        row, need = pairs(before)
+        return Step(column, (rows, needed)), Step(column, (rows, needed), (row, need, np.ones_like(row)))
 
     n_before = 0  # rows that there are more than those made
 
@@ -380,16 +381,6 @@ class Blocks(Template):
         if tied is not None:
             gathers.append(self._collective(ALL_GATHER, stage, (stage,), tied[0], list(updates.values())))
         return gathers
-
-
-def _pairs(pairs: Sequence[tuple[int, int]]) -> tuple[Ints, Ints]:
-    row, need = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
-    return row, need
-
-
-def _joined(pairs: Sequence[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
-    row, need = (np.concatenate(each) for each in zip(*pairs, strict=True))
-    return row, need
 
 
 def _copied(rows: Sequence[Row], made: Ints) -> tuple[Ints, Ints]:

@@ -19,7 +19,7 @@ from ddlsim.plan.bounds import Bound, Carriers, Copies, StepGraph, of_steps, pea
 from ddlsim.plan.execute import columns, key_sizes
 from ddlsim.plan.plan import ALL_REDUCE, COLUMNS, Chosen, Every, Floats, Ints, Lane, Part, Plan
 from ddlsim.plan.queues import Queue
-from ddlsim.plan.rows import csr, ranges
+from ddlsim.plan.rows import csr, pairs, ranges
 from ddlsim.workload.compute import Workload
 
 #: Steps that can be in flight. Where no rank updates before all have contributed, a third one begins only after all
@@ -548,9 +548,7 @@ _ROW_COLUMNS = (
 
 def pairs_of(lists: Iterable[Sequence[int]]) -> tuple[Ints, Ints]:
     """Return (row, need) of the needs of each row."""
-    pairs = [(row, need) for row, needs in enumerate(lists) for need in needs]
-    row, need = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
-    return row, need
+    return pairs([(row, need) for row, needs in enumerate(lists) for need in needs])
 
 
 def step_of(rows: Sequence[Row], lanes: dict[tuple[int, str], int]) -> Step:

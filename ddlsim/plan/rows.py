@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -40,6 +41,12 @@ def csr(keys: Ints, values: npt.NDArray[T], n: int) -> tuple[Ints, npt.NDArray[T
 def ranges(begin: Ints, count: Ints) -> Ints:
     """Return the numbers ``begin[i]`` to ``begin[i] + count[i] - 1`` of every i, one range after the other."""
     return np.arange(count.sum()) + np.repeat(begin - (np.cumsum(count) - count), count)
+
+
+def pairs(rows: Sequence[tuple[int, int]]) -> tuple[Ints, Ints]:
+    """Return a list of pairs as two arrays, (n,) each."""
+    first, second = np.array(rows, dtype=np.int64).reshape(-1, 2).T
+    return first, second
 
 
 def repeats(values: Ints) -> Bools:

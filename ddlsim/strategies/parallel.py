@@ -555,13 +555,10 @@ class Parallel(WithFabric):
         groups = self._group_schedules(cluster, np.array(nodes))
 
         def program() -> StepProgram:
-            seconds = (
-                None
-                if groups is None
-                else least_exchange_seconds(
-                    cluster, tuple(map(tuple, groups.nodes.tolist())), groups.inside, self.algorithm
-                )
-            )
+            seconds = None
+            if groups is not None:
+                nodes_of_groups = tuple(map(tuple, groups.nodes.tolist()))
+                seconds = least_exchange_seconds(cluster, nodes_of_groups, groups.inside, self.algorithm)
             costs = costs_of(_exchanging(shard, seconds), cuts, self.tensor, None if self.sequence else seconds)
             return outlined(self._outline(mesh, micro_batches, len(cuts) + 1), costs)
 

@@ -68,11 +68,9 @@ class ParameterServer(PlacesServers):
     @property
     def label(self) -> str:
         """Label for tables and plots: number and placement of the servers, and the reduction inside machines."""
-        inside = (
-            ""
-            if self.fabric is None
-            else f", {algorithm_name(self.fabric.algorithm)} inside{cost_suffix(self.fabric.cost)}"
-        )
+        inside = ""
+        if self.fabric is not None:
+            inside = f", {algorithm_name(self.fabric.algorithm)} inside{cost_suffix(self.fabric.cost)}"
         return f"parameter server ({self.servers} {self.placement}{inside})"
 
     def on_fabric(self, fabric: Fabric) -> ParameterServer:
