@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
 import numpy as np
 
-from ddlsim.plan.chunks import Chunk
 from ddlsim.plan.plan import ALL_GATHER, COLUMNS, FORWARD, Floats, Ints, Plan
 from ddlsim.plan.rows import csr
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.precision import ELEMENT_NBYTES
-
-
-def with_shares(plan: Plan, chunks: Sequence[Chunk], workload: Workload, *, beside: bool) -> Plan:
-    """Return the plan of a pipeline with sharded replicas, whose weights are gathered in the dtype of the computation;
-    gradients may be summed in another one.
-
-    chunks    of the plan, in forward order, of a workload
-    beside    whether forward passes wait only for the weights of their layers (:func:`gathers_beside_forward`)
-    """
-    plan = gathered_as(plan, workload)
-    return gathers_beside_forward(plan, np.concatenate([each.workload.forward for each in chunks])) if beside else plan
 
 
 def gathered_as(plan: Plan, workload: Workload, param_dtype: str | None = None) -> Plan:

@@ -30,7 +30,7 @@ from ddlsim.plan.plan import (
     Part,
     Plan,
 )
-from ddlsim.plan.program import N_STEPS, Row, Step, step_of, template_of
+from ddlsim.plan.program import Row, Step, step_of, template_of
 from ddlsim.plan.rows import pairs, ranges
 from ddlsim.workload.buckets import Bucket
 from ddlsim.workload.compute import Workload
@@ -245,23 +245,6 @@ class Template:
         return updates
 
 
-def flushed_template(
-    chunks: Sequence[Chunk],
-    order: PassOrder,
-    buckets: Buckets,
-    replicas: int,
-    *,
-    recompute: bool,
-    sharded: bool,
-    p2p: str,
-) -> Plan:
-    """Return the template of steps in which all micro-batches go forward and back before the update; see
-    :func:`ddlsim.plan.pipeline.pipeline`."""
-    blocks = Blocks(chunks, order, buckets, replicas, recompute=recompute, sharded=sharded, tie=tie_of(chunks))
-    first, later = blocks.steps(p2p)
-    return blocks.template([first, *[later] * (N_STEPS - 1)])
-
-
 class _Block(NamedTuple):
     """The rows of a pass: `begin` to `end` - 1, among them the message that it sends and the row that another stage
     then has it with, -1 if none."""
@@ -273,7 +256,7 @@ class _Block(NamedTuple):
 
 
 class Blocks(Template):
-    """The rows of steps that are flushed."""
+    """The rows of steps in which all micro-batches go forward and back before the update."""
 
     def steps(self, p2p: str) -> tuple[Step, Step]:
         """Return the first step and a further one."""

@@ -40,7 +40,8 @@ def csr(keys: Ints, values: npt.NDArray[T], n: int) -> tuple[Ints, npt.NDArray[T
 
 def ranges(begin: Ints, count: Ints) -> Ints:
     """Return the numbers ``begin[i]`` to ``begin[i] + count[i] - 1`` of every i, one range after the other."""
-    return np.arange(count.sum()) + np.repeat(begin - (np.cumsum(count) - count), count)
+    numbers: Ints = np.arange(count.sum()) + np.repeat(begin - (np.cumsum(count) - count), count)
+    return numbers
 
 
 def pairs(rows: Sequence[tuple[int, int]]) -> tuple[Ints, Ints]:
@@ -54,6 +55,13 @@ def repeats(values: Ints) -> Bools:
     again = np.ones(len(values), dtype=np.bool_)
     again[np.unique(values, return_index=True)[1]] = False
     return again
+
+
+def key_ends(plan: Plan) -> Ints:
+    """Return how many keys the steps before each have, (n_steps + 1,): a step's keys come before those of the next."""
+    ends = np.zeros(plan.n_steps + 1, dtype=np.int64)
+    np.maximum.at(ends, plan.step + 1, plan.key + 1)
+    return np.maximum.accumulate(ends)
 
 
 def joined(left: Ints, right: Ints) -> tuple[Ints, Ints]:

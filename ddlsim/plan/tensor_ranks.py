@@ -39,7 +39,7 @@ from ddlsim.plan.plan import (
     Lane,
     Plan,
 )
-from ddlsim.plan.rows import csr, ranges
+from ddlsim.plan.rows import csr, key_ends, ranges
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.tensor_overlap import BULK, PIPELINE, RING_EXCHANGE, Beside
 from ddlsim.workload.tensor_parallel import Collective as Exchange
@@ -352,14 +352,11 @@ def _keys(
     of_pass = np.where(passes.which >= 0, (until[begins + sizes] - until[begins])[passes.which], 0)
     first = np.cumsum(of_pass) - of_pass
     step = plan.step[source]
-    ends = np.zeros(plan.n_steps + 1, dtype=np.int64)  # keys of the plan of groups before each step
-    np.maximum.at(ends, plan.step + 1, plan.key + 1)
-    ends = np.maximum.accumulate(ends)
     per_step = np.concatenate([[0], np.cumsum(np.bincount(plan.step, of_pass, plan.n_steps).astype(np.int64))])
     key = plan.key[source]
     key = np.where(key >= 0, key * tensor + member + per_step[step], -1)
     which = passes.which[source]
-    inner = first[source] + ends[step + 1] * tensor + offset[item] - until[begins[which]]
+    inner = first[source] + key_ends(plan)[step + 1] * tensor + offset[item] - until[begins[which]]
     inner = inner + np.where(kind == SEND, member, np.where(kind == RECEIVE, sender, 0))
     return np.asarray(np.where(exchanging, inner, key), dtype=np.int64)
 

@@ -22,7 +22,7 @@ from ddlsim.plan.asynchronous_pipeline import stage_delays, steps_under_way
 from ddlsim.plan.chunks import balanced_cuts
 from ddlsim.plan.folding import Folding, fold
 from ddlsim.plan.folding import least_seconds as least_exchange_seconds
-from ddlsim.plan.gathered_ahead import with_shares
+from ddlsim.plan.gathered_ahead import gathered_as, gathers_beside_forward
 from ddlsim.plan.norms import with_stage_norms
 from ddlsim.plan.pipeline_orders import ASYNCHRONOUS, ORDERS, PassOrder, pass_order
 from ddlsim.plan.pipeline_outline import Outline, activations_held, costs_of, outlined
@@ -401,10 +401,14 @@ class Parallel(WithFabric):
         )  # fmt: skip
         if not self.sharded:
             return program
-        beside, works = self.overlap != "none", [workload] * mesh.pipeline
-        return program.map(
-            lambda template: with_stage_norms(with_shares(template, chunks, workload, beside=beside), works, mesh.data)
-        )
+        seconds = np.concatenate([chunk.workload.forward for chunk in chunks])
+
+        def in_shards(template: Plan) -> Plan:
+            plan = gathered_as(template, workload)
+            plan = plan if self.overlap == "none" else gathers_beside_forward(plan, seconds)
+            return with_stage_norms(plan, [workload] * mesh.pipeline, mesh.data)
+
+        return program.map(in_shards)
 
     def _buckets(self, mesh: Mesh) -> Callable[[Workload], Sequence[Bucket]]:
         if self.sharded == "full":
