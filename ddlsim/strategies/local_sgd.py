@@ -31,27 +31,6 @@ from ddlsim.units import si
 from ddlsim.workload.compute import Workload
 
 
-class OneAverage(Periodic):
-    """A strategy whose workers make local steps, and use a single average by a rule."""
-
-    @property
-    def average(self) -> Average:
-        """The steps in which an average starts and ends."""
-        return Average(Every(self.period))
-
-    def rule(self, context: RunContext) -> Rule:
-        """Return how workers use the average."""
-        return Rule(self.average, [communicator(context, self)])
-
-    def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
-        """Return the step program for these workloads."""
-        return local_steps(workloads, [self.average], accumulation)
-
-    def start(self, context: RunContext) -> None:
-        """Start all workers."""
-        run_local_steps(context, [self.rule(context)], owner=type(self).__name__)
-
-
 @checked
 @dataclass(frozen=True)
 class LocalSGD(Periodic):

@@ -318,7 +318,7 @@ def lower_memory_fsdp(
         (False, True),
     ):
         values: dict[str, object] = {"stage": stage, "recompute": recompute}
-        changes = {name: value for name, value in values.items() if value != getattr(strategy, name)}
+        changes = {name: value for name, value in values.items() if value != vars(strategy)[name]}
         changes |= {} if micro_batch == each else {"micro_batch": micro_batch}
         if whole and strategy.stage == stage == 3:
             changes |= {"prefetch": 0} if strategy.prefetch != 0 else {}
