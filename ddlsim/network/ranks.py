@@ -19,6 +19,7 @@ from ddlsim.network.state import (
     ENDED,
     FREE,
     HEADERS,
+    ISSUE_SEQUENCE,
     LIVE_SENDS,
     LIVE_SINGLE,
     LIVE_THREADS,
@@ -56,6 +57,8 @@ def issue(net: Net, instance, message, nbytes, route, source):  # type: ignore[n
     net.slots[slot].message = message
     net.slots[slot].route = route
     net.slots[slot].nbytes = nbytes
+    net.slots[slot].sequence = net.counts[ISSUE_SEQUENCE]
+    net.counts[ISSUE_SEQUENCE] += 1
     book_issue(net, route, nbytes, 1.0)
     start = net.reals[NOW]
     if has_changes(net):

@@ -88,7 +88,8 @@ AHEAD = 58  # sends that a thread need not wait for: under FIFO the sender's que
 QUEUES_CODE = 59
 SHAPING_CODE = 60
 CHANGES_CODE = 61
-N_COUNTS = 62
+ISSUE_SEQUENCE = 62  # messages issued, but for those of replayed rounds
+N_COUNTS = 63
 
 # Places in Net.reals (float64)
 NOW = 0
@@ -189,8 +190,8 @@ DETOUR = record(
     latency="f", passed="f", route="n", first="n", last="n", n_hops="n", was_first="n", was_last="n", epoch="n"
 )
 #: a message on its way. instance: -1 - handle for a single message; message: its number, or the target node of
-#: a single message
-SLOT = record(nbytes="f", instance="i", message="n", route="n", state="n")
+#: a single message; sequence: larger than that of all messages that were issued before
+SLOT = record(nbytes="f", instance="i", sequence="i", message="n", route="n", state="n")
 #: slot: the message; heap_place: in the heap of ends
 FLOW = record(slot="n", heap_place="n")
 #: an entry of a heap or of the ring buffer; the item is a flow or a slot
