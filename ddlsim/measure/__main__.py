@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ddlsim.errors import ConfigError, DdlsimError, UnitError
+from ddlsim.errors import ConfigError, DdlsimError
 from ddlsim.measure.runner import Event, Task
 from ddlsim.measure.table import Measurement
 from ddlsim.output_files import write_text
@@ -132,7 +132,7 @@ def measure(
         raise ConfigError(f"--profile {profile}: requires --only kernels; add --only kernels, or leave --profile out")
     from ddlsim.measure.transport import connect
 
-    limits = _quantity(budget, "time", "--budget"), int(_quantity(max_size, "bytes", "--max-size"))
+    limits = parse(budget, "time", "--budget"), int(parse(max_size, "bytes", "--max-size"))
     chosen = [name for name in only.split(",") if name], model or [], module or []
     shape, sizes = _whole_numbers(input_shape, "--input-shape"), _whole_numbers(batch_sizes, "--batch-sizes")
     wishes = _Wishes(out, *limits, *chosen, shape, sizes)
@@ -164,7 +164,7 @@ def _measure_device(out: str, profile: str, budget: str, others: Mapping[str, ob
             raise ConfigError(
                 f"{option} has no effect with --only kernels, which measures one device; leave {option} out"
             )
-    seconds = 300.0 if budget == defaults["budget"] else _quantity(budget, "time", "--budget")
+    seconds = 300.0 if budget == defaults["budget"] else parse(budget, "time", "--budget")
     if seconds <= 0:
         raise ConfigError(f"--budget {budget}: must be above 0, for example '5 min'")
     if Path(out).suffix != ".toml":
@@ -258,13 +258,6 @@ def _run(transport: Transport, setup: _Setup, budget: float) -> None:
         append(setup.table, row)
         n_rows += 1
     print(f"{n_rows} rows added to {setup.table}, which had {len(done)} rows", file=sys.stderr)
-
-
-def _quantity(text: str, dimension: str, option: str) -> float:
-    try:
-        return parse(text, dimension)
-    except UnitError as error:
-        raise UnitError(f"{option}: {error}") from None
 
 
 def _whole_numbers(text: str, option: str) -> list[int]:

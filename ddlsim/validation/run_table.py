@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from ddlsim.arguments import Count, Positive, checked
-from ddlsim.errors import ConfigError, UnitError, shown, unknown_name
+from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.plain import decoded, read_bytes
 from ddlsim.run.files import strategy_of
 from ddlsim.schema import refuse_code
@@ -203,10 +203,7 @@ def _quantity(cell: str, unit: str, name: str, where: str) -> float:
             remedy = f"add it to the name of the column, such as {example!r}"
             raise ConfigError(f"{where}: {shown(cell)} has no unit; {remedy}")
         cell = f"{value!r} {unit}" if math.isfinite(value) else cell
-    try:
-        value = parse(cell, dimension)
-    except UnitError as error:
-        raise UnitError(f"{where}: {error}") from None
+    value = parse(cell, dimension, where)
     if not value > 0.0:
         raise ConfigError(f"{where}: {shown(cell)}: must be above 0")
     return value
