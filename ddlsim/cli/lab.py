@@ -15,7 +15,6 @@ from ddlsim.cli.application import app
 from ddlsim.cli.options import Json, arg, opt
 from ddlsim.cli.output import check_folder, print_table
 from ddlsim.errors import ConfigError
-from ddlsim.output_files import write_text
 from ddlsim.printable import shown
 from ddlsim.units import parse
 
@@ -87,7 +86,7 @@ def _watched(comparisons: Generator[Comparison, None, None], n: int, out: Path |
     from rich.console import Console
     from rich.progress import track
 
-    from ddlsim.measure.reading import append
+    from ddlsim.measure.reading import append, save_measurements
 
     console = Console(stderr=True)
     done: list[Comparison] = []
@@ -98,7 +97,7 @@ def _watched(comparisons: Generator[Comparison, None, None], n: int, out: Path |
             ):
                 if out is not None:
                     if not done:
-                        _begin(out)
+                        save_measurements([], out)
                     append(out, comparison.row)
                 done.append(comparison)
     except KeyboardInterrupt:
@@ -106,13 +105,6 @@ def _watched(comparisons: Generator[Comparison, None, None], n: int, out: Path |
     if out is not None:
         typer.echo(f"wrote {out}", err=True)
     return done, False
-
-
-def _begin(out: Path) -> None:
-    """Begin a table of measurements with the names of its columns."""
-    from ddlsim.measure.reading import COLUMNS
-
-    write_text(out, ",".join(COLUMNS) + "\n")
 
 
 def _cells(comparison: Comparison, as_json: bool) -> dict[str, object]:

@@ -40,7 +40,10 @@ def read_measurements(path: str | Path) -> list[Measurement]:
         raise ConfigError(f"{path}: unknown format {path.suffix!r}; measurements must be .csv or .jsonl files")
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = [_measurement(cells, f"{path}: line {line}") for line, cells in _FORMATS[path.suffix](file, path)]
+            rows = [
+                PLAIN.build(Measurement, cells, f"{path}: line {line}", joint=": ")
+                for line, cells in _FORMATS[path.suffix](file, path)
+            ]
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; create it with python -m ddlsim.measure or by hand") from None
     except UnicodeDecodeError:
@@ -93,10 +96,6 @@ def _json_rows(file: TextIO, path: Path) -> Rows:
 
 
 _FORMATS: dict[str, Callable[[TextIO, Path], Rows]] = {".csv": _csv_rows, ".jsonl": _json_rows}
-
-
-def _measurement(cells: dict[str, object], where: str) -> Measurement:
-    return PLAIN.build(Measurement, cells, where, joint=": ")
 
 
 def open_table(folder: str | Path) -> tuple[Path, list[Measurement]]:

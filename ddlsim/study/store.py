@@ -117,13 +117,13 @@ def connected(path: str, timeout: float) -> tuple[sqlite3.Connection, Callable[[
     timeout  s to wait for a transaction of another process
     """
     try:
-        return _opened(path, "mode=rw", timeout), _nothing
+        return _opened(path, "mode=rw", timeout), lambda: None
     except sqlite3.OperationalError as error:
         if getattr(error, "sqlite_errorcode", 0) & 0xFF not in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
             raise
     log = Path(f"{path}-wal")
     if not log.exists() or not log.stat().st_size:
-        return _opened(path, "mode=ro&immutable=1", timeout), _nothing
+        return _opened(path, "mode=ro&immutable=1", timeout), lambda: None
     folder = tempfile.TemporaryDirectory(prefix="ddlsim-")
     try:
         copy = Path(folder.name) / "store.sqlite"
@@ -144,10 +144,6 @@ def _opened(path: str, options: str, timeout: float) -> sqlite3.Connection:
         database.close()
         raise
     return database
-
-
-def _nothing() -> None:
-    pass
 
 
 #: "ddls" in the file's header says that it is one of ours (PRAGMA application_id)
