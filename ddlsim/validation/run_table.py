@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import io
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -95,16 +96,11 @@ def read_runs(path: str | Path, *, allow_code: bool = False) -> list[MeasuredRun
     suggests a correction.
     """
     path = Path(path)
+    data = read_bytes(path, "no such file; expected a CSV file of measured runs")
+    reader = csv.reader(io.StringIO(decoded(data, str(path)), newline=""), strict=True)
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, strict=True)
-            lines = [(reader.line_num, [cell.strip() for cell in cells]) for cells in reader]
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; expected a CSV file of measured runs") from None
-    except UnicodeDecodeError:
-        decoded(read_bytes(path), str(path))  # raises, with line and byte
-        raise
-    except (OSError, ValueError, csv.Error) as error:
+        lines = [(reader.line_num, [cell.strip() for cell in cells]) for cells in reader]
+    except csv.Error as error:
         raise ConfigError(f"{path}: cannot be read as CSV ({error}); is it the right file?") from None
     lines = [(number, cells) for number, cells in lines if any(cells) and not cells[0].startswith("#")]
     if len(lines) < 2:
