@@ -134,7 +134,7 @@ def read_text(path: str | Path, *, log: bool = False) -> SourceText:
           UTF-8, they are replaced and the result includes a note. In other files, invalid bytes raise an error, because
           replacing them could change the data in XML or JSON.
 
-    Raises :class:`ConfigError` if the file cannot be read, is not text, or is larger than :data:`ddlsim.plain.MAX_NBYTES`.
+    Raises :class:`ConfigError` if the file cannot be read, is not text, or is larger than 1 GiB.
     """
     path = Path(path)
     data = read_bytes(path)
