@@ -30,7 +30,7 @@ from typing import Annotated, Any, TypeVar
 import networkx as nx
 import numpy as np
 
-from ddlsim.arguments import Density, Positive, checked, one_of, quantity
+from ddlsim.arguments import Density, Positive, Rule, checked, one_of, quantity
 from ddlsim.cluster.cluster import Cluster
 from ddlsim.cluster.details import LinkDetail, Told, collected
 from ddlsim.cluster.routing import check_policy, widest_links
@@ -41,6 +41,8 @@ GRAPH_KEYS = {"name", "title", "sources", "notes", "routing", "grid", "routes"}
 #: what networkx itself, or a drawing tool on the way, leaves in a graph
 _FOREIGN_GRAPH_KEYS = {"node_default", "edge_default"}
 
+#: any string, as in a graph
+_Text = Annotated[str, Rule("a string", lambda value: isinstance(value, str))]
 _Time = Annotated[float, quantity("time", zero=True, si=True)]
 _Price = Annotated[float, quantity("price", zero=True, si=True)]
 
@@ -51,8 +53,8 @@ class NodeAttributes:
     """The attributes of a node, in SI units."""
 
     kind: Annotated[str, one_of("gpu", "host", "storage", "switch")] = "host"
-    host: str | None = None
-    device: str | None = None
+    host: _Text | None = None
+    device: _Text | None = None
     speed: Positive = 1.0
     send_overhead: _Time = 0.0
     recv_overhead: _Time = 0.0
@@ -72,7 +74,7 @@ class EdgeAttributes(Told):
     bandwidth: Annotated[float, quantity("bandwidth", si=True)]
     latency: _Time = 0.0
     efficiency: Density = 1.0
-    kind: str | None = None
+    kind: _Text | None = None
     shared: bool = False
 
 
