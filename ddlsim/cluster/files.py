@@ -40,8 +40,8 @@ from ddlsim.units import quantity_text
 # ---------------------------------------------------------------- TOML tables
 
 Table = dict[str, Any]  # as the TOML parser gives it; every value is checked below
-_Names = Annotated[Sequence[str], Rule("a list of at least 2 names", lambda v: _is_names(v, 2), lambda v, _: v)]
-_Pair = Annotated[Sequence[str], Rule("a list of 2 names", lambda v: _is_names(v, 2, 2), lambda v, _: v)]
+_Names = Annotated[Sequence[str], Rule("a list of at least 2 names", lambda value: _is_names(value, 2))]
+_Pair = Annotated[Sequence[str], Rule("a list of 2 names", lambda value: _is_names(value, 2, 2))]
 _Machines = Annotated[int, integer(1, MAX_NODES)]
 _Power = Annotated[float | str, quantity("power", zero=True)]
 

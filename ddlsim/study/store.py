@@ -44,9 +44,9 @@ _Setting = Annotated[float, number(infinite=True)] | str | bool
 #: a number that rounding may have made negative; inf is a target that was never reached
 _Number, _ToTarget = (Annotated[float, number(-1e-6, infinite=infinite)] for infinite in (False, True))
 #: any number, also NaN: of a model that does not learn any more
-_Loss = Annotated[float, Rule("a number", lambda v: type(v) in (int, float), lambda v, _: v, plural="numbers")]
+_Loss = Annotated[float, Rule("a number", lambda value: type(value) in (int, float), plural="numbers")]
 #: name in a record -> what it is, always and if it is there; other names are numbers
-_ALWAYS = {"stop_reason": str, "notes": list[str], "warnings": list[str]}
+_ALWAYS: dict[str, Any] = {"stop_reason": str, "notes": list[str], "warnings": list[str]}
 _ALWAYS["history"] = GenericAlias(list, GenericAlias(tuple, (_Loss,) * len(Row._fields)))
 _RECORD = {**_ALWAYS, "loss": _Loss, "n_workers": Annotated[int, integer(1, 2**31 - 1)]}
 
