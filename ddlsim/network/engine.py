@@ -113,7 +113,7 @@ def _terms(details: Sequence[LinkDetail], latency: float, rate: float) -> _Terms
         return None
     first, round_trip = named[0], 2.0 * latency
     protocol = PROTOCOLS[first.transport]
-    usual = protocol.frame(protocol.mtu)[1]
+    usual = protocol.mtu - protocol.inside
     segment = min((detail.frame_payload for detail in details if detail.frame_payload), default=usual)
     frame = segment + max(detail.frame_header for detail in details)
     loss = 1.0 - math.prod(1.0 - detail.loss for detail in named)
