@@ -11,6 +11,7 @@ import datetime
 import json
 import math
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 
 from ddlsim.errors import ConfigError, shown
@@ -53,6 +54,14 @@ def decoded(data: bytes, where: str = "") -> str:
         raise ConfigError(
             f"{_at(where)}line {line}: invalid UTF-8 (byte {start}, 0x{data[start]:02x}); save the file as UTF-8"
         ) from None
+
+
+def flattened(table: Mapping[str, object], where: str = "") -> dict[str, object]:
+    """Return the values in nested tables by their dotted paths."""
+    found: dict[str, object] = {}
+    for name, value in table.items():
+        found |= flattened(value, f"{where}{name}.") if isinstance(value, dict) else {f"{where}{name}": value}
+    return found
 
 
 def parse_value(text: str) -> object:

@@ -20,17 +20,12 @@ from ddlsim.errors import ConfigError, shown
 
 MAX_LENGTH = 10**7  # of a sequence
 _PLAIN = {
-    bool: Rule(
-        "True or False",
-        lambda value: isinstance(value, bool | np.bool_),
-        lambda value, _: bool(value),
-        plural="booleans",
-    ),
+    bool: Rule("True or False", lambda v: isinstance(v, bool | np.bool_), lambda v, _: bool(v), plural="booleans"),
     int: integer(),
     float: number(),
     str: TEXT,
     Path: PATH,
-    type(None): Rule("None", lambda value: value is None, lambda value, _: value),
+    type(None): Rule("None", lambda value: value is None),
 }
 
 
@@ -57,18 +52,15 @@ def rule_of(annotation: Any) -> Rule | None:
     if origin is np.ndarray:
         return array_of(typing.get_args(inner[1])[0])
     if origin is collections.abc.Callable:
-        return Rule("a function", callable, lambda value, _: value)
+        return Rule("a function", callable)
     kind = origin or annotation
     if kind in (Any, object) or not isinstance(kind, type):
         return None
     if getattr(kind, "_is_protocol", False):
         return _like(kind)
-    return Rule(
-        _article(kind.__name__),
-        lambda value: isinstance(value, kind),
-        lambda value, _: value,
-        plural=f"{kind.__name__} objects",
-    )
+    name = kind.__name__
+    text = f"{'an' if name[0] in 'AEIOU' else 'a'} {name}{' object' if name[0].isupper() else ''}"
+    return Rule(text, lambda value: isinstance(value, kind), plural=f"{name} objects")
 
 
 #: before an alternative in a description, outside of brackets
@@ -84,10 +76,6 @@ def _listed(words: Iterable[str], joint: str = "and") -> str:
 def _choices(text: str) -> list[str]:
     """Return the alternatives in a description: ["'a'", "'b'"] for "'a' or 'b'"."""
     return [text] if "whose" in text else _OR.split(text)
-
-
-def _article(name: str) -> str:
-    return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}{' object' if name[0].isupper() else ''}"
 
 
 def _narrowed(inner: Any, notes: tuple[object, ...]) -> Rule | None:

@@ -24,15 +24,15 @@ class Rule:
 
     text       description of valid values, for error messages
     takes      function that returns whether a value has the right type
-    keep       function that takes a value and its name (for error messages), and returns the value to store. It raises
-               ConfigError if the value is invalid
+    keep       function that takes a value and its name (for error messages), and returns the value to store (default:
+               the value itself). It raises ConfigError if the value is invalid
     dimension  physical dimension of a quantity with units, a key of :data:`ddlsim.units.DIMENSIONS`; "": no units
     plural     description of several valid values, for messages about lists ("integers")
     """
 
     text: str
     takes: Callable[[object], bool]
-    keep: Callable[[Any, str], object]
+    keep: Callable[[Any, str], object] = lambda value, _: value
     dimension: str = ""
     plural: str = ""
 
@@ -60,12 +60,11 @@ def with_attributes(text: str, *attributes: str, plural: str = "") -> Rule:
     text    description of valid values, for error messages
     plural  description of several valid values, for messages about lists
     """
-    return Rule(
-        text,
-        lambda value: not isinstance(value, type) and all(hasattr(value, name) for name in attributes),
-        lambda value, _: value,
-        plural=plural,
-    )
+
+    def takes(value: object) -> bool:
+        return not isinstance(value, type) and all(hasattr(value, name) for name in attributes)
+
+    return Rule(text, takes, plural=plural)
 
 
 def _is_integer(value: object) -> bool:

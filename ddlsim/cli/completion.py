@@ -45,12 +45,9 @@ def _settings(path: Path) -> list[str]:
     for place in _SETTABLE:
         table = file.get(place)
         values = table if isinstance(table, dict) else {}
-        found += [f"{key}={_text(value)}" for key, value in values.items() if key != "type" and not _is_many(value)]
+        single = {key: value for key, value in values.items() if key != "type" and not isinstance(value, list | dict)}
+        found += [f"{key}={_text(value)}" for key, value in single.items()]
     return sorted({*found, *(f"transport={name}" for name in ("ideal", *PROTOCOLS))})
-
-
-def _is_many(value: object) -> bool:
-    return isinstance(value, list | dict)
 
 
 def _text(value: object) -> str:

@@ -14,8 +14,7 @@ from ddlsim.cli import completion
 from ddlsim.cli.application import app
 from ddlsim.cli.options import Json, arg, opt
 from ddlsim.cli.output import check_folder, print_table
-from ddlsim.errors import ConfigError, UnitError
-from ddlsim.output_files import write_text
+from ddlsim.errors import ConfigError
 from ddlsim.printable import shown
 from ddlsim.units import parse
 
@@ -65,7 +64,7 @@ def lab(
         typer.echo(f"note: removed {len(left)} network namespaces left by killed runs", err=True)
     from ddlsim.lab import compare, parse_operations
 
-    wanted, buffers, waiting = parse_operations(operations), _sizes(sizes), _bytes("--queue", queue)
+    wanted, buffers, waiting = parse_operations(operations), _sizes(sizes), round(parse(queue, "bytes", "--queue"))
     comparisons, interrupted = _watched(
         compare(loaded, wanted, buffers, repetitions, waiting), len(wanted) * len(buffers), out
     )
@@ -87,7 +86,7 @@ def _watched(comparisons: Generator[Comparison, None, None], n: int, out: Path |
     from rich.console import Console
     from rich.progress import track
 
-    from ddlsim.measure.reading import append
+    from ddlsim.measure.reading import append, save_measurements
 
     console = Console(stderr=True)
     done: list[Comparison] = []
@@ -98,7 +97,7 @@ def _watched(comparisons: Generator[Comparison, None, None], n: int, out: Path |
             ):
                 if out is not None:
                     if not done:
-                        _begin(out)
+                        save_measurements([], out)
                     append(out, comparison.row)
                 done.append(comparison)
     except KeyboardInterrupt:
@@ -106,13 +105,6 @@ def _watched(comparisons: Generator[Comparison, None, None], n: int, out: Path |
     if out is not None:
         typer.echo(f"wrote {out}", err=True)
     return done, False
-
-
-def _begin(out: Path) -> None:
-    """Begin a table of measurements with the names of its columns."""
-    from ddlsim.measure.reading import COLUMNS
-
-    write_text(out, ",".join(COLUMNS) + "\n")
 
 
 def _cells(comparison: Comparison, as_json: bool) -> dict[str, object]:
@@ -146,11 +138,4 @@ def _sizes(text: str) -> list[int]:
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words:
         raise ConfigError(f"--sizes {text!r}: must contain at least one size, such as '64 KiB,1 MiB'")
-    return [_bytes("--sizes", word) for word in words]
-
-
-def _bytes(option: str, text: str) -> int:
-    try:
-        return round(parse(text, "bytes"))
-    except UnitError as error:
-        raise UnitError(f"{option}: {error}") from None
+    return [round(parse(word, "bytes", "--sizes")) for word in words]

@@ -247,18 +247,14 @@ def _each(experiment: Experiment, counts: list[int]) -> tuple[list[Result], bool
 
 def _experiment(what: str, allow_code: bool, options: dict[str, object]) -> Experiment:
     """Return the experiment of a file, or one on a cluster, with those of its fields put in that are given."""
-    if _is_experiment(what):
+    is_cluster = Path(what).suffix != ".toml" or _has(what, {"generator", "hosts", "links", "nodes", "edges"})
+    if not is_cluster:
         experiment = ddlsim.load_experiment(what, allow_code=allow_code)
     else:
         experiment = ddlsim.Experiment(cluster=what)
     if allow_code and isinstance(model := options.get("model"), str):
         options["model"] = ddlsim.load_model(model, allow_code=True)
     return experiment.with_(**options)
-
-
-def _is_experiment(what: str) -> bool:
-    """Tell an experiment file from a topology, which has a generator or lists of what is in it."""
-    return Path(what).suffix == ".toml" and not _has(what, {"generator", "hosts", "links", "nodes", "edges"})
 
 
 def _has(what: str, keys: set[str]) -> bool:

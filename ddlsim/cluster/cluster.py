@@ -599,17 +599,16 @@ def _details(cluster: Cluster, of_kind: Bools) -> str:
     if cluster.details is None:
         return ""
     found = [cluster.details.of(link) for link in np.flatnonzero(of_kind).tolist()]
-    parts = []
-    if any(detail.frame_header for detail in found):
-        header = _range(np.array([detail.frame_header for detail in found]), "B")
-        payload = _range(np.array([detail.frame_payload for detail in found]), "B")
-        parts.append(f"{header} of headers per {payload} of payload")
-    if any(detail.spread for detail in found):
-        parts.append(f"rates vary by {_range(np.array([detail.spread for detail in found]), '')}")
-    if any(detail.burst for detail in found):
-        parts.append(f"bursts of {_range(np.array([detail.burst for detail in found]), 'B')}")
-    if any(detail.reverse_load for detail in found):
-        parts.append(f"acknowledgements {_range(np.array([detail.reverse_load for detail in found]), '')}")
+    units = {"frame_header": "B", "frame_payload": "B", "spread": "", "burst": "B", "reverse_load": ""}
+    columns = {key: np.array([getattr(detail, key) for detail in found]) for key in units}
+    ranges = {key: _range(column, units[key]) for key, column in columns.items() if column.any()}
+    texts = {
+        "frame_header": "{frame_header} of headers per {frame_payload} of payload",
+        "spread": "rates vary by {spread}",
+        "burst": "bursts of {burst}",
+        "reverse_load": "acknowledgements {reverse_load}",
+    }
+    parts = [text.format(**ranges) for key, text in texts.items() if key in ranges]
     if any(detail.sharing for detail in found):
         parts.append("first in, first out")
     parts += sorted({_transport(detail) for detail in found if detail.transport})

@@ -65,10 +65,6 @@ class Protocol:
     least: float = 0.0
     burst: float = 0.0
 
-    def frame(self, mtu: float) -> tuple[float, float]:
-        """Return (bytes of headers, bytes of payload) of a full frame."""
-        return self.header, mtu - self.inside
-
 
 # IPv4 20, TCP 20, its timestamps 12. 3 MiB: half of the 6 MiB to which Linux lets the receiver's buffer grow, the
 # other half being for its own records (tcp(7): tcp_rmem, tcp_adv_win_scale). Ten segments at first: RFC 6928.
@@ -97,14 +93,6 @@ PROTOCOLS = {
     # local header 8, base transport header 12, checks 4 and 2 (InfiniBand Architecture Specification, section 6)
     "infiniband": Protocol(header=26.0, inside=0.0, mtu=4096.0),
 }
-
-
-def frame_of(transport: str, mtu: float, where: str) -> tuple[float, float]:
-    """Return (header, payload) in bytes of a transport's frames; raise :class:`ConfigError` for an MTU too small."""
-    protocol = PROTOCOLS[transport]
-    if mtu < protocol.inside + 200.0:
-        raise ConfigError(f"{where}mtu = {shown(mtu)} is too small for {transport}; expected a size such as '1500 B'")
-    return protocol.frame(mtu)
 
 
 def window_under_loss(transport: str, loss: float, round_trip: float, segment: float) -> float:
@@ -249,9 +237,9 @@ def transport_of(cluster: Cluster) -> str:
     return str(named.pop()) if len(named) == 1 else ""
 
 
-_Size = Annotated[Quantity, quantity("bytes", zero=True)]
-_Time = Annotated[Quantity, quantity("time", zero=True)]
-_Rate = Annotated[Quantity, quantity("bandwidth", zero=True)]
+_Size = Annotated[Quantity, quantity("bytes", zero=True, si=True)]
+_Time = Annotated[Quantity, quantity("time", zero=True, si=True)]
+_Rate = Annotated[Quantity, quantity("bandwidth", zero=True, si=True)]
 _Part = Annotated[float, number(0.0, 1.0, below=True)]
 
 
@@ -293,21 +281,42 @@ class Told:
     sharing: _Sharing = ""
 
     def detail(self, where: str = "") -> LinkDetail:
-        """Return it as SI floats. Raises :class:`ConfigError` for a number that makes no sense, naming it."""
-        names = ("frame_header", "frame_payload", "burst", "window", "rendezvous", "buffer")
-        sizes: dict[str, Any] = {key: si(getattr(self, key), "bytes") for key in names}
-        if bool(sizes["frame_header"]) != bool(sizes["frame_payload"]):
+        """Return it as a :class:`LinkDetail`. Raises :class:`ConfigError` if its parts do not go together."""
+        told: dict[str, Any] = {key: getattr(self, key) for key in DETAIL_KEYS}
+        transport = told["transport"] = "" if self.transport == IDEAL else self.transport
+        told["sharing"] = "" if self.sharing == "max-min" else self.sharing
+        header, payload, mtu = told["frame_header"], told["frame_payload"], si(self.mtu, "bytes")
+        if bool(header) != bool(payload):
             raise ConfigError(
-                f"{where}frame_header = {shown(self.frame_header)} and frame_payload = {shown(self.frame_payload)} "
-                "must be set together, for example '66 B' and '1448 B'"
+                f"{where}frame_header = {header:g} B and frame_payload = {payload:g} B must be set together, for "
+                "example '66 B' and '1448 B'"
             )
-        transport = "" if self.transport == IDEAL else self.transport
-        plain = ("reverse_load", "loss", "connections", "unordered", "warm", "spread")
-        rest: dict[str, Any] = {key: getattr(self, key) for key in plain}
-        rest["sharing"] = "fifo" if self.sharing == "fifo" else ""
-        rates: dict[str, Any] = {"flow_rate": si(self.flow_rate, "bandwidth"), "overhead": si(self.overhead, "time")}
-        detail = LinkDetail(transport=transport, **rates, **rest, **sizes)
-        return _consistent(detail, si(self.mtu, "bytes"), where)
+        if not transport:
+            for key, value in {**{key: told[key] for key in TRANSPORT_KEYS}, "mtu": mtu}.items():
+                if value != getattr(_NONE, key, 0.0):
+                    raise ConfigError(
+                        f"{where}{key} = {shown(value)} has no effect without a transport; set transport to one of "
+                        f"{', '.join(map(repr, PROTOCOLS))}"
+                    )
+        elif not transport.startswith("tcp-") and self.loss:
+            raise ConfigError(
+                f"{where}loss = {self.loss} applies only to TCP, but {transport} is lossless; remove loss"
+            )
+        elif not transport.startswith("tcp-") and self.buffer:
+            raise ConfigError(
+                f"{where}buffer = {self.buffer:g} B applies only to TCP, but {transport} uses flow control; "
+                "remove buffer"
+            )
+        elif mtu:
+            if header:
+                raise ConfigError(f"{where}mtu and frame_header both define the frame; remove one of them")
+            protocol = PROTOCOLS[transport]
+            if mtu < protocol.inside + 200.0:
+                raise ConfigError(
+                    f"{where}mtu = {shown(mtu)} is too small for {transport}; expected a size such as '1500 B'"
+                )
+            told |= {"frame_header": protocol.header, "frame_payload": mtu - protocol.inside}
+        return LinkDetail(**told)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -318,35 +327,6 @@ class _Wanted(Told):
 
 #: what only a transport does
 TRANSPORT_KEYS = ("connections", "flow_rate", "window", "rendezvous", "loss", "unordered", "warm", "buffer", "overhead")
-
-
-def _consistent(detail: LinkDetail, mtu: float, where: str) -> LinkDetail:
-    """Return the detail with the frames that `mtu` says; raise :class:`ConfigError` if its parts do not go together."""
-    if not detail.transport:
-        idle = [key for key in TRANSPORT_KEYS if getattr(detail, key) != getattr(_NONE, key)] + ["mtu"] * (mtu > 0)
-        if idle:
-            value = mtu if idle[0] == "mtu" else getattr(detail, idle[0])
-            key = idle[0]
-            raise ConfigError(
-                f"{where}{key} = {shown(value)} has no effect without a transport; set transport to one of "
-                f"{', '.join(map(repr, PROTOCOLS))}"
-            )
-        return detail
-    if detail.loss and not detail.transport.startswith("tcp-"):
-        raise ConfigError(
-            f"{where}loss = {detail.loss} applies only to TCP, but {detail.transport} is lossless; remove loss"
-        )
-    if detail.buffer and not detail.transport.startswith("tcp-"):
-        raise ConfigError(
-            f"{where}buffer = {detail.buffer:g} B applies only to TCP, but {detail.transport} uses flow control; "
-            "remove buffer"
-        )
-    if mtu and detail.frame_header:
-        raise ConfigError(f"{where}mtu and frame_header both define the frame; remove one of them")
-    if not mtu:
-        return detail
-    header, payload = frame_of(detail.transport, mtu, where)
-    return dataclasses.replace(detail, frame_header=header, frame_payload=payload)
 
 
 def collected(details: Collection[LinkDetail]) -> LinkDetails | None:

@@ -10,6 +10,7 @@ import dataclasses
 import fnmatch
 import itertools
 import json
+import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -24,19 +25,7 @@ from ddlsim.cluster import calibration_table
 from ddlsim.cluster.calibration_table import CalibrationTable
 from ddlsim.cluster.cluster import Cluster
 from ddlsim.cluster.details import IDEAL, TRANSPORT_KEYS, Told, with_detail
-from ddlsim.cluster.generators import (
-    dragonfly,
-    fat_tree,
-    fully_connected,
-    hypercube,
-    leaf_spine,
-    line,
-    racks,
-    ring,
-    star,
-    torus,
-    two_racks,
-)
+from ddlsim.cluster.generators import GENERATORS
 from ddlsim.cluster.graphs import from_graph, to_graph
 from ddlsim.cluster.nodes import Graph, Host, Interior, MultiGpu, add_host, connect, size_of
 from ddlsim.cluster.quantity import MAX_NODES, check_size
@@ -50,35 +39,16 @@ from ddlsim.units import quantity_text
 
 # ---------------------------------------------------------------- TOML tables
 
-#: `type` of `[generator]` -> the function
-GENERATORS: dict[str, Callable[..., Graph]] = {
-    function.__name__.replace("_", "-"): function
-    for function in (
-        star,
-        ring,
-        line,
-        fully_connected,
-        torus,
-        hypercube,
-        leaf_spine,
-        fat_tree,
-        racks,
-        two_racks,
-        dragonfly,
-    )
-}
-
 Table = dict[str, Any]  # as the TOML parser gives it; every value is checked below
-_Names = Annotated[Sequence[str], Rule("a list of at least 2 names", lambda value: _is_names(value, 2), lambda v, _: v)]
-_Pair = Annotated[
-    Sequence[str], Rule("a list of 2 names", lambda value: _is_names(value, 2) and len(value) == 2, lambda v, _: v)
-]
+_Names = Annotated[Sequence[str], Rule("a list of at least 2 names", lambda value: _is_names(value, 2))]
+_Pair = Annotated[Sequence[str], Rule("a list of 2 names", lambda value: _is_names(value, 2, 2))]
 _Machines = Annotated[int, integer(1, MAX_NODES)]
 _Power = Annotated[float | str, quantity("power", zero=True)]
 
 
-def _is_names(value: Any, least: int) -> bool:
-    return isinstance(value, list | tuple) and len(value) >= least and all(isinstance(name, str) for name in value)
+def _is_names(value: Any, least: int, most: float = math.inf) -> bool:
+    is_list = isinstance(value, list | tuple) and least <= len(value) <= most
+    return is_list and all(isinstance(name, str) for name in value)
 
 
 @checked
@@ -464,8 +434,8 @@ def _add_explicit(graph: Graph, file: ClusterFile) -> list[str | None]:
 def _add_nodes(graph: Graph, tables: Iterable[Mapping[str, Any]]) -> None:
     """Add `[[nodes]]`: `names`, and attributes, which the graph's reader checks."""
     for i, table in enumerate(tables):
-        names = table.get("names")
-        if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) for name in names):
+        names: Any = table.get("names")
+        if not _is_names(names, 1):
             raise ConfigError(f"nodes.{i}.names = {shown(names)} must be a list of names")
         check_size(len(graph) + len(names), 0, f"nodes.{i}")
         for node in names:
@@ -479,10 +449,7 @@ def _add_edges(graph: Graph, tables: Iterable[Mapping[str, Any]]) -> None:
     n_links = graph.number_of_edges()
     for i, table in enumerate(tables):
         links: Any = table.get("links")
-        if not isinstance(links, list | tuple) or not all(
-            isinstance(link, list | tuple) and len(link) == 2 and all(isinstance(end, str) for end in link)
-            for link in links
-        ):
+        if not isinstance(links, list | tuple) or not all(_is_names(link, 2, 2) for link in links):
             raise ConfigError(f'edges.{i}.links = {shown(links)} must be a list of node pairs, such as [["a", "b"]]')
         keys: Any = table.get("keys", [None] * len(links))
         is_list = isinstance(keys, list | tuple) and len(keys) == len(links)

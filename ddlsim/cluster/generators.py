@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, TypeAlias
 
@@ -541,3 +541,9 @@ def _join_group(graph: Graph, routers: list[str], shape: list[int], cables: list
         for i in range(len(routers)):
             for j in range(i + stride, i + (size - i // stride % size) * stride, stride):
                 wide.join(graph, routers[i], routers[j], "trunk")
+
+
+_DIRECT = (ring, line, fully_connected, torus, hypercube)
+_SWITCHED = (star, leaf_spine, fat_tree, racks, two_racks, dragonfly)
+#: `type` of `[generator]` in cluster files -> the function
+GENERATORS: dict[str, Callable[..., Graph]] = {each.__name__.replace("_", "-"): each for each in (*_DIRECT, *_SWITCHED)}

@@ -23,44 +23,86 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Hashable, Iterable, Iterator
-from typing import Any
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
 
 import networkx as nx
 import numpy as np
 
+from ddlsim.arguments import Density, Positive, Rule, checked, one_of, quantity
 from ddlsim.cluster.cluster import Cluster
-from ddlsim.cluster.details import DETAIL_KEYS, LinkDetail, Told, collected
-from ddlsim.cluster.quantity import fraction, nonnegative, positive
+from ddlsim.cluster.details import LinkDetail, Told, collected
 from ddlsim.cluster.routing import check_policy, widest_links
 from ddlsim.errors import ConfigError, shown, unknown_name
 
-NODE_KINDS = ("gpu", "host", "storage", "switch")
+T = TypeVar("T")
 GRAPH_KEYS = {"name", "title", "sources", "notes", "routing", "grid", "routes"}
 #: what networkx itself, or a drawing tool on the way, leaves in a graph
 _FOREIGN_GRAPH_KEYS = {"node_default", "edge_default"}
-NODE_KEYS = {"kind", "host", "device", "speed", "send_overhead", "recv_overhead", "reduce_time"}
-NODE_KEYS |= {"price", "device_price", "power", "reduces", "operations"}
-EDGE_KEYS = {"bandwidth", "latency", "efficiency", "kind", "shared", "mtu", *DETAIL_KEYS}
+
+#: any string, as in a graph
+_Text = Annotated[str, Rule("a string", lambda value: isinstance(value, str))]
+_Time = Annotated[float, quantity("time", zero=True, si=True)]
+_Price = Annotated[float, quantity("price", zero=True, si=True)]
+
+
+@checked
+@dataclass(frozen=True, kw_only=True)
+class NodeAttributes:
+    """The attributes of a node, in SI units."""
+
+    kind: Annotated[str, one_of("gpu", "host", "storage", "switch")] = "host"
+    host: _Text | None = None
+    device: _Text | None = None
+    speed: Positive = 1.0
+    send_overhead: _Time = 0.0
+    recv_overhead: _Time = 0.0
+    reduce_time: _Time = 0.0
+    price: _Price | None = None
+    device_price: _Price | None = None
+    power: Annotated[float, quantity("power", zero=True, si=True)] | None = None
+    operations: Positive | None = None
+    reduces: bool = False
+
+
+@checked
+@dataclass(frozen=True, kw_only=True)
+class EdgeAttributes(Told):
+    """The attributes of an edge."""
+
+    bandwidth: Annotated[float, quantity("bandwidth", si=True)]
+    latency: _Time = 0.0
+    efficiency: Density = 1.0
+    kind: _Text | None = None
+    shared: bool = False
+
+
+NODE_KEYS, EDGE_KEYS = ({field.name for field in dataclasses.fields(each)} for each in (NodeAttributes, EdgeAttributes))
+#: attribute -> the kinds of nodes that can have it
+_ONLY_OF = {
+    **dict.fromkeys(("price", "device_price"), ("endpoints", ("gpu", "host", "storage"))),
+    **dict.fromkeys(("power", "reduces"), ("switches", ("switch",))),
+    "operations": ("storage nodes", ("storage",)),
+}
 
 Attributes = dict[str, Any]  # networkx promises nothing about values; every one is checked below
 #: source, destination, what identifies the other direction, attributes
 _Link = tuple[Hashable, Hashable, Hashable, Attributes]
-#: shared, kind, (bandwidth, efficiency, latency), details of a link
-_Checked = tuple[bool, str, tuple[float, float, float], LinkDetail]
 
 
-def _reject_unknown(attributes: Iterable[str], known: set[str], where: str) -> None:
+def _reject_unknown(attributes: Mapping[Any, object], known: set[str], where: str) -> None:
     for key in attributes:
         if key not in known:
             raise unknown_name("attribute", str(key), known, where)
 
 
-def _text(attributes: Attributes, key: str, default: str | None, where: str) -> str | None:
-    value = attributes.get(key, default)
-    if value is not None and not isinstance(value, str):
-        raise ConfigError(f"{where}: {key} = {shown(value)} must be a string")
-    return value
+def _checked(kind: type[T], attributes: Attributes, place: str) -> T:
+    """Return the checked attributes of a node or an edge."""
+    try:
+        return kind(**attributes)
+    except ConfigError as error:
+        raise type(error)(f"{place}: {str(error).removeprefix(f'{kind.__name__}: ')}") from None
 
 
 def _texts(value: object, where: str) -> tuple[str, ...]:
@@ -103,7 +145,7 @@ def from_graph(graph: nx.Graph[Any], name: str | None = None) -> Cluster:
     """
     name = str(name or graph.graph.get("name") or "graph")
     where = f"cluster {name!r}"
-    _reject_unknown((str(key) for key in graph.graph), GRAPH_KEYS | _FOREIGN_GRAPH_KEYS, where)
+    _reject_unknown(graph.graph, GRAPH_KEYS | _FOREIGN_GRAPH_KEYS, where)
     if not graph.number_of_nodes():
         raise ConfigError(f"{where}: the graph has no nodes; add at least one host")
     index: dict[Hashable, int] = {node: i for i, node in enumerate(graph.nodes)}
@@ -129,7 +171,9 @@ def from_graph(graph: nx.Graph[Any], name: str | None = None) -> Cluster:
             f"{where}: grid = {list(grid)} does not match the number of machines, {n_machines}; correct the sizes of "
             "the grid"
         )
-    title = _text(graph.graph, "title", "", where) or ""
+    title = graph.graph.get("title", "")
+    if not isinstance(title, str):
+        raise ConfigError(f"{where}: title = {shown(title)} must be a string")
     texts = {key: _texts(graph.graph.get(key, ()), f"{where}: {key}") for key in ("sources", "notes")}
     about: dict[str, Any] = {"name": name, "title": title, "routing": routing, "grid": tuple(grid), **texts}
     cluster = Cluster(node_names=names, **about, **nodes, **links)
@@ -141,88 +185,49 @@ def from_graph(graph: nx.Graph[Any], name: str | None = None) -> Cluster:
 
 
 def _node_columns(graph: nx.Graph[Any], where: str) -> dict[str, Any]:
-    kinds: list[str] = []
-    devices: list[str | None] = []
+    """Return the columns of nodes and machines; those that no node states are left out."""
+    nodes: list[NodeAttributes] = []
     host_of: list[int] = []
     hosts: dict[str, int] = {}
-    numbers: list[tuple[float, float, float, float]] = []
-    for node, data in graph.nodes(data=True):
-        place = f"{where}: node {str(node)!r}"
-        if not data.keys() <= NODE_KEYS:
-            _reject_unknown(data, NODE_KEYS, place)
-        kind = data.get("kind", "host")
-        if kind not in NODE_KINDS:
-            raise unknown_name("kind", str(kind), NODE_KINDS, place)
-        kinds.append(kind)
-        devices.append(_text(data, "device", None, place))
-        host = _text(data, "host", None if kind == "switch" else str(node), place)
+    prices: dict[int, float] = {}
+    for name, data in graph.nodes(data=True):
+        place = f"{where}: node {str(name)!r}"
+        _reject_unknown(data, NODE_KEYS, place)
+        node = _checked(NodeAttributes, data, place)
+        for key, (what, kinds) in _ONLY_OF.items():
+            if node.kind not in kinds and getattr(node, key) is not None and getattr(node, key) is not False:
+                raise ConfigError(f"{place}: {key} applies only to {what}; remove {key}")
+        host = str(name) if node.host is None and node.kind != "switch" else node.host
         host_of.append(-1 if host is None else hosts.setdefault(host, len(hosts)))
-        numbers.append(
-            (
-                positive(data.get("speed", 1.0), None, f"{place}: speed"),
-                nonnegative(data.get("send_overhead", 0.0), "time", f"{place}: send_overhead"),
-                nonnegative(data.get("recv_overhead", 0.0), "time", f"{place}: recv_overhead"),
-                nonnegative(data.get("reduce_time", 0.0), "time", f"{place}: reduce_time"),
+        nodes.append(node)
+        if node.price is not None and prices.setdefault(host_of[-1], node.price) != node.price:
+            raise ConfigError(
+                f"{place}: price = {data['price']!r} differs from the price at another node of the same machine; "
+                "remove one of them"
             )
-        )
-    columns = np.array(numbers, dtype=np.float64).T.copy()
+    stated = {
+        "host_price": [prices.get(host) for host in range(len(hosts))],
+        "device_price": [node.device_price for node in nodes],
+        "switch_power": [node.power for node in nodes],
+    }
+    columns: dict[str, Any] = {
+        key: np.array(column, dtype=np.float64)  # NaN for None
+        for key, column in stated.items()
+        if any(value is not None for value in column)
+    }
+    if any(node.operations for node in nodes):
+        columns["operation_time"] = np.array([1.0 / node.operations if node.operations else 0.0 for node in nodes])
+    if any(node.reduces for node in nodes):
+        columns["switch_reduces"] = np.array([node.reduces for node in nodes])
+    for key in ("speed", "send_overhead", "recv_overhead", "reduce_time"):
+        columns[key] = np.array([getattr(node, key) for node in nodes], dtype=np.float64)
     return {
-        **_cost_columns(graph, host_of, len(hosts), where),
-        "node_kind": tuple(kinds),
-        "device_of": tuple(devices),
+        **columns,
+        "node_kind": tuple(node.kind for node in nodes),
+        "device_of": tuple(node.device for node in nodes),
         "host_of": np.array(host_of, dtype=np.int64),
         "host_names": tuple(hosts),
-        "speed": columns[0].copy(),
-        "send_overhead": columns[1].copy(),
-        "recv_overhead": columns[2].copy(),
-        "reduce_time": columns[3].copy(),
     }
-
-
-def _cost_columns(graph: nx.Graph[Any], host_of: list[int], n_hosts: int, where: str) -> dict[str, Any]:
-    """Return the prices and power draws that nodes state; a column that none states is left out."""
-    n = len(host_of)
-    columns = {key: np.full(size, np.nan) for key, size in (("price", n_hosts), ("device_price", n), ("power", n))}
-    for node, (name, data) in enumerate(graph.nodes(data=True)):
-        for key in columns.keys() & data.keys():
-            place = f"{where}: node {str(name)!r}"
-            if (data.get("kind", "host") == "switch") != (key == "power"):
-                kinds = "switches" if key == "power" else "endpoints"
-                raise ConfigError(f"{place}: {key} applies only to {kinds}; remove {key}")
-            number = nonnegative(data[key], "power" if key == "power" else "price", f"{place}: {key}")
-            at = host_of[node] if key == "price" else node
-            if not np.isnan(columns[key][at]) and columns[key][at] != number:
-                raise ConfigError(
-                    f"{place}: price = {data[key]!r} differs from the price at another node of the same machine; "
-                    "remove one of them"
-                )
-            columns[key][at] = number
-    fields = {"price": "host_price", "device_price": "device_price", "power": "switch_power"}
-    stated = {fields[key]: column for key, column in columns.items() if not np.isnan(column).all()}
-    return stated | _reducing_switches(graph, where) | _operation_times(graph, where)
-
-
-def _operation_times(graph: nx.Graph[Any], where: str) -> dict[str, Any]:
-    """Return the s of an operation of storages that say how many they do in one; nothing where none does."""
-    times = np.zeros(graph.number_of_nodes())
-    for node, (name, data) in enumerate(graph.nodes(data=True)):
-        if "operations" in data:
-            place = f"{where}: node {str(name)!r}"
-            if data.get("kind") != "storage":
-                raise ConfigError(f"{place}: operations applies only to storage nodes; remove operations")
-            times[node] = 1.0 / positive(data["operations"], None, f"{place}: operations")
-    return {"operation_time": times} if times.any() else {}
-
-
-def _reducing_switches(graph: nx.Graph[Any], where: str) -> dict[str, Any]:
-    """Return which switches add up what passes through them; nothing where none does."""
-    for name, data in graph.nodes(data=True):
-        value = data.get("reduces", False)
-        if not isinstance(value, bool) or (value and data.get("kind", "host") != "switch"):
-            place = f"{where}: node {str(name)!r}"
-            raise ConfigError(f"{place}: reduces = {shown(value)}: must be true or false, and true only for switches")
-    reduces = np.array([data.get("reduces", False) for _, data in graph.nodes(data=True)], dtype=bool)
-    return {"switch_reduces": reduces} if reduces.any() else {}
 
 
 def _link_columns(graph: nx.Graph[Any], index: dict[Hashable, int], where: str) -> dict[str, Any]:
@@ -231,7 +236,7 @@ def _link_columns(graph: nx.Graph[Any], index: dict[Hashable, int], where: str) 
     numbers: list[tuple[float, float, float]] = []
     details: list[LinkDetail] = []
     channels: dict[Hashable, int] = {}
-    checked: dict[Hashable, _Checked] = {}  # most links of a large cluster are alike
+    checked: dict[Hashable, tuple[EdgeAttributes, LinkDetail]] = {}  # most links of a large cluster are alike
     listed = sorted(_directed_links(graph, where), key=lambda link: index[link[0]])
     for number, (u, v, key, data) in enumerate(listed):
         alike: Hashable = (*data.items(), *map(type, data.values()))
@@ -241,11 +246,11 @@ def _link_columns(graph: nx.Graph[Any], index: dict[Hashable, int], where: str) 
             row = None
         if row is None:
             row = checked[alike] = _checked_link(data, f"{where}: edge {u!r} -> {v!r}")
-        shared, kind, speed, detail = row
-        pair: Hashable = (frozenset((u, v)), key) if shared else number
+        edge, detail = row
+        pair: Hashable = (frozenset((u, v)), key) if edge.shared else number
         ends.append((index[u], index[v], channels.setdefault(pair, len(channels))))
-        kinds.append(kind)
-        numbers.append(speed)
+        kinds.append(edge.kind or "link")
+        numbers.append((edge.bandwidth, edge.efficiency, edge.latency))
         details.append(detail)
     which = np.array(ends, dtype=np.int64).reshape(-1, 3)
     columns = np.array(numbers, dtype=np.float64).reshape(-1, 3)
@@ -262,26 +267,14 @@ def _link_columns(graph: nx.Graph[Any], index: dict[Hashable, int], where: str) 
     }
 
 
-def _checked_link(data: Attributes, place: str) -> _Checked:
-    if not data.keys() <= EDGE_KEYS:
-        _reject_unknown(data, EDGE_KEYS, place)
+def _checked_link(data: Attributes, place: str) -> tuple[EdgeAttributes, LinkDetail]:
+    _reject_unknown(data, EDGE_KEYS, place)
     if "bandwidth" not in data:
         raise ConfigError(
             f"{place}: bandwidth is missing; set it, for example bandwidth='25 Gbit/s' (plain numbers are in bytes/s)"
         )
-    shared = data.get("shared", False)
-    if not isinstance(shared, bool):
-        raise ConfigError(f"{place}: shared = {shown(shared)} must be true or false")
-    speed = (
-        positive(data["bandwidth"], "bandwidth", f"{place}: bandwidth"),
-        fraction(data.get("efficiency", 1.0), f"{place}: efficiency"),
-        nonnegative(data.get("latency", 0.0), "time", f"{place}: latency"),
-    )
-    try:
-        told = Told(**{key: data[key] for key in ("mtu", *DETAIL_KEYS) if key in data})
-    except ConfigError as error:
-        raise type(error)(f"{place}: {str(error).removeprefix('Told: ')}") from None
-    return shared, _text(data, "kind", "link", place) or "link", speed, told.detail(f"{place}: ")
+    edge = _checked(EdgeAttributes, data, place)
+    return edge, edge.detail(f"{place}: ")
 
 
 def _check_shared(channel: Any, columns: Any, kinds: list[str], listed: list[_Link], where: str) -> None:
@@ -360,32 +353,23 @@ def to_graph(cluster: Cluster) -> nx.MultiDiGraph[str]:
 
 
 def _node_attributes(cluster: Cluster, node: int) -> Attributes:
+    host = int(cluster.host_of[node])
     data: Attributes = {"kind": cluster.node_kind[node]}
-    if cluster.host_of[node] >= 0:
-        data["host"] = cluster.host_names[cluster.host_of[node]]
+    if host >= 0:
+        data["host"] = cluster.host_names[host]
     if cluster.device_of[node] is not None:
         data["device"] = cluster.device_of[node]
-    columns = {
-        "speed": (cluster.speed, 1.0),
-        "send_overhead": (cluster.send_overhead, 0.0),
-        "recv_overhead": (cluster.recv_overhead, 0.0),
-        "reduce_time": (cluster.reduce_time, 0.0),
-    }
-    data.update({key: float(column[node]) for key, (column, usual) in columns.items() if column[node] != usual})
-    return data | _costs(cluster, node)
-
-
-def _costs(cluster: Cluster, node: int) -> Attributes:
-    found = {}
-    host = int(cluster.host_of[node])
-    if cluster.host_price is not None and host >= 0:
-        first = int(np.argmax((cluster.host_of == host) & cluster.is_endpoint))
-        found = {"price": float(cluster.host_price[host])} if first == node else {}
+    usual = {"speed": 1.0, "send_overhead": 0.0, "recv_overhead": 0.0, "reduce_time": 0.0}
+    numbers = {key: getattr(cluster, key)[node] for key in usual}
+    if cluster.host_price is not None and node == np.argmax((cluster.host_of == host) & cluster.is_endpoint):
+        numbers["price"] = cluster.host_price[host]
     if cluster.device_price is not None:
-        found["device_price"] = float(cluster.device_price[node])
+        numbers["device_price"] = cluster.device_price[node]
     if cluster.switch_power is not None:
-        found["power"] = float(cluster.switch_power[node])
+        numbers["power"] = cluster.switch_power[node]
     if cluster.operation_time is not None and cluster.operation_time[node] > 0.0:
-        found["operations"] = 1.0 / float(cluster.operation_time[node])
-    reduces = {"reduces": True} if cluster.switch_reduces is not None and cluster.switch_reduces[node] else {}
-    return {key: value for key, value in found.items() if not np.isnan(value)} | reduces
+        numbers["operations"] = 1.0 / cluster.operation_time[node]
+    data |= {key: float(x) for key, x in numbers.items() if x != usual.get(key) and not np.isnan(x)}
+    if cluster.switch_reduces is not None and cluster.switch_reduces[node]:
+        data["reduces"] = True
+    return data

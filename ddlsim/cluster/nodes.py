@@ -29,25 +29,9 @@ PLAIN_LINK = LinkDetail()
 INTERIORS = ("nvswitch", "nvlink_mesh", "hybrid_cube_mesh", "pcie_tree")
 
 #: Bonded NVLinks between the 8 GPUs of a DGX-1 V100: `nvidia-smi topo -m` prints NV1 and NV2 for these pairs.
-HYBRID_CUBE_MESH: dict[tuple[int, int], int] = {
-    (0, 1): 1,
-    (0, 2): 1,
-    (0, 3): 2,
-    (0, 4): 2,
-    (1, 2): 2,
-    (1, 3): 1,
-    (1, 5): 2,
-    (2, 3): 2,
-    (2, 6): 1,
-    (3, 7): 1,
-    (4, 5): 1,
-    (4, 6): 1,
-    (4, 7): 2,
-    (5, 6): 2,
-    (5, 7): 1,
-    (6, 7): 2,
-}
-
+_SINGLE = ((0, 1), (0, 2), (1, 3), (2, 6), (3, 7), (4, 5), (4, 6), (5, 7))
+_DOUBLE = ((0, 3), (0, 4), (1, 2), (1, 5), (2, 3), (4, 7), (5, 6), (6, 7))
+HYBRID_CUBE_MESH = dict(sorted({**dict.fromkeys(_SINGLE, 1), **dict.fromkeys(_DOUBLE, 2)}.items()))
 
 Latency = Annotated[Quantity, quantity("time", zero=True)]
 Overhead = Latency

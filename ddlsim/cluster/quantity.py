@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Annotated, TypeAlias, cast
 
-from ddlsim.arguments import Density, Rule, integer, number, quantity
-from ddlsim.arguments.annotations import rule_of
+from ddlsim.arguments import integer, quantity
 from ddlsim.errors import ConfigError, shown
 
 #: a cluster is built in memory, node by node and link by link (half a minute and 1.5 GB at these sizes); more is a slip
@@ -16,27 +14,16 @@ MAX_NODES, MAX_LINKS = 500_000, 2_000_000
 Places = Annotated[int, integer(1, MAX_NODES)]
 #: What a Python caller may pass for a bandwidth or a time: SI float or text with a unit.
 Quantity: TypeAlias = float | str
-_SHARE = cast(Rule, rule_of(Density))
 
 
-@functools.cache
-def _rule(dimension: str | None, *, zero: bool) -> Rule:
-    return quantity(dimension, zero=zero, si=True) if dimension else number(0.0, above=not zero)
-
-
-def positive(value: object, dimension: str | None, where: str) -> float:
+def positive(value: object, dimension: str, where: str) -> float:
     """Return `value` as a finite SI float above 0, or raise :class:`ConfigError` naming `where`."""
-    return float(cast(float, _rule(dimension, zero=False)(value, where)))
+    return cast(float, quantity(dimension, si=True)(value, where))
 
 
 def nonnegative(value: object, dimension: str, where: str) -> float:
     """Return `value` as a finite SI float of at least 0, or raise :class:`ConfigError` naming `where`."""
-    return float(cast(float, _rule(dimension, zero=True)(value, where)))
-
-
-def fraction(value: object, where: str) -> float:
-    """Return `value` as a float in (0, 1], or raise :class:`ConfigError` naming `where`."""
-    return float(cast(float, _SHARE(value, where)))
+    return cast(float, quantity(dimension, zero=True, si=True)(value, where))
 
 
 def limit_size(n_nodes: int, n_links: int) -> None:

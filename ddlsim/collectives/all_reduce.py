@@ -121,8 +121,6 @@ def pipelined_ring(n_ranks: Ranks, n_lanes: Annotated[int, integer(1, 1024)] = 2
     sends its very first slice in i + 1 pieces, which delays it by i latencies permanently. With two lanes, the time is
     alpha + 2 (p-1)/p S beta, as long as alpha is less than S/(4p) beta (`cost.pipelined_ring` has the general case).
     """
-    if n_lanes < 1:
-        raise ConfigError(f"pipelined_ring: n_lanes = {n_lanes}: must be at least 1")
     rank = np.arange(n_ranks)
     right = (rank + 1) % n_ranks
     n_pieces = n_lanes * (n_lanes + 1) // 2  # of each of the p chunks
@@ -216,7 +214,7 @@ def parameter_server(n_ranks: Ranks, n_servers: Count = 1) -> Schedule:
     One server makes a star. With one server per rank, shards are co-located with workers, and the traffic is that of a
     ring (Li et al. 2014).
     """
-    if not 1 <= n_servers <= n_ranks:
+    if n_servers > n_ranks:
         raise ConfigError(
             f"parameter_server: n_servers = {n_servers}: must be from 1 to {n_ranks}, the number of ranks"
         )

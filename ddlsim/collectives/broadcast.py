@@ -11,7 +11,6 @@ from ddlsim.collectives import all_gather, reduce
 from ddlsim.collectives.combine import reverse, sequence, with_root
 from ddlsim.collectives.gloo import gloo_broadcast
 from ddlsim.collectives.schedule import Ranks, Schedule, Segments, messages
-from ddlsim.errors import ConfigError
 
 __all__ = ["binomial", "chain", "gloo_broadcast", "scatter_all_gather"]
 
@@ -23,8 +22,6 @@ def binomial(n_ranks: Ranks, root: Index = 0, *, answer: Index = 0) -> Schedule:
     answer  bytes with which a child acknowledges to its parent that it has all data; the parent waits for it before it
             sends to its next child, which adds one alpha per level. 0: none
     """
-    if answer < 0:
-        raise ConfigError(f"binomial: answer = {answer} bytes: must be at least 0")
     silent = reverse(reduce.binomial(n_ranks, root), "broadcast")
     if not answer:
         return silent

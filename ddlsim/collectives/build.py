@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 import numpy as np
 
 from ddlsim.arguments import Index, NotNegative, checked
 from ddlsim.cluster import Cluster
-from ddlsim.cluster.levels import Levels, axes, levels
+from ddlsim.cluster.levels import axes, levels
 from ddlsim.cluster.rings import groups_of, members, rails, rings
 from ddlsim.collectives.check import check, validate
 from ddlsim.collectives.lookup import called, find, given, n_segments_for, parameters_of
-from ddlsim.collectives.nccl_choice import Way, choose, several_ways, way
+from ddlsim.collectives.nccl_choice import choose, several_ways, way
 from ddlsim.collectives.nccl_tuner import ALGORITHMS, LAPS, PROTOCOLS
 from ddlsim.collectives.schedule import KINDS, Collective, Ints, Kind, Ranks, Schedule
 from ddlsim.errors import ConfigError, unknown_name
@@ -22,6 +23,10 @@ from ddlsim.errors import ConfigError, unknown_name
 #: schedules that move more chunks than this are proved on fewer ranks instead
 CHECK_LIMIT = 4_000_000
 FEW_RANKS = 64
+#: parameters of algorithms that are requests for information about the network, and the functions that return it
+_OF_NETWORK: dict[str, Callable[[Cluster, tuple[int, ...]], Any]] = {
+    "rings": rings, "rails": rails, "axes": axes, "levels": levels,
+}  # fmt: skip
 
 
 def default_algorithm(cluster: Cluster, nodes: Sequence[int], kind: str = "all_reduce") -> str:
@@ -154,21 +159,16 @@ def _call(
     it takes."""
     parameters = parameters_of(function)
     wanted = set(parameters) - set(given(function))
-    more: dict[str, float | Ints | tuple[Ints, ...] | Way | Levels | None] = {}
-    if "rings" in wanted and where is not None:
-        more["rings"] = rings(where[0], tuple(map(int, where[1])))
-    if "rails" in wanted and where is not None:
-        more["rails"] = rails(where[0], tuple(map(int, where[1])))
-    if "way" in wanted and where is not None and n_ranks > 1:
-        more["way"] = way(where[0], tuple(map(int, where[1])), nbytes, kind, *forced(function))
-    if "axes" in wanted and where is not None:
-        more["axes"] = axes(where[0], tuple(map(int, where[1])))
+    more: dict[str, Any] = {}
+    if where is not None:
+        cluster, nodes = where[0], tuple(map(int, where[1]))
+        more |= {name: of_network(cluster, nodes) for name, of_network in _OF_NETWORK.items() if name in wanted}
+        if "way" in wanted and n_ranks > 1:
+            more["way"] = way(cluster, nodes, nbytes, kind, *forced(function))
     if "nbytes" in wanted:
         more["nbytes"] = nbytes
     if "n_segments" in wanted:
         more["n_segments"] = n_segments_for(nbytes)
-    if "levels" in wanted and where is not None:
-        more["levels"] = levels(where[0], tuple(map(int, where[1])))
     if "groups" in wanted and (hosts is not None or where is not None):
         more["groups"] = groups_of(np.array(hosts)) if where is None else tuple(members(where[0], np.array(where[1])))
     elif "groups" in wanted and parameters["groups"].default is inspect.Parameter.empty:

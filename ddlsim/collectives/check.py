@@ -61,13 +61,8 @@ def validate(schedule: Schedule) -> None:
     """Raise ConfigError unless ranks, chunks and shapes are in range (without replaying anything)."""
     if schedule.kind not in KINDS:
         raise unknown_name("kind of collective", schedule.kind, KINDS)
-    if schedule.n_ranks < 1 or schedule.n_chunks < 1 or schedule.copies < 1:
-        sizes = f"n_ranks = {schedule.n_ranks}, n_chunks = {schedule.n_chunks}, copies = {schedule.copies}"
-        raise ConfigError(f"{sizes}: all three must be at least 1")
     weight = schedule.chunk_weight
-    if weight is not None and not (
-        weight.shape == (schedule.n_chunks,) and np.isfinite(weight).all() and weight.min() > 0
-    ):
+    if weight is not None and not (weight.shape == (schedule.n_chunks,) and weight.min() > 0):
         raise ConfigError(f"chunk_weight must have {schedule.n_chunks} positive values, one per chunk")
     _validate_groups(schedule)
     for i, lane in enumerate(schedule.lanes):
@@ -102,8 +97,7 @@ def _validate_groups(schedule: Schedule) -> None:
 def _validate_round(schedule: Schedule, round: Round, where: str) -> None:
     n_ranks, n_chunks = schedule.n_ranks, schedule.n_chunks
     for name in ("src", "dst", "start", "count"):
-        array = getattr(round, name)
-        if not isinstance(array, np.ndarray) or array.dtype != np.int64 or array.shape != round.src.shape:
+        if getattr(round, name).shape != (len(round.src),):
             raise ConfigError(
                 f"{where}: {name} must be an int64 array of the same length as src; build rounds with messages()"
             )
@@ -116,15 +110,12 @@ def _validate_round(schedule: Schedule, round: Round, where: str) -> None:
         bad = array[(array < low) | (array >= high)]
         if len(bad):
             raise ConfigError(f"{where}: {name} {bad[0]} is out of range; it must be from {low} to {high - 1}")
-    if round.latency is not None and not (
-        round.latency.shape == round.src.shape and np.isfinite(round.latency).all() and round.latency.min() >= 0.0
-    ):
+    latency = round.latency
+    if latency is not None and not (latency.shape == round.src.shape and latency.min() >= 0.0):
         raise ConfigError(f"{where}: latency must have {len(round.src)} non-negative values in s, one per message")
     for name in ("wire", "handled"):
         array = getattr(round, name)
-        if array is not None and not (
-            array.shape == round.src.shape and np.isfinite(array).all() and array.min() > 0.0
-        ):
+        if array is not None and not (array.shape == round.src.shape and array.min() > 0.0):
             raise ConfigError(f"{where}: {name} must have {len(round.src)} positive values, one per message")
     if (round.src == round.dst).any():
         raise ConfigError(f"{where}: rank {round.src[round.src == round.dst][0]} sends to itself")

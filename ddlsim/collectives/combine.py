@@ -123,7 +123,7 @@ def split(*schedules: Schedule, shares: Sequence[Positive] | None = None) -> Sch
     if first.kind not in ("all_reduce", "broadcast", "reduce") and n_parts > 1 and not of_blocks:
         raise ConfigError(f"split: a {first.kind} cannot be split; use another kind, such as all_reduce")
     share = np.ones(n_parts) if shares is None else np.asarray(shares, dtype=np.float64)
-    if share.shape != (n_parts,) or not (share > 0).all():
+    if share.shape != (n_parts,):
         raise ConfigError(f"split: shares = {shares}: must be {n_parts} positive numbers, one per schedule")
     lanes = tuple(
         tuple(strided(r, p.n_chunks, n_parts, np.full(len(r.src), i)) for r in lane)

@@ -25,7 +25,6 @@ import numpy.typing as npt
 from ddlsim.arguments import Index, checked
 from ddlsim.collectives.combine import with_root
 from ddlsim.collectives.schedule import Ints, Ranks, Round, Schedule, Segments, messages
-from ddlsim.errors import ConfigError
 
 #: bytes of ``transport::tcp::Op``'s preamble, which a notification consists of and data begin with
 PREAMBLE = 48
@@ -71,8 +70,6 @@ def _lap(n_ranks: Ranks, n_segments: Segments, lane: int, first: int, *, reduce:
 
 def _segments_per_chunk(n_ranks: Ranks, n_segments: Segments) -> int:
     """Return how many segments of at most 1 MiB a chunk has, two at least, given the number of 512 KiB pieces."""
-    if n_segments < 1:
-        raise ConfigError(f"gloo: n_segments = {n_segments}: must be at least 1")
     pairs = -(-n_segments // 2)  # segments of 1 MiB in the buffer
     return IN_FLIGHT * -(-pairs // (IN_FLIGHT * n_ranks))
 

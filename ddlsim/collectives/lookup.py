@@ -37,14 +37,10 @@ def find(algorithm: str | Collective, kind: str = "all_reduce") -> Collective:
     known = algorithm_names(kind)
     if not isinstance(algorithm, str):
         return algorithm
-    if len(algorithm) > 1000:
-        raise ConfigError(
-            f"collective {shown(algorithm)} is not a valid name; use a name such as 'ring' or 'hierarchical(ring, "
-            "ring)'"
-        )
-    match = _CALL.fullmatch(algorithm)
-    if re.fullmatch(r"\s*[\w-]+\s*", algorithm) and "-" in algorithm:
+    is_short = len(algorithm) <= 1000
+    if is_short and "-" in algorithm and re.fullmatch(r"\s*[\w-]+\s*", algorithm):
         raise unknown_name(f"{kind} algorithm", algorithm, known)
+    match = _CALL.fullmatch(algorithm) if is_short else None
     if match is None:
         raise ConfigError(
             f"collective {shown(algorithm)} is not a valid name; use a name such as 'ring' or 'hierarchical(ring, "

@@ -97,7 +97,7 @@ def _buses(cluster: Cluster, places: tuple[int, ...]) -> tuple[float, float, str
         if len(links) and n_members[host] > 1:
             joined = links[nvlink[links]] if nvlink[links].any() else links
             hardware.add("nvlink" if nvlink[joined].any() else "pcie")
-            limits.append(float(np.minimum(payload_rate(cluster, joined), _counted(cluster, node, joined)).sum()))
+            limits.append(float(np.minimum(payload_rate(cluster, joined), _counted(cluster, joined)).sum()))
     if len(n_members) > 1:
         between = [float(_outwards(cluster, outwards[h]).sum()) if h in outwards else 0.0 for h in n_members]
     least = min(limits, default=np.inf), min(between, default=np.inf)
@@ -118,11 +118,11 @@ def _bus_inside(cluster: Cluster, nodes: npt.NDArray[np.int64]) -> tuple[float, 
     """Return what :func:`_buses` does for workers of one machine: the rate of the rings that NCCL's search finds."""
     rings = channels(cluster, tuple(nodes.tolist())).rings
     links = np.unique(np.concatenate([cluster.routes(nodes[ring], nodes[np.roll(ring, -1)]).links for ring in rings]))
-    counted = [_counted(cluster, int(cluster.link_src[link]), np.array([link]))[0] for link in links]
+    rates = np.minimum(payload_rate(cluster, links), _counted(cluster, links))
     capacity = np.full(cluster.n_channels, np.inf)
-    np.minimum.at(capacity, cluster.link_channel[links], np.minimum(payload_rate(cluster, links), counted))
-    kinds = {cluster.link_kind[link] for link in links.tolist()}
-    return ring_rate(cluster, nodes, rings, capacity), np.inf, "nvlink" if kinds == {"nvlink"} else "pcie"
+    np.minimum.at(capacity, cluster.link_channel[links], rates)
+    hardware = "nvlink" if _nvlinks(cluster)[links].all() else "pcie"
+    return ring_rate(cluster, nodes, rings, capacity), np.inf, hardware
 
 
 @functools.lru_cache(maxsize=1024)
@@ -238,34 +238,28 @@ def _device(cluster: Cluster, node: int) -> str:
     return PurePath(cluster.device_of[node] or "").name
 
 
-def _counted(cluster: Cluster, node: int, links: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Return the bytes/s that NCCL counts for links of a GPU, inf for those that it takes as they are."""
-    device = _device(cluster, node)
-    share = next((share for name, share in NVLINK_SHARE.items() if device.startswith(name)), np.inf)
-    nvlink = np.array([cluster.link_kind[link] == "nvlink" for link in links.tolist()], dtype=bool)
-    return np.where(nvlink, share * cluster.link_bandwidth[links], np.inf)
+def _counted(cluster: Cluster, links: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Return the bytes/s that NCCL counts for links of GPUs, inf for those that it takes as they are."""
+    devices = [_device(cluster, node) for node in cluster.link_src[links].tolist()]
+    shares = [next((NVLINK_SHARE[name] for name in NVLINK_SHARE if each.startswith(name)), np.inf) for each in devices]
+    return np.where(_nvlinks(cluster)[links], shares * cluster.link_bandwidth[links], np.inf)
 
 
 def nvlink_excess(cluster: Cluster, nodes: npt.NDArray[np.int64]) -> float:
     """Return how many times as much the ways between GPUs of a machine carry as NCCL makes use of, at least 1."""
     links = np.unique(cluster.routes(nodes, np.roll(nodes, -1)).links)
     links = links[np.isin(cluster.link_src[links], nodes)]
-    counted = np.array([_counted(cluster, int(cluster.link_src[link]), np.array([link]))[0] for link in links])
-    return float(np.max(payload_rate(cluster, links) / counted, initial=1.0))
+    return float(np.max(payload_rate(cluster, links) / _counted(cluster, links), initial=1.0))
 
 
 def behind_nvswitches(cluster: Cluster, at: npt.NDArray[np.int64]) -> bool:
     """Return whether the GPUs of each machine are joined by NVSwitches."""
-    pairs = [
-        (members, np.roll(members, -1))
-        for members in (at[cluster.host_of[at] == host] for host in np.unique(cluster.host_of[at]))
-    ]
-    source, target = (np.concatenate(ends) for ends in zip(*pairs, strict=True))
-    if (cluster.host_of[at] < 0).any():
+    hosts = cluster.host_of[at]
+    if (hosts < 0).any():
         return False
-    ways = cluster.routes(source, target)
-    nvlink = all(cluster.link_kind[link] == "nvlink" for link in ways.links.tolist())
-    return nvlink and bool((np.diff(ways.offsets) == 2).all())
+    machines = [at[hosts == host] for host in np.unique(hosts)]
+    ways = cluster.routes(np.concatenate(machines), np.concatenate([np.roll(each, -1) for each in machines]))
+    return bool(_nvlinks(cluster)[ways.links].all() and (np.diff(ways.offsets) == 2).all())
 
 
 def _grouped(key: npt.NDArray[np.int64], links: npt.NDArray[np.int64]) -> dict[int, npt.NDArray[np.int64]]:

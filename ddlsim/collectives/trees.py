@@ -9,7 +9,6 @@ import numpy as np
 
 from ddlsim.arguments import checked
 from ddlsim.collectives.schedule import Floats, Ints, Ranks, Round, Schedule, Segments, messages
-from ddlsim.errors import ConfigError
 
 
 def pipeline(
@@ -80,8 +79,6 @@ def double_binary_tree(n_ranks: Ranks, n_segments: Segments = 1) -> Schedule:
     log p)) for the best number of segments: with h the depth of the trees and c segments, there are
     2 (h + c - 1) rounds of about alpha + S/c (beta + gamma), with at most two messages in and out per rank.
     """
-    if n_segments < 1:
-        raise ConfigError(f"double_binary_tree: n_segments = {n_segments}: must be at least 1")
     edges = []
     for tree, (parent, depth) in enumerate(double_tree(n_ranks)):
         child = np.flatnonzero(depth)

@@ -237,7 +237,7 @@ def hierarchical_exchange(
             f"hierarchical_exchange: got {n_workers} gradients, {len(states)} states and {len(rngs)} random "
             "generators; pass one of each per worker"
         )
-    if n_workers == 0 or n_local < 1 or n_workers % n_local:
+    if n_workers == 0 or n_workers % n_local:
         raise ConfigError(
             f"n_local = {n_local}: must divide the number of workers, {n_workers}, because all machines have the same "
             "number of workers"

@@ -63,7 +63,7 @@ WORDS += ("sgd", "rowwise_adagrad", "inverse", "square-root", "maintain", "reset
 
 
 @dataclass(frozen=True)
-class RunContext:
+class Setting:
     """One field of a form.
 
     kind      "flag", "count", "choice" or "text"
@@ -87,7 +87,7 @@ class RunContext:
 
 
 @functools.cache
-def settings_of(kind: type) -> tuple[RunContext, ...]:
+def settings_of(kind: type) -> tuple[Setting, ...]:
     """Return what a strategy or compressor can be told in a file, common things first."""
     defaults = {field.name: field.default for field in dataclasses.fields(kind)}
     about = _descriptions(kind)
@@ -98,18 +98,18 @@ def settings_of(kind: type) -> tuple[RunContext, ...]:
     return tuple(sorted(made, key=lambda each: not (each.needed or each.name in COMMON)))
 
 
-def _setting(kind: type, name: str, annotation: object, default: object, about: str) -> RunContext:
+def _setting(kind: type, name: str, annotation: object, default: object, about: str) -> Setting:
     must = default is dataclasses.MISSING
     kinds = set(members(annotation)) - {type(None)}
     is_text = str in kinds or any(typing.get_origin(each) is typing.Literal for each in kinds)
     choices = _choices(kind, name) if is_text else ()
     known = default if isinstance(default, str | int | float) else None
     if bool in kinds:
-        return RunContext(name, "flag", (), known, must, about)
+        return Setting(name, "flag", (), known, must, about)
     if choices:
         first = (str(known),) if known in choices else ("",)
-        return RunContext(name, "choice", (*first, *(each for each in choices if each != known)), known, must, about)
-    return RunContext(name, "count" if kinds == {int} else "text", (), known, must, about)
+        return Setting(name, "choice", (*first, *(each for each in choices if each != known)), known, must, about)
+    return Setting(name, "count" if kinds == {int} else "text", (), known, must, about)
 
 
 def _choices(kind: type, name: str) -> tuple[str, ...]:
@@ -291,29 +291,29 @@ def _choice_card(
     return _card(title, [choice, common, others])
 
 
-def _widget(setup: Setup, settings: str, context: RunContext) -> Any:
+def _widget(setup: Setup, settings: str, setting: Setting) -> Any:
     """Return the widget of one setting, which changes the setup's table of them."""
-    value = getattr(setup, settings).get(context.name)
-    more: dict[str, Any] = {"label": context.label, "sizing_mode": "stretch_width"}
-    if context.about:
-        more["description"] = context.about
-    if context.kind == "flag":
-        widget: Any = pn.widgets.Checkbox(label=context.label, value=bool(context.default if value is None else value))
-    elif context.kind == "choice":
-        labels = {each or "default": each for each in context.choices}
-        widget = pn.widgets.Select(options=labels, value=context.choices[0] if value is None else value, **more)
-    elif context.kind == "count":
-        shown = context.default if value is None else value
+    value = getattr(setup, settings).get(setting.name)
+    more: dict[str, Any] = {"label": setting.label, "sizing_mode": "stretch_width"}
+    if setting.about:
+        more["description"] = setting.about
+    if setting.kind == "flag":
+        widget: Any = pn.widgets.Checkbox(label=setting.label, value=bool(setting.default if value is None else value))
+    elif setting.kind == "choice":
+        labels = {each or "default": each for each in setting.choices}
+        widget = pn.widgets.Select(options=labels, value=setting.choices[0] if value is None else value, **more)
+    elif setting.kind == "count":
+        shown = setting.default if value is None else value
         widget = pn.widgets.IntInput(value=shown if isinstance(shown, int) else None, **more)
     else:
-        default = "" if context.default is None else str(context.default)
+        default = "" if setting.default is None else str(setting.default)
         widget = pn.widgets.TextInput(value="" if value is None else _written(value), placeholder=default, **more)
 
     def changed(event: Any) -> None:
         table = dict(getattr(setup, settings))
-        table.pop(context.name, None)
-        if event.new not in (None, "") and (event.new != context.default or context.needed):
-            table[context.name] = event.new
+        table.pop(setting.name, None)
+        if event.new not in (None, "") and (event.new != setting.default or setting.needed):
+            table[setting.name] = event.new
         setup.param.update(**{settings: table})
 
     widget.param.watch(changed, "value")

@@ -9,7 +9,7 @@ import io
 import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -21,9 +21,11 @@ from bokeh import plotting as bokeh_plotting
 
 from ddlsim.bundled import bundled_files
 from ddlsim.errors import DdlsimError
+from ddlsim.explore.jobs import Jobs, Progress
 from ddlsim.printable import shown
 from ddlsim.report.drawing import COLOURS
 from ddlsim.run.experiment import Experiment
+from ddlsim.study import Study
 
 #: their own annotations leave out most of what they take
 models: Any = bokeh_models
@@ -141,16 +143,16 @@ class File:
     text: str
 
 
-def experiment_files(experiment: Experiment, stem: str = "run") -> list[File]:
-    """Return the experiment as a file for ``ddlsim run``, and as a program. Raises ConfigError as those do."""
-    return [File(f"{stem}.toml", experiment.to_toml()), File(f"{stem}.py", experiment.to_python())]
+def files_of(described: Experiment | Study, stem: str = "run") -> list[File]:
+    """Return an experiment, or a study, as a file for the command line, and as a program. Raises ConfigError as those
+    do."""
+    return [File(f"{stem}.toml", described.to_toml()), File(f"{stem}.py", described.to_python())]
 
 
 class Exports:
     """The panel of a screen's files, made by `files` whenever it is open and something has changed."""
 
     def __init__(self, files: Callable[[], Sequence[File]]) -> None:
-
         self._files = files
         self._content = pn.Column(sizing_mode="stretch_width")
         self._lazy = LazyCard("Export as TOML and Python", self._show, self._content)
@@ -172,14 +174,11 @@ class Exports:
 def _file(file: File) -> list[Any]:
     copy = pn.widgets.Button(label=f"Copy {file.name}", css_classes=["copy"])
     text = html(f"<pre tabindex='0'>{plain(file.text)}</pre>", css_classes=["exported"])
-    copy.js_on_click(args={"content": file.text}, code=_COPY)
+    copy.js_on_click(args={"content": file.text}, code="navigator.clipboard.writeText(content)")
     download = pn.widgets.FileDownload(
         io.BytesIO(file.text.encode()), filename=file.name, label=f"Download {file.name}", button_type="default"
     )
     return [html(f"<h3>{plain(file.name)}</h3>"), text, pn.FlexBox(copy, download)]
-
-
-_COPY = "navigator.clipboard.writeText(content)"
 
 
 #: matplotlib's pictures are black on white, also on a dark page
@@ -354,3 +353,34 @@ class LazyCard:
         if self._is_stale and not self.card.collapsed:
             self._is_stale = False
             self._fill()
+
+
+class ComputedCard(LazyCard):
+    """A card whose content is computed in the background.
+
+    name    of the work, if the title is none
+    wanted  returns the work, whose result is shown; None: there is nothing to show
+    """
+
+    def __init__(
+        self, title: str, jobs: Jobs, wanted: Callable[[], Callable[[Progress], Any] | None], name: str = ""
+    ) -> None:
+        self._jobs, self._name, self._wanted = jobs, name or title, wanted
+        self._place = pn.Column(sizing_mode="stretch_width")
+        super().__init__(title, self._compute, jobs.bar(self._name), self._place)
+
+    def _compute(self) -> None:
+        work = self._wanted()
+        if work is None:
+            self._jobs.cancel(self._name)
+            self._place[:] = []
+        else:
+            self._jobs.start(self._name, work, self._put, lambda text: self._put(message(text)))
+
+    def _put(self, content: Any) -> None:
+        self._place[:] = [content]
+
+
+def side_by_side(widgets: Iterable[Any], width: int) -> pn.FlexBox:
+    """Return widgets in a row that wraps; `width` of each, in pixels."""
+    return pn.FlexBox(*[pn.Column(widget, width=width) for widget in widgets])

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import panel as pn
 
@@ -64,12 +64,11 @@ class Progress:
         self._deliver(lambda: None if self.cancelled else call())
 
 
-class _Job:
+class _Job(NamedTuple):
     """Work that waits or is done, and the progress that it is given."""
 
-    def __init__(self, progress: Progress, do: Callable[[Progress], None]) -> None:
-        self.progress = progress
-        self.do = do
+    progress: Progress
+    do: Callable[[Progress], None]
 
 
 class Jobs:
@@ -126,6 +125,19 @@ class Jobs:
         job.progress.begin()
         if not waits:
             threading.Thread(target=self._work, args=(name, job), name=f"ddlsim {name}", daemon=True).start()
+
+    def ask(
+        self, name: str, prepared: Callable[[], Callable[[Progress], T]], done: Callable[[T], None],
+        failed: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        """Start the work that `prepared` returns, or call `failed` with the DdlsimError that it raises."""
+        try:
+            work = prepared()
+        except DdlsimError as error:
+            self.cancel(name)
+            failed(str(error))
+        else:
+            self.start(name, work, done, failed)
 
     def cancel(self, name: str) -> None:
         """End the work of this name, if there is any: neither `done` nor `failed` will be called."""

@@ -375,7 +375,8 @@ def read_kineto(path: str | Path, *, batch_size: Count | None = None) -> KinetoT
     top, events = read_events(source, left_out)
     rank, n_ranks = _distributed(source, top)
     spans = [event for event in events if event.phase == "X"]
-    marks = sorted((event for event in spans if _is_step(event)), key=lambda event: event.ts)
+    marks = [event for event in spans if _STEP.match(event.name) and not event.category.startswith("gpu")]
+    marks.sort(key=lambda event: event.ts)
     steps: list[Timing] = []
     for event in marks:
         with left_out:
@@ -398,10 +399,6 @@ def _distributed(source: SourceText, top: dict[str, object]) -> tuple[int, int]:
         what = f"rank = {shown(rank)} is not valid for world_size = {shown(n_ranks)}"
         raise source.error(None, f"distributedInfo: {what}")
     return rank, n_ranks
-
-
-def _is_step(event: Event) -> bool:
-    return bool(_STEP.match(event.name)) and not event.category.startswith("gpu")
 
 
 def _step(source: SourceText, event: Event, n_ranks: int, batch_size: int | None) -> Timing:

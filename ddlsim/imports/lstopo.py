@@ -16,7 +16,7 @@ from pathlib import Path
 from ddlsim.arguments import checked
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.quantity import Places, Quantity, nonnegative, positive
-from ddlsim.imports.machines import assemble, pcie_rate
+from ddlsim.imports.machines import assemble, nic_rate, pcie_rate
 from ddlsim.imports.pci_tree import RATE, PciTree, bus_id, computes
 from ddlsim.imports.text import read_text, warn
 from ddlsim.imports.xml_tree import Element, parse_xml, walk
@@ -63,7 +63,7 @@ def read_lstopo(
     if len(machines) != 1:
         raise root.error(f"contains {len(machines)} machines; must contain exactly one")
     usual = pcie_rate(pcie_bandwidth, device)
-    nic = None if nic_bandwidth is None else positive(nic_bandwidth, "bandwidth", "nic_bandwidth")
+    nic = nic_rate(nic_bandwidth, n_hosts, root.source.path)
     latencies = nonnegative(pcie_latency, "time", "pcie_latency"), nonnegative(nvlink_latency, "time", "nvlink_latency")
     tree = PciTree(*latencies, nic)
     reader = _Reader(machines[0], usual)
@@ -87,10 +87,6 @@ def read_lstopo(
     if nvlink_bandwidth is None and not n_links and reader.n_accelerators > 1:
         tree.notes.append("the file lists no NVLink or xGMI links, so the GPUs are connected by PCIe only")
         warn(f"{path}: {tree.notes[-1]}; set nvlink_bandwidth if there is an NVSwitch")
-    if n_hosts == 1 and nic is not None:
-        raise root.error(
-            f"nic_bandwidth = {nic_bandwidth!r} has no effect on a single machine; set n_hosts or remove nic_bandwidth"
-        )
     notes = [f"PCIe carries {_CARRIED:.0%} of the links' speed, as NCCL counts (src/graph/topo.cc)", *reader.notes]
     return assemble(root.source.path, [machine] * n_hosts, device, network_latency, [*notes, *tree.notes])
 

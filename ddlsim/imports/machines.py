@@ -59,6 +59,14 @@ def assemble(
     return named_cluster(graph, source)
 
 
+def nic_rate(nic_bandwidth: Quantity | None, n_hosts: int, source: Path) -> float | None:
+    """Return the bytes/s of NICs, None if it is not set. Raises ConfigError if it has no effect on a single machine."""
+    if n_hosts == 1 and nic_bandwidth is not None:
+        problem = f"nic_bandwidth = {nic_bandwidth!r} has no effect on a single machine"
+        raise ConfigError(f"{source}: {problem}; set n_hosts or remove nic_bandwidth")
+    return None if nic_bandwidth is None else positive(nic_bandwidth, "bandwidth", "nic_bandwidth")
+
+
 #: bytes/s: about what copies over x16 reach, by PCIe generation (15.75, 31.5 and 63 GB/s raw)
 PCIE_BANDWIDTH = {3: 12e9, 4: 25e9, 5: 50e9}
 

@@ -18,7 +18,7 @@ from ddlsim.arguments import checked
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.quantity import Places, Quantity, nonnegative, positive
 from ddlsim.errors import ConfigError
-from ddlsim.imports.machines import Machine, assemble, pcie_rate
+from ddlsim.imports.machines import Machine, assemble, nic_rate, pcie_rate
 from ddlsim.imports.text import SourceText, read_text
 
 _KINDS = ("PIX", "PXB", "PHB", "NODE", "SYS", "SOC")
@@ -89,14 +89,11 @@ def read_nvidia_smi(
     machine.links += [(a, b, "smp", smp, latency) for a, b in itertools.combinations(machine.cpus, 2)]
     _add_nvlinks(matrix, machine, nvlink_bandwidth, nonnegative(nvlink_latency, "time", "nvlink_latency"), nvswitch)
     nics = [name for name in matrix.names if not name.startswith("GPU")]
-    if n_hosts != 1 and nic_bandwidth is None:
+    rate = nic_rate(nic_bandwidth, n_hosts, source.path)
+    if rate is not None:
+        machine.ports = [(_label(nic), rate) for nic in nics]
+    elif n_hosts != 1:
         raise source.error(None, "the speed of the NICs is missing; set nic_bandwidth (--set nic_bandwidth=...)")
-    if n_hosts == 1 and nic_bandwidth is not None:
-        raise ConfigError(
-            f"nic_bandwidth = {nic_bandwidth!r} has no effect on a single machine; set n_hosts or remove nic_bandwidth"
-        )
-    if n_hosts != 1:
-        machine.ports = [(_label(nic), positive(nic_bandwidth, "bandwidth", "nic_bandwidth")) for nic in nics]
     guessed = ("assuming PCIe 3.0 with 12 GB/s; set device or pcie_bandwidth to change that",)
     notes = source.notes + guessed * (pcie_bandwidth is None and device is None)
     return assemble(source.path, [machine] * n_hosts, device, network_latency, notes)

@@ -15,7 +15,7 @@ from ddlsim.arguments import checked
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.quantity import Places, Quantity, nonnegative, positive
 from ddlsim.imports.json_values import parse_json
-from ddlsim.imports.machines import Machine, assemble, pcie_rate
+from ddlsim.imports.machines import Machine, assemble, nic_rate, pcie_rate
 from ddlsim.imports.text import SourceText, read_text
 
 _TITLE = re.compile(r"={3,}\s*(?P<title>[A-Z][\w ]+?)\s*={3,}")
@@ -91,17 +91,13 @@ def read_rocm_smi(
         near = nonnegative(xgmi_latency, "time", "xgmi_latency")
         direct = [pair for pair in joined if tables.hops.get(pair, "1") == "1"]
         machine.links += [(f"gpu{a}", f"gpu{b}", "xgmi", xgmi, near) for a, b in direct]
-    if n_hosts == 1 and nic_bandwidth is not None:
-        raise source.error(
-            None,
-            f"nic_bandwidth = {nic_bandwidth!r} has no effect on a single machine; set n_hosts or remove nic_bandwidth",
-        )
-    if n_hosts != 1:
-        if nic_bandwidth is None:
-            raise source.error(None, "the file does not list NICs; set nic_bandwidth")
+    rate = nic_rate(nic_bandwidth, n_hosts, source.path)
+    if rate is not None:
         machine.switches.append("nic")
         machine.links.append(("nic", machine.cpus[0], "pcie", pcie, latency))
-        machine.ports = [("nic", positive(nic_bandwidth, "bandwidth", "nic_bandwidth"))]
+        machine.ports = [("nic", rate)]
+    elif n_hosts != 1:
+        raise source.error(None, "the file does not list NICs; set nic_bandwidth")
     return assemble(source.path, [machine] * n_hosts, device, network_latency, source.notes)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import re
 import warnings
 import zlib
@@ -10,12 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddlsim import plain
 from ddlsim.arguments import checked
 from ddlsim.errors import ConfigError, shown
 from ddlsim.units import LARGEST, in_range
 
-#: larger files (also after decompression) are refused: a mistake, or an attempt to fill the memory
-MAX_NBYTES = 2**30
 #: characters of a log that may be broken: a few, and this share of all
 FEW, MOST_BROKEN = 10, 0.01
 
@@ -113,19 +113,16 @@ def _without_prefix(line: str) -> str:
 def read_bytes(path: Path) -> bytes:
     """Return what is in the file `path`, decompressed if it is gzip.
 
-    Raises :class:`ConfigError` when it cannot be read or exceeds :data:`MAX_NBYTES`.
+    Raises :class:`ConfigError` when it cannot be read or exceeds :data:`ddlsim.plain.MAX_NBYTES`.
     """
-    try:
-        with path.open("rb") as raw:
-            packed = raw.read(2) == b"\x1f\x8b"
-            raw.seek(0)
-            data = gzip.GzipFile(fileobj=raw).read(MAX_NBYTES + 1) if packed else raw.read(MAX_NBYTES + 1)
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; check the path") from None
-    except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}; is the file complete?") from None
-    if len(data) > MAX_NBYTES:
-        raise ConfigError(f"{path}: is larger than {MAX_NBYTES >> 20} MiB; extract the part to read")
+    data = plain.read_bytes(path, "no such file; check the path")
+    if data[:2] == b"\x1f\x8b":
+        try:
+            data = gzip.GzipFile(fileobj=io.BytesIO(data)).read(plain.MAX_NBYTES + 1)
+        except (OSError, EOFError, zlib.error) as error:
+            raise ConfigError(f"{path}: cannot be read: {error}; is the file complete?") from None
+    if len(data) > plain.MAX_NBYTES:
+        raise ConfigError(f"{path}: is larger than {plain.MAX_NBYTES >> 20} MiB; extract the part to read")
     return data
 
 
@@ -137,26 +134,22 @@ def read_text(path: str | Path, *, log: bool = False) -> SourceText:
           UTF-8, they are replaced and the result includes a note. In other files, invalid bytes raise an error, because
           replacing them could change the data in XML or JSON.
 
-    Raises :class:`ConfigError` if the file cannot be read, is not text, or is larger than :data:`MAX_NBYTES`.
+    Raises :class:`ConfigError` if the file cannot be read, is not text, or is larger than 1 GiB.
     """
     path = Path(path)
     data = read_bytes(path)
     notes: tuple[str, ...] = ()
-    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        try:
-            text = data.decode("utf-16")
-        except UnicodeDecodeError as error:
-            raise ConfigError(
-                f"{path}: not a text file ({error.reason}, byte {error.start}); is it complete?"
-            ) from None
-    else:
-        try:
-            text = data.decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            if declared := _DECLARED.match(data):
-                text = data.decode(declared[1].decode(), errors="replace")
-            else:
-                text, notes = _replaced(path, data, error, log)
+    encoding = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+    try:
+        text = data.decode(encoding)
+    except UnicodeDecodeError as error:
+        if encoding == "utf-16":
+            problem = f"not a text file ({error.reason}, byte {error.start})"
+            raise ConfigError(f"{path}: {problem}; is it complete?") from None
+        if declared := _DECLARED.match(data):
+            text = data.decode(declared[1].decode(), errors="replace")
+        else:
+            text, notes = _replaced(path, data, error, log)
     if "\0" in text:
         raise ConfigError(f"{path}: not a text file (it contains zero bytes); is it the right file?")
     return SourceText(path, text, notes)

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ddlsim.arguments import Count, NotNegative, checked
 from ddlsim.cluster import Cluster
+from ddlsim.cluster.cluster import Floats
 from ddlsim.errors import ConfigError, SuggestsAttributes, unknown_name
 from ddlsim.output_files import write_text
 from ddlsim.printable import shown
 from ddlsim.readable import seconds, si
 from ddlsim.reliability import Background
-from ddlsim.run.job import Job
+from ddlsim.run.job import Job, machine_names
 from ddlsim.run.outcome import link_names
 from ddlsim.run.result import Result
 from ddlsim.run.simulate import run
@@ -26,8 +26,6 @@ from ddlsim.run.simulate import run
 if TYPE_CHECKING:
     import matplotlib.axes
     import pandas as pd
-
-Floats = npt.NDArray[np.float64]
 
 
 class Ran(NamedTuple):
@@ -160,8 +158,7 @@ class Jobs(SuggestsAttributes):
 
     def machines(self, ran: Ran) -> list[str]:
         """Return the names of the machines on which a job ran."""
-        hosts = self.cluster.host_of[self.cluster.workers[list(ran.places)]]
-        return [self.cluster.host_names[host] for host in dict.fromkeys(hosts.tolist())]
+        return machine_names(self.cluster, ran.places)
 
     @cached_property
     def links(self) -> pd.DataFrame:

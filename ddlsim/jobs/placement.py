@@ -19,7 +19,7 @@ from ddlsim.jobs.simulate import JobLike, simulate_jobs
 from ddlsim.printable import shown
 from ddlsim.reliability import Background
 from ddlsim.run.experiment import Experiment
-from ddlsim.run.job import Job, placed
+from ddlsim.run.job import Job, machine_names, placed
 from ddlsim.run.result import Result
 from ddlsim.run.simulate import run
 from ddlsim.streams import stream
@@ -84,7 +84,7 @@ class Placements:
         """
         import pandas as pd
 
-        names = [each.name or f"job {i}" for i, each in enumerate((e for e in self.given if isinstance(e, Job)), 1)]
+        names = [each.name for each in self.given if isinstance(each, Job)]
         rows = [
             {
                 "how": each.how,
@@ -110,9 +110,7 @@ class Placements:
         """Return one line per job: its machines and start time in the best placement."""
         lines = []
         for job in (each for each in self.jobs if isinstance(each, Job)):
-            assert not isinstance(job.placement, str)
-            hosts = self.cluster.host_of[self.cluster.workers[list(job.placement)]].tolist()
-            names = ", ".join(self.cluster.host_names[host] for host in dict.fromkeys(hosts))
+            names = ", ".join(machine_names(self.cluster, job.listed))
             lines.append(f"{job.name}: on {names}, from {si(job.start, 'time'):.6g} s")
         return lines
 
@@ -190,9 +188,8 @@ class _Search:
         self.tried: list[Placement] = []
         self._known: set[tuple[Places, tuple[float, ...]]] = set()
         self.starts = tuple(si(job.start, "time") for job in jobs)
-        fixed = [_named(job) for job in jobs]
-        self.free = set(range(len(cluster.workers))) - {place for own in fixed for place in own}
-        self.fixed = fixed
+        self.fixed = [job.listed for job in jobs]
+        self.free = set(range(len(cluster.workers))).difference(*self.fixed)
         self.alone = [self._time(run(self._alone(job))) for job in jobs]
 
     @property
@@ -280,10 +277,3 @@ class _Search:
             for i, own in enumerate(places)
         ]
         return tuple(changed)
-
-
-def _named(job: Job) -> tuple[int, ...]:
-    if not isinstance(job.placement, str):
-        return tuple(job.placement)
-    workers = job.experiment.workers
-    return () if workers is None or isinstance(workers, int) else tuple(workers)

@@ -43,10 +43,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from ddlsim.arguments import checked
+from ddlsim.arguments import Count, Seed, checked
 from ddlsim.cluster import load_cluster
 from ddlsim.cluster.cluster import ClusterLike
-from ddlsim.errors import ConfigError, shown, unknown_name
+from ddlsim.errors import ConfigError
 from ddlsim.jobs.jobs import Jobs, Ran
 from ddlsim.plain import read_toml
 from ddlsim.reliability import Background, LinkFault, Pause, RandomFaults
@@ -126,7 +126,7 @@ def simulate_jobs(
     if not together.interrupted:
         together.check()
     goodputs = tuple(together.goodput(i) for i in range(len(traffic)))
-    late = late_notes((*faults, *traffic), together.network.now)
+    late = tuple(late_notes((*faults, *traffic), together.network.now))
     ran = []
     begun = [tenant for tenant in together.tenants if tenant.run is not None]
     for tenant, share in zip(begun, together.shares(), strict=True):
@@ -147,10 +147,6 @@ def _names(jobs: Sequence[Job]) -> list[str]:
         if names.count(name) > 1:
             raise ConfigError(f"simulate_jobs: two jobs have the name {name!r}; names must be unique")
     return names
-
-
-#: columns of a list of arrivals that are fields of the experiment, and how they are read
-_FIELDS = {"model": str, "workers": int, "batch_size": int, "steps": int, "seed": int}
 
 
 @dataclass(frozen=True)
@@ -204,27 +200,13 @@ class _File:
 
 def _arrivals(path: Path, common: Mapping[str, object]) -> list[dict[str, object]]:
     """Return the jobs of a list of arrivals as tables. Raises ConfigError, with the line, for what cannot be read."""
-
-    def arrival(where: str, row: dict[str, str]) -> dict[str, object]:
-        for name in row:
-            if name not in (known := ["start_s", "name", "placement", *_FIELDS]):
-                raise unknown_name("column", name, known, str(path))
-        return _arrival(where, row, common)
-
-    hint, what = "a list of arrivals needs start_s and workers", "arrivals must be a CSV file of jobs"
-    return read_rows(path, ("start_s", "workers"), hint, what, arrival)
-
-
-def _arrival(where: str, row: dict[str, str], common: Mapping[str, object]) -> dict[str, object]:
-    experiment = dict(common)
-    for name, read in _FIELDS.items():
-        if text := (row.get(name) or "").strip():
-            if read is int and not text.isdecimal():
-                raise ConfigError(f"{where}: {name} = {shown(text)}: must be an integer")
-            experiment[name] = read(text)
-    try:
-        start = float(row["start_s"])
-    except (TypeError, ValueError):
-        raise ConfigError(f"{where}: start_s = {shown(row['start_s'])}: must be a number of seconds") from None
-    told = {name: row[name].strip() for name in ("name", "placement") if (row.get(name) or "").strip()}
-    return {**told, "start": f"{start!r} s", "experiment": experiment}
+    columns: dict[str, object] = {"start_s": float, "seed": Seed | None}
+    columns |= dict.fromkeys(("name", "placement", "model"), str | None)
+    columns |= dict.fromkeys(("workers", "batch_size", "steps"), Count | None)
+    jobs: list[dict[str, object]] = []
+    for row in read_rows(path, columns, ("start_s", "workers"), "a list of arrivals", only=True):
+        set_here = {name: value for name, value in row.items() if value is not None}
+        own: dict[str, object] = {name: set_here.pop(name) for name in ("name", "placement") if name in set_here}
+        start = f"{float(set_here.pop('start_s'))!r} s"
+        jobs.append({**own, "start": start, "experiment": {**common, **set_here}})
+    return jobs

@@ -501,23 +501,12 @@ def compare(
     with built(cabling, queue) as there, _ranks_started(there, cabling.place_names[: cabling.n_hosts], wanted) as ranks:
         ranks.meet()
         for operation, size, schedule in tasks:
-            yield _compared(cluster, ranks, operation, size, schedule, n_repetitions, tcp)
-
-
-def _compared(
-    cluster: Cluster,
-    ranks: Ranks,
-    operation: Operation,
-    size: int,
-    schedule: Schedule,
-    n_repetitions: int,
-    tcp: str,
-) -> Comparison:
-    nbytes = size * operation.factor
-    seconds = predicted(cluster, schedule, nbytes)
-    order = Prepare(schedule, nbytes, operation.n_servers, PATIENCE + _SLOWER * seconds)
-    taken = ranks.repeat(order, n_repetitions, _SLOWER * seconds)
-    return Comparison(operation.label, measured(cluster, operation, size, len(ranks.pipes), taken, tcp), seconds)
+            nbytes = size * operation.factor
+            seconds = predicted(cluster, schedule, nbytes)
+            order = Prepare(schedule, nbytes, operation.n_servers, PATIENCE + _SLOWER * seconds)
+            taken = ranks.repeat(order, n_repetitions, _SLOWER * seconds)
+            row = measured(cluster, operation, size, len(ranks.pipes), taken, tcp)
+            yield Comparison(operation.label, row, seconds)
 
 
 def measured(

@@ -129,11 +129,6 @@ class Prepare:
 
 
 @dataclass(frozen=True)
-class Ready:
-    """Everything is there for the next :class:`Go`."""
-
-
-@dataclass(frozen=True)
 class Go:
     """Begin at `start`, s of CLOCK_MONOTONIC."""
 
@@ -216,14 +211,6 @@ class _Task:
     promised: tuple[Promise, ...]
     patience: float
 
-    def fill(self) -> None:
-        self.executor.buffer[:] = self.start
-
-    def check(self) -> str:
-        program = self.executor.program
-        copies = self.executor.buffer.reshape(program.copies, program.n_elements)
-        return problem(copies[0], self.promised)
-
 
 def _prepared(order: Prepare, links: _Links, addresses: Sequence[Address]) -> _Task:
     program = program_of(order.schedule, links.rank, order.nbytes)
@@ -246,10 +233,10 @@ def _run(order: Go, task: _Task) -> Done:
     for copy in copies[1:]:  # contributions side by side are the algorithm's to add up
         copies[0] += copy
     ended = time.monotonic()
-    wrong = task.check()
+    wrong = problem(copies[0], task.promised)
     if wrong:
         raise LabError(f"the result of the collective is wrong: {wrong}")
-    task.fill()
+    task.executor.buffer[:] = task.start
     return Done(entered, ended)
 
 
@@ -264,8 +251,7 @@ def serve(pipe: Connection, rank: int, host: str, congestion: str) -> None:
             order = pipe.recv()
             if isinstance(order, Prepare):
                 task = _prepared(order, links, addresses)
-                task.fill()
-                pipe.send(Ready())
+                pipe.send(None)
             elif isinstance(order, Go) and task is not None:
                 pipe.send(_run(order, task))
             else:

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ddlsim.errors import ConfigError, DdlsimError, UnitError
+from ddlsim.errors import ConfigError, DdlsimError
 from ddlsim.measure.runner import Event, Task
 from ddlsim.measure.table import Measurement
 from ddlsim.output_files import write_text
@@ -75,20 +75,6 @@ def _transfer(row: Measurement) -> str:
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
-@dataclass(frozen=True)
-class _Wishes:
-    """The command line, read."""
-
-    out: str
-    budget: float  # s
-    max_nbytes: int
-    only: list[str]
-    models: list[str]
-    modules: list[str]
-    input_shape: list[int]
-    batch_sizes: list[int]
-
-
 @app.command(context_settings={"help_option_names": ["-h", "--help"]})
 def measure(
     out: Annotated[
@@ -132,20 +118,35 @@ def measure(
         raise ConfigError(f"--profile {profile}: requires --only kernels; add --only kernels, or leave --profile out")
     from ddlsim.measure.transport import connect
 
-    limits = _quantity(budget, "time", "--budget"), int(_quantity(max_size, "bytes", "--max-size"))
-    chosen = [name for name in only.split(",") if name], model or [], module or []
+    seconds, max_nbytes = parse(budget, "time", "--budget"), int(parse(max_size, "bytes", "--max-size"))
     shape, sizes = _whole_numbers(input_shape, "--input-shape"), _whole_numbers(batch_sizes, "--batch-sizes")
-    wishes = _Wishes(out, *limits, *chosen, shape, sizes)
-    if wishes.budget <= 0:
+    if seconds <= 0:
         raise ConfigError(f"--budget {budget}: must be above 0, for example '2 min'")
-    if wishes.input_shape and not wishes.modules:
+    if shape and not module:
         raise ConfigError(f"--input-shape {input_shape}: requires --module; add --module, or leave --input-shape out")
     transport = connect(backend)
     hosts = transport.gather(transport.host)
     lacking = transport.lacking() if transport.size > 1 else ()
-    setup = _agreed(transport, lambda: _set_up(transport, hosts, lacking, wishes))
+
+    def set_up() -> _Setup:
+        from ddlsim.measure.reading import open_table
+        from ddlsim.measure.runner import make_plan
+        from ddlsim.measure.steps import numpy_model, torch_module
+        from ddlsim.measure.transport import local_rank
+
+        trained = [numpy_model(name) for name in model or ()]
+        gpu = local_rank(transport.rank, hosts)
+        trained += [torch_module(name, shape, gpu) for name in module or ()]
+        chosen = [name for name in only.split(",") if name]
+        tasks = make_plan(hosts, max_nbytes, chosen, [one.label for one in trained], sizes, lacking)
+        for one in trained:
+            one.step(min(sizes))()  # compiles, and finds mistakes before anything is measured
+        table, rows = open_table(out) if transport.rank == 0 else (None, [])
+        return _Setup(tasks, trained, table, {row.key for row in rows})
+
+    setup = _agreed(transport, set_up)
     try:
-        _run(transport, setup, wishes.budget)
+        _run(transport, setup, seconds)
     except BaseException as error:
         if transport.size > 1:  # the others wait for this rank: end them too
             if transport.rank == 0 or not isinstance(error, KeyboardInterrupt):
@@ -164,7 +165,7 @@ def _measure_device(out: str, profile: str, budget: str, others: Mapping[str, ob
             raise ConfigError(
                 f"{option} has no effect with --only kernels, which measures one device; leave {option} out"
             )
-    seconds = 300.0 if budget == defaults["budget"] else _quantity(budget, "time", "--budget")
+    seconds = 300.0 if budget == defaults["budget"] else parse(budget, "time", "--budget")
     if seconds <= 0:
         raise ConfigError(f"--budget {budget}: must be above 0, for example '5 min'")
     if Path(out).suffix != ".toml":
@@ -210,23 +211,6 @@ class _Setup:
     done: set[tuple[object, ...]]
 
 
-def _set_up(transport: Transport, hosts: Sequence[str], lacking: Sequence[str], wishes: _Wishes) -> _Setup:
-    from ddlsim.measure.reading import open_table
-    from ddlsim.measure.runner import make_plan
-    from ddlsim.measure.steps import numpy_model, torch_module
-    from ddlsim.measure.transport import local_rank
-
-    trained = [numpy_model(name) for name in wishes.models]
-    gpu = local_rank(transport.rank, hosts)
-    trained += [torch_module(name, wishes.input_shape, gpu) for name in wishes.modules]
-    labels = [one.label for one in trained]
-    tasks = make_plan(hosts, wishes.max_nbytes, wishes.only, labels, wishes.batch_sizes, lacking)
-    for one in trained:
-        one.step(min(wishes.batch_sizes))()  # compiles, and finds mistakes before anything is measured
-    table, rows = open_table(wishes.out) if transport.rank == 0 else (None, [])
-    return _Setup(tasks, trained, table, {row.key for row in rows})
-
-
 def _agreed(transport: Transport, prepare: Callable[[], _Setup]) -> _Setup:
     """Return what `prepare` returns on this rank; raise on all ranks if it fails on any."""
     setup, problem = None, ""
@@ -258,13 +242,6 @@ def _run(transport: Transport, setup: _Setup, budget: float) -> None:
         append(setup.table, row)
         n_rows += 1
     print(f"{n_rows} rows added to {setup.table}, which had {len(done)} rows", file=sys.stderr)
-
-
-def _quantity(text: str, dimension: str, option: str) -> float:
-    try:
-        return parse(text, dimension)
-    except UnitError as error:
-        raise UnitError(f"{option}: {error}") from None
 
 
 def _whole_numbers(text: str, option: str) -> list[int]:

@@ -343,11 +343,11 @@ def optimizers(timer: Timer) -> Iterator[Row]:
                     parameter.grad = torch.randn_like(parameter)
                 rule = make(parameters, **{how: True})
                 about = {"optimizer": name, "implementation": how, "parameters": n, "tensors": parts}
-                yield {**about, "precision": "fp32", **timer.median(_stepping(rule), graph=False)}
 
+                def step(_: int, rule: torch.optim.Optimizer = rule) -> object:
+                    return rule.step()
 
-def _stepping(rule: torch.optim.Optimizer) -> Call:
-    return lambda _: rule.step()
+                yield {**about, "precision": "fp32", **timer.median(step, graph=False)}
 
 
 def llama(layers: int, dim: int, hidden: int, heads: int, kv_heads: int, vocabulary: int) -> Any:

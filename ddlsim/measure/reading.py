@@ -38,15 +38,14 @@ def read_measurements(path: str | Path) -> list[Measurement]:
         return [row for file in files for row in read_measurements(file)]
     if path.suffix not in _FORMATS:
         raise ConfigError(f"{path}: unknown format {path.suffix!r}; measurements must be .csv or .jsonl files")
+    data = read_bytes(path, "no such file; create it with python -m ddlsim.measure or by hand")
+    file = io.StringIO(decoded(data, str(path)), newline="")
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = [_measurement(cells, f"{path}: line {line}") for line, cells in _FORMATS[path.suffix](file, path)]
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; create it with python -m ddlsim.measure or by hand") from None
-    except UnicodeDecodeError:
-        decoded(read_bytes(path), str(path))  # raises, with line and byte
-        raise
-    except (OSError, csv.Error) as error:
+        rows = [
+            PLAIN.build(Measurement, cells, f"{path}: line {line}", joint=": ")
+            for line, cells in _FORMATS[path.suffix](file, path)
+        ]
+    except csv.Error as error:
         raise ConfigError(f"{path}: cannot be read as text ({error}); is it the right file?") from None
     if not rows:
         raise ConfigError(f"{path}: contains no measurements; add a row, or leave the file out")
@@ -93,10 +92,6 @@ def _json_rows(file: TextIO, path: Path) -> Rows:
 
 
 _FORMATS: dict[str, Callable[[TextIO, Path], Rows]] = {".csv": _csv_rows, ".jsonl": _json_rows}
-
-
-def _measurement(cells: dict[str, object], where: str) -> Measurement:
-    return PLAIN.build(Measurement, cells, where, joint=": ")
 
 
 def open_table(folder: str | Path) -> tuple[Path, list[Measurement]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ddlsim.errors import ConfigError
 from ddlsim.measure.transport import Action
+from ddlsim.named_code import imported
 
 if TYPE_CHECKING:
     import torch
@@ -110,11 +110,7 @@ def _torch_step(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], name:
 
 
 def _imported(name: str) -> Callable[..., object]:
-    module_name, _, attribute = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"--module {name}: {error}; expected a name such as torchvision.models:resnet50") from None
+    found = imported(name, "--module", "callable")
     if not callable(found):
         raise ConfigError(
             f"--module {name}: is a {type(found).__name__}; must be a function or class that returns a module"

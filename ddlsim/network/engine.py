@@ -113,7 +113,7 @@ def _terms(details: Sequence[LinkDetail], latency: float, rate: float) -> _Terms
         return None
     first, round_trip = named[0], 2.0 * latency
     protocol = PROTOCOLS[first.transport]
-    usual = protocol.frame(protocol.mtu)[1]
+    usual = protocol.mtu - protocol.inside
     segment = min((detail.frame_payload for detail in details if detail.frame_payload), default=usual)
     frame = segment + max(detail.frame_header for detail in details)
     loss = 1.0 - math.prod(1.0 - detail.loss for detail in named)
@@ -426,15 +426,26 @@ class Engine:
         return start
 
     def _add_routes(
-        self, src: Ints, dst: Ints, client: int, latency: Floats | None = None, flows: Ints | None = None
+        self,
+        src: Ints,
+        dst: Ints,
+        client: int,
+        latency: Floats | None = None,
+        flows: Ints | None = None,
+        known: bool = False,
     ) -> int:
-        """Append routes of a client between the pairs; return the number of the first. `latency` (s), where given and
-        not NaN, is theirs; `flows` are told apart by ECMP."""
+        """Append routes of a client between the pairs; return the number of the first.
+
+        latency  s of each route, where given and not NaN
+        flows    numbers of the connections, which ECMP tells apart
+        known    True: routes of messages of collectives whose known time includes latency, overheads and protocols
+        """
         usual = self._interconnect.split_routes(src, dst, flows)
         epoch = self._epoch + Epochs.begun(self.net.changes[: self.net.counts[st.N_CHANGED]])
         routes = self._epochs.routes(epoch, src, dst, usual)
         first, rows = self._extend("routes", len(src))
         rows["handled"] = 1.0
+        rows["occupies"] = 0.0 if known else 1.0
         if self.net.counts[st.SHARED]:
             self._extend("routed", len(src))
         self.routes_of[client].append((first, first + len(src)))
@@ -443,7 +454,9 @@ class Engine:
         if self._details is not None:
             _, frames = self._extend("frames", len(src))
             write_frames(frames, routes.offsets, routes.links, self._details.frame_header, self._details.frame_payload)
-        if self._ways is not None:
+        if self._ways is not None and known:
+            self._extend("ways", len(src))[1][:] = np.array(_BY_ITSELF, dtype=st.WAY)
+        elif self._ways is not None:
             self._add_ways(self._ways, np.stack([src, dst], axis=1).tolist(), routes)
         for number, others, changed in self._epochs.later(epoch, src, dst, usual):
             if self.net.counts[st.FIFO]:
@@ -498,13 +511,16 @@ class Engine:
         ways.limits.clear()
 
     def pair_routes(self, src: list[int], dst: list[int], client: int, latency: bool = True) -> list[int]:
-        """Return the numbers of a client's routes between nodes, which have no latency if that is False."""
+        """Return the numbers of a client's routes between nodes.
+
+        latency  False: for messages of collectives whose known time includes latency, overheads and protocols
+        """
         pairs = [(client, latency, *pair) for pair in zip(src, dst, strict=True)]
         missing = list(dict.fromkeys(p for p in pairs if p not in self._route_of))
         if missing:
             array = np.array(missing, dtype=np.int64)
             none = None if latency else np.zeros(len(missing))
-            first = self._add_routes(array[:, 2], array[:, 3], client, none)
+            first = self._add_routes(array[:, 2], array[:, 3], client, none, known=not latency)
             self._route_of.update({pair: first + i for i, pair in enumerate(missing)})
         return [self._route_of[pair] for pair in pairs]
 

@@ -18,6 +18,7 @@ from ddlsim.network.compiled import source_stamp
 from ddlsim.network.extension_calls import apply_next, begin, next_in_line, serve, settle, start
 from ddlsim.network.intrinsics import attach
 from ddlsim.network.maxmin import end_flows, next_end, solve
+from ddlsim.network.order import sort_ended, sort_ready
 from ddlsim.network.queues import list_ended, marks_suffice, next_event
 from ddlsim.network.ranks import deliver, finished, issue, make_ready, run_ready
 from ddlsim.network.replay import in_step, replay, start_round
@@ -70,6 +71,21 @@ def log_is_full(net: Net):  # type: ignore[no-untyped-def]
 
 
 @inlined
+def ring(net: Net, slot):  # type: ignore[no-untyped-def]
+    """The timer of a message rings: it begins to flow, or has been received and reduced."""
+    if net.slots[slot].state == DELIVERING:
+        deliver(net, slot)
+        return
+    route = net.slots[slot].route
+    if net.routes[route].first == net.routes[route].last or net.slots[slot].nbytes <= 0.0:
+        finished(net, slot)
+    elif net.counts[SHAPED] == 0:
+        begin(net, slot)
+    elif start(net, slot) == 1:
+        finished(net, slot)
+
+
+@inlined
 def handle_instant(net: Net, now):  # type: ignore[no-untyped-def]
     """Handle all that happens at `now`."""
     net.reals[NOW] = now
@@ -82,28 +98,20 @@ def handle_instant(net: Net, now):  # type: ignore[no-untyped-def]
     if net.counts[FIFO] == 1:
         serve(net, limit)
         n_ended = list_ended(net, n_ended)
+    sort_ended(net, n_ended)
     for i in range(n_ended):
         if net.counts[TRANSPORTED] == 1:
             next_in_line(net, net.scratch[i])
         finished(net, net.scratch[i])
+    sort_ready(net)
+    run_ready(net)
     if net.counts[FIFO] == 1 and not marks_suffice(net):  # the instant is split in two
-        run_ready(net)
         return
-    while True:
+    while next_timer(net) <= limit and has_room(net):  # without room, the instant is split in two
+        while next_timer(net) <= limit:  # ranks go on when all timers have rung that have been set
+            ring(net, pop_timer(net))
+        sort_ready(net)
         run_ready(net)
-        if not (next_timer(net) <= limit and has_room(net)):  # without room, the instant is split in two
-            break
-        slot: int = pop_timer(net)
-        if net.slots[slot].state == DELIVERING:
-            deliver(net, slot)
-            continue
-        route = net.slots[slot].route
-        if net.routes[route].first == net.routes[route].last or net.slots[slot].nbytes <= 0.0:
-            finished(net, slot)
-        elif net.counts[SHAPED] == 0:
-            begin(net, slot)
-        elif start(net, slot) == 1:
-            finished(net, slot)
     if net.counts[FIFO] == 1:
         settle(net)
     solve(net)

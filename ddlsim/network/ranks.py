@@ -19,6 +19,7 @@ from ddlsim.network.state import (
     ENDED,
     FREE,
     HEADERS,
+    ISSUE_SEQUENCE,
     LIVE_SENDS,
     LIVE_SINGLE,
     LIVE_THREADS,
@@ -56,11 +57,13 @@ def issue(net: Net, instance, message, nbytes, route, source):  # type: ignore[n
     net.slots[slot].message = message
     net.slots[slot].route = route
     net.slots[slot].nbytes = nbytes
+    net.slots[slot].sequence = net.counts[ISSUE_SEQUENCE]
+    net.counts[ISSUE_SEQUENCE] += 1
     book_issue(net, route, nbytes, 1.0)
     start = net.reals[NOW]
     if has_changes(net):
         start = max(start, net.nodes[source].paused)
-    overhead = net.nodes[source].send_overhead
+    overhead = net.nodes[source].send_overhead * net.routes[route].occupies
     if overhead > 0.0:
         start = max(start, net.nodes[source].send_free) + overhead
         net.nodes[source].send_free = start
@@ -93,7 +96,7 @@ def finished(net: Net, slot):  # type: ignore[no-untyped-def]
     if instance >= 0:
         target = net.messages[message].target
         reduce_time = net.messages[message].reduce * net.nodes[target].reduce_time * net.slots[slot].nbytes
-    overhead = net.nodes[target].recv_overhead
+    overhead = net.nodes[target].recv_overhead * net.routes[net.slots[slot].route].occupies
     now = net.reals[NOW]
     done = now if not has_changes(net) else max(now, net.nodes[target].paused)
     if overhead > 0.0:

@@ -88,7 +88,8 @@ AHEAD = 58  # sends that a thread need not wait for: under FIFO the sender's que
 QUEUES_CODE = 59
 SHAPING_CODE = 60
 CHANGES_CODE = 61
-N_COUNTS = 62
+ISSUE_SEQUENCE = 62  # messages issued, but for those of replayed rounds
+N_COUNTS = 63
 
 # Places in Net.reals (float64)
 NOW = 0
@@ -177,8 +178,9 @@ WAY = record(
 #: wait for their turn, -1: none; busy: 1 while one has it; ordered: 0 if its messages do not wait for each other
 CONNECTION = record(window="f", since="f", first="n", last="n", busy="n", ordered="n")
 #: hops[first:last] are the channels of the route, each message crosses `n_hops`, one after the other; handled: bytes
-#: for whose time a message uses them, per byte of it
-ROUTE = record(latency="f", handled="f", first="n", last="n", n_hops="n")
+#: for whose time a message uses them, per byte of it; occupies: factor on the overheads of its sender and receiver, 0.0
+#: for messages of collectives whose known time includes them
+ROUTE = record(latency="f", handled="f", occupies="f", first="n", last="n", n_hops="n")
 #: of a route: bytes, as a compensated sum, and messages, issued so far; passed: bytes that have crossed the channels
 #: that it had before it was another one
 ROUTED = record(issued="f", issued_low="f", passed="f", n_issued="i")
@@ -188,8 +190,8 @@ DETOUR = record(
     latency="f", passed="f", route="n", first="n", last="n", n_hops="n", was_first="n", was_last="n", epoch="n"
 )
 #: a message on its way. instance: -1 - handle for a single message; message: its number, or the target node of
-#: a single message
-SLOT = record(nbytes="f", instance="i", message="n", route="n", state="n")
+#: a single message; sequence: larger than that of all messages that were issued before
+SLOT = record(nbytes="f", instance="i", sequence="i", message="n", route="n", state="n")
 #: slot: the message; heap_place: in the heap of ends
 FLOW = record(slot="n", heap_place="n")
 #: an entry of a heap or of the ring buffer; the item is a flow or a slot

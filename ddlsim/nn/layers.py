@@ -47,10 +47,6 @@ def taps(n_in: int, n_out: int, kernel: int, stride: int, padding: int, *, back:
     return Taps(at, table[:, 1].copy(), table[:, 2].copy())
 
 
-def _tile(n_channels: int) -> int:
-    return 6 if n_channels % 6 == 0 else 4
-
-
 @dataclass
 class Conv2d:
     """Cross-correlation with stride, zero padding and groups: y[o] = b[o] + sum w[o, c, i, j] x[c, ...].
@@ -103,7 +99,7 @@ class Conv2d:
         n_in, n_out = self.in_channels // self.groups, self.channels // self.groups
         n_from, n_to = (n_out, n_in) if back else (n_in, n_out)
         spaces = (self.out_space, self.in_space) if back else (self.in_space, self.out_space)
-        tile, n_taps = _tile(n_to), self.kernel[0] * self.kernel[1]
+        tile, n_taps = 6 if n_to % 6 == 0 else 4, self.kernel[0] * self.kernel[1]
         packed = self.buffers.get("back" if back else "packed", self.groups, -(-n_to // tile) * tile * n_taps * n_from)
         packed = packed.reshape(-1)
         conv_kernels.pack(self.weight.flat(run.params), packed, self.groups, n_out, n_in, n_taps, tile, back)

@@ -53,6 +53,7 @@ from ddlsim.plan.plan import (
     Ints,
     Plan,
 )
+from ddlsim.plan.rows import csr
 
 if TYPE_CHECKING:
     from ddlsim.plan.program import StepProgram
@@ -124,9 +125,6 @@ def peak_memory(plan: Plan, rows: Bools | None = None) -> Floats:
     return peak
 
 
-# ---------------------------------------------------------------- what must cross
-
-
 def nodes_of(plan: Plan, cluster: Cluster, nodes: Sequence[int] | None) -> Ints:
     """Return the node of every rank: `nodes`, by default the cluster's first workers, (n_ranks,)."""
     if nodes is None and plan.servers:
@@ -158,10 +156,6 @@ class Copies(NamedTuple):
     instances: Sequence[Sequence[tuple[int, ...]]]
 
 
-def _itself(plan: Plan) -> Copies:
-    return Copies(np.arange(plan.n_ranks)[None, :], [[group] for group in plan.groups])
-
-
 def cut(plan: Plan, cluster: Cluster, nodes: Sequence[int] | None = None) -> Cut:
     """Return a lower bound on a plan's running time, from the bytes that must enter or leave devices and machines.
 
@@ -178,8 +172,8 @@ def cut(plan: Plan, cluster: Cluster, nodes: Sequence[int] | None = None) -> Cut
     total. Pushes to servers may be summed inside machines, but not between them. Bytes covered by the burst of a token
     bucket (docs/models/tcp.md) take no time.
     """
-    every = np.ones(len(plan))
-    return _narrowest(plan, _itself(plan), interfaces(cluster), nodes_of(plan, cluster, nodes), every, None, None)
+    itself, every = Copies(np.arange(plan.n_ranks)[None, :], [[group] for group in plan.groups]), np.ones(len(plan))
+    return _narrowest(plan, itself, interfaces(cluster), nodes_of(plan, cluster, nodes), every, None, None)
 
 
 def _narrowest(
@@ -272,11 +266,6 @@ def _seconds(nbytes: Floats, rate: Floats, burst: Floats) -> Floats:
     return left / np.where(rate > 0.0, rate, 1.0)
 
 
-@functools.lru_cache(maxsize=8)
-def _levels(cluster: Cluster) -> tuple[Interfaces, Interfaces]:
-    return interfaces(cluster)
-
-
 @dataclass(frozen=True, eq=False)
 class Carriers:
     """The network that carries the bytes of a program: the cluster, and the node of every rank, (n_ranks,).
@@ -293,7 +282,7 @@ class Carriers:
     @property
     def levels(self) -> tuple[Interfaces, Interfaces]:
         """The interfaces of devices and of machines."""
-        return _levels(self.cluster)
+        return interfaces(self.cluster)
 
     def messages(self, source: Ints, target: Ints) -> Floats:
         """Return the s per byte of messages between ranks, at least: of the narrowest channel between, (n,)."""
@@ -347,7 +336,7 @@ def _of_pairs(cluster: Cluster, pairs: bytes) -> Floats:
 def _after_last(cluster: Cluster, kind: int, nodes: tuple[int, ...]) -> float:
     n, at = len(nodes), np.array(nodes, dtype=np.int64)
     late = np.zeros(n)
-    for level in _levels(cluster):
+    for level in interfaces(cluster):
         place = level.place[at]
         places, which, count = np.unique(place, return_inverse=True, return_counts=True)
         if len(places) == 1:
@@ -491,10 +480,8 @@ class StepGraph:
         event = event.reshape(-1).astype(np.int64)
         n = int(event.max(initial=-1)) + 1
         order, missing = np.empty(n, dtype=np.int64), np.bincount(event[second], minlength=n)
-        by_event, by_task = np.argsort(event, kind="stable"), np.argsort(first, kind="stable")
-        firsts = np.concatenate([[0], np.cumsum(np.bincount(event, minlength=n))])
-        offsets = np.concatenate([[0], np.cumsum(np.bincount(first, minlength=len(rows)))])
-        following = second[by_task]
+        firsts, by_event = csr(event, np.arange(len(rows)), n)
+        offsets, following = csr(first, second, len(rows))
         if order_events(event, firsts, by_event, offsets, following, missing, order) < n:
             _ = self._order.events  # raises, naming the tasks
         works = ~np.isin(template.rank[rows], template.servers)

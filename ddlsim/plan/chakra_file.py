@@ -137,7 +137,7 @@ Attribute = Scalar | list[Scalar]
 #: number of an attribute's scalar -> (wire type, struct format); the list of such scalars has the number behind it
 _FIXED = {3: (FIXED64, "<d"), 5: (FIXED32, "<f"), 19: (FIXED32, "<I"), 21: (FIXED64, "<Q"), 23: (FIXED32, "<i"),
           25: (FIXED64, "<q")}  # fmt: skip
-_SIGNED, _UNSIGNED, _ZIGZAG, _BOOL, _TEXTS = (7, 9), (11, 13), (15, 17), 27, (29, 31)
+_SIGNED, _ZIGZAG, _BOOL, _TEXTS = (7, 9), (15, 17), 27, (29, 31)
 _INT32, _INT64, _DOUBLE, _TEXT = 7, 9, 3, 29
 
 

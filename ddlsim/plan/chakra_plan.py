@@ -14,6 +14,7 @@ from ddlsim.output_files import write_text
 from ddlsim.plan.chakra_file import COLLECTIVES, NODE_TYPES, Attribute, TraceNode, write_nodes
 from ddlsim.plan.plan import ALL_GATHER, ALL_REDUCE, COLUMNS, GATHER, KINDS, RECEIVE, SEND, Lane, Part, Plan
 from ddlsim.plan.queues import FusedQueue, PriorityQueue
+from ddlsim.plan.rows import refuse_needs_across_ranks
 from ddlsim.plan.servers import as_messages
 from ddlsim.plan.text import what
 
@@ -35,7 +36,7 @@ def to_chakra(plan: Plan, path: str | Path) -> list[Path]:
     custom queues.
     """
     stem, plan = Path(str(path).removesuffix(".et")), as_messages(plan)
-    _check(plan)
+    refuse_needs_across_ranks(plan, "to_chakra", "a trace")
     common = json.dumps({
         "groups": plan.groups, "parts": plan.parts, "names": plan.names, "n_layers": plan.n_layers,
         "n_ranks": plan.n_ranks, "queues": [_told(queue) for queue in plan.queues], "delays": plan.delays,
@@ -52,15 +53,6 @@ def to_chakra(plan: Plan, path: str | Path) -> list[Path]:
         files.append(stem.with_name(f"{stem.name}.groups.json"))
         write_text(files[-1], json.dumps(partial))
     return files
-
-
-def _check(plan: Plan) -> None:
-    needing = np.repeat(np.arange(len(plan)), np.diff(plan.need_offsets))
-    for i in np.flatnonzero(plan.rank[plan.needs] != plan.rank[needing])[:1].tolist():
-        raise ConfigError(
-            f"to_chakra: {plan.task(int(needing[i]))} depends on {plan.task(int(plan.needs[i]))} of "
-            "another rank, which a trace cannot express; use a 0-byte message instead"
-        )
 
 
 def _told(queue: object) -> list[object]:
@@ -91,7 +83,7 @@ def _node(plan: Plan, row: int) -> TraceNode:
         value = getattr(plan, name)[row].item()
         if value != _DEFAULTS.get(name):
             attributes[f"ddlsim.{name}"] = value
-    needs = plan.needs[plan.need_offsets[row] : plan.need_offsets[row + 1]].tolist()
+    needs = plan.needs_of(row)
     before = int(plan.previous[row])
     return TraceNode(
         row, what(plan, row), NODE_TYPES.index(type_name), control=[before] if before >= 0 else [], data=needs,

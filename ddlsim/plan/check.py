@@ -12,7 +12,7 @@ import numpy as np
 
 from ddlsim.errors import ConfigError
 from ddlsim.plan.gradients import check_gradients
-from ddlsim.plan.order import Order, joined, overlapping
+from ddlsim.plan.order import Order
 from ddlsim.plan.plan import (
     BACKWARD,
     BACKWARD_INPUT,
@@ -27,6 +27,7 @@ from ddlsim.plan.plan import (
     Ints,
     Plan,
 )
+from ddlsim.plan.rows import joined, overlapping, refuse, repeats
 
 
 def check_exchanges(plan: Plan) -> None:
@@ -38,11 +39,8 @@ def check_exchanges(plan: Plan) -> None:
 def _messages(plan: Plan) -> None:
     send, receive = plan.rows(SEND), plan.rows(RECEIVE)
     for rows, others, problem in ((send, receive, "no task receives it"), (receive, send, "no task sends it")):
-        _refuse(plan, rows, ~np.isin(plan.key[rows], plan.key[others]), problem)
-        keys = plan.key[rows]
-        again = np.ones(len(keys), dtype=np.bool_)
-        again[np.unique(keys, return_index=True)[1]] = False
-        _refuse(plan, rows, again, "another row has the same key; every message needs its own")
+        refuse(plan, rows[~np.isin(plan.key[rows], plan.key[others])], problem)
+        refuse(plan, rows[repeats(plan.key[rows])], "another row has the same key; every message needs its own")
     send, receive = send[np.argsort(plan.key[send])], receive[np.argsort(plan.key[receive])]
     wrong = (plan.peer[send] != plan.rank[receive]) | (plan.peer[receive] != plan.rank[send])
     for sender, receiver in zip(send[wrong].tolist(), receive[wrong].tolist(), strict=True):
@@ -61,7 +59,7 @@ def _collectives(plan: Plan) -> None:
     rows = plan.collectives
     if not len(rows):
         return
-    _refuse(plan, rows, plan.peer[rows] < 0, "it has no group")
+    refuse(plan, rows[plan.peer[rows] < 0], "it has no group")
     _, first, which = np.unique(plan.key[rows], return_index=True, return_inverse=True)
     leader = rows[first][which.reshape(-1)]  # the first row of the same collective
     for name, label in (("kind", "kind"), ("peer", "group"), ("nbytes", "bytes"), ("part", "part"), ("step", "step"),
@@ -77,20 +75,19 @@ def _collectives(plan: Plan) -> None:
     belongs = np.zeros((len(plan.groups), plan.n_ranks), dtype=np.bool_)
     for i, group in enumerate(plan.groups):
         belongs[i, list(group)] = True
-    _refuse(plan, rows, ~belongs[plan.peer[rows], plan.rank[rows]], "its rank is not in the collective's group")
-    member = plan.key[rows] * plan.n_ranks + plan.rank[rows]
-    again = np.ones(len(rows), dtype=np.bool_)
-    again[np.unique(member, return_index=True)[1]] = False
-    _refuse(plan, rows, again, "its rank enters the same collective twice")
+    refuse(plan, rows[~belongs[plan.peer[rows], plan.rank[rows]]], "its rank is not in the collective's group")
+    again = repeats(plan.key[rows] * plan.n_ranks + plan.rank[rows])
+    refuse(plan, rows[again], "its rank enters the same collective twice")
     queued = rows[plan.queue[rows] >= 0]
     for name, column in (("group", plan.peer), ("kind", plan.kind)):
         served = np.full(len(plan.queues), -1, dtype=np.int64)
         served[plan.queue[queued]] = column[queued]
-        _refuse(plan, queued, column[queued] != served[plan.queue[queued]], f"its queue is also used by another {name}")
+        wrong = column[queued] != served[plan.queue[queued]]
+        refuse(plan, queued[wrong], f"its queue is also used by another {name}")
     is_server = np.isin(np.arange(plan.n_ranks), plan.servers)
     behind = np.array([_servers_behind(is_server[list(group)]) for group in plan.groups], dtype=np.bool_)
     wrong = (plan.kind[rows] == PUSH_PULL) & ~behind[plan.peer[rows]]
-    _refuse(plan, rows, wrong, "its group must consist of workers followed by servers (Plan.servers)")
+    refuse(plan, rows[wrong], "its group must consist of workers followed by servers (Plan.servers)")
     sizes = belongs.sum(axis=1)
     lacking = np.bincount(which.reshape(-1)) < sizes[plan.peer[rows[first]]]
     for task in rows[first][lacking].tolist():
@@ -102,11 +99,6 @@ def _collectives(plan: Plan) -> None:
 def _servers_behind(is_server: Bools) -> bool:
     """Return whether a group's members are workers, then servers."""
     return len(is_server) > 1 and not is_server[0] and bool(is_server[-1]) and bool((np.diff(is_server * 1) >= 0).all())
-
-
-def _refuse(plan: Plan, rows: Ints, wrong: Bools, problem: str) -> None:
-    if wrong.any():
-        raise ConfigError(f"plan: {plan.task(int(rows[wrong][0]))}: {problem}")
 
 
 def check(plan: Plan) -> None:
@@ -262,7 +254,6 @@ def _each_once(plan: Plan, kinds: tuple[int, ...], passage: Ints, n_passages: in
         if first < layer:
             raise ConfigError(f"plan: {plan.task(task)}: layer {first} has a second {name} pass for this batch")
         raise ConfigError(f"plan: {plan.task(task)}: layer {layer} has no {name} pass for this batch")
-    last = np.append(begins[1:], True)
-    for task in rows[last & (passes < n_passages) & (plan.end[rows] < plan.n_layers)].tolist():
-        raise ConfigError(f"plan: {plan.task(task)}: layer {plan.end[task]} has no {name} pass for this batch")
+    early = rows[np.append(begins[1:], True) & (passes < n_passages) & (plan.end[rows] < plan.n_layers)]
+    refuse(plan, early, f"layer {{end}} has no {name} pass for this batch", end=plan.end[early])
     return rows

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from ddlsim.errors import ConfigError
 from ddlsim.plan.chunks import stored_nbytes
 from ddlsim.plan.data_parallel import each_rank, parts_of
-from ddlsim.plan.draft import Draft
+from ddlsim.plan.drafted_steps import DraftedSteps, Needs
 from ddlsim.plan.plan import Floats, Part
-from ddlsim.plan.program import N_STEPS, StepProgram
+from ddlsim.plan.program import StepProgram
 from ddlsim.workload.buckets import Bucket, ddp_buckets
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.precision import ELEMENT_NBYTES
@@ -70,183 +69,145 @@ def embeddings(
     if bottom_rank is not None and not 0 <= bottom_rank < len(each):
         last = len(each) - 1
         raise ConfigError(f"plan: bottom_rank = {bottom_rank}: must be a rank from 0 to {last}")
-    draft = _Steps(each, list(works), tables, buckets, row_wise, replicated, indices, bottom_rank)
-    for step in range(N_STEPS):
-        draft.step(step)
-    return StepProgram.of(draft.draft.plan())
+    return StepProgram.of(_Steps(each, works, tables, buckets, row_wise, replicated, indices, bottom_rank).plan())
 
 
-@dataclass
-class _Steps:
-    """Steps, written down one after the other. Lists over ranks hold rows of the current step."""
+class _Steps(DraftedSteps):
+    """lookups, updates  of each rank, its row of the step before"""
 
-    each: list[Workload]
-    works: list[TableWork]
-    tables: list[int]
-    chosen: Callable[[Workload], Sequence[Bucket]]
-    row_wise: int
-    replicated: float
-    indices: str
-    root: int | None
-    lookups: list[int] = field(default_factory=list)  # of the step before
-    updates: list[int] = field(default_factory=list)
+    def __init__(
+        self, each: list[Workload], works: Sequence[TableWork], tables: list[int],
+        choose: Callable[[Workload], Sequence[Bucket]], row_wise: int, replicated: float, indices: str,
+        root: int | None,
+    ) -> None:  # fmt: skip
+        self.works, self.row_wise, self.replicated, self.indices, self.root = works, row_wise, replicated, indices, root
+        self.lookups: list[int] = []
+        self.updates: list[int] = []
+        first, cut = each[0], tables[0]
+        self.cut, offset = cut, 0 if root is None else cut  # the others' bottom MLPs learn nothing
+        top = first if root is None else first.cut(cut, len(first.forward))
+        local = list(choose(top))
+        buckets = [Bucket(b.nbytes, b.ready_layer + offset, b.first_layer + offset, b.priority + offset) for b in local]
+        parts = [Part(p.nbytes, p.first + offset, p.end + offset) for p in parts_of(top, local)]
+        if replicated:
+            buckets.append(Bucket(replicated, cut, cut, cut))
+            parts.append(Part(replicated, cut, tables[-1] + 1))
+        bottom = [] if root is None else [Part(float(first.grad_nbytes[:cut].sum()), 0, cut)]
+        super().__init__(each, buckets, [*parts, *bottom])
+        self.forward, self.backward = ([_without(w, name, tables) for w in each] for name in ("forward", "backward"))
+        self.vector = [ELEMENT_NBYTES[w.precision] for w in each]
 
-    def __post_init__(self) -> None:
-        first = self.each[0]
-        self.n, self.n_layers, self.cut = len(self.each), len(first.forward), self.tables[0]
-        if self.root is None:
-            self.buckets, parts = list(self.chosen(first)), []
-        else:  # the others' bottom MLPs learn nothing
-            top = first.cut(self.cut, self.n_layers)
-            self.buckets = [
-                Bucket(b.nbytes, b.ready_layer + self.cut, b.first_layer + self.cut, b.priority + self.cut)
-                for b in self.chosen(top)
-            ]
-            parts = [Part(float(first.grad_nbytes[: self.cut].sum()), 0, self.cut)]
-        offset = 0 if self.root is None else self.cut
-        whole = first if self.root is None else first.cut(self.cut, self.n_layers)
-        local = [Bucket(b.nbytes, b.ready_layer - offset, b.first_layer - offset, 0) for b in self.buckets]
-        self.parts = [Part(p.nbytes, p.first + offset, p.end + offset) for p in parts_of(whole, local)]
-        if self.replicated:
-            self.buckets.append(Bucket(self.replicated, self.cut, self.cut, self.cut))
-            self.parts.append(Part(self.replicated, self.cut, self.tables[-1] + 1))
-        self.draft = Draft(self.n_layers, [*self.parts, *parts])
-        self.forward, self.backward = (
-            [_without(w, name, self.tables) for w in self.each] for name in ("forward", "backward")
-        )
-        self.vector = [ELEMENT_NBYTES[w.precision] for w in self.each]
-
-    def step(self, step: int) -> None:
+    def write_step(self) -> None:
         ranks = range(self.n)
-        asked = self._indices(step)
-        lookups = [self.draft.work(r, self.works[r].lookup, "lookup", step=step, needs=asked[r]) for r in ranks]
+        asked = self._indices()
+        lookups = [self.draft.work(r, self.works[r].lookup, "lookup", step=self.now, needs=asked[r]) for r in ranks]
         if self.root is None:
-            arrived = self._vectors(step, "vectors", lookups)
+            arrived = self._vectors("vectors", lookups)
             for r in ranks if self.cut else ():
-                self._pass(step, "forward", r, (0, self.cut), r, ())
+                self._pass("forward", r, (0, self.cut), r, ())
         else:
-            bottom, allowed, end = self._bottom_forward(step, self.root)
+            bottom, allowed, end = self._bottom_forward(self.root)
             ready = [end if r == self.root else row for r, row in enumerate(lookups)]
-            arrived = self._vectors(step, "vectors", ready, allowed)
+            arrived = self._vectors("vectors", ready, allowed)
             arrived = [[*own, *more] for own, more in zip(arrived, bottom, strict=True)]
         for r in ranks:
-            self._pass(step, "forward", r, (self.cut, self.n_layers), r, arrived[r])
-        sums: list[list[int]] = [[] for _ in ranks]
-        back = self._backward(step, self.n_layers, self.cut, sums)
-        arrived = self._vectors(step, "gradients", back)
+            self._pass("forward", r, (self.cut, self.n_layers), r, arrived[r])
+        back = self._backward(self.n_layers, self.cut)
+        arrived = self._vectors("gradients", back)
         if self.root is None:
-            self._backward(step, self.cut, 0, sums)
+            self._backward(self.cut, 0)
         else:
-            self._bottom_backward(step, self.root, back)
+            self._bottom_backward(self.root, back)
         for r in ranks:
-            self.draft.work(r, self.works[r].update, "sparse update", step=step, needs=arrived[r])
-        self.lookups, self.updates = lookups, [self._update(step, r, sums[r]) for r in ranks]
+            self.draft.work(r, self.works[r].update, "sparse update", step=self.now, needs=arrived[r])
+        self.lookups, self.updates = lookups, [self._update(r) for r in ranks]
 
     # ------------------------------------------------------------ compute
 
-    def _pass(self, step: int, kind: str, rank: int, layers: tuple[int, int], batch: int, needs: Sequence[int]) -> int:
-        first, end = layers
-        workload, times = self.each[batch], self.forward if kind == "forward" else self.backward
-        kept = float(stored_nbytes(workload)[first:end].sum())
-        return self.draft.work(
-            rank, float(times[rank][first:end].sum()), kind=kind, batch=batch, layers=layers, step=step, needs=needs,
-            holds=kept if kind == "forward" else -kept,
-        )  # fmt: skip
+    def _pass(self, kind: str, rank: int, layers: tuple[int, int], batch: int, needs: Sequence[int]) -> int:
+        times, span = self.forward if kind == "forward" else self.backward, slice(*layers)
+        seconds, kept = float(times[rank][span].sum()), float(stored_nbytes(self.each[batch])[span].sum())
+        return self.add_pass(kind, rank, layers, seconds, needs, batch, kept)
 
-    def _backward(self, step: int, end: int, first: int, sums: list[list[int]]) -> list[int]:
+    def _backward(self, end: int, first: int) -> list[int]:
         """Go back from layer `end` to `first`, and let buckets leave on the way; return the last rows of all ranks."""
-        stops = sorted({b.ready_layer for b in self.buckets if first <= b.ready_layer < end} | {first}, reverse=True)
         rows: list[int] = []
-        for stop in stops if end > first else []:
-            rows = [self._pass(step, "backward", r, (stop, end), r, ()) for r in range(self.n)]
+        for stop in self.stops(first, end):
+            rows = [self._pass("backward", r, (stop, end), r, ()) for r in range(self.n)]
             end = stop
-            for part, bucket in enumerate(self.buckets):
-                if bucket.ready_layer == stop:
-                    ready = [[row] for row in rows]
-                    each = self.draft.all_reduce(range(self.n), bucket.nbytes, ready, step=step, part=part)
-                    for r, row in enumerate(each):
-                        sums[r].append(row)
+            self.reduce_ready(stop, [[row] for row in rows])
         return rows
 
-    def _bottom_forward(self, step: int, root: int) -> tuple[list[list[int]], list[list[int]], int]:
+    def _bottom_forward(self, root: int) -> tuple[Needs, Needs, int]:
         """Let all samples pass the bottom MLP on one rank; return the rows that bring its results to each rank, those
         after which each may send to it, and its last one."""
-        end = [self._pass(step, "forward", root, (0, self.cut), r, ()) for r in range(self.n)][-1]
-        arrived: list[list[int]] = [[] for _ in range(self.n)]
-        allowed: list[list[int]] = [[] for _ in range(self.n)]
+        end = [self._pass("forward", root, (0, self.cut), r, ()) for r in range(self.n)][-1]
+        arrived, allowed = self.nothing(), self.nothing()
         for r in range(self.n):
             if r != root:
-                allowed[r] = [self._message(step, root, r, 0.0, "go ahead", [end])]
-                arrived[r] = [self._message(step, root, r, self._bottom_nbytes(r), "bottom", [end], batch=r)]
+                allowed[r] = [self._message(root, r, 0.0, "go ahead", [end])]
+                arrived[r] = [self._message(root, r, self._bottom_nbytes(r), "bottom", [end], batch=r)]
         return arrived, allowed, end
 
-    def _bottom_backward(self, step: int, root: int, ready: Sequence[int]) -> None:
+    def _bottom_backward(self, root: int, ready: Sequence[int]) -> None:
         come = [
-            self._message(step, r, root, self._bottom_nbytes(r), "bottom gradients", [ready[r]], batch=r)
+            self._message(r, root, self._bottom_nbytes(r), "bottom gradients", [ready[r]], batch=r)
             for r in range(self.n)
             if r != root
         ]
         for r in range(self.n):
-            self._pass(step, "backward", root, (0, self.cut), r, come if r == 0 else ())
+            self._pass("backward", root, (0, self.cut), r, come if r == 0 else ())
 
     def _bottom_nbytes(self, rank: int) -> float:
         """Return the bytes of what the bottom MLP makes of a rank's samples."""
         width = float(np.prod(self.each[0].model.layers[self.cut - 1].out_shape))
         return self.each[rank].batch_size * width * self.vector[rank]
 
-    def _update(self, step: int, rank: int, needs: Sequence[int]) -> int:
+    def _update(self, rank: int) -> int:
         workload, first = self.each[rank], 0 if self.root in (None, rank) else self.cut
         total = workload.gradient_nbytes
         share = (float(workload.grad_nbytes[first:].sum()) + self.replicated) / total if total else 0.0
-        return self.draft.work(
-            rank, share * workload.optimizer, kind="update", layers=(first, self.n_layers), step=step, needs=needs
-        )
+        return self.add_update(rank, share, first)
 
     # ------------------------------------------------------------ what travels
 
-    def _indices(self, step: int) -> list[list[int]]:
+    def _indices(self) -> Needs:
         """Let ranks send their samples' indices to those who hold the tables; return what each waits for."""
-        arrived: list[list[int]] = [[] for _ in range(self.n)]
+        arrived = self.nothing()
         before = self.updates if self.indices == "exchanged" else self.lookups
         for src in range(self.n) if self.indices != "local" else ():
             for dst in range(self.n):
                 nbytes = self.each[src].batch_size * self.works[dst].indices * INDEX_NBYTES
                 if src != dst and nbytes:
-                    needs = before[src : src + 1] if step else ()
-                    arrived[dst].append(self._message(step, src, dst, nbytes, "indices", needs))
+                    arrived[dst].append(self._message(src, dst, nbytes, "indices", before[src : src + 1]))
         return arrived
 
-    def _vectors(
-        self, step: int, name: str, ready: Sequence[int], allowed: Sequence[Sequence[int]] = ()
-    ) -> list[list[int]]:
+    def _vectors(self, name: str, ready: Sequence[int], allowed: Sequence[Sequence[int]] = ()) -> Needs:
         """Let vectors travel from those who hold the tables to those who have the samples, or their gradients back,
         when the rows `ready` have ended, to the rank of the bottom MLP after those `allowed`; return what each waits
         for."""
-        arrived: list[list[int]] = [[] for _ in range(self.n)]
+        arrived = self.nothing()
         for holder in range(self.n):
             for r in range(self.n):
                 nbytes = self.each[r].batch_size * self.works[holder].columns * self.vector[r]
                 if r != holder and nbytes:
                     src, dst = (holder, r) if name == "vectors" else (r, holder)
                     needs = [ready[src], *(allowed[src] if allowed and dst == self.root else ())]
-                    arrived[dst].append(self._message(step, src, dst, nbytes, name, needs))
+                    arrived[dst].append(self._message(src, dst, nbytes, name, needs))
         if self.row_wise:
             kind = "reduce_scatter" if name == "vectors" else "all_gather"
             nbytes = sum(w.batch_size * self.row_wise * z for w, z in zip(self.each, self.vector, strict=True))
-            rows = self.draft.collective(
-                kind, range(self.n), nbytes, [[row] for row in ready], name, step=step, lane=name
-            )
-            for own, row in zip(arrived, rows, strict=True):
-                own.append(row)
+            waits = self.nothing()
+            self.exchange(kind, range(self.n), nbytes, [[row] for row in ready], waits, name, name)
+            arrived = [[*own, *more] for own, more in zip(arrived, waits, strict=True)]
         return arrived
 
-    def _message(
-        self, step: int, src: int, dst: int, nbytes: float, name: str, needs: Sequence[int], batch: int = -1
-    ) -> int:
+    def _message(self, src: int, dst: int, nbytes: float, name: str, needs: Sequence[int], batch: int = -1) -> int:
         """Return the row of its receive. What is sent to different ranks goes at the same time."""
-        cut = self.cut if batch >= 0 else 0
-        lanes = f"{name} to {dst}", name
-        return self.draft.message(src, dst, nbytes, name, step=step, needs=needs, lanes=lanes, batch=batch, cut=cut)[1]
+        cut, lanes = self.cut if batch >= 0 else 0, (f"{name} to {dst}", name)
+        return self.draft.message(
+            src, dst, nbytes, name, step=self.now, needs=needs, lanes=lanes, batch=batch, cut=cut
+        )[1]
 
 
 def _without(workload: Workload, name: str, tables: Sequence[int]) -> Floats:

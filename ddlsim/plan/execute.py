@@ -19,6 +19,7 @@ from ddlsim.plan.bounds import nodes_of
 from ddlsim.plan.check import check_exchanges
 from ddlsim.plan.order import Order
 from ddlsim.plan.plan import ALL_GATHER, ALL_REDUCE, BROADCAST, RECEIVE, SEND, UPDATE, Floats, Ints, Plan
+from ddlsim.plan.rows import csr
 from ddlsim.plan.schedules import Schedules
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def columns(plan: Plan) -> TaskColumns:
     own |= plan.kind[second] != RECEIVE
     own |= plan.key[first] != plan.key[second]  # a receive waits for its message, but not to begin to wait
     first, second = first[own], second[own]
-    offsets = np.concatenate([[0], np.cumsum(np.bincount(first, minlength=len(plan)))])
+    offsets, following = csr(first, second, len(plan))
     missing = np.bincount(second, minlength=len(plan))
     kind = np.full(len(plan), tasks.WORK)
     kind[plan.kind == SEND], kind[plan.kind == RECEIVE] = tasks.SEND, tasks.RECEIVE
@@ -82,7 +83,7 @@ def columns(plan: Plan) -> TaskColumns:
     return TaskColumns(
         kind=kind, seconds=plan.seconds, key=plan.key, queue=plan.queue, step=plan.step, offsets=offsets,
         place=np.where(grouped, place[np.where(grouped, plan.peer, 0), plan.rank], 0) if len(plan.groups) else kind * 0,
-        following=second[np.argsort(first, kind="stable")], missing=missing, waits=missing,
+        following=following, missing=missing, waits=missing,
         slow=np.full(len(plan), -1),
     )  # fmt: skip
 
@@ -92,11 +93,8 @@ def key_sizes(plan: Plan) -> tuple[Floats, Ints, Ints]:
     rows = plan.collectives
     n_keys = int(plan.key.max(initial=-1)) + 1
     sizes, group, kind = np.zeros(n_keys), np.full(n_keys, -1, dtype=np.int64), np.full(n_keys, -1, dtype=np.int64)
-    sizes[plan.key[rows]], group[plan.key[rows]], kind[plan.key[rows]] = (
-        plan.nbytes[rows],
-        plan.peer[rows],
-        plan.kind[rows],
-    )
+    for of_keys, column in ((sizes, plan.nbytes), (group, plan.peer), (kind, plan.kind)):
+        of_keys[plan.key[rows]] = column[rows]
     return sizes, group, kind
 
 

@@ -114,18 +114,17 @@ class Folding:
 
     def seconds(self, plan: Plan) -> Plan:
         """Return the plan of groups whose passes take the time of their exchanges, too."""
-        table = np.array([[each.seconds for each in of_kind] for of_kind in self.timelines])
-        rows = np.flatnonzero(self.passes.which >= 0)
-        seconds = plan.seconds.copy()
-        seconds[rows] = table[self.kind[plan.rank[rows]], self.passes.which[rows]]
-        return dataclasses.replace(plan, seconds=seconds)
+        return dataclasses.replace(plan, seconds=self._of_passes(plan, "seconds", plan.seconds))
 
     def exchanging(self, plan: Plan) -> Floats:
         """Return the s of each task in which the device waits for exchanges of its tensor group, (n,)."""
-        table = np.array([[each.exchanging for each in of_kind] for of_kind in self.timelines])
-        rows, seconds = np.flatnonzero(self.passes.which >= 0), np.zeros(len(plan))
-        seconds[rows] = table[self.kind[plan.rank[rows]], self.passes.which[rows]]
-        return seconds
+        return self._of_passes(plan, "exchanging", np.zeros(len(plan)))
+
+    def _of_passes(self, plan: Plan, name: str, others: Floats) -> Floats:
+        """Return a time of the timeline of each pass, and `others` for the other tasks, (n,)."""
+        table = np.array([[getattr(each, name) for each in of_kind] for of_kind in self.timelines])
+        which = self.passes.which
+        return np.where(which >= 0, table[self.kind[plan.rank], which], others)
 
     def traffic(self, times: Floats, n_channels: int) -> tuple[Floats, Floats, float, int]:
         """Return what exchanges put on the channels, bytes and busy s, (n_channels,), all bytes and messages.

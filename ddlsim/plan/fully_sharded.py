@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -31,20 +31,6 @@ from ddlsim.workload.precision import ELEMENT_NBYTES, GRADIENT_TYPES
 
 _LANES = _COMPUTE, _GATHER, _STREAM = "compute", "gather", "stream"
 _FREE = "reshard"
-
-
-@dataclass(frozen=True)
-class _Sharing:
-    """The arguments of :func:`fully_sharded`, and the bytes of a gathered weight."""
-
-    n_ranks: int
-    shard: int
-    accumulation: int
-    prefetch: int
-    reshard: bool
-    no_sync: bool
-    element: float
-    replicas_last: bool
 
 
 @checked
@@ -92,21 +78,15 @@ def fully_sharded(
         )
     parts = _units(workload, units)
     element = workload.gathered_nbytes if param_dtype is None else ELEMENT_NBYTES[param_dtype]
-    how = _Sharing(
-        n_ranks,
-        size,
-        accumulation,
-        prefetch,
-        reshard,
-        no_sync,
-        element,
-        workload.stack.replicas_last and workload.by_kernel,
-    )
+    rows_of = functools.partial(
+        _rows, parts=parts, n_ranks=n_ranks, shard=size, accumulation=accumulation, prefetch=prefetch, reshard=reshard,
+        no_sync=no_sync, element=element, replicas_last=workload.stack.replicas_last and workload.by_kernel,
+    )  # fmt: skip
     ranks = np.arange(n_ranks)
     families = [ranks.reshape(-1, size).tolist(), ranks.reshape(-1, size).T.tolist()]
 
     def make(work: Workload) -> Plan:
-        rows = _rows(work, parts, how)
+        rows = rows_of(work)
         lanes = {(0, name): i for i, name in enumerate(_LANES)}
         first = step_of([dataclasses.replace(row, before=[]) for row in rows], lanes)
         later = step_of(rows, lanes)
@@ -137,25 +117,35 @@ def _units(workload: Workload, units: Sequence[Index] | None) -> tuple[Part, ...
     return tuple(Part(size, a, b) for size, a, b in zip(nbytes, begins, ends, strict=True))
 
 
-def _rows(workload: Workload, parts: Sequence[Part], how: _Sharing) -> list[Row]:
-    """Return what a rank does in a step: units forward, then backward, for every micro-batch."""
+def _rows(
+    workload: Workload, *, parts: Sequence[Part], n_ranks: int, shard: int, accumulation: int, prefetch: int,
+    reshard: bool, no_sync: bool, element: float, replicas_last: bool,
+) -> list[Row]:  # fmt: skip
+    """Return what a rank does in a step: units forward, then backward, for every micro-batch.
+
+    element        bytes of a gathered weight
+    replicas_last  whether replicas sum shards after the backward pass
+    """
     rows: list[Row] = []
-    stored, n, shard, last = stored_nbytes(workload), len(parts), how.shard, how.accumulation - 1
+    stored, n, last = stored_nbytes(workload), len(parts), accumulation - 1
     gradient = workload.gradient_nbytes / max(workload.model.gradient_nbytes(1), 1.0)
-    weights = [part.nbytes / gradient * how.element for part in parts]
+    weights = [part.nbytes / gradient * element for part in parts]
     uses = [
         (micro, kind, unit)
-        for micro in range(how.accumulation)
+        for micro in range(accumulation)
         for kind, order in ((FORWARD, range(n)), (BACKWARD, reversed(range(n))))
         for unit in order
     ]
-    gathered = [
-        i for i, (_, kind, unit) in enumerate(uses) if weights[unit] and shard > 1 and (kind == FORWARD or how.reshard)
+    pending = [
+        i for i, (_, kind, unit) in enumerate(uses) if weights[unit] and shard > 1 and (kind == FORWARD or reshard)
     ]
     gather_of: dict[int, int] = {}
     sums: list[int] = []
     deferred: list[tuple[int, int]] = []  # units whose shards replicas sum after the backward pass
-    pending = list(gathered)
+
+    def add(lane: str, kind: int, **more: Any) -> int:
+        rows.append(Row(0, lane, kind, **more))
+        return len(rows) - 1
 
     def gather(limit: int, after: int | None) -> float:
         """Gather what may be once the use `limit` - 1 - prefetch is over; return the bytes."""
@@ -164,61 +154,51 @@ def _rows(workload: Workload, parts: Sequence[Part], how: _Sharing) -> list[Row]
             use = pending.pop(0)
             micro, _, unit = uses[use]
             renewed = [] if gather_of else [-1]  # the first one comes after the update of the step before
-            gather_of[use] = len(rows)
-            rows.append(Row(0, _GATHER, ALL_GATHER, nbytes=weights[unit], micro=micro, part=unit, group=0,
-                            needs=[] if after is None else [after], before=renewed))  # fmt: skip
+            needs = [] if after is None else [after]
+            gather_of[use] = add(
+                _GATHER, ALL_GATHER, nbytes=weights[unit], micro=micro, part=unit, group=0, needs=needs, before=renewed
+            )
             taken += weights[unit]
         return taken
 
-    taken = gather(how.prefetch, None)
+    def over_replicas(unit: int, needs: list[int]) -> int:
+        """Add the all-reduce of a shard over sharding groups, if any; return the row that ends with the sum."""
+        if shard == n_ranks:
+            return needs[0]
+        return add(_STREAM, ALL_REDUCE, nbytes=parts[unit].nbytes / shard, part=unit, group=1, needs=needs)
+
+    taken = gather(prefetch, None)
     for i, (micro, kind, unit) in enumerate(uses):
         part = parts[unit]
         layers = slice(part.first, part.end)
-        seconds = workload.forward if kind == FORWARD else workload.backward
-        needs = [gather_of[i]] if i in gather_of else []
+        times = workload.forward if kind == FORWARD else workload.backward
         if taken:
-            rows.append(Row(0, _COMPUTE, COMPUTE, holds=taken))
-        keeps = float(stored[layers].sum())
-        now = len(rows)
-        rows.append(Row(0, _COMPUTE, kind, float(seconds[layers].sum()), 0.0, micro, part.first, part.end,
-                        holds=keeps if kind == FORWARD else -keeps, needs=needs))  # fmt: skip
-        if kind == BACKWARD and part.nbytes and micro == last:
-            shard_of = _scattered(rows, unit, part.nbytes, now, how)
-            if how.replicas_last:
+            add(_COMPUTE, COMPUTE, holds=taken)
+        seconds, keeps = float(times[layers].sum()), float(stored[layers].sum())
+        now = add(
+            _COMPUTE, kind, seconds=seconds, micro=micro, first=part.first, end=part.end,
+            holds=keeps if kind == FORWARD else -keeps, needs=[gather_of[i]] if i in gather_of else [],
+        )  # fmt: skip
+        if kind == BACKWARD and part.nbytes and (micro == last or (shard > 1 and not no_sync)):
+            of = -1 if micro == last else micro
+            shard_of = now
+            if shard > 1:
+                shard_of = add(_STREAM, REDUCE_SCATTER, nbytes=part.nbytes, micro=of, part=unit, group=0, needs=[now])
+            if micro == last and replicas_last:
                 deferred.append((unit, shard_of))
-            else:
-                sums.append(_over_replicas(rows, unit, part.nbytes, [shard_of], how))
-        elif kind == BACKWARD and part.nbytes and shard > 1 and not how.no_sync:
-            rows.append(
-                Row(0, _STREAM, REDUCE_SCATTER, nbytes=part.nbytes, micro=micro, part=unit, group=0, needs=[now])
-            )
-        taken = gather(i + 1 + how.prefetch, now)
-        if shard > 1 and weights[unit] and (how.reshard or kind == BACKWARD):
+            elif micro == last:
+                sums.append(over_replicas(unit, [shard_of]))
+        taken = gather(i + 1 + prefetch, now)
+        if shard > 1 and weights[unit] and (reshard or kind == BACKWARD):
             taken -= weights[unit]
             if taken <= 0.0:
-                rows.append(Row(0, _COMPUTE, COMPUTE, holds=taken))
+                add(_COMPUTE, COMPUTE, holds=taken)
                 taken = 0.0
-    sums += [_over_replicas(rows, unit, parts[unit].nbytes, [shard_of, now], how) for unit, shard_of in deferred]
-    rows.append(Row(0, _COMPUTE, UPDATE, workload.optimizer / shard, first=0, end=len(workload.forward), needs=sums))
+    sums += [over_replicas(unit, [shard_of, now]) for unit, shard_of in deferred]
+    add(_COMPUTE, UPDATE, seconds=workload.optimizer / shard, end=len(workload.forward), needs=sums)
     for number, row in enumerate([row for row in rows if row.group >= 0]):
         row.number = number
     for row in rows:
         row.name = 0 if row.kind == COMPUTE else -1
         row.before = [len(rows) - 1 for _ in row.before]  # the update
     return rows
-
-
-def _scattered(rows: list[Row], unit: int, nbytes: float, after: int, how: _Sharing) -> int:
-    """Add the reduce-scatter of a unit's gradient, if any; return the row that ends with the shard."""
-    if how.shard == 1:
-        return after
-    rows.append(Row(0, _STREAM, REDUCE_SCATTER, nbytes=nbytes, part=unit, group=0, needs=[after]))
-    return len(rows) - 1
-
-
-def _over_replicas(rows: list[Row], unit: int, nbytes: float, needs: list[int], how: _Sharing) -> int:
-    """Add the all-reduce of a shard over sharding groups, if any; return the row that ends with the sum."""
-    if how.shard == how.n_ranks:
-        return needs[0]
-    rows.append(Row(0, _STREAM, ALL_REDUCE, nbytes=nbytes / how.shard, part=unit, group=1, needs=needs))
-    return len(rows) - 1

@@ -3,36 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
 import numpy as np
 
-from ddlsim.plan.chunks import Chunk
 from ddlsim.plan.plan import ALL_GATHER, COLUMNS, FORWARD, Floats, Ints, Plan
+from ddlsim.plan.rows import csr
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.precision import ELEMENT_NBYTES
-
-
-def with_shares(plan: Plan, chunks: Sequence[Chunk], workload: Workload, *, beside: bool) -> Plan:
-    """Return the plan of a pipeline with sharded replicas, whose weights are gathered in the dtype of the computation;
-    gradients may be summed in another one.
-
-    chunks    of the plan, in forward order, of a workload
-    beside    whether forward passes wait only for the weights of their layers (:func:`gathers_beside_forward`)
-    """
-    plan = gathered_as(plan, workload)
-    return gathers_beside_forward(plan, np.concatenate([each.workload.forward for each in chunks])) if beside else plan
 
 
 def gathered_as(plan: Plan, workload: Workload, param_dtype: str | None = None) -> Plan:
     """Return a plan of a workload whose weights are gathered in this dtype, by default that of the computation,
     whatever the dtype of the gradient sums."""
     element = workload.gradient_nbytes / max(1.0, workload.model.gradient_nbytes(1))
-    share = (
-        (workload.gathered_nbytes if param_dtype is None else ELEMENT_NBYTES[param_dtype]) / element
-        if element > 0.0
-        else 1.0
-    )
+    gathered = workload.gathered_nbytes if param_dtype is None else ELEMENT_NBYTES[param_dtype]
+    share = gathered / element if element > 0.0 else 1.0
     return dataclasses.replace(plan, nbytes=np.where(plan.kind == ALL_GATHER, share, 1.0) * plan.nbytes)
 
 
@@ -70,15 +55,14 @@ def gathers_beside_forward(plan: Plan, forward: Floats) -> Plan:
     cut = np.flatnonzero(pieces[source] > 1)
     columns["seconds"][cut] = until[columns["end"][cut]] - until[columns["first"][cut]]
 
-    needed, by = plan.needs, np.repeat(np.arange(len(plan)), np.diff(plan.need_offsets))
+    needed, by = plan.needs, plan.needing
     kept = ~(np.isin(needed, gathers) & (plan.kind[by] == FORWARD))
     of_split = np.flatnonzero(np.isin(source, split))
     waits, arrived = _waits(plan, gathers, columns, of_split)
     rows = np.concatenate([row_of[by[kept]], waits])
     needs = np.concatenate([row_of[needed[kept] + 1] - 1, row_of[arrived]])
-    order = np.argsort(rows, kind="stable")
-    offsets = np.searchsorted(rows[order], np.arange(len(source) + 1))
-    return dataclasses.replace(plan, **columns, needs=needs[order], need_offsets=offsets)
+    offsets, needs = csr(rows, needs, len(source))
+    return dataclasses.replace(plan, **columns, needs=needs, need_offsets=offsets)
 
 
 def _place(plan: Plan, step: Ints, rank: Ints, layer: Ints) -> Ints:

@@ -19,6 +19,7 @@ from ddlsim.imports.text import SourceText, read_text
 from ddlsim.output_files import write_text
 from ddlsim.plan.graph import Operation, plan_of_operations
 from ddlsim.plan.plan import ALL_REDUCE, COMPUTE, RECEIVE, SEND, Plan
+from ddlsim.plan.rows import refuse_needs_across_ranks
 from ddlsim.plan.schedules import Schedules
 
 MAX_RANKS, MAX_MESSAGES, MAX_CPU, LARGEST = 10**6, 2_000_000, 255, 2**62
@@ -186,12 +187,7 @@ def to_goal(
     ConfigError, before writing anything, for plans that GOAL cannot express: dependencies between ranks without a
     message, queues, more than 255 lanes of a rank, and more than two million messages.
     """
-    needing = np.repeat(np.arange(len(plan)), np.diff(plan.need_offsets))
-    for i in np.flatnonzero(plan.rank[plan.needs] != plan.rank[needing])[:1].tolist():
-        raise ConfigError(
-            f"to_goal: {plan.task(int(needing[i]))} depends on {plan.task(int(plan.needs[i]))} of another "
-            "rank, which GOAL cannot express; use a 0-byte message instead"
-        )
+    refuse_needs_across_ranks(plan, "to_goal", "GOAL")
     for task in plan.collectives[plan.queue[plan.collectives] >= 0][:1].tolist():
         raise ConfigError(
             f"to_goal: {plan.task(task)} is launched by a queue, and GOAL has no queues; export a plan without queues"
@@ -253,7 +249,7 @@ class _Text:
     def _row(self, rank: int, row: int) -> Iterable[tuple[str, str, list[str]]]:
         """Return label, text and needs of the operations that a row is."""
         plan, kind = self.plan, int(self.plan.kind[row])
-        needs = plan.needs[plan.need_offsets[row] : plan.need_offsets[row + 1]].tolist()
+        needs = plan.needs_of(row)
         needs += [int(plan.previous[row])] if plan.previous[row] >= 0 else []
         after = list(dict.fromkeys(end for need in needs for end in self._ends(need)))
         size = f"{round(float(plan.nbytes[row]))}b"

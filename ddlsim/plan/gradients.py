@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from ddlsim.errors import ConfigError
-from ddlsim.plan.order import Order, joined, with_parts
+from ddlsim.plan.order import Order
 from ddlsim.plan.plan import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -25,7 +27,7 @@ from ddlsim.plan.plan import (
     Ints,
     Plan,
 )
-from ddlsim.plan.shards import Replay
+from ddlsim.plan.rows import joined, refuse, repeats, with_parts
 
 PASSES = (FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
 
@@ -94,11 +96,8 @@ def check_fetches(
         mine = tasks.of(np.isin(on_rank(plan, tasks), shares))
         wanted = mine.place * n_batches + plan.batch[mine.row]
         lacking = mine.of(~np.isin(wanted, visits))
-        for task, part in zip(lacking.row.tolist(), lacking.part.tolist(), strict=True):
-            raise ConfigError(
-                f"plan: {plan.task(task)}: its rank has only a shard of part {part}, but no all_gather provides "
-                "the rest for this batch"
-            )
+        problem = "its rank has only a shard of part {part}, but no all_gather provides the rest for this batch"
+        refuse(plan, lacking.row, problem, part=lacking.part)
         i, j = joined(visits, wanted)
         order.demand(fetches.row[by_visit[nth[i]]], mine.row[j], "which gathers the weights that it uses")
     later = fetches.of(plan.step[fetches.row] > 0)
@@ -125,11 +124,12 @@ def _check_tiles(plan: Plan, replay: Replay, fetches: Touching, before: Ints) ->
     first, end, updated = first[by_key], end[by_key], updated[by_key]
     wrong = ~updated | (begins & (first != 0)) | (ends & (end != replay.size))
     wrong[1:] |= ~begins[1:] & (first[1:] != end[:-1])
-    for task in fetches.row[by_key][wrong][:1].tolist():
-        raise ConfigError(
-            f"plan: {plan.task(task)}: the shards of its group do not add up to part {plan.part[task]}, which was "
-            "updated in the previous step; use the group that scattered the gradients"
-        )
+    rows = fetches.row[by_key][wrong]
+    problem = (
+        "the shards of its group do not add up to part {part}, which was updated in the previous step; use the group "
+        "that scattered the gradients"
+    )
+    refuse(plan, rows, problem, part=plan.part[rows])
 
 
 #: what can be done to the gradients and weights of a part: sums come before an update, spreading may come after it
@@ -172,14 +172,12 @@ def check_gradients(plan: Plan, order: Order) -> None:
         i, j = joined(last.place, backward.place - plan.n_ranks * len(plan.parts))
         order.demand(last.row[i], backward.row[j], "whose gradients it would add to")
     fetches = fetches_of(plan)
-    if plan.delays and len(fetches.row):
-        raise ConfigError(
-            f"plan: {plan.task(int(fetches.row[0]))}: stale weights (delays) cannot be gathered for a pass; keep the "
-            "complete weights on every rank"
-        )
+    if plan.delays:
+        problem = "stale weights (delays) cannot be gathered for a pass; keep the complete weights on every rank"
+        refuse(plan, fetches.row, problem)
     shared = np.isin(on_rank(plan, forward), on_rank(plan, fetches))
-    for task in uses[~np.isin(earlier, last.place)].tolist():
-        raise ConfigError(f"plan: {plan.task(task)}: its weights were not updated on its rank in the previous step")
+    never = uses[~np.isin(earlier, last.place)]
+    refuse(plan, never, "its weights were not updated on its rank in the previous step")
     kept = ~np.isin(on_rank(plan, backward), on_rank(plan, fetches))
     replay = _replay(plan, deeds, backward, update, np.union1d(backward.place[kept], earlier[~shared[later]]))
     i, j = joined(last.place, earlier)
@@ -209,12 +207,11 @@ def _deeds(plan: Plan, order: Order, update: Touching) -> Touching:
     """Return sums, updates and spreading by place, in their order there: sums, then the update, then what spreads it,
     unless the update surely waits for that: then it has spread sums."""
     rows = plan.collectives[(plan.part[plan.collectives] >= 0) & (plan.batch[plan.collectives] < 0)]
-    wrong = rows[~np.isin(plan.kind[rows], (*SUMS, *SPREADS))]
-    for task in wrong.tolist():
-        raise ConfigError(
-            f"plan: {plan.task(task)}: this kind of collective cannot sum or gather a part; use "
-            "all_reduce, reduce_scatter, all_gather, reduce, broadcast or push_pull, or leave part out"
-        )
+    problem = (
+        "this kind of collective cannot sum or gather a part; use all_reduce, reduce_scatter, all_gather, reduce, "
+        "broadcast or push_pull, or leave part out"
+    )
+    refuse(plan, rows[~np.isin(plan.kind[rows], (*SUMS, *SPREADS))], problem)
     place = place_of(plan, rows, plan.part[rows])
     phase = np.where(np.isin(plan.kind[rows], SUMS), 0, 2)
     i, j = joined(place, update.place)
@@ -231,20 +228,15 @@ def _deeds(plan: Plan, order: Order, update: Touching) -> Touching:
 
 
 def _updated_once(plan: Plan, backward: Touching, update: Touching, deeds: Touching) -> None:
-    again = np.ones(len(update.place), dtype=np.bool_)
-    again[np.unique(update.place, return_index=True)[1]] = False
-    for task, part in zip(update.row[again].tolist(), update.part[again].tolist(), strict=True):
-        raise ConfigError(f"plan: {plan.task(task)}: part {part} is updated twice in this step")
+    again = update.of(repeats(update.place))
+    refuse(plan, again.row, "part {part} is updated twice in this step", part=again.part)
     summed = deeds.place[np.isin(plan.kind[deeds.row], (*SUMS, *SPREADS))]
     brought = deeds.place[np.isin(plan.kind[deeds.row], SPREADS)]
-    never = ~np.isin(backward.place, np.concatenate([update.place, brought]))
-    for task, part in zip(backward.row[never].tolist(), backward.part[never].tolist(), strict=True):
-        raise ConfigError(
-            f"plan: {plan.task(task)}: its gradient of part {part} is never used, because no update follows"
-        )
-    never = ~np.isin(update.place, np.concatenate([backward.place, summed]))
-    for task, part in zip(update.row[never].tolist(), update.part[never].tolist(), strict=True):
-        raise ConfigError(f"plan: {plan.task(task)}: the gradient of part {part} is never summed on this rank")
+    never = backward.of(~np.isin(backward.place, np.concatenate([update.place, brought])))
+    problem = "its gradient of part {part} is never used, because no update follows"
+    refuse(plan, never.row, problem, part=never.part)
+    never = update.of(~np.isin(update.place, np.concatenate([backward.place, summed])))
+    refuse(plan, never.row, "the gradient of part {part} is never summed on this rank", part=never.part)
 
 
 def _check_early_sums(plan: Plan, order: Order, backward: Touching, deeds: Touching) -> None:
@@ -254,16 +246,13 @@ def _check_early_sums(plan: Plan, order: Order, backward: Touching, deeds: Touch
     rows = rows[plan.kind[rows] != ALL_GATHER]
     if not len(rows):
         return
-    for task in rows[~np.isin(plan.kind[rows], (REDUCE_SCATTER, ALL_REDUCE))].tolist():
-        raise ConfigError(
-            f"plan: {plan.task(task)}: only all_reduce and reduce_scatter can sum the gradients of a single micro-batch"
-        )
+    problem = "only all_reduce and reduce_scatter can sum the gradients of a single micro-batch"
+    refuse(plan, rows[~np.isin(plan.kind[rows], (REDUCE_SCATTER, ALL_REDUCE))], problem)
     n_batches = int(plan.batch.max()) + 1
     place = place_of(plan, rows, plan.part[rows])
     visit = place * n_batches + plan.batch[rows]
-    again = np.setdiff1d(np.arange(len(rows)), np.unique(visit, return_index=True)[1])
-    for task in rows[again].tolist():
-        raise ConfigError(f"plan: {plan.task(task)}: the gradient of batch {plan.batch[task]} is summed twice")
+    again = rows[repeats(visit)]
+    refuse(plan, again, "the gradient of batch {batch} is summed twice", batch=plan.batch[again])
     passes = backward.place * n_batches + plan.batch[backward.row]
     i, j = joined(passes, visit)
     order.demand(backward.row[i], rows[j], "which it sums")
@@ -273,12 +262,9 @@ def _check_early_sums(plan: Plan, order: Order, backward: Touching, deeds: Touch
     i, j = i[alike], j[alike]
     order.demand(rows[i], last.row[j], "to which it adds the rest")
     inside = plan.peer[rows[i]] == plan.peer[last.row[j]]
-    wrong = np.setdiff1d(np.arange(len(rows)), i[inside])
-    for task in rows[wrong].tolist():
-        raise ConfigError(
-            f"plan: {plan.task(task)}: its group has no sum of part {plan.part[task]} at the end of the "
-            "step, to which this gradient could be added"
-        )
+    apart = rows[np.setdiff1d(np.arange(len(rows)), i[inside])]
+    problem = "its group has no sum of part {part} at the end of the step, to which this gradient could be added"
+    refuse(plan, apart, problem, part=plan.part[apart])
 
 
 def _contributions(plan: Plan, backward: Touching, n_batches: int) -> Ints:
@@ -340,3 +326,131 @@ def _what_is_wrong(plan: Plan, deeds: Touching, backward: Touching, place: int, 
     times = {0: "never summed", 2: "summed twice"}.get(n, f"summed {n} times")
     where = f" of layer {plan.parts[part].tied}, which is tied to it," if tied else ""
     return f"the gradient of batch {batch}{where} is {times} in part {part}; it must be summed once"
+
+
+# ---------------------------------------------------------------- replay
+
+#: of a number that stands for a micro-batch; sums wrap around
+Marks = npt.NDArray[np.uint64]
+#: the most pieces that ranges are cut into
+LIMIT = 2**62
+
+
+class Replay:
+    """Deeds (sums, updates, distribution) executed in order at each *place*: a rank's copy of a part in a step.
+
+    A place holds a range of the part with the gradient sum of some micro-batches, as the sum of their marks. A
+    reduce-scatter leaves member i with the i-th of equal pieces; an all-gather concatenates adjacent ranges in the
+    order of the group; a broadcast copies the first member's range.
+
+    rows, places   (n,) the deeds, those of a place together and in their order
+    contributions  (2, m) places and batches of the gradients that are there at the beginning
+    marks          (n_batches, width) of the batches
+    """
+
+    def __init__(self, plan: Plan, rows: Ints, places: Ints, contributions: Ints, marks: Marks) -> None:
+        self.plan, self.rows = plan, rows
+        own_place, own_batch = contributions
+        self.places = np.union1d(own_place, places)
+        self.marks = np.zeros((len(self.places), marks.shape[1]), dtype=np.uint64)
+        np.add.at(self.marks, np.searchsorted(self.places, own_place), marks[own_batch])
+        cuts = {len(plan.groups[i]) for i in np.unique(plan.peer[rows[plan.kind[rows] == REDUCE_SCATTER]]).tolist()}
+        #: the size of a part, of which whole pieces are left when any two of the groups have cut it
+        self.size = math.lcm(1, *cuts) ** 2
+        if self.size > LIMIT:
+            raise ConfigError(
+                f"plan: gradients are scattered over groups of {', '.join(map(str, sorted(cuts)))} ranks; use "
+                "fewer different group sizes"
+            )
+        self.first = np.zeros(len(self.places), dtype=np.int64)
+        self.end = np.full(len(self.places), self.size, dtype=np.int64)
+        self.updated = np.zeros(len(self.places), dtype=np.bool_)
+        self.found = np.zeros_like(self.marks)
+        self.at = np.searchsorted(self.places, places)  # rows of the same place stand together, in their order
+        begins = np.flatnonzero(np.diff(self.at, prepend=-1))
+        self.nth = np.arange(len(rows)) - np.repeat(begins, np.diff(np.append(begins, len(rows))))
+        # an update is by itself, also where one row is many of them
+        key = np.where(plan.kind[rows] == UPDATE, len(plan) + np.arange(len(rows)), plan.key[rows])
+        _, which, self.n_members = np.unique(key, return_inverse=True, return_counts=True)
+        self.which = which.reshape(-1)
+        position = np.full((max(len(plan.groups), 1), plan.n_ranks), -1, dtype=np.int64)
+        for i, group in enumerate(plan.groups):
+            position[i, list(group)] = np.arange(len(group))
+        self.position = np.where(plan.kind[rows] == UPDATE, 0, position[plan.peer[rows], plan.rank[rows]])
+
+    def at_update(self, places: Ints) -> Marks:
+        """Return the sums at these places when they were updated, (n, width)."""
+        return self.found[np.searchsorted(self.places, places)]
+
+    def held(self, places: Ints) -> tuple[Ints, Ints, Bools]:
+        """Return where the range of each place begins and ends, of :attr:`size`, and whether it has been updated."""
+        at = np.searchsorted(self.places, places)
+        return self.first[at], self.end[at], self.updated[at]
+
+    def to_end(self) -> None:
+        """Execute all deeds; a collective is executed when all its members have reached it."""
+        n_done, left = np.zeros(len(self.places), dtype=np.int64), np.arange(len(self.rows))
+        while len(left):
+            here = left[self.nth[left] == n_done[self.at[left]]]
+            n_here = np.bincount(self.which[here], minlength=len(self.n_members))
+            go = here[(n_here == self.n_members)[self.which[here]]]
+            kinds = self.plan.kind[self.rows[go]]
+            for kind in np.unique(kinds).tolist():
+                self._do(kind, go[kinds == kind])
+            n_done[self.at[go]] += 1
+            if not len(go):
+                self._refuse(left[:1], "other ranks sum, update or distribute this part in a different order")
+            left = left[~np.isin(left, go)]
+
+    def _do(self, kind: int, go: Ints) -> None:
+        go = go[np.lexsort((self.position[go], self.which[go]))]  # members of a collective together, in their order
+        at = self.at[go]
+        if kind == UPDATE:
+            self.found[at], self.updated[at] = self.marks[at], True
+            return
+        begins = np.flatnonzero(np.diff(self.which[go], prepend=-1))
+        size = np.diff(np.append(begins, len(go)))
+        leader = np.repeat(begins, size)  # of each row, the first member of its collective
+        if kind == BROADCAST:
+            for held in (self.first, self.end, self.marks, self.updated):
+                held[at] = held[at[leader]]
+        elif kind == ALL_GATHER:
+            self._gather(go, at, begins, size, leader)
+        else:
+            self._sum(kind, go, at, begins, size, leader)
+
+    def _gather(self, go: Ints, at: Ints, begins: Ints, size: Ints, leader: Ints) -> None:
+        inside = np.ones(len(go), dtype=np.bool_)
+        inside[begins] = False
+        second = np.flatnonzero(inside)
+        apart = self.end[at[second - 1]] != self.first[at[second]]
+        self._refuse(
+            go[second[apart]], "its range of the part does not begin at the end of the previous member's range"
+        )
+        mixed = (self.marks[at] != self.marks[at[leader]]).any(axis=1) & ~self.updated[at]
+        mixed |= self.updated[at] != self.updated[at[leader]]
+        self._refuse(go[mixed], "its sum differs from that of the first member of its group")
+        self.end[at] = np.repeat(self.end[at[begins + size - 1]], size)
+        self.first[at] = self.first[at[leader]]
+
+    def _sum(self, kind: int, go: Ints, at: Ints, begins: Ints, size: Ints, leader: Ints) -> None:
+        self._refuse(go[self.updated[at]], "it sums gradients after their update")
+        same = (self.first[at] == self.first[at[leader]]) & (self.end[at] == self.end[at[leader]])
+        if kind == PUSH_PULL:  # servers bring nothing
+            same |= np.isin(self.plan.rank[self.rows[go]], self.plan.servers)
+        self._refuse(go[~same], "its range of the part differs from that of the first member of its group")
+        total = np.repeat(np.add.reduceat(self.marks[at], begins, axis=0), size, axis=0)
+        position = self.position[go]
+        if kind == REDUCE:
+            self.marks[at] = np.where(position[:, None] == 0, total, self.marks[at])
+            self.end[at] = np.where(position == 0, self.end[at], self.first[at])
+            return
+        self.marks[at] = total
+        if kind == REDUCE_SCATTER:
+            piece, rest = np.divmod(self.end[at] - self.first[at], np.repeat(size, size))
+            self._refuse(go[rest != 0], "it scatters a part for the third time; at most two are supported")
+            self.first[at] += position * piece
+            self.end[at] = self.first[at] + piece
+
+    def _refuse(self, wrong: Ints, problem: str) -> None:
+        refuse(self.plan, self.rows[wrong], problem)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from ddlsim.plan.chunks import stored_nbytes
 from ddlsim.plan.data_parallel import each_rank, parts_of
-from ddlsim.plan.draft import Draft
+from ddlsim.plan.drafted_steps import DraftedSteps, Needs
 from ddlsim.plan.layouts import Layout
 from ddlsim.plan.norms import Together, with_partial_norms
 from ddlsim.plan.plan import Floats
-from ddlsim.plan.program import N_STEPS, StepProgram
+from ddlsim.plan.program import StepProgram
 from ddlsim.workload.buckets import Bucket, per_layer
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.devices import Device
@@ -45,10 +44,8 @@ def hybrid(
     With LARS and LAMB, the groups combine the norms of split weights.
     """
     each = each_rank(workloads, None, accumulation)
-    draft = _Steps(each, layout, buckets, at_end or blocking, blocking, accumulation)
-    for step in range(N_STEPS):
-        draft.step(step)
-    return StepProgram.of(with_partial_norms(draft.draft.plan(), each, *_split_tensors(each[0], layout)))
+    steps = _Steps(each, layout, buckets, at_end or blocking, blocking, accumulation)
+    return StepProgram.of(with_partial_norms(steps.plan(), each, *_split_tensors(each[0], layout)))
 
 
 def replicated(workload: Workload, layout: Layout) -> Workload:
@@ -116,34 +113,25 @@ def split_factors(workload: Workload, layout: Layout) -> Floats:
     return factor
 
 
-@dataclass
-class _Steps:
-    """Steps, written down one after the other. Lists over ranks hold rows of the current step."""
+class _Steps(DraftedSteps):
+    """passed, updated  of each rank, its latest backward pass and its update in the step before"""
 
-    each: list[Workload]
-    layout: Layout
-    chosen: Callable[[Workload], Sequence[Bucket]]
-    at_end: bool
-    blocking: bool
-    n_batches: int
-    micro: int = 0
-    sums: list[list[int]] = field(default_factory=list)
-    passed: list[list[int]] = field(default_factory=list)  # the latest backward passes
-    updated: list[list[int]] = field(default_factory=list)  # of the step before
-
-    def __post_init__(self) -> None:
-        first, layout = self.each[0], self.layout
-        self.n, self.n_layers = len(self.each), len(first.forward)
-        dense = replicated(first, layout)
-        self.buckets = list(self.chosen(dense)) if len(dense.tensor_layer) else []
-        self.draft = Draft(self.n_layers, parts_of(dense, self.buckets) if self.buckets else ())
-        factors = {id(w): split_factors(w, layout) for w in self.each}
+    def __init__(
+        self, each: list[Workload], layout: Layout, buckets: Callable[[Workload], Sequence[Bucket]], at_end: bool,
+        blocking: bool, n_batches: int,
+    ) -> None:  # fmt: skip
+        dense = replicated(each[0], layout)
+        chosen = list(buckets(dense)) if len(dense.tensor_layer) else []
+        super().__init__(each, chosen, parts_of(dense, chosen) if chosen else ())
+        self.layout, self.at_end, self.blocking, self.n_batches = layout, at_end, blocking, n_batches
+        self.micro, self.passed, self.updated = 0, self.nothing(), self.nothing()
+        factors = {id(w): split_factors(w, layout) for w in each}
         every = range(self.n_layers)
         shares = np.array([[layout.share(i, r) * layout.ways(i) for i in every] for r in range(self.n)])
-        self.forward = [w.forward * factors[id(w)] * shares[r] for r, w in enumerate(self.each)]
-        self.backward = [w.backward * factors[id(w)] * shares[r] for r, w in enumerate(self.each)]
+        self.forward = [w.forward * factors[id(w)] * shares[r] for r, w in enumerate(each)]
+        self.backward = [w.backward * factors[id(w)] * shares[r] for r, w in enumerate(each)]
         self.held = [self._held(r) for r in range(self.n)]
-        self.kept = [kept_nbytes(w, layout) for w in self.each]
+        self.kept = [kept_nbytes(w, layout) for w in each]
         #: layers before which something is exchanged, between which passes are one task
         self.starts = [0, *(i for i in range(1, self.n_layers) if layout.exchanges(i))]
 
@@ -154,106 +142,74 @@ class _Steps:
         held = sum(self.layout.share(i, rank) * float(nbytes[i]) for i in range(self.n_layers))
         return held / total if total else 0.0
 
-    def step(self, step: int) -> None:
-        self.sums = [[] for _ in range(self.n)]
+    def write_step(self) -> None:
         for micro in range(self.n_batches):
             self.micro = micro
-            nothing: list[list[int]] = [[] for _ in range(self.n)]
-            before = self.updated if step else nothing
-            self._micro_batch(step, before if not micro else self.passed if self.blocking else nothing)
-        self.updated = [
-            [
-                self.draft.work(
-                    r,
-                    self.held[r] * workload.optimizer,
-                    kind="update",
-                    layers=(0, self.n_layers),
-                    step=step,
-                    needs=self.sums[r],
-                )
-            ]
-            for r, workload in enumerate(self.each)
-        ]
+            before = self.passed if self.blocking else self.nothing()
+            self._micro_batch(before if micro else self.updated)
+        self.updated = [[self.add_update(r, self.held[r])] for r in range(self.n)]
 
     @property
     def _last(self) -> bool:
         """Whether gradients are complete after the current micro-batch."""
         return self.micro == self.n_batches - 1
 
-    def _micro_batch(self, step: int, done: list[list[int]]) -> None:
+    def _micro_batch(self, done: Needs) -> None:
         ends = [*self.starts[1:], self.n_layers]
         for first, end in zip(self.starts, ends, strict=True):
-            needs = self._exchange(step, first, done)
-            done = [[row] for row in self._pass(step, "forward", first, end, needs)]
-        needs = self._loss(step, done)
+            done = self._pass("forward", first, end, self._exchange(first, done))
+        needs = self._loss(done)
         for first, end in zip(reversed(self.starts), reversed(ends), strict=True):
-            needs = self._back(step, first, end, needs)
+            needs = self._back(first, end, needs)
         for layer in reversed(self.layout.split) if self.at_end and self._last else ():
-            self._sum_split(step, layer, self.passed)
+            self._sum_split(layer)
 
     # ------------------------------------------------------------ compute
 
-    def _pass(
-        self, step: int, kind: str, first: int, end: int, needs: Sequence[Sequence[int]], part: float = 1.0
-    ) -> list[int]:
+    def _pass(self, kind: str, first: int, end: int, needs: Needs, part: float = 1.0) -> Needs:
         """Let all ranks do a pass through some layers, or `part` of its time; return its rows."""
-        times = self.forward if kind == "forward" else self.backward
-        sign = {"forward": 1.0, "backward_input": 0.0}.get(kind, -1.0)
-        return [
-            self.draft.work(
-                r, part * float(times[r][first:end].sum()), kind=kind, batch=r * self.n_batches + self.micro,
-                layers=(first, end), step=step, needs=needs[r], holds=sign * float(self.kept[r][first:end].sum()),
-            )
-            for r in range(self.n)
-        ]  # fmt: skip
+        rows = []
+        for r, times in enumerate(self.forward if kind == "forward" else self.backward):
+            seconds, kept = part * float(times[first:end].sum()), float(self.kept[r][first:end].sum())
+            batch = r * self.n_batches + self.micro
+            rows.append([self.add_pass(kind, r, (first, end), seconds, needs[r], batch, kept)])
+        return rows
 
-    def _back(self, step: int, first: int, end: int, needs: list[list[int]]) -> list[list[int]]:
+    def _back(self, first: int, end: int, needs: Needs) -> Needs:
         """Go back from layer `end` to `first`, and let gradients leave on the way; return what is to be waited for."""
         layer = self.each[0].model.layers[first]
         apart = self.layout.exchanges(first) and layer.input_grad and layer.n_params > 0
-        stops = {b.ready_layer for b in self.buckets} | set(self.layout.split) | {first + apart, first}
-        for stop in sorted((s for s in stops if first <= s < end), reverse=True):
+        for stop in self.stops(first, end, *self.layout.split, first + apart):
             if stop == first and apart:  # half of the time each, see ddlsim.workload.compute
-                inputs = [[row] for row in self._pass(step, "backward_input", stop, end, needs, 0.5)]
-                rows = self._pass(step, "backward_weight", stop, end, [[] for _ in inputs], 0.5)
+                inputs = self._pass("backward_input", stop, end, needs, 0.5)
+                self.passed = self._pass("backward_weight", stop, end, self.nothing(), 0.5)
             else:
-                rows = self._pass(step, "backward", stop, end, needs)
-                inputs = [[row] for row in rows]
-            needs, end, self.passed = [[] for _ in rows], stop, [[row] for row in rows]
+                inputs = self.passed = self._pass("backward", stop, end, needs)
+            needs, end = self.nothing(), stop
             if stop == first and layer.input_grad:
-                needs = self._exchange(step, first, self.passed if self.blocking else inputs, back=True)
-            for part, bucket in enumerate(self.buckets) if self._last else ():
-                if bucket.ready_layer == stop:
-                    rows = self.draft.all_reduce(range(self.n), bucket.nbytes, self.passed, step=step, part=part)
-                    self._add(range(self.n), rows)
+                needs = self._exchange(first, self.passed if self.blocking else inputs, back=True)
+            if self._last:
+                self.reduce_ready(stop, self.passed)
             if stop in self.layout.split and self._last and not self.at_end:
-                self._sum_split(step, stop, self.passed)
+                self._sum_split(stop)
         return needs
 
     # ------------------------------------------------------------ what travels
 
-    def _add(self, members: Sequence[int], rows: Sequence[int]) -> None:
-        for r, row in zip(members, rows, strict=True):
-            self.sums[r].append(row)
-
-    def _sum_split(self, step: int, layer: int, done: Sequence[Sequence[int]]) -> None:
+    def _sum_split(self, layer: int) -> None:
         """Let the ranks that hold the same part of a layer's weights sum its gradients."""
         name = self.each[0].model.layers[layer].name
         for members in self.layout.alike(layer):
             if len(members) > 1:
                 nbytes = self.layout.share(layer, members[0]) * float(self.each[0].grad_nbytes[layer])
-                rows = self.draft.all_reduce(members, nbytes, [done[r] for r in members], name, step=step)
-                self._add(members, rows)
+                self.reduce(members, nbytes, self.passed, name)
 
-    def _exchange(self, step: int, layer: int, done: list[list[int]], *, back: bool = False) -> list[list[int]]:
+    def _exchange(self, layer: int, done: Needs, *, back: bool = False) -> Needs:
         """Exchange what a layer needs of its group's samples, or the gradients of that; return what each waits for."""
         for kind, groups, nbytes in self.layout.moves(layer, self._numbers(layer), back=back):
-            waits: list[list[int]] = [[] for _ in range(self.n)]
+            waits = self.nothing()
             for group in groups:
-                needs = [done[r] for r in group]
-                rows = self.draft.collective(kind, group, nbytes, needs, "activations", step=step, lane="activations")
-                for r, row in zip(group, rows, strict=True):
-                    waits[r] = [row]
+                self.exchange(kind, group, nbytes, done, waits, "activations", "activations")
             done = waits
         return done
 
@@ -263,16 +219,10 @@ class _Steps:
         size = float(np.prod(first.model.layers[layer].in_shape)) * ELEMENT_NBYTES[first.precision]
         return size * sum(w.batch_size for w in self.each)
 
-    def _loss(self, step: int, done: list[list[int]]) -> list[list[int]]:
+    def _loss(self, done: Needs) -> Needs:
         """Sum what the loss needs of all outputs of a sample, where the last layer is split: the largest one, and the
         sum of exponentials."""
-        if not self.layout.split_end:
-            return [[] for _ in range(self.n)]
-        samples = sum(w.batch_size for w in self.each)
-        waits: list[list[int]] = [[] for _ in range(self.n)]
-        for group in self.layout.members(self.n_layers - 1):
-            nbytes = self.layout.loss_nbytes(samples)
-            rows = self.draft.all_reduce(group, nbytes, [done[r] for r in group], "loss", step=step, lane="activations")
-            for r, row in zip(group, rows, strict=True):
-                waits[r] = [row]
+        waits, nbytes = self.nothing(), self.layout.loss_nbytes(sum(w.batch_size for w in self.each))
+        for group in self.layout.members(self.n_layers - 1) if self.layout.split_end else ():
+            self.exchange("all_reduce", group, nbytes, done, waits, "loss", "activations")
         return waits

@@ -14,6 +14,7 @@ import numpy as np
 
 from ddlsim.errors import ConfigError
 from ddlsim.plan.plan import ALL_REDUCE, COLUMNS, COMPUTE, FORWARD, PUSH_PULL, REDUCE_SCATTER, Bools, Ints, Plan
+from ddlsim.plan.rows import csr, ranges
 
 ENCODE, DECODE = "encode", "decode"
 #: collectives that sum what has been encoded
@@ -33,7 +34,7 @@ def with_evaluations(plan: Plan, name: str) -> Plan:
     device = next(i for i, lane in enumerate(plan.lanes) if lane.rank == 0 and lane.name == "compute")
     rows = np.flatnonzero(plan.lane == device)
     firsts = rows[np.diff(plan.step[rows], prepend=-1) > 0]
-    row, need = _pairs(plan)
+    row, need = plan.needing, plan.needs
     later = (plan.lane[row] == device) & (plan.step[row] == 1) & (plan.step[need] == 0)
     at_once = np.isin(need[later], need[later & np.isin(row, firsts)]).all()
     same = np.isin(row, firsts) & at_once
@@ -56,7 +57,7 @@ def with_codes(plan: Plan, *, decodes: bool, together: bool) -> Plan:
     """
     computing = np.array([lane.name == "compute" for lane in plan.lanes])[plan.lane]
     sums = np.flatnonzero(np.isin(plan.kind, SUMMING) & (plan.part >= 0))
-    row, need = _pairs(plan)
+    row, need = plan.needing, plan.needs
     last = np.full(len(plan), -1)
     filling = np.isin(row, sums) & computing[need]
     np.maximum.at(last, row[filling], need[filling])
@@ -108,7 +109,7 @@ def with_fixed_costs(plan: Plan, step: float, call: float) -> Plan:
     if step:
         rows = np.flatnonzero(np.array([lane.name == "compute" for lane in plan.lanes])[plan.lane])
         firsts = np.sort(rows[np.unique(plan.lane[rows] * plan.n_steps + plan.step[rows], return_index=True)[1]])
-        row, need = _pairs(plan)
+        row, need = plan.needing, plan.needs
         at_once = np.setdiff1d(plan.collectives, row[plan.step[need] == plan.step[row]])
         of_step = plan.rank * plan.n_steps + plan.step
         place, first = np.nonzero(of_step[at_once, None] == of_step[firsts])
@@ -121,7 +122,7 @@ def _before(plan: Plan, name: str, rows: Ints, seconds: float, which: Bools | bo
     """Return a plan with work directly before some rows, on their lanes, with those of their needs for which `which` is
     true."""
     columns = {each: getattr(plan, each)[rows] for each in ("lane", "step", "every")}
-    row, need = _pairs(plan)
+    row, need = plan.needing, plan.needs
     same = np.isin(row, rows) & which
     columns |= {"name": len(plan.names), "seconds": seconds}
     return inserted(plan, (name,), rows, columns, (np.searchsorted(rows, row[same]), need[same]), needed)
@@ -135,9 +136,8 @@ def _waiting(plan: Plan, sums: Ints, row: Ints, need: Ints, computing: Ints) -> 
         of_sum = np.isin(need, sums) & ~computing[row]
         first_sum = np.searchsorted(row[of_sum], np.arange(len(plan) + 1))
         counts = np.where(computing[row], np.diff(first_sum)[need], 0)
-        at = np.repeat(first_sum[need] - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
         row = np.concatenate([row[waits], np.repeat(row, counts)])
-        need = np.concatenate([need[waits], need[of_sum][at]])
+        need = np.concatenate([need[waits], need[of_sum][ranges(first_sum[need], counts)]])
         first, latest = np.full(len(plan), len(plan)), np.full(len(plan), -1)
         np.minimum.at(first, need, row)
         np.maximum.at(latest, row, need)
@@ -155,11 +155,6 @@ def _waiting(plan: Plan, sums: Ints, row: Ints, need: Ints, computing: Ints) -> 
     latest = np.full(len(plan), -1)
     np.maximum.at(latest, row, need)
     return first, np.where(none, -1, latest[first])
-
-
-def _pairs(plan: Plan) -> tuple[Ints, Ints]:
-    """Return (row, row that it needs), one after the other."""
-    return np.repeat(np.arange(len(plan)), np.diff(plan.need_offsets)), plan.needs
 
 
 def inserted(
@@ -180,12 +175,11 @@ def inserted(
         old = getattr(plan, name)
         changed[name] = np.empty(n + len(before), dtype=old.dtype)
         changed[name][number], changed[name][added] = old, columns.get(name, _WORK.get(name))
-    row, need = _pairs(plan)
+    row, need = plan.needing, plan.needs
     after = np.concatenate([number[row], added[needing[0]], number[needed[0]], added[chain[0]]])
     first = np.concatenate([number[need], number[needing[1]], added[needed[1]], added[chain[1]]])
-    order = np.argsort(after, kind="stable")
-    offsets = np.concatenate([[0], np.cumsum(np.bincount(after, minlength=len(changed["lane"])))])
-    return dataclasses.replace(plan, names=(*plan.names, *names), need_offsets=offsets, needs=first[order], **changed)
+    offsets, needs = csr(after, first, len(changed["lane"]))
+    return dataclasses.replace(plan, names=(*plan.names, *names), need_offsets=offsets, needs=needs, **changed)
 
 
 class Task(NamedTuple):
@@ -216,15 +210,14 @@ def expanded(plan: Plan, tasks: Mapping[int, Sequence[Task]], **fields: Any) -> 
         firsts[old] = [place for place, task in enumerate(each, at) if not task.after]
         needed = {need for task in each for need in task.after}
         ends[old] = [at + place for place in range(len(each)) if place not in needed]
-    row, need = _pairs(plan)
+    row, need = plan.needing, plan.needs
     plain = ~np.isin(row, list(tasks)) & ~np.isin(need, list(tasks))
     for a, b in zip(row[~plain].tolist(), need[~plain].tolist(), strict=True):
         pairs += [(i, j) for i in firsts.get(a, [int(begin[a])]) for j in ends.get(b, [int(begin[b])])]
     more = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
     after = np.concatenate([begin[row[plain]], more[0]])
     before = np.concatenate([begin[need[plain]], more[1]])
-    order = np.argsort(after, kind="stable")
     keys = np.unique(column["key"][column["key"] >= 0])
     column["key"] = np.where(column["key"] >= 0, np.searchsorted(keys, column["key"]), -1)
-    offsets = np.concatenate([[0], np.cumsum(np.bincount(after, minlength=len(source)))])
-    return dataclasses.replace(plan, need_offsets=offsets, needs=before[order], **column, **fields)
+    offsets, needs = csr(after, before, len(source))
+    return dataclasses.replace(plan, need_offsets=offsets, needs=needs, **column, **fields)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -106,6 +107,7 @@ def known_rate(width: Width, place: Ints) -> Floats:
     return np.where(known, width.rate[place], np.inf)
 
 
+@functools.lru_cache(maxsize=8)
 def interfaces(cluster: Cluster) -> tuple[Interfaces, Interfaces]:
     """Return the interfaces of a cluster's devices and of its machines; a node outside a machine counts as one."""
     nodes = np.arange(cluster.n_nodes)

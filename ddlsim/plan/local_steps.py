@@ -112,15 +112,12 @@ def _template(workload: Workload, averages: Sequence[Average], accumulation: int
         )  # fmt: skip
 
     def merge(i: int) -> None:
-        average = averages[i]
-        waits: dict[str, list[int]] = {"needs": [], "before": []}
-        if average.delay == 0:
-            waits["needs"] = [joined[i]]
+        average, begin = averages[i], len(rows)
+        needs = [] if average.delay else [joined[i]]
         arrivals = number(average.arrivals)
-        begin = len(rows)
         if codes:
-            add(COMPUTE, name=names.index(DECODE), part=i, every=arrivals, needs=[*waits["needs"]])
-        add(UPDATE, name=names.index(MERGE), part=i, every=number(average.merges), needs=[*waits["needs"]])
+            add(COMPUTE, name=names.index(DECODE), part=i, every=arrivals, needs=needs)
+        add(UPDATE, name=names.index(MERGE), part=i, every=number(average.merges), needs=needs)
         if average.delay:
             late.append((i, range(begin, len(rows))))
 

@@ -10,7 +10,8 @@ import numpy as np
 
 from ddlsim.errors import ConfigError
 from ddlsim.plan.inserted import inserted
-from ddlsim.plan.plan import ALL_GATHER, ALL_REDUCE, COMPUTE, UPDATE, Ints, Lane, Plan
+from ddlsim.plan.plan import ALL_GATHER, ALL_REDUCE, COMPUTE, UPDATE, Lane, Plan
+from ddlsim.plan.rows import key_ends
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.precision import FP32_NBYTES
 
@@ -105,7 +106,7 @@ def _with_norms(
     groups, kinds, key = list(plan.groups), np.full((len(firsts), width), COMPUTE), np.full((len(firsts), width), -1)
     peer, nbytes = key.copy(), np.zeros(key.shape)
     n_keys = sum(map(len, rounds))
-    number = _keys_before(plan, step + 1) + step * n_keys  # behind those of its step
+    number = key_ends(plan)[step + 1] + step * n_keys  # behind those of its step
     for i, each in enumerate(rounds, 1):
         for ranks, size in each:
             if tuple(ranks) not in groups:
@@ -119,7 +120,7 @@ def _with_norms(
     lane = np.where(kinds == COMPUTE, plan.lane[firsts][:, None], (len(plan.lanes) + rank)[:, None])
     changed = plan.seconds.copy()
     changed[updates] *= 1.0 - of_update
-    row = np.repeat(np.arange(len(plan)), np.diff(plan.need_offsets))
+    row = plan.needing
     waits = np.isin(row, updates)
     there = (kinds != COMPUTE) | (np.arange(width) == 0)
     place = np.cumsum(there.reshape(-1)).reshape(there.shape) - 1
@@ -145,11 +146,3 @@ def _with_norms(
         needed=(firsts, place.max(axis=1, where=there, initial=-1)),
         chain=(chain, chain - 1),
     )
-
-
-def _keys_before(plan: Plan, step: Ints) -> Ints:
-    """Return how many keys the steps before each have, (n,): a step's keys come before those of the next."""
-    ends = np.zeros(plan.n_steps + 1, dtype=np.int64)
-    np.maximum.at(ends, plan.step + 1, plan.key + 1)
-    counts: Ints = np.maximum.accumulate(ends)[step]
-    return counts

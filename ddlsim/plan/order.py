@@ -9,39 +9,7 @@ import numpy as np
 
 from ddlsim.errors import ConfigError
 from ddlsim.plan.plan import BROADCAST, GATHER, PUSH_PULL, RECEIVE, REDUCE, ROOTED, SCATTER, SEND, Bools, Ints, Plan
-
-
-def joined(left: Ints, right: Ints) -> tuple[Ints, Ints]:
-    """Return all (i, j) with ``left[i] == right[j]``, as two arrays, by i."""
-    order = np.argsort(right, kind="stable")
-    begin = np.searchsorted(right[order], left, side="left")
-    count = np.searchsorted(right[order], left, side="right") - begin
-    i = np.repeat(np.arange(len(left)), count)
-    offset = np.arange(len(i)) - np.repeat(np.cumsum(count) - count, count)
-    return i, order[begin[i] + offset]
-
-
-def overlapping(
-    left: Ints, first: Ints, end: Ints, right: Ints, other_first: Ints, other_end: Ints
-) -> tuple[Ints, Ints]:
-    """Return all (i, j) with ``left[i] == right[j]`` whose ranges `first` to `end` - 1 have a layer in common."""
-    i, j = joined(left, right)
-    common = (first[i] < other_end[j]) & (other_first[j] < end[i])
-    return i[common], j[common]
-
-
-def with_parts(first: Ints, end: Ints, part_first: Ints, part_end: Ints) -> tuple[Ints, Ints]:
-    """Return all (i, p) where the range `first` to `end` - 1 of i has a layer of part p, by i."""
-    ranges, which = np.unique(np.stack([first, end]), axis=1, return_inverse=True)
-    common = (ranges[0][:, None] < part_end) & (part_first < ranges[1][:, None])
-    n_common, (_, part) = common.sum(axis=1), np.nonzero(common)
-    which = which.reshape(-1)
-    count = n_common[which]
-    begin = (np.cumsum(n_common) - n_common)[which]
-    i = np.repeat(np.arange(len(first)), count)
-    offset = np.arange(len(i)) - np.repeat(np.cumsum(count) - count, count)
-    return i, part[begin[i] + offset]
-
+from ddlsim.plan.rows import csr, joined, ranges
 
 #: tasks of a cycle that an error names
 N_SHOWN = 6
@@ -74,12 +42,11 @@ class Order:
     def pairs(self) -> tuple[Ints, Ints]:
         """Rows (before, after), (n_pairs,) each: needs, then lanes, then messages."""
         plan = self.plan
-        needing = np.repeat(np.arange(len(plan)), np.diff(plan.need_offsets))
         second = np.flatnonzero(plan.previous >= 0)
         send, receive = plan.rows(SEND), plan.rows(RECEIVE)
         send, receive = send[np.argsort(plan.key[send])], receive[np.argsort(plan.key[receive])]
         before = np.concatenate([plan.needs, plan.previous[second], send])
-        return before, np.concatenate([needing, second, receive])
+        return before, np.concatenate([plan.needing, second, receive])
 
     @cached_property
     def ends_after(self) -> tuple[Ints, Ints]:
@@ -114,9 +81,8 @@ class Order:
     def following(self) -> tuple[list[int], list[int]]:
         """The events that come after each, as a CSR of plain lists."""
         before, after = (self.event[rows] for rows in self.ends_after)
-        order = np.argsort(before, kind="stable")
-        offsets = np.concatenate([[0], np.cumsum(np.bincount(before, minlength=self.n_events))])
-        return offsets.tolist(), after[order].tolist()
+        offsets, following = csr(before, after, self.n_events)
+        return offsets.tolist(), following.tolist()
 
     @cached_property
     def n_events(self) -> int:
@@ -170,7 +136,7 @@ class Order:
         by_lane = np.argsort(plan.lane, kind="stable")
         sizes = np.bincount(plan.lane, minlength=len(plan.lanes))
         place = np.empty(n, dtype=np.int64)
-        place[by_lane] = np.arange(n) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        place[by_lane] = ranges(0 * sizes, sizes)
         before, after = self.pairs
         inside = plan.rank[before] == plan.rank[after]
         before, after = before[inside], after[inside]
@@ -196,8 +162,7 @@ class Order:
         """
         plan, (local, place, known) = self.plan, self._known
         listed = (plan.rank[before] == plan.rank[after]) & (plan.queue[before] < 0)
-        needing = np.repeat(np.arange(len(plan)), np.diff(plan.need_offsets))
-        needed = np.isin(before * len(plan) + after, plan.needs * len(plan) + needing)
+        needed = np.isin(before * len(plan) + after, plan.needs * len(plan) + plan.needing)
         return np.asarray(needed | (listed & (known[local[before], after] > place[before])))
 
     def demand(self, before: Ints, after: Ints, why: str) -> None:

@@ -38,6 +38,7 @@ from ddlsim.plan.plan import (
     Plan,
 )
 from ddlsim.plan.program import StepProgram
+from ddlsim.plan.rows import csr, ranges
 from ddlsim.plan.tensor_ranks import Seconds
 from ddlsim.workload.buckets import one_bucket
 from ddlsim.workload.compute import Workload, make_workload
@@ -193,15 +194,15 @@ _known = functools.lru_cache(maxsize=8)(_written)
 
 def _beside(plan: Plan, sums: Bools) -> dict[str, Ints]:
     """Return the needs of a plan whose sums go on beside the pass that they need: after what that one comes after."""
-    row, need = np.repeat(np.arange(len(plan)), np.diff(plan.need_offsets)), plan.needs
+    row, need = plan.needing, plan.needs
     earlier = sums[row] & (plan.kind[need] < SEND)
     sum_of, of_pass = row[earlier], need[earlier]
     before, counts = plan.previous[of_pass], np.diff(plan.need_offsets)[of_pass]
-    at = np.arange(counts.sum()) + np.repeat(plan.need_offsets[of_pass] - (np.cumsum(counts) - counts), counts)
+    at = ranges(plan.need_offsets[of_pass], counts)
     rows = np.concatenate([row[~earlier], sum_of[before >= 0], np.repeat(sum_of, counts)])
     needs = np.concatenate([need[~earlier], before[before >= 0], need[at]])
-    offsets = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(plan)))])
-    return {"needs": needs[np.argsort(rows, kind="stable")], "need_offsets": offsets}
+    offsets, needs = csr(rows, needs, len(plan))
+    return {"needs": needs, "need_offsets": offsets}
 
 
 @functools.lru_cache(maxsize=1)

@@ -30,7 +30,8 @@ from ddlsim.plan.plan import (
     Part,
     Plan,
 )
-from ddlsim.plan.program import N_STEPS, Row, Step, step_of, template_of
+from ddlsim.plan.program import Row, Step, step_of, template_of
+from ddlsim.plan.rows import pairs, ranges
 from ddlsim.workload.buckets import Bucket
 from ddlsim.workload.compute import Workload
 
@@ -58,21 +59,6 @@ def tie_of(chunks: Sequence[Chunk]) -> Tie | None:
                     nbytes = work.tensor_nbytes[work.tensor_layer == j][names.index(name)]
                     return Tie(other.first + j, chunk.first + i, float(nbytes))
     return None
-
-
-def groups_of(stages: Sequence[tuple[int, ...]], ranks: Ints) -> tuple[tuple[tuple[int, ...], ...], Ints]:
-    """Return the groups of a pipeline in replicas, and which of them each of `stages` is, (n_replicas, n).
-
-    stages  one: its replicas; two: of each replica both
-    ranks   (n_replicas, n_stages)
-    """
-    groups: dict[tuple[int, ...], int] = {}
-    number = np.zeros((len(ranks), max(len(stages), 1)), dtype=np.int64)
-    for nth, own in enumerate(stages):
-        for replica in range(len(ranks)):
-            members = ranks[:, own[0]] if len(own) == 1 else ranks[replica, list(own)]
-            number[replica, nth] = groups.setdefault(tuple(members.tolist()), len(groups))
-    return tuple(groups), number
 
 
 #: what the name of the rows says that go forward again
@@ -259,23 +245,6 @@ class Template:
         return updates
 
 
-def flushed_template(
-    chunks: Sequence[Chunk],
-    order: PassOrder,
-    buckets: Buckets,
-    replicas: int,
-    *,
-    recompute: bool,
-    sharded: bool,
-    p2p: str,
-) -> Plan:
-    """Return the template of steps in which all micro-batches go forward and back before the update; see
-    :func:`ddlsim.plan.pipeline.pipeline`."""
-    blocks = Blocks(chunks, order, buckets, replicas, recompute=recompute, sharded=sharded, tie=tie_of(chunks))
-    first, later = blocks.steps(p2p)
-    return blocks.template([first, *[later] * (N_STEPS - 1)])
-
-
 class _Block(NamedTuple):
     """The rows of a pass: `begin` to `end` - 1, among them the message that it sends and the row that another stage
     then has it with, -1 if none."""
@@ -287,7 +256,7 @@ class _Block(NamedTuple):
 
 
 class Blocks(Template):
-    """The rows of steps that are flushed."""
+    """The rows of steps in which all micro-batches go forward and back before the update."""
 
     def steps(self, p2p: str) -> tuple[Step, Step]:
         """Return the first step and a further one."""
@@ -296,7 +265,7 @@ class Blocks(Template):
         offset = np.cumsum(sizes) - sizes
         n = int(sizes.sum())
         begin = np.array([block.begin for block in blocks], dtype=np.int64)
-        made = np.arange(n) + np.repeat(begin[which] - offset, sizes)  # from which each row is copied
+        made = ranges(begin[which], sizes)  # from which each row is copied
         place = np.empty(len(self.rows), dtype=np.int64)
         place[made[::-1]] = np.arange(n)[::-1]  # of the first copy
         n_made, self.n_before = len(self.rows), n - len(self.rows)
@@ -320,10 +289,11 @@ class Blocks(Template):
         shared = np.array([len(stages) == 1 for stages in self.groups] + [False])[column["group"]]
         column["number"] += np.where(shared, self.n_alone, 0)
         needs.append(
-            _pairs([(self.n_before + i, need) for i in range(n_made, len(self.rows)) for need in self.rows[i].needs])
+            pairs([(self.n_before + i, need) for i in range(n_made, len(self.rows)) for need in self.rows[i].needs])
         )
-        inside, (row, need) = _joined(needs), _pairs(before)
-        return Step(column, inside), Step(column, inside, (row, need, np.ones_like(row)))
+        rows, needed = (np.concatenate(each) for each in zip(*needs, strict=True))
+        row, need = pairs(before)
+        return Step(column, (rows, needed)), Step(column, (rows, needed), (row, need, np.ones_like(row)))
 
     n_before = 0  # rows that there are more than those made
 
@@ -396,24 +366,13 @@ class Blocks(Template):
         return gathers
 
 
-def _pairs(pairs: Sequence[tuple[int, int]]) -> tuple[Ints, Ints]:
-    row, need = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
-    return row, need
-
-
-def _joined(pairs: Sequence[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
-    row, need = (np.concatenate(each) for each in zip(*pairs, strict=True))
-    return row, need
-
-
 def _copied(rows: Sequence[Row], made: Ints) -> tuple[Ints, Ints]:
     """Return what copies of rows need of their own pass, if `made` says of which row each is one."""
     counts = np.array([len(row.needs) for row in rows], dtype=np.int64)
     flat = np.array([need for row in rows for need in row.needs], dtype=np.int64)
     own = counts[made]
     row = np.repeat(np.arange(len(made)), own)
-    at = np.arange(len(row)) + np.repeat((np.cumsum(counts) - counts)[made] - (np.cumsum(own) - own), own)
-    return row, flat[at] + row - made[row]
+    return row, flat[ranges((np.cumsum(counts) - counts)[made], own)] + row - made[row]
 
 
 def _between(

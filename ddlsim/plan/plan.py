@@ -358,6 +358,16 @@ class Plan:
         before[order[1:][same]] = order[:-1][same]
         return before
 
+    @property
+    def needing(self) -> Ints:
+        """The row that needs each of `needs`, (n_needs,)."""
+        return np.repeat(np.arange(len(self)), np.diff(self.need_offsets))
+
+    def needs_of(self, row: int) -> list[int]:
+        """Return the rows that a row needs."""
+        needed: list[int] = self.needs[self.need_offsets[row] : self.need_offsets[row + 1]].tolist()
+        return needed
+
     def rows(self, *kinds: int) -> Ints:
         """Return the rows of these kinds, in order."""
         return np.flatnonzero(np.isin(self.kind, kinds))

@@ -19,6 +19,7 @@ from ddlsim.plan.bounds import Bound, Carriers, Copies, StepGraph, of_steps, pea
 from ddlsim.plan.execute import columns, key_sizes
 from ddlsim.plan.plan import ALL_REDUCE, COLUMNS, Chosen, Every, Floats, Ints, Lane, Part, Plan
 from ddlsim.plan.queues import Queue
+from ddlsim.plan.rows import csr, pairs, ranges
 from ddlsim.workload.compute import Workload
 
 #: Steps that can be in flight. Where no rank updates before all have contributed, a third one begins only after all
@@ -206,8 +207,7 @@ class StepProgram:
             "batch": batch,
         }
         counts = np.diff(template.need_offsets)[source]
-        at = np.arange(counts.sum()) + np.repeat(template.need_offsets[source] - (np.cumsum(counts) - counts), counts)
-        need = template.needs[at]
+        need = template.needs[ranges(template.need_offsets[source], counts)]
         back = template.step[source].repeat(counts) - template.step[need]
         needed = step.repeat(counts) - back
         widths = np.array([len(each) for each in rows])
@@ -548,9 +548,7 @@ _ROW_COLUMNS = (
 
 def pairs_of(lists: Iterable[Sequence[int]]) -> tuple[Ints, Ints]:
     """Return (row, need) of the needs of each row."""
-    pairs = [(row, need) for row, needs in enumerate(lists) for need in needs]
-    row, need = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
-    return row, need
+    return pairs([(row, need) for row, needs in enumerate(lists) for need in needs])
 
 
 def step_of(rows: Sequence[Row], lanes: dict[tuple[int, str], int]) -> Step:
@@ -591,14 +589,13 @@ def template_of(
         there = back <= i
         rows += [begins[i] + step.needs[0], begins[i] + after[there]]
         needs += [begins[i] + step.needs[1], begins[i - back[there]] + before[there]]
-    row, need = np.concatenate(rows), np.concatenate(needs)
-    order = np.argsort(row, kind="stable")
+    offsets, need = csr(np.concatenate(rows), np.concatenate(needs), int(begins[-1]))
     number, group, micro = column.pop("number"), column.pop("group"), column.pop("micro")
     return Plan(
         lanes=tuple(Lane(place, name, 0 if queues and name == queued else -1) for place, name in lanes),
         groups=tuple(groups), parts=tuple(parts), names=names, n_layers=n_layers, queues=tuple(queues), delays=delays,
         cycles=cycles, servers=tuple(servers), notes=tuple(dict.fromkeys(notes)),
         step=np.repeat(np.arange(len(steps)), sizes), key=np.where(number >= 0, key_begins + number, -1),
-        peer=np.where(group >= 0, group, column.pop("to")), batch=micro, needs=need[order],
-        need_offsets=np.concatenate([[0], np.cumsum(np.bincount(row, minlength=int(begins[-1])))]), **column,
+        peer=np.where(group >= 0, group, column.pop("to")), batch=micro, needs=need, need_offsets=offsets,
+        **column,
     )  # fmt: skip

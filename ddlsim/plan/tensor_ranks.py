@@ -39,6 +39,7 @@ from ddlsim.plan.plan import (
     Lane,
     Plan,
 )
+from ddlsim.plan.rows import csr, key_ends, ranges
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.tensor_overlap import BULK, PIPELINE, RING_EXCHANGE, Beside
 from ddlsim.workload.tensor_parallel import Collective as Exchange
@@ -351,14 +352,11 @@ def _keys(
     of_pass = np.where(passes.which >= 0, (until[begins + sizes] - until[begins])[passes.which], 0)
     first = np.cumsum(of_pass) - of_pass
     step = plan.step[source]
-    ends = np.zeros(plan.n_steps + 1, dtype=np.int64)  # keys of the plan of groups before each step
-    np.maximum.at(ends, plan.step + 1, plan.key + 1)
-    ends = np.maximum.accumulate(ends)
     per_step = np.concatenate([[0], np.cumsum(np.bincount(plan.step, of_pass, plan.n_steps).astype(np.int64))])
     key = plan.key[source]
     key = np.where(key >= 0, key * tensor + member + per_step[step], -1)
     which = passes.which[source]
-    inner = first[source] + ends[step + 1] * tensor + offset[item] - until[begins[which]]
+    inner = first[source] + key_ends(plan)[step + 1] * tensor + offset[item] - until[begins[which]]
     inner = inner + np.where(kind == SEND, member, np.where(kind == RECEIVE, sender, 0))
     return np.asarray(np.where(exchanging, inner, key), dtype=np.int64)
 
@@ -367,8 +365,7 @@ def _needs(
     plan: Plan, flat: Sequence[Item], starts: Ints, counts: Ints, source: Ints, item: Ints, nth: Ints, tensor: int
 ) -> dict[str, Ints]:
     """Return the needs as a CSR: the first item of a pass needs what the pass did, and others need its last one."""
-    row = np.repeat(np.arange(len(plan)), np.diff(plan.need_offsets))
-    members = np.arange(tensor)
+    row, members = plan.needing, np.arange(tensor)
     outer = (starts[row] + members[:, None] * counts[row]).ravel()
     needed = (starts[plan.needs] + members[:, None] * counts[plan.needs] + counts[plan.needs] - 1).ravel()
     lengths = np.array([len(each.needs) for each in flat], dtype=np.int64)
@@ -377,12 +374,9 @@ def _needs(
     rows = np.flatnonzero(item >= 0)
     many = lengths[item[rows]]
     inner = np.repeat(rows, many)
-    place = np.arange(len(inner)) - np.repeat(np.cumsum(many) - many, many)
-    needs = inner - nth[inner] + every[at[item[inner]] + place] if len(inner) else inner
-    after, first = np.concatenate([outer, inner]), np.concatenate([needed, needs])
-    order = np.argsort(after, kind="stable")
-    offsets = np.concatenate([[0], np.cumsum(np.bincount(after, minlength=len(source)))])
-    return {"need_offsets": offsets, "needs": first[order]}
+    needs = inner - nth[inner] + every[ranges(at[item[rows]], many)]
+    offsets, needs = csr(np.concatenate([outer, inner]), np.concatenate([needed, needs]), len(source))
+    return {"need_offsets": offsets, "needs": needs}
 
 
 # ---------------------------------------------------------------- how groups exchange

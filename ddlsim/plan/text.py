@@ -58,12 +58,12 @@ def table(plan: Plan) -> str:
     return "\n".join([*summary(plan), "", *aligned(cells(plan), LEFT), *more(plan)])
 
 
-def cells(plan: Plan, n_rows: int = N_ROWS) -> list[list[str]]:
+def cells(plan: Plan) -> list[list[str]]:
     """Return the first rows of a plan as cells, below a head; the columns :data:`LEFT` hold words."""
     found = [["row", "lane", "task", "ms", "MB", "needs", "holds MB"]]
-    for row in range(min(n_rows, len(plan))):
+    for row in range(min(N_ROWS, len(plan))):
         lane = plan.lanes[plan.lane[row]]
-        needs = plan.needs[plan.need_offsets[row] : plan.need_offsets[row + 1]].tolist()
+        needs = plan.needs_of(row)
         shown = " ".join(map(str, needs[:4])) + (f" +{len(needs) - 4}" if len(needs) > 4 else "")
         found.append([
             str(row), f"{lane.rank} {lane.name}", what(plan, row), _number(1e3 * plan.seconds[row]),
@@ -72,9 +72,9 @@ def cells(plan: Plan, n_rows: int = N_ROWS) -> list[list[str]]:
     return found
 
 
-def more(plan: Plan, n_rows: int = N_ROWS) -> list[str]:
+def more(plan: Plan) -> list[str]:
     """Return a line about the rows that are not among the first, if there are any, and the notes."""
-    rest = [f"... and {len(plan) - n_rows} more"] if len(plan) > n_rows else []
+    rest = [f"... and {len(plan) - N_ROWS} more"] if len(plan) > N_ROWS else []
     return [*rest, *(f"note: {note}" for note in plan.notes)]
 
 

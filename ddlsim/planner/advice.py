@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -17,7 +19,6 @@ from ddlsim.run.experiment import Experiment
 from ddlsim.run.prepare import DEFAULT_DEVICE, prepare
 from ddlsim.runtime.fabric import AllReduceAlgorithm
 from ddlsim.strategies import AllReduce, LocalSGD, NoOverlap, ParameterServer, contract
-from ddlsim.study.worker import DONE, Outcome
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.devices import load_device
 from ddlsim.workload.model import Layer
@@ -25,6 +26,7 @@ from ddlsim.workload.model import Layer
 #: how much faster the machines' links become, and how many local steps are made, in the rules about these
 FASTER, LOCAL_STEPS = 4.0, 8
 NOT_AVAILABLE = "n/a"
+ONE_MACHINE = f"{NOT_AVAILABLE}: one machine"
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,9 @@ class _Case:
     """
 
     candidate: Candidate
+    evaluator: Evaluator
+    efficiency: float
+    experiment: Experiment
     workload: Workload
     machines: int
     bandwidth: float | None
@@ -47,12 +52,22 @@ class _Case:
         """How the configuration sums up gradients, or a ring."""
         return contract.of(self.candidate.experiment.strategy).collectives().algorithms.get("algorithm", "ring")
 
-    @property
+    @cached_property
     def plain(self) -> Experiment:
         """The configuration with an all-reduce of uncompressed gradients, after the backward pass."""
         return self.candidate.experiment.with_(
             strategy=AllReduce(self.algorithm, NoOverlap()), compression=None, warmup=1, steps=2
         )
+
+    @property
+    def busy(self) -> float:
+        """Seconds of a step without communication."""
+        return self.compute + self.update
+
+    def simulated(self, run: Experiment, name: str = "step_time") -> tuple[float | None, str]:
+        """Return a number of a simulation, None if it has failed, and then why."""
+        outcome = self.evaluator.outcomes([run])[0]
+        return number_of(outcome, name), f"{NOT_AVAILABLE}: {outcome.error}"
 
 
 def advice(candidate: Candidate, efficiency: float, evaluator: Evaluator) -> tuple[Guideline, ...]:
@@ -67,32 +82,27 @@ def advice(candidate: Candidate, efficiency: float, evaluator: Evaluator) -> tup
     machines = interfaces(candidate.cluster)[1]
     bandwidth = float(min(machines.out.rate[hosts].min(), machines.into.rate[hosts].min())) if several else None
     passes = experiment.accumulation * (workload.forward_time + workload.backward_time)
-    case = _Case(candidate, workload, len(hosts), bandwidth, passes, workload.optimizer)
-    found = [_memory(case, prepared.experiment)]
-    if candidate.workers > 1:
-        plain = evaluator.outcomes([case.plain])[0]
-        found += [
-            _gpus(case, efficiency, plain),
-            _servers(case, evaluator),
-            _medium(case, plain, evaluator),
-            _helpers(case, plain, evaluator),
-            _local(case, plain, evaluator),
-            _balance(case, evaluator),
-            _partition(case),
-        ]
-    return tuple(found)
+    case = _Case(
+        candidate, evaluator, efficiency, prepared.experiment, workload, len(hosts), bandwidth, passes,
+        workload.optimizer,
+    )  # fmt: skip
+    rules = _RULES if candidate.workers > 1 else _RULES[:1]
+    return tuple(Guideline(name, source, *rule(case)) for name, source, rule in rules)
 
 
-def _missing(outcome: Outcome) -> str:
-    return f"{NOT_AVAILABLE}: {outcome.error}"
+def _memory(case: _Case) -> tuple[str, str]:
+    cluster = case.candidate.cluster
+    device = load_device(case.experiment.device or cluster.device_of[cluster.workers[0]] or DEFAULT_DEVICE)
+    most = guidelines.largest_batch(case.workload.model, device, case.workload.precision, case.candidate.workers)
+    says = f"up to {most:,} samples on {device.name} ({size(device.memory_nbytes)}); {case.experiment.batch_size} here"
+    return says, f"{NOT_AVAILABLE}: memory is not simulated"
 
 
-def _gpus(case: _Case, efficiency: float, plain: Outcome) -> Guideline:
+def _gpus(case: _Case) -> tuple[str, str]:
     """T_C is the global batch on one GPU, T_O updating the parameters and the bytes of an all-reduce."""
-    name, source = "number of GPUs", "Zou et al. 2017"
     if case.bandwidth is None:
-        return Guideline(name, source, f"{NOT_AVAILABLE}: one machine, no network to pay for", NOT_AVAILABLE)
-    n = case.candidate.workers
+        return f"{NOT_AVAILABLE}: one machine, no network to pay for", NOT_AVAILABLE
+    n, efficiency = case.candidate.workers, case.efficiency
     overhead = case.update + guidelines.byteps_time(case.workload.gradient_nbytes, case.machines, 0, case.bandwidth)
     ratio = overhead / (n * case.compute)
     most = guidelines.largest_n_gpus(ratio, efficiency)
@@ -100,17 +110,15 @@ def _gpus(case: _Case, efficiency: float, plain: Outcome) -> Guideline:
         f"exchange and update take {spread(ratio)} of the time that one GPU computes for the global batch: efficiency "
         f"{percent(guidelines.scaling_efficiency(ratio, n))} with {n}, {percent(efficiency)} with up to {most:,.0f}"
     )
-    step = number_of(plain, "step_time")
+    step, missing = case.simulated(case.plain)
     if step is None:
-        return Guideline(name, source, says, _missing(plain))
-    reached = (n * case.compute + overhead) / (n * step)
-    return Guideline(name, source, says, f"{percent(reached)} (all-reduce without overlap)")
+        return says, missing
+    return says, f"{percent((n * case.compute + overhead) / (n * step))} (all-reduce without overlap)"
 
 
-def _servers(case: _Case, evaluator: Evaluator) -> Guideline:
-    name, source = "number of parameter servers", "Zou et al. 2017"
+def _servers(case: _Case) -> tuple[str, str]:
     if case.bandwidth is None:
-        return Guideline(name, source, f"{NOT_AVAILABLE}: one machine", NOT_AVAILABLE)
+        return ONE_MACHINE, NOT_AVAILABLE
     nbytes, n = case.workload.gradient_nbytes, case.candidate.workers
     half, full = (
         guidelines.n_parameter_servers(nbytes, n, case.bandwidth, case.compute, full_duplex=duplex)
@@ -119,42 +127,26 @@ def _servers(case: _Case, evaluator: Evaluator) -> Guideline:
     says = f"with {half}, push and pull take no longer than the computing, {seconds(case.compute)}"
     says += f" (with {full} on full-duplex links)" if full != half else ""
     for where in ("own", "colocated"):
-        run = case.plain.with_(strategy=ParameterServer(half, where, overlap="none"))
-        outcome = evaluator.outcomes([run])[0]
-        if outcome.status == DONE:
-            break
-    step = number_of(outcome, "step_time")
-    if step is None:
-        return Guideline(name, source, says, _missing(outcome))
-    exchange = step - case.compute - case.update
-    return Guideline(name, source, says, f"with {half} ({where}), push and pull take {seconds(exchange)}")
+        step, missing = case.simulated(case.plain.with_(strategy=ParameterServer(half, where, overlap="none")))
+        if step is not None:
+            return says, f"with {half} ({where}), push and pull take {seconds(step - case.compute - case.update)}"
+    return says, missing
 
 
-def _memory(case: _Case, experiment: Experiment) -> Guideline:
-    cluster = case.candidate.cluster
-    device = load_device(experiment.device or cluster.device_of[cluster.workers[0]] or DEFAULT_DEVICE)
-    most = guidelines.largest_batch(case.workload.model, device, case.workload.precision, case.candidate.workers)
-    says = f"up to {most:,} samples on {device.name} ({size(device.memory_nbytes)}); {experiment.batch_size} here"
-    return Guideline("mini-batch and memory", "Zou et al. 2017", says, f"{NOT_AVAILABLE}: memory is not simulated")
-
-
-def _medium(case: _Case, plain: Outcome, evaluator: Evaluator) -> Guideline:
+def _medium(case: _Case) -> tuple[str, str]:
     """The weights' traffic on links of the machines that are faster by a factor."""
-    name, source = "faster network", "Wang et al. 2019 (PAI)"
-    step = number_of(plain, "step_time")
+    step, _ = case.simulated(case.plain)
     if step is None or case.bandwidth is None:
-        return Guideline(name, source, NOT_AVAILABLE, NOT_AVAILABLE)
-    share = guidelines.traffic_share(max(step - case.compute - case.update, 0.0), case.compute + case.update)
+        return NOT_AVAILABLE, NOT_AVAILABLE
+    share = guidelines.traffic_share(max(step - case.compute - case.update, 0.0), case.busy)
     gain = guidelines.medium_speedup(share, 1.0, FASTER)
     says = f"transfers take {percent(share)} of the step: {FASTER:g} x bandwidth gives {gain:.3g} x throughput"
     kinds = _kinds_between(case)
     cluster = case.candidate.cluster
     for kind in kinds:
         cluster = cluster.scaled(kind, bandwidth=FASTER)
-    faster = evaluator.outcomes([case.plain.with_(cluster=cluster)])[0]
-    now = number_of(faster, "step_time")
-    simulated = _missing(faster) if now is None else f"{step / now:.3g} x with faster {', '.join(kinds)} links"
-    return Guideline(name, source, says, simulated)
+    now, missing = case.simulated(case.plain.with_(cluster=cluster))
+    return says, missing if now is None else f"{step / now:.3g} x with faster {', '.join(kinds)} links"
 
 
 def _kinds_between(case: _Case) -> list[str]:
@@ -166,66 +158,54 @@ def _kinds_between(case: _Case) -> list[str]:
     return sorted(set(kinds[outside].tolist()) - set(kinds[~outside].tolist()))
 
 
-def _helpers(case: _Case, plain: Outcome, evaluator: Evaluator) -> Guideline:
-    name, source = "machines with CPUs as helpers", "Jiang et al. 2020 (BytePS)"
+def _helpers(case: _Case) -> tuple[str, str]:
     if case.bandwidth is None:
-        return Guideline(name, source, f"{NOT_AVAILABLE}: one machine", NOT_AVAILABLE)
+        return ONE_MACHINE, NOT_AVAILABLE
     nbytes, m = case.workload.gradient_nbytes, case.machines
     times = [guidelines.byteps_time(nbytes, m, k, case.bandwidth) for k in (0, m // 2, m)]
     says = f"an exchange takes {seconds(times[0])} without helpers, {seconds(times[1])} with {m // 2}, "
     says += f"{seconds(times[2])} with {m}"
-    step = number_of(plain, "step_time")
+    step, missing = case.simulated(case.plain)
     if step is None:
-        return Guideline(name, source, says, _missing(plain))
-    busy = case.compute + case.update
+        return says, missing
     helped = ParameterServer(m, "own", overlap="none", local_reduction=True)  # k = m: a server on each helper
-    outcome = evaluator.outcomes([case.plain.with_(strategy=helped)])[0]
-    now = number_of(outcome, "step_time")
+    now, _ = case.simulated(case.plain.with_(strategy=helped))
     others = f"{NOT_AVAILABLE} with helpers: the cluster has too few other machines"
     if now is not None:
-        others = f"{seconds(now - busy)} with {count(m, 'server')} on other machines"
-    return Guideline(name, source, says, f"{seconds(step - busy)} without helpers, {others}")
+        others = f"{seconds(now - case.busy)} with {count(m, 'server')} on other machines"
+    return says, f"{seconds(step - case.busy)} without helpers, {others}"
 
 
-def _local(case: _Case, plain: Outcome, evaluator: Evaluator) -> Guideline:
-    name, source = f"averaging every {LOCAL_STEPS} steps", "Wang and Joshi 2019"
-    step = number_of(plain, "step_time")
+def _local(case: _Case) -> tuple[str, str]:
+    step, missing = case.simulated(case.plain)
     if step is None:
-        return Guideline(name, source, NOT_AVAILABLE, _missing(plain))
-    busy = case.compute + case.update
-    says = f"{guidelines.local_sgd_speedup(max(step - busy, 0.0) / busy, LOCAL_STEPS):.3g} x throughput"
-    run = case.plain.with_(
-        strategy=LocalSGD(LOCAL_STEPS, algorithm=case.algorithm), warmup=LOCAL_STEPS, steps=LOCAL_STEPS
-    )
-    outcome = evaluator.outcomes([run])[0]
-    now = number_of(outcome, "step_time")
-    return Guideline(name, source, says, _missing(outcome) if now is None else f"{step / now:.3g} x throughput")
+        return NOT_AVAILABLE, missing
+    gain = guidelines.local_sgd_speedup(max(step - case.busy, 0.0) / case.busy, LOCAL_STEPS)
+    local = LocalSGD(LOCAL_STEPS, algorithm=case.algorithm)
+    now, missing = case.simulated(case.plain.with_(strategy=local, warmup=LOCAL_STEPS, steps=LOCAL_STEPS))
+    return f"{gain:.3g} x throughput", missing if now is None else f"{step / now:.3g} x throughput"
 
 
-def _balance(case: _Case, evaluator: Evaluator) -> Guideline:
+def _balance(case: _Case) -> tuple[str, str]:
     """FLOPs per gradient byte of the model against those per byte of the machine."""
-    name, source = "computation against communication", "Das et al. 2016"
     workload = case.workload
     flops = 3.0 * workload.model.flops * workload.batch_size * case.candidate.experiment.accumulation
     ratio = flops / workload.gradient_nbytes
     if case.bandwidth is None:
-        return Guideline(name, source, f"{ratio:,.0f} FLOPs per byte of gradient", f"{NOT_AVAILABLE}: one machine")
+        return f"{ratio:,.0f} FLOPs per byte of gradient", ONE_MACHINE
     # a ring moves 2 (m-1)/m bytes per byte of gradient in each direction, once for all devices of a machine
     needed = 2.0 * (case.machines - 1) / case.machines * flops / case.compute / case.bandwidth
     verdict = "can hide all communication" if ratio >= needed else "cannot hide all communication"
     says = f"{ratio:,.0f} FLOPs per byte of gradient against {needed:,.0f} at balance: computation {verdict}"
-    outcome = evaluator.outcomes([case.candidate.experiment])[0]
-    share = number_of(outcome, "communication_share")
-    simulated = _missing(outcome) if share is None else f"exposed communication takes {percent(share)} of the time"
-    return Guideline(name, source, says, simulated)
+    share, missing = case.simulated(case.candidate.experiment, "communication_share")
+    return says, missing if share is None else f"exposed communication takes {percent(share)} of the time"
 
 
-def _partition(case: _Case) -> Guideline:
+def _partition(case: _Case) -> tuple[str, str]:
     """The layer with most weights: data, model or hybrid parallelism."""
-    name, source = "data, model or hybrid parallelism", "Das et al. 2016"
     layers = [layer for layer in case.workload.model.layers if layer.type in ("conv", "dense")]
     if not layers:
-        return Guideline(name, source, f"{NOT_AVAILABLE}: no dense or convolutional layer", NOT_AVAILABLE)
+        return f"{NOT_AVAILABLE}: no dense or convolutional layer", NOT_AVAILABLE
     n, batch = case.candidate.workers, case.candidate.batch_size * case.candidate.workers
     layer = max(layers, key=lambda one: one.n_params)
     groups = guidelines.hybrid_groups(layer.n_params, _inputs(layer), batch, n)
@@ -237,7 +217,20 @@ def _partition(case: _Case) -> Guideline:
         f"{fewer} of {count(len(layers), 'layer')} {'moves' if fewer == 1 else 'move'} fewer bytes with model than "
         f"with data parallelism; the largest ({layer.name}) moves the fewest with {best}"
     )
-    return Guideline(name, source, says, _exchanges(case, layer, batch))
+    return says, _exchanges(case, layer, batch)
+
+
+#: name, source and function of each rule; the first one is about single workers, too
+_RULES: tuple[tuple[str, str, Callable[[_Case], tuple[str, str]]], ...] = (
+    ("mini-batch and memory", "Zou et al. 2017", _memory),
+    ("number of GPUs", "Zou et al. 2017", _gpus),
+    ("number of parameter servers", "Zou et al. 2017", _servers),
+    ("faster network", "Wang et al. 2019 (PAI)", _medium),
+    ("machines with CPUs as helpers", "Jiang et al. 2020 (BytePS)", _helpers),
+    (f"averaging every {LOCAL_STEPS} steps", "Wang and Joshi 2019", _local),
+    ("computation against communication", "Das et al. 2016", _balance),
+    ("data, model or hybrid parallelism", "Das et al. 2016", _partition),
+)
 
 
 def _exchanges(case: _Case, layer: Layer, batch_size: int) -> str:

@@ -24,7 +24,7 @@ from ddlsim.errors import ConfigError
 from ddlsim.plan import StepProgram
 from ddlsim.plan.bounds import Carriers
 from ddlsim.plan.plan import FORWARD
-from ddlsim.planner.candidates import Candidate
+from ddlsim.planner.candidates import Candidate, varies
 from ddlsim.planner.target import Figures
 from ddlsim.run.costs import host_price
 from ddlsim.run.experiment import Experiment
@@ -32,7 +32,6 @@ from ddlsim.run.outcome import alone, is_replicated
 from ddlsim.run.plans import encode_seconds, least_seconds
 from ddlsim.run.prepare import Placed, Prepared, memory_use, place, prepare
 from ddlsim.strategies import contract
-from ddlsim.workload.jitter import NoJitter
 from ddlsim.workload.stage import n_copies
 
 #: sums in another order than the simulation's differ in the last bits
@@ -118,7 +117,7 @@ class Bounds:
         """Return the bound of a strategy with a folded program; None of others and where chance plays a part."""
         experiment = candidate.experiment
         strategy, (warmup, steps) = contract.of(experiment.strategy), experiment.window
-        if _varies(candidate) or not warmup or not strategy.defines("folded_program"):
+        if varies(experiment) or not warmup or not strategy.defines("folded_program"):
             return None
         at_a_time = strategy.samples_at_once(candidate.batch_size, candidate.workers)
         key = id(candidate.cluster), candidate.workers, at_a_time
@@ -162,12 +161,6 @@ class Bounds:
         return sizes[candidate.batch_size]
 
 
-def _varies(candidate: Candidate) -> bool:
-    """Return whether tasks take other times than the program says."""
-    experiment = candidate.experiment
-    return not isinstance(experiment.jitter, NoJitter) or bool(experiment.slowdowns or experiment.faults)
-
-
 def _limits(samples: float, chains: float, crossing: float) -> dict[str, float]:
     """Return the upper bounds on samples/s from the lower bounds, in s, on the time of the measured steps."""
     return {
@@ -186,7 +179,7 @@ def _bound(candidate: Candidate, shared: _Prepared, program: StepProgram) -> tup
     carriers, seconds = None, None
     if experiment.compression is None and simulated and len(nodes) == program.n_ranks:
         carriers = Carriers(cluster, nodes, bool(experiment.faults))
-    if _varies(candidate) or experiment.compression is not None:
+    if varies(experiment) or experiment.compression is not None:
         if warmup + steps not in shared.written_out:
             shared.written_out[warmup + steps] = program.written_out(warmup + steps)
         program = shared.written_out[warmup + steps]
@@ -246,11 +239,6 @@ def _computing(candidate: Candidate, prepared: Prepared) -> float:
     experiment = candidate.experiment
     if contract.of(experiment.strategy).shares_batch:  # fewer weights to read, exchanges that count as work
         return np.inf
-    if (
-        not isinstance(experiment.jitter, NoJitter)
-        or experiment.slowdowns
-        or experiment.faults
-        or experiment.window[0] > 0
-    ):
+    if varies(experiment) or experiment.window[0] > 0:
         return np.inf
     return sum(candidate.batch_size / (w.forward_time + w.backward_time) for w in prepared.workloads)

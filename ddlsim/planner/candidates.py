@@ -150,7 +150,28 @@ def candidates(
     Raises ConfigError for values that are none, and if nothing is left.
     """
     invalid: Counter[str] = Counter()
-    made = list(_rows(base, clusters, workers, strategies, compressions, batch_sizes, invalid))
+    packed, model = [compression_of(compression) for compression in compressions], load_model(base.model)
+
+    def rows() -> Iterator[_Row]:
+        for cluster in clusters:
+            for n in dict.fromkeys(worker_counts(cluster) if workers is None else workers):
+                usual: list[tuple[Any, bool, bool]]  # strategies, and what stands for several ways
+                if strategies is None:  # compressing and averaging seldom cost accuracy: both only where asked for
+                    usual = [(one, each, not nature_of(one).exact) for one, each in _usual_strategies(cluster, n)]
+                else:
+                    usual = [(one, False, False) for one in strategies]
+                for strategy, each, dense in usual:
+                    family = contract.of(strategy)
+                    split = strategy.label.partition(" ")[2] if family.defines("layouts") else ""
+                    some = packed[: 1 if n == 1 or dense else None]  # one worker sends nothing
+                    for compression, batch_size in itertools.product(some, batch_sizes):
+                        if n > len(cluster.workers):
+                            invalid[TOO_MANY] += 1
+                            continue
+                        for way in family.layouts(cluster, model, n, batch_size, invalid):
+                            yield _Row(cluster, n, way, compression, batch_size, each, split)
+
+    made = list(rows())
     if not made and set(invalid) - {TOO_MANY}:
         raise ConfigError(f"recommend: no configuration is valid: {text_of_invalid(invalid)}")
     if not made:
@@ -196,35 +217,6 @@ class _Row(NamedTuple):
     split: str = ""
 
 
-def _rows(
-    base: Experiment,
-    clusters: Sequence[Cluster],
-    workers: Sequence[int] | None,
-    strategies: Sequence[Strategy | Splits] | None,
-    compressions: Sequence[Compression | None],
-    batch_sizes: Sequence[int],
-    invalid: Counter[str],
-) -> Iterator[_Row]:
-    packed, model = [compression_of(compression) for compression in compressions], load_model(base.model)
-    for cluster in clusters:
-        for n in dict.fromkeys(worker_counts(cluster) if workers is None else workers):
-            usual: list[tuple[Any, bool, bool]]  # strategies, and what stands for several ways
-            if strategies is None:  # compressing and averaging seldom cost accuracy: both only where asked for
-                usual = [(one, each, not nature_of(one).exact) for one, each in _usual_strategies(cluster, n)]
-            else:
-                usual = [(one, False, False) for one in strategies]
-            for strategy, each, dense in usual:
-                family = contract.of(strategy)
-                split = strategy.label.partition(" ")[2] if family.defines("layouts") else ""
-                # one worker sends nothing
-                for compression, batch_size in itertools.product(packed[: 1 if n == 1 or dense else None], batch_sizes):
-                    if n > len(cluster.workers):
-                        invalid[TOO_MANY] += 1
-                        continue
-                    for way in family.layouts(cluster, model, n, batch_size, invalid):
-                        yield _Row(cluster, n, way, compression, batch_size, each, split)
-
-
 @dataclass(frozen=True)
 class Nature:
     """What follows from a strategy's plan (docs/models/plans.md); all is False where it has none.
@@ -265,8 +257,10 @@ def _key(strategy: Strategy) -> Hashable:
 
 def _length(base: Experiment, strategy: Strategy, synchronous: bool) -> tuple[int, int]:
     """Return warm-up and steps of a simulation: whole periods of strategies that talk now and then."""
-    if not isinstance(base.jitter, NoJitter) or base.slowdowns or base.faults:
-        warmup, steps = RANDOM
-    else:
-        warmup, steps = REGULAR if synchronous else OWN_WAYS
-    return contract.of(strategy).whole_cycles(warmup, steps)
+    length = RANDOM if varies(base) else REGULAR if synchronous else OWN_WAYS
+    return contract.of(strategy).whole_cycles(*length)
+
+
+def varies(experiment: Experiment) -> bool:
+    """Return whether tasks can take other times than the step program says."""
+    return not isinstance(experiment.jitter, NoJitter) or bool(experiment.slowdowns or experiment.faults)

@@ -89,16 +89,12 @@ def _interval(experiment: Experiment) -> list[str]:
         found = best_checkpoint_interval(experiment, n_timelines=LIVES)
     except ConfigError:  # nothing is saved, nothing fails by chance, or saving is free
         return []
-    best = max(found.tried, key=lambda one: one.effective)
+    assert experiment.checkpoints is not None
+    now, best = experiment.checkpoints.interval, max(found.tried, key=lambda one: one.effective)
     return [
-        f"checkpoint every {duration(found.simulated)} instead of every {duration(_every(experiment))} (then "
+        f"checkpoint every {duration(found.simulated)} instead of every {duration(now)} (then "
         f"{percent(best.effective)} of the time is useful; Daly's formula: every {duration(found.daly)})"
     ]
-
-
-def _every(experiment: Experiment) -> float:
-    assert experiment.checkpoints is not None
-    return experiment.checkpoints.interval
 
 
 def _spares(experiment: Experiment, result: Result) -> list[str]:
@@ -160,7 +156,6 @@ def _best_known(near: Sequence[Found], target: Target) -> tuple[Found | None, Fi
 
 def _best_of(near: Sequence[Found], target: Target, simulate: Callable[[Candidate], Found]) -> Found | None:
     """Return the best of some configurations; those that were left out are simulated as long as one may be it."""
-
     done = [(other, other.figures) for other in near if other.figures is not None]
     open_ = [(target.rank(other.bound), other.candidate) for other in near if other.bound is not None]
     for rank, candidate in sorted(open_, key=lambda item: (item[0], item[1].number)):

@@ -234,7 +234,6 @@ class Recommendation:
         return {**exact, **speed, "efficiency": figures.efficiency, **spent, **said}
 
     def __str__(self) -> str:
-
         return text(self)
 
     def _repr_html_(self) -> str:

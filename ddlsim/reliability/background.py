@@ -12,6 +12,7 @@ from typing import Annotated
 from ddlsim.arguments import checked, quantity
 from ddlsim.errors import ConfigError, shown
 from ddlsim.reliability.failures import read_rows
+from ddlsim.reliability.faults import Start
 from ddlsim.units import si
 
 Time = Annotated[float | str, quantity("time", "60 s", zero=True, infinite=True)]
@@ -131,8 +132,9 @@ class Background:
 
 def _read(path: Path) -> tuple[tuple[float, float], ...]:
     """Return the (time in s, bytes/s) of a trace's rows. Raises ConfigError, with the line, for what cannot be read."""
-    hint, what = "a trace needs time_s and rate", "trace must be a CSV file of rates"
-    rows = read_rows(path, ("time_s", "rate"), hint, what, _row)
+    columns = {"time_s": Start, "rate": Annotated[float | str, quantity("bandwidth", "2 Gbit/s", zero=True)]}
+    cells = read_rows(path, columns, tuple(columns), "a trace of rates")
+    rows = [(si(row["time_s"], "time"), si(row["rate"], "bandwidth")) for row in cells]
     for line, (before, row) in enumerate(itertools.pairwise(rows), 3):
         if row[0] <= before[0]:
             raise ConfigError(
@@ -141,22 +143,3 @@ def _read(path: Path) -> tuple[tuple[float, float], ...]:
     if not any(rate > 0.0 for _, rate in rows):
         raise ConfigError(f"{path}: all rates are 0, so no traffic flows; leave the trace out")
     return tuple(rows)
-
-
-def _row(where: str, row: dict[str, str]) -> tuple[float, float]:
-    values = []
-    for column, kind in (("time_s", "time"), ("rate", "bandwidth")):
-        text = row[column]
-        try:
-            value = float(text)
-        except (TypeError, ValueError):
-            try:
-                value = si(text, kind)
-            except (ConfigError, TypeError):
-                value = math.nan
-        if not (0.0 <= value < math.inf):
-            raise ConfigError(
-                f"{where}: {column} = {shown(text)}: must be a non-negative number, or a {kind} with a unit"
-            )
-        values.append(value)
-    return values[0], values[1]

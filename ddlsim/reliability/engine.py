@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ddlsim.cluster.cluster import Floats
 from ddlsim.errors import ConfigError, DdlsimError, SuggestsAttributes
 from ddlsim.readable import count, duration, percent
 from ddlsim.reliability.checkpoints import NO_CHECKPOINTS, Cost
 from ddlsim.reliability.failures import Failure, Failures
-from ddlsim.reliability.timeline import FailureFreeTimeline, Floats, OnClock
+from ddlsim.reliability.timeline import FailureFreeTimeline, OnClock
 from ddlsim.text_tables import labelled
 from ddlsim.units import si
 

@@ -4,64 +4,65 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, cast
 
 import numpy as np
-import numpy.typing as npt
 
-from ddlsim.arguments import Count, Index, Positive, Seed, Share, checked, one_of, quantity
+from ddlsim.arguments import Count, Index, NotNegative, Positive, Rule, Seed, Share, checked, number, one_of, quantity
+from ddlsim.arguments.annotations import rule_of
 from ddlsim.cluster import Cluster
+from ddlsim.cluster.cluster import Floats
 from ddlsim.cluster.machines import machines_of, ranks_of_parts
-from ddlsim.errors import ConfigError, shown
+from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.reliability.faults import recurring
 from ddlsim.units import si
 
-Floats = npt.NDArray[np.float64]
-
-Row = TypeVar("Row")
-
 
 def read_rows(
-    path: Path, columns: Sequence[str], hint: str, what: str, row_of: Callable[[str, dict[str, str]], Row]
-) -> list[Row]:
-    """Return ``row_of("path:line", cells)`` of each row of a CSV file with these columns at least.
+    path: Path, columns: Mapping[str, Any], needed: Sequence[str], what: str, *, only: bool = False
+) -> list[dict[str, Any]]:
+    """Return the cells of each row of a CSV file by column; empty ones, and those of missing columns, are None.
 
-    Raises ConfigError for a file that cannot be read, saying `what` it should be, and for a missing column, with the
-    `hint`.
+    columns  name -> annotation of its values (:mod:`ddlsim.arguments`); ``str | None`` for texts
+    needed   columns that must be there
+    what     description of the file, for errors
+    only     other columns raise ConfigError
+
+    Raises ConfigError, with the line, for what cannot be read.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
-            for name in columns:
-                if name not in (reader.fieldnames or ()):
-                    raise ConfigError(f"{path}: column {name!r} is missing; {hint}")
-            return [row_of(f"{path}:{line}", cells) for line, cells in enumerate(reader, 2)]
+            there = reader.fieldnames or ()
+            if missing := [name for name in needed if name not in there]:
+                raise ConfigError(f"{path}: column {missing[0]!r} is missing; {what} needs {' and '.join(needed)}")
+            if only and (unknown := [name for name in there if name not in columns]):
+                raise unknown_name("column", unknown[0], columns, str(path))
+            rules = {name: (cast(Rule, rule_of(kind)), kind == str | None) for name, kind in columns.items()}
+            return [
+                {
+                    name: rule(_cell(cells.get(name), is_text=is_text), f"{path}:{line}: {name}")
+                    for name, (rule, is_text) in rules.items()
+                }
+                for line, cells in enumerate(reader, 2)
+            ]
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}; {what}") from None
+        raise ConfigError(f"{path}: {error.strerror or error}; set the path of {what}, a CSV file") from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"{path}: cannot be read as a CSV file: {error}") from None
 
 
-def _number(where: str, cells: dict[str, str], column: str) -> float:
-    try:
-        value = float(cells[column])
-    except (TypeError, ValueError):
-        value = math.nan
-    never = column == "repair_s"  # is it repaired: inf
-    if not (value >= 0.0 and (never or math.isfinite(value))):
-        raise ConfigError(f"{where}: {column} = {shown(cells[column])}: must be a non-negative time in s")
-    return value
-
-
-def _whole(where: str, cells: dict[str, str], column: str) -> int:
-    text = cells[column]
-    if text is None or not text.strip().isdecimal():
-        raise ConfigError(f"{where}: {column} = {shown(text)}: must be a non-negative integer")
-    return int(text)
+def _cell(text: str | None, *, is_text: bool) -> str | float | None:
+    """Return a cell as a number where it is one, and None where it is empty."""
+    for kind in () if is_text else (int, float):
+        with suppress(TypeError, ValueError):
+            return kind(text)  # type: ignore[arg-type]
+    return (text or "").strip() or None
 
 
 #: s until a collective that hangs is given up: PyTorch's for NCCL (``default_pg_nccl_timeout``)
@@ -186,14 +187,16 @@ class Failures:
     def recorded(self) -> tuple[Failure, ...]:
         """The failures in the `trace`, in chronological order. Raises ConfigError if the file cannot be read."""
         assert self.trace is not None
-        repair = si(self.repair, "time")
-
-        def failure(where: str, cells: dict[str, str]) -> Failure:
-            repaired = _number(where, cells, "repair_s") if cells.get("repair_s") else repair
-            return Failure(_number(where, cells, "time_s"), _whole(where, cells, "unit"), repaired)
-
-        hint, what = "a trace needs time_s, unit and, if they differ, repair_s", "trace must be a CSV file of failures"
-        return tuple(sorted(read_rows(Path(self.trace), ("time_s", "unit"), hint, what, failure)))
+        columns = {
+            "time_s": NotNegative,
+            "unit": Index,
+            "repair_s": Annotated[float, number(0.0, infinite=True)] | None,
+        }
+        rows = read_rows(Path(self.trace), columns, ("time_s", "unit"), "a trace of failures")
+        for row in rows:
+            if row["repair_s"] is None:
+                row["repair_s"] = si(self.repair, "time")
+        return tuple(sorted(Failure(float(row["time_s"]), row["unit"], float(row["repair_s"])) for row in rows))
 
     @checked
     def events(self, n_units: Count, seed: Seed = 0, index: Index = 0) -> Iterator[Failure]:
@@ -270,7 +273,8 @@ class Elastic:
                  change; "linear", it is multiplied by n / N (Goyal et al. 2017); "square-root", it is multiplied by
                  sqrt(n / N) (Krizhevsky 2014)
     batch        "worker": each worker keeps its batch size, so the global batch shrinks; "global": the survivors divide
-                 the global batch equally, rounded down to whole samples
+                 the global batch equally, rounded down to whole samples. Strategies whose `batch_size` is that of all
+                 workers (FSDP, Parallel, Hybrid, ...) keep it in either case
     """
 
     min_workers: Count = 1

@@ -25,6 +25,7 @@ from ddlsim.cluster.machines import ranks_of_parts
 from ddlsim.errors import ConfigError, DdlsimError, unknown_name
 from ddlsim.network import Network
 from ddlsim.network.devices import STANDSTILL
+from ddlsim.readable import count
 from ddlsim.streams import stream
 from ddlsim.units import si
 
@@ -328,6 +329,53 @@ def links_between(cluster: Cluster, one: str, other: str) -> list[int]:
     return links
 
 
+@dataclass(frozen=True)
+class OfGroup:
+    """A fault as it affects a group of some of the workers, which have other ranks in the group.
+
+    fault   the fault, which affects workers by their ranks among all workers
+    ranks   ranks of the group's workers among all workers
+    nodes   nodes of all workers
+    start, duration  those of the fault, in s
+    """
+
+    fault: Any
+    ranks: tuple[int, ...]
+    nodes: tuple[int, ...]
+    start: float
+    duration: float
+
+    def effects(self, cluster: Cluster, nodes: Sequence[int]) -> Iterator[Effect]:
+        place = {rank: i for i, rank in enumerate(self.ranks)}
+        fault = dataclasses.replace(self.fault, start=self.start, duration=self.duration)
+        for effect in fault.effects(cluster, self.nodes):
+            slowed = [(place[rank], factor) for rank, factor in effect.slowed if rank in place]
+            yield effect._replace(slowed=slowed, stopped=[place[rank] for rank in effect.stopped if rank in place])
+
+    def phases(self) -> list[tuple[float, float, OfGroup]]:
+        """Return (start, end, fault) tuples for the phases of the fault."""
+        return [
+            (start, end, dataclasses.replace(self, fault=what, start=what.start, duration=what.duration))
+            for start, end, what in phases(dataclasses.replace(self.fault, start=self.start, duration=self.duration))
+        ]
+
+
+def in_group(fault: Any, ranks: Sequence[int], cluster: Cluster, nodes: Sequence[int]) -> Any:
+    """Return a fault among the workers with these `ranks`, which are at ``nodes[ranks[i]]``; None if it affects only
+    others."""
+    if not hasattr(fault, "effects"):  # which is sampled for the workers that there are
+        return fault
+    effects = list(fault.effects(cluster, nodes))
+    hit = {rank for effect in effects for rank in (*(rank for rank, _ in effect.slowed), *effect.stopped)}
+    if not hit:
+        return fault
+    if hit.isdisjoint(ranks) and not any(effect.links or effect.avoided or effect.pauses for effect in effects):
+        return None
+    if isinstance(fault, Stop):
+        return dataclasses.replace(fault, ranks=tuple(i for i, rank in enumerate(ranks) if rank in hit))
+    return OfGroup(fault, tuple(ranks), tuple(nodes), fault.start, fault.duration)
+
+
 def phases(event: Any) -> list[tuple[float, float, Any]]:
     """Return (s, s, the event as it is meanwhile, from 0 s on for ever) of a fault, job or background traffic."""
     if hasattr(event, "phases"):
@@ -544,16 +592,13 @@ def up_to_its_end(faults: Iterable[Any], cluster: Cluster, simulated: Callable[[
             horizon *= 4.0
 
 
-def sampled_notes(faults: Sequence[Any], happened: Sequence[Any], seconds: float) -> tuple[str, ...]:
-    """Return notes on how often random faults happened in a run of `seconds`."""
-    if not at_random(faults):
-        return ()
-    if not happened:
-        return (
-            f"faults: no random fault occurred in the {seconds:.4g} s of the run; simulate more steps, or a training "
-            "run",
-        )
+def sampled_notes(faults: Sequence[Any], happened: Sequence[Any], seconds: float) -> Iterator[str]:
+    """Note how often random faults happened in a run of `seconds`."""
     words = {Slowdown: "slow-down", Stop: "stop", LinkFault: "link fault"}
     counts = Counter(words.get(type(each), type(each).__name__) for each in happened)
-    texts = [f"{n} {word}{'s' * (n > 1)}" for word, n in counts.items()]
-    return (f"faults: {', '.join(texts)} occurred at random in the {seconds:.4g} s of the run (Result.sampled_faults)",)
+    texts = ", ".join(count(n, word) for word, n in counts.items())
+    if texts:
+        yield f"faults: {texts} occurred at random in the {seconds:.4g} s of the run (Result.sampled_faults)"
+    elif at_random(faults):
+        remedy = "simulate more steps, or a training run"
+        yield f"faults: no random fault occurred in the {seconds:.4g} s of the run; {remedy}"

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
+from ddlsim.cluster.cluster import Floats, Ints
 from ddlsim.reliability.checkpoints import Cost
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,9 +57,6 @@ class Pace:
 
 #: of a training without events
 STEADY = Pace(np.zeros(2), np.zeros(2))
-
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)

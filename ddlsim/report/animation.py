@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 import tempfile
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ddlsim.collectives import Schedule, State, states
 from ddlsim.errors import ConfigError
@@ -28,7 +26,6 @@ with needs("matplotlib"):
     from matplotlib.patches import Patch, Rectangle
     from matplotlib.patheffects import withStroke
 
-Ints = npt.NDArray[np.int64]
 #: what can be drawn, and up to how many chunks cells have a number
 MOST_RANKS, MOST_CHUNKS, MOST_ROUNDS, NUMBERED = 32, 128, 200, 24
 EMPTY, FULL, WHOLE, CHANGED, SENT = "#ffffff", "#9ec3e6", "#1f4e79", "#d55e00", "#333333"
@@ -65,15 +62,6 @@ class RoundByRound(FuncAnimation):
         return _ICON.sub(lambda match: _ICONS[match[1]], flipped)
 
 
-@dataclass(frozen=True, eq=False)
-class _Frame:
-    """What is drawn of a state: a title, and the (n_ranks, n_chunks) shade (0 to 1) of the cells."""
-
-    state: State
-    title: str
-    level: npt.NDArray[np.float64]
-
-
 def animate(schedule: Schedule, path: str | Path | None = None, *, seconds: float = 0.8) -> RoundByRound:
     """Animate a schedule round by round, and write the animation to `path` if it is set: .gif, .webp or .html.
 
@@ -91,14 +79,15 @@ def animate(schedule: Schedule, path: str | Path | None = None, *, seconds: floa
     if kind is not None and kind not in GIFS + PAGES:
         known = ", ".join(GIFS + PAGES)
         raise ConfigError(f"{path}: unknown animation format; use one of {known}")
-    frames = _frames(schedule)
-    made, axes = _canvas([frame.state for frame in frames])
+    played = _played(schedule)
+    made, axes = _canvas(played)
 
-    def draw(frame: _Frame) -> list[Rectangle]:
-        _draw(axes, frame)
+    def draw(state: State) -> list[Rectangle]:
+        axes.set_title(_title(schedule, state, len(played) - 1), fontsize=9)
+        _draw(axes, state, schedule.n_ranks)
         return []
 
-    made_of = [*frames, *[frames[-1]] * (LAST - 1)]
+    made_of = [*played, *[played[-1]] * (LAST - 1)]
     animation = RoundByRound(made, draw, made_of, interval=1000.0 * seconds, repeat=True, cache_frame_data=False)
     if path is not None and kind in PAGES:
         write_text(path, f"{_HEAD}{animation.to_html()}</body></html>\n")
@@ -114,7 +103,7 @@ def _save(animation: RoundByRound, path: Path, fps: float) -> None:
         file.write(made.read_bytes())
 
 
-def _frames(schedule: Schedule) -> list[_Frame]:
+def _played(schedule: Schedule) -> list[State]:
     n_chunks = schedule.n_chunks // schedule.copies
     for items, n, limit in (("ranks", schedule.n_ranks, MOST_RANKS), ("chunks", n_chunks, MOST_CHUNKS)):
         if n > limit:
@@ -122,19 +111,16 @@ def _frames(schedule: Schedule) -> list[_Frame]:
     played = list(islice(states(schedule), MOST_ROUNDS + 2))
     if len(played) > MOST_ROUNDS + 1:
         raise ConfigError(f"animate: the schedule has more than {MOST_ROUNDS} rounds; use fewer ranks or chunks")
-    return [_frame(schedule, state, len(played) - 1) for state in played]
+    return played
 
 
-def _frame(schedule: Schedule, state: State, n_rounds: int) -> _Frame:
-    held = state.contributors
-    level = held / schedule.n_ranks if state.reduces else np.where(held == 0, 0.0, 0.25)
+def _title(schedule: Schedule, state: State, n_rounds: int) -> str:
     name = f"{schedule.kind.replace('_', '-')}, {count(schedule.n_ranks, 'rank')}"
-    title = f"{name}: before the first round\n"
-    if state.round:
-        n_added = int(state.reduced.sum())
-        moved = [f"{n} {what}" for n, what in ((n_added, "combined"), (len(state.chunk) - n_added, "overwritten")) if n]
-        title = f"{name}: round {state.round} of {n_rounds}\nchunks sent: {', '.join(moved) or 'none'}"
-    return _Frame(state, title, level)
+    if not state.round:
+        return f"{name}: before the first round\n"
+    n_added = int(state.reduced.sum())
+    moved = [f"{n} {what}" for n, what in ((n_added, "combined"), (len(state.chunk) - n_added, "overwritten")) if n]
+    return f"{name}: round {state.round} of {n_rounds}\nchunks sent: {', '.join(moved) or 'none'}"
 
 
 def _canvas(played: list[State]) -> tuple[Figure, Axes]:
@@ -170,12 +156,11 @@ def _canvas(played: list[State]) -> tuple[Figure, Axes]:
     return made, axes
 
 
-def _draw(axes: Axes, frame: _Frame) -> None:
+def _draw(axes: Axes, state: State, n_ranks: int) -> None:
     for artist in (*axes.patches, *axes.texts, *axes.images):
         artist.remove()
-    state = frame.state
-    axes.set_title(frame.title, fontsize=9)
-    level = frame.level[:, :, None]
+    held = state.contributors[:, :, None]
+    level = held / n_ranks if state.reduces else np.where(held == 0, 0.0, 0.25)
     shades = (1.0 - level) * np.array(to_rgb(EMPTY)) + level * np.array(to_rgb(FULL))
     axes.imshow(np.where(state.whole[:, :, None], to_rgb(WHOLE), shades), aspect="auto", zorder=0)
     if state.whole.shape[1] <= NUMBERED:

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ddlsim.arguments import checked
 from ddlsim.cluster import Cluster
+from ddlsim.cluster.cluster import Floats, Ints
 from ddlsim.extras import needs
 from ddlsim.readable import count, si
 from ddlsim.report.drawing import drawn, noted, save, single
@@ -27,9 +27,6 @@ with needs("matplotlib"):
     from matplotlib.patches import FancyBboxPatch
     from matplotlib.transforms import ScaledTranslation
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 #: clusters with more nodes than this are drawn without the inside of their machines
 MANY_NODES = 160
@@ -312,7 +309,7 @@ def _draw_frames(items: Items, lines: Joints, axes: Axes) -> None:
             noted(axes, drawn(name), middle, (0, -2), fontsize=7, ha="center", va="top", rotation=turned)
 
 
-def _has_arcs(items: Items, lines: Joints, members: npt.NDArray[np.int64]) -> bool:
+def _has_arcs(items: Items, lines: Joints, members: Ints) -> bool:
     """Return whether GPUs of a machine are joined, so that arcs lie below them."""
     inside = np.isin(lines.ends, members).all(axis=1)
     return bool((items.y[lines.ends[inside]] == GPU).all(axis=1).any())
@@ -402,7 +399,8 @@ def _labels_of_groups(cluster: Cluster, items: Items, lines: Joints) -> dict[int
         for end, n in sorted(sizes.items(), key=lambda item: -item[1]):
             each, rest = divmod(int(lines.cables[i]), n)
             if a != b and n > 1 and each > 1 and not rest:
-                text += f"\n{each} of each {_noun(cluster, items, end)}"
+                noun = "machine" if cluster.host_of[items.nodes[end][0]] >= 0 else "switch"
+                text += f"\n{each} of each {noun}"
                 break
         labels[i] = text
     return labels
@@ -412,10 +410,6 @@ def _n_of(cluster: Cluster, items: Items, item: int) -> int:
     """Return how many machines or switches an item stands for."""
     hosts = cluster.host_of[items.nodes[item]]
     return len(np.unique(hosts)) if hosts[0] >= 0 else len(hosts)
-
-
-def _noun(cluster: Cluster, items: Items, item: int) -> str:
-    return "machine" if cluster.host_of[items.nodes[item][0]] >= 0 else "switch"
 
 
 def _kinds_of_links(cluster: Cluster, items: Items, lines: Joints) -> list[Line2D]:
@@ -500,7 +494,7 @@ def _turned(names: list[str], n_places: int) -> float:
     return 90.0 if max(map(len, names)) * _LETTER * 7.0 > 0.95 * _WIDTH / max(n_places, 1) else 0.0
 
 
-def _write_names(items: Items, row: npt.NDArray[np.int64], size: float, axes: Axes) -> None:
+def _write_names(items: Items, row: Ints, size: float, axes: Axes) -> None:
     """Write the names of a row below or above it, upright if they are tight, and not at all if they are too tight."""
     if len(row) * 7.0 * 1.1 > _WIDTH or len(np.unique(items.y)) > 12:  # a grid has more rows than names have room for
         return

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import io
+import math
 import textwrap
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ddlsim.cluster.cluster import Floats
 from ddlsim.errors import ConfigError
 from ddlsim.extras import needs
 from ddlsim.output_files import replacing
@@ -32,14 +34,18 @@ TIME_STYLES = {
     COMPUTE: ("#4477aa", "", "compute"),
     COMMUNICATION: ("#ee9944", "//", "exposed communication"),
     WAITING: ("#cc6677", "xx", "waiting for others"),
+    INPUT: ("#228833", "\\\\", "waiting for input"),
     "idle": ("#dddddd", "..", "idle"),
 }
-_INPUT_STYLE = ("#228833", "\\\\", "waiting for input")
 #: how wide a letter of size 1 is, about
 _LETTER = 0.6
 MARKERS = "osD^vP*X"
 STYLES = ("-", "--", "-.", ":")
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#aa3377", "#66ccee", "#ccbb44", "#555555", "#994455")
+
+
+#: of lines to compare with
+DOTTED: dict[str, Any] = {"color": "#999999", "linewidth": 1.0, "linestyle": (0, (1, 1))}
 
 
 def series_style(i: int) -> dict[str, Any]:
@@ -55,9 +61,7 @@ def noted(axes: Axes, text: str, place: tuple[float, float], away: tuple[float, 
 
 def time_styles(kinds: Collection[str]) -> dict[str, tuple[str, str, str]]:
     """Return how kinds of time are drawn: all that every run has, and the wait for input if it is among `kinds`."""
-    before = {kind: style for kind, style in TIME_STYLES.items() if kind != "idle"}
-    more = {INPUT: _INPUT_STYLE} if INPUT in kinds else {}
-    return {**before, **more, "idle": TIME_STYLES["idle"]}
+    return {kind: style for kind, style in TIME_STYLES.items() if kind != INPUT or INPUT in kinds}
 
 
 #: how many dots an inch of a figure takes in a notebook; it has twice as many, for sharp screens
@@ -134,6 +138,48 @@ def described(result: Result) -> str:
     """Return what a run is about, for titles."""
     experiment = result.experiment
     return f"{result.workloads[0].model.name}, batch {experiment.batch_size} per worker, on {result.cluster.name}"
+
+
+def time_bars(axes: Axes, shares: Mapping[str, Floats], width: float, *, upright: bool) -> None:
+    """Stack shares of time (kind -> %, one per bar)."""
+    before = np.zeros(len(next(iter(shares.values()), ())))
+    at = np.arange(len(before))
+    for kind, (colour, hatch, label) in time_styles(shares).items():
+        look: Any = {"color": colour, "hatch": hatch, "edgecolor": "white", "label": label}
+        if upright:
+            axes.bar(at, shares[kind], width, before, **look)
+        else:
+            axes.barh(at, shares[kind], width, before, **look)
+        before += shares[kind]
+
+
+def worker_axis(axes: Axes, counts: Sequence[int], inches: float) -> None:
+    """Let the lower axis be the number of workers, with these `counts` as ticks."""
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(counts, apart([math.log(n) for n in counts], [str(n) for n in counts], inches))
+    axes.minorticks_off()
+    axes.set_xlabel("workers")
+
+
+def named_rows(axes: Axes, names: Sequence[str]) -> None:
+    """Name the rows of a figure, which are numbered from the top."""
+    axes.set_yticks(range(len(names)), names, fontsize=8)
+    axes.set_ylim(max(len(names), 1) - 0.4, -0.6)
+
+
+def learning_curve(axes: Axes, number: int, label: str, at: Floats, mean: Floats, half: Floats, **style: Any) -> None:
+    """Draw a curve in the colour, style and marker of its number, with a band of `half` the height on either side."""
+    every = max(1, len(at) // 8)
+    axes.plot(at, mean, label=label, markevery=(number % every, every), **series_style(number), **style)
+    if np.isfinite(half).any():
+        colour = COLOURS[number % len(COLOURS)]
+        axes.fill_between(at, mean - half, mean + half, color=colour, alpha=0.2, linewidth=0.0)
+
+
+def within_percent(axes: Axes) -> None:
+    """Cut the upright axis to what there can be of accuracies in %, which bands may exceed."""
+    low, high = axes.get_ylim()
+    axes.set_ylim(max(low, 0.0), min(high, 102.0))
 
 
 def apart(places: Sequence[float], texts: Sequence[str], inches: float, *, size: float = 10.0) -> list[str]:

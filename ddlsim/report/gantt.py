@@ -137,7 +137,7 @@ def timeline(
 
     The result must be traced (``result.traced``). At most `n_workers` evenly spread workers are drawn.
     """
-    begin, stop = _window(result, start, end)
+    begin, stop = window(result, start, end)
     if not begin < stop or (start is not None and start >= result.simulated_time):
         raise ConfigError(
             f"timeline: start = {begin:.6g}, end = {stop:.6g}: start must be before end and before the end of the run, "
@@ -153,7 +153,8 @@ def timeline(
     return axes
 
 
-def _window(result: Result, start: float | None, end: float | None) -> tuple[float, float]:
+def window(result: Result, start: float | None = None, end: float | None = None) -> tuple[float, float]:
+    """Return when a picture begins and ends, in s: two steps by default, without the first one."""
     times = [0.0, *(t for t, _ in result.recorder.updates)]
     steps = max(1, len(times) - 1)
     per_step = max(1, round(result.updates_per_step))

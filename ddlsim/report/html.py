@@ -15,25 +15,12 @@ import numpy as np
 import ddlsim
 from ddlsim.errors import ConfigError
 from ddlsim.output_files import write_text
+from ddlsim.plain import flattened
 from ddlsim.printable import shown
 from ddlsim.readable import count, percent, seconds
+from ddlsim.report import study_labels as labels
 from ddlsim.report.study_figures import pictures
-from ddlsim.report.study_labels import (
-    Answer,
-    Change,
-    answers,
-    cost_line,
-    equal_in_front,
-    front_of,
-    label_of,
-    main_metric,
-    plain,
-    ranked_changes,
-    task_fields,
-    task_of,
-    tasks,
-    varied,
-)
+from ddlsim.report.study_labels import Answer, Change, label_of, main_metric, plain, tasks, varied
 from ddlsim.run.metrics import METRICS
 
 if TYPE_CHECKING:
@@ -157,7 +144,8 @@ def manifests_of(table: Table) -> Manifests:
         settings = {**member.settings, "seed": member.seed}
         text = table.experiments.get(member.key)
         fields = json.loads(text) if text else None
-        leaves[member.key] = _leaves(fields if isinstance(fields, dict) else settings)
+        found = flattened(fields if isinstance(fields, dict) else settings)
+        leaves[member.key] = {path: json.dumps(value, ensure_ascii=False) for path, value in found.items()}
     first = next(iter(leaves.values()), {})
     shared = {path: value for path, value in first.items() if all(own.get(path) == value for own in leaves.values())}
     own = {
@@ -165,17 +153,6 @@ def manifests_of(table: Table) -> Manifests:
         for key, found in leaves.items()
     }
     return Manifests(shared, own)
-
-
-def _leaves(value: Mapping[str, Any], where: str = "") -> dict[str, str]:
-    """Return a nested mapping as dotted path -> value."""
-    found: dict[str, str] = {}
-    for name, inner in value.items():
-        if isinstance(inner, dict):
-            found |= _leaves(inner, f"{where}{name}.")
-        else:
-            found[where + str(name)] = json.dumps(inner, ensure_ascii=False)
-    return found
 
 
 def _is_worth(rows: pd.DataFrame, name: str) -> bool:
@@ -330,7 +307,7 @@ def html_report(
     metric = metric or main_metric(table)
     names = [label_of(row, fields) for _, row in summary.iterrows()]
     parts = tasks(table)
-    of_task = [task_of(row, task_fields(table)) for _, row in summary.iterrows()]
+    of_task = [labels.task_of(row, labels.task_fields(table)) for _, row in summary.iterrows()]
     rows = {name: [i for i, task in enumerate(of_task) if task == name] for name, _ in parts}
     found = [_found(name, part, rows[name], metric, question) for name, part in parts]
     front = [row for each in found for row in each.in_front]
@@ -347,7 +324,7 @@ def html_report(
         found=found,
         names=names,
         n_tasks_undrawn=max(0, len(parts) - N_TASKS),
-        cost=cost_line(table),
+        cost=labels.cost_line(table),
         counts={status: n for status, n in table.counts.items() if n},
         n_points=count(len(table.members), "point"),
         n_seeds=len({member.seed for member in table.members}),
@@ -369,14 +346,14 @@ def _shown(value: object) -> object:
 
 def _found(name: str, table: Table, rows: Sequence[int], metric: str, question: str) -> Found:
     """Return what the part of a study that trains one task says; `rows` are its rows in the whole summary."""
-    ranked_by, given = ranked_changes(table, metric, question)
+    ranked_by, given = labels.ranked_changes(table, metric, question)
     try:
         best, at = (label_of(table.best(by).iloc[0], varied(table)) for by in (metric, ranked_by))
     except ConfigError:  # nothing of it has been simulated
         best = at = ""
-    best_of = [dataclasses.replace(answer, row=rows[answer.row]) for answer in answers(table)]
-    axes = front_of(table)
-    groups = equal_in_front(table, *axes) if axes is not None else []
+    best_of = [dataclasses.replace(answer, row=rows[answer.row]) for answer in labels.answers(table)]
+    axes = labels.front_of(table)
+    groups = labels.equal_in_front(table, *axes) if axes is not None else []
     front = []
     for group in groups[:N_FRONT]:
         values = ", ".join(METRICS[axis].write(float(group[axis].iloc[0])) for axis in axes or ())
@@ -417,10 +394,6 @@ def _remarks(table: Table, kind: str) -> list[tuple[str, int]]:
         text
         for member in table.members
         if member.key in table.outcomes
-        for text in _texts(table.outcomes[member.key].record.get(kind))
+        for text in labels.texts_of(table.outcomes[member.key].record.get(kind))
     ]
     return [(text, texts.count(text)) for text in dict.fromkeys(texts)]
-
-
-def _texts(found: object) -> list[str]:
-    return [str(text) for text in found] if isinstance(found, list | tuple) else []

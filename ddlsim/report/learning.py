@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pandas as pd
 
 from ddlsim.arguments import checked
@@ -18,8 +20,6 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
-#: markers on a line, about
-N_MARKERS = 8
 #: (least value at which the unit is used, its size, its name)
 _UNITS: dict[str, Sequence[tuple[float, float, str]]] = {
     "time": ((2.0 * 86400.0, 86400.0, "days"), (2.0 * 3600.0, 3600.0, "h"), (1.0, 1.0, "s"), (0.0, 1e-3, "ms")),
@@ -44,7 +44,7 @@ def plot_learning(
 
     Raises ConfigError for an unknown `x`, for empty `results`, and if the file cannot be written.
     """
-    from ddlsim.report.drawing import figure, save, titled
+    from ddlsim.report.drawing import DOTTED, figure, save, titled, within_percent
 
     if x not in AXES:
         raise unknown_name("x", x, AXES)
@@ -63,16 +63,15 @@ def plot_learning(
             _line(right, each["train_loss"], scale, i + 1, "training batches")
     targets = {r.experiment.training.target_accuracy for r in series.values() if r.experiment.training is not None}
     for target in targets - {None}:
-        left.axhline(100.0 * float(target or 0.0), color="#999999", linewidth=1.0, linestyle=(0, (1, 1)))
+        left.axhline(100.0 * float(target or 0.0), **DOTTED)
     for axes in (left, right):
         axes.set_xlabel(f"{_NAMES[x]} ({unit})" if unit else _NAMES[x])
         axes.set_xlim(left=0.0)
         axes.grid(alpha=0.3)
     left.set_ylabel("held-out accuracy (%)")
+    within_percent(left)
     right.set_ylabel("loss on held-out samples" if len(curves) > 1 else "loss")
     right.set_ylim(bottom=0.0)
-    low, high = left.get_ylim()
-    left.set_ylim(max(low, 0.0), min(high, 102.0))  # bands may go beyond what there is
     right.legend(fontsize=8)
     titled(made, _title(series))
     save(made, path)
@@ -80,7 +79,7 @@ def plot_learning(
 
 
 def _curves(result: Result | Seeds, x: str) -> dict[str, pd.DataFrame]:
-    """Return mean, low and high of accuracy and losses over `x`; without low and high for one seed."""
+    """Return mean and high of accuracy and losses over `x`; without high for one seed."""
     columns = ("accuracy", "loss", "train_loss")
     if isinstance(result, Seeds):
         return {column: result.curve(column, x) for column in columns}
@@ -89,15 +88,11 @@ def _curves(result: Result | Seeds, x: str) -> dict[str, pd.DataFrame]:
 
 
 def _line(axes: Axes, curve: pd.DataFrame, scale: float, number: int, label: str) -> None:
-    """Draw a curve in the colour, style and marker of its number, with the band between its low and high."""
-    from ddlsim.report.drawing import COLOURS, series_style, wrapped
+    from ddlsim.report.drawing import learning_curve, wrapped
 
-    colour, at = COLOURS[number % len(COLOURS)], curve.index.to_numpy(dtype=float) / scale
-    every = max(1, len(curve) // N_MARKERS)
-    style = series_style(number) | {"linewidth": 1.4, "markevery": (number % every, every)}
-    axes.plot(at, curve["mean"], label=wrapped(label, 34), **style)
-    if "low" in curve and curve["low"].notna().any():
-        axes.fill_between(at, curve["low"], curve["high"], color=colour, alpha=0.2, linewidth=0.0)
+    at, mean = curve.index.to_numpy(dtype=float) / scale, curve["mean"].to_numpy()
+    half = curve["high"].to_numpy() - mean if "high" in curve else np.full(len(mean), math.nan)
+    learning_curve(axes, number, wrapped(label, 34), at, mean, half, linewidth=1.4)
 
 
 def _title(series: Mapping[str, Result | Seeds]) -> str:

@@ -6,7 +6,6 @@ suffix). Series differ by marker, line style or hatch as well as by colour, so t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,14 +16,15 @@ from ddlsim.arguments import checked
 from ddlsim.errors import ConfigError
 from ddlsim.readable import percent, seconds
 from ddlsim.report.drawing import (
-    apart,
+    DOTTED,
     described,
     figure,
     save,
     series_style,
     single,
-    time_styles,
+    time_bars,
     titled,
+    worker_axis,
     wrapped,
 )
 from ddlsim.run.metrics import METRICS
@@ -50,24 +50,21 @@ def scaling(
     first = next(iter(series.values()))
     workers = sorted({r.n_workers for rs in series.values() for r in rs})
     ideal = [first[0].single_throughput * n for n in workers]
-    left.plot(workers, ideal, color="#999999", linewidth=1.0, linestyle=(0, (1, 1)), label="ideal (linear)")
+    left.plot(workers, ideal, label="ideal (linear)", **DOTTED)
     for i, (label, rs) in enumerate(series.items()):
         style = series_style(i) | {"markersize": 5}
         n = [r.n_workers for r in rs]
         left.plot(n, [r.throughput for r in rs], label=wrapped(label, 34), **style)
         right.plot(n, [100.0 * r.efficiency for r in rs], label=label, **style)
     for axes in (left, right):
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(workers, apart([math.log(n) for n in workers], [str(n) for n in workers], 3.2))
-        axes.minorticks_off()
-        axes.set_xlabel("workers")
+        worker_axis(axes, workers, 3.2)
         axes.grid(alpha=0.3)
     left.set_yscale("log", base=10)
     left.set_ylabel(METRICS["throughput"].axis)
     left.legend(fontsize=8)
     right.set_ylabel("scaling efficiency (%)")
     right.set_ylim(0.0, 105.0)
-    right.axhline(100.0, color="#999999", linewidth=1.0, linestyle=(0, (1, 1)))
+    right.axhline(100.0, **DOTTED)
     titled(made, described(first[0]))
     save(made, path)
     return left, right
@@ -77,16 +74,12 @@ def scaling(
 def breakdown(results: Mapping[str, Result], path: str | Path | None = None) -> Axes:
     """Draw how the workers of each labelled result spent their time, as stacked bars (% of the wall time)."""
     made, axes = single(max(1.5 + 1.3 * len(results), 4.5), 3.8)
-    bottom = np.zeros(len(results))
-    at = np.arange(len(results))
     kinds = {kind for result in results.values() for kind in result.shares}
-    for kind, (colour, hatch, label) in time_styles(kinds).items():
-        height = np.array([100.0 * r.shares.get(kind, 0.0) for r in results.values()])
-        axes.bar(at, height, bottom=bottom, color=colour, hatch=hatch, edgecolor="white", label=label, width=0.65)
-        bottom += height
+    shares = {kind: np.array([100.0 * r.shares.get(kind, 0.0) for r in results.values()]) for kind in kinds}
+    time_bars(axes, shares, 0.65, upright=True)
     for i, result in enumerate(results.values()):
         axes.annotate(percent(result.efficiency), (i, 101.0), ha="center", fontsize=8)
-    axes.set_xticks(at, [wrapped(label, 16) for label in results], fontsize=8)
+    axes.set_xticks(range(len(results)), [wrapped(label, 16) for label in results], fontsize=8)
     axes.set_ylabel("time of the workers (%)\nefficiency on top")
     axes.set_ylim(0.0, 110.0)
     made.legend(loc="outside lower center", ncols=2, fontsize=8)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -97,11 +96,9 @@ def _kind(device: str) -> str:
 
 @cache
 def _rows() -> tuple[Row, ...]:
-    return tuple(_read())
-
-
-def _read() -> Iterator[Row]:
     tables: dict[str, Any] = read_toml(Path(__file__).with_suffix(".toml"))
-    for table in tables.values():
-        for row in table["rows"]:
-            yield Row._make([*row, table.get("unit", TOKENS), table["stack"], table["source"]])
+    return tuple(
+        Row._make([*row, table.get("unit", TOKENS), table["stack"], table["source"]])
+        for table in tables.values()
+        for row in table["rows"]
+    )

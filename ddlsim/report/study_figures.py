@@ -9,43 +9,40 @@ import io
 import math
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
+from ddlsim.cluster.cluster import Floats
 from ddlsim.errors import ConfigError, UnitError, unknown_name
 from ddlsim.extras import needs
 from ddlsim.readable import count, in_words, seconds, si, size
+from ddlsim.report import study_labels as labels
 from ddlsim.report.drawing import (
     COLOURS,
+    DOTTED,
     STYLES,
     apart,
     drawn,
     figure,
+    learning_curve,
+    named_rows,
     noted,
     save,
     series_style,
     single,
-    time_styles,
+    time_bars,
     titled,
+    within_percent,
+    worker_axis,
     wrapped,
 )
-from ddlsim.report.study_labels import (
-    equal_in_front,
-    front_of,
-    label_of,
-    label_of_axis,
-    named,
-    numbers_of,
-    plain,
-    rows_of,
-    varied,
-)
+from ddlsim.report.study_labels import label_of, plain, varied
 from ddlsim.run.metrics import METRICS
-from ddlsim.run.seeds import half_width, joined_lines
+from ddlsim.run.seeds import mean_line
 from ddlsim.units import DIMENSIONS, parse
 
 with needs("matplotlib"):
@@ -83,18 +80,13 @@ def scaling(table: Table, path: str | Path | None = None, *, metric: str = "thro
     if len(counts) < 2:
         raise ConfigError(f"plot_scaling: all configurations have {counts[0]} workers; vary 'workers'")
     groups = _series(known, [axis for axis in table.axes if axis != "workers"])
-    axes = _lines(groups, "n_workers", {n: float(n) for n in counts}, metric)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(counts, apart([math.log(n) for n in counts], [str(n) for n in counts], _WIDTH))
-    axes.set_xlabel("workers")
-    if metric == "throughput":
+    axes, is_rate = _lines(groups, "n_workers", {n: float(n) for n in counts}, metric), metric == "throughput"
+    worker_axis(axes, counts, _WIDTH)
+    if is_rate:
         first = known.loc[known["n_workers"] == counts[0], metric].max()
         ideal = [first * n / counts[0] for n in counts]
-        axes.plot(counts, ideal, color="#999999", linewidth=1.0, linestyle=(0, (1, 1)), label="ideal (linear)")
-        axes.set_yscale("log")
-    else:
-        axes.set_ylim(bottom=0.0)
-    return _finished(axes, path, table, metric, legend=len(groups) > 1 or metric == "throughput")
+        axes.plot(counts, ideal, label="ideal (linear)", **DOTTED)
+    return _finished(axes, path, metric, log=is_rate, legend=len(groups) > 1 or is_rate)
 
 
 def lines(table: Table, field: str, path: str | Path | None = None, *, metric: str = "throughput") -> Axes:
@@ -108,7 +100,7 @@ def lines(table: Table, field: str, path: str | Path | None = None, *, metric: s
         raise unknown_name("varied field", field, table.axes)
     known = table.known(metric)
     values = known[field].drop_duplicates().tolist()
-    numbers = numbers_of(values)
+    numbers = labels.numbers_of(values)
     places = {value: float(i) for i, value in enumerate(values)} if numbers is None else numbers
     if len(places) < 2:
         value = next(iter(places))
@@ -128,12 +120,8 @@ def lines(table: Table, field: str, path: str | Path | None = None, *, metric: s
         shown = apart([math.log(place) for place in at] if is_wide(at) else at, texts, _WIDTH, size=8.0)
         axes.set_xticks(at, [drawn(text) for text in shown], fontsize=8)
     axes.minorticks_off()
-    axes.set_xlabel(drawn(label_of_axis(field, table.axes, unit)))
-    if METRICS[metric].unit and is_wide(known[metric].tolist()):  # shares and counts have no unit, and begin at 0
-        axes.set_yscale("log")
-    else:
-        axes.set_ylim(bottom=0.0)
-    return _finished(axes, path, table, metric, legend=len(groups) > 1)
+    axes.set_xlabel(drawn(labels.label_of_axis(field, table.axes, unit)))
+    return _finished(axes, path, metric, log=_is_logarithmic(known, metric), legend=len(groups) > 1)
 
 
 def _lines(
@@ -154,18 +142,30 @@ def _lines(
     return axes
 
 
-def _finished(axes: Axes, path: str | Path | None, table: Table, metric: str, *, legend: bool) -> Axes:
+def _finished(axes: Axes, path: str | Path | None, metric: str, *, log: bool, legend: bool) -> Axes:
     """Write the numbers of the upright axis as people do, and the picture."""
     made = axes.get_figure()
     assert isinstance(made, Figure)
-    if axes.get_yscale() == "log":
-        log_axis(axes.yaxis)
+    _scale(axes.yaxis, log)
     describe(axes.yaxis, metric)
     axes.grid(alpha=0.3)
     if legend:
         made.legend(loc="outside right upper", fontsize=8)
     save(made, path)
     return axes
+
+
+def _is_logarithmic(known: pd.DataFrame, metric: str) -> bool:
+    """Return whether an axis of a metric is logarithmic; shares and counts have no unit, and begin at 0."""
+    return bool(METRICS[metric].unit) and is_wide(known[metric].tolist())
+
+
+def _scale(axis: Axis, log: bool) -> None:
+    """Let an upright axis begin at 0, or be logarithmic."""
+    if log:
+        log_axis(axis)
+    else:
+        axis.axes.set_ylim(bottom=0.0)
 
 
 def log_axis(axis: Axis) -> None:
@@ -198,17 +198,16 @@ def pareto(table: Table, x: str, y: str, path: str | Path | None = None) -> Axes
     axes.plot(known[x], known[y], linestyle="", marker="o", markersize=4, color="#bbbbbb", label="dominated")
     best = "Pareto front"
     axes.plot(front[x], front[y], label=best, color=COLOURS[0], marker="o", markersize=6, linestyle="--")
-    for i, rows in enumerate(equal_in_front(table, x, y)):
+    for i, rows in enumerate(labels.equal_in_front(table, x, y)):
         place = float(rows[x].iloc[0]), float(rows[y].iloc[0])
         axes.annotate(str(i + 1), place, textcoords="offset points", xytext=(5, 5), fontsize=8)
         label = f"{i + 1}: {label_of(rows.iloc[0], varied(table))}"
         label += f" and {count(len(rows) - 1, 'other')} equal" if len(rows) > 1 else ""
         axes.plot([], [], linestyle="", label=drawn(textwrap.fill(label, 44)))
     for axis, metric in ((axes.xaxis, x), (axes.yaxis, y)):
-        if METRICS[metric].unit and is_wide(known[metric].tolist()):
+        if _is_logarithmic(known, metric):
             log_axis(axis)
-    describe(axes.xaxis, x)
-    describe(axes.yaxis, y)
+        describe(axis, metric)
     axes.grid(alpha=0.3)
     made.legend(loc="outside right upper", fontsize=8)
     save(made, path)
@@ -221,7 +220,7 @@ def _series(rows: pd.DataFrame, fields: list[str]) -> dict[str, pd.DataFrame]:
     if not used:
         return {"": rows}
     groups = {
-        ", ".join(named(field, value) for field, value in zip(used, values, strict=True)): part
+        ", ".join(labels.named(field, value) for field, value in zip(used, values, strict=True)): part
         for values, part in rows.groupby(used, sort=False)
     }
     if len(groups) > N_SERIES:
@@ -240,7 +239,6 @@ def describe(axis: Axis, metric: str) -> None:
     axis.set_major_formatter(lambda value, _: f"{factor * value:,.10g}")
 
 
-Floats = npt.NDArray[np.float64]
 #: values of a field beyond which cells of a heat map cannot be read
 N_CELLS = 16
 #: bars, and lines, that a plot shows of the best configurations
@@ -268,10 +266,10 @@ def heat_map(table: Table, x: str, y: str, path: str | Path | None = None, *, me
     axes.set_xticks(np.arange(len(columns)) + 0.5, [drawn(textwrap.fill(text, 14)) for text in columns], fontsize=8)
     axes.set_yticks(np.arange(len(rows)) + 0.5, [drawn(textwrap.fill(text, 22)) for text in rows], fontsize=8)
     axes.tick_params(length=0)
-    axes.set(xlabel=drawn(label_of_axis(x, table.axes)), ylabel=drawn(label_of_axis(y, table.axes)))
+    axes.set(xlabel=drawn(labels.label_of_axis(x, table.axes)), ylabel=drawn(labels.label_of_axis(y, table.axes)))
     title = METRICS[metric].heading + (f" ({unit})" if unit else "")
-    others = [axis for axis in varied(table) if axis not in (x, y)]
-    title += f", the best over {', '.join(label_of_axis(axis, table.axes) for axis in others)}" if others else ""
+    others = [labels.label_of_axis(axis, table.axes) for axis in varied(table) if axis not in (x, y)]
+    title += f", the best over {', '.join(others)}" if others else ""
     title += "; hatched: no value" if np.isnan(cells).any() else ""
     titled(made, title)
     save(made, path)
@@ -310,25 +308,17 @@ def breakdown(table: Table, path: str | Path | None = None, *, metric: str = "th
     best = table.best(metric, n=n)
     fields = varied(table)
     made, axes = single(8.0, 1.5 + 0.42 * len(best))
-    left, at = np.zeros(len(best)), np.arange(len(best))
     kinds = [name.removesuffix("_share") for name in best.columns if name.endswith("_share")]
-    for kind, (colour, hatch, label) in time_styles(kinds).items():
-        width = 100.0 * np.nan_to_num(best[f"{kind}_share"].to_numpy(np.float64))
-        axes.barh(at, width, left=left, color=colour, hatch=hatch, edgecolor="white", label=label, height=0.7)
-        left += width
+    shares = {kind: 100.0 * np.nan_to_num(best[f"{kind}_share"].to_numpy(np.float64)) for kind in kinds}
+    time_bars(axes, shares, 0.7, upright=False)
     for i, value in enumerate(best[metric]):
         axes.annotate(METRICS[metric].write(value), (101.5, i), va="center", fontsize=8, annotation_clip=False)
-    labels = [drawn(_two_lines(label_of(row, fields))) for _, row in best.iterrows()]
-    axes.set_yticks(at, labels, fontsize=8)
-    axes.set(ylim=(len(best) - 0.4, -0.6), xlim=(0.0, 100.0), xlabel="time of the workers (%)")
+    named_rows(axes, [wrapped(label_of(row, fields), 44, 2) for _, row in best.iterrows()])
+    axes.set(xlim=(0.0, 100.0), xlabel="time of the workers (%)")
     axes.set_title(f"{METRICS[metric].heading} on the right", fontsize=9, loc="right")
     made.legend(loc="outside lower center", ncols=4, fontsize=8)
     save(made, path)
     return axes
-
-
-def _two_lines(text: str) -> str:
-    return "\n".join(textwrap.wrap(text, 44, max_lines=2, placeholder=" ..."))
 
 
 def one_change(table: Table, path: str | Path | None = None, *, metric: str = "throughput") -> Axes:
@@ -342,7 +332,7 @@ def one_change(table: Table, path: str | Path | None = None, *, metric: str = "t
         raise ConfigError(f"one change: the best {metric} is 0, so relative changes are undefined")
     found: list[tuple[str, list[tuple[float, str]]]] = []
     for field in varied(table):
-        rows = rows_of(table, known, best, besides=field)
+        rows = labels.rows_of(table, known, best, besides=field)
         changes = [(100.0 * (row[metric] / best[metric] - 1.0), plain(row[field])) for _, row in rows.iterrows()]
         if len(changes) > 1:
             found.append((field, sorted(changes)))
@@ -357,8 +347,7 @@ def one_change(table: Table, path: str | Path | None = None, *, metric: str = "t
         for x, text, side, offset in ((low, low_text, "right", -6), (high, high_text, "left", 6)):
             noted(axes, wrapped(text, 30, lines=1), (x, i), (offset, 0), ha=side, va="center")
     axes.axvline(0.0, color="#222222", linewidth=1.0)
-    axes.set_yticks(range(len(found)), [drawn(label_of_axis(field, table.axes)) for field, _ in found], fontsize=8)
-    axes.set_ylim(len(found) - 0.4, -0.6)
+    named_rows(axes, [drawn(labels.label_of_axis(field, table.axes)) for field, _ in found])
     left, right = min(c[0][0] for _, c in found), max(c[-1][0] for _, c in found)
     space = 0.6 * max(right - left, 1e-6)  # for the texts beside the bars
     axes.set_xlim(left - space, right + space)
@@ -387,8 +376,7 @@ def tornado(sensitivities: Sequence[Sensitivity], path: str | Path | None = None
         side, away = ("right", -5) if gain < 0.0 else ("left", 5)
         noted(axes, f"{gain:+.2f} %", (gain, i), (away, 0), ha=side, va="center")
     axes.axvline(0.0, color="#222222", linewidth=1.0)
-    axes.set_yticks(range(len(gains)), [drawn(name) for name, _ in found], fontsize=8)
-    axes.set_ylim(max(len(gains), 1) - 0.4, -0.6)
+    named_rows(axes, [drawn(name) for name, _ in found])
     axes.margins(x=0.2)
     axes.set_xlabel(
         "change in throughput (%)" + ("\n" + wrapped(f"no effect: {', '.join(without)}", 80) if without else "")
@@ -421,18 +409,15 @@ def learning(table: Table, path: str | Path | None = None, *, n: int = N_LINES) 
     best = _best_learners(table).head(n)
     made, axes = single(8.0, 4.0)
     for i, (_, settings) in enumerate(best.iterrows()):
-        at, mean, half = _mean_curve(rows_of(table, history, settings))
-        colour, every = COLOURS[i % len(COLOURS)], max(1, len(at) // 8)
+        seeds = (part[["time", "accuracy"]] for _, part in labels.rows_of(table, history, settings).groupby("seed"))
+        at, mean, half, _ = mean_line([part.to_numpy(np.float64).T * [[1.0], [100.0]] for part in seeds], 0.95)
         label = drawn(textwrap.fill(label_of(settings, varied(table)), 34))
-        axes.plot(at, mean, markevery=(i % every, every), label=label, **series_style(i))
-        if half is not None:
-            axes.fill_between(at, mean - half, mean + half, color=colour, alpha=0.18, linewidth=0.0)
+        learning_curve(axes, i, label, at, mean, half)
     axes.set_xlabel("simulated time")
     axes.xaxis.set_major_formatter(lambda value, _: seconds(value))
     axes.set_ylabel("held-out accuracy (%)")
     axes.set_xlim(left=0.0)
-    low, high = axes.get_ylim()
-    axes.set_ylim(max(low, 0.0), min(high, 102.0))  # bands may go beyond what there is
+    within_percent(axes)
     axes.grid(alpha=0.3)
     made.legend(loc="outside right upper", fontsize=8)
     save(made, path)
@@ -445,16 +430,6 @@ def _best_learners(table: Table) -> pd.DataFrame:
         return accurate
     # those that never reach the target stay in the order of their accuracy
     return accurate.sort_values("time_to_accuracy", kind="stable")
-
-
-def _mean_curve(rows: pd.DataFrame) -> tuple[Floats, Floats, Floats | None]:
-    """Return times, mean accuracy in %, and half the width of its interval, from the evaluations of all seeds."""
-    at, values, _ = joined_lines(
-        [part[["time", "accuracy"]].to_numpy(np.float64).T * [[1.0], [100.0]] for _, part in rows.groupby("seed")]
-    )
-    if len(values) < 2:
-        return at, values[0], None
-    return at, values.mean(axis=0), half_width(values, 0.95)
 
 
 #: panels, and texts beside each other on an axis, that can be read
@@ -490,16 +465,13 @@ def scatter(table: Table, path: str | Path | None = None, *, metric: str = "thro
     panels = made.subplots(n_rows, n_columns, squeeze=False, sharey=True).ravel()
     for axes, field in zip(panels, order, strict=False):
         _panel(axes, known, field, metric)
-        axes.set_xlabel(drawn(label_of_axis(field, table.axes)), fontsize=8)
+        axes.set_xlabel(drawn(labels.label_of_axis(field, table.axes)), fontsize=8)
         text = "" if math.isnan(rho[field]) else f"rho = {rho[field]:+.2f}".replace("-", "\N{MINUS SIGN}")
         axes.set_title(text, fontsize=8)
     for axes in panels[len(order) :]:
         axes.set_axis_off()
     first = panels[0]
-    if METRICS[metric].unit and is_wide(known[metric].tolist()):
-        log_axis(first.yaxis)
-    else:
-        first.set_ylim(bottom=0.0)
+    _scale(first.yaxis, _is_logarithmic(known, metric))
     for axes in panels[::n_columns]:
         describe(axes.yaxis, metric)
     save(made, path)
@@ -509,7 +481,7 @@ def scatter(table: Table, path: str | Path | None = None, *, metric: str = "thro
 
 def _correlation(rows: pd.DataFrame, field: str, metric: str) -> float:
     """Return Spearman's rank correlation, NaN where the values of the field have no order or nothing differs."""
-    places = numbers_of(rows[field].drop_duplicates().tolist())
+    places = labels.numbers_of(rows[field].drop_duplicates().tolist())
     if places is None or rows[metric].nunique() < 2:
         return math.nan
     return float(np.corrcoef(rows[field].map(places).rank(), rows[metric].rank())[0, 1])
@@ -517,12 +489,12 @@ def _correlation(rows: pd.DataFrame, field: str, metric: str) -> float:
 
 def _panel(axes: Axes, rows: pd.DataFrame, field: str, metric: str) -> None:
     values = rows[field].drop_duplicates().tolist()
-    places = numbers_of(values)
+    places = labels.numbers_of(values)
     if places is None:  # texts: beside each other
         texts = list(dict.fromkeys(map(plain, values)))
         x = rows[field].map(plain).map(texts.index)
-        shown = [_short(text) if len(texts) <= N_TEXTS else "" for text in texts]
-        axes.set_xticks(range(len(texts)), [drawn(text) for text in shown], fontsize=7, rotation=30, ha="right")
+        shown = [wrapped(text, 22, 1) if len(texts) <= N_TEXTS else "" for text in texts]
+        axes.set_xticks(range(len(texts)), shown, fontsize=7, rotation=30, ha="right")
         axes.set_xlim(-0.5, len(texts) - 0.5)
     else:
         dimension = _dimension(values[0])
@@ -553,10 +525,6 @@ def _dimension(value: object) -> str:
     return ""
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= 22 else f"{text[:20]}..."
-
-
 #: bars of a breakdown; more make a picture that no screen shows whole
 _N_BARS = 12
 
@@ -580,33 +548,39 @@ def pictures(
     sensitivities  of the best configuration, which is called `best`; may be empty
     task           what is trained, where a study compares several and this is the part of one of them
     """
-    try:
-        table.known(metric)
-    except ConfigError:  # nothing of it has ended
+    if not labels.is_known(table, metric):  # nothing of it has ended
         return []
     found = _all(table, metric, sensitivities, best)
-    return [dataclasses.replace(each, title=f"{task}: {each.title}") for each in found] if task else found
+    return [dataclasses.replace(each, title=f"{task}: {each.title}" if task else each.title) for each in found]
 
 
-def _all(table: Table, metric: str, sensitivities: Sequence[Sensitivity], best: str) -> list[Picture]:
-    found = [*_scaling(table, metric), *_heat_maps(table, metric)]
-    front = front_of(table)
+def _all(table: Table, metric: str, sensitivities: Sequence[Sensitivity], best: str) -> Iterator[Picture]:
+    yield from _scaling(table, metric)
+    yield from _heat_maps(table, metric)
+    front, heading = labels.front_of(table), METRICS[metric].heading
     if front is not None and len(table.known(*front)) > 1:
         x, y = (METRICS[name].heading for name in front)
         caption = f"Every configuration by {x} and {y}; the dashed line is the Pareto front."
-        found.append(_picture(f"{x.capitalize()} against {y}", caption, pareto(table, *front)))
-    found += _samples(table, metric)
+        yield _picture(f"{x.capitalize()} against {y}", caption, pareto(table, *front))
+    if any(table.summary[field].map(plain).nunique() > N_CELLS for field in varied(table)):  # the values were drawn
+        caption = (
+            f"Every configuration, {heading} over each field; rho is Spearman's rank correlation, by whose absolute "
+            "value the panels are sorted."
+        )
+        yield _picture(f"{heading.capitalize()} over each field", caption, scatter(table, metric=metric))
     which = "Every configuration" if len(table.known(metric)) <= _N_BARS else f"The {_N_BARS} best configurations"
-    caption = f"{which} by {METRICS[metric].heading}, the best on top, with the shares of their workers' time."
-    found.append(_picture("Time breakdown", caption, breakdown(table, metric=metric, n=_N_BARS)))
-    found += _one_change(table, metric)
+    caption = f"{which} by {heading}, the best on top, with the shares of their workers' time."
+    yield _picture("Time breakdown", caption, breakdown(table, metric=metric, n=_N_BARS))
+    with suppress(ConfigError):  # of a sample: no two configurations differ in one field only
+        changes = one_change(table, metric=metric)
+        caption = f"{heading.capitalize()} if a single field of the best configuration is changed."
+        yield _picture("Effects of single changes", caption, changes)
     if sensitivities:
         caption = f"The best configuration ({best}) simulated again, each time with one part 10 % better."
-        found.append(_picture("Sensitivity", caption, tornado(sensitivities)))
+        yield _picture("Sensitivity", caption, tornado(sensitivities))
     if not table.history.empty:
         caption = f"Accuracy of the best configurations ({N_LINES} at most); bands are 95 % intervals over seeds."
-        found.append(_picture("Learning curves", caption, learning(table)))
-    return found
+        yield _picture("Learning curves", caption, learning(table))
 
 
 def _scaling(table: Table, metric: str) -> Iterator[Picture]:
@@ -665,28 +639,6 @@ def _heat_maps(table: Table, metric: str) -> Iterator[Picture]:
                 "configuration."
             )
             yield _picture(f"{heading.capitalize()} by {x} and {y}", caption, heat_map(table, x, y, metric=name))
-
-
-def _samples(table: Table, metric: str) -> list[Picture]:
-    """Return the scatter plots of a study whose values were drawn: fields with more values than a heat map shows."""
-    summary = table.summary
-    if not any(summary[field].map(plain).nunique() > N_CELLS for field in varied(table)):
-        return []
-    heading = METRICS[metric].heading
-    caption = (
-        f"Every configuration, {heading} over each field; rho is Spearman's rank correlation, by whose absolute value "
-        "the panels are sorted."
-    )
-    return [_picture(f"{heading.capitalize()} over each field", caption, scatter(table, metric=metric))]
-
-
-def _one_change(table: Table, metric: str) -> list[Picture]:
-    try:
-        axes = one_change(table, metric=metric)
-    except ConfigError:  # a sample: no two configurations differ in one field only
-        return []
-    caption = f"{METRICS[metric].heading.capitalize()} if a single field of the best configuration is changed."
-    return [_picture("Effects of single changes", caption, axes)]
 
 
 def _picture(title: str, caption: str, axes: Axes) -> Picture:

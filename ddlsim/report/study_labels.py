@@ -75,7 +75,7 @@ def study_notes(table: Table) -> list[str]:
         text.append(f"means over {seeds} seeds, +- 95 % intervals (Student's t)")
         text += _nothing_random(table)
     if METRICS["energy_per_sample"] in _shown(table):
-        notes = (note for outcome in table.outcomes.values() for note in _notes(outcome.record.get("notes")))
+        notes = (note for outcome in table.outcomes.values() for note in texts_of(outcome.record.get("notes")))
         text += dict.fromkeys(note for note in notes if note.startswith("energy: "))
     text += [*change_lines(table), *filter(None, [cost_line(table)])]
     return [*text, *_ends(table)]
@@ -118,8 +118,9 @@ def _nothing_random(table: Table) -> list[str]:
     return ["all seeds gave the same results, because nothing in these runs is random; use one seed, or set jitter=..."]
 
 
-def _notes(found: object) -> list[str]:
-    return [str(note) for note in found] if isinstance(found, list | tuple) else []
+def texts_of(found: object) -> list[str]:
+    """Return the notes or warnings of an outcome's record."""
+    return [str(text) for text in found] if isinstance(found, list | tuple) else []
 
 
 def _with_interval(row: pd.Series[Any], name: str, write: Callable[[float], str]) -> str:
@@ -200,10 +201,9 @@ def changes(table: Table, metric: str, question: str = "") -> list[Change]:
 
     Looked at is the best configuration by `metric` and its neighbour, or the best pair there is.
     """
-    try:
-        rows = table.known(metric)
-    except ConfigError:  # nothing is known
+    if not is_known(table, metric):
         return []
+    rows = table.known(metric)
     rows = rows.assign(_place=table.places(rows, metric))
     best = rows.iloc[int(rows["_place"].argmin())]
     seen = {name: _by_seed(table, name) for name in (metric, "cost_per_sample") if name in table.frame}
@@ -409,7 +409,7 @@ def varied(table: Table) -> list[str]:
 
 def label_of(settings: pd.Series[float], fields: Sequence[str]) -> str:
     """Return a configuration in a few words, by those `fields` that are given: "64 workers, bandwidth 1 Gbit/s"."""
-    return ", ".join(named(field, settings[field]) for field in fields) or "the base experiment"
+    return task_of(settings, fields) or "the base experiment"
 
 
 def field_words(field: str) -> str:
@@ -471,6 +471,15 @@ def tasks(table: Table) -> list[tuple[str, Table]]:
     return [(name, dataclasses.replace(table, members=members)) for name, members in parts.items()]
 
 
+def is_known(table: Table, *metrics: str) -> bool:
+    """Return whether some configuration has all these metrics."""
+    try:
+        table.known(*metrics)
+    except ConfigError:
+        return False
+    return True
+
+
 def task_of(settings: Mapping[str, object] | pd.Series[float], fields: Sequence[str]) -> str:
     """Return the name of what is trained."""
     return ", ".join(named(field, settings[field]) for field in fields)
@@ -479,11 +488,8 @@ def task_of(settings: Mapping[str, object] | pd.Series[float], fields: Sequence[
 def main_metric(table: Table) -> str:
     """Return the metric by which configurations are ranked by default."""
     for metric in ("time_to_accuracy", "accuracy"):
-        try:
-            table.known(metric)
-        except ConfigError:
-            continue
-        return metric
+        if is_known(table, metric):
+            return metric
     summary = table.summary
     everywhere = "goodput" in summary and bool(np.isfinite(summary["goodput"].to_numpy(np.float64)).all())
     return "goodput" if everywhere else "throughput"  # what nothing disturbs has no goodput
@@ -501,10 +507,9 @@ def answers(table: Table) -> list[Answer]:
     """Return what is best about which configuration, for all metrics that are known; "row" counts in the summary."""
     found = []
     for metric, what in _BEST.items():
-        try:
-            ranked = table.best(metric, n=len(table.members))
-        except ConfigError:  # the metric is not known
+        if not is_known(table, metric):
             continue
+        ranked = table.best(metric, n=len(table.members))
         first = ranked.iloc[0]
         write = METRICS[metric].write
         low, high = first[f"{metric}_low"], first[f"{metric}_high"]
@@ -551,10 +556,4 @@ def equal_in_front(table: Table, x: str, y: str) -> list[pd.DataFrame]:
 
 def front_of(table: Table) -> tuple[str, str] | None:
     """Return the two metrics whose Pareto front says most about this study, or None if no two are known."""
-    for x, y in _FRONTS:
-        try:
-            table.known(x, y)
-        except ConfigError:
-            continue
-        return x, y
-    return None
+    return next((pair for pair in _FRONTS if is_known(table, *pair)), None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,6 +20,8 @@ from ddlsim.workload.precision import LOW_PRECISIONS
 if TYPE_CHECKING:
     from ddlsim.run.result import Result
 
+#: label and text
+Line = tuple[str, str]
 #: how many links and sensitivities are shown
 N_LINKS = 3
 N_SENSITIVITIES = 4
@@ -30,7 +32,7 @@ def summary(result: Result) -> str:
     return "\n".join(labelled(summary_rows(result)))
 
 
-def summary_rows(result: Result, *, simulate: bool = True) -> list[tuple[str, str]]:
+def summary_rows(result: Result, *, simulate: bool = True) -> list[Line]:
     """Return the labels and texts of the summary; a row without a label goes on with the one before.
 
     simulate  small runs are simulated some times more, for how stable and how sure they are; False: what is not known
@@ -43,7 +45,7 @@ def summary_rows(result: Result, *, simulate: bool = True) -> list[tuple[str, st
         ("time goes to", _shares(result)),
         *[("bottleneck" if i == 0 else "", text) for i, text in enumerate(_bottleneck(result, simulate))],
         *_software(result),
-        *_published(result),
+        *([] if result.published is None else [("published", str(result.published))]),
         ("workers", f"{result.n_workers} on {result.cluster.name}"),
         ("strategy", experiment.strategy.label),
         ("model", _model(result)),
@@ -69,13 +71,13 @@ def summary_rows(result: Result, *, simulate: bool = True) -> list[tuple[str, st
     return rows
 
 
-def _memory(result: Result) -> list[tuple[str, str]]:
-    """Return whether the run fits into the devices' memory: the warning if it does not."""
-    if result.memory is None:
-        return []
-    if not result.fits:
-        return [("memory", f"does not fit: {result.warnings[0]}")]
-    return [("memory", f"fits: {size(result.memory.needed)} of {size(result.memory.capacity)} on the fullest worker")]
+def _memory(result: Result) -> Iterator[Line]:
+    """Yield whether the run fits into the devices' memory: the warning if it does not."""
+    memory = result.memory
+    if memory is not None and result.fits:
+        yield "memory", f"fits: {size(memory.needed)} of {size(memory.capacity)} on the fullest worker"
+    elif memory is not None:
+        yield "memory", f"does not fit: {result.warnings[0]}"
 
 
 def _throughput(result: Result) -> str:
@@ -88,18 +90,13 @@ def _throughput(result: Result) -> str:
     return text if mfu is None else f"{text}, MFU {percent(mfu)}{peak}"
 
 
-def _software(result: Result) -> list[tuple[str, str]]:
-    """Return the software stack that computes, where times depend on it, and how to change one that was assumed."""
-    if result.workloads[0].known or not result.workloads[0].by_kernel:
-        return []
-    stack = result.workloads[0].stack
-    how = " (assumed; --stack or stack= sets another, see ddlsim stacks)" if result.assumes_stack else ""
-    return [("software", f"{stack.title} ({stack.release}); stack {stack.name}{how}")]
-
-
-def _published(result: Result) -> list[tuple[str, str]]:
-    """Return the nearest published run."""
-    return [] if result.published is None else [("published", str(result.published))]
+def _software(result: Result) -> Iterator[Line]:
+    """Yield the software stack that computes, where times depend on it, and how to change one that was assumed."""
+    workload = result.workloads[0]
+    if workload.by_kernel and not workload.known:
+        stack = workload.stack
+        how = " (assumed; --stack or stack= sets another, see ddlsim stacks)" if result.assumes_stack else ""
+        yield "software", f"{stack.title} ({stack.release}); stack {stack.name}{how}"
 
 
 def _model(result: Result) -> str:
@@ -124,26 +121,28 @@ def _step_time(result: Result) -> str:
     return text
 
 
-def _stability(result: Result, simulate: bool) -> list[tuple[str, str]]:
-    """Return how stable the throughput is, if it is unstable or the user asked for it."""
+def _stability(result: Result, simulate: bool) -> Iterator[Line]:
+    """Yield how stable the throughput is, if it is unstable or the user asked for it."""
     found = result.known_stability if simulate else vars(result).get("known_stability")
-    return [("stability", str(found))] if found is not None and (result.wants_stability or not found.is_stable) else []
+    if found is not None and (result.wants_stability or not found.is_stable):
+        yield "stability", str(found)
 
 
-def _interval(result: Result, simulate: bool) -> list[tuple[str, str]]:
-    """Return how sure the throughput is, if anything says so."""
+def _interval(result: Result, simulate: bool) -> Iterator[Line]:
+    """Yield how sure the throughput is, if anything says so."""
     if not result.uncertain or result.interrupted:
-        return []
+        return
     causes = [] if result.cluster.calibration is None else ["the calibration"]
     causes += ["the fit of the stack"] if result.fitted_stack else []
     causes += [] if isinstance(result.experiment.jitter, NoJitter) else ["jitter"]
     found = result.quick_interval if simulate else vars(result).get("quick_interval")
     if found is None:
-        return [("interval", f"from {' and '.join(causes)}: call result.interval() to simulate it")]
+        yield "interval", f"from {' and '.join(causes)}: call result.interval() to simulate it"
+        return
     low, high = rate(found.throughput.low), rate(found.throughput.high)
     causes += ["errors of similar predictions"] if result.n_workers > 1 else []
-    text = f"{low} to {high} ({found.throughput.level:.0%}), from {' and '.join(causes)}"
-    return [("interval", text), *[("note", note) for note in found.throughput.notes]]
+    yield "interval", f"{low} to {high} ({found.throughput.level:.0%}), from {' and '.join(causes)}"
+    yield from (("note", note) for note in found.throughput.notes)
 
 
 def _speedup(result: Result) -> str:
@@ -161,33 +160,32 @@ def _shares(result: Result) -> str:
     return ", ".join(f"{metric.heading} {metric.write(share)}" for metric, share in shares)
 
 
-def _staleness(result: Result) -> list[tuple[str, str]]:
-    if not result.recorder.staleness:
-        return []
-    most = max(result.recorder.staleness)
-    return [("staleness", f"mean {result.mean_staleness:.4g}, at most {most} updates")]
+def _staleness(result: Result) -> Iterator[Line]:
+    if staleness := result.recorder.staleness:
+        yield "staleness", f"mean {result.mean_staleness:.4g}, at most {max(staleness)} updates"
 
 
-def _life(result: Result) -> list[tuple[str, str]]:
-    """Return what failures and checkpoints make of the run."""
+def _life(result: Result) -> Iterator[Line]:
+    """Yield what failures and checkpoints make of the run."""
     if not result.has_failure_timeline:
-        return []
+        return
     timeline = result.failure_timeline
     text = f"{rate(result.goodput)} over {duration(timeline.end)} with {count(len(timeline.events), 'failure')}"
     if timeline.groups:
         sizes = [workers for _, workers in timeline.groups]
         text += f", {min(sizes)} to {max(sizes)} workers"
-    return [("goodput", text), ("time split", timeline.breakdown)]
+    yield "goodput", text
+    yield "time split", timeline.breakdown
 
 
-def _transport(result: Result) -> list[tuple[str, str]]:
-    """Return what the transport of the links in use lets two workers send, where it does more than to name itself."""
+def _transport(result: Result) -> Iterator[Line]:
+    """Yield what the transport of the links in use lets two workers send, where it does more than to name itself."""
     details = result.cluster.details
     if details is None or not details.has_effects:
-        return []
+        return
     used = np.flatnonzero((result.link_columns["nbytes"] > 0.0) & (details.transport != ""))
     if not len(used):
-        return []
+        return
     limit = details.connection_limit[used]
     link = int(used[limit.argmin()])
     detail, narrow = details.of(link), float(limit.min())
@@ -198,44 +196,46 @@ def _transport(result: Result) -> list[tuple[str, str]]:
         kind = result.cluster.link_kind[link]
         share = f"{verb} {narrow * 8e-9:.4g} of the {kind}'s {carries * 8e-9:.4g} Gbit/s"
         text = f"{detail.transport}: {connections} {share}, so more bandwidth has no effect"
-        return [("transport", f"{text}; override with +flow_rate=..., or use +transport=ideal")]
-    return [("transport", f"{detail.transport}: {connections}; use +transport=ideal to ignore its limits")]
+        yield "transport", f"{text}; override with +flow_rate=..., or use +transport=ideal"
+    else:
+        yield "transport", f"{detail.transport}: {connections}; use +transport=ideal to ignore its limits"
 
 
-def _costs(result: Result) -> list[tuple[str, str]]:
-    """Return what a run costs and draws, as far as that is known, and per million samples."""
+def _costs(result: Result) -> Iterator[Line]:
+    """Yield what a run costs and draws, as far as that is known, and per million samples."""
     million = 1e6 / result.useful_throughput if result.useful_throughput else math.inf
     price, power = result.known("cost_rate"), result.known("power")
-    rows = []
     if price is not None:
-        rows.append(("costs", f"{3600.0 * price:.4g} USD/h, {million * price:.4g} USD per million samples"))
+        yield "costs", f"{3600.0 * price:.4g} USD/h, {million * price:.4g} USD per million samples"
     if power is not None:
         about = ": ".join(filter(None, ["kWh per million samples", ", ".join(energy_assumptions(result))]))
-        rows.append(("energy", f"{si(power, 'W')}, {million * power / 3.6e6:.4g} {about}"))
-    return rows
+        yield "energy", f"{si(power, 'W')}, {million * power / 3.6e6:.4g} {about}"
 
 
-def _learning(result: Result) -> list[tuple[str, str]]:
-    monitor = result.monitor
-    if monitor is None or not result.evaluations:
-        return []
+def _learning(result: Result) -> Iterator[Line]:
+    if result.monitor is None or not result.evaluations:
+        return
     last = result.evaluations[-1]
     accuracy = "" if math.isnan(last.accuracy) else f"accuracy {percent(last.accuracy)}, "  # of numbers to predict
     text = (
         f"{accuracy}loss {last.loss:.4g} on held-out samples after "
         f"{count(last.updates, 'update')}, {last.epoch:.3g} epochs, {seconds(last.time)}"
     )
-    return [("learned", text), ("ended by", textwrap.shorten(result.stop_reason, 100, placeholder=" ..."))]
+    yield "learned", text
+    yield "ended by", textwrap.shorten(result.stop_reason, 100, placeholder=" ...")
 
 
-def _links(result: Result) -> list[str]:
+def busiest_links(result: Result, n: int) -> list[tuple[str, str, str, str]]:
+    """Return the busiest links: (ends, kind, utilisation, bytes) as texts."""
     links = result.link_columns
     rows = zip(*(links[name] for name in ("utilisation", "source", "target", "kind", "nbytes")), strict=True)
     used = sorted((row for row in rows if row[-1] > 0.0), key=lambda row: (-row[0], row[1]))
-    return [
-        f"{source} -> {target} ({kind}): {percent(utilisation)} used, {size(nbytes)}"
-        for utilisation, source, target, kind, nbytes in used[:N_LINKS]
-    ] or ["none"]
+    return [(f"{a} -> {b}", kind, percent(share), size(nbytes)) for share, a, b, kind, nbytes in used[:n]]
+
+
+def _links(result: Result) -> list[str]:
+    busiest = busiest_links(result, N_LINKS)
+    return [f"{ends} ({kind}): {share} used, {nbytes}" for ends, kind, share, nbytes in busiest] or ["none"]
 
 
 def _compute_times(result: Result) -> list[str]:

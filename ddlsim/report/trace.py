@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from ddlsim.arguments import checked
+from ddlsim.cluster.cluster import Floats
 from ddlsim.network import BusyIntervals
 from ddlsim.output_files import replacing
 from ddlsim.printable import shown
@@ -35,7 +35,6 @@ WORKERS, NETWORK, LINKS, LEFT_OUT = 1, 2, 3, 4
 _GROUPS = {WORKERS: "workers", NETWORK: "transfers and servers", LINKS: "links, the busiest first"}
 
 Event = dict[str, object]
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -69,13 +68,8 @@ def save_trace(result: Result, path: str | Path, *, whole: bool = False) -> str:
     return left_out
 
 
-@checked
-def trace_events(result: Result, *, whole: bool = False) -> list[Event]:
-    """Return the events: metadata first, then spans track by track; see :func:`save_trace`."""
-    return _events(result, _part(result, whole), whole)
-
-
 def _events(result: Result, part: _Part, whole: bool) -> list[Event]:
+    """Return the events: metadata first, then spans track by track."""
     others = {f"worker {rank}" for rank in set(range(result.n_workers)).difference(part.workers)}
     spans = [
         span

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from ddlsim.cluster import Cluster, load_cluster
+from ddlsim.cluster.cluster import Floats
 from ddlsim.errors import ConfigError, DdlsimError, NoUpdateError, unknown_name
 from ddlsim.network import Network
 from ddlsim.network.sources import WithSources
@@ -28,7 +28,6 @@ from ddlsim.runtime.loop import Loop, Pause
 from ddlsim.runtime.shared_clock import Client, SharedClock, flow
 from ddlsim.units import si
 
-Floats = npt.NDArray[np.float64]
 #: is called when a run has ended, with the error if one has ended it
 Ended = Callable[[DdlsimError | None], None]
 
@@ -114,8 +113,7 @@ class Together:
         """Let a job begin now if its devices are free; return whether they are."""
         job, experiment = tenant.job, tenant.job.experiment
         n = job.n_workers(len(self.cluster.workers))
-        places = experiment.workers if isinstance(job.placement, str) else job.placement
-        wanted = [] if places is None or isinstance(places, int) else list(places)
+        wanted = list(job.listed)
         if len(self.free) < n or not self.free.issuperset(wanted):
             if not self.queue:
                 raise ConfigError(self._occupied(tenant, n, wanted))

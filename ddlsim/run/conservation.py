@@ -24,9 +24,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from ddlsim.cluster import Cluster
+from ddlsim.cluster.cluster import Bools, Floats
 from ddlsim.errors import ConfigError, ConservationError
 from ddlsim.network import Accounts, Network
 from ddlsim.run.notes import superlinear_causes
@@ -36,7 +36,6 @@ from ddlsim.runtime.recorder import Recorder
 if TYPE_CHECKING:
     from ddlsim.run.result import Result
 
-Floats = npt.NDArray[np.float64]
 
 #: relative; sums of some million numbers differ by less because of rounding
 ROUNDING = 1e-9
@@ -52,17 +51,19 @@ def check_result(result: Result, loop: Loop, n_samples: int) -> None:
 
     If a run shares its network with others, bytes are checked after all have ended (:func:`check_network`).
     """
+    check_workers(result.recorder, result.simulated_time)
+    _check_updates(result, n_samples)
+    accounts, carried = loop.network.accounts(), (result.channel_nbytes, result.channel_busy, result.simulated_time)
     if loop.network.is_shared:
-        accounts = _of_links(loop.network.accounts(), result.cluster.n_channels)
-        _check_room(result.cluster, accounts, result.channel_nbytes, result.channel_busy, result.simulated_time)
-        check_workers(result.recorder, result.simulated_time)
-        _check_updates(result, n_samples)
+        _check_room(result.cluster, _of_links(accounts, result.cluster.n_channels), *carried)
         return
-    accounts = loop.network.accounts()
     _equal("clock: the network has run until", loop.network.now, "the run until", result.simulated_time, "s")
-    check_bytes(accounts, loop)
+    _conserved(accounts)
+    sent, asked = accounts.issued, loop.nbytes_asked
+    if loop.network.n_live == 0 or sent > asked:  # a collective under way has more to send
+        _equal("the network: bytes sent", sent, "asked for", asked, "bytes")
     try:
-        check_links(result.cluster, accounts, result.channel_nbytes, result.channel_busy, result.simulated_time)
+        check_links(result.cluster, accounts, *carried)
     except ConservationError as error:
         if loop.stands_for:
             raise ConfigError(
@@ -76,8 +77,6 @@ def check_result(result: Result, loop: Loop, n_samples: int) -> None:
             "cost: fixed-time collectives do not contend with simulated messages, so their combined traffic exceeds "
             f"the capacity of a link ({str(error).partition(_REPORT)[0]}); use cost='simulated'"
         ) from None
-    check_workers(result.recorder, result.simulated_time)
-    _check_updates(result, n_samples)
     if result.busy is not None:
         seconds, busy = result.busy.seconds(), result.channel_busy
         off = np.abs(seconds - busy) > ROUNDING * result.simulated_time
@@ -112,14 +111,6 @@ def _conserved(accounts: Accounts) -> None:
     _equal("the network: bytes sent", accounts.issued, "delivered and in flight", arrived, "bytes")
     carried = float(accounts.nbytes.sum()) + accounts.left_crossings
     _equal("all links: bytes sent x links", accounts.issued_crossings, "carried and still ahead", carried, "bytes")
-
-
-def check_bytes(accounts: Accounts, loop: Loop) -> None:
-    """Raise :class:`ConservationError` unless every byte sent is delivered, on a link, or ahead of one."""
-    sent, asked = accounts.issued, loop.nbytes_asked
-    _conserved(accounts)
-    if loop.network.n_live == 0 or sent > asked:  # a collective under way has more to send
-        _equal("the network: bytes sent", sent, "asked for", asked, "bytes")
 
 
 def check_links(cluster: Cluster, accounts: Accounts, nbytes: Floats, busy: Floats, seconds: float) -> None:
@@ -199,7 +190,7 @@ def _equal(what: str, left: float, than: str, right: float, unit: str) -> None:
 
 
 def _links(
-    cluster: Cluster, wrong: npt.NDArray[np.bool_], what: str, value: Floats, than: str, limit: Floats | float,
+    cluster: Cluster, wrong: Bools, what: str, value: Floats, than: str, limit: Floats | float,
     unit: str,
 ) -> None:  # fmt: skip
     """Raise the error of the first channel that is `wrong`, if any is: its `value` and the `limit` that it breaks."""

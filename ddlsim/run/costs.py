@@ -25,18 +25,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
+from ddlsim.cluster.cluster import Bools, Floats, Ints
 from ddlsim.errors import ConfigError
 from ddlsim.workload.devices import Device, load_device
 
 if TYPE_CHECKING:
     from ddlsim.cluster import Cluster
     from ddlsim.run.outcome import Outcome
-
-Bools = npt.NDArray[np.bool_]
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 
 def cost_rate(result: Outcome) -> float:
@@ -129,10 +125,9 @@ def host_price(
 def energy(result: Outcome) -> float:
     """Return the energy of a run in J. Raises ConfigError, with the remedy, if workers have no known device."""
     cluster, elapsed, total = result.cluster, result.end_time, 0.0
-    out_of_service = (
-        result.failure_timeline.out_of_service if result.has_failure_timeline else None
-    )  # machines that are out of service draw nothing
-    there = np.full(result.n_workers, elapsed) if out_of_service is None else elapsed - out_of_service
+    there = np.full(result.n_workers, elapsed)
+    if result.has_failure_timeline and result.failure_timeline.out_of_service is not None:
+        there -= result.failure_timeline.out_of_service  # machines that are out of service draw nothing
     for node, busy, present in zip(result.nodes.tolist(), _computed(result).tolist(), there.tolist(), strict=True):
         device = _device(cluster, node, result.experiment.device)
         if device is None:
@@ -156,14 +151,9 @@ def _computed(result: Outcome) -> Floats:
         return timeline.computed
     if pace.busy is None:  # devices compute as in the run while steps are made
         return np.asarray(trained / result.simulated_time * result.device_seconds["compute"])
-    ends = pace.when(
-        pace.until(timeline.running_intervals[:, 0])
-        + timeline.running_intervals[:, 2]
-        - timeline.running_intervals[:, 1]
-    )
-    each = [
-        pace.computed(start, end) for start, end in zip(timeline.running_intervals[:, 0], ends.tolist(), strict=True)
-    ]
+    starts, froms, tos = timeline.running_intervals.T
+    ends = pace.when(pace.until(starts) + tos - froms)
+    each = [pace.computed(start, end) for start, end in zip(starts, ends.tolist(), strict=True)]
     return np.asarray(np.sum(each, axis=0) * trained / (trained + timeline.checkpointing))
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from ddlsim.learning.monitor import Row
 from ddlsim.reliability import Elastic, FailureFreeTimeline
 from ddlsim.reliability.checkpoints import NO_CHECKPOINTS
 from ddlsim.reliability.engine import Group, Stretch
+from ddlsim.reliability.faults import in_group
 from ddlsim.reliability.timeline import OnClock
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.failure_timeline import THIRTY_DAYS, copy_seconds, holds_parts, interval_of
@@ -110,8 +111,13 @@ class Groups:
         experiment = whole.with_(failures=None, elastic=None, checkpoints=None, max_time=math.inf).with_(
             cluster=self._cluster, workers=places, batch_size=size, speed=speed
         )
-        events = {field: _among(ranks, getattr(whole, field)) for field in ("slowdowns", "faults")}
-        experiment = experiment.with_(**events)
+        place = {rank: i for i, rank in enumerate(ranks)}
+        slowed = [(each, tuple(place[rank] for rank in each.ranks if rank in place)) for each in whole.slowdowns]
+        faults = [in_group(each, ranks, self._cluster, self._nodes) for each in whole.faults]
+        experiment = experiment.with_(
+            slowdowns=[replace(each, ranks=hit) for each, hit in slowed if hit],
+            faults=[each for each in faults if each is not None],
+        )
         if isinstance(whole.input, Input):  # which has been read once when groups change
             experiment = experiment.with_(input=replace(whole.input, epoch=None))
         clock = experiment
@@ -131,17 +137,6 @@ class Groups:
         if experiment.training is None:
             return group
         return Learners(**vars(group), experiment=experiment, n_at_start=len(self._nodes), elastic=self.elastic)
-
-
-def _among(ranks: list[int], events: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the events as a group of these ranks has them, in which its workers have other ranks."""
-    place, kept = {rank: i for i, rank in enumerate(ranks)}, []
-    for each in events:
-        if not hasattr(each, "ranks"):
-            kept.append(each)
-        elif hit := [place[rank] for rank in each.ranks if rank in place]:
-            kept.append(replace(each, ranks=hit))
-    return tuple(kept)
 
 
 class Learned(NamedTuple):

@@ -26,7 +26,7 @@ from ddlsim.cluster.cluster import ClusterLike
 from ddlsim.compression import Compression
 from ddlsim.compression.choice import compression_of
 from ddlsim.compression.contract import AnyCompressor
-from ddlsim.errors import ConfigError, shown
+from ddlsim.errors import ConfigError
 from ddlsim.learning import Training
 from ddlsim.output_files import write_text
 from ddlsim.reliability import (
@@ -69,13 +69,9 @@ def _faults(value: object, where: str) -> object:
 def _neighbours(value: object, where: str) -> object:
     from ddlsim.run.job import Job  # which has an experiment
 
-    neighbours = (value,) if isinstance(value, Job | Background) else value
-    if not isinstance(neighbours, list | tuple):
-        raise ConfigError(f"{where} = {shown(value)}: must be a list of ddlsim.Background and ddlsim.Job objects")
-    for i, each in enumerate(neighbours):
-        if not isinstance(each, Job | Background):
-            raise ConfigError(f"{where}[{i}] = {shown(each)}: must be a ddlsim.Background or ddlsim.Job object")
-    return tuple(neighbours)
+    one, several = "a ddlsim.Background or ddlsim.Job object", "ddlsim.Background and ddlsim.Job objects"
+    rule = cast(Rule, rule_of(tuple[Annotated[Job | Background, one, several], ...]))
+    return rule((value,) if isinstance(value, Job | Background) else value, where)
 
 
 def listed_places(value: object, where: str) -> object:
@@ -263,12 +259,7 @@ class Experiment:
         if self.fabric is not None:  # one truth: it becomes the strategy's own
             object.__setattr__(self, "strategy", contract.of(self.strategy).on_fabric(self.fabric))
             object.__setattr__(self, "fabric", None)
-        self._check_compression()
-
-    def _check_compression(self) -> None:
-        if self.compression is None:
-            return
-        if self.gradient_dtype not in (None, "fp32"):
+        if self.compression is not None and self.gradient_dtype not in (None, "fp32"):
             raise ConfigError(
                 f"gradient_dtype = {self.gradient_dtype!r} cannot be combined with compression, because compressors "
                 "read fp32 gradients and define the format of the messages; leave gradient_dtype out, or use "

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.machines import machines_of, memory_nodes
 from ddlsim.errors import ConfigError, nearest
-from ddlsim.network import Network
 from ddlsim.reliability import Checkpoints, FailureFreeTimeline, Failures, FailureTimeline, simulate_failures
 from ddlsim.reliability.checkpoints import NO_CHECKPOINTS, Cost
 from ddlsim.reliability.engine import Outages, TakeTurns, Windows, covered, seconds_missing, windows
 from ddlsim.reliability.failures import units
 from ddlsim.run.timed_events import with_epochs
-from ddlsim.runtime.loop import Loop
-from ddlsim.runtime.worker import Process, all_of
+from ddlsim.runtime.loop import arrivals
 from ddlsim.strategies import contract
 from ddlsim.units import si
 from ddlsim.workload.compute import Workload
@@ -32,7 +29,6 @@ if TYPE_CHECKING:
     from ddlsim.run.experiment import Experiment
     from ddlsim.run.outcome import Outcome
 
-Floats = npt.NDArray[np.float64]
 #: s that the life of a run is looked at that learns nothing and has no `max_time`
 THIRTY_DAYS = 30 * 86_400.0
 
@@ -178,17 +174,8 @@ def _goals(to: str, cluster: Cluster, machines: list[int]) -> list[int]:
 
 def _sent(cluster: Cluster, sources: list[int], targets: list[int], nbytes: float) -> float:
     """Return when messages of `nbytes` each, all started at 0, have arrived, in s."""
-    loop = Loop(Network(cluster))
     cluster.check_connected(sorted({*sources, *targets}))
-
-    def send(source: int, target: int) -> Process:
-        yield loop.send(source, target, nbytes)
-
-    pairs = [(s, t) for s, t in zip(sources, targets, strict=True) if s != t]
-    sends = [loop.env.process(send(source, target)) for source, target in pairs]
-    if sends:
-        loop.run(all_of(loop, sends), math.inf)
-    return loop.now
+    return max(arrivals(cluster, [(*ends, nbytes) for ends in zip(sources, targets, strict=True)]), default=0.0)
 
 
 def failure_timeline_of(
@@ -227,6 +214,11 @@ def stands_for_more(experiment: Experiment) -> bool:
     return experiment.training is None and math.isinf(si(experiment.max_time, "time"))
 
 
+def lifetime(experiment: Experiment) -> float:
+    """Return the s that a failure timeline covers at most."""
+    return THIRTY_DAYS if stands_for_more(experiment) else si(experiment.max_time, "time")
+
+
 def crashes_of(experiment: Experiment, cluster: Cluster, nodes: Sequence[int]) -> list[list[tuple[float, float]]]:
     """Return (s, s until the return) of the crashes of each worker in a run, up to its `max_time` or 30 days; empty
     without failures of devices or hosts, and for runs that represent a longer training."""
@@ -254,8 +246,8 @@ def _timeline_without_waiting(result: Outcome, index: int) -> FailureTimeline:
     """Return the life of workers that do not stop for each other, in which times are means over them.
 
     It is the run itself, as long as it has been simulated. A run that stands for more goes on for 30 days: there a
-    worker that is missing leaves the pace of the others as it is, and a crash takes half a gradient, on average, of
-    those who are computing.
+    worker that is missing leaves the pace of the others as it is, unless they wait for it, and a crash takes half a
+    gradient, on average, of those who are computing.
     """
     recorder, experiment, n = result.recorder, result.experiment, result.n_workers
     failures, endless, out_of_service = experiment.failures, stands_for_more(experiment), recorder.down
@@ -281,7 +273,8 @@ def _timeline_without_waiting(result: Outcome, index: int) -> FailureTimeline:
     useful, timeline = end - lost - sum(means.values()), timeline_of(result)
     steps, samples = len(recorder.updates), None
     if endless:
-        samples = result.undisturbed.throughput * useful * float(timeline.pace.until(end)) / end
+        working = useful - _waited(result, out_of_service, end) / n
+        samples = result.undisturbed.throughput * working * float(timeline.pace.until(end)) / end
         steps = int(samples / result.samples_per_update)
     return FailureTimeline(
         timeline,
@@ -309,6 +302,26 @@ def _blocked(result: Outcome, out_of_service: Sequence[Windows], end: float) -> 
     return sum(covered([*own, *blocked], end) - covered(own, end) for own in out_of_service)
 
 
+def _waited(result: Outcome, out_of_service: Sequence[Windows], end: float) -> float:
+    """Return for how long workers that were there waited for those that were not, s; while a server is missing, nobody
+    counts as being there."""
+    recorder = result.recorder
+    if not recorder.needed:
+        return 0.0
+    least = len(out_of_service) - recorder.needed  # that many may be missing
+    awaited = [window for own in out_of_service for window in own if not recorder.lead or window[1] < math.inf]
+    edges = sorted([*((start, 1) for start, _ in awaited), *((back, -1) for _, back in awaited)])
+    waits, missing, since = [], 0, math.inf
+    for time, change in edges:
+        if missing <= least < missing + change:
+            since = time
+        elif missing + change <= least < missing:
+            waits.append((min(since + recorder.lead * result.step_time, time), time))
+        missing += change
+    blocked = [window for rank in recorder.with_servers for window in out_of_service[rank]]
+    return sum(covered([*own, *blocked, *waits], end) - covered([*own, *blocked], end) for own in out_of_service)
+
+
 # ------------------------------------------------------------ the steps of a run
 
 
@@ -318,8 +331,7 @@ def timeline_of(result: Outcome) -> FailureFreeTimeline:
     nodes, workload = result.nodes.tolist(), result.workloads[0]
     interval, cost = interval_of(experiment.checkpoints, result.cluster, nodes, workload)
     learns = experiment.training is not None
-    length = si(experiment.max_time, "time")
-    length = length if learns or math.isfinite(length) else THIRTY_DAYS
+    length = lifetime(experiment)
     pace = result.paces.of(result, result.undisturbed, length)
     ends, cycle = np.array([time for time, _ in result.undisturbed.recorder.updates]), 0
     if not learns:
@@ -337,26 +349,25 @@ def useful_samples(result: Outcome, timeline: FailureTimeline) -> float:
     return float(counts.sum() + (timeline.steps - len(counts)) * result.samples_per_update)
 
 
-def life_notes(experiment: Experiment, *, free: bool) -> tuple[str, ...]:
-    """Return notes on what a failure timeline leaves out; `free`: for workers that do not stop for each other."""
-    notes: list[str] = []
+def life_notes(experiment: Experiment, *, free: bool) -> Iterator[str]:
+    """Note what a failure timeline leaves out; `free`: for workers that do not stop for each other."""
     failures, checkpoints = experiment.failures, experiment.checkpoints
     if failures is not None and checkpoints is None and experiment.elastic is None and not free:
-        notes.append("failures without checkpoints: each failure loses all work so far; set checkpoints")
-    if free and failures is not None and experiment.training is None and math.isinf(si(experiment.max_time, "time")):
-        notes.append(
+        yield "failures without checkpoints: each failure loses all work so far; set checkpoints"
+    if free and failures is not None and stands_for_more(experiment):
+        yield (
             "failures: their cost is estimated over a simulated lifetime of 30 days, assuming that the remaining "
-            "workers keep their speed while one is down; set max_time to simulate the failures in detail"
+            "workers keep their speed while one is down, unless they wait for it; set max_time to simulate the "
+            "failures in detail"
         )
     if experiment.elastic is not None:
         equal_shares = "; every worker takes the same whole number of samples of the global batch"
-        notes.append(
+        yield (
             "elastic: the remaining machines continue after a failure; machines with the same speed, links, switch "
             "and number of workers are treated as "
             f"interchangeable{equal_shares if experiment.elastic.batch == 'global' else ''}"
         )
     if checkpoints is not None and checkpoints.asynchronous:
-        notes.append(
+        yield (
             "checkpoints are written in the background, and are assumed not to slow down the messages of the training"
         )
-    return tuple(notes)

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.machines import memory_nodes
 from ddlsim.errors import ConfigError, unknown_name
-from ddlsim.network import Network
 from ddlsim.runtime.feed import Feed
-from ddlsim.runtime.loop import Loop
+from ddlsim.runtime.loop import Loop, arrivals
 from ddlsim.runtime.recorder import INPUT, Recorder
-from ddlsim.runtime.worker import Process, all_of
 from ddlsim.strategies import contract
 from ddlsim.units import si
 from ddlsim.workload.compute import Roofline, Workload
@@ -26,26 +23,26 @@ if TYPE_CHECKING:
     from ddlsim.run.experiment import Experiment
 
 
-def with_input(
-    input: Copies,
-    cluster: Cluster,
-    nodes: Sequence[int],
-    workloads: Sequence[tuple[Workload, Device]],
-    compute: object,
+def with_copies(
+    experiment: Experiment, cluster: Cluster, nodes: Sequence[int], workloads: list[tuple[Workload, Device]]
 ) -> list[tuple[Workload, Device]]:
-    """Return workloads that begin with the workers' waits for input, if all load a batch at the same time.
+    """Return the workloads; if the experiment's input is `Copies`, they begin with the workers' waits, when all load a
+    batch at the same time.
 
-    compute  source of the compute times. A measured step includes the input of a device that has its machine to itself,
-             so only the additional wait counts
+    A measured step includes the input of a device that has its machine to itself, so only the additional wait counts.
     """
+    input = experiment.input
+    if not isinstance(input, Copies) or contract.of(experiment.strategy).n_replicas(len(nodes)) != len(nodes):
+        return workloads
     sizes = [w.batch_size * input.sample_nbytes(w.model.input_shape) for w, _ in workloads]
     memory, nodes = memory_nodes(cluster, list(nodes)), list(nodes)
     machines: dict[int, list[int]] = {}
     for worker, node in enumerate(memory):
         machines.setdefault(node, []).append(worker)
     firsts = [workers[0] for workers in machines.values()]
-    together = _copied(cluster, memory, nodes, sizes, range(len(nodes)))
-    single = dict(zip(firsts, _copied(cluster, memory, nodes, sizes, firsts), strict=True))
+    copies = list(zip(memory, nodes, sizes, strict=True))
+    together = arrivals(cluster, copies)
+    single = dict(zip(firsts, arrivals(cluster, [copies[first] for first in firsts]), strict=True))
     changed: dict[tuple[int, float, float], Workload] = {}
     result = []
     for worker, (workload, device) in enumerate(workloads):
@@ -54,7 +51,7 @@ def with_input(
         n_samples = sum(workloads[other][0].batch_size for other in beside)
         waits = input.wait(together[worker], n_samples, sum(sizes[other] for other in beside), *passes)
         alone = input.wait(single[beside[0]], workload.batch_size, sizes[worker], *passes)
-        measured = workload.known and not isinstance(compute, Roofline)
+        measured = workload.known and not isinstance(experiment.compute, Roofline)
         key = id(workload), waits, alone
         if key not in changed:
             forward = workload.forward.copy()
@@ -64,31 +61,14 @@ def with_input(
     return result
 
 
-def _copied(
-    cluster: Cluster, sources: Sequence[int], targets: Sequence[int], sizes: Sequence[float], workers: Sequence[int]
-) -> list[float]:
-    """Return when the copies to these workers have ended that all begin at 0, in s; nothing else uses the links."""
-    loop, ends = Loop(Network(cluster)), dict.fromkeys(workers, 0.0)
-
-    def copy(worker: int) -> Process:
-        yield loop.send(sources[worker], targets[worker], sizes[worker])
-        ends[worker] = loop.now
-
-    copies = [loop.env.process(copy(worker)) for worker in workers if sources[worker] != targets[worker]]
-    if copies:
-        loop.run(all_of(loop, copies), math.inf)
-    return [ends[worker] for worker in workers]
-
-
-def input_note(workloads: Sequence[Workload]) -> tuple[str, ...]:
-    """Return a note if devices wait for samples longer than each would alone."""
+def input_note(workloads: Sequence[Workload]) -> Iterator[str]:
+    """Note if devices wait for samples longer than each would alone."""
     longest = max(workload.stall for workload in workloads)
-    if longest <= 0.0:
-        return ()
-    return (
-        f"input: devices wait up to {longest * 1e3:.3g} ms per step for samples while other devices of their machine "
-        "receive theirs; this time is booked as computing",
-    )
+    if longest > 0.0:
+        yield (
+            f"input: devices wait up to {longest * 1e3:.3g} ms per step for samples while other devices of their "
+            "machine receive theirs; this time is booked as computing"
+        )
 
 
 def check_source(experiment: Experiment, cluster: Cluster, nodes: Sequence[int]) -> None:
@@ -107,16 +87,6 @@ def check_source(experiment: Experiment, cluster: Cluster, nodes: Sequence[int])
         return
     node = storage_node(input.storage, cluster, "input: storage")
     cluster.check_connected([node, *dict.fromkeys(memory_nodes(cluster, list(nodes)))])
-
-
-def with_copies(
-    experiment: Experiment, cluster: Cluster, nodes: Sequence[int], workloads: list[tuple[Workload, Device]]
-) -> list[tuple[Workload, Device]]:
-    """Return the workloads, which begin with waits for copies if the experiment's input is `Copies`."""
-    input = experiment.input
-    if not isinstance(input, Copies) or contract.of(experiment.strategy).n_replicas(len(nodes)) != len(nodes):
-        return workloads
-    return with_input(input, cluster, nodes, workloads, experiment.compute)
 
 
 def storage_node(name: str, cluster: Cluster, where: str) -> int:
@@ -145,22 +115,19 @@ def feed_of(experiment: Experiment, loop: Loop, cluster: Cluster, nodes: Sequenc
     return Feed(input, loop, cluster, nodes, memory_nodes(cluster, list(nodes)), model.input_shape, first)
 
 
-def feed_notes(experiment: Experiment, recorder: Recorder, seconds: float) -> list[str]:
-    """Return the notes of a result on its input."""
-    input, notes = experiment.input, []
+def feed_notes(experiment: Experiment, recorder: Recorder, seconds: float) -> Iterator[str]:
+    """Note what the input of a run makes workers wait for."""
+    input = experiment.input
     if not isinstance(input, Input):
-        return []
+        return
     waited = max(booked[INPUT] for booked in recorder.seconds) / seconds
     if input.prefetch == 0:
-        notes.append(
+        yield (
             "input: prefetch = 0: workers request a batch only when they need it, so none of its loading time is hidden"
         )
     if waited > 0.0 and not si(input.prep_seconds, "time") and input.storage is None:
-        notes.append("input: workers wait only for the copies of samples from host memory to their devices")
+        yield "input: workers wait only for the copies of samples from host memory to their devices"
     if any(cache.nbytes >= (input.n_samples or 0) * input.stored_nbytes for cache in input.levels):
-        notes.append("input: a machine's cache holds the whole dataset, so later epochs read nothing from storage")
+        yield "input: a machine's cache holds the whole dataset, so later epochs read nothing from storage"
     if input.levels and input.epoch is None and experiment.training is None:
-        notes.append(
-            "input: caches are in their steady state; set epoch = 1 for the first epoch, in which they are empty"
-        )
-    return notes
+        yield "input: caches are in their steady state; set epoch = 1 for the first epoch, in which they are empty"

@@ -63,6 +63,12 @@ def placed(cluster: Cluster, free: Collection[int], n: int, how: str, seed: int 
     return [place for place in order if place in set(chosen)]
 
 
+def machine_names(cluster: Cluster, places: Sequence[int]) -> list[str]:
+    """Return the names of the machines with these places (in ``cluster.workers``)."""
+    hosts = cluster.host_of[cluster.workers[list(places)]].tolist()
+    return [cluster.host_names[host] for host in dict.fromkeys(hosts)]
+
+
 PlacementLike = (
     Annotated[str, one_of(*PLACEMENTS)]
     | Annotated[Sequence[Index], "a placement or a list of positions such as [0, 1, 2, 3]", validated_by(listed_places)]
@@ -112,6 +118,12 @@ class Job:
         """
         start = si(self.start, "time")
         return [(start, math.inf, replace(self, start=0.0))] if start else []
+
+    @property
+    def listed(self) -> tuple[int, ...]:
+        """The indices into ``cluster.workers`` that the job lists; empty if it is placed."""
+        places = self.experiment.workers if isinstance(self.placement, str) else self.placement
+        return () if places is None or isinstance(places, int) else tuple(places)
 
     def n_workers(self, n_devices: int) -> int:
         """Return the number of devices that the job uses, on a cluster with `n_devices`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,7 +19,6 @@ from ddlsim.run.experiment import Experiment
 from ddlsim.run.job import Job
 from ddlsim.runtime.communicator import hierarchical
 from ddlsim.runtime.context import RunContext
-from ddlsim.runtime.loop import Traffic
 from ddlsim.runtime.recorder import Recorder
 from ddlsim.strategies import Strategy, contract
 from ddlsim.units import si
@@ -34,26 +33,24 @@ if TYPE_CHECKING:
 MOST_PAIRS, MOST_LINKS, BUSY, LESS = 1024, 16, 0.1, 0.95
 
 
-def unsent_warnings(n_workers: int, nbytes_sent: float) -> list[str]:
-    """Return a warning if several workers have exchanged nothing, so that their speed is that of computation alone."""
-    if n_workers == 1 or nbytes_sent > 0.0:
-        return []
-    return [
-        f"nothing was sent: the run ended before any of the {n_workers} workers exchanged data, so it says nothing "
-        "about the network; simulate more steps than the strategy makes between two exchanges"
-    ]
+def unsent_warnings(n_workers: int, nbytes_sent: float) -> Iterator[str]:
+    """Warn if several workers have exchanged nothing, so that their speed is that of computation alone."""
+    if n_workers > 1 and nbytes_sent == 0.0:
+        yield (
+            f"nothing was sent: the run ended before any of the {n_workers} workers exchanged data, so it says nothing "
+            "about the network; simulate more steps than the strategy makes between two exchanges"
+        )
 
 
-def window_notes(experiment: Experiment) -> list[str]:
-    """Return a note if the measured steps are not a multiple of the strategy's cycle."""
+def window_notes(experiment: Experiment) -> Iterator[str]:
+    """Note measured steps that are not a multiple of the strategy's cycle."""
     cycle, (warmup, steps) = contract.of(experiment.strategy).cycle_length, experiment.window
-    if experiment.training is not None or steps % cycle == 0:
-        return []
-    whole = cycle * -(-steps // cycle)
-    return [
-        f"steps: {steps} measured steps are not a multiple of the {cycle}-step cycle, so throughput and step time "
-        f"count too few or too many exchanges; set steps={whole} and warmup={cycle * -(-warmup // cycle)}, or neither"
-    ]
+    if experiment.training is None and steps % cycle:
+        warmup, whole = cycle * -(-warmup // cycle), cycle * -(-steps // cycle)
+        yield (
+            f"steps: {steps} measured steps are not a multiple of the {cycle}-step cycle, so throughput and step time "
+            f"count too few or too many exchanges; set steps={whole} and warmup={warmup}, or neither"
+        )
 
 
 def superlinear_causes(result: Outcome) -> list[str]:
@@ -81,120 +78,114 @@ def superlinear_causes(result: Outcome) -> list[str]:
     return causes
 
 
-def superlinear_notes(result: Outcome) -> list[str]:
-    """Return a note if the efficiency is above 1."""
-    causes = superlinear_causes(result) if result.efficiency > 1.0 + 1e-9 else []
-    return [f"efficiency {percent(result.efficiency)}, above 100 %: {'; '.join(causes)}"] if causes else []
+def superlinear_notes(result: Outcome) -> Iterator[str]:
+    """Note an efficiency above 1."""
+    if result.efficiency > 1.0 + 1e-9 and (causes := superlinear_causes(result)):
+        yield f"efficiency {percent(result.efficiency)}, above 100 %: {'; '.join(causes)}"
 
 
-def handed_over_notes(context: RunContext, monitor: Monitor | None) -> list[str]:
-    """Return notes on a training run's model: what it mixes, if workers are at different steps, and the cost of
-    statistics."""
+def handed_over_notes(context: RunContext, monitor: Monitor | None) -> Iterator[str]:
+    """Note what a training run's model mixes, if workers are at different steps, and the cost of statistics."""
     task = context.learner.task
     if monitor is None or task is None:
-        return []
-    notes, steps = [], monitor.evaluated_steps
+        return
+    steps = monitor.evaluated_steps
     if steps and min(steps) < max(steps):
-        notes.append(
+        yield (
             f"the final model is {context.mixture}; the workers have completed {min(steps)} to {max(steps)} local steps"
         )
     if task.network.state_slots:
         nbytes = task.network.initial_state.nbytes
         share = nbytes / task.network.initial_params.nbytes
-        notes.append(
+        yield (
             "running statistics of batch normalisation are sent along with the parameters, but their "
             f"{nbytes / 1e3:.4g} kB ({share:.2%} of the parameters) are not counted as bytes sent"
         )
-    return notes
 
 
-def delay_warnings(training: Training | None, staleness: Sequence[int], reason: str) -> list[str]:
-    """Return a warning, with rates to try, if a run has diverged whose gradients were computed from older parameters.
+def delay_warnings(training: Training | None, staleness: Sequence[int], reason: str) -> Iterator[str]:
+    """Warn, with rates to try, if a run has diverged whose gradients were computed from older parameters.
 
     On a quadratic, SGD with gradients that are d updates old is stable up to sin(pi / (4 d + 2)) of the rate that is
     stable without delay (Yang et al. 2021, PipeMare, arXiv:1910.05124, lemma 1; they warm up by dividing rates by the
     delay).
     """
     oldest = max(staleness, default=0)
-    if training is None or not oldest or not reason.startswith("diverged"):
-        return []
-    share = math.sin(math.pi / (4 * oldest + 2))
-    rate = f" ({share * training.rate:.2g})" if isinstance(training.rate, int | float) else ""
-    return [
-        f"gradients were up to {oldest} updates old. On a quadratic, the largest stable rate is then {share:.2g} of "
-        f"that without delay, sin(pi / (4 d + 2)). Try {share:.2g} times the rate{rate}, a rate that starts at "
-        f"1 / {oldest} of it (Yang et al. 2021, arXiv:1910.05124), or a synchronous strategy"
-    ]
+    if training is not None and oldest and reason.startswith("diverged"):
+        share = math.sin(math.pi / (4 * oldest + 2))
+        rate = f" ({share * training.rate:.2g})" if isinstance(training.rate, int | float) else ""
+        yield (
+            f"gradients were up to {oldest} updates old. On a quadratic, the largest stable rate is then {share:.2g} "
+            f"of that without delay, sin(pi / (4 d + 2)). Try {share:.2g} times the rate{rate}, a rate that starts at "
+            f"1 / {oldest} of it (Yang et al. 2021, arXiv:1910.05124), or a synchronous strategy"
+        )
 
 
-def idle_notes(cluster: Cluster, nodes: Ints, channel_nbytes: Floats, all_ways: bool = False) -> list[str]:
-    """Return a note if machines with several devices and interfaces have used only some of the interfaces.
-
-    all_ways  the algorithm uses as many as NCCL would
-    """
+def idle_notes(strategy: Strategy, cluster: Cluster, workers: Sequence[int], channel_nbytes: Floats) -> Iterator[str]:
+    """Note machines with several devices and interfaces that have used only some of the interfaces."""
+    nodes = np.array(workers)
     hosts = np.unique(cluster.host_of[nodes])
     several = np.bincount(cluster.host_of[nodes][cluster.host_of[nodes] >= 0], minlength=len(cluster.host_names)) > 1
     source = cluster.host_of[cluster.link_src]
     leaves = (source >= 0) & (cluster.host_of[cluster.link_dst] != source)
     wide = leaves & several[np.maximum(source, 0)]
     if len(hosts) < 2 or not wide.any():
-        return []
+        return
     host_of_channel = np.full(cluster.n_channels, -1)
     host_of_channel[cluster.link_channel[wide]] = source[wide]
     channels = np.flatnonzero(host_of_channel >= 0)
     used = channels[channel_nbytes[channels] > 0.0]
     n_all, n_used = len(channels), len(used)
     if not 0 < n_used < n_all:
-        return []
+        return
     at = nodes[cluster.locality_order(nodes)]
+    algorithms = contract.of(strategy).collectives().algorithms.values()
+    all_ways = not {"nccl", "nccl_ring"}.isdisjoint(algorithms)  # as many as NCCL would use
     why = (
         "no further ring passes through every machine, because some have fewer interfaces near workers"
         if all_ways or not several_ways(cluster, tuple(at.tolist()))
         else 'NCCL uses every interface that is near a worker, as does algorithm = "nccl"'
     )
-    return [f"network interfaces: {n_used} of the {n_all} interfaces of these machines were used; {why}"]
+    yield f"network interfaces: {n_used} of the {n_all} interfaces of these machines were used; {why}"
 
 
-def late_notes(events: Iterable[object], end: float) -> list[str]:
-    """Return a note for each fault, slow-down, job or background traffic that begins after the `end` (s) of a run."""
-    late = [each for each in events if si(getattr(each, "start", 0.0), "time") >= end]
-    names = [f"job {each.name!r}" if isinstance(each, Job) else str(each) for each in late]
-    why = f"begins after the end of the run at {end:.4g} s and has no effect; simulate more steps"
-    return [f"{name} {why}" for name in names]
+def late_notes(events: Iterable[object], end: float) -> Iterator[str]:
+    """Note each fault, slow-down, job or background traffic that begins after the `end` (s) of a run."""
+    for each in events:
+        if si(getattr(each, "start", 0.0), "time") >= end:
+            name = f"job {each.name!r}" if isinstance(each, Job) else str(each)
+            yield f"{name} begins after the end of the run at {end:.4g} s and has no effect; simulate more steps"
 
 
-def stalled_notes(recorder: Recorder, seconds: float) -> list[str]:
-    """Return a note if a run made no update at its end for longer than ever before."""
-    if not (stalled := recorder.stalled(seconds)):
-        return []
-    return [
-        f"stalled: no update in the last {stalled:.4g} of {seconds:.4g} s; throughput and step time include that time"
-    ]
+def stalled_notes(recorder: Recorder, seconds: float) -> Iterator[str]:
+    """Note if a run made no update at its end for longer than ever before."""
+    if stalled := recorder.stalled(seconds):
+        why = "throughput and step time include that time"
+        yield f"stalled: no update in the last {stalled:.4g} of {seconds:.4g} s; {why}"
 
 
-def link_notes(cluster: Cluster) -> list[str]:
-    """Return the notes of a cluster's file on links of unknown width, which affect the run's times."""
-    return [note for note in cluster.notes if note.startswith("link_width of ")]
+def link_notes(cluster: Cluster) -> Iterator[str]:
+    """Repeat the notes of a cluster's file on links of unknown width, which affect the run's times."""
+    return (note for note in cluster.notes if note.startswith("link_width of "))
 
 
-def spread_notes(cluster: Cluster) -> list[str]:
-    """Return a note about links that are not equally fast."""
-    if cluster.link_seed is None:
-        return []
-    shares = cluster.channel_capacity / cluster.nominal_capacity
-    return [
-        f"unequal links: rates are {shares.min():.3g} to {shares.max():.3g} of the nominal ones, sampled with seed "
-        f"{cluster.link_seed}; other seeds have other slow links"
-    ]
+def spread_notes(cluster: Cluster) -> Iterator[str]:
+    """Note links that are not equally fast."""
+    if cluster.link_seed is not None:
+        shares = cluster.channel_capacity / cluster.nominal_capacity
+        yield (
+            f"unequal links: rates are {shares.min():.3g} to {shares.max():.3g} of the nominal ones, sampled with seed "
+            f"{cluster.link_seed}; other seeds have other slow links"
+        )
 
 
-def path_notes(cluster: Cluster, pairs: Ints, channel_nbytes: Floats) -> list[str]:
-    """Return a note if a link was busy while equally short paths carried nothing, and spraying messages over all of
-    them would need less of every link; `pairs` (n, 2) are the nodes that the run has routes between."""
+def path_notes(cluster: Cluster, pairs: Ints, channel_nbytes: Floats) -> Iterator[str]:
+    """Note a link that was busy while equally short paths carried nothing, if spraying messages over all of them would
+    need less of every link; `pairs` (n, 2) are the nodes that the run has routes between."""
     pairs, seconds = pairs[:: len(pairs) // MOST_PAIRS + 1], channel_nbytes / cluster.channel_capacity
     pairs = pairs[(pairs < cluster.n_nodes).all(axis=1)]
     if cluster.routing == "spray" or not len(pairs):
-        return []
+        return
     usual, spread = (each.split_routes(*pairs.T) for each in (cluster, cluster.with_spraying()))
     used, channel = cluster.link_channel[usual.links], cluster.link_channel[spread.links]
     busy = np.unique(channel[spread.share < 1.0])
@@ -207,61 +198,48 @@ def path_notes(cluster: Cluster, pairs: Ints, channel_nbytes: Floats) -> list[st
         if len(idle) and load.max() < LESS * usual.share[used == link].sum() / cluster.channel_capacity[link]:
             first = int(np.flatnonzero(cluster.link_channel == link)[0])
             ends = " -> ".join(cluster.node_names[end[first]] for end in (cluster.link_src, cluster.link_dst))
-            return [
+            yield (
                 f"equal paths: messages over {ends} could take {len(paths)} links of equally short paths, of which "
                 f"{len(idle)} carried nothing; routing = 'spray' uses all of them"
-            ]
-    return []
+            )
+            return
 
 
-def level_notes(strategy: Strategy, cluster: Cluster, nodes: Sequence[int]) -> tuple[str, ...]:
-    """Return a note if the strategy's all-reduce is hierarchical and the network has no levels among its workers."""
+def level_notes(strategy: Strategy, cluster: Cluster, nodes: Sequence[int]) -> Iterator[str]:
+    """Note a hierarchical all-reduce on a network that has no levels among the workers."""
     algorithms = contract.of(strategy).collectives().algorithms.values()
-    if len(nodes) == 1 or not any(map(hierarchical, algorithms)) or levels(cluster, tuple(nodes)).are_several:
-        return ()
-    return (
-        f"hierarchical: all {len(nodes)} workers are on one level of the network (one machine, or equal links of one "
-        "switch, ring or mesh), so the all-reduce is flat",
-    )
+    if len(nodes) > 1 and any(map(hierarchical, algorithms)) and not levels(cluster, tuple(nodes)).are_several:
+        yield (
+            f"hierarchical: all {len(nodes)} workers are on one level of the network (one machine, or equal links of "
+            "one switch, ring or mesh), so the all-reduce is flat"
+        )
 
 
-def uneven_notes(recorder: Recorder) -> list[str]:
-    """Return a note if some of the asynchronous workers make most of the throughput."""
-    if not recorder.staleness:
-        return []
+def uneven_notes(recorder: Recorder) -> Iterator[str]:
+    """Note if some of the asynchronous workers make most of the throughput."""
     steps = [len(ends) for ends in recorder.step_end]
     least, most = min(steps), max(steps)
-    if most < 2 * least or most - least < 3:
-        return []
-    more = "" if least > 2 else " (take more steps)"
-    made = f"worker {steps.index(most)} made {most} steps while worker {steps.index(least)} made {least}{more}"
-    return [f"{made}: throughput and the trained model mostly reflect the fast workers"]
+    if recorder.staleness and most >= 2 * least and most - least >= 3:
+        more = "" if least > 2 else " (take more steps)"
+        made = f"worker {steps.index(most)} made {most} steps while worker {steps.index(least)} made {least}{more}"
+        yield f"{made}: throughput and the trained model mostly reflect the fast workers"
 
 
-def learning_notes(experiment: Experiment, reason: str, monitor: Monitor | None) -> list[str]:
-    """Return the notes of a training run's result."""
+def learning_notes(experiment: Experiment, reason: str, monitor: Monitor | None) -> Iterator[str]:
+    """Note what determines a training run's times, and how it ended."""
     training = experiment.training
     if training is None or monitor is None:
-        return []
-    notes = []
+        return
     if experiment.time_model is not None:
         trained, timed = (load_model(m).name for m in (experiment.model, experiment.time_model))
-        notes.append(f"two models: {trained} is trained, and {timed} determines the simulated times")
+        yield f"two models: {trained} is trained, and {timed} determines the simulated times"
     if reason.startswith("diverged"):
-        notes.append(reason)
+        yield reason
     for name, reached in (("target_accuracy", "target accuracy"), ("target_loss", "target loss")):
         target = getattr(training, name)
         if target is not None and reason != reached and monitor.history:
             best = max(r.accuracy for r in monitor.history) if "acc" in name else min(r.loss for r in monitor.history)
-            notes.append(
+            yield (
                 f"{name} = {target:g} was not reached; the best value was {best:.4g} "
                 f"(the run ended because of: {reason})"
             )
-    return notes
-
-
-def idle_notes_of(strategy: Strategy, cluster: Cluster, nodes: list[int], traffic: Traffic) -> list[str]:
-    """Return notes on parts of the cluster that a run's strategy leaves unused."""
-    algorithms = contract.of(strategy).collectives().algorithms.values()
-    all_ways = not {"nccl", "nccl_ring"}.isdisjoint(algorithms)
-    return idle_notes(cluster, np.array(nodes), traffic.nbytes, all_ways)

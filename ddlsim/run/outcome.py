@@ -9,10 +9,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ddlsim.arguments import Count, checked
 from ddlsim.cluster import Cluster
+from ddlsim.cluster.cluster import Floats, Ints
 from ddlsim.errors import SuggestsAttributes
 from ddlsim.learning.monitor import Monitor
 from ddlsim.network import BusyIntervals
@@ -56,10 +56,6 @@ def batches_alone(result: Outcome, stages: Sequence[Stage]) -> float:
 def is_replicated(stages: Sequence[Stage], workloads: Sequence[Workload]) -> bool:
     """Return whether every worker computes the full model."""
     return math.isclose(n_copies(stages, workloads), len(workloads), rel_tol=1e-9)
-
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 
 def link_names(cluster: Cluster) -> tuple[Ints, dict[str, Any]]:

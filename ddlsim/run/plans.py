@@ -7,8 +7,8 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from ddlsim.cluster.cluster import Floats, Ints
 from ddlsim.compression.choice import compression_of
 from ddlsim.plan import Plan
 from ddlsim.plan.plan import ALL_REDUCE, PUSH_PULL, REDUCE_SCATTER
@@ -20,8 +20,6 @@ from ddlsim.strategies import contract
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.jitter import NoJitter
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 #: collectives of what is compressed
 SUMS = (ALL_REDUCE, REDUCE_SCATTER, PUSH_PULL)
 

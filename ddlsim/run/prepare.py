@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -43,18 +43,11 @@ MOST_TRIED, MORE_TRIED, N_NAMED = 32, 3, 2
 Workloads = list[tuple[Workload, Device]]
 
 
-def what_fits(
-    experiment: Experiment,
-    cluster: Cluster,
-    nodes: Sequence[int],
-    workloads: Workloads,
-    workloads_of: Callable[[Strategy], Workloads],
-) -> str:
+def what_fits(placed: Placed) -> str:
     """Return the nearest ways of the same strategy that fit, with the bytes that the fullest worker then needs, or how
     many workers it takes at least; empty where a strategy has no method `lower_memory_variants` that says what to try.
-
-    workloads_of  what workers compute under another strategy
     """
+    experiment, workloads = placed.experiment, placed.workloads
     strategy, n_workers = contract.of(experiment.strategy), len(workloads)
     if not strategy.shares_batch or len({id(workload) for workload, _ in workloads}) > 1:
         return ""
@@ -73,7 +66,7 @@ def what_fits(
         if any(fewer.items() <= changes.items() or (mesh and mesh.items() <= fewer.items()) for fewer, _ in fit):
             continue
         try:
-            held = _held(experiment.with_(strategy=other), cluster, nodes, workloads_of(other))
+            held = _held(placed, other)
         except ConfigError:  # tensor groups that share machines with others, say
             continue
         if held <= room:
@@ -99,12 +92,14 @@ def _fewer_samples(experiment: Experiment, whole: list[Workload], room: float) -
     return f"; of all workers together batch_size={largest * n_workers}" if largest > 0 else ""
 
 
-def _held(experiment: Experiment, cluster: Cluster, nodes: Sequence[int], workloads: Workloads) -> float:
-    """Return the bytes that the fullest worker needs. Raises ConfigError where workers cannot exchange what they
-    share."""
-    strategy, whole = contract.of(experiment.strategy), [workload for workload, _ in workloads]
+def _held(placed: Placed, other: Strategy) -> float:
+    """Return the bytes that the fullest worker needs under another strategy. Raises ConfigError where workers cannot
+    exchange what they share."""
+    experiment = placed.experiment.with_(strategy=other)
+    workloads = _workloads(experiment, placed.cluster, placed.time_model, placed.nodes)
+    strategy, whole = contract.of(other), [workload for workload, _ in workloads]
     batches = strategy.micro_batches(experiment.batch(len(whole)), len(whole), experiment.accumulation)
-    strategy.folded_program(whole, batches, cluster, list(nodes))
+    strategy.folded_program(whole, batches, placed.cluster, placed.nodes)
     return memory_use(experiment, workloads, strategy.stages_of(whole))[0].needed
 
 
@@ -216,7 +211,7 @@ class Placed(NamedTuple):
     model: Model
     time_model: Model
     nodes: list[int]
-    workloads: list[tuple[Workload, Device]]
+    workloads: Workloads
     notes: tuple[str, ...]
 
 
@@ -273,21 +268,18 @@ def prepare(experiment: Experiment) -> Prepared:
 
     Raises ConfigError with the field and the remedy if the parts are incompatible.
     """
-    experiment, cluster, model, time_model, nodes, workloads, notes = place(experiment)
+    placed = place(experiment)
+    experiment, cluster, model, time_model, nodes, workloads, notes = placed
     n_workers = len(nodes)
-    stages = contract.of(experiment.strategy).stages_of([workload for workload, _ in workloads])
+    made = [workload for workload, _ in workloads]
+    stages = contract.of(experiment.strategy).stages_of(made)
     if experiment.elastic is not None:
-        check_replicas(experiment, stages, [workload for workload, _ in workloads])
+        check_replicas(experiment, stages, made)
     phased = experiment.training is not None and bool(experiment.training.phases)
     fullest, texts = memory_use(experiment, workloads, stages)
     texts = [] if phased else texts
     if texts := list(dict.fromkeys(texts)):
-
-        def under(strategy: Strategy) -> Workloads:
-            return _workloads(experiment.with_(strategy=strategy), cluster, time_model, nodes)
-
-        texts[-1] += what_fits(experiment, cluster, nodes, workloads, under)
-    made = [workload for workload, _ in workloads]
+        texts[-1] += what_fits(placed)
     task, regimes, training = None, None, experiment.training
     if training is not None:
         task = training.task(model, contract.of(experiment.strategy).n_replicas(n_workers), experiment.seed, time_model)
@@ -316,12 +308,12 @@ def _regimes(
     if training.growing_batch is None and not training.phases:
         return None
 
-    def workloads_in(regime: tuple[int, int | None]) -> list[tuple[Workload, Device]]:
+    def workloads_in(regime: Regime) -> Workloads:
         batch_size, number = regime
         phase = None if number is None else training.phases[number]
         return _workloads(dataclasses.replace(experiment, batch_size=batch_size), cluster, model, nodes, phase)
 
-    def make(regime: tuple[int, int | None]) -> list[Stage]:
+    def make(regime: Regime) -> list[Stage]:
         return contract.of(experiment.strategy).stages_of([workload for workload, _ in workloads_in(regime)])
 
     size = experiment.batch(len(nodes))
@@ -334,9 +326,7 @@ def _regimes(
     return regimes
 
 
-def memory_use(
-    experiment: Experiment, workloads: list[tuple[Workload, Device]], stages: list[Stage]
-) -> tuple[Fullest, list[str]]:
+def memory_use(experiment: Experiment, workloads: Workloads, stages: list[Stage]) -> tuple[Fullest, list[str]]:
     """Return the fullest worker, and a line for each device whose memory is too small; parts of a model hold what their
     plan says, if there is one."""
     strategy, n_workers = contract.of(experiment.strategy), len(stages)
@@ -351,17 +341,11 @@ def memory_use(
         (id(stage), device.name, nbytes): (stage, device, nbytes)
         for stage, (_, device), nbytes in zip(stages, workloads, held, strict=True)
     }
-    uses = [
-        (
-            Fullest(
-                sum(held_nbytes(stage, n_workers, nbytes)),
-                device.memory_nbytes,
-                0.0 if stage.memory is None else stage.memory.reserved,
-            ),
-            check_memory(stage, device, n_workers, nbytes),
-        )
-        for stage, device, nbytes in different.values()
-    ]
+    uses = []
+    for stage, device, nbytes in different.values():
+        reserved = 0.0 if stage.memory is None else stage.memory.reserved
+        fullest = Fullest(sum(held_nbytes(stage, n_workers, nbytes)), device.memory_nbytes, reserved)
+        uses.append((fullest, check_memory(stage, device, n_workers, nbytes)))
     fullest, worst = max(uses, key=lambda use: use[0].needed / use[0].capacity)
     over = [text for _, text in uses if text]
     if not parts or not worst or len(over) == 1:
@@ -392,7 +376,7 @@ def _nodes(experiment: Experiment, cluster: Cluster) -> list[int]:
 
 def _workloads(
     experiment: Experiment, cluster: Cluster, model: Model, nodes: list[int], phase: Phase | None = None
-) -> list[tuple[Workload, Device]]:
+) -> Workloads:
     """Return each worker's workload (in a phase) and device; equal ones are the same object."""
     speeds = experiment.speeds(len(nodes))
     batch_size = contract.of(experiment.strategy).samples_at_once(experiment.batch(len(nodes)), len(nodes))
@@ -438,29 +422,25 @@ def with_defaults(experiment: Experiment, model: Model, *devices: Device) -> Exp
     return experiment.with_(**{name: value for name, value in choices.items() if getattr(experiment, name) is None})
 
 
-def _without_effect(experiment: Experiment, workload: Workload) -> list[str]:
-    """Return a note for a stack, fused attention and low precision that are set, but on which no time depends."""
-    model, notes = workload.model, []
+def _without_effect(experiment: Experiment, workload: Workload) -> Iterator[str]:
+    """Note a stack, fused attention and low precision that are set, but on which no time depends."""
+    model = workload.model
     roofline = isinstance(experiment.compute, Roofline)
     kernels = workload.by_kernel and not workload.known and not roofline
     fixed = workload.host_time or workload.stack.call_time
-    if (
-        experiment.stack is not None
-        and not fixed
-        and (workload.known or not (workload.by_kernel or workload.launch_time))
-    ):
-        notes.append(f"stack has no effect on the simulated times: {workload.basis}")
+    depends = fixed or (not workload.known and (workload.by_kernel or workload.launch_time))
+    if experiment.stack is not None and not depends:
+        yield f"stack has no effect on the simulated times: {workload.basis}"
     if kernels and experiment.flash is None and workload.stack.attention and not workload.flash:
         assert workload.device is not None
         where = f"no fused kernel of stack {workload.stack.name} is known on {workload.device.name}"
-        notes.append(f"attention stores its matrices in memory: {where}; set flash=True to assume a fused kernel")
+        yield f"attention stores its matrices in memory: {where}; set flash=True to assume a fused kernel"
     if experiment.flash is not None and not any(layer.heads for layer in model.layers):
-        notes.append(f"flash has no effect: {model.name} has no attention")
+        yield f"flash has no effect: {model.name} has no attention"
     elif experiment.flash is not None and not kernels:
-        notes.append(f"flash affects only memory, not the simulated times: {workload.basis}")
+        yield f"flash affects only memory, not the simulated times: {workload.basis}"
     if experiment.precision in LOW_PRECISIONS and not kernels and (roofline or not workload.known):
-        notes.append(f"{experiment.precision} is simulated at the speed of bf16: {workload.basis}")
-    return notes
+        yield f"{experiment.precision} is simulated at the speed of bf16: {workload.basis}"
 
 
 def _workload(experiment: Experiment, model: Model, device: Device, speed: float, batch_size: int) -> Workload:

@@ -32,47 +32,6 @@ if TYPE_CHECKING:
     from ddlsim.validation.intervals import RunInterval
 
 
-def plain_result(result: Result) -> dict[str, object]:
-    """Return the numbers of a result and the manifest of its run; "bottleneck" is null if it was not requested."""
-    known = result.cached_sensitivities
-    return {
-        "ddlsim": ddlsim.__version__,
-        "experiment": result.experiment.manifest(),
-        "workers": result.n_workers,
-        "fits": result.fits,
-        "memory": None if result.memory is None else result.memory._asdict(),
-        "throughput": result.throughput,
-        "tokens_per_second": result.tokens_per_second,
-        "mfu": result.mfu,
-        "stack": _stack(result),
-        "published": None if result.published is None else result.published.to_dict(),
-        "step_time": result.step_time,
-        "speedup": result.speedup,
-        "efficiency": result.efficiency,
-        "shares": result.shares,
-        "mean_staleness": result.mean_staleness,
-        "staleness": {str(k): v for k, v in result.staleness_histogram.items()},
-        "step_times": result.step_times.tolist(),
-        "interval": None if result.quick_interval is None else result.quick_interval.to_dict(),
-        "stability": None if result.known_stability is None else result.known_stability.to_dict(),
-        "simulated_time": result.simulated_time,
-        "n_messages": result.n_messages,
-        "compute": result.workloads[0].basis,
-        "bottleneck": None if known is None else [s.to_dict() for s in known],
-        "notes": list(result.notes),
-        "warnings": list(result.warnings),
-        "interrupted": result.interrupted,
-        "nbytes_sent": result.nbytes_sent,
-        "failure_timeline": result.failure_timeline.to_dict() if result.has_failure_timeline else None,
-        "goodput": result.goodput if result.has_failure_timeline else None,
-        "cost": result.known("cost"),
-        "energy": result.known("energy"),
-        "energy_assumptions": energy_assumptions(result),
-        "stop_reason": result.stop_reason,
-        "history": _history(result),
-    }
-
-
 def _stack(result: Result) -> dict[str, object] | None:
     """Return the software that computes, None where times do not depend on it."""
     workload = result.workloads[0]
@@ -364,8 +323,44 @@ class Result(Outcome):
     # ------------------------------------------------------------ output
 
     def to_dict(self) -> dict[str, object]:
-        """Return the numbers and the manifest as a dictionary of plain values."""
-        return plain_result(self)
+        """Return the numbers and the manifest as plain values; "bottleneck" is None if it was not requested."""
+        known = self.cached_sensitivities
+        return {
+            "ddlsim": ddlsim.__version__,
+            "experiment": self.experiment.manifest(),
+            "workers": self.n_workers,
+            "fits": self.fits,
+            "memory": None if self.memory is None else self.memory._asdict(),
+            "throughput": self.throughput,
+            "tokens_per_second": self.tokens_per_second,
+            "mfu": self.mfu,
+            "stack": _stack(self),
+            "published": None if self.published is None else self.published.to_dict(),
+            "step_time": self.step_time,
+            "speedup": self.speedup,
+            "efficiency": self.efficiency,
+            "shares": self.shares,
+            "mean_staleness": self.mean_staleness,
+            "staleness": {str(k): v for k, v in self.staleness_histogram.items()},
+            "step_times": self.step_times.tolist(),
+            "interval": None if self.quick_interval is None else self.quick_interval.to_dict(),
+            "stability": None if self.known_stability is None else self.known_stability.to_dict(),
+            "simulated_time": self.simulated_time,
+            "n_messages": self.n_messages,
+            "compute": self.workloads[0].basis,
+            "bottleneck": None if known is None else [s.to_dict() for s in known],
+            "notes": list(self.notes),
+            "warnings": list(self.warnings),
+            "interrupted": self.interrupted,
+            "nbytes_sent": self.nbytes_sent,
+            "failure_timeline": self.failure_timeline.to_dict() if self.has_failure_timeline else None,
+            "goodput": self.goodput if self.has_failure_timeline else None,
+            "cost": self.known("cost"),
+            "energy": self.known("energy"),
+            "energy_assumptions": energy_assumptions(self),
+            "stop_reason": self.stop_reason,
+            "history": _history(self),
+        }
 
     @checked
     def to_json(self, path: str | Path | None = None) -> str:

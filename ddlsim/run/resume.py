@@ -24,6 +24,7 @@ from ddlsim.learning import checkpoint as files
 from ddlsim.learning.checkpoint import Checkpoint
 from ddlsim.learning.learner import Task
 from ddlsim.learning.monitor import Monitor, Progress, Row
+from ddlsim.plain import flattened
 from ddlsim.run.experiment import Experiment
 from ddlsim.workload.model import Model, load_model
 
@@ -45,7 +46,7 @@ class Saved:
 
     def check(self, other: dict[str, object]) -> None:
         """Raise ConfigError if `other`, the manifest of the resumed run, differs in more than its end."""
-        before, now = _flat(self.manifest), _flat(other)
+        before, now = flattened(self.manifest), flattened(other)
         for name in dict.fromkeys([*before, *now]):
             if name not in ENDS and before.get(name) != now.get(name):
                 remedy = "only the end of the run may change" if name != "ddlsim" else "continue it with that version"
@@ -79,16 +80,6 @@ def _digest(part: object) -> str:
         assert isinstance(part, Model)
         content.update(repr(dataclasses.astuple(part)).encode())
     return f"{getattr(part, 'name', '')} ({content.hexdigest()[:12]})"
-
-
-def _flat(value: object, name: str = "") -> dict[str, object]:
-    """Return the leaves of nested dicts by their dotted names; an absent one is None."""
-    if not isinstance(value, dict):
-        return {name: value}
-    found: dict[str, object] = {}
-    for key, part in value.items():
-        found |= _flat(part, f"{name}.{key}" if name else key)
-    return found
 
 
 def saving(path: str | Path, experiment: Experiment, task: Task) -> Callable[[Checkpoint], None]:

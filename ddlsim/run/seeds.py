@@ -14,9 +14,9 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
-import numpy.typing as npt
 
 from ddlsim.arguments import Count, Seed, checked, integer, number, one_of
+from ddlsim.cluster.cluster import Floats, Ints
 from ddlsim.errors import ConfigError, DdlsimError
 from ddlsim.learning import Training
 from ddlsim.learning.monitor import Row, first_reaching
@@ -30,8 +30,6 @@ from ddlsim.text_tables import labelled
 if TYPE_CHECKING:
     import pandas as pd
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 #: columns of the history that others can be drawn against
 AXES = ("time", "updates", "epoch", "nbytes")
 Axis = Annotated[str, one_of(*AXES)]
@@ -121,8 +119,7 @@ class Seeds:
         lines = [line[:, np.isfinite(line[1])] for line in lines]
         if not all(line.size for line in lines):
             return pd.DataFrame(columns=["mean", "low", "high", "n"])
-        at, values, n = joined_lines(lines)
-        mean, half = values.mean(axis=0), half_width(values, confidence)
+        at, mean, half, n = mean_line(lines, confidence)
         columns = {"mean": mean, "low": mean - half, "high": mean + half, "n": n}
         return pd.DataFrame(columns, index=pd.Index(at, name=x))
 
@@ -215,9 +212,9 @@ def t_quantile(dof: float, level: float = 0.95) -> float:
     return math.sqrt(dof) * math.tan(0.5 * (low + high))
 
 
-def joined_lines(lines: Sequence[Floats]) -> tuple[Floats, Floats, Ints]:
-    """Return places, the values of each line there, (n_lines, n_places), and the number of lines that extend so far,
-    (n_places,).
+def mean_line(lines: Sequence[Floats], confidence: float) -> tuple[Floats, Floats, Floats, Ints]:
+    """Return places, the mean of the lines there, half the width of its interval, and how many lines extend so far,
+    each (n_places,).
 
     lines  each (2, n): increasing places, and values. The result starts where all have started; lines keep their last
            value
@@ -225,7 +222,8 @@ def joined_lines(lines: Sequence[Floats]) -> tuple[Floats, Floats, Ints]:
     at = np.unique(np.concatenate([line[0] for line in lines]))
     at = at[at >= max(line[0, 0] for line in lines)]
     values = np.array([np.interp(at, line[0], line[1]) for line in lines])
-    return at, values, np.sum([at <= line[0, -1] for line in lines], axis=0)
+    n = np.sum([at <= line[0, -1] for line in lines], axis=0)
+    return at, values.mean(axis=0), half_width(values, confidence), n
 
 
 def interval_of(

@@ -74,21 +74,18 @@ def sensitivities(experiment: Experiment) -> list[Sensitivity]:
     links = reference.link_columns
     used = dict.fromkeys(kind for kind, nbytes in zip(links["kind"], links["nbytes"], strict=True) if nbytes > 0.0)
     for kind in used:
-        variants.append((f"bandwidth of {kind}", _with_cluster(base, cluster.scaled(kind, bandwidth=1.0 + CHANGE))))
-        variants.append((f"latency of {kind}", _with_cluster(base, cluster.scaled(kind, latency=1.0 - CHANGE))))
+        wide, near = cluster.scaled(kind, bandwidth=1.0 + CHANGE), cluster.scaled(kind, latency=1.0 - CHANGE)
+        variants.append((f"bandwidth of {kind}", base.with_(cluster=wide)))
+        variants.append((f"latency of {kind}", base.with_(cluster=near)))
     details = cluster.details
     if details is not None and details.flow_rate.any():
         faster = dataclasses.replace(details, flow_rate=(1.0 + CHANGE) * details.flow_rate)
-        variants.append(("rate of connections", _with_cluster(base, dataclasses.replace(cluster, details=faster))))
+        variants.append(("rate of connections", base.with_(cluster=dataclasses.replace(cluster, details=faster))))
     found = [
         Sensitivity(what, CHANGE, complete(variant).throughput / reference.throughput - 1.0)
         for what, variant in variants
     ]
     return sorted(found, key=lambda s: -s.gain)
-
-
-def _with_cluster(experiment: Experiment, cluster: Cluster) -> Experiment:
-    return dataclasses.replace(experiment, cluster=cluster)
 
 
 @dataclass(frozen=True)

@@ -20,38 +20,12 @@ from ddlsim.learning.learner import DivergedError, Shift
 from ddlsim.learning.monitor import Monitor, Progress
 from ddlsim.network import Network
 from ddlsim.plan import Plan
-from ddlsim.reliability.faults import (
-    BeyondError,
-    Effect,
-    RandomFaults,
-    at_random,
-    effects_of,
-    inject,
-    left_of,
-    sampled,
-    sampled_notes,
-    slow_intervals_of,
-    stops_of,
-    up_to_its_end,
-)
+from ddlsim.reliability import Effect, RandomFaults, faults
+from ddlsim.run import notes
 from ddlsim.run.conservation import check_result
 from ddlsim.run.experiment import Experiment
-from ddlsim.run.failure_timeline import THIRTY_DAYS, check_free, crashes_of, has_failure_timeline, life_notes
+from ddlsim.run.failure_timeline import check_free, crashes_of, has_failure_timeline, life_notes, lifetime
 from ddlsim.run.input_delivery import feed_notes, feed_of
-from ddlsim.run.notes import (
-    delay_warnings,
-    handed_over_notes,
-    idle_notes_of,
-    late_notes,
-    learning_notes,
-    link_notes,
-    path_notes,
-    stalled_notes,
-    superlinear_notes,
-    uneven_notes,
-    unsent_warnings,
-    window_notes,
-)
 from ddlsim.run.prepare import Prepared, prepare
 from ddlsim.run.result import Result
 from ddlsim.run.resume import Interrupt, Pauses, Saved, manifest, saving
@@ -80,7 +54,7 @@ def _workers(
     workers = []
     for rank, (node, stage) in enumerate(zip(prepared.nodes, prepared.stages, strict=True)):
         jitter = factors(experiment.jitter, experiment.seed, rank)
-        slow = slow_intervals_of(effects, rank, loop.start)
+        slow = faults.slow_intervals_of(effects, rank, loop.start)
         regime = None if regimes is None else functools.partial(regimes.at, rank)
         parts = (loop, stage.workload, recorder, stop, jitter, slow, accumulation, learner, regime)
         slowdown = experiment.overlap_slowdown or stage.workload.slowdown
@@ -187,15 +161,15 @@ class UnderWay:
         max_time = si(experiment.max_time, "time")
         since = 0.0 if shift is None else shift.since
         until = since + min(horizon, max_time)
-        random = sampled(experiment.faults, prepared.cluster, prepared.nodes, experiment.seed, until)
-        self._random = left_of(random, since)
-        effects = effects_of(experiment.slowdowns, prepared.cluster, prepared.nodes, "slowdowns")
-        effects += effects_of([*experiment.faults, *self._random], prepared.cluster, prepared.nodes)
-        inject(effects, network, prepared.nodes, start)
+        random = faults.sampled(experiment.faults, prepared.cluster, prepared.nodes, experiment.seed, until)
+        self._random = faults.left_of(random, since)
+        effects = faults.effects_of(experiment.slowdowns, prepared.cluster, prepared.nodes, "slowdowns")
+        effects += faults.effects_of([*experiment.faults, *self._random], prepared.cluster, prepared.nodes)
+        faults.inject(effects, network, prepared.nodes, start)
         self.loop = loop = Loop(network, start)
         n_workers = len(prepared.nodes)
         self.recorder = recorder = Recorder(
-            n_workers, keep_spans, start=start, stops=stops_of(effects, start), pauses=network.pauses
+            n_workers, keep_spans, start=start, stops=faults.stops_of(effects, start), pauses=network.pauses
         )
         n_updates = contract.of(experiment.strategy).updates(sum(experiment.window), n_workers)
         self.stop = stop = StopRule(loop, recorder, math.inf if endless else n_updates)
@@ -256,7 +230,7 @@ class UnderWay:
     def check_horizon(self) -> None:
         """Raise BeyondError if the run waits only for faults that have not been sampled yet."""
         if self._cut_short and not self.stop.reason and self.loop.now >= self.latest:
-            raise BeyondError(f"random faults are sampled only up to {self.latest} s of simulated time")
+            raise faults.BeyondError(f"random faults are sampled only up to {self.latest} s of simulated time")
 
     def go(self, go_on: GoOn, checkpoint: str | Path | None, every: float) -> None:
         """Let `go_on` run it to the end; save a training run at `checkpoint` every `every` s. Ctrl-C stops it."""
@@ -320,44 +294,39 @@ class UnderWay:
         )
         if not self.halfway:  # a run interrupted in the middle of an event has booked only a part of it
             check_result(result, loop, self.stop.n_samples)
-        if more := superlinear_notes(result):
+        if more := tuple(notes.superlinear_notes(result)):
             result = dataclasses.replace(result, notes=(*result.notes, *more))
         return result
 
     def _notes(self, traffic: Traffic) -> tuple[str, ...]:
         context, prepared, experiment = self.context, self.prepared, self.experiment
         seconds = self.loop.now - self.loop.start
+        lasts = lifetime(experiment) if has_failure_timeline(experiment) else seconds
+        happened = [each for each in self._random if each.start < seconds]
         return (
             *prepared.notes,
-            *window_notes(experiment),
+            *notes.window_notes(experiment),
             *life_notes(experiment, free=self.recorder.down is not None),
-            *link_notes(prepared.cluster),
+            *notes.link_notes(prepared.cluster),
             *dict.fromkeys(context.notes),  # parts of a communicator say the same
             *feed_notes(experiment, self.recorder, seconds),
-            *sampled_notes(experiment.faults, [each for each in self._random if each.start < seconds], seconds),
-            *late_notes((*experiment.faults, *experiment.slowdowns, *experiment.background), self._lasts(seconds)),
-            *stalled_notes(self.recorder, seconds),
-            *uneven_notes(self.recorder),
-            *learning_notes(experiment, self.reason, self.monitor),
-            *handed_over_notes(context, self.monitor),
-            *idle_notes_of(experiment.strategy, prepared.cluster, prepared.nodes, traffic),
-            *path_notes(prepared.cluster, self.loop.network.pairs, traffic.nbytes),
+            *faults.sampled_notes(experiment.faults, happened, seconds),
+            *notes.late_notes((*experiment.faults, *experiment.slowdowns, *experiment.background), lasts),
+            *notes.stalled_notes(self.recorder, seconds),
+            *notes.uneven_notes(self.recorder),
+            *notes.learning_notes(experiment, self.reason, self.monitor),
+            *notes.handed_over_notes(context, self.monitor),
+            *notes.idle_notes(experiment.strategy, prepared.cluster, prepared.nodes, traffic.nbytes),
+            *notes.path_notes(prepared.cluster, self.loop.network.pairs, traffic.nbytes),
         )
-
-    def _lasts(self, seconds: float) -> float:
-        """Return how long the run goes on, in s: at least, if it is simulated for some `seconds`."""
-        if not has_failure_timeline(self.experiment):
-            return seconds
-        length = si(self.experiment.max_time, "time")
-        return length if math.isfinite(length) or self.experiment.training is not None else THIRTY_DAYS
 
     def _warnings(self, traffic: Traffic) -> tuple[str, ...]:
         prepared = self.prepared
         return (
             *prepared.warnings,
             *prepared.left_out,
-            *unsent_warnings(len(prepared.nodes), traffic.sent),
-            *delay_warnings(self.experiment.training, self.recorder.staleness, self.reason),
+            *notes.unsent_warnings(len(prepared.nodes), traffic.sent),
+            *notes.delay_warnings(self.experiment.training, self.recorder.staleness, self.reason),
         )
 
 
@@ -382,7 +351,7 @@ def plan_of_run(experiment: Experiment, steps: int | None = None) -> Plan:
 def random_faults_of(experiment: Experiment) -> list[RandomFaults]:
     """Return the random faults of an experiment and of its co-located jobs."""
     jobs = [each.experiment for each in experiment.background if hasattr(each, "experiment")]
-    return at_random([*experiment.faults, *(fault for other in jobs for fault in random_faults_of(other))])
+    return faults.at_random([*experiment.faults, *(fault for other in jobs for fault in random_faults_of(other))])
 
 
 def run(
@@ -411,9 +380,9 @@ def run(
     the bytes, times or updates of the result do not add up (:mod:`ddlsim.run.conservation`).
     """
     if shift is not None:
-        experiment = experiment.with_(
-            **{name: left_of(getattr(experiment, name), shift.since) for name in ("faults", "slowdowns", "background")}
-        )
+        events = ("faults", "slowdowns", "background")
+        left = {name: faults.left_of(getattr(experiment, name), shift.since) for name in events}
+        experiment = experiment.with_(**left)
     prepared = prepare(experiment)
 
     def made(horizon: float) -> Result:
@@ -444,7 +413,7 @@ def run(
         result = under_way.result(stability=stability)
         return result if together is None else dataclasses.replace(result, share=together.shares(under_way)[0])
 
-    return up_to_its_end(random_faults_of(experiment), prepared.cluster, made)
+    return faults.up_to_its_end(random_faults_of(experiment), prepared.cluster, made)
 
 
 def complete(experiment: Experiment, *, stability: bool = False) -> Result:

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ddlsim.cluster import Cluster
+from ddlsim.cluster.cluster import Floats
 from ddlsim.cluster.machines import memory_nodes
 from ddlsim.errors import NoUpdateError
 from ddlsim.reliability.faults import at_known_times, horizon_of, phases, sampled
-from ddlsim.reliability.timeline import STEADY, Floats, Pace
+from ddlsim.reliability.timeline import STEADY, Pace
 from ddlsim.run.experiment import Experiment
 from ddlsim.runtime.feed import Mix
 from ddlsim.strategies import contract

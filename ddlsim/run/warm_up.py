@@ -6,6 +6,7 @@ import dataclasses
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from ddlsim.network.addresses import prepare_extensions
 from ddlsim.nn.network import build_network
 from ddlsim.plan.program import StepProgram
 from ddlsim.run.api import simulate
+from ddlsim.run.result import Result
 from ddlsim.strategies import AllReduce, AsyncParameterServer
 from ddlsim.workload.activations import with_kept
 from ddlsim.workload.model import Model, load_model
@@ -54,16 +56,8 @@ class Warmth:
         return f"{done}; {self.functions} functions are in the cache, {self.nbytes / 1e6:.1f} MB in\n{places}"
 
 
-def _rings() -> None:
-    simulate("office-1gbe", "lenet5", AllReduce("ring"), batch_size=8, workers=4)
-
-
-def _frames() -> None:
-    simulate("cloud-25g-16x8-v100", "lenet5", AllReduce("ring"), batch_size=8, workers=16)
-
-
-def _tori() -> None:
-    simulate("torus-2d", "lenet5", AllReduce("ring"), batch_size=8, workers=4)
+def _run(cluster: str = "office-1gbe", workers: int = 4) -> Result:
+    return simulate(cluster, "lenet5", AllReduce("ring"), batch_size=8, workers=workers)
 
 
 def _asynchronous() -> None:
@@ -77,19 +71,15 @@ def _messages() -> None:
     network.advance()
 
 
-def _extensions() -> None:
-    prepare_extensions()
-
-
 def _timelines() -> None:
-    busy = simulate("office-1gbe", "lenet5", AllReduce("ring"), batch_size=8, workers=4).traced.busy
+    busy = _run().traced.busy
     if busy is not None:
         busy.of(0)
 
 
 def _bounds() -> None:
     """Bound a step from below, as the planner does."""
-    plan = simulate("office-1gbe", "lenet5", AllReduce("ring"), batch_size=8, workers=4).plan
+    plan = _run().plan
     program = StepProgram.of(plan)
     program.bound(0, plan.n_steps)
     program.graph.later_than(0, np.zeros(1, dtype=np.int64), plan.n_steps)
@@ -108,10 +98,6 @@ def _images() -> None:
     _learn(Model("warm-up", "warm-up", (3, 12, 12), with_kept(builder.layers, structure), True, (), structure))
 
 
-def _tokens() -> None:
-    _learn(load_model("char-transformer"))
-
-
 def _learn(model: Model) -> None:
     rng = np.random.default_rng(0)
     network = build_network(model, seed=0)
@@ -127,17 +113,17 @@ def _targets() -> None:
 
 
 #: (what it is for, what compiles it, s of CPU time that it takes cold)
-STEPS: tuple[tuple[str, Callable[[], None], float], ...] = (
-    ("collectives", _rings, 10.0),
-    ("frames of TCP", _frames, 1.0),
-    ("routes on tori", _tori, 0.3),
+STEPS: tuple[tuple[str, Callable[[], object], float], ...] = (
+    ("collectives", _run, 10.0),
+    ("frames of TCP", partial(_run, "cloud-25g-16x8-v100", 16), 1.0),
+    ("routes on tori", partial(_run, "torus-2d"), 0.3),
     ("asynchronous workers", _asynchronous, 3.5),
     ("messages", _messages, 0.1),
-    ("queues, transports, changes of links", _extensions, 2.0),
+    ("queues, transports, changes of links", prepare_extensions, 2.0),
     ("timelines", _timelines, 0.3),
     ("lower bounds", _bounds, 0.4),
     ("gradients of image networks", _images, 6.0),
-    ("gradients of transformers", _tokens, 1.2),
+    ("gradients of transformers", lambda: _learn(load_model("char-transformer")), 1.2),
     ("targets that are numbers", _targets, 0.8),
 )
 

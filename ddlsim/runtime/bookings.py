@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ddlsim.network.busy import busy_rows
-from ddlsim.network.pauses import pieces
 from ddlsim.network.tasks import SKIPPED
 from ddlsim.plan.folding import Folding, Timeline
 from ddlsim.plan.plan import (
@@ -280,16 +279,12 @@ class Bookings:
         )
         for kind, which, begins, ends in spans:
             who, until = rank[which], ends[which]
-            place, first, last = np.arange(len(who)), begins[which], until
             if kind == rc.COMPUTE and self.recorder.stops:
-                place, first, last = self.recorder.undisturbed(self._first[who], first, last)
                 np.add.at(self.idle, who, until - begins[which])
-                np.subtract.at(self.idle, who[place], last - first)
-            if kind == rc.COMMUNICATION and len(self.recorder.pauses):
-                place, first, last, waits = pieces(self.recorder.pauses, first, last)
-                np.add.at(self.seconds[rc.WAITING], who[place[waits]], (last - first)[waits])
-                place, first, last = place[~waits], first[~waits], last[~waits]
-            np.add.at(self.seconds[kind], who[place], last - first)
+            for part, place, first, last in self.recorder.parts(kind, self._first[who], begins[which], until):
+                np.add.at(self.seconds[part], who[place], last - first)
+                if kind == rc.COMPUTE and self.recorder.stops:
+                    np.subtract.at(self.idle, who[place], last - first)
             np.maximum.at(self.booked, who, until)
             if self.recorder.keep_spans:
                 if kind == rc.COMPUTE and self.folding is not None:

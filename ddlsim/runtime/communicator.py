@@ -9,7 +9,6 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import numpy.typing as npt
 import simpy
 
 from ddlsim.cluster import Cluster
@@ -20,13 +19,12 @@ from ddlsim.collectives.build import size_class
 from ddlsim.collectives.nccl_choice import Choice
 from ddlsim.errors import ConfigError, DeadlockError
 from ddlsim.network import schedule_time
+from ddlsim.network.state import Ints
 from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.costs import Known, Phase, known_cost
 from ddlsim.runtime.fabric import Fabric, OnFabric, fabric_of, with_algorithm
 from ddlsim.runtime.worker import Worker
 from ddlsim.ties import tie
-
-Ints = npt.NDArray[np.int64]
 
 #: algorithms that "auto" does not try: never the fastest, the same as another at these settings, or (NCCL's) not
 #: comparable, as the others know no protocol's latencies
@@ -208,20 +206,30 @@ class Communicator:
 
         The arguments and the result are otherwise those of :meth:`enter`.
         """
-        loop, place = self.context.loop, self.place[worker.rank]
-        operation = self._open.get(key)
-        self._entered[place] += 1
-        if operation is None:
-            self._check_open()
+        loop = self.context.loop
+
+        def begun() -> int:
             number = loop.collective(schedule(), self.all_nodes, nbytes)
-            operation = self._open[key] = _Operation(number, self.n_ranks)
             for bystander in range(self.n_ranks, len(self.all_nodes)):
                 loop.join(number, bystander)
+            return number
+
+        operation = self._joined(key, worker, begun)
+        assert operation.number is not None
+        return loop.join(operation.number, self.place[worker.rank])
+
+    def _joined(self, key: Hashable, worker: Worker | None, begun: Callable[[], int | None]) -> _Operation:
+        """Count that a member enters a collective, which the first one begins."""
+        if worker is not None:
+            self._entered[self.place[worker.rank]] += 1
+        if key not in self._open:
+            self._check_open()
+            self._open[key] = _Operation(begun(), self.n_ranks)
+        operation = self._open[key]
         operation.n_missing -= 1
         if not operation.n_missing:
             del self._open[key]
-        assert operation.number is not None
-        return loop.join(operation.number, place)
+        return operation
 
     def take(self, key: Hashable, phases: Callable[[], tuple[Phase, ...]], worker: Worker | None = None) -> simpy.Event:
         """Let a worker enter a collective whose time is known, and which consists of consecutive `phases`.
@@ -229,17 +237,10 @@ class Communicator:
         The collective starts when all members have entered it and all previous ones have ended. It ends for all members
         at the same time.
         """
-        loop = self.context.loop
-        if worker is not None:
-            self._entered[self.place[worker.rank]] += 1
-        if key not in self._open:
-            self._check_open()
-        operation = self._open.setdefault(key, _Operation(None, self.n_ranks))
+        loop, operation = self.context.loop, self._joined(key, worker, lambda: None)
         event = loop.env.event()
         operation.joined.append(event)
-        operation.n_missing -= 1
         if not operation.n_missing:
-            del self._open[key]
 
             def ended(end: float) -> None:
                 for each in operation.joined:

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from ddlsim.cluster import Cluster
 from ddlsim.compression import Compression
 from ddlsim.learning import ABSENT, Array, Learner, Value
 from ddlsim.learning.learner import State
+from ddlsim.network.state import Ints
 from ddlsim.plan import Plan
 from ddlsim.runtime.loop import Loop
 from ddlsim.runtime.recorder import Recorder
@@ -82,7 +82,7 @@ class RunContext:
         """Nodes of the workers, in rank order."""
         return [worker.node for worker in self.workers]
 
-    def hosts(self, nodes: list[int]) -> npt.NDArray[np.int64]:
+    def hosts(self, nodes: list[int]) -> Ints:
         """Return the machine of each node. A node outside all machines counts as a machine of its own."""
         index = np.asarray(nodes, dtype=np.int64)
         host = self.cluster.host_of[index]

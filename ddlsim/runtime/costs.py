@@ -60,12 +60,10 @@ from ddlsim.collectives.nccl_tuner import LAPS
 from ddlsim.collectives.trees import double_tree
 from ddlsim.errors import ConfigError
 from ddlsim.network import Network, schedule_time
+from ddlsim.network.state import Floats, Ints
 from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.fabric import algorithm_name
 from ddlsim.runtime.loop import Loop, Traffic
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -262,7 +260,7 @@ class Load:
         self._parts.append((source, target, np.broadcast_to(np.asarray(nbytes, dtype=np.float64), source.shape)))
 
     def charge(self) -> Charge:
-        """Return what this puts on the channels; where there are frames, their headers take time as well."""
+        """Return what this puts on the channels. Headers of frames and acknowledgements take time as well."""
         cluster = self.cluster
         if self.empty:
             return Charge(np.zeros(cluster.n_channels), 0.0, 0.0, 0)
@@ -278,14 +276,36 @@ class Load:
             framed = details.frame_header[routes.links] > 0.0
             np.maximum.at(header, of[framed], details.frame_header[routes.links[framed]])
             np.minimum.at(payload, of[framed], details.frame_payload[routes.links[framed]])
-            wire += nbytes * header / payload
+            whole = messages[2][which.reshape(-1)]  # frames are those of the message that is sent for all of a pair
+            wire += np.divide(nbytes, whole, out=np.zeros_like(nbytes), where=whole > 0.0) * (
+                header * np.ceil(whole / payload)
+            )
         channel = cluster.link_channel[routes.links]
         carried = np.bincount(channel, nbytes[of] * routes.share, cluster.n_channels).astype(np.float64)
         if not len(channel):
             return Charge(carried, float(nbytes.sum()), 0.0, 0, messages)
         crossing = np.bincount(channel, wire[of] * routes.share, cluster.n_channels)
         seconds = crossing / Network(cluster).accounts().capacity
+        if details is not None and details.reverse_load.any():
+            seconds = _with_acknowledgements(cluster, seconds, details.reverse_load)
         return Charge(carried, float(nbytes.sum()), float(seconds.max()), int(seconds.argmax()), messages)
+
+
+def _with_acknowledgements(cluster: Cluster, seconds: Floats, reverse_load: Floats) -> Floats:
+    """Return the s that channels take if both directions of their links begin at the same time, (n_channels,).
+
+    seconds       s that each channel takes while its opposite direction is idle, (n_channels,)
+    reverse_load  of each link, (n_links,)
+
+    While both directions are in use, 1 / (1 + reverse_load) of the bandwidth is left for data: the direction that takes
+    longer is slowed down until the other one has ended.
+    """
+    links = np.flatnonzero(cluster.reverse_link >= 0)
+    channel, opposite = cluster.link_channel[links], cluster.link_channel[cluster.reverse_link[links]]
+    load = np.where(channel == opposite, 0.0, reverse_load[links])  # the capacity of half-duplex links includes it
+    total = seconds.copy()
+    total[channel] += load * np.minimum(seconds[channel], seconds[opposite])
+    return total
 
 
 def by_schedule(load: Load, schedule: Schedule, nodes: Sequence[int], nbytes: float) -> None:

@@ -43,9 +43,10 @@ from ddlsim.runtime.communicator import Communicator, hierarchical
 from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.costs import Phase
 from ddlsim.runtime.fabric import Fabric, algorithm_for, algorithm_name, halves_of
+from ddlsim.runtime.loop import after
 from ddlsim.runtime.server_work import ServerWork
 from ddlsim.runtime.servers import Threads
-from ddlsim.runtime.worker import Computation, Process, Worker, all_of
+from ddlsim.runtime.worker import Computation, Process, Worker
 from ddlsim.workload.precision import FP32_NBYTES
 
 #: what a part travels by: one collective, simulated by a "schedule" or of "known" time, or a "process"
@@ -436,8 +437,7 @@ class CollectiveExchange(Exchange):
     @functools.cached_property
     def _seats(self) -> dict[int, tuple[int, int]]:
         """The machine of each place, and its place there."""
-        every = enumerate(self.machines)
-        return {place: (machine, local) for machine, places in every for local, place in enumerate(places)}
+        return _seats(self.machines)
 
     @functools.cached_property
     def _within(self) -> list[Communicator]:
@@ -487,10 +487,9 @@ class CollectiveExchange(Exchange):
         return self._inbox[key]
 
 
-def after(event: simpy.Event, callback: Callable[[simpy.Event], None]) -> None:
-    """Let `callback` be called when an event happens."""
-    assert event.callbacks is not None
-    event.callbacks.append(callback)
+def _seats(groups: Sequence[Sequence[int]]) -> dict[int, tuple[int, int]]:
+    """Return the group of each place, and its place there."""
+    return {place: (number, local) for number, group in enumerate(groups) for local, place in enumerate(group)}
 
 
 # ---------------------------------------------------------------- servers
@@ -708,7 +707,7 @@ class ThroughServers(Exchange):
         if memory != node:
             yield self.loop.send(node, memory, nbytes)
         for half in (self._push_share, self._pull_share):
-            yield all_of(self.loop, [self.loop.env.process(half(memory, share)) for share in visit.shares])
+            yield self.loop.env.all_of([self.loop.env.process(half(memory, share)) for share in visit.shares])
         seconds = self.work.deliver * nbytes * self.work.seconds_per_byte()
         copying = self._copying[memory]
         yield from copying.work(copying.of((tensor, self._number), nbytes), seconds, lambda begin, end: None)
@@ -768,8 +767,7 @@ class InGroups(Exchange):
         self._between: list[Exchange] = []
         for places in zip(*groups, strict=True):
             self._between.append(between(places, self._between[-1] if self._between else None))
-        every = enumerate(groups)
-        self._seats = {place: (group, local) for group, places in every for local, place in enumerate(places)}
+        self._seats = _seats(groups)
 
     def carry(self, worker: Worker, step: int, parts: Sequence[int], nbytes: float) -> simpy.Event:
         return self.loop.env.process(self._in_turn(worker, step, parts, nbytes))

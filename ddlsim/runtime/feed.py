@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 import simpy
 
 from ddlsim.cluster import Cluster
-from ddlsim.runtime.loop import Loop
+from ddlsim.runtime.loop import Loop, after
 from ddlsim.units import si
 from ddlsim.workload.input import Input, hit_rate
 
@@ -90,8 +90,7 @@ class Line:
             self._at_end(loop, loop.env.event())
 
     def _at_end(self, loop: Loop, event: simpy.Event) -> None:
-        assert event.callbacks is not None
-        event.callbacks.append(functools.partial(self._look, loop))
+        after(event, functools.partial(self._look, loop))
         loop.trigger_at(event, self._until)
 
 
@@ -156,8 +155,7 @@ class Feed:
                 self._ask(reader, n_samples)
             return None
         if self.input.prefetch:
-            assert batch.callbacks is not None
-            batch.callbacks.append(lambda _: self._ask(reader, n_samples))
+            after(batch, lambda _: self._ask(reader, n_samples))
         return batch
 
     def mix(self, n_before: int) -> Mix:

@@ -5,14 +5,12 @@ The kernel executes the cycles, and Python follows their log.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import simpy
 
 from ddlsim.errors import DdlsimError, DeadlockError
 from ddlsim.network import lanes as ls
@@ -24,10 +22,10 @@ from ddlsim.network.tasks import N_WOKEN
 from ddlsim.runtime.codec import Messages
 from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.cycles import plan_of_cycles
+from ddlsim.runtime.loop import after
 from ddlsim.runtime.recorder import COMMUNICATION, COMPUTE, INPUT, WAITING, Spans
-from ddlsim.runtime.worker import Worker
+from ddlsim.runtime.worker import Worker, slow_rows
 from ddlsim.workload.contention import NO_SLOWDOWN
-from ddlsim.workload.jitter import slow_intervals
 
 
 class Lanes:
@@ -98,7 +96,7 @@ class Lanes:
         counts[ls.MANNER] = ls.TOGETHER if self.together else ls.APART
         if choose is not None:
             counts[ls.MANNER] = ls.ANSWERING if any(op.kind == ls.DISPATCH and op.number for op in ops) else ls.PUSHING
-        context.loop.drive(self)
+        context.loop.driver = self
 
     def _slow_down_beside_messages(self, *, with_servers: bool) -> None:
         """Let workers compute more slowly while messages to or from their peers are under way, or note why not."""
@@ -128,6 +126,12 @@ class Lanes:
         if in_common or not context.crashes:
             return ()
         context.recorder.down = context.crashes
+        gathered = [op.number for op in self.ops if op.kind in (ls.GATHER, ls.GATHER_NEW)]
+        for op in self.ops:
+            if op.kind == ls.MEET:
+                context.recorder.needed = gathered[0]
+            elif op.kind == ls.CLOCK and op.number < ls.MANY:
+                context.recorder.needed, context.recorder.lead = len(context.nodes), op.number + 1
         machines, nodes = context.hosts(context.nodes).tolist(), [node for node, _ in servers]
         away = list(zip(context.nodes, context.crashes, strict=True))
         for node, machine in zip(nodes, context.hosts(nodes).tolist(), strict=True):
@@ -173,12 +177,6 @@ class Lanes:
         """Return the rank that a worker has chosen."""
         place = worker.rank * ls.BLOCK + int(self.tables.actors["drawn"][worker.rank]) - 1
         return int(self.tables.choices["end"][place])
-
-    @property
-    def _charged(self) -> bool:
-        """Whether evaluations cost workers time."""
-        monitor = self.context.stop.monitor
-        return monitor is not None and monitor.charge is not None
 
     @property
     def _seconds(self) -> Floats:
@@ -266,11 +264,7 @@ class Lanes:
             self.tables.counts[ls.FETCHED] = 1
             return
         self.tables.counts[ls.PENDING] = -1
-        assert batch.callbacks is not None
-        batch.callbacks.append(functools.partial(self._brought, worker.rank))
-
-    def _brought(self, rank: int, _: simpy.Event) -> None:
-        self._wake(ls.FED + ls.N_EVENTS * rank)
+        after(batch, lambda _: self._wake(ls.FED + ls.N_EVENTS * worker.rank))
 
     def _wake(self, item: int) -> None:
         """Let an event happen now."""
@@ -367,8 +361,8 @@ class Lanes:
                 if not self.together:
                     self._tell(1)
                 self.served(worker, place, staleness, bool(whole))
-            if whole and self._charged:
-                self._owe()
+            if whole:
+                self._owe()  # evaluations, if they cost workers time
 
     def _resize(self, worker: Worker) -> None:
         """Set a worker's work in its step, as :meth:`Worker.begin_step` does."""
@@ -379,11 +373,11 @@ class Lanes:
             self._seconds[worker.rank] = seconds_of([worker], self.ops)[0]
 
     def _owe(self) -> None:
-        """Let workers make the requested evaluations before their next steps."""
-        for worker in self.context.workers:
-            if worker.owed:
-                self.tables.actors["owed"][worker.rank] += worker.owed
-                worker.owed = 0.0
+        """Let the first worker evaluate, if it owes that, before its next step."""
+        worker = self.context.workers[0]
+        if worker.owed:
+            self.tables.actors["owed"][0] += worker.owed
+            worker.owed = 0.0
 
     def _show(self, rows: Records) -> None:
         """Keep the spans of a block of the log."""
@@ -532,18 +526,13 @@ def tables_of(
     ways["end"] = [end for each in ends for end in each]
     ways["next"] = -1
     actors = np.zeros(n, dtype=ls.ACTOR)
-    actors["factor"], actors["left"], actors["slow"] = 1.0, -1, -1
-    actors["ticket"] = -1
+    actors["factor"], actors["left"], actors["ticket"] = 1.0, -1, -1
     actors["cursor"] = actors["drawn"] = ls.BLOCK
     actors["first"], actors["last"] = last - [len(each) for each in ends], last
     arrivals = np.argsort(ways["end"], kind="stable")
     actors["first_in"] = np.searchsorted(ways["end"][arrivals], np.arange(n))
     actors["last_in"] = np.searchsorted(ways["end"][arrivals], np.arange(n), side="right")
-    slow: list[tuple[float, float]] = []
-    for worker in workers:
-        if worker.slowdowns:
-            actors["slow"][worker.rank] = len(slow)
-            slow += slow_intervals(worker.slowdowns)
+    actors["slow"], slow = slow_rows([[worker] for worker in workers])
     actors["crash"] = -1
     down: list[tuple[float, float]] = []
     for rank, own in enumerate(crashes):

@@ -10,13 +10,12 @@ from __future__ import annotations
 import heapq
 import itertools
 import operator
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import simpy
 from simpy.events import NORMAL
 
@@ -28,6 +27,7 @@ from ddlsim.network.pauses import earliest_start
 from ddlsim.network.state import Floats, Ints, Records
 
 if TYPE_CHECKING:
+    from ddlsim.cluster import Cluster
     from ddlsim.plan.folding import Copies
 
 #: asked before time goes on: whether to stop here
@@ -75,8 +75,8 @@ class Driver(Protocol):
 class Traffic(NamedTuple):
     """Traffic of the channels: bytes and busy s, (n_channels,), bytes sent, and the number of messages."""
 
-    nbytes: npt.NDArray[np.float64]
-    busy: npt.NDArray[np.float64]
+    nbytes: Floats
+    busy: Floats
     sent: float
     n_messages: int
 
@@ -146,6 +146,7 @@ class Loop:
         self._booked: tuple[Traffic, Records] | None = None
         #: who waits for what, for the report of a deadlock
         self.waiting: dict[str, str] = {}
+        #: what runs the network: processes, or code in their place
         self.driver: Driver = self
         #: what ends the run
         self.until: simpy.Event = self.env.event()
@@ -168,8 +169,12 @@ class Loop:
         start = self.earliest(self.now)
         if start == self.now:
             return self.env.timeout(seconds)
+        return self.at(start + seconds)
+
+    def at(self, time: float) -> simpy.Event:
+        """Return an event at an absolute time (s), not before now."""
         event = self.env.event()
-        self.trigger_at(event, start + seconds)
+        self.trigger_at(event, time)
         return event
 
     def collective(self, schedule: Schedule, nodes: Sequence[int], nbytes: float) -> int:
@@ -279,7 +284,7 @@ class Loop:
     def _wake_after_pause(self) -> None:
         """Schedule an event at the end of the current pause, so that queued operations are handed over."""
         if self.earliest(self.now) > self.now:
-            self.trigger_at(self.env.event(), self.earliest(self.now))
+            self.at(self.earliest(self.now))
 
     def trigger_at(self, event: simpy.Event, time: float) -> None:
         """Trigger an `event` at an absolute time (s), not before now."""
@@ -298,10 +303,6 @@ class Loop:
         return event
 
     # ------------------------------------------------------------ running
-
-    def drive(self, driver: Driver) -> None:
-        """Let `driver` run the network instead of processes."""
-        self.driver = driver
 
     def run(self, until: simpy.Event, max_time: float = np.inf, pause: Pause | None = None) -> None:
         """Run until the event `until` has been processed, but not beyond `max_time` (s), and not past a point where
@@ -341,7 +342,9 @@ class Loop:
                     return
                 quiet_until = next_event
             if next_event == np.inf and (limit == np.inf or not self.network.pending):
-                raise DeadlockError(self._who_waits())
+                more = f" and {len(self.waiting) - 8} more" if len(self.waiting) > 8 else ""
+                who = self.who_waits or "the run has not ended"
+                raise DeadlockError(f"deadlock at {self.now:.6g} s: no event is left, but {who}{more}")
             if next_event > limit:
                 env.pass_time(limit)
                 return
@@ -387,7 +390,28 @@ class Loop:
             self.env.step()
         self.start_queued()
 
-    def _who_waits(self) -> str:
-        who = "; ".join(f"{name} waits for {what}" for name, what in list(self.waiting.items())[:8])
-        more = f" and {len(self.waiting) - 8} more" if len(self.waiting) > 8 else ""
-        return f"deadlock at {self.now:.6g} s: no event is left, but {who or 'the run has not ended'}{more}"
+    @property
+    def who_waits(self) -> str:
+        """Who waits for what, the first eight; empty if nobody does."""
+        return "; ".join(f"{name} waits for {what}" for name, what in itertools.islice(self.waiting.items(), 8))
+
+
+def after(event: simpy.Event, callback: Callable[[simpy.Event], None]) -> None:
+    """Let `callback` be called when an event happens."""
+    assert event.callbacks is not None
+    event.callbacks.append(callback)
+
+
+def arrivals(cluster: Cluster, messages: Sequence[tuple[int, int, float]]) -> list[float]:
+    """Return when each of some messages (source, target, bytes) arrives, in s: all begin at 0, and nothing else uses
+    the links."""
+    loop, times = Loop(Network(cluster)), [0.0] * len(messages)
+
+    def send(number: int) -> Generator[simpy.Event, object, None]:
+        yield loop.send(*messages[number])
+        times[number] = loop.now
+
+    travel = [number for number, (source, target, _) in enumerate(messages) if source != target]
+    if travel:
+        loop.run(loop.env.all_of([loop.env.process(send(number)) for number in travel]))
+    return times

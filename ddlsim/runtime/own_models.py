@@ -258,5 +258,5 @@ def run_local_steps(context: RunContext, rules: Sequence[Rule], *, owner: str) -
         owner=owner,
     )
     models.runs(run)
-    context.loop.drive(run)
+    context.loop.driver = run
     return models.replicas

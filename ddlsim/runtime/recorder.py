@@ -8,19 +8,15 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ddlsim.network.pauses import NO_PAUSES, earliest_start, pieces
+from ddlsim.network.state import Floats, Ints
 
 COMPUTE = "compute"
 COMMUNICATION = "communication"  # a worker does nothing but wait for bytes
 WAITING = "waiting"  # a worker waits for other workers or for a server's queue
 INPUT = "input"  # a worker waits for its next batch of samples
 TRANSFER = "transfer"  # a collective or message in the background; not part of the worker's time
-
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 
 class Span(NamedTuple):
@@ -85,6 +81,9 @@ class Recorder:
     pauses: Floats = field(default_factory=lambda: NO_PAUSES)
     #: ranks whose crashes take down a server, and with it all updates
     with_servers: list[int] = field(default_factory=list)
+    #: workers without which the others stop, after `lead` more steps; those that never return do not count for a lead
+    needed: int = 0
+    lead: int = 0
     #: what each worker is in the middle of: (kind, name, start)
     open: dict[int, tuple[str, str, float]] = field(default_factory=dict)
     _spans: list[Span] = field(default_factory=list)
@@ -139,20 +138,13 @@ class Recorder:
     def worker(self, rank: int, kind: str, name: str, start: float, end: float) -> None:
         """Book part of a worker's time."""
         self.open.pop(rank, None)
-        if len(self.pauses) and kind == COMMUNICATION:
-            _, starts, ends, waits = pieces(self.pauses, np.array([start]), np.array([end]))
-            for begin, over, is_waiting in zip(starts.tolist(), ends.tolist(), waits.tolist(), strict=True):
-                self._book(rank, WAITING if is_waiting else kind, name, begin, over)
+        if not len(self.pauses) and rank not in self.stops:
+            self._book(rank, kind, name, start, end)
             return
-        if kind == COMPUTE:
-            begin = min(earliest_start(self.pauses, start), end)
-            self._book(rank, WAITING, name, start, begin)
-            start = begin
-        for stop, endless in self.stops.get(rank, ()) if kind == COMPUTE else ():
-            if stop < end and endless > start:
-                self._book(rank, kind, name, start, max(start, stop))
-                start = min(endless, end)
-        self._book(rank, kind, name, start, end)
+        cut = self.parts(kind, np.array([rank]), np.array([start]), np.array([end]))
+        by_time = sorted((begin, over, of) for of, _, *ends in cut for begin, over in np.transpose(ends).tolist())
+        for begin, over, of in by_time:
+            self._book(rank, of, name, begin, over)
 
     def _book(self, rank: int, kind: str, name: str, start: float, end: float) -> None:
         if end == start:
@@ -168,31 +160,28 @@ class Recorder:
 
     def keep(self, spans: Spans) -> None:
         """Show spans of workers."""
-        if len(self.pauses) and spans.kind == COMMUNICATION:
-            place, start, end, waits = pieces(self.pauses, spans.start, spans.end)
-            for kind, own in ((COMMUNICATION, ~waits), (WAITING, waits)):
-                self.columns.append(Spans(kind, spans.name, spans.ranks[place[own]], start[own], end[own]))
-            return
-        if len(self.pauses) and spans.kind == COMPUTE:
-            ready = spans.start
-            begin = np.minimum([earliest_start(self.pauses, each) for each in ready.tolist()], spans.end)
-            self.columns.append(Spans(WAITING, spans.name, spans.ranks, ready, begin))
-            spans = spans._replace(start=begin)
-        if spans.kind == COMPUTE:
-            place, start, end = self.undisturbed(spans.ranks, spans.start, spans.end)
-            spans = spans._replace(ranks=spans.ranks[place], start=start, end=end)
-        self.columns.append(spans)
+        for kind, place, start, end in self.parts(spans.kind, spans.ranks, spans.start, spans.end):
+            self.columns.append(Spans(kind, spans.name, spans.ranks[place], start, end))
 
-    def undisturbed(self, ranks: Ints, start: Floats, end: Floats) -> tuple[Ints, Floats, Floats]:
-        """Cut spans of workers, each (n,), where these stand still: (place of its span, start, end) of each piece."""
-        place, left, pieces = np.arange(len(ranks)), start.copy(), []
-        for rank, stop, endless in [(rank, *stop) for rank, stops in self.stops.items() for stop in stops]:
-            cut = place[(ranks == rank) & (left < endless) & (end > stop)]
-            pieces.append((cut, left[cut], np.maximum(left[cut], stop)))
-            left[cut] = np.minimum(endless, end[cut])
-        columns = zip(*pieces, (place, left, end), strict=True)
-        place, start, end = (np.concatenate(column) for column in columns)
-        return place, start, end
+    def parts(self, kind: str, ranks: Ints, start: Floats, end: Floats) -> list[tuple[str, Ints, Floats, Floats]]:
+        """Cut spans of workers, each (n,), where these wait in a pause or stand still: the kind of some pieces, and the
+        place of its span, start and end of each."""
+        place = np.arange(len(ranks))
+        if kind == COMMUNICATION and len(self.pauses):
+            place, start, end, waits = pieces(self.pauses, start, end)
+            return [(of, place[own], start[own], end[own]) for of, own in ((kind, ~waits), (WAITING, waits))]
+        if kind != COMPUTE:
+            return [(kind, place, start, end)]
+        found, left = list[tuple[str, Ints, Floats, Floats]](), start.copy()
+        if len(self.pauses):
+            left = np.minimum([earliest_start(self.pauses, each) for each in start.tolist()], end)
+            found.append((WAITING, place, start, left.copy()))
+        for rank in np.unique(ranks).tolist() if self.stops else ():
+            for stop, endless in self.stops.get(rank, ()):
+                cut = place[(ranks == rank) & (left < endless) & (end > stop)]
+                found.append((kind, cut, left[cut], np.maximum(left[cut], stop)))
+                left[cut] = np.minimum(endless, end[cut])
+        return [*found, (kind, place, left, end)]
 
     def background(self, track: str, name: str, start: float, end: float) -> None:
         """Add a span that is ready at `start` and runs in the background of a worker."""

@@ -26,7 +26,7 @@ from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.cycles import plan_of_cycles
 from ddlsim.runtime.lanes import Lanes, Op
 from ddlsim.runtime.loop import Loop
-from ddlsim.runtime.worker import UNVARIED, Process, Worker, all_of
+from ddlsim.runtime.worker import UNVARIED, Process, Worker
 from ddlsim.units import si
 
 Placement = Annotated[str, one_of("own", "colocated")]
@@ -99,16 +99,13 @@ def server_nodes(cluster: Cluster, workers: list[int], n_servers: int, placement
         places = [node for host, node in sorted(host_node.items()) if host not in busy]
         where = "machines without workers"
     if n_servers > len(places):
+        remedy = ", fewer workers, or placement 'colocated'" if placement == "own" else ""
         raise ConfigError(
             f"ParameterServer: servers = {n_servers}, placement = {placement!r}: cluster {cluster.name!r} "
-            f"has only {len(places)} {where}; use fewer servers{_remedy(placement)}"
+            f"has only {len(places)} {where}; use fewer servers{remedy}"
         )
     spread = [places[i * len(places) // n_servers] for i in range(n_servers)]
     return spread if placement == "colocated" else places[:n_servers]
-
-
-def _remedy(placement: str) -> str:
-    return ", fewer workers, or placement 'colocated'" if placement == "own" else ""
 
 
 class Threads:
@@ -179,12 +176,12 @@ class Servers:
     def up(self, worker: Worker, message: Message) -> simpy.Event:
         """Send a worker's encoded message to the servers, and return the event that all servers have received it."""
         sends = zip(self.nodes, message.sizes, strict=True)
-        return all_of(worker.loop, [worker.loop.send(worker.node, node, nbytes) for node, nbytes in sends])
+        return worker.loop.env.all_of([worker.loop.send(worker.node, node, nbytes) for node, nbytes in sends])
 
     def down(self, worker: Worker, message: Message) -> simpy.Event:
         """Send the servers' reply to a worker, and return the event that the worker has received all of it."""
         sends = zip(self.nodes, message.sizes, strict=True)
-        return all_of(worker.loop, [worker.loop.send(node, worker.node, nbytes) for node, nbytes in sends])
+        return worker.loop.env.all_of([worker.loop.send(node, worker.node, nbytes) for node, nbytes in sends])
 
     def record_update(self, begin: float) -> None:
         """Record an update that began at `begin` (s) and ends now, on every server's track of the timeline."""

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import simpy
 
 from ddlsim.errors import DdlsimError, DeadlockError
 from ddlsim.network import Network
@@ -98,7 +97,7 @@ class SharedClock:
         waiting = self.network.waiting_clients
         for number, client in self._clients.items():
             if self._next[number] == np.inf and not self.network.is_under_way(number) and number not in waiting:
-                waits = "; ".join(f"{name} waits for {what}" for name, what in list(client.loop.waiting.items())[:8])
+                waits = client.loop.who_waits
                 raise DeadlockError(
                     f"{client.name}: deadlock at {self.network.now:.6g} s: no event of this run is left, although "
                     f"other runs continue{'; ' * bool(waits)}{waits}"
@@ -149,7 +148,7 @@ def _switch(background: Background, loop: Loop, channel: int) -> Process:
     """Change the rate at its times."""
     for (time, share), (until, _) in itertools.pairwise(itertools.chain(background.shares(), [(math.inf, 0.0)])):
         if time > loop.now:
-            yield _at(loop, time)
+            yield loop.at(time)
         if until > loop.now:
             loop.network.will_change([(loop.now, until, channel, share)])
 
@@ -158,12 +157,6 @@ def _send(background: Background, loop: Loop, source: int, target: int, nbytes: 
     """Send one message after the other."""
     first = next(time for time, share in background.shares() if share > 0.0)
     if first > loop.now:
-        yield _at(loop, first)
+        yield loop.at(first)
     while True:
         yield loop.send(source, target, nbytes)
-
-
-def _at(loop: Loop, time: float) -> simpy.Event:
-    event = loop.env.event()
-    loop.trigger_at(event, time)
-    return event

@@ -17,18 +17,9 @@ from ddlsim.learning import Array, Learner, Value
 from ddlsim.network.executor import Executor, TaskColumns
 from ddlsim.network.state import Records
 from ddlsim.network.tasks import ASKED, JOIN, MEETING, OPTIONAL, SKIPPED
+from ddlsim.plan import inserted
 from ddlsim.plan.folding import Folding
-from ddlsim.plan.inserted import (
-    DECODE,
-    ENCODE,
-    SUMMING,
-    Task,
-    expanded,
-    with_codes,
-    with_evaluations,
-    with_fixed_costs,
-    with_samples,
-)
+from ddlsim.plan.inserted import DECODE, ENCODE, SUMMING, Task
 from ddlsim.plan.local_steps import MERGE
 from ddlsim.plan.order import Order
 from ddlsim.plan.plan import (
@@ -49,19 +40,19 @@ from ddlsim.plan.servers import as_messages, with_parameter_servers
 from ddlsim.runtime.bookings import Bookings, Shape, devices
 from ddlsim.runtime.communicator import Communicator
 from ddlsim.runtime.context import RunContext
-from ddlsim.runtime.exchange import Exchange, Exchanges, OfGroups, OfKinds, Vectors, Way, after, way_of
-from ddlsim.runtime.worker import UNVARIED, Worker
+from ddlsim.runtime.exchange import Exchange, Exchanges, OfGroups, OfKinds, Vectors, Way, way_of
+from ddlsim.runtime.loop import after
+from ddlsim.runtime.worker import UNVARIED, Worker, slow_rows
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.contention import NO_SLOWDOWN
-from ddlsim.workload.jitter import slow_intervals
 
 
 def with_slowdowns(
     tasks: TaskColumns, steps: LiveSteps, members: Sequence[Sequence[Worker]], context: RunContext
 ) -> TaskColumns:
     """Return the tasks of steps with the slow-downs of their workers; if several apply, the largest factor counts."""
-    rank = steps.plan.rank[steps.row]
-    tasks = _with_slowdowns(tasks, rank, members)
+    rank, (first, slow) = steps.plan.rank[steps.row], slow_rows(members)
+    tasks = tasks._replace(slow=first[rank], slowdowns=slow)
     context.slows = True
     if all(worker.overlap_slowdown == NO_SLOWDOWN for own in members for worker in own):
         return tasks
@@ -89,21 +80,6 @@ def _inside(
     served = np.zeros(n_keys, dtype=bool)  # by servers, which are elsewhere
     served[tasks.key[rows][steps.plan.kind[steps.row[rows]] == PUSH_PULL]] = True
     return np.asarray((lowest == highest) & ~served, dtype=np.int64)
-
-
-def _with_slowdowns(tasks: TaskColumns, rank: Ints, members: Sequence[Sequence[Worker]]) -> TaskColumns:
-    """Return the tasks with the transient slow-downs of the workers that do them."""
-    first = np.full(len(members), -1, dtype=np.int64)
-    entries: list[tuple[float, float]] = []
-    for place, own in enumerate(members):
-        slowed = [slow_intervals(worker.slowdowns) for worker in own if worker.slowdowns]
-        if slowed:
-            first[place] = len(entries)
-            ends = np.unique([end for intervals in slowed for end, _ in intervals])
-            columns = [np.array(intervals).T for intervals in slowed]
-            factors = [factor[np.searchsorted(until, ends)] for until, factor in columns]
-            entries += zip(ends.tolist(), np.max(factors, axis=0).tolist(), strict=True)
-    return tasks._replace(slow=first[rank], slowdowns=entries)
 
 
 EVALUATION = "evaluation"
@@ -182,8 +158,8 @@ def planned(members: Communicator, make: Make, exchanges: Callable[[Vectors], Ma
     """Run the program that `make` builds for all workers, with `exchanges` by the kind of collective, those that sum
     gradients first."""
     context = members.context
-    context.loop.drive(
-        TableRun(context, make, lambda gradients, plan: OfKinds(exchanges(gradients)), owner=members.owner)
+    context.loop.driver = TableRun(
+        context, make, lambda gradients, plan: OfKinds(exchanges(gradients)), owner=members.owner
     )
 
 
@@ -212,11 +188,10 @@ def run_table(
             "training: growing_batch and phases change the step time, but this strategy executes one "
             "plan for the whole run; simulate each batch size separately"
         )
-    run = TableRun(
+    context.loop.driver = TableRun(
         context, lambda workloads: program, exchanges, folding=folding,
         n_learners=samples // first.samples_per_step, live=live, met=met, owner=owner, beside_first=beside_first,
     )  # fmt: skip
-    context.loop.drive(run)
 
 
 def by_schedules(context: RunContext, schedules: Schedules) -> MakeExchanges:
@@ -299,7 +274,7 @@ class TableRun:
         self._ended: set[int] = set()  # slots, of later steps
         self._refused: dict[int, ConfigError] = {}  # why a step cannot be executed
         self._late = [steps.has_late] * len(steps.rows)  # whether tasks that a slot's step does not wait for are left
-        self._in_slot = list(range(len(steps.rows)))  # the step that is executed in each
+        self.step_in = list(range(len(steps.rows)))  # the step that is executed in each
         self._waiting: deque[int] = deque()  # slots whose steps have ended
         self._n_armed = 0
         self._drawn = 0  # samples of each who learns in the steps that are armed
@@ -341,7 +316,7 @@ class TableRun:
         for step in steps:
             if not self.done <= step < self._n_armed:
                 continue
-            tasks = self.executor.tasks[self.steps.rows[self.steps.slot(step)]]
+            tasks = self.tasks_of(step)
             if np.isnan(tasks["start"]).all():
                 tasks["kind"] = self._kind(step)
 
@@ -365,7 +340,7 @@ class TableRun:
         first, several = self.workers[0].workload, len(self.context.workers) > 1
         step, call = first.host_time, first.stack.call_time * several
         if step or call:
-            program = program.map(functools.partial(with_fixed_costs, step=step, call=call))
+            program = program.map(functools.partial(inserted.with_fixed_costs, step=step, call=call))
         if call and program.template.queues:
             what = f"call_time of stack {first.stack.name} does not delay collectives launched by a queue"
             self.context.notes.append(what)
@@ -376,11 +351,13 @@ class TableRun:
                 kind, group, parts = way_of(plan, row)
                 exchange = self.exchanges.exchange(kind, group, parts=parts)
                 if exchange is not None:
-                    together = kind == REDUCE_SCATTER
-                    program = program.map(functools.partial(with_codes, decodes=exchange.decodes, together=together))
+                    decodes, together = exchange.decodes, kind == REDUCE_SCATTER
+                    program = program.map(functools.partial(inserted.with_codes, decodes=decodes, together=together))
         if self.learner.task is not None:
-            program = program.map(functools.partial(with_evaluations, name=EVALUATION))
-        return program if self.workers[0].feed is None else program.map(functools.partial(with_samples, name=SAMPLES))
+            program = program.map(functools.partial(inserted.with_evaluations, name=EVALUATION))
+        if self.workers[0].feed is not None:
+            program = program.map(functools.partial(inserted.with_samples, name=SAMPLES))
+        return program
 
     # ------------------------------------------------------------ running
 
@@ -409,8 +386,9 @@ class TableRun:
                 if not loop.network.others_wait:
                     loop.env.pass_time(limit)
                 return
-            if slot > self.steps.live:
-                self._late_ended(slot - self.steps.live - 1)
+            if slot > self.steps.live:  # the tasks that its step does not wait for have ended, too
+                self._late[slot - self.steps.live - 1] = False
+                self._arm_waiting()
                 continue
             self._ended.add(slot)
             while self.steps.slot(self.done) in self._ended and not stop.ended.triggered:
@@ -425,9 +403,8 @@ class TableRun:
         if step in self._refused:
             raise self._refused[step]
         self._ended.discard(slot)
-        rows = self.executor.tasks[self.steps.rows[slot]]
         self.model.learn_until(step)
-        self._book(step, rows)
+        self._book(step, self.tasks_of(step))
         samples = self.samples(step)
         self.done += 1
         if slot > 0:
@@ -443,13 +420,8 @@ class TableRun:
             slot = self._waiting.popleft()
             n_keys = self.steps.keys[-1].stop - self.steps.keys[1].start
             kind = self._kind(self._n_armed)
-            self._late[slot], self._in_slot[slot] = self.steps.has_late, self._n_armed
+            self._late[slot], self.step_in[slot] = self.steps.has_late, self._n_armed
             self.executor.arm(self.steps.rows[slot], self.steps.keys[slot], self._arm(), kind, n_keys)
-
-    def _late_ended(self, slot: int) -> None:
-        """The tasks of a slot that its step does not wait for have ended, too."""
-        self._late[slot] = False
-        self._arm_waiting()
 
     def _deadlock(self) -> DeadlockError:
         rows = self.steps.rows[self.steps.slot(self.done)]
@@ -459,10 +431,6 @@ class TableRun:
         return DeadlockError(f"deadlock at {self.executor.now:.6g} s: {task} never finishes")
 
     # ------------------------------------------------------------ compute times
-
-    def step_in(self, slot: int) -> int:
-        """Return the step that is executed in a slot."""
-        return self._in_slot[slot]
 
     def factor(self, step: int, rank: int) -> float:
         """Return the factor of a rank's compute times in the last micro-step of a step."""
@@ -528,15 +496,13 @@ class TableRun:
     def _first_task(self, rank: int, step: int) -> Records:
         """Return the first task of a rank's device in a step under way."""
         shape = self.bookings.shape(step)
-        row = self.steps.rows[self.steps.slot(step)].start + shape.device[shape.first[rank]]
-        task: Records = self.executor.tasks[row]
+        task: Records = self.tasks_of(step)[shape.device[shape.first[rank]]]
         return task
 
     def began(self, step: int, place: int) -> float:
         """Return when a contributor began the gradient of a step, s."""
-        rank = place * self.steps.plan.tensor
-        row = self.steps.rows[self.steps.slot(step)].start + self.bookings.shape(step).begins[rank]
-        return float(self.executor.tasks["start"][row])
+        row = self.bookings.shape(step).begins[place * self.steps.plan.tensor]
+        return float(self.tasks_of(step)["start"][row])
 
     def _charge(self) -> None:
         """Let the first worker evaluate, if it owes that, before the next step that it begins."""
@@ -577,7 +543,7 @@ class TableRun:
         if not self.over:  # a rank may be past the last step that all ranks have ended
             self.model.learn_until(self.done - 1)
         for step in range(self.done, self.done + self.steps.live):
-            shape, rows = self.bookings.shape(step), self.executor.tasks[self.steps.rows[self.steps.slot(step)]]
+            shape, rows = self.bookings.shape(step), self.tasks_of(step)
             left = np.flatnonzero(np.isnan(rows["start"][shape.device]))
             ranks, first = np.unique(shape.rank[left], return_index=True)
             for rank, place in zip(ranks.tolist(), left[first].tolist(), strict=True):
@@ -661,10 +627,7 @@ class Calls:
     @functools.cached_property
     def _summing(self) -> dict[tuple[int, int], Exchange]:
         """The exchange that sums a part, by rank and part."""
-        plan = self.steps.plan
-        rows = np.flatnonzero(np.isin(plan.kind, SUMMING) & (plan.part >= 0))[::-1]
-        each = zip(rows.tolist(), plan.rank[rows].tolist(), plan.part[rows].tolist(), strict=True)
-        return {(rank, part): self.exchanges[way_of(plan, row)] for row, rank, part in each}
+        return _summing(self.steps.plan, lambda row: self.exchanges[way_of(self.steps.plan, row)])
 
     @functools.cached_property
     def buffer_nbytes(self) -> Floats:
@@ -721,11 +684,11 @@ class Calls:
             self.launched.setdefault(slot, []).append(keys)
         nbytes = float(np.cumsum(self.steps.key_sizes[keys])[-1])  # one after the other, as buffers are filled
         exchange = self.exchanges[way_of(plan, row)]
-        return exchange, self.run.step_in(slot), plan.part[self.steps.row[tasks]].tolist(), nbytes
+        return exchange, self.run.step_in[slot], plan.part[self.steps.row[tasks]].tolist(), nbytes
 
     def begins(self, task: int) -> float:
         plan, run, row = self.steps.plan, self.run, int(self.steps.row[task])
-        step, part, rank = run.step_in(self.steps.slot_of(task)), int(plan.part[row]), int(plan.rank[row])
+        step, part, rank = run.step_in[self.steps.slot_of(task)], int(plan.part[row]), int(plan.rank[row])
         worker = run.workers[rank]
         self.loop.env.pass_time(run.executor.now)
         if self.coding[row]:
@@ -800,6 +763,13 @@ class Calls:
         return True
 
 
+def _summing(plan: Plan, exchange_of: Callable[[int], Exchange]) -> dict[tuple[int, int], Exchange]:
+    """Return the exchange of the row that sums a part, by rank and part."""
+    rows = np.flatnonzero(np.isin(plan.kind, SUMMING) & (plan.part >= 0))[::-1]
+    each = zip(rows.tolist(), plan.rank[rows].tolist(), plan.part[rows].tolist(), strict=True)
+    return {(rank, part): exchange_of(row) for row, rank, part in each}
+
+
 def _named(plan: Plan, *names: str) -> Bools:
     """Return which rows have one of these names."""
     return np.isin(plan.name, [number for number, name in enumerate(plan.names) if name in names])
@@ -833,15 +803,10 @@ def as_executed(plan: Plan, exchange_of: Callable[[int, int, bool], Exchange], w
 
 def _with_seconds(plan: Plan, exchanges: Mapping[int, Exchange], workers: Sequence[Worker]) -> Plan:
     """Return the plan with the seconds of encoding and decoding."""
-    coding = np.array([name in (ENCODE, DECODE) for name in plan.names] + [False])[plan.name]
+    coding = _named(plan, ENCODE, DECODE)
     if not coding.any():
         return plan
-    summing = {
-        (int(plan.rank[row]), int(plan.part[row])): exchange
-        for row, exchange in exchanges.items()
-        if plan.kind[row] in SUMMING and plan.part[row] >= 0
-    }
-    seconds = plan.seconds.copy()
+    summing, seconds = _summing(plan, exchanges.__getitem__), plan.seconds.copy()
     for row in np.flatnonzero(coding).tolist():
         rank, part = int(plan.rank[row]), int(plan.part[row])
         exchange = summing[rank, part]
@@ -869,4 +834,4 @@ def _in_calls(plan: Plan, coded: Mapping[int, Exchange], workers: Sequence[Worke
             columns = {"kind": kind, "nbytes": call.nbytes, "peer": group, "key": key}
             columns["part"] = int(plan.part[row]) if is_sum else -1
             tasks[row].append(Task(columns, [number - 1] if number else ()))
-    return expanded(plan, tasks, groups=tuple(groups)) if tasks else plan
+    return inserted.expanded(plan, tasks, groups=tuple(groups)) if tasks else plan

@@ -8,7 +8,7 @@ wall time is idle.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,13 +17,14 @@ import simpy
 from ddlsim.errors import DeadlockError
 from ddlsim.learning import ABSENT, Array, Learner, Value
 from ddlsim.learning.monitor import Monitor
+from ddlsim.network.state import Ints
 from ddlsim.runtime.feed import Feed
 from ddlsim.runtime.loop import Loop
 from ddlsim.runtime.recorder import COMMUNICATION, COMPUTE, INPUT, WAITING, Recorder
 from ddlsim.streams import stream
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.contention import NO_SLOWDOWN, OverlapSlowdown
-from ddlsim.workload.jitter import Jitter, NoJitter, Slow, slowed_duration
+from ddlsim.workload.jitter import Jitter, NoJitter, Slow, slow_intervals, slowed_duration
 
 Process = Generator[simpy.Event, object, None]
 #: a process that ends with a value
@@ -46,6 +47,21 @@ def factors(jitter: Jitter, seed: int, rank: int) -> Iterator[float]:
 def _drawn(jitter: Jitter, source: np.random.Generator) -> Iterator[float]:
     while True:
         yield from jitter.sample(source, 64).tolist()
+
+
+def slow_rows(members: Sequence[Sequence[Worker]]) -> tuple[Ints, list[tuple[float, float]]]:
+    """Return the slow-downs of ranks that each stand for some workers, of which the slowest counts: the first row of
+    each rank, -1 for none, and the rows (until (s), factor) of all ranks."""
+    first, rows = np.full(len(members), -1), list[tuple[float, float]]()
+    for rank, own in enumerate(members):
+        slowed = [slow_intervals(worker.slowdowns) for worker in own if worker.slowdowns]
+        if slowed:
+            first[rank] = len(rows)
+            ends = np.unique([end for intervals in slowed for end, _ in intervals])
+            columns = [np.array(intervals).T for intervals in slowed]
+            factors = [factor[np.searchsorted(until, ends)] for until, factor in columns]
+            rows += zip(ends.tolist(), np.max(factors, axis=0).tolist(), strict=True)
+    return first, rows
 
 
 @dataclass
@@ -251,8 +267,3 @@ class Worker:
         """Record the end of a step of this worker."""
         self.recorder.step_end[self.rank].append(self.loop.now)
         self.stop.stepped()
-
-
-def all_of(loop: Loop, events: Iterable[simpy.Event]) -> simpy.Event:
-    """Return an event for when all `events` have happened."""
-    return loop.env.all_of(list(events))

@@ -10,7 +10,6 @@ from ddlsim.strategies.central import (
     SoftSync as SoftSync,
     StaleSynchronous as StaleSynchronous,
 )
-from ddlsim.strategies.delayed_averaging import CoCoDSGD as CoCoDSGD, DaSGD as DaSGD, OverlapLocalSGD as OverlapLocalSGD
 from ddlsim.strategies.elastic import ElasticAveraging as ElasticAveraging
 from ddlsim.strategies.embedding_parallel import EmbeddingParallel as EmbeddingParallel
 from ddlsim.strategies.expert_parallel import ExpertParallel as ExpertParallel
@@ -30,7 +29,15 @@ from ddlsim.strategies.local_sgd import (
     LocalSGD as LocalSGD,
     QsparseLocalSGD as QsparseLocalSGD,
 )
-from ddlsim.strategies.outer import BMUF as BMUF, DiLoCo as DiLoCo, SlowMo as SlowMo
+from ddlsim.strategies.one_average import (
+    BMUF as BMUF,
+    SPARTA as SPARTA,
+    CoCoDSGD as CoCoDSGD,
+    DaSGD as DaSGD,
+    DiLoCo as DiLoCo,
+    OverlapLocalSGD as OverlapLocalSGD,
+    SlowMo as SlowMo,
+)
 from ddlsim.strategies.overlap import (
     DdpBuckets as DdpBuckets,
     HorovodFusion as HorovodFusion,
@@ -42,7 +49,6 @@ from ddlsim.strategies.overlap import (
 from ddlsim.strategies.parallel import Parallel as Parallel
 from ddlsim.strategies.parameter_server import ParameterServer as ParameterServer
 from ddlsim.strategies.sharded_update import ShardedUpdate as ShardedUpdate
-from ddlsim.strategies.sparse_averaging import SPARTA as SPARTA
 from ddlsim.strategies.splits import Splits as Splits
 from ddlsim.strategies.staleness import (
     DelayCompensation as DelayCompensation,

@@ -13,10 +13,9 @@ from ddlsim.errors import ConfigError
 from ddlsim.plan import StepProgram
 from ddlsim.plan.norms import with_shared_norms
 from ddlsim.plan.plan import ALL_GATHER, ALL_REDUCE
+from ddlsim.runtime import Communicator, Exchange, RunContext, communicator
 from ddlsim.runtime.codec import backwards
-from ddlsim.runtime.communicator import Communicator, communicator
-from ddlsim.runtime.context import RunContext
-from ddlsim.runtime.exchange import CollectiveExchange, Exchange, Vectors
+from ddlsim.runtime.exchange import CollectiveExchange, Vectors
 from ddlsim.runtime.fabric import (
     AllReduceAlgorithm,
     Cost,

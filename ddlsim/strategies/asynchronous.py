@@ -10,11 +10,9 @@ from ddlsim.errors import ConfigError
 from ddlsim.learning import ABSENT, Array, Learner, Value
 from ddlsim.learning.learner import State
 from ddlsim.network import lanes as ls
-from ddlsim.runtime.codec import Message
-from ddlsim.runtime.context import RunContext
+from ddlsim.runtime import Message, RunContext, Servers, Worker
 from ddlsim.runtime.lanes import OPTIMIZER, Lanes, Op, gradient
-from ddlsim.runtime.servers import ApplyTime, Placement, Servers, UpdatesServers, check_layers, note_lock_step
-from ddlsim.runtime.worker import Worker
+from ddlsim.runtime.servers import ApplyTime, Placement, UpdatesServers, check_layers, note_lock_step
 from ddlsim.strategies.staleness import DelayCompensation, Scaling, ScalingChoice, scaled, scaling_named
 
 

@@ -11,11 +11,9 @@ from ddlsim.arguments import Count, checked, integer, validated_by
 from ddlsim.errors import ConfigError, shown
 from ddlsim.learning import Array, Value
 from ddlsim.network import lanes as ls
-from ddlsim.runtime.codec import Message
-from ddlsim.runtime.context import RunContext
+from ddlsim.runtime import Message, RunContext, Servers, Worker
 from ddlsim.runtime.lanes import Op, gradient
-from ddlsim.runtime.servers import Servers, UpdateRule, Visit, WithServers, check_layers, note_lock_step
-from ddlsim.runtime.worker import Worker
+from ddlsim.runtime.servers import UpdateRule, Visit, WithServers, check_layers, note_lock_step
 from ddlsim.strategies.staleness import Scaling, ScalingChoice, scaled, scaling_named
 
 #: a worker waits for the update that its gradient is part of

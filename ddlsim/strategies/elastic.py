@@ -9,12 +9,10 @@ from typing import Annotated
 from ddlsim.arguments import Count, checked, number
 from ddlsim.learning import Array, Value
 from ddlsim.network import lanes as ls
-from ddlsim.runtime.codec import Message
-from ddlsim.runtime.context import RunContext
+from ddlsim.runtime import Message, RunContext, Servers, Worker
 from ddlsim.runtime.lanes import OPTIMIZER, Op, gradient, repeated
 from ddlsim.runtime.replica import replicas_of
-from ddlsim.runtime.servers import Servers, UpdateRule, Visit, WithServers, note_lock_step
-from ddlsim.runtime.worker import Worker
+from ddlsim.runtime.servers import UpdateRule, Visit, WithServers, note_lock_step
 
 
 class _Springs(UpdateRule):

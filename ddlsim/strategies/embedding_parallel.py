@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -123,23 +123,19 @@ class EmbeddingParallel(DealtOut):
 
     def _remedies(self, workload: Workload, n_workers: int) -> str:
         """Return the nearest configurations that fit."""
-        fit: list[str] = []
-        for sharding in SHARDINGS:
-            if isinstance(dataclasses.replace(self, sharding=sharding)._place(workload, n_workers), Placement):
-                fit.append(f"{sharding!r} fits")
-        if self.table_dtype == "fp32":
-            half = dataclasses.replace(self, table_dtype="fp16")
-            if isinstance(half._place(workload, n_workers), Placement):
-                fit.append("table_dtype='fp16' fits")
+
+        def fits(n: int, **changes: Any) -> bool:
+            return isinstance(dataclasses.replace(self, **changes)._place(workload, n), Placement)
+
+        fit = [f"{sharding!r} fits" for sharding in SHARDINGS if fits(n_workers, sharding=sharding)]
+        if self.table_dtype == "fp32" and fits(n_workers, table_dtype="fp16"):
+            fit.append("table_dtype='fp16' fits")
         for gigabytes in (64, 256, 1024, 4096) if self.host is None else ():
-            host = HostMemory(gigabytes * 1e9)
-            if isinstance(dataclasses.replace(self, host=host)._place(workload, n_workers), Placement):
+            if fits(n_workers, host=HostMemory(gigabytes * 1e9)):
                 fit.append(f"host=HostMemory('{gigabytes} GB') fits")
                 break
-        for n in (n_workers * 2**i for i in range(1, 8)):
-            if isinstance(self._place(workload, n), Placement):
-                fit.append(f"{n} workers fit")
-                break
+        more = next((n for n in (n_workers * 2**i for i in range(1, 8)) if fits(n)), None)
+        fit += [] if more is None else [f"{more} workers fit"]
         return ", ".join(fit) if fit else "use devices with more memory, or a smaller batch"
 
     def _place(self, workload: Workload, n_workers: int) -> Placement | Shard:

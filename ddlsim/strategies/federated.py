@@ -14,8 +14,7 @@ from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Value, weighted_sum
 from ddlsim.network import lanes as ls
 from ddlsim.optim import SGD, Optimizer
-from ddlsim.runtime import Outer, RunContext, Servers, Worker
-from ddlsim.runtime.codec import Message
+from ddlsim.runtime import Message, Outer, RunContext, Servers, Worker
 from ddlsim.runtime.lanes import OPTIMIZER, Op, gradient, repeated
 from ddlsim.runtime.replica import need_values
 from ddlsim.runtime.servers import UpdateRule, Visit, WithServers, note_lock_step

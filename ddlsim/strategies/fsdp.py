@@ -38,7 +38,7 @@ from ddlsim.strategies.embedding_parallel import InOrder, in_order
 from ddlsim.strategies.overlap import NoOverlap, overlap_named
 from ddlsim.strategies.replica_groups import OfReplicas
 from ddlsim.strategies.shares import check_shares
-from ddlsim.strategies.split_rules import lower_memory_fsdp
+from ddlsim.strategies.split_rules import divisors, lower_memory_fsdp
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.memory import Holding, Memory, memory_of
 from ddlsim.workload.model import Model
@@ -211,8 +211,7 @@ class FSDP:
     def check_sizes(self, model: Model, batch_size: int, n_workers: int) -> None:
         """Raise ConfigError, with valid values, for groups and units that do not fit the model or the worker count."""
         if self.shard is not None and n_workers % self.shard:
-            divisors = [n for n in range(1, n_workers + 1) if n_workers % n == 0]
-            near = sorted(divisors, key=lambda n: abs(math.log(n / self.shard)))[:4]  # type: ignore[operator]
+            near = sorted(divisors(n_workers), key=lambda n: abs(math.log(n / self.shard)))[:4]  # type: ignore[operator]
             raise ConfigError(
                 f"FSDP: shard = {self.shard}: must divide the number of workers, {n_workers}; use one of "
                 f"{listed(sorted(near))}"

@@ -9,7 +9,7 @@ import functools
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple, ParamSpec
 
 import numpy as np
 import numpy.typing as npt
@@ -17,11 +17,9 @@ import numpy.typing as npt
 from ddlsim.arguments import checked, number, validated_by
 from ddlsim.learning import ABSENT, Array, Value, weighted_sum
 from ddlsim.network import lanes as ls
-from ddlsim.runtime.codec import Message, Messages
-from ddlsim.runtime.context import RunContext
+from ddlsim.runtime import Message, Messages, Replica, RunContext, Worker
 from ddlsim.runtime.lanes import OPTIMIZER, Lanes, Op, gradient
-from ddlsim.runtime.replica import Replica, replicas_of
-from ddlsim.runtime.worker import Worker
+from ddlsim.runtime.replica import replicas_of
 from ddlsim.strategies.mixing import (
     Graph,
     Weights,
@@ -34,6 +32,7 @@ from ddlsim.strategies.mixing import (
 )
 from ddlsim.streams import stream
 
+P = ParamSpec("P")
 #: a graph of workers, or the weights with which they average models
 Mixing = Annotated[
     str | Graph | Weights | Sequence[Sequence[float]] | npt.NDArray[np.float64],
@@ -46,43 +45,68 @@ def checked_graph(graph: Mixing) -> str | Graph | Weights:
     return check_graph(graph, "graph", weights=True)
 
 
-@dataclass
-class Neighbours:
+class _Peers:
+    """Workers that compute gradients and send each other their models, compressed if the run compresses.
+
+    gradients  the latest of each worker
+    packs      whether messages are encoded
+    follows    whether values or sizes depend on operations
+    """
+
+    def __init__(self, context: RunContext, messages: Messages) -> None:
+        self.context, self.messages = context, messages
+        self.gradients: dict[int, Value[Array]] = {}
+        self.packs = messages.choice is not None
+        self.follows = self.packs or context.learner.task is not None
+
+    def gradient(self) -> list[Op]:
+        """Return the operations that compute a gradient."""
+        return gradient(self.context, self.after(self._drawn))
+
+    def encode(self) -> list[Op]:
+        """Return the operations that encode a worker's model."""
+        packed = [Op(ls.ASK if self.packs else ls.NOTE, follow=self._packed)] if self.follows else []
+        return [*packed, Op(ls.WORK, "encode")]
+
+    def after(self, follow: Callable[P, None]) -> Callable[P, None] | None:
+        """Return the call that follows an operation, None if neither values nor sizes depend on it."""
+        return follow if self.follows else None
+
+    def run(self, ops: Sequence[Op], samples: int, **how: Any) -> None:
+        """Let all workers repeat the operations (:class:`~ddlsim.runtime.lanes.Lanes`)."""
+        nbytes = self.context.workers[0].workload.gradient_nbytes
+        self.lanes = Lanes(self.context, ops, nbytes, samples, messages=self.messages, **how)
+
+    def _drawn(self, worker: Worker) -> None:
+        self.gradients[worker.rank] = worker.draw()
+
+    def _packed(self, worker: Worker) -> None:
+        """Encode a worker's model."""
+        raise NotImplementedError
+
+
+class Neighbours(_Peers):
     """Workers that send each other their models: in every step, worker i receives the models with a weight in row i of
-    ``matrix``, (N, N), compressed if the run compresses.
+    ``matrix``, (N, N).
 
     public   every worker's latest model as its neighbours hold it
     arriving messages in flight, or received and not mixed in yet, by sender, receiver and the sender's count
     """
 
-    context: RunContext
-    matrix: npt.NDArray[np.float64]
-    owner: str
-    replicas: list[Replica] = field(init=False)
-    gradients: list[Value[Array]] = field(init=False)
-    public: list[Value[Array]] = field(init=False)
-    arriving: dict[tuple[int, int, int], Message] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.messages = Messages(self.context, owner=self.owner, peers=True)
-        ranks = range(len(self.matrix))
-        self.senders = [[j for j in np.flatnonzero(self.matrix[i]).tolist() if j != i] for i in ranks]
-        self.receivers = [[j for j in np.flatnonzero(self.matrix[:, i]).tolist() if j != i] for i in ranks]
-        self.replicas = replicas_of(self.context)
-        self.gradients, self.public = [ABSENT for _ in ranks], [ABSENT for _ in ranks]
-        self.packs = self.messages.choice is not None
-        self.follows = self.packs or self.context.learner.task is not None
+    def __init__(self, context: RunContext, matrix: npt.NDArray[np.float64], owner: str) -> None:
+        super().__init__(context, Messages(context, owner=owner, peers=True))
+        self.matrix, ranks = matrix, range(len(matrix))
+        self.senders = [[j for j in np.flatnonzero(matrix[i]).tolist() if j != i] for i in ranks]
+        self.receivers = [[j for j in np.flatnonzero(matrix[:, i]).tolist() if j != i] for i in ranks]
+        self.replicas = replicas_of(context)
+        self.public: list[Value[Array]] = [ABSENT for _ in ranks]
+        self.arriving: dict[tuple[int, int, int], Message] = {}
 
     # ------------------------------------------------------------ what workers do
 
-    def gradient(self) -> list[Op]:
-        """Return the operations that compute a gradient."""
-        return gradient(self.context, self._drawn if self.follows else None)
-
     def send(self) -> list[Op]:
         """Return the operations that encode a worker's model and send it."""
-        packed = [Op(ls.ASK if self.packs else ls.NOTE, follow=self._packed)] if self.follows else []
-        return [*packed, Op(ls.WORK, "encode"), Op(ls.POST)]
+        return [*self.encode(), Op(ls.POST)]
 
     def receive(self, step: str) -> list[Op]:
         """Return the operations that wait until all messages of a worker in a `step` (a name) have arrived, sent and
@@ -90,17 +114,10 @@ class Neighbours:
         come = Op(ls.AWAIT, "neighbours", waits=f"its neighbours' parameters of step {step}")
         return [come, *([Op(ls.ASK, follow=self._come)] if self.packs else []), Op(ls.WORK, "decode")]
 
-    def after(self, follow: Callable[[Worker], None]) -> Callable[[Worker], None] | None:
-        """Return the call that follows an operation, None if neither values nor sizes depend on it."""
-        return follow if self.follows else None
-
     def go(self, ops: Sequence[Op]) -> None:
         """Let all workers repeat the operations."""
-        first = self.context.workers[0]
-        self.lanes = Lanes(
-            self.context, ops, first.workload.gradient_nbytes, first.samples_per_step * len(self.matrix),
-            peers=self.receivers, depth=1 + self._lead(), messages=self.messages,
-        )  # fmt: skip
+        samples = self.context.workers[0].samples_per_step * len(self.matrix)
+        self.run(ops, samples, peers=self.receivers, depth=1 + self._lead())
 
     def _lead(self) -> int:
         """Return how many steps a worker can be ahead of a receiver of its messages: it waits for messages of that
@@ -129,9 +146,6 @@ class Neighbours:
 
     def _count(self, worker: Worker) -> int:
         return len(worker.recorder.step_end[worker.rank])
-
-    def _drawn(self, worker: Worker) -> None:
-        self.gradients[worker.rank] = worker.draw()
 
     def _packed(self, worker: Worker) -> None:
         me, message = worker.rank, self.messages.model(worker, worker.params)
@@ -283,36 +297,28 @@ class ADPSGD:
         _Pairs(context, [partners if asks[rank] else [] for rank, partners in enumerate(near)])
 
 
-class _Pairs:
+class _Pairs(_Peers):
     """Workers of which those with `partners` ask one of them for the average in every step."""
 
     def __init__(self, context: RunContext, partners: Sequence[Sequence[int]]) -> None:
-        self.context, self.partners, self.replicas = context, partners, replicas_of(context)
-        self.messages = Messages(context, owner="ADPSGD", peers=True)
+        super().__init__(context, Messages(context, owner="ADPSGD", peers=True))
+        self.partners, self.replicas = partners, replicas_of(context)
         self.draws = [stream(context.seed, worker.rank, "gossip") for worker in context.workers]
-        self.gradients, self.sent = dict[int, Value[Array]](), dict[int, Message]()
-        packs = self.messages.choice is not None
-        learns = packs or context.learner.task is not None
-        asking = [
-            *([Op(ls.ASK if packs else ls.NOTE, follow=self._packed)] if learns else []),
-            Op(ls.WORK, "encode"),
-            Op(ls.DISPATCH, "average with", number=1),
-        ]
+        self.sent: dict[int, Message] = {}
+        asking = [*self.encode(), Op(ls.DISPATCH, "average with", number=1)]
         ops = [
             Op(ls.CHOOSE, number=len(asking)),
             *asking,
-            *gradient(context, self._drawn if learns else None),
+            *self.gradient(),
             Op(ls.JOIN, "averaging", waits="the average with its neighbour"),
-            *([Op(ls.ASK, follow=self._come)] if packs else []),
+            *([Op(ls.ASK, follow=self._come)] if self.packs else []),
             Op(ls.WORK, "decode"),
             OPTIMIZER,
-            Op(ls.STEP, follow=self._step if learns else None, number=ls.AGED),
+            Op(ls.STEP, follow=self.after(self._step), number=ls.AGED),
         ]
-        first = context.workers[0]
-        self.lanes = Lanes(
-            context, ops, first.workload.gradient_nbytes, first.samples_per_step, choose=self._choose,
-            served=self._average if learns else None, asks=packs, batch=0, messages=self.messages,
-        )  # fmt: skip
+        served = self.after(self._average)
+        samples = context.workers[0].samples_per_step
+        self.run(ops, samples, choose=self._choose, served=served, asks=self.packs, batch=0)
 
     def _choose(self, worker: Worker) -> int:
         partners = self.partners[worker.rank]
@@ -321,11 +327,8 @@ class _Pairs:
     def _packed(self, worker: Worker) -> None:
         to = self.lanes.chosen(worker)
         message = self.sent[worker.rank] = self.messages.model(worker, worker.params, to=to)
-        if self.messages.choice is not None:
+        if self.packs:
             self.lanes.set_message(worker, message.seconds, message.sizes)
-
-    def _drawn(self, worker: Worker) -> None:
-        self.gradients[worker.rank] = worker.draw()
 
     def _average(self, worker: Worker, rank: int, staleness: int, whole: bool) -> None:
         """Average where the parameters have arrived, and send the average back (compressing it takes none of the
@@ -338,7 +341,7 @@ class _Pairs:
         partner.params = 0.5 * (message.value + theirs)
         worker.params = partner.params if back.value is theirs else 0.5 * (mine + back.value)
         self.sent[worker.rank] = back
-        if self.messages.choice is not None:
+        if self.packs:
             self.lanes.set_service(worker, back.seconds)
             self.lanes.set_answer(worker, 0, back.sizes[0])
 
@@ -350,8 +353,7 @@ class _Pairs:
         self.replicas[worker.rank].step_freely(self.gradients[worker.rank])
 
 
-@dataclass
-class _Push:
+class _Push(NamedTuple):
     """Parameters and their weight, in flight."""
 
     message: Message
@@ -367,7 +369,6 @@ class Peer:
     messages: Messages
     inbox: list[_Push] = field(default_factory=list)
     outgoing: _Push | None = None
-
     coming: list[_Push] = field(default_factory=list)
 
     def take(self) -> float:
@@ -435,36 +436,26 @@ class GossipSGD:
         return [Peer(replica, 1.0 / len(context.workers), messages) for replica in replicas_of(context)]
 
 
-class _Gossip:
+class _Gossip(_Peers):
     """Workers that now and then push to one of their neighbours, `near`."""
 
     def __init__(self, rule: GossipSGD, context: RunContext, peers: list[Peer], near: Sequence[Sequence[int]]) -> None:
-        self.probability, self.peers, self.near, messages = rule.probability, peers, near, peers[0].messages
+        super().__init__(context, peers[0].messages)
+        self.probability, self.peers, self.near = rule.probability, peers, near
         self.draws = [stream(context.seed, worker.rank, "gossip") for worker in context.workers]
-        self.gradients: dict[int, Value[Array]] = {}
-        self.packs = messages.choice is not None
-        learns = self.packs or context.learner.task is not None
-        pushing = [
-            Op(ls.JOIN, "push", waits="its last push"),
-            *([Op(ls.ASK if self.packs else ls.NOTE, follow=self._packed)] if learns else []),
-            Op(ls.WORK, "encode"),
-            Op(ls.DISPATCH, "push to"),
-        ]
+        pushing = [Op(ls.JOIN, "push", waits="its last push"), *self.encode(), Op(ls.DISPATCH, "push to")]
         merging = [Op(ls.ASK, follow=self._come), Op(ls.WORK, "decode"), Op(ls.NOTE, follow=self._merge)]
         ops = [
-            *(merging if learns else []),
-            *gradient(context, self._drawn if learns else None),
+            *(merging if self.follows else []),
+            *self.gradient(),
             OPTIMIZER,
-            Op(ls.STEP, follow=self._step if learns else None, number=ls.EACH),
+            Op(ls.STEP, follow=self.after(self._step), number=ls.EACH),
             Op(ls.CHOOSE, number=len(pushing)),
             *pushing,
         ]
-        first = context.workers[0]
-        self.lanes = Lanes(
-            context, ops, first.workload.gradient_nbytes, first.samples_per_step, choose=self._choose,
-            served=self._arrived if learns else None, batch=0, messages=messages,
-            notes=[f"in each step, a rank pushes its model with probability {self.probability:g}"],
-        )  # fmt: skip
+        served = self.after(self._arrived)
+        notes = [f"in each step, a rank pushes its model with probability {self.probability:g}"]
+        self.run(ops, context.workers[0].samples_per_step, choose=self._choose, served=served, batch=0, notes=notes)
 
     def _choose(self, worker: Worker) -> int:
         near, draws = self.near[worker.rank], self.draws[worker.rank]
@@ -475,9 +466,6 @@ class _Gossip:
 
     def _merge(self, worker: Worker) -> None:
         self.peers[worker.rank].merge()
-
-    def _drawn(self, worker: Worker) -> None:
-        self.gradients[worker.rank] = worker.draw()
 
     def _step(self, worker: Worker) -> None:
         self.peers[worker.rank].replica.step_freely(self.gradients[worker.rank])

@@ -32,6 +32,7 @@ from ddlsim.strategies.overlap import (
 )
 from ddlsim.strategies.replica_groups import Elements, OfReplicas
 from ddlsim.strategies.shares import DealtOut, check_shares
+from ddlsim.strategies.split_rules import divisors
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.memory import Holding, memory_of
 from ddlsim.workload.precision import ELEMENT_NBYTES
@@ -66,8 +67,7 @@ class Distribution:
     def groups(self, workload: Workload, n_workers: int) -> dict[str, int]:
         """Return the number of groups by layer name. Raises ConfigError unless `n_workers` is data * model."""
         if self.data * self.model != n_workers:
-            fit = [m for m in range(1, n_workers + 1) if n_workers % m == 0]
-            near = sorted(sorted(fit, key=lambda m: abs(m - self.model))[:2])
+            near = sorted(sorted(divisors(n_workers), key=lambda m: abs(m - self.model))[:2])
             use = " or ".join(f"data={n_workers // m}, model={m}" for m in near)
             raise ConfigError(
                 f"Distribution: data {self.data} x model {self.model} = {self.data * self.model}: must equal the "

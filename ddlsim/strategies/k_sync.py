@@ -10,11 +10,9 @@ import simpy
 from ddlsim.arguments import Index, checked
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Value
-from ddlsim.runtime.codec import Message
-from ddlsim.runtime.context import RunContext
+from ddlsim.runtime import Message, Process, RunContext, Worker
 from ddlsim.runtime.lanes import gradient
 from ddlsim.runtime.servers import Visit, WithServers, communicate
-from ddlsim.runtime.worker import Process, Worker
 from ddlsim.strategies.central import UNTIL_APPLIED, CentralModel, OfK
 
 #: a worker's time until it has a gradient; None if it was stopped before

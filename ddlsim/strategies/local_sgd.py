@@ -23,11 +23,10 @@ from ddlsim.learning.learner import State
 from ddlsim.plan import StepProgram
 from ddlsim.plan.local_steps import Average, local_steps
 from ddlsim.plan.plan import Chosen, Every
-from ddlsim.runtime.communicator import communicator
-from ddlsim.runtime.context import RunContext
+from ddlsim.runtime import Replica, RunContext, communicator
 from ddlsim.runtime.fabric import fabric_label
 from ddlsim.runtime.own_models import Rule, run_local_steps
-from ddlsim.runtime.replica import Periodic, Replica, need_values
+from ddlsim.runtime.replica import Periodic, need_values
 from ddlsim.units import si
 from ddlsim.workload.compute import Workload
 

@@ -22,7 +22,7 @@ from ddlsim.plan.asynchronous_pipeline import stage_delays, steps_under_way
 from ddlsim.plan.chunks import balanced_cuts
 from ddlsim.plan.folding import Folding, fold
 from ddlsim.plan.folding import least_seconds as least_exchange_seconds
-from ddlsim.plan.gathered_ahead import with_shares
+from ddlsim.plan.gathered_ahead import gathered_as, gathers_beside_forward
 from ddlsim.plan.norms import with_stage_norms
 from ddlsim.plan.pipeline_orders import ASYNCHRONOUS, ORDERS, PassOrder, pass_order
 from ddlsim.plan.pipeline_outline import Outline, activations_held, costs_of, outlined
@@ -45,7 +45,7 @@ from ddlsim.runtime.fabric import WithFabric, fabric_label, fabric_of
 from ddlsim.runtime.table_run import Schedules as GroupSchedule
 from ddlsim.runtime.table_run import disturbed, is_one_step, run_table
 from ddlsim.strategies.replica_groups import OfReplicas, compressible_parts
-from ddlsim.strategies.split_rules import check_sizes, known_order, lower_memory_parallel
+from ddlsim.strategies.split_rules import check_sizes, divisors, known_order, lower_memory_parallel
 from ddlsim.workload.buckets import Bucket, ddp_buckets, megatron_buckets, one_bucket, per_layer, per_unit
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.memory import Holding, kept_nbytes, memory_of
@@ -401,10 +401,14 @@ class Parallel(WithFabric):
         )  # fmt: skip
         if not self.sharded:
             return program
-        beside, works = self.overlap != "none", [workload] * mesh.pipeline
-        return program.map(
-            lambda template: with_stage_norms(with_shares(template, chunks, workload, beside=beside), works, mesh.data)
-        )
+        seconds = np.concatenate([chunk.workload.forward for chunk in chunks])
+
+        def in_shards(template: Plan) -> Plan:
+            plan = gathered_as(template, workload)
+            plan = plan if self.overlap == "none" else gathers_beside_forward(plan, seconds)
+            return with_stage_norms(plan, [workload] * mesh.pipeline, mesh.data)
+
+        return program.map(in_shards)
 
     def _buckets(self, mesh: Mesh) -> Callable[[Workload], Sequence[Bucket]]:
         if self.sharded == "full":
@@ -555,13 +559,10 @@ class Parallel(WithFabric):
         groups = self._group_schedules(cluster, np.array(nodes))
 
         def program() -> StepProgram:
-            seconds = (
-                None
-                if groups is None
-                else least_exchange_seconds(
-                    cluster, tuple(map(tuple, groups.nodes.tolist())), groups.inside, self.algorithm
-                )
-            )
+            seconds = None
+            if groups is not None:
+                nodes_of_groups = tuple(map(tuple, groups.nodes.tolist()))
+                seconds = least_exchange_seconds(cluster, nodes_of_groups, groups.inside, self.algorithm)
             costs = costs_of(_exchanging(shard, seconds), cuts, self.tensor, None if self.sequence else seconds)
             return outlined(self._outline(mesh, micro_batches, len(cuts) + 1), costs)
 
@@ -699,8 +700,7 @@ def equal_layers(workload: Workload, chunks: int) -> tuple[int, ...]:
     """Return the cuts of a model into chunks of n transformer layers each."""
     ranges = blocks(workload.model.layers)
     if not ranges or len(ranges) % chunks:
-        works = [n for n in range(1, len(ranges) + 1) if len(ranges) % n == 0]
-        near = " or ".join(str(n) for n in sorted(sorted(works, key=lambda n: abs(n - chunks))[:2]))
+        near = " or ".join(str(n) for n in sorted(sorted(divisors(len(ranges)), key=lambda n: abs(n - chunks))[:2]))
         raise ConfigError(
             f"Parallel: cut = 'layers': the number of chunks, {chunks}, must divide the number of transformer layers "
             f"of {workload.model.name}, {len(ranges)}; use {near or 'cut = balanced'}"

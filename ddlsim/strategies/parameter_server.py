@@ -15,11 +15,10 @@ from ddlsim.cluster.machines import memory_nodes
 from ddlsim.collectives.push_pull import push_pull
 from ddlsim.errors import ConfigError
 from ddlsim.plan import Plan, with_parameter_servers
+from ddlsim.runtime import Communicator, Exchange, Fabric, RunContext
 from ddlsim.runtime.codec import backwards
-from ddlsim.runtime.communicator import Communicator
-from ddlsim.runtime.context import RunContext
-from ddlsim.runtime.exchange import CollectiveExchange, Exchange, InGroups, ThroughServers, Vectors
-from ddlsim.runtime.fabric import Fabric, algorithm_name, cost_suffix
+from ddlsim.runtime.exchange import CollectiveExchange, InGroups, ThroughServers, Vectors
+from ddlsim.runtime.fabric import algorithm_name, cost_suffix
 from ddlsim.runtime.server_work import ServerWork
 from ddlsim.runtime.servers import Placement, PlacesServers, server_nodes
 from ddlsim.strategies.all_reduce import AllReduce, start_group
@@ -69,11 +68,9 @@ class ParameterServer(PlacesServers):
     @property
     def label(self) -> str:
         """Label for tables and plots: number and placement of the servers, and the reduction inside machines."""
-        inside = (
-            ""
-            if self.fabric is None
-            else f", {algorithm_name(self.fabric.algorithm)} inside{cost_suffix(self.fabric.cost)}"
-        )
+        inside = ""
+        if self.fabric is not None:
+            inside = f", {algorithm_name(self.fabric.algorithm)} inside{cost_suffix(self.fabric.cost)}"
         return f"parameter server ({self.servers} {self.placement}{inside})"
 
     def on_fabric(self, fabric: Fabric) -> ParameterServer:

@@ -17,11 +17,9 @@ from ddlsim.learning import Array, Learner, Value
 from ddlsim.plan.chunks import Chunk
 from ddlsim.plan.inserted import SUMMING
 from ddlsim.plan.plan import KINDS, SEND, Ints, Plan
+from ddlsim.runtime import Communicator, Exchange, Fabric, RunContext
 from ddlsim.runtime.codec import backwards, one_model, rounded
-from ddlsim.runtime.communicator import Communicator
-from ddlsim.runtime.context import RunContext
-from ddlsim.runtime.exchange import CollectiveExchange, Exchange, OfGroups, Vectors
-from ddlsim.runtime.fabric import Fabric
+from ddlsim.runtime.exchange import CollectiveExchange, OfGroups, Vectors
 from ddlsim.workload.buckets import Bucket
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.model import tensor_shapes

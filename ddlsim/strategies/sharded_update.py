@@ -13,11 +13,10 @@ from ddlsim.collectives import Collective
 from ddlsim.errors import ConfigError, shown
 from ddlsim.plan import StepProgram, sharded
 from ddlsim.plan.plan import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
+from ddlsim.runtime import Communicator, Exchange, Fabric, RunContext
 from ddlsim.runtime.codec import backwards
-from ddlsim.runtime.communicator import Communicator
-from ddlsim.runtime.context import RunContext
-from ddlsim.runtime.exchange import CollectiveExchange, Exchange, Vectors
-from ddlsim.runtime.fabric import Collectives, Cost, Fabric, RankOrder, algorithm_name, algorithm_of, cost_suffix
+from ddlsim.runtime.exchange import CollectiveExchange, Vectors
+from ddlsim.runtime.fabric import Collectives, Cost, RankOrder, algorithm_name, algorithm_of, cost_suffix
 from ddlsim.runtime.table_run import planned
 from ddlsim.strategies import contract
 from ddlsim.strategies.overlap import NoOverlap, Overlap, as_compressed, buckets_of, overlap_named

@@ -7,7 +7,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from ddlsim.errors import ConfigError, shown
 from ddlsim.plan.pipeline_orders import ORDERS, pass_order
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ddlsim.strategies.fsdp import FSDP
     from ddlsim.strategies.parallel import Parallel
 
+T = TypeVar("T", "Parallel", "FSDP")
 #: configurations that an error names
 N_NEAR = 3
 #: how far away a doubling of a size is; other ranks of the mesh follow from tensor and pipeline, so replicas count less
@@ -135,12 +136,12 @@ class Rules:
         yield from sorted(found, key=lambda sizes: (round(sizes.distance(wanted), 9), sizes))
 
     def _around(self, wanted: Sizes) -> Iterator[Sizes]:
-        tensors = [t for t in _divisors(self.n_workers) if not self.widths(t)]
+        tensors = [t for t in divisors(self.n_workers) if not self.widths(t)]
         chunks = range(1, min(wanted.interleave, self.layers) + 1)
         most = min(wanted.micro_batch, MOST_SAMPLES)
         samples = {wanted.micro_batch, *(n for n in range(1, most + 1) if wanted.micro_batch % n == 0)}
         for tensor in tensors:
-            for pipeline in [self.stages] if self.stages is not None else _divisors(self.n_workers // tensor):
+            for pipeline in [self.stages] if self.stages is not None else divisors(self.n_workers // tensor):
                 data = self.n_workers // (tensor * pipeline)
                 for interleave in chunks if pipeline > 1 else [1]:
                     for micro_batch in samples:
@@ -209,12 +210,13 @@ def check_sizes(strategy: Parallel, model: Model, batch_size: int, n_workers: in
     raise ConfigError(f"{broken}; the nearest valid sizes are {'; '.join(near)}" if near else broken)
 
 
-def with_sizes(strategy: Parallel, changes: dict[str, Any]) -> Parallel:
+def with_sizes(strategy: T, changes: Mapping[str, Any]) -> T:
     """Return a strategy with other sizes; the batch size belongs to the run."""
     return dataclasses.replace(strategy, **{name: value for name, value in changes.items() if name != "batch_size"})
 
 
-def _divisors(n: int) -> Sequence[int]:
+def divisors(n: int) -> list[int]:
+    """Return the divisors of n, in order."""
     return [i for i in range(1, n + 1) if n % i == 0]
 
 
@@ -278,10 +280,15 @@ def lower_memory_parallel(
             changes = {name: value for name, value in more.items() if value != vars(strategy)[name]}
             far = sizes.distance(wanted) + AGAIN[recompute] - _cost(strategy) + SHARED[1] * ("sharded" in changes)
             ways.append((round(far, 9), len(ways), {**sizes.unlike(wanted), **changes}))
-    for _, _, changes in sorted(ways, key=lambda way: way[:2]) if named else ():
+    yield from _changed(strategy, ways if named else [])
+
+
+def _changed(strategy: T, ways: list[tuple[float, int, dict[str, object]]]) -> Iterator[tuple[T, Changes]]:
+    """Yield the valid variants of a strategy with some changes, the nearest ones (distance, number, changes) first."""
+    for _, _, changes in sorted(ways, key=lambda way: way[:2]):
         try:
             yield with_sizes(strategy, changes), changes
-        except ConfigError:  # passes that do not go with it
+        except ConfigError:  # such as passes or overlaps that do not go with it
             continue
 
 
@@ -310,13 +317,9 @@ def lower_memory_fsdp(
         [*halves, each],
         (False, True),
     ):
-        changes: dict[str, object] = {}
-        if stage != strategy.stage:
-            changes["stage"] = stage
-        if recompute != strategy.recompute:
-            changes["recompute"] = recompute
-        if micro_batch != each:
-            changes["micro_batch"] = micro_batch
+        values: dict[str, object] = {"stage": stage, "recompute": recompute}
+        changes = {name: value for name, value in values.items() if value != vars(strategy)[name]}
+        changes |= {} if micro_batch == each else {"micro_batch": micro_batch}
         if whole and strategy.stage == stage == 3:
             changes |= {"prefetch": 0} if strategy.prefetch != 0 else {}
             changes |= {} if strategy.shard is None else {"shard": None, "all_reduce": None}
@@ -325,11 +328,7 @@ def lower_memory_fsdp(
         far += 0.5 * (each / micro_batch - 1.0) / each + 0.2 * whole
         if changes:
             ways.append((round(far, 9), len(ways), changes))
-    for _, _, changes in sorted(ways, key=lambda way: way[:2]):
-        try:
-            yield dataclasses.replace(strategy, **changes), changes  # type: ignore[arg-type]
-        except ConfigError:  # overlaps that stage 3 does not have
-            continue
+    yield from _changed(strategy, ways)
 
 
 def state_of(workload: Workload) -> Memory:

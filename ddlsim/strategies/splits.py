@@ -18,6 +18,7 @@ from ddlsim.plan.pipeline_orders import ORDERS
 from ddlsim.runtime.fabric import AllReduceAlgorithm, Fabric, algorithm_name
 from ddlsim.strategies.fsdp import FSDP
 from ddlsim.strategies.parallel import Parallel
+from ddlsim.strategies.split_rules import divisors
 from ddlsim.workload.model import Model
 from ddlsim.workload.roles import blocks, can_split
 
@@ -97,7 +98,7 @@ class Splits:
         done: set[Parallel | FSDP] = set()
         for tensor in self.tensor or _widths(cluster, model, n_workers):
             left = n_workers // tensor
-            for pipeline in self.pipeline or [p for p in _divisors(left) if p <= _most_stages(model)]:
+            for pipeline in self.pipeline or [p for p in divisors(left) if p <= _most_stages(model)]:
                 data = left // pipeline
                 if data * pipeline * tensor != n_workers or (self.data is not None and data not in self.data):
                     invalid[PRODUCT] += 1
@@ -172,16 +173,12 @@ def text_of_invalid(invalid: Counter[str]) -> str:
     return "; ".join(f"{n} x {reason}" for reason, n in invalid.most_common())
 
 
-def _divisors(n: int) -> list[int]:
-    return [i for i in range(1, n + 1) if n % i == 0]
-
-
 def _widths(cluster: Cluster, model: Model, n_workers: int) -> list[int]:
     """Return the valid sizes of a tensor group inside a machine."""
     workers = cluster.workers[:n_workers]
     hosts = cluster.host_of[workers]
     inside = np.unique(np.where(hosts >= 0, hosts, len(cluster.host_names) + workers), return_counts=True)[1]
-    return [t for t in _divisors(int(np.gcd.reduce(inside))) if t == 1 or can_split(model, t)]
+    return [t for t in divisors(int(np.gcd.reduce(inside))) if t == 1 or can_split(model, t)]
 
 
 def _most_stages(model: Model) -> int:

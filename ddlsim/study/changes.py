@@ -15,15 +15,15 @@ into more:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import numpy as np
 
+from ddlsim.arguments import number, quantity
 from ddlsim.cluster import Cluster, load_cluster
-from ddlsim.cluster.cluster import Bools, Floats
-from ddlsim.cluster.quantity import fraction, nonnegative, positive
+from ddlsim.cluster.cluster import Bools
 from ddlsim.compression import Compression
 from ddlsim.data.dataset import DataSet
 from ddlsim.errors import ConfigError, unknown_name
@@ -36,8 +36,19 @@ from ddlsim.workload.model import Model
 #: name -> what to put there (under ""), and what to change inside it
 _Tree: TypeAlias = dict[str, "_Tree | object"]
 
-_LINK_FIELDS = ("bandwidth", "latency", "efficiency", "flow_rate")
-_NODE_FIELDS = ("speed", "send_overhead", "recv_overhead", "reduce_bandwidth")
+#: fields of links and of machines -> the rule for their values
+_LINK_FIELDS = {
+    "bandwidth": quantity("bandwidth", si=True),
+    "latency": quantity("time", zero=True, si=True),
+    "efficiency": number(0.0, 1.0, above=True, hint=" (0.01 is 1 %)"),
+    "flow_rate": quantity("bandwidth", zero=True, si=True),
+}
+_NODE_FIELDS = {
+    "speed": number(0.0, above=True),
+    "send_overhead": quantity("time", zero=True, si=True),
+    "recv_overhead": quantity("time", zero=True, si=True),
+    "reduce_bandwidth": quantity("bandwidth", si=True),
+}
 _COST_FIELDS = ("price", "device_price", "switch_power")
 #: fields of a device that a text with a unit may set
 _DEVICE_UNITS = {
@@ -93,7 +104,7 @@ def _tree(settings: Mapping[str, object]) -> _Tree:
     return tree
 
 
-def _unknown(name: str, known: list[str] | tuple[str, ...], where: str) -> UnknownPathError:
+def _unknown(name: str, known: Iterable[str], where: str) -> UnknownPathError:
     path = f"{where}.{name}" if where else name
     return UnknownPathError(str(unknown_name("field", name, known, path)))
 
@@ -118,7 +129,7 @@ def _replaced(value: object, tree: Mapping[str, object], where: str, units: Mapp
             inner = dict(branch)
             now = inner.pop("", value[name] if isinstance(value, Mapping) else getattr(value, name))
             branch = _replaced(now, inner, f"{where}.{name}", {"*": unit} if unit else {})
-        new[name] = _number(branch, unit, f"{where}.{name}") if unit else branch
+        new[name] = parse(branch, unit, f"{where}.{name}") if unit and isinstance(branch, str) else branch
     if isinstance(value, Mapping):
         return {**value, **new}
     try:
@@ -151,13 +162,6 @@ def _with_items(values: Sequence[object], tree: Mapping[str, object], where: str
         changed[i] = inner.pop("", changed[i])
         changed[i] = _replaced(changed[i], inner, f"{where}.{i}", {}) if inner else changed[i]
     return changed
-
-
-def _number(value: object, dimension: str, where: str) -> object:
-    try:
-        return parse(value, dimension) if isinstance(value, str) else value
-    except ConfigError as error:
-        raise type(error)(f"{where}: {error}") from None
 
 
 def _device(value: object, cluster: object) -> Device:
@@ -202,40 +206,26 @@ def _with_links(cluster: Cluster, kind: str, field: str, value: object) -> Clust
     if field not in _LINK_FIELDS:
         raise _unknown(field, _LINK_FIELDS, f"cluster.{kind}")
     chosen = np.array([link_kind == kind for link_kind in cluster.link_kind])
-    if field == "flow_rate":
-        return _with_flow_rate(cluster, chosen, nonnegative(value, "bandwidth", where), where)
-    if field == "bandwidth":
-        number = positive(value, "bandwidth", where)
-    elif field == "latency":
-        number = nonnegative(value, "time", where)
-    else:
-        number = fraction(value, where)
-    column = f"link_{field}"
-    return _with_column(cluster, column, np.where(chosen, number, getattr(cluster, column)))
-
-
-def _with_flow_rate(cluster: Cluster, chosen: Bools, rate: float, where: str) -> Cluster:
+    new = cast(float, _LINK_FIELDS[field](value, where))
+    if field != "flow_rate":
+        return _with_column(cluster, f"link_{field}", chosen, new)
     details = cluster.details
     if details is None or not (chosen & (details.transport != "")).any():
         hint = f"{cluster.name}+transport=tcp-cubic"
         raise UnknownPathError(f"{where}: these links have no transport that uses connections; set one, as in {hint}")
-    rates = np.where(chosen & (details.transport != ""), rate, details.flow_rate)
+    rates = np.where(chosen & (details.transport != ""), new, details.flow_rate)
     return dataclasses.replace(cluster, details=dataclasses.replace(details, flow_rate=rates))
 
 
 def _with_nodes(cluster: Cluster, field: str, value: object) -> Cluster:
-    where = f"cluster.{field}"
-    column, number = field, 0.0
+    new = cast(float, _NODE_FIELDS[field](value, f"cluster.{field}"))
     if field == "reduce_bandwidth":
-        column, number = "reduce_time", 1.0 / positive(value, "bandwidth", where)
-    elif field == "speed":
-        number = positive(value, None, where)
-    else:
-        number = nonnegative(value, "time", where)
-    return _with_column(cluster, column, np.where(cluster.is_endpoint, number, getattr(cluster, column)))
+        field, new = "reduce_time", 1.0 / new
+    return _with_column(cluster, field, cluster.is_endpoint, new)
 
 
-def _with_column(cluster: Cluster, column: str, values: Floats) -> Cluster:
+def _with_column(cluster: Cluster, column: str, chosen: Bools, value: float) -> Cluster:
+    values = np.where(chosen, value, getattr(cluster, column))
     return dataclasses.replace(cluster, **{column: values})  # type: ignore[arg-type]  # only arrays
 
 

@@ -117,7 +117,13 @@ def rows_of(
             raise ConfigError(f"vary[{path!r}] is empty; add at least one value, or remove the field")
     if sampled:
         assert n_points is not None
-        return _sample(vary, _shares(design, n_points, len(vary), seed))
+        return [
+            {
+                path: values.at(share) if isinstance(values, Range) else values[int(share * len(values))]
+                for (path, values), share in zip(vary.items(), row, strict=True)
+            }
+            for row in _shares(design, n_points, len(vary), seed).tolist()
+        ]
     listed = {path: list(values) for path, values in vary.items() if not isinstance(values, Range)}
     if design == "grid" and math.prod(len(values) for values in listed.values()) > MAX_POINTS:
         n = " x ".join(str(len(values)) for values in listed.values())
@@ -165,13 +171,6 @@ def _shares(design: str, n_points: int, n_fields: int, seed: int) -> npt.NDArray
     for row in parts:
         generator.shuffle(row)
     return np.asarray((parts.T - within) / n_points)
-
-
-def _sample(vary: Mapping[str, Sequence[object] | Range], shares: npt.NDArray[np.float64]) -> list[dict[str, object]]:
-    def value(values: Sequence[object] | Range, share: float) -> object:
-        return values.at(share) if isinstance(values, Range) else values[int(share * len(values))]
-
-    return [{path: value(vary[path], share) for path, share in zip(vary, row, strict=True)} for row in shares.tolist()]
 
 
 def _unit(text: str) -> tuple[str, float]:

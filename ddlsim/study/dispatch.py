@@ -172,7 +172,7 @@ class _Dispatcher:
             self.save([(task, Outcome(FAILED, _DIED)) for task in guilty])
         again = [task for task in tasks if task not in guilty]
         if again:
-            _say(f"a worker process has died ({how}); {_listed(again)}")
+            print(shown(f"a worker process has died ({how}); {_listed(again)}"), file=sys.stderr, flush=True)
         self.pending.extendleft(reversed(again))
 
     def refused(self, tasks: list[Task], error: Exception) -> None:
@@ -210,10 +210,6 @@ def _listed(tasks: Sequence[Task]) -> str:
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     points = "1 point" if len(names) == 1 else f"{len(names)} points"
     return f"simulating {points} again: {'; '.join(names[:_NAMED])}{more}"
-
-
-def _say(line: str) -> None:
-    print(shown(line), file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True)

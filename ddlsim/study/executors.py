@@ -61,12 +61,9 @@ def open_pool(
                 "creating the executor"
             )
         return _Given(executor, packer) if isinstance(executor, Executor) else _Dask(executor, packer)
-    n = _n_cores() if jobs is None else jobs
+    n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    n = n_cores if jobs is None else jobs
     return _Inline() if n == 1 else Local(min(n, max(n_at_once, len(experiments))), packer, experiments)
-
-
-def _n_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class _Inline:

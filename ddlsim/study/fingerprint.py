@@ -77,8 +77,10 @@ def canonical(value: object, digests: Digests) -> object:
         return [canonical(item, digests) for item in value]
     if isinstance(value, set | frozenset):
         return sorted(json.dumps(canonical(item, digests)) for item in value)
-    if isinstance(value, types.FunctionType):
-        return _function(value, digests)
+    if isinstance(value, types.FunctionType):  # by its name and by what it does: its code, and what it has taken along
+        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        outside = [canonical(each, digests) for each in (value.__defaults__, value.__kwdefaults__, cells)]
+        return [f"{value.__module__}.{value.__qualname__}", _code(value.__code__), outside]
     if isinstance(value, types.ModuleType):
         return value.__name__
     if isinstance(value, type | types.BuiltinFunctionType):
@@ -87,20 +89,10 @@ def canonical(value: object, digests: Digests) -> object:
 
 
 def _fields(value: object, digests: Digests) -> object:
-    names = [f.name for f in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else sorted(_state(value))
+    state = getattr(value, "__dict__", ())
+    names = [f.name for f in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else sorted(state)
     found = {name: canonical(getattr(value, name), digests) for name in names if name not in _COMMENTS}
     return {"type": f"{type(value).__module__}.{type(value).__qualname__}", **found}
-
-
-def _state(value: object) -> Mapping[str, object]:
-    return vars(value) if hasattr(value, "__dict__") else {}
-
-
-def _function(function: types.FunctionType, digests: Digests) -> object:
-    """A function by its name and by what it does: its code, defaults and what it has taken from around it."""
-    cells = [cell.cell_contents for cell in function.__closure__ or ()]
-    outside = [canonical(value, digests) for value in (function.__defaults__, function.__kwdefaults__, cells)]
-    return [f"{function.__module__}.{function.__qualname__}", _code(function.__code__), outside]
 
 
 def _code(code: types.CodeType) -> str:

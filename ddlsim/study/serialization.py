@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from types import MappingProxyType
-from typing import Any
 
 from ddlsim.cluster import Cluster
 from ddlsim.data.dataset import DataSet
@@ -46,14 +45,13 @@ class Parcel:
     parts: Mapping[str, bytes]
 
 
-def _plain_proxy(proxy: MappingProxyType[Any, Any]) -> tuple[type, tuple[dict[Any, Any]]]:
-    return MappingProxyType, (dict(proxy),)
-
-
 class _Pickler(pickle.Pickler):
     def __init__(self, file: io.BytesIO, digests: Digests | None) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
-        self.dispatch_table = {**copyreg.dispatch_table, MappingProxyType: _plain_proxy}
+        self.dispatch_table = {
+            **copyreg.dispatch_table,
+            MappingProxyType: lambda each: (MappingProxyType, (dict(each),)),
+        }
         self.digests = digests
         self.found: dict[str, object] = {}
 

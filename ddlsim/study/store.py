@@ -15,7 +15,6 @@ Where it cannot: a store whose log is empty is all in its one file, which cannot
 from __future__ import annotations
 
 import json
-import math
 import os
 import platform
 import shutil
@@ -27,27 +26,33 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import GenericAlias
+from typing import Annotated, Any, cast
 
+from ddlsim.arguments import NotNegative, Rule, integer, number, one_of
+from ddlsim.arguments.annotations import rule_of
+from ddlsim.arguments.rules import wrong
 from ddlsim.errors import ConfigError, shown
 from ddlsim.learning.monitor import Row
 from ddlsim.plain import is_unicode
 from ddlsim.study.worker import Outcome
-from ddlsim.units import LARGEST
 
 #: how a point can have ended, as in `work`
 STATUSES = ("done", "skipped", "failed")
-#: names in a record that are no numbers; all others are
-TEXTS, LISTS = ("stop_reason",), ("notes", "warnings")
-#: numbers that may be inf (a target that was never reached) or NaN (a model that does not learn any more)
-REACHED, LOSSES = "_to_accuracy", ("loss",)
-#: of a share that rounding may have made negative
-ROUNDING = 1e-6
+_Status = Annotated[str, one_of(*STATUSES)]
+_Setting = Annotated[float, number(infinite=True)] | str | bool
+#: a number that rounding may have made negative; inf is a target that was never reached
+_Number, _ToTarget = (Annotated[float, number(-1e-6, infinite=infinite)] for infinite in (False, True))
+#: any number, also NaN: of a model that does not learn any more
+_Loss = Annotated[float, Rule("a number", lambda value: type(value) in (int, float), plural="numbers")]
+#: name in a record -> what it is, always and if it is there; other names are numbers
+_ALWAYS: dict[str, Any] = {"stop_reason": str, "notes": list[str], "warnings": list[str]}
+_ALWAYS["history"] = GenericAlias(list, GenericAlias(tuple, (_Loss,) * len(Row._fields)))
+_RECORD = {**_ALWAYS, "loss": _Loss, "n_workers": Annotated[int, integer(1, 2**31 - 1)]}
 
 
 def _damaged(field: str, value: object, rule: str) -> ConfigError:
-    problem = f"{field} = {shown(value)} must be {rule}"
-    return ConfigError(f"the file is damaged: {problem}; restore a copy, or use another file")
+    return ConfigError(f"the file is damaged: {wrong(value, field, rule)}; restore a copy, or use another file")
 
 
 def _value(text: object, what: str) -> Any:
@@ -70,76 +75,40 @@ def fields_of(text: object, what: str) -> dict[str, Any]:
     return value
 
 
+def _checked(annotation: Any, value: object, what: str) -> Any:
+    """Return a value that an annotation allows. Raises ConfigError for another one."""
+    try:
+        return cast(Rule, rule_of(annotation))(value, what)
+    except ConfigError as error:
+        raise ConfigError(f"the file is damaged: {error}; restore a copy, or use another file") from None
+
+
 def paths_in(text: object) -> list[str]:
     """Return the varied paths of a study. Raises ConfigError if they are none."""
-    value = _value(text, "axes")
-    if not isinstance(value, list) or not all(isinstance(path, str) for path in value) or len(set(value)) < len(value):
-        raise _damaged("axes", value, "a list of different strings")
-    return value
+    paths: list[str] = _checked(list[str], _value(text, "axes"), "axes")
+    if len(set(paths)) < len(paths):
+        raise _damaged("axes", paths, "a list of different strings")
+    return paths
 
 
 def settings_of(text: object, axes: Sequence[str]) -> dict[str, object]:
     """Return what a point has for each of the `axes`. Raises ConfigError for anything else."""
-    value = fields_of(text, "settings")
-    if value.keys() != set(axes):
-        raise _damaged("settings", value, f"an object with the keys {shown(list(axes))}")
-    for path, context in value.items():
-        if not isinstance(context, str | int | float) or (isinstance(context, float) and math.isnan(context)):
-            raise _damaged(f"settings of {shown(path)}", context, "a string or a number")
-    return value
-
-
-def status_of(text: object) -> str:
-    """Return the status in a cell. Raises ConfigError if it is none."""
-    if not isinstance(text, str) or text not in STATUSES:
-        raise _damaged("status", text, f"one of {', '.join(STATUSES)}")
-    return text
-
-
-def number_of(value: object, what: str) -> Any:
-    """Return a number of at least 0. Raises ConfigError if it is none."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 2**63:
-        raise _damaged(what, value, "a non-negative number")
-    return value
+    settings = fields_of(text, "settings")
+    if settings.keys() != set(axes):
+        raise _damaged("settings", settings, f"an object with the keys {shown(list(axes))}")
+    for path, setting in settings.items():
+        _checked(_Setting, setting, f"settings of {shown(path)}")
+    return settings
 
 
 def checked_record(text: object) -> dict[str, object]:
     """Return the numbers of a result. Raises ConfigError, naming the one that is none."""
     record = fields_of(text, "record")
     for name, value in record.items():
-        what = f"record: {shown(name)}"
-        if name in TEXTS:
-            if not isinstance(value, str):
-                raise _damaged(what, value, "a string")
-        elif name in LISTS:
-            if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-                raise _damaged(what, value, "a list of strings")
-        elif name == "history":
-            _check_history(value)
-        elif value is not None:
-            _check_number(name, value, what)
+        if value is not None or name in _ALWAYS:
+            usual = _ToTarget if name.endswith("_to_accuracy") else _Number
+            _checked(_RECORD.get(name, usual), value, f"record: {shown(name)}")
     return record
-
-
-def _check_number(name: str, value: object, what: str) -> None:
-    if name == "n_workers":
-        if type(value) is not int or not 1 <= value < 2**31:
-            raise _damaged(what, value, "a positive integer")
-        return
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise _damaged(what, value, "a number")
-    if name in LOSSES and isinstance(value, float) and not math.isfinite(value):
-        return
-    if not (-ROUNDING <= value <= LARGEST or (value == math.inf and name.endswith(REACHED))):
-        raise _damaged(what, value, "finite and at least 0")
-
-
-def _check_history(value: object) -> None:
-    rows = value if isinstance(value, list) else [None]
-    for row in rows:
-        cells = row if isinstance(row, list) else []
-        if len(cells) != len(Row._fields) or not all(type(cell) in (int, float) for cell in cells):
-            raise _damaged("record: history", row, f"a list of {len(Row._fields)} numbers")
 
 
 def connected(path: str, timeout: float) -> tuple[sqlite3.Connection, Callable[[], None]]:
@@ -148,13 +117,13 @@ def connected(path: str, timeout: float) -> tuple[sqlite3.Connection, Callable[[
     timeout  s to wait for a transaction of another process
     """
     try:
-        return _opened(path, "mode=rw", timeout), _nothing
+        return _opened(path, "mode=rw", timeout), lambda: None
     except sqlite3.OperationalError as error:
         if getattr(error, "sqlite_errorcode", 0) & 0xFF not in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
             raise
     log = Path(f"{path}-wal")
     if not log.exists() or not log.stat().st_size:
-        return _opened(path, "mode=ro&immutable=1", timeout), _nothing
+        return _opened(path, "mode=ro&immutable=1", timeout), lambda: None
     folder = tempfile.TemporaryDirectory(prefix="ddlsim-")
     try:
         copy = Path(folder.name) / "store.sqlite"
@@ -175,10 +144,6 @@ def _opened(path: str, options: str, timeout: float) -> sqlite3.Connection:
         database.close()
         raise
     return database
-
-
-def _nothing() -> None:
-    pass
 
 
 #: "ddls" in the file's header says that it is one of ours (PRAGMA application_id)
@@ -318,7 +283,7 @@ class Store:
         """Return the base experiments of the studies in the file, as manifests."""
         with self._named():
             rows = self._db.execute("SELECT DISTINCT base FROM studies").fetchall()
-        with self._checked():
+        with self._naming():
             return [fields_of(row[0], "base") for row in rows]
 
     def register(self, study: str, base: Mapping[str, object], axes: Sequence[str], members: list[Member]) -> None:
@@ -336,7 +301,7 @@ class Store:
         """Return digest, base manifest and varied paths of each study, the one run last at the end."""
         with self._named():
             rows = self._db.execute("SELECT study, base, axes FROM studies ORDER BY created, rowid").fetchall()
-        with self._checked():
+        with self._naming():
             return [(study, fields_of(base, "base"), paths_in(axes)) for study, base, axes in rows]
 
     def members(self, study: str, axes: Sequence[str]) -> list[Member]:
@@ -348,9 +313,9 @@ class Store:
             raise ConfigError(
                 f"{self.path}: the file is damaged: the study has no points; restore a copy, or use another file"
             )
-        with self._checked():
+        with self._naming():
             return [
-                Member(str(key), settings_of(settings, axes), int(number_of(seed, "seed")))
+                Member(str(key), settings_of(settings, axes), int(_checked(NotNegative, seed, "seed")))
                 for key, settings, seed in rows
             ]
 
@@ -373,16 +338,18 @@ class Store:
         """Return the outcomes of those points that are stored."""
         query = "SELECT key, status, error, record, seconds FROM points WHERE key IN ({})"
         rows = self._select(query, keys)
-        with self._checked():
+        with self._naming():
             return {
-                key: Outcome(status_of(s), str(e), checked_record(r), number_of(t, "seconds"))
+                key: Outcome(
+                    _checked(_Status, s, "status"), str(e), checked_record(r), _checked(NotNegative, t, "seconds")
+                )
                 for key, s, e, r, t in rows
             }
 
     def experiments(self, keys: Iterable[str]) -> dict[str, str]:
         """Return what those points that are stored simulate: manifests as JSON."""
         rows = self._select("SELECT key, experiment FROM points WHERE key IN ({})", keys)
-        with self._checked():
+        with self._naming():
             for _, text in rows:
                 fields_of(text, "experiment")
         return dict(rows)
@@ -390,8 +357,8 @@ class Store:
     def statuses(self, keys: Iterable[str]) -> dict[str, str]:
         """Return the status of those points that are stored."""
         rows = self._select("SELECT key, status FROM points WHERE key IN ({})", keys)
-        with self._checked():
-            return {key: status_of(status) for key, status in rows}
+        with self._naming():
+            return {key: _checked(_Status, status, "status") for key, status in rows}
 
     def forget_failed(self, keys: Iterable[str]) -> None:
         """Remove failed points, so that they are simulated again."""
@@ -456,7 +423,7 @@ class Store:
                 raise
 
     @contextmanager
-    def _checked(self) -> Iterator[None]:
+    def _naming(self) -> Iterator[None]:
         """Put the file's name before what is wrong with a cell."""
         try:
             yield

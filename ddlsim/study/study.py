@@ -52,7 +52,6 @@ _Whole = Annotated[int, integer(1)]
 A_VARY = Rule(
     "a mapping such as {'workers': [8, 16]}",
     lambda value: isinstance(value, Mapping) and all(isinstance(path, str) for path in value),
-    lambda value, _: value,
 )
 
 

@@ -108,19 +108,15 @@ def warm_up(experiments: Sequence[Experiment]) -> None:
 
 def record_of(result: Result) -> dict[str, object]:
     """Return the numbers of a result that a study keeps, as plain values; a target that was not reached is inf."""
+    from ddlsim.run.costs import energy_assumptions
+
     rows = result.evaluations if result.monitor is not None else []
+    assumed = ", ".join(energy_assumptions(result)) if result.known("energy") is not None else ""
     return {
         "n_workers": result.n_workers,
         **record(result),
         "stop_reason": result.stop_reason,
-        "notes": [*result.notes, *_assumed(result)],
+        "notes": [*result.notes, *([f"energy: {assumed}"] if assumed else [])],
         "warnings": list(result.warnings),
         **({"history": [list(row) for row in rows]} if rows else {}),
     }
-
-
-def _assumed(result: Result) -> list[str]:
-    from ddlsim.run.costs import energy_assumptions
-
-    text = ", ".join(energy_assumptions(result))
-    return [f"energy: {text}"] if text and result.known("energy") is not None else []

@@ -67,26 +67,17 @@ def notes(calibration: Calibration) -> list[str]:
             lines += [f"    {_named(r)}: measured {seconds(r.measured)}, {100.0 * r.error:+.1f} %" for r in worst]
     for c in calibration.curves:
         factors = ", ".join(f"{f:.3g}" for f in c.per_byte)
-        where = "inside a host" if c.inside else "between hosts"
-        if c.plain:
-            lines.append(
-                f"  {c.operation} {c.backend} {where}: as simulated, measured for {size(c.nbytes[0])} to "
-                f"{size(c.nbytes[1])}, {_span(c.ranks)} ranks; scatter {percent(c.spread)}"
-            )
-            continue
-        if c.left_out:
-            lines.append(
-                f"  curve of {c.operation} {c.backend} {where}: through all {len(c.sizes) + 2} sizes from "
-                f"{size(c.nbytes[0])} to {size(c.nbytes[1])}, {_span(c.ranks)} ranks; scatter between them "
-                f"{percent(c.spread)}"
-            )
-            continue
+        what = f"{c.operation} {c.backend} {'inside a host' if c.inside else 'between hosts'}"
+        measured = f"{size(c.nbytes[0])} to {size(c.nbytes[1])}, {_span(c.ranks)} ranks; scatter"
         at = f" from {', '.join(size(s) for s in c.sizes)}" if c.sizes else ""
-        lines.append(
-            f"  curve of {c.operation} {c.backend} {where}: latency x {c.per_message:.3g}, time of the bytes x "
-            f"{factors}{at}; valid for {size(c.nbytes[0])} to {size(c.nbytes[1])}, {_span(c.ranks)} ranks; "
-            f"scatter {percent(c.spread)}"
-        )
+        if c.plain:
+            text = f"{what}: as simulated, measured for {measured}"
+        elif c.left_out:
+            text = f"curve of {what}: through all {len(c.sizes) + 2} sizes from {measured} between them"
+        else:
+            text = f"curve of {what}: latency x {c.per_message:.3g}, time of the bytes x {factors}{at}"
+            text += f"; valid for {measured}"
+        lines.append(f"  {text} {percent(c.spread)}")
     for fit in calibration.compute:
         batches = _span((fit.batch_sizes[0], fit.batch_sizes[-1]))
         lines.append(

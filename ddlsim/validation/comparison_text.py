@@ -58,7 +58,9 @@ def notes(validation: Validation) -> list[str]:
         lines.append(f"fitted compute time of {' '.join(key)}: {factor:.4g} times the assumed one")
     for row in validation.rows:
         if row.causes:
-            lines.append(f"{row.label}: error {100.0 * row.error:+.1f} %, explained by {_causes(row)}")
+            lines.append(
+                f"{row.label}: error {100.0 * row.error:+.1f} %, explained by {', or '.join(map(str, row.causes))}"
+            )
     return lines
 
 
@@ -82,10 +84,6 @@ def _summary(s: Summary) -> str:
     if s.options:
         parts.append(f"faster option right in {s.right} of {s.options} pairs")
     return ", ".join(parts)
-
-
-def _causes(row: ComparedRun) -> str:
-    return ", or ".join(str(cause) for cause in row.causes)
 
 
 # ---------------------------------------------------------------- picture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import io
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -11,7 +12,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from ddlsim.arguments import Count, Positive, checked
-from ddlsim.errors import ConfigError, UnitError, shown, unknown_name
+from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.plain import decoded, read_bytes
 from ddlsim.run.files import strategy_of
 from ddlsim.schema import refuse_code
@@ -95,16 +96,11 @@ def read_runs(path: str | Path, *, allow_code: bool = False) -> list[MeasuredRun
     suggests a correction.
     """
     path = Path(path)
+    data = read_bytes(path, "no such file; expected a CSV file of measured runs")
+    reader = csv.reader(io.StringIO(decoded(data, str(path)), newline=""), strict=True)
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, strict=True)
-            lines = [(reader.line_num, [cell.strip() for cell in cells]) for cells in reader]
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; expected a CSV file of measured runs") from None
-    except UnicodeDecodeError:
-        decoded(read_bytes(path), str(path))  # raises, with line and byte
-        raise
-    except (OSError, ValueError, csv.Error) as error:
+        lines = [(reader.line_num, [cell.strip() for cell in cells]) for cells in reader]
+    except csv.Error as error:
         raise ConfigError(f"{path}: cannot be read as CSV ({error}); is it the right file?") from None
     lines = [(number, cells) for number, cells in lines if any(cells) and not cells[0].startswith("#")]
     if len(lines) < 2:
@@ -203,10 +199,7 @@ def _quantity(cell: str, unit: str, name: str, where: str) -> float:
             remedy = f"add it to the name of the column, such as {example!r}"
             raise ConfigError(f"{where}: {shown(cell)} has no unit; {remedy}")
         cell = f"{value!r} {unit}" if math.isfinite(value) else cell
-    try:
-        value = parse(cell, dimension)
-    except UnitError as error:
-        raise UnitError(f"{where}: {error}") from None
+    value = parse(cell, dimension, where)
     if not value > 0.0:
         raise ConfigError(f"{where}: {shown(cell)}: must be above 0")
     return value

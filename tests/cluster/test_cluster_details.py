@@ -197,7 +197,7 @@ def test_the_link_back():
         ('burst = "4542 B"', 'burst = "-1 B"', r"link\.burst.*must be finite and not negative"),
         ('burst = "4542 B"', 'busrt = "4542 B"', r"link: unknown key 'busrt'; did you mean 'burst'\?"),
         ("0.0218", "1.5", r"link\.reverse_load = 1\.5: must be at least 0 and below 1"),
-        ('frame_payload = "1448 B"', "", r"link: frame_header = '66 B' and frame_payload = 0.0 must be set together"),
+        ('frame_payload = "1448 B"', "", r"link: frame_header = 66 B and frame_payload = 0 B must be set together"),
         ("reverse_load = 0.0218", 'kinds = ["nik"]', r"unknown link kind 'nik'; did you mean 'nic'\?"),
     ],
 )

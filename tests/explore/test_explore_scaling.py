@@ -7,8 +7,9 @@ import pytest
 import ddlsim
 from ddlsim.cluster import star
 from ddlsim.errors import ConfigError
+from ddlsim.explore.components import files_of
 from ddlsim.explore.jobs import CancelledError, Progress
-from ddlsim.explore.screens.scaling import described, files, run_study, series, study_of, worker_counts
+from ddlsim.explore.screens.scaling import described, run_study, series, study_of, worker_counts
 from ddlsim.explore.setup import Setup
 from ddlsim.measure import Measurement
 from ddlsim.study import load_study
@@ -84,7 +85,7 @@ def test_cancelling_ends_it_at_the_next_point(monkeypatch):
 
 def test_the_file_is_the_study(tmp_path):
     study = study_of(setup(jitter=0.1), "1, 2", ["local-sgd"], 2)
-    toml, program = files(study)
+    toml, program = files_of(study, "scaling")
     path = tmp_path / toml.name
     path.write_text(toml.text)
     assert [point.key for point in load_study(path).points] == [point.key for point in study.points]

@@ -15,7 +15,7 @@ pytest.importorskip("panel")
 
 from ddlsim.explore import explore
 from ddlsim.explore.app import OTHERS, settings_of
-from ddlsim.explore.components import experiment_files
+from ddlsim.explore.components import files_of
 from ddlsim.explore.screens.run import described
 from ddlsim.explore.screens.what_if import differences, files
 from ddlsim.explore.setup import FIELDS, Setup
@@ -36,7 +36,7 @@ def test_every_strategy_can_be_chosen_and_exported(name, tmp_path):
     setup.choose_strategy(name)
     experiment = setup.experiment()
     assert type(experiment.strategy) is STRATEGIES[name]
-    toml, program = experiment_files(experiment)
+    toml, program = files_of(experiment)
     path = tmp_path / "run.toml"
     path.write_text(toml.text)
     assert ddlsim.load_experiment(path) == experiment
@@ -82,7 +82,7 @@ def test_other_fields_are_lines_of_an_experiment_file(tmp_path):
     setup.others = f'faults = [{{ {fault} }}]\n[jitter]\ntype = "pareto"\na = 3.0'
     experiment = setup.experiment()
     assert (type(experiment.faults[0]), type(experiment.jitter)) == (ddlsim.Stop, ddlsim.Pareto)
-    toml, _ = experiment_files(experiment)
+    toml, _ = files_of(experiment)
     (tmp_path / "run.toml").write_text(toml.text)
     assert ddlsim.load_experiment(tmp_path / "run.toml") == experiment
 

@@ -7,7 +7,7 @@ import ddlsim
 pytest.importorskip("panel")
 
 from ddlsim.explore.screens import run as explored
-from ddlsim.report.gantt import bars_of, styles_of, tracks
+from ddlsim.report.gantt import bars_of, styles_of, tracks, window
 
 
 @pytest.mark.parametrize("strategy", [ddlsim.AllReduce("ring"), ddlsim.ParameterServer(2)])
@@ -18,7 +18,7 @@ def test_it_has_the_bars_of_reports(strategy):
     styles = styles_of(result.shares)
     wanted = {
         (bar.row + styles[bar.kind].low, bar.start, bar.end, bar.name)
-        for bar in bars_of(result, rows, *explored.window(result))
+        for bar in bars_of(result, rows, *window(result))
     }
     sources = [glyph.data_source.data for glyph in pane.object.renderers]
     drawn = {

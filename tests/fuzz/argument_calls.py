@@ -358,7 +358,6 @@ CALLS = {
     "timeline": lambda: {"result": result().traced},
     "cluster_plot": lambda: {"result": star()},
     "save_trace": lambda: {"result": result(), "path": "trace.json"},
-    "trace_events": lambda: {"result": result().traced},
     "fastest_over_ranks": lambda: {"traces": []},
     "profile_workload": lambda: {"workload": workload(), "layers": []},
     "to_measurements": lambda: {"timings": []},

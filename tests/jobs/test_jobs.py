@@ -21,9 +21,11 @@ from ddlsim import (
     LinkFault,
     LocalSGD,
     Measured,
+    Pause,
     Training,
 )
-from ddlsim.cluster import Cluster, fat_tree, racks, star
+from ddlsim.cluster import Cluster, Host, fat_tree, racks, star, with_detail
+from ddlsim.cluster.calibration_table import CalibrationTable, CurveTable
 from ddlsim.run import run
 from ddlsim.run.concurrent import Together
 from ddlsim.run.files import SCHEMA
@@ -209,6 +211,45 @@ def test_jobs_of_known_cost_that_leave_each_other_room_take_what_they_take_alone
     one = Experiment(wide, "resnet18", NCCL, 32, compute=Measured("1 ms", 32), steps=5)
     jobs = ddlsim.simulate_jobs([Job(one.with_(workers=[i, 4 + i]), f"{i}") for i in range(4)])
     assert set(jobs.slowdowns.values()) == {1.0}
+
+
+def with_links(**detail):
+    return with_detail(Cluster.from_graph(star(4, bandwidth="10 Gbit/s", latency="20 us")), **detail)
+
+
+OVERHEADS = Host(send_overhead=2e-4, recv_overhead=3e-4)
+
+
+@pytest.mark.parametrize("cost", ["nccl", "calibrated"])
+@pytest.mark.parametrize(
+    "cluster",
+    [
+        Cluster.from_graph(star(4, bandwidth="10 Gbit/s", latency="20 us", host=OVERHEADS)),
+        with_links(transport="tcp-cubic"),
+        with_links(transport="tcp-cubic", flow_rate="1 Gbit/s", connections=2),
+        with_links(transport="infiniband", rendezvous=1e3, flow_rate="2 Gbit/s"),
+        with_links(frame_header="66 B", frame_payload="1448 B"),
+        with_links(frame_header="66 B", frame_payload="1448 B", burst="4542 B", reverse_load=0.0218),
+        with_links(sharing="fifo"),
+    ],
+    ids=["overheads of hosts", "slow start", "connections", "rendezvous", "frames", "acknowledgements", "queues"],
+)
+def test_known_costs_on_a_shared_network_are_those_on_an_idle_one(cluster, cost):
+    """Messages of a collective whose time is known add no latency, overheads, windows or frames to that time."""
+    quick = CurveTable(
+        operation="all_reduce", algorithm="ring", per_message=0.01, per_byte=[0.01], dof=5.0, spread=0.03,
+        covariance=[[0.0] * 2] * 2, nbytes=[1, 2**40], ranks=[2, 64],
+    )  # fmt: skip
+    cluster = dataclasses.replace(cluster, calibration=CalibrationTable(curves=[quick]))
+    for model in ("lenet5", "resnet18"):
+        one = Experiment(cluster, model, AllReduce("ring", "layer", cost=cost), 1, compute=Measured("1 ms", 1), steps=3)
+        alone, paused = run(one), run(one.with_(faults=[Pause(1e6, 1.0)]))
+        job = ddlsim.simulate_jobs([Job(one, "a")])["a"]
+        assert seen(job) == seen(paused)
+        assert [time for time, _ in paused.recorder.updates] == pytest.approx(
+            [time for time, _ in alone.recorder.updates], rel=1e-12
+        )
+        assert paused.nbytes_sent == pytest.approx(alone.nbytes_sent, rel=1e-12)
 
 
 @pytest.mark.parametrize("strategy", [NCCL, ShardedUpdate(cost="nccl"), LocalSGD(2, cost="nccl")], ids=str)
@@ -466,7 +507,7 @@ def test_what_does_not_fit_is_one_line(name):
     ("text", "message"),
     [
         ("time,rate\n0,1\n", "column 'time_s' is missing"),
-        ("time_s,rate\n0,fast\n", ":2: rate = 'fast'"),
+        ("time_s,rate\n0,fast\n", ":2: rate: 'fast' is not a bandwidth"),
         ("time_s,rate\n1,5\n1,6\n", ":3: time_s = 1.0: must be later"),
         ("time_s,rate\n0,0\n", "all rates are 0, so no traffic flows"),
     ],

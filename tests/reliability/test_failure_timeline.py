@@ -286,7 +286,7 @@ def test_what_makes_no_sense_is_refused(make, says):
     [
         ("when,unit\n1,0\n", "column 'time_s' is missing"),
         ("time_s,unit\nsoon,0\n", ":2: time_s = 'soon'"),
-        ("time_s,unit\n1,0\n2,-1\n", ":3: unit = '-1'"),
+        ("time_s,unit\n1,0\n2,-1\n", ":3: unit = -1: must be a non-negative integer"),
         ("time_s,unit\n1,7\n", "unit = 7: must be 0 to 3, because the run has 4 parts"),
         ("time_s,unit\n5\n", ":2: unit"),
     ],

@@ -205,6 +205,44 @@ def test_the_short_cut_is_what_is_simulated():
     assert short.goodput == pytest.approx(long.goodput, rel=0.01)
 
 
+@pytest.mark.parametrize(
+    ("strategy", "lost"),
+    [
+        (ddlsim.AsyncParameterServer(), 900.0 + 800.0),
+        (ddlsim.StaleSynchronous(math.inf), 900.0 + 800.0),
+        (ddlsim.KBatchAsync(6), 900.0 + 800.0),
+        (ddlsim.KAsync(6), 6 * 1300.0),
+        (ddlsim.StaleSynchronous(0), 6 * 1300.0),
+        (ddlsim.StaleSynchronous(7), 6 * 1300.0 - 5 * 8.0),
+    ],
+    ids=["downpour", "no limit", "k-batch-async", "all of k-async", "no slack", "slack"],
+)
+def test_the_short_cut_counts_who_waits_for_missing_workers(strategy, lost, tmp_path):
+    """Steps of 1 s. Worker 0 is missing from 500 to 1,400 s, and worker 1 from 1,000 to 1,800 s: all wait from 500 to
+    1,800 s, or nobody. A run that stands for a month loses the samples that a simulated one loses, but for some
+    steps."""
+    failures = traced(tmp_path, (500.0, 0, 880.0), (1000.0, 1, 780.0), restart="20 s")
+    long = simulated(strategy, failures, max_time="3000 s", steps=10**6)
+    short = simulated(strategy, failures, max_time=math.inf, steps=200)
+    assert short.failure_timeline.end == 30 * 86_400.0
+    each = short.throughput / 6
+    missed = [(short.throughput - one.goodput) * one.failure_timeline.end / each for one in (long, short)]
+    assert missed == pytest.approx([lost, lost], abs=6 * 6.0)
+
+
+def test_the_short_cut_does_not_wait_for_workers_that_never_return(tmp_path):
+    """Worker 0 crashes at 500 s for ever: K-async with k = 6 stands still, with stale workers the others go on."""
+    failures = traced(tmp_path, (500.0, 0, math.inf), (1000.0, 1, 780.0), restart="20 s")
+    month = 30 * 86_400.0
+    for strategy, worked in (
+        (ddlsim.KAsync(6), 6 * 500.0),
+        (ddlsim.KAsync(4), 6 * month - (month - 500.0) - 800.0),
+        (ddlsim.StaleSynchronous(0), 6 * month - (month - 500.0) - 5 * 800.0),
+    ):
+        result = simulated(strategy, failures, max_time=math.inf, steps=200)
+        assert result.goodput * month / (result.throughput / 6) == pytest.approx(worked, rel=1e-4, abs=6.0)
+
+
 @pytest.mark.slow
 def test_other_lives_are_other_seeds():
     result = simulated(ddlsim.AsyncParameterServer(), Failures("40 s", repair="8 s"))

@@ -13,6 +13,7 @@ import ddlsim
 from ddlsim import AllReduce, Checkpoints, ConfigError, Elastic, Experiment, Failures, Measured, Momentum, Training
 from ddlsim.cluster import racks, star
 from ddlsim.nn.network import build_network
+from ddlsim.reliability import Effect
 
 CLUSTER = ddlsim.load_cluster(star(6, bandwidth="8 Gbit/s", latency=0.0))
 DAYS = 30 * 86_400.0
@@ -343,6 +344,53 @@ def test_faults_are_on_the_clock_of_the_training(tmp_path):
     assert plain.failure_timeline.steps - gone.failure_timeline.steps == pytest.approx(0, abs=2)
     slow = slow_first(tmp_path, *rows, speed=None, slowdowns=[ddlsim.Slowdown(3, "150 s", "700 s", 2.0)])
     assert plain.failure_timeline.steps - slow.failure_timeline.steps == pytest.approx((700 - 2 * 3) / 2, abs=4)
+
+
+@dataclasses.dataclass(frozen=True)
+class Hot:
+    """A custom fault: some workers are slow or stand still, and links of the first one are slow, perhaps."""
+
+    slow: tuple[int, ...]
+    start: float
+    duration: float
+    stopped: tuple[int, ...] = ()
+    links: tuple[tuple[int, float], ...] = ()
+
+    def effects(self, cluster, nodes):
+        slowed = [(rank, 2.0) for rank in self.slow]
+        yield Effect(self.start, self.start + self.duration, slowed, self.stopped, self.links)
+
+
+@pytest.mark.parametrize("hit", [(0,), (1,), (2,), (3,), (0, 2)])
+@pytest.mark.parametrize("learns", [False, True], ids=["timed", "learning"])
+def test_custom_faults_hit_the_same_workers_in_every_group(tmp_path, hit, learns):
+    """Machine 1 fails at 100 s and returns at 700 s. Workers are slow, and others stand still, before and after."""
+    failures = traced(tmp_path, (100.0, 1, 600.0), detection="4 s")
+    made = learning(failures, Elastic(1, rejoin="5 s")) if learns else timed(failures=failures, max_time="1000 s")
+    for start, duration in ((20.0, 30.0), (250.0, 60.0), (50.0, 300.0), (650.0, 200.0)):
+        stop = ddlsim.Stop(3, start, duration / 2.0)
+        slow = ddlsim.Slowdown(hit, start, duration, 2.0)
+        known = ddlsim.run.run(made.with_(slowdowns=[slow], faults=[stop]))
+        custom = ddlsim.run.run(made.with_(faults=[Hot((), start, duration / 2.0, (3,)), Hot(hit, start, duration)]))
+        one, other = known.failure_timeline, custom.failure_timeline
+        assert other.to_dict() == one.to_dict()
+        assert other.groups == one.groups
+        assert custom.goodput == known.goodput
+        assert [row.time for row in other.history] == [row.time for row in one.history]
+
+
+def test_custom_faults_keep_their_effect_on_links_when_their_worker_is_gone(tmp_path):
+    """A worker computes slowly, and the link of another one is slow. The first one's machine fails."""
+    failures = traced(tmp_path, (100.0, 1, 1e6))
+    link = int(CLUSTER.link_channel[np.flatnonzero(CLUSTER.link_src == CLUSTER.node("h0"))[0]])
+    plain, gone = (
+        ddlsim.simulate(
+            timed(failures=failures, max_time="1000 s", faults=[Hot(slow, 300.0, 200.0, (), ((link, 0.1),))])
+        )
+        for slow in ((), (1,))
+    )
+    none = ddlsim.simulate(timed(failures=failures, max_time="1000 s"))
+    assert gone.failure_timeline.steps == plain.failure_timeline.steps < none.failure_timeline.steps
 
 
 def test_learning_groups_have_faults_on_the_clock(tmp_path):

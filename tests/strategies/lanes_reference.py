@@ -11,7 +11,6 @@ from ddlsim.learning import Value, weighted_sum
 from ddlsim.runtime.codec import Message, Messages
 from ddlsim.runtime.replica import Replica, start_replicas
 from ddlsim.runtime.servers import server_nodes
-from ddlsim.runtime.worker import all_of
 from ddlsim.strategies.asynchronous import _Shard
 from ddlsim.strategies.mixing import bipartition, mixing_matrix, neighbours
 from ddlsim.strategies.staleness import scaling_named
@@ -151,7 +150,7 @@ class Neighbours:
 
     def receive(self, worker, step, sent):
         start, me = worker.loop.now, worker.rank
-        yield from worker.block(all_of(worker.loop, sent[1]), f"its neighbours' parameters of step {step}")
+        yield from worker.block(worker.loop.env.all_of(sent[1]), f"its neighbours' parameters of step {step}")
         letters = {j: self.letters.pop((step, j, me)) for j in self.senders[me]}
         worker.book(start, max((letter.sent for letter in letters.values()), default=start), "neighbours")
         messages = {j: letter.message for j, letter in letters.items() if letter.message is not None}

@@ -177,20 +177,20 @@ def test_places_that_cannot_be_written(tmp_path):
 
 
 @pytest.mark.parametrize(("table", "column", "cell", "words"), [
-    ("studies", "axes", '{"a": 1}', "axes = {'a': 1} must be a list of different strings"),
-    ("studies", "axes", "null", "axes = None must be"),
-    ("studies", "base", "[]", r"base = \[\] must be an object"),
-    ("members", "settings", "[1]", "settings = .* must be an object"),
-    ("members", "settings", '{"workers": []}', "settings of 'workers' = .* must be a string or a number"),
-    ("members", "settings", "{}", "settings = {} must be an object with the keys"),
-    ("members", "seed", "x", "seed = 'x' must be a non-negative number"),
-    ("points", "status", "fine", "status = 'fine' must be one of done, skipped, failed"),
-    ("points", "record", "[" * 5000, "record = .* must be a string of JSON"),
-    ("points", "record", '{"throughput": NaN}', "record: 'throughput' = nan must be finite"),
-    ("points", "record", '{"throughput": -1}', "record: 'throughput' = -1 must be finite and at least 0"),
-    ("points", "record", '{"n_workers": 1.5}', "record: 'n_workers' = 1.5 must be a positive integer"),
-    ("points", "record", '{"notes": [1]}', "record: 'notes' = .* must be a list of strings"),
-    ("points", "record", '{"history": [[1, 2]]}', "record: history = .* must be a list of"),
+    ("studies", "axes", '{"a": 1}', "axes = {'a': 1}: must be a list of strings"),
+    ("studies", "axes", "null", "axes = None: must be"),
+    ("studies", "base", "[]", r"base = \[\]: must be an object"),
+    ("members", "settings", "[1]", "settings = .*: must be an object"),
+    ("members", "settings", '{"workers": []}', "settings of 'workers' = .*: must be a number, a string"),
+    ("members", "settings", "{}", "settings = {}: must be an object with the keys"),
+    ("members", "seed", "x", "seed = 'x': must be a finite, non-negative number"),
+    ("points", "status", "fine", "status = 'fine': must be 'done', 'skipped' or 'failed'"),
+    ("points", "record", "[" * 5000, "record = .*: must be a string of JSON"),
+    ("points", "record", '{"throughput": NaN}', "record: 'throughput' = nan: must be finite"),
+    ("points", "record", '{"throughput": -1}', "record: 'throughput' = -1: must be finite and at least -1e-06"),
+    ("points", "record", '{"n_workers": 1.5}', "record: 'n_workers' = 1.5: must be a positive integer"),
+    ("points", "record", '{"notes": [1]}', r"record: 'notes'\[0] = 1: must be a string"),
+    ("points", "record", '{"history": [[1, 2]]}', r"record: 'history'\[0] = .*: must be a list of 11 numbers"),
 ])  # fmt: skip
 def test_cells_of_the_wrong_kind_are_named(table, column, cell, words, tmp_path):
     path = tmp_path / "study.sqlite"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import panel as pn
@@ -13,7 +15,7 @@ from ddlsim.bundled import bundled_files, split_options
 from ddlsim.cluster import Cluster, cluster_names, load_cluster
 from ddlsim.cluster.cluster import Floats
 from ddlsim.errors import ConfigError, DdlsimError
-from ddlsim.explore.components import Exports, File, LazyCard, html, lines, message, picture, plain, table, tiles
+from ddlsim.explore.components import ComputedCard, Exports, File, html, lines, message, picture, plain, table, tiles
 from ddlsim.explore.jobs import Jobs, Progress
 from ddlsim.explore.setup import Setup
 from ddlsim.plain import decoded, read_bytes
@@ -28,28 +30,21 @@ TITLE = "Cluster"
 def screen(setup: Setup, jobs: Jobs) -> pn.viewable.Viewable:
     """Return the screen."""
     head, body = html(), html()
-    drawing = pn.Column(sizing_mode="stretch_width")
     exports = Exports(lambda: _files(setup.cluster.strip()))
     shown: list[Cluster] = []
 
-    def draw() -> None:
-        if shown:
-            cluster = shown[0]
-            jobs.start(
-                "cluster-picture",
-                lambda progress: picture(lambda: _draw(cluster), f"Picture of {cluster.name}"),
-                put,
-                fail,
-            )
-
-    def put(pane: pn.viewable.Viewable) -> None:
-        drawing[:] = [pane]
+    def wanted() -> Callable[[Progress], Any] | None:
+        cluster = next(iter(shown), None)
+        return None if cluster is None else lambda _: picture(lambda: _draw(cluster), f"Picture of {cluster.name}")
 
     def fail(text: str) -> None:
-        head.object, body.object, drawing[:] = message(text).object, "", []
+        shown.clear()
+        head.object, body.object = message(text).object, ""
+        card.stale()
 
-    card = LazyCard("Picture", draw, drawing)
+    card = ComputedCard("Picture", jobs, wanted, "cluster-picture")
     card.card.collapsed = False
+    presets = ComputedCard("All presets side by side", jobs, lambda: _comparison)
 
     def done(cluster: Cluster) -> None:
         shown[:] = [cluster]
@@ -63,7 +58,7 @@ def screen(setup: Setup, jobs: Jobs) -> pn.viewable.Viewable:
         jobs.start("cluster", lambda progress: load_cluster(name.strip() or "?"), done, fail)
 
     setup.when_shown(NAME, refresh, simulates=False)
-    return pn.Column(head, body, card.card, _comparison(setup, jobs), exports.card, sizing_mode="stretch_width")
+    return pn.Column(head, body, card.card, presets.card, exports.card, sizing_mode="stretch_width")
 
 
 def described(cluster: Cluster) -> str:
@@ -71,7 +66,7 @@ def described(cluster: Cluster) -> str:
     numbers = [
         ("workers", str(len(cluster.workers))),
         ("machines", str(len(cluster.host_names))),
-        ("switches between them", str(_switches(cluster))),
+        ("switches between them", str(int(cluster.is_fabric_switch.sum()))),
         ("routing", cluster.routing),
         ("price", _price(cluster)),
     ]
@@ -84,11 +79,6 @@ def described(cluster: Cluster) -> str:
     ]
     parts += [lines(cluster.notes, "note"), *(f"<div>Source: {plain(source)}</div>" for source in cluster.sources)]
     return "".join(parts)
-
-
-def _switches(cluster: Cluster) -> int:
-    kinds = zip(cluster.node_kind, cluster.host_of.tolist(), strict=True)
-    return sum(kind == "switch" and host < 0 for kind, host in kinds)
 
 
 def _price(cluster: Cluster) -> str:
@@ -137,24 +127,10 @@ def _draw(cluster: Cluster) -> object:
     return cluster_plot(cluster).figure
 
 
-def _comparison(setup: Setup, jobs: Jobs) -> pn.Card:
-    """Return a card in which presets stand side by side."""
-    content = html()
-
-    def work(progress: Progress) -> list[list[str]]:
-        return [_row(load_cluster(name)) for name in cluster_names()]
-
-    def done(rows: list[list[str]]) -> None:
-        content.object = table(("cluster", "workers", "machines", "device", "network per machine", "price"), rows)
-
-    def failed(text: str) -> None:
-        content.object = message(text).object
-
-    def fill() -> None:
-        content.object = '<div class="busy">loading all presets ...</div>'
-        jobs.start("presets", work, done, failed)
-
-    return LazyCard("All presets side by side", fill, content).card
+def _comparison(_: Progress) -> pn.viewable.Viewable:
+    """Return a table of all presets."""
+    rows = [_row(load_cluster(name)) for name in cluster_names()]
+    return html(table(("cluster", "workers", "machines", "device", "network per machine", "price"), rows))
 
 
 def _row(cluster: Cluster) -> list[str]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import panel as pn
 
 from ddlsim.collectives import KINDS, algorithm_names
-from ddlsim.errors import ConfigError, DdlsimError
-from ddlsim.explore.components import Exports, File, LazyCard, html, message, table, tiles
-from ddlsim.explore.jobs import Jobs
+from ddlsim.errors import ConfigError
+from ddlsim.explore.components import Exports, File, LazyCard, html, message, side_by_side, table, tiles
+from ddlsim.explore.jobs import Jobs, Progress
 from ddlsim.explore.rounds import Played, Question, play, takes_segments
 from ddlsim.explore.rounds_picture import durations, in_words, legend, matrix, messages_of, network, ranges
 from ddlsim.explore.setup import Setup, at_most
@@ -60,7 +61,9 @@ class _Screen:
             widget.param.watch(lambda _: self._ask(), "value")
         self._player.param.watch(lambda _: self._show(), "value")
         self.view = pn.Column(
-            _grid(self._kind, self._algorithm, self._arguments, self._ranks, self._size, self._segments),
+            side_by_side(
+                (self._kind, self._algorithm, self._arguments, self._ranks, self._size, self._segments), width=175
+            ),
             self._said, jobs.bar(NAME), self._numbers, self._player, self._words, self._pictures, self._legend,
             self._bars, self._formula, self._listed.card, self._exports.card, sizing_mode="stretch_width",
         )  # fmt: skip
@@ -84,16 +87,13 @@ class _Screen:
             self._ask()
 
     def _ask(self) -> None:
-        try:
+        def prepared() -> Callable[[Progress], Played]:
             self._segments.visible = takes_segments(self._algorithm.value, self._kind.value)
-            question = self._question()
-        except DdlsimError as error:
-            self._failed(str(error))
-            return
-        self._jobs.start(NAME, lambda progress: play(question, progress), self._done, self._failed)
+            return partial(play, self._question())
+
+        self._jobs.ask(NAME, prepared, self._done, self._failed)
 
     def _failed(self, text: str) -> None:
-        self._jobs.cancel(NAME)
         self._said.object = message(text).object
         self._played = None
         for pane in (self._numbers, self._words, self._pictures, self._legend, self._bars, self._formula):
@@ -177,7 +177,3 @@ def files(question: Question) -> list[File]:
         '    print(f"after round {state.round}: {state.done.sum()} of {n_ranks} ranks whole")\n'
     )
     return [File("collective.py", program)]
-
-
-def _grid(*widgets: pn.widgets.Widget) -> pn.FlexBox:
-    return pn.FlexBox(*[pn.Column(widget, width=175) for widget in widgets])

@@ -11,8 +11,8 @@ from typing import Any
 import panel as pn
 
 import ddlsim
-from ddlsim.errors import ConfigError, DdlsimError
-from ddlsim.explore.components import Chart, Exports, File, experiment_files, html, lines, message, table
+from ddlsim.errors import ConfigError
+from ddlsim.explore.components import Chart, Exports, File, files_of, html, lines, message, side_by_side, table
 from ddlsim.explore.jobs import Jobs, Progress
 from ddlsim.explore.setup import Setup, at_most, chosen_strategies
 from ddlsim.learning.monitor import Row
@@ -156,10 +156,10 @@ class _Screen:
             widget.param.watch(lambda _: self._exports.stale(), "value")
         self._target.param.watch(lambda _: self._tell(), "value")
         self.view = pn.Column(
-            pn.FlexBox(*[pn.Column(each, width=175) for each in (*self._widgets.values(), self._target)]),
+            side_by_side((*self._widgets.values(), self._target), width=175),
             self._clock, self._others, self._start, self._said,
             jobs.bar(NAME, self._cancelled), self._state,
-            pn.FlexBox(*[pn.Column(each, width=220) for each in (self._y, self._x)]), self._chart.view, self._table,
+            side_by_side((self._y, self._x), width=220), self._chart.view, self._table,
             self._exports.card, sizing_mode="stretch_width",
         )  # fmt: skip
         setup.when_shown(NAME, self._exports.stale, simulates=False)
@@ -173,15 +173,14 @@ class _Screen:
         return Lesson(**values, clock=bool(self._clock.value))
 
     def _begin(self) -> None:
-        try:
+        def prepared() -> Callable[[Progress], dict[str, Result]]:
             experiments = lessons(self._setup, self._lesson(), self._others.value)
-        except DdlsimError as error:
-            self._failed(str(error))
-            return
-        self._said.object, self._table.object, self._results = "", "", {}
-        self._state.object = _status("learning ...")
-        self._chart.clear()
-        self._jobs.start(NAME, lambda progress: learn(experiments, progress, self._show), self._done, self._failed)
+            self._said.object, self._table.object, self._results = "", "", {}
+            self._state.object = _status("learning ...")
+            self._chart.clear()
+            return partial(learn, experiments, show=self._show)
+
+        self._jobs.ask(NAME, prepared, self._done, self._failed)
 
     def _show(self, label: str, rows: Sequence[Row]) -> None:
         self._chart.put(label, columns(rows))
@@ -200,7 +199,6 @@ class _Screen:
         self._state.object = _status(f"cancelled; the first {points} points remain")
 
     def _failed(self, text: str) -> None:
-        self._jobs.cancel(NAME)
         self._said.object, self._state.object = message(text).object, ""
 
     def _tell(self) -> None:
@@ -229,9 +227,8 @@ def files(setup: Setup, lesson: Lesson, others: Sequence[str]) -> list[File]:
     experiments = lessons(setup, lesson, others)
     first = next(iter(experiments.values()))
     if len(experiments) == 1:
-        return experiment_files(first, "learning")
-    study = Study(first, {"strategy": {label: each.strategy for label, each in experiments.items()}})
-    return [File("learning.toml", study.to_toml()), File("learning.py", study.to_python())]
+        return files_of(first, NAME)
+    return files_of(Study(first, {"strategy": {label: each.strategy for label, each in experiments.items()}}), NAME)
 
 
 def _status(text: str) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import panel as pn
@@ -11,10 +13,10 @@ from bokeh.plotting import figure
 
 import ddlsim
 from ddlsim.explore.components import (
+    ComputedCard,
     Exports,
-    LazyCard,
     bars,
-    experiment_files,
+    files_of,
     html,
     legend,
     lines,
@@ -29,7 +31,8 @@ from ddlsim.explore.jobs import Jobs, Progress
 from ddlsim.explore.setup import Setup
 from ddlsim.readable import percent, seconds, size
 from ddlsim.report.drawing import time_styles
-from ddlsim.report.gantt import bars_of, styles_of, tracks
+from ddlsim.report.gantt import bars_of, styles_of, tracks, window
+from ddlsim.report.summary import busiest_links
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.metrics import METRICS, record
 from ddlsim.run.result import Result
@@ -48,37 +51,36 @@ def screen(setup: Setup, jobs: Jobs) -> pn.viewable.Viewable:
     """Return the screen."""
     problem, body = html(), html()
     shown: list[Result] = []
-    exports = Exports(lambda: experiment_files(setup.experiment()))
-    cards = [
-        _card(jobs, shown, "Timeline of two steps", lambda result: timeline(result.traced)),
-        _card(jobs, shown, "Utilisation of the links", _links),
-        _card(jobs, shown, "Possible improvements", lambda result: html(helpful(result))),
-        _card(jobs, shown, "Output of ddlsim run", lambda result: html(f"<pre tabindex='0'>{plain(result)}</pre>")),
+    exports = Exports(lambda: files_of(setup.experiment()))
+
+    def card(title: str, make: Callable[[Result], Any]) -> ComputedCard:
+        def wanted() -> Callable[[Progress], Any] | None:
+            result = next(iter(shown), None)
+            return None if result is None else lambda progress: make(result)
+
+        return ComputedCard(title, jobs, wanted)
+
+    panels: list[ComputedCard | Exports] = [
+        card("Timeline of two steps", lambda result: timeline(result.traced)),
+        card("Utilisation of the links", _links),
+        card("Possible improvements", lambda result: html(helpful(result))),
+        card("Output of ddlsim run", lambda result: html(f"<pre tabindex='0'>{plain(result)}</pre>")),
+        exports,
     ]
 
     def done(found: tuple[Result, str]) -> None:
         shown[:], problem.object, body.object = found[:1], "", found[1]
-        for card in cards:
-            card.stale()
-        exports.stale()
+        for each in panels:
+            each.stale()
 
     def failed(text: str) -> None:
         shown.clear()
         problem.object, body.object = message(text).object, ""
         exports.stale()
 
-    def refresh() -> None:
-        try:
-            experiment = setup.experiment()
-        except ddlsim.DdlsimError as error:
-            jobs.cancel("run")
-            failed(str(error))
-            return
-        jobs.start("run", lambda progress: simulated(experiment, progress), done, failed)
-
-    setup.when_shown(NAME, refresh)
-    bar = jobs.bar("run", lambda: failed("cancelled; change a field to simulate again"))
-    return pn.Column(bar, problem, body, *(card.card for card in cards), exports.card, sizing_mode="stretch_width")
+    setup.when_shown(NAME, lambda: jobs.ask(NAME, lambda: partial(simulated, setup.experiment()), done, failed))
+    bar = jobs.bar(NAME, lambda: failed("cancelled; change a field to simulate again"))
+    return pn.Column(bar, problem, body, *(each.card for each in panels), sizing_mode="stretch_width")
 
 
 def simulated(experiment: Experiment, progress: Progress) -> tuple[Result, str]:
@@ -122,34 +124,10 @@ def _links(result: Result) -> pn.Column:
     for kind, of in links.groupby("kind", sort=False):
         use = of["utilisation"]
         kinds.append([str(kind), str(len(of)), percent(use.max()), percent(use.mean()), size(of["nbytes"].sum())])
-    top = links.sort_values(["utilisation", "source"], ascending=[False, True]).head(N_LINKS)
-    columns = (top[name].tolist() for name in ("source", "target", "kind", "utilisation", "nbytes"))
-    busiest = [
-        [f"{source} -> {target}", str(kind), percent(share), size(nbytes)]
-        for source, target, kind, share, nbytes in zip(*columns, strict=True)
-    ]
     text = table(("kind", "links in use", "busiest", "on average", "bytes of all"), kinds)
-    text += f"<h3>The busiest</h3>{table(('link', 'kind', 'use', 'bytes'), busiest, 2)}"
+    text += f"<h3>The busiest</h3>{table(('link', 'kind', 'use', 'bytes'), busiest_links(result, N_LINKS), 2)}"
     drawn = picture(lambda: cluster_plot(result).figure, f"Utilisation of the links of {result.cluster.name}")
     return pn.Column(html(text), drawn, sizing_mode="stretch_width")
-
-
-def _card(jobs: Jobs, shown: list[Result], title: str, make: object) -> LazyCard:
-    """Return a card that shows what `make` makes of the result, in the background, when it is open."""
-    place = pn.Column(sizing_mode="stretch_width")
-    name = f"run: {title}"
-
-    def put(content: object) -> None:
-        place[:] = [content]
-
-    def fill() -> None:
-        if not shown:
-            place[:] = []
-            return
-        result = shown[0]
-        jobs.start(name, lambda progress: make(result), put, lambda text: put(message(text)))  # type: ignore[operator]
-
-    return LazyCard(title, fill, jobs.bar(name), place)
 
 
 #: workers that are drawn, spread evenly, and bars of a kind
@@ -192,9 +170,3 @@ def timeline(result: Result) -> pn.Column:
     plot.toolbar.logo = None
     key = legend([(style.colour, style.label) for style in styles.values()])
     return pn.Column(html(key), pn.pane.Bokeh(plot, sizing_mode="stretch_width"), sizing_mode="stretch_width")
-
-
-def window(result: Result) -> tuple[float, float]:
-    """Return when the first two steps after the warm-up begin and end, in s."""
-    times = [time for time, _ in result.measured_updates]
-    return times[0], times[min(2 * max(1, round(result.updates_per_step)), len(times) - 1)]

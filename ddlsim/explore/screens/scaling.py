@@ -5,13 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import panel as pn
 
 from ddlsim.cluster import load_cluster
 from ddlsim.errors import ConfigError, DdlsimError
-from ddlsim.explore.components import Chart, Exports, File, html, lines, message, table, without_content
+from ddlsim.explore.components import (
+    Chart,
+    Exports,
+    files_of,
+    html,
+    lines,
+    message,
+    side_by_side,
+    table,
+    without_content,
+)
 from ddlsim.explore.jobs import Jobs, Progress
 from ddlsim.explore.setup import Setup, chosen_strategies
 from ddlsim.run.experiment import Experiment
@@ -167,12 +178,12 @@ class _Screen:
         self._others = pn.widgets.MultiChoice(label="Further strategies", options=sorted(STRATEGIES), value=[], **wide)
         self._chart = Chart(("workers", "workers"), ("value", METRICS["throughput"].axis), COLUMNS)
         self._said, self._about, self._table = message(""), html(css_classes=["about"]), html()
-        self._exports = Exports(lambda: files(self._study()))
+        self._exports = Exports(lambda: files_of(self._study(), NAME))
         for widget in (self._workers, self._seeds, self._others):
             widget.param.watch(lambda _: self._ask(), "value")
         self._metric.param.watch(lambda _: self._draw(), "value")
         self.view = pn.Column(
-            pn.FlexBox(*[pn.Column(each, width=220) for each in (self._workers, self._metric, self._seeds)]),
+            side_by_side((self._workers, self._metric, self._seeds), width=220),
             self._others, self._said, jobs.bar(NAME), self._chart.view, self._about, self._table,
             self._exports.card, sizing_mode="stretch_width",
         )  # fmt: skip
@@ -183,12 +194,7 @@ class _Screen:
 
     def _ask(self) -> None:
         self._exports.stale()
-        try:
-            study = self._study()
-        except DdlsimError as error:
-            self._failed(str(error))
-            return
-        self._jobs.start(NAME, lambda progress: run_study(study, progress), self._done, self._failed)
+        self._jobs.ask(NAME, lambda: partial(run_study, self._study()), self._done, self._failed)
 
     def _done(self, scaled: Scaled) -> None:
         self._said.object = ""
@@ -196,7 +202,6 @@ class _Screen:
         self._draw()
 
     def _failed(self, text: str) -> None:
-        self._jobs.cancel(NAME)
         self._scaled = None
         self._said.object = message(text).object
         self._about.object = self._table.object = ""
@@ -219,7 +224,8 @@ class _Screen:
 
 def described(scaled: Scaled) -> str:
     """Return all numbers, with their intervals, as an HTML table, and why some are missing."""
-    names = ["throughput", "efficiency", "step_time", *(["cost_per_sample"] if _has_costs(scaled) else [])]
+    has_costs = scaled.summary["cost_per_sample"].notna().any()
+    names = ["throughput", "efficiency", "step_time", *(["cost_per_sample"] if has_costs else [])]
     rows = []
     for _, row in scaled.summary.iterrows():
         cells = []
@@ -230,12 +236,3 @@ def described(scaled: Scaled) -> str:
         rows.append([str(row["strategy"]), str(int(row["workers"])), *cells])
     heads = ["strategy", "workers", *(METRICS[name].heading for name in names)]
     return table(heads, rows) + lines([without_content(text) for text in scaled.misfits], "warning")
-
-
-def _has_costs(scaled: Scaled) -> bool:
-    return bool(scaled.summary["cost_per_sample"].notna().any())
-
-
-def files(study: Study) -> list[File]:
-    """Return the study as a file for ``ddlsim sweep`` and as a program."""
-    return [File("scaling.toml", study.to_toml()), File("scaling.py", study.to_python())]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import panel as pn
 
 import ddlsim
-from ddlsim.explore.components import Exports, File, LazyCard, bars, html, message, table
+from ddlsim.explore.components import ComputedCard, Exports, File, bars, html, message, table
 from ddlsim.explore.jobs import Jobs, Progress
 from ddlsim.explore.screens.run import tell_first
 from ddlsim.explore.setup import FIELDS, Setup
@@ -28,25 +31,17 @@ def screen(setup: Setup, jobs: Jobs) -> pn.viewable.Viewable:
     kept: dict[str, object] = setup.state()
     shown: list[tuple[Result, Result]] = []
     known: dict[str, tuple[Experiment, Result]] = {}  # A, simulated once
-    problem, body, tornado = html(), html(), html()
+    problem, body = html(), html()
     keep = pn.widgets.Button(label="Keep the current run as A")
     keep.button_type = "primary"
     back = pn.widgets.Button(label="Back to A")
     exports = Exports(lambda: files(_experiment(kept), setup.experiment()))
 
-    def compare() -> None:
-        if shown:
-            pair = shown[0]
-            tornado.object = ""
-            jobs.start("what-if: tornado", lambda progress: helpful(*pair, progress), put, fail)
+    def wanted() -> Callable[[Progress], Any] | None:
+        pair = next(iter(shown), None)
+        return None if pair is None else lambda progress: html(helpful(*pair, progress))
 
-    def put(text: str) -> None:
-        tornado.object = text
-
-    def fail(text: str) -> None:
-        tornado.object = message(text).object
-
-    card = LazyCard("Possible improvements of A and B", compare, jobs.bar("what-if: tornado"), tornado)
+    card = ComputedCard("Possible improvements of A and B", jobs, wanted)
 
     def done(pair: tuple[Result, Result, str]) -> None:
         shown[:] = [pair[:2]]
@@ -58,17 +53,12 @@ def screen(setup: Setup, jobs: Jobs) -> pn.viewable.Viewable:
 
     def failed(text: str) -> None:
         shown.clear()
-        problem.object, body.object, tornado.object = message(text).object, "", ""
+        problem.object, body.object = message(text).object, ""
+        card.stale()
         exports.stale()
 
     def refresh() -> None:
-        try:
-            experiments = _experiment(kept), setup.experiment()
-        except ddlsim.DdlsimError as error:
-            jobs.cancel("what-if")
-            failed(str(error))
-            return
-        jobs.start("what-if", lambda progress: both(*experiments, known.get("A"), progress), done, failed)
+        jobs.ask(NAME, lambda: partial(both, _experiment(kept), setup.experiment(), known.get("A")), done, failed)
 
     def take(*_: object) -> None:
         kept.clear()
@@ -78,7 +68,7 @@ def screen(setup: Setup, jobs: Jobs) -> pn.viewable.Viewable:
     keep.on_click(take)
     back.on_click(lambda _: setup.take(kept))
     setup.when_shown(NAME, refresh)
-    bar = jobs.bar("what-if", lambda: failed("cancelled; change a field to simulate again"))
+    bar = jobs.bar(NAME, lambda: failed("cancelled; change a field to simulate again"))
     help_text = html("Run A is stored. Change any field of the form to define run B.")
     return pn.Column(
         help_text, pn.FlexBox(keep, back), bar, problem, body, card.card, exports.card, sizing_mode="stretch_width"

@@ -1,0 +1,91 @@
+"""Operations on rows of a plan: joins, ragged ranges, CSRs, and errors that name a row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ddlsim.errors import ConfigError
+from ddlsim.plan.plan import Bools, Ints, Plan
+
+T = TypeVar("T", bound=np.generic)
+
+
+def refuse(plan: Plan, rows: Ints, problem: str, **columns: npt.NDArray[Any]) -> None:
+    """Raise ConfigError for the first of `rows`, if there are any.
+
+    problem  text behind the task; names in braces stand for values of `columns`, (n_rows,) each
+    """
+    for row in rows[:1].tolist():
+        values = {name: column[0] for name, column in columns.items()}
+        raise ConfigError(f"plan: {plan.task(row)}: {problem.format(**values)}")
+
+
+def refuse_needs_across_ranks(plan: Plan, owner: str, language: str) -> None:
+    """Raise ConfigError if a task depends on one of another rank, which a language cannot express."""
+    for i in np.flatnonzero(plan.rank[plan.needs] != plan.rank[plan.needing])[:1].tolist():
+        raise ConfigError(
+            f"{owner}: {plan.task(int(plan.needing[i]))} depends on {plan.task(int(plan.needs[i]))} of another rank, "
+            f"which {language} cannot express; use a 0-byte message instead"
+        )
+
+
+def csr(keys: Ints, values: npt.NDArray[T], n: int) -> tuple[Ints, npt.NDArray[T]]:
+    """Return `values` by their key from 0 to n - 1, those of a key in their order: offsets, (n + 1,), and values."""
+    return np.append(0, np.cumsum(np.bincount(keys, minlength=n))), values[np.argsort(keys, kind="stable")]
+
+
+def ranges(begin: Ints, count: Ints) -> Ints:
+    """Return the numbers ``begin[i]`` to ``begin[i] + count[i] - 1`` of every i, one range after the other."""
+    numbers: Ints = np.arange(count.sum()) + np.repeat(begin - (np.cumsum(count) - count), count)
+    return numbers
+
+
+def pairs(rows: Sequence[tuple[int, int]]) -> tuple[Ints, Ints]:
+    """Return a list of pairs as two arrays, (n,) each."""
+    first, second = np.array(rows, dtype=np.int64).reshape(-1, 2).T
+    return first, second
+
+
+def repeats(values: Ints) -> Bools:
+    """Return which values have occurred before, (n,)."""
+    again = np.ones(len(values), dtype=np.bool_)
+    again[np.unique(values, return_index=True)[1]] = False
+    return again
+
+
+def key_ends(plan: Plan) -> Ints:
+    """Return how many keys the steps before each have, (n_steps + 1,): a step's keys come before those of the next."""
+    ends = np.zeros(plan.n_steps + 1, dtype=np.int64)
+    np.maximum.at(ends, plan.step + 1, plan.key + 1)
+    return np.maximum.accumulate(ends)
+
+
+def joined(left: Ints, right: Ints) -> tuple[Ints, Ints]:
+    """Return all (i, j) with ``left[i] == right[j]``, as two arrays, by i."""
+    order = np.argsort(right, kind="stable")
+    begin = np.searchsorted(right[order], left, side="left")
+    count = np.searchsorted(right[order], left, side="right") - begin
+    return np.repeat(np.arange(len(left)), count), order[ranges(begin, count)]
+
+
+def overlapping(
+    left: Ints, first: Ints, end: Ints, right: Ints, other_first: Ints, other_end: Ints
+) -> tuple[Ints, Ints]:
+    """Return all (i, j) with ``left[i] == right[j]`` whose ranges `first` to `end` - 1 have a layer in common."""
+    i, j = joined(left, right)
+    common = (first[i] < other_end[j]) & (other_first[j] < end[i])
+    return i[common], j[common]
+
+
+def with_parts(first: Ints, end: Ints, part_first: Ints, part_end: Ints) -> tuple[Ints, Ints]:
+    """Return all (i, p) where the range `first` to `end` - 1 of i has a layer of part p, by i."""
+    spans, which = np.unique(np.stack([first, end]), axis=1, return_inverse=True)
+    common = (spans[0][:, None] < part_end) & (part_first < spans[1][:, None])
+    n_common, (_, part) = common.sum(axis=1), np.nonzero(common)
+    which = which.reshape(-1)
+    at = ranges((np.cumsum(n_common) - n_common)[which], n_common[which])
+    return np.repeat(np.arange(len(first)), n_common[which]), part[at]
