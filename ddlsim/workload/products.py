@@ -241,7 +241,12 @@ class Timing(NamedTuple):
     @property
     def bandwidth(self) -> float:
         """Bytes/s of element-wise kernels."""
-        return self.device.memory_bandwidth * self.kernels.streaming
+        return self.device.memory_bandwidth * self.kernels.streaming * self.left
+
+    @property
+    def left(self) -> float:
+        """Share of the multiprocessors that collectives leave."""
+        return 1.0 - self.occupied / self.kernels.units
 
     @property
     def base(self) -> str:
@@ -272,8 +277,9 @@ def kernel_times(model: Model, timing: Timing) -> tuple[Floats, Floats]:
     """
     stack = timing.stack
     streamed = roofline_times(
-        model, timing.device, timing.batch_size, timing.base, 1.0, timing.kernels.streaming / stack.elementwise
-    )
+        model, timing.device, timing.batch_size, timing.base, 1.0,
+        timing.kernels.streaming * timing.left / stack.elementwise,
+    )  # fmt: skip
     ranges = blocks(model.layers)
     inside = {i for first, end in ranges for i in range(first, end)}
     rows = []
@@ -301,8 +307,8 @@ def kernel_times(model: Model, timing: Timing) -> tuple[Floats, Floats]:
 def collectives_slowdown(model: Model, timing: Timing) -> float:
     """Return how much longer all layers take while collectives occupy the multiprocessors that the stack gives them.
 
-    Products and fused attention have fewer multiprocessors left; kernels that are limited by memory do not take longer.
-    Measured on one H100 (accuracy/data/channels_h100.jsonl); the memory traffic of collectives is left out.
+    All kernels have fewer multiprocessors left; see also :func:`product_time`. Compared with measurements on one H100
+    (accuracy/data/channels_h100.jsonl).
     """
     occupied = timing.stack.channels
     if not occupied or timing.kernels.units <= occupied:
@@ -326,7 +332,7 @@ def _attention(layer: Layer, timing: Timing) -> tuple[float, float]:
         flops = sum(2.0 * m * n * k * copies for m, n, k, copies, _ in core) * (0.5 if layer.causal else 1.0)
         ramps = [1.0 + ramp / layer.out_shape[0] for ramp in ATTENTION_RAMPS]
         peak = device.peak_flops[product_type(timing.base)] * min(1.0, layer.head_size / 128.0) ** rates.narrow
-        peak *= 1.0 - timing.occupied / timing.kernels.units
+        peak *= timing.left
         # the matrix is computed again (Dao et al. 2022, section 3.1): five products instead of four
         return flops / (peak * rates.forward) * ramps[0], 2.5 * flops / (peak * rates.backward) * ramps[1]
     forward = sum(timing.product(each, timing.base) for each in core)

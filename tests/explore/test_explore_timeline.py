@@ -17,8 +17,7 @@ def test_it_has_the_bars_of_reports(strategy):
     rows = {track: float(i) for i, track in enumerate(tracks(result, explored.N_WORKERS))}
     styles = styles_of(result.shares)
     wanted = {
-        (bar.row + styles[bar.kind].low, bar.start, bar.end, bar.name)
-        for bar in bars_of(result, rows, *window(result))
+        (bar.row + styles[bar.kind].low, bar.start, bar.end, bar.name) for bar in bars_of(result, rows, *window(result))
     }
     sources = [glyph.data_source.data for glyph in pane.object.renderers]
     drawn = {
