@@ -97,12 +97,19 @@ def between_blocks(model: Model) -> list[int]:
     return np.flatnonzero(np.cumsum(count)[:-1] == 1)[1:].tolist() if len(model.layers) > 1 else []
 
 
+def uses_of(model: Model) -> list[tuple[int, int]]:
+    """Return (layer that makes it, layer that uses it) of every use of a tensor; -1 makes the model's input.
+
+    A model without a structure is a chain.
+    """
+    return _uses(model.structure, -1)[1] if model.structure else [(i - 1, i) for i in range(len(model.layers))]
+
+
 @functools.lru_cache(maxsize=256)
 def _tensors(model: Model) -> list[tuple[int, int]]:
-    """Return (layer that makes it, last layer that uses it) of every tensor; -1 makes the model's input."""
+    """Return (layer that makes it, last layer that uses it) of every tensor."""
     last: dict[int, int] = {}
-    chain = [(i - 1, i) for i in range(len(model.layers))]
-    for made, used in _uses(model.structure, -1)[1] if model.structure else chain:
+    for made, used in uses_of(model):
         last[made] = max(last.get(made, -1), used)
     return sorted(last.items())
 
