@@ -24,7 +24,7 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 from ddlsim.arguments.annotations import rule_of
 from ddlsim.arguments.checking import annotations_of
 from ddlsim.arguments.rules import TEXT, Rule
-from ddlsim.bundled import split_options
+from ddlsim.bundled import relative_name, split_options
 from ddlsim.errors import ConfigError, UnitError, listed, shown, unknown_name
 from ddlsim.named_code import imported, names_code
 from ddlsim.units import quantity_text
@@ -320,14 +320,26 @@ class Schema:
         check = rule_of(annotation)
         return made if check is None else check(made, where)
 
-    def unstructure(self, value: object, where: str = "", annotation: object = object, *, full: bool = False) -> Any:
+    def unstructure(
+        self,
+        value: object,
+        where: str = "",
+        annotation: object = object,
+        *,
+        full: bool = False,
+        folder: Path | None = None,
+    ) -> Any:
         """Return an object as plain values, which :meth:`structure` reads as the same object.
 
         annotation  of the field that it is in
         full        keep what has its default as well, and call what files refer to by name by its name
+        folder      folder of the file that the values are for, from which it names other files; None: names of files
+                    stay as they are
 
         Raises ConfigError, after `where`, for what files have no name for.
         """
+        if folder is not None and isinstance(value, str | Path) and Path in members(annotation):
+            return relative_name(value, folder)
         if value is None or isinstance(value, bool | int | str):
             return value
         if isinstance(value, float):
@@ -336,10 +348,13 @@ class Schema:
             return str(value)
         if isinstance(value, Mapping):
             inner = _entries(annotation) or object
-            return {str(key): self.unstructure(each, f"{where}.{key}", inner, full=full) for key, each in value.items()}
+            return {
+                str(key): self.unstructure(each, f"{where}.{key}", inner, full=full, folder=folder)
+                for key, each in value.items()
+            }
         if isinstance(value, Sequence):
             return [
-                self.unstructure(each, f"{where}[{i}]", self._item(annotation, i), full=full)
+                self.unstructure(each, f"{where}[{i}]", self._item(annotation, i), full=full, folder=folder)
                 for i, each in enumerate(value)
             ]
         kind = type(value)
@@ -348,7 +363,7 @@ class Schema:
         if kind in self.opaque or (not is_dataclass(value) and not callable(value)):
             raise ConfigError(f"{where}: {_AN_OBJECT}")
         if kind in self.short and (part := self.short[kind](value)) is not value and not full:
-            return self.unstructure(part, where, annotation)
+            return self.unstructure(part, where, annotation, folder=folder)
         kinds = self.kinds(annotation)
         name = next((name for name, each in kinds.items() if each is kind), None)
         if name is None and full:
@@ -356,14 +371,17 @@ class Schema:
         if name is None and kind is not annotation:
             raise ConfigError(f"{where} = {shown(value)}: cannot be written to a file; create this object in Python")
         is_known = kind is annotation or (not full and (len(kinds) == 1 or kind in self.untyped))
-        return ({} if is_known else {"type": name}) | self.table(value, where, full=full)
+        return ({} if is_known else {"type": name}) | self.table(value, where, full=full, folder=folder)
 
-    def table(self, value: Any, where: str = "", *, full: bool = False) -> dict[str, Any]:
-        """Return the arguments of an object that differ from their defaults as plain values; all of them if `full`."""
+    def table(self, value: Any, where: str = "", *, full: bool = False, folder: Path | None = None) -> dict[str, Any]:
+        """Return the arguments of an object that differ from their defaults as plain values; all of them if `full`.
+
+        folder  as for :meth:`unstructure`
+        """
         annotations = self.arguments_of(type(value))
         stem = f"{where}." if where else ""
         return {
-            name: self.unstructure(each, f"{stem}{name}", annotations.get(name, object), full=full)
+            name: self.unstructure(each, f"{stem}{name}", annotations.get(name, object), full=full, folder=folder)
             for name, each in (arguments(value) if full else changed_arguments(value)).items()
             if not (full and name in self.filled_in)
         }
