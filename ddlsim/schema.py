@@ -16,7 +16,7 @@ import os
 import re
 import types
 import typing
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, cast
@@ -27,6 +27,7 @@ from ddlsim.arguments.rules import TEXT, Rule
 from ddlsim.bundled import relative_name, split_options
 from ddlsim.errors import ConfigError, UnitError, listed, shown, unknown_name
 from ddlsim.named_code import imported, names_code
+from ddlsim.plain import parse_value
 from ddlsim.units import quantity_text
 
 T = TypeVar("T")
@@ -298,7 +299,7 @@ class Schema:
         annotations = self.arguments_of(make)
         for name in table:
             if name not in annotations:
-                raise unknown_name("key", str(name), annotations, where)
+                raise unknown_key(str(name), annotations, where, {} if joint == "." else table)
         missing = [] if partial else [name for name in required(make) if name in annotations and name not in table]
         if missing:
             key = missing[0]
@@ -311,6 +312,8 @@ class Schema:
     def _argument(self, annotation: Any, value: object, where: str, name: str, source: Source) -> object:
         if value == "inf" and float in members(annotation):  # as JSON has it
             value = math.inf
+        if isinstance(value, str) and not {str, Path, object, Any} & set(members(annotation)):
+            self._check_is_table(annotation, value, where, name)
         quantity = _quantity_rule(annotation)
         is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         if quantity is not None and is_number:
@@ -319,6 +322,15 @@ class Schema:
         made = self.value(annotation, value, where, name, source)
         check = rule_of(annotation)
         return made if check is None else check(made, where)
+
+    def _check_is_table(self, annotation: Any, value: str, where: str, name: str) -> None:
+        """Raise ConfigError for the name of a type, with options, where only a table can be."""
+        kind, *options = value.split("+")
+        if kind not in self.kinds(annotation):
+            return
+        pairs = (each.partition("=") for each in options)
+        parts = [f'type = "{kind}"', *(f"{key} = {toml_value(parse_value(text))}" for key, _, text in pairs if text)]
+        raise ConfigError(f"{where} = {shown(value)}: must be a table; write {name} = {{ {', '.join(parts)} }}")
 
     def unstructure(
         self,
@@ -420,9 +432,33 @@ class Schema:
 
 #: for classes that need no names
 PLAIN = Schema()
+#: keys of the files that ddlsim reads -> what a file with the key describes, and what to do with it
+_FILES = {
+    "vary": ("a study", "run it with ddlsim sweep FILE"),
+    "jobs": ("several jobs", "run them with ddlsim run FILE, or ddlsim.load_jobs"),
+    "arrivals": ("several jobs", "run them with ddlsim run FILE, or ddlsim.load_jobs"),
+    "layers": ("a model", "use ddlsim run CLUSTER --model FILE"),
+    "peak_flops": ("a device", "use ddlsim run CLUSTER --device FILE"),
+    "generator": ("a cluster", "use ddlsim run FILE"),
+    "hosts": ("a cluster", "use ddlsim run FILE"),
+    "edges": ("a cluster", "use ddlsim run FILE"),
+    "cluster": ("an experiment", "run it with ddlsim run FILE"),
+}
 _AN_OBJECT = (
     "is an object without a text form; save it (cluster.save('mine.toml')) and use the path of the file instead"
 )
+
+
+def unknown_key(name: str, known: Iterable[str], where: str, file: Mapping[str, object]) -> ConfigError:
+    """Return the error for a key that is not among the `known` ones.
+
+    file  the whole file: if it is one of another kind, the message says so; empty for a table inside a file
+    """
+    known = list(known)
+    for key, (what, remedy) in _FILES.items():
+        if key in file and key not in known:
+            return ConfigError(f"{where}{': ' if where else ''}describes {what} (key {key!r}); {remedy}")
+    return unknown_name("key", name, known, where)
 
 
 def required(make: Callable[..., object]) -> list[str]:

@@ -81,8 +81,8 @@ def _moved(text: str, table: Mapping[str, Any], old: Path, new: Path) -> str:
     hosts = [table.get("host"), *(each for key in ("hosts", "nodes") for each in table.get(key, ()))]
     for name in {str(host["device"]) for host in hosts if isinstance(host, Mapping) and "device" in host}:
         if name.endswith(".toml") and not os.path.isabs(name) and (old / name).is_file():
-            there = toml_value(relative_name(old / name, new))
-            text = re.sub(rf"""(\bdevice\s*=\s*)(["']){re.escape(name)}\2""", lambda m, to=there: m[1] + to, text)
+            there = toml_value(relative_name(old / name, new)).replace("\\", r"\\")
+            text = re.sub(rf"""(\bdevice\s*=\s*)(["']){re.escape(name)}\2""", rf"\g<1>{there}", text)
     return text
 
 
