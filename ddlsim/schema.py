@@ -135,7 +135,7 @@ class Schema:
              called after itself: ``LinkFault`` is "link-fault"
     opaque   dataclasses that files refer to by name only
     untyped  classes that a table without ``type`` describes where a field takes several: the first of them whose
-             required keys are there
+             required keys are there, or else the one with the most of its keys
     fields   (class, argument) -> annotation, where that of the class is too wide
     readers  class -> function (value, where, source) that returns the object, in place of :meth:`build`
     filled_in  names of arguments that runs fill in, which files leave out
@@ -267,7 +267,8 @@ class Schema:
         usual = [kind for kind in self.untyped if kind in kinds.values()]
         if not usual:
             raise ConfigError(f"{where}: key 'type' is missing; add type = one of {listed(sorted(kinds))}")
-        return next((kind for kind in usual if table.keys() >= set(required(kind))), usual[-1])
+        nearest_kind = max(usual, key=lambda kind: len(table.keys() & self.arguments_of(kind).keys()))
+        return next((kind for kind in usual if table.keys() >= set(required(kind))), nearest_kind)
 
     def _build(self, kind: type, table: Mapping[str, object], where: str, source: Source) -> object:
         reader = self.readers.get(kind)

@@ -15,7 +15,7 @@ from ddlsim.arguments import checked
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.measure.table import Measurement
 from ddlsim.output_files import cannot_be_written, guarded, unguarded, write_text
-from ddlsim.plain import decoded, read_bytes
+from ddlsim.plain import check_separator, decoded, read_bytes
 from ddlsim.schema import PLAIN
 
 COLUMNS = tuple(field.name for field in fields(Measurement))
@@ -70,6 +70,7 @@ def _csv_rows(file: TextIO, path: Path) -> Rows:
 
 
 def _checked_header(names: list[str], where: str) -> list[str]:
+    check_separator(names, where)
     for name in names:
         if name not in COLUMNS:
             raise unknown_name("column", name, COLUMNS, where)
