@@ -14,7 +14,7 @@ from typing import TextIO
 from ddlsim.arguments import checked
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.measure.table import Measurement
-from ddlsim.output_files import cannot_be_written, guarded, unguarded, write_text
+from ddlsim.output_files import cannot_be_written, check_suffix, guarded, unguarded, write_text
 from ddlsim.plain import check_separator, decoded, read_bytes
 from ddlsim.schema import PLAIN
 
@@ -145,6 +145,7 @@ def append(path: Path, row: Measurement) -> None:
 @checked
 def save_measurements(rows: Sequence[Measurement], path: str | Path) -> None:
     """Write measurements to a ``.csv`` file for :func:`read_measurements`, replacing an existing file."""
+    check_suffix(path, ".csv")
     lines = (_line([asdict(row)[name] for name in COLUMNS]) for row in rows)
     write_text(Path(path), _line(list(COLUMNS)) + "".join(lines))
 

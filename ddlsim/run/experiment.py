@@ -28,7 +28,7 @@ from ddlsim.compression.choice import compression_of
 from ddlsim.compression.contract import AnyCompressor
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Training
-from ddlsim.output_files import write_text
+from ddlsim.output_files import check_suffix, write_text
 from ddlsim.reliability import (
     Background,
     Checkpoints,
@@ -332,8 +332,7 @@ class Experiment:
         Raises ConfigError for any other suffix, and in the same cases as :meth:`to_toml`.
         """
         path = Path(path)
-        if path.suffix not in (".toml", ".py"):
-            raise ConfigError(f"{path}: cannot write {path.suffix!r} files; use .toml or .py")
+        check_suffix(path, ".toml", ".py")
         write_text(path, self.to_python() if path.suffix == ".py" else self.to_toml(path.parent))
 
     def manifest(self) -> dict[str, object]:

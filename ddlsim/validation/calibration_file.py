@@ -29,7 +29,7 @@ from ddlsim.cluster.calibration_table import (
 )
 from ddlsim.cluster.files import MARK, cluster_toml, in_folder
 from ddlsim.errors import ConfigError, unknown_name
-from ddlsim.output_files import write_text
+from ddlsim.output_files import check_suffix, write_text
 from ddlsim.plain import decoded, parse_toml, read_bytes
 from ddlsim.schema import PLAIN, to_toml, toml_value
 from ddlsim.units import quantity_text
@@ -53,6 +53,7 @@ def write_calibration(calibration: Calibration, path: Path, source: str | Path) 
     TOML files stay as they are otherwise; other files and names with options are written out as TOML.
     Raises ConfigError if the cluster has a `[calibration]` that was not written here.
     """
+    check_suffix(path, ".toml")
     bundled = bundled_files("topologies")
     origin = Path(source) if os.path.isfile(source) else bundled.get(str(source), Path(source))
     if origin.suffix == ".toml" and not os.path.exists(origin):
