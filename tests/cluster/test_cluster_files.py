@@ -400,7 +400,7 @@ GRAPHML = '<graphml xmlns="http://graphml.graphdrawing.org/xmlns"><graph edgedef
         (GRAPHML.format('<node id="a"/><edge source="a" target="b"/>'), ["'b'", "add the node"]),
         (
             GRAPHML.format('<node id="a"/><node id="b"/><edge source="a" target="b"/>'),
-            ["the edge has no speed", "--bandwidth"],
+            ["the edge has no speed", "+bandwidth=..."],
         ),
         (GRAPHML.format("<node/>"), ["<node>", "'id' is missing"]),
         (
