@@ -33,3 +33,25 @@ def split_options(text: str, folder: Path = Path()) -> tuple[str, list[str]]:
     ends = [*(i for i, character in enumerate(text) if character == "+"), len(text)]
     end = next((i for i in reversed(ends) if os.path.isfile(os.path.join(folder, text[:i]))), ends[0])
     return text[:end], text[end + 1 :].split("+") if end < len(text) else []
+
+
+def relative_name(name: str | Path, folder: Path) -> str:
+    """Return the name of a file or folder (with options) as a file in `folder` refers to it.
+
+    Names that are no paths of existing files or folders, and absolute paths, stay as they are.
+    """
+    text = str(name)
+    stem, options = split_options(text)
+    if os.path.isabs(stem):
+        return text
+    if not (Path(stem).suffix and os.path.isfile(stem)):
+        if not ("/" in text and os.path.isdir(text)):
+            return text
+        stem, options = text, []
+    try:
+        path = os.path.relpath(stem, folder)
+    except ValueError:  # on another drive of Windows
+        path = os.path.abspath(stem)
+    if os.path.isdir(stem) and not os.path.dirname(path):
+        path = f"./{path}"  # a name with a slash is that of a folder
+    return "+".join((path, *options))

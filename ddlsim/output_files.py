@@ -37,6 +37,13 @@ _REMEDIES = {
 }
 
 
+def check_suffix(path: str | Path, *suffixes: str) -> None:
+    """Raise ConfigError for a name that does not end as the files that ddlsim reads do; /dev/stdout and pipes may."""
+    path = Path(path)
+    if path.suffix not in suffixes and (os.path.isfile(path) or os.path.isdir(path) or not os.path.exists(path)):
+        raise ConfigError(f"{path}: cannot write {path.suffix!r} files; use {' or '.join(suffixes)}")
+
+
 def write_text(path: str | Path, text: str) -> None:
     """Write `text` as UTF-8; see :func:`replacing`."""
     with replacing(path) as file:

@@ -11,7 +11,7 @@ import datetime
 import json
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ddlsim.errors import ConfigError, shown
@@ -62,6 +62,18 @@ def flattened(table: Mapping[str, object], where: str = "") -> dict[str, object]
     for name, value in table.items():
         found |= flattened(value, f"{where}{name}.") if isinstance(value, dict) else {f"{where}{name}": value}
     return found
+
+
+def check_separator(head: Sequence[str], where: str) -> None:
+    """Raise ConfigError if the first row of a CSV file is a single cell, because other characters separate columns.
+
+    Spreadsheet programs write semicolons, and decimals with a comma, where a comma is usual in numbers.
+    """
+    for character, name in ((";", "semicolons"), ("\t", "tabs")):
+        if len(head) == 1 and character in head[0]:
+            raise ConfigError(
+                f"{_at(where)}columns are separated by {name}; separate them by commas, and write decimals with a point"
+            )
 
 
 def parse_value(text: str) -> object:

@@ -16,7 +16,7 @@ import os
 import re
 import types
 import typing
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, cast
@@ -24,9 +24,10 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 from ddlsim.arguments.annotations import rule_of
 from ddlsim.arguments.checking import annotations_of
 from ddlsim.arguments.rules import TEXT, Rule
-from ddlsim.bundled import split_options
+from ddlsim.bundled import relative_name, split_options
 from ddlsim.errors import ConfigError, UnitError, listed, shown, unknown_name
 from ddlsim.named_code import imported, names_code
+from ddlsim.plain import parse_value
 from ddlsim.units import quantity_text
 
 T = TypeVar("T")
@@ -134,7 +135,7 @@ class Schema:
              called after itself: ``LinkFault`` is "link-fault"
     opaque   dataclasses that files refer to by name only
     untyped  classes that a table without ``type`` describes where a field takes several: the first of them whose
-             required keys are there
+             required keys are there, or else the one with the most of its keys
     fields   (class, argument) -> annotation, where that of the class is too wide
     readers  class -> function (value, where, source) that returns the object, in place of :meth:`build`
     filled_in  names of arguments that runs fill in, which files leave out
@@ -266,7 +267,8 @@ class Schema:
         usual = [kind for kind in self.untyped if kind in kinds.values()]
         if not usual:
             raise ConfigError(f"{where}: key 'type' is missing; add type = one of {listed(sorted(kinds))}")
-        return next((kind for kind in usual if table.keys() >= set(required(kind))), usual[-1])
+        nearest_kind = max(usual, key=lambda kind: len(table.keys() & self.arguments_of(kind).keys()))
+        return next((kind for kind in usual if table.keys() >= set(required(kind))), nearest_kind)
 
     def _build(self, kind: type, table: Mapping[str, object], where: str, source: Source) -> object:
         reader = self.readers.get(kind)
@@ -298,7 +300,7 @@ class Schema:
         annotations = self.arguments_of(make)
         for name in table:
             if name not in annotations:
-                raise unknown_name("key", str(name), annotations, where)
+                raise unknown_key(str(name), annotations, where, {} if joint == "." else table)
         missing = [] if partial else [name for name in required(make) if name in annotations and name not in table]
         if missing:
             key = missing[0]
@@ -311,6 +313,8 @@ class Schema:
     def _argument(self, annotation: Any, value: object, where: str, name: str, source: Source) -> object:
         if value == "inf" and float in members(annotation):  # as JSON has it
             value = math.inf
+        if isinstance(value, str) and not {str, Path, object, Any} & set(members(annotation)):
+            self._check_is_table(annotation, value, where, name)
         quantity = _quantity_rule(annotation)
         is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         if quantity is not None and is_number:
@@ -320,14 +324,35 @@ class Schema:
         check = rule_of(annotation)
         return made if check is None else check(made, where)
 
-    def unstructure(self, value: object, where: str = "", annotation: object = object, *, full: bool = False) -> Any:
+    def _check_is_table(self, annotation: Any, value: str, where: str, name: str) -> None:
+        """Raise ConfigError for the name of a type, with options, where only a table can be."""
+        kind, *options = value.split("+")
+        if kind not in self.kinds(annotation):
+            return
+        pairs = (each.partition("=") for each in options)
+        parts = [f'type = "{kind}"', *(f"{key} = {toml_value(parse_value(text))}" for key, _, text in pairs if text)]
+        raise ConfigError(f"{where} = {shown(value)}: must be a table; write {name} = {{ {', '.join(parts)} }}")
+
+    def unstructure(
+        self,
+        value: object,
+        where: str = "",
+        annotation: object = object,
+        *,
+        full: bool = False,
+        folder: Path | None = None,
+    ) -> Any:
         """Return an object as plain values, which :meth:`structure` reads as the same object.
 
         annotation  of the field that it is in
         full        keep what has its default as well, and call what files refer to by name by its name
+        folder      folder of the file that the values are for, from which it names other files; None: names of files
+                    stay as they are
 
         Raises ConfigError, after `where`, for what files have no name for.
         """
+        if folder is not None and isinstance(value, str | Path) and Path in members(annotation):
+            return relative_name(value, folder)
         if value is None or isinstance(value, bool | int | str):
             return value
         if isinstance(value, float):
@@ -336,10 +361,13 @@ class Schema:
             return str(value)
         if isinstance(value, Mapping):
             inner = _entries(annotation) or object
-            return {str(key): self.unstructure(each, f"{where}.{key}", inner, full=full) for key, each in value.items()}
+            return {
+                str(key): self.unstructure(each, f"{where}.{key}", inner, full=full, folder=folder)
+                for key, each in value.items()
+            }
         if isinstance(value, Sequence):
             return [
-                self.unstructure(each, f"{where}[{i}]", self._item(annotation, i), full=full)
+                self.unstructure(each, f"{where}[{i}]", self._item(annotation, i), full=full, folder=folder)
                 for i, each in enumerate(value)
             ]
         kind = type(value)
@@ -348,7 +376,7 @@ class Schema:
         if kind in self.opaque or (not is_dataclass(value) and not callable(value)):
             raise ConfigError(f"{where}: {_AN_OBJECT}")
         if kind in self.short and (part := self.short[kind](value)) is not value and not full:
-            return self.unstructure(part, where, annotation)
+            return self.unstructure(part, where, annotation, folder=folder)
         kinds = self.kinds(annotation)
         name = next((name for name, each in kinds.items() if each is kind), None)
         if name is None and full:
@@ -356,14 +384,17 @@ class Schema:
         if name is None and kind is not annotation:
             raise ConfigError(f"{where} = {shown(value)}: cannot be written to a file; create this object in Python")
         is_known = kind is annotation or (not full and (len(kinds) == 1 or kind in self.untyped))
-        return ({} if is_known else {"type": name}) | self.table(value, where, full=full)
+        return ({} if is_known else {"type": name}) | self.table(value, where, full=full, folder=folder)
 
-    def table(self, value: Any, where: str = "", *, full: bool = False) -> dict[str, Any]:
-        """Return the arguments of an object that differ from their defaults as plain values; all of them if `full`."""
+    def table(self, value: Any, where: str = "", *, full: bool = False, folder: Path | None = None) -> dict[str, Any]:
+        """Return the arguments of an object that differ from their defaults as plain values; all of them if `full`.
+
+        folder  as for :meth:`unstructure`
+        """
         annotations = self.arguments_of(type(value))
         stem = f"{where}." if where else ""
         return {
-            name: self.unstructure(each, f"{stem}{name}", annotations.get(name, object), full=full)
+            name: self.unstructure(each, f"{stem}{name}", annotations.get(name, object), full=full, folder=folder)
             for name, each in (arguments(value) if full else changed_arguments(value)).items()
             if not (full and name in self.filled_in)
         }
@@ -402,9 +433,33 @@ class Schema:
 
 #: for classes that need no names
 PLAIN = Schema()
+#: keys of the files that ddlsim reads -> what a file with the key describes, and what to do with it
+_FILES = {
+    "vary": ("a study", "run it with ddlsim sweep FILE"),
+    "jobs": ("several jobs", "run them with ddlsim run FILE, or ddlsim.load_jobs"),
+    "arrivals": ("several jobs", "run them with ddlsim run FILE, or ddlsim.load_jobs"),
+    "layers": ("a model", "use ddlsim run CLUSTER --model FILE"),
+    "peak_flops": ("a device", "use ddlsim run CLUSTER --device FILE"),
+    "generator": ("a cluster", "use ddlsim run FILE"),
+    "hosts": ("a cluster", "use ddlsim run FILE"),
+    "edges": ("a cluster", "use ddlsim run FILE"),
+    "cluster": ("an experiment", "run it with ddlsim run FILE"),
+}
 _AN_OBJECT = (
     "is an object without a text form; save it (cluster.save('mine.toml')) and use the path of the file instead"
 )
+
+
+def unknown_key(name: str, known: Iterable[str], where: str, file: Mapping[str, object]) -> ConfigError:
+    """Return the error for a key that is not among the `known` ones.
+
+    file  the whole file: if it is one of another kind, the message says so; empty for a table inside a file
+    """
+    known = list(known)
+    for key, (what, remedy) in _FILES.items():
+        if key in file and key not in known:
+            return ConfigError(f"{where}{': ' if where else ''}describes {what} (key {key!r}); {remedy}")
+    return unknown_name("key", name, known, where)
 
 
 def required(make: Callable[..., object]) -> list[str]:

@@ -18,6 +18,10 @@ from ddlsim.errors import UnitError, shown
 SMALLEST, LARGEST = 1e-100, 1e100
 
 _NUMBER = re.compile(r"^[-+]?[\d.,_]*([eE][-+]?\d+)?\s*")
+#: dimensions without quantities below one base unit: in "100 mbit/s", m is a misspelt M
+_NO_FRACTIONS = ("bandwidth", "bytes", "flops")
+#: prefixes in suggestions for misspelt units
+_PREFIXES = ("", "k", "M", "G", "T", "P", "Ki", "Mi", "Gi", "Ti")
 _LONGEST = 100  # characters
 _NOUN = {"bytes": "size", "flops": "compute rate"}
 
@@ -42,7 +46,7 @@ DIMENSIONS: dict[str, tuple[str, dict[str, float], str]] = {
     ),
     "bytes": ("byte", {"B": 1.0, "byte": 1.0, "bytes": 1.0, "bit": 0.125}, "100 MB"),
     "flops": ("FLOP/s", {"FLOP/s": 1.0, "FLOPS": 1.0, "flop/s": 1.0}, "15.7 TFLOP/s"),
-    "rate": ("1/s", {"1/s": 1.0, "/s": 1.0, "images/s": 1.0, "samples/s": 1.0, "sequences/s": 1.0}, "300 images/s"),
+    "rate": ("1/s", {"/s": 1.0, "1/s": 1.0, "images/s": 1.0, "samples/s": 1.0, "sequences/s": 1.0}, "300 images/s"),
     "power": ("W", {"W": 1.0}, "300 W"),
     "price": ("USD/s", {"USD/h": 1.0 / 3600.0, "USD/s": 1.0}, "3.06 USD/h"),
 }
@@ -99,18 +103,28 @@ def parse(text: str, dimension: str, where: str = "") -> float:
     at = f"{where}: {shown(text)}" if where else shown(text)
     if len(text) > _LONGEST:
         raise UnitError(f"{at} is too long for a {noun}; write it like {example!r}")
+    found = _NUMBER.match(text.strip())
+    number = found[0].strip() if found else ""
+    written = text.strip()[found.end() :] if found else ""  # QuantiPhy takes "y" for yocto, and "p" off "parsecs"
+    if "," in number:
+        raise UnitError(f"{at} contains a comma; write decimals with a point and thousands without a separator")
     try:
-        quantity = _quantity_type()(_without_exponent(text.strip()), binary=True)
+        if number and written in factors:
+            quantity, unit = _quantity_type()(number), written
+        else:
+            quantity = _quantity_type()(_without_exponent(text.strip()), binary=True)
+            unit = quantity.units
     except InvalidNumber:
         raise UnitError(f"{at} is not a {noun}; write it like {example!r}") from None
-    unit = quantity.units
-    number = _NUMBER.match(text.strip())
-    written = text.strip()[number.end() :] if number else ""  # QuantiPhy takes "y" for yocto, and "p" off "parsecs"
-    if unit not in factors and written in factors:
-        unit, quantity = written, _quantity_type()(f"{number[0]} {si_unit}" if number else text)
     if not math.isfinite(float(quantity)):
         raise UnitError(f"{at} is not finite; use a {noun} such as {example!r}")
     if unit in factors:
+        if dimension in _NO_FRACTIONS and written != unit and abs(_quantity_type()(f"1 {written}", binary=True)) < 1.0:
+            prefix = written.removesuffix(unit)
+            raise UnitError(
+                f"{at}: {prefix!r} before {unit!r} is a prefix below 1 ('m' is 1e-3, 'M' is 1e6); "
+                f"write a {noun} such as {example!r}"
+            )
         if not in_range(float(quantity) * factors[unit]):
             raise UnitError(
                 f"{at} is out of range ({SMALLEST:g} to {LARGEST:g} {si_unit}); use a {noun} such as {example!r}"
@@ -121,7 +135,26 @@ def parse(text: str, dimension: str, where: str = "") -> float:
     for other, (_, other_factors, _) in DIMENSIONS.items():
         if unit in other_factors:
             raise UnitError(f"{at} is a {_NOUN.get(other, other)}, not a {noun}; write it like {example!r}")
-    raise UnitError(f"{at} has the unknown unit {written!r}; write a {noun} such as {example!r}")
+    hint = _hint(written, dimension)
+    raise UnitError(f"{at} has the unknown unit {written!r}{hint}; write a {noun} such as {example!r}")
+
+
+def _hint(written: str, dimension: str) -> str:
+    """Return " (did you mean ...?)" for a unit with other letters, a plural or another abbreviation, else ""."""
+    known = [(prefix + unit, prefix + unit) for unit in DIMENSIONS[dimension][1] for prefix in _PREFIXES]
+    if dimension == "bytes":  # "1 Gb" may be either
+        known += [(f"{prefix}b", f"{prefix}bit") for prefix in _PREFIXES]
+    near: dict[float, str] = {}  # one unit of each size
+    for spelling, unit in known:
+        if _plain(spelling) == _plain(written):
+            near.setdefault(parse(f"1 {unit}", dimension), unit)
+    return f" (did you mean {' or '.join(map(repr, near.values()))}?)" if near else ""
+
+
+def _plain(unit: str) -> str:
+    """Return a unit in lower case, without plurals, and with one abbreviation for seconds and one for hours."""
+    words = re.sub(r"(?<=[a-z]{2})s\b", "", unit.lower())
+    return re.sub(r"\bhr\b|\bhour\b", "h", re.sub(r"\bsec\b|\bsecond\b", "s", words))
 
 
 def si(value: float | str, dimension: str) -> float:

@@ -16,7 +16,8 @@ from draws import slow
 
 import ddlsim
 from ddlsim.errors import ConfigError
-from ddlsim.output_files import check_place, replacing, write_text
+from ddlsim.measure import save_measurements
+from ddlsim.output_files import check_place, check_suffix, replacing, write_text
 
 PACKAGE = Path(ddlsim.__file__).parent
 
@@ -25,6 +26,30 @@ def test_a_file_is_written_and_nothing_lies_beside_it(tmp_path):
     write_text(tmp_path / "new.txt", "höhe\n")
     assert (tmp_path / "new.txt").read_bytes() == "höhe\n".encode()
     assert os.listdir(tmp_path) == ["new.txt"]
+
+
+@pytest.mark.parametrize(
+    "save",
+    [
+        lambda path: ddlsim.load_device("v100").save(path),
+        lambda path: ddlsim.load_stack("megatron").save(path),
+        lambda path: ddlsim.Experiment("office-1gbe").save(path),
+        lambda path: ddlsim.load_cluster("office-1gbe").save(path),
+        lambda path: save_measurements([], path),
+    ],
+    ids=["device", "stack", "experiment", "cluster", "measurements"],
+)
+def test_names_that_could_not_be_read_again_are_refused(save, tmp_path):
+    for name in ("file.txt", "file"):
+        with pytest.raises(ConfigError, match=rf"{name}: cannot write '.*' files; use \."):
+            save(tmp_path / name)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_what_is_no_file_may_have_any_name(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    check_suffix(tmp_path / "pipe", ".toml")
 
 
 def test_who_looks_meanwhile_sees_the_old_file(tmp_path):

@@ -2,8 +2,11 @@
 
 import pytest
 
+import ddlsim
 from ddlsim.errors import ConfigError, shown
+from ddlsim.measure import read_measurements
 from ddlsim.plain import decoded, parse_json, parse_toml, read_bytes
+from ddlsim.validation import read_runs
 
 HUGE = "9" * 5000
 
@@ -77,3 +80,23 @@ def test_messages_are_one_readable_line():
     assert len(text) < 1300
     assert text.startswith("f: x = 999")
     assert text.endswith("the end")
+
+
+@pytest.mark.parametrize("separator", [";", "\t"], ids=["semicolons", "tabs"])
+@pytest.mark.parametrize(
+    ("head", "read"),
+    [
+        ("experiment,operation,n_ranks,n_hosts,nbytes,median_s", read_measurements),
+        ("workers,batch_size,step_time (ms)", read_runs),
+        ("name,shape", ddlsim.load_model),
+        ("time_s,host", lambda path: ddlsim.Failures(trace=path).recorded),
+        ("time_s,rate", lambda path: ddlsim.Background("h0", "h1", trace=path)),
+    ],
+    ids=["measurements", "runs", "tensors", "failures", "traffic"],
+)
+def test_columns_are_separated_by_commas(head, separator, read, tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text(f"{head}\n{head}\n".replace(",", separator))
+    name = {";": "semicolons", "\t": "tabs"}[separator]
+    with pytest.raises(ConfigError, match=rf"t.csv.*columns are separated by {name}; separate them by commas"):
+        read(path)

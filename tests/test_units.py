@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlsim.errors import ConfigError, DdlsimError, UnitError, unknown_name
-from ddlsim.units import DIMENSIONS, parse
+from ddlsim.units import DIMENSIONS, parse, quantity_text
 
 
 @pytest.mark.parametrize(
@@ -35,6 +35,9 @@ from ddlsim.units import DIMENSIONS, parse
         ("15.7 TFLOP/s", "flops", 15.7e12),
         ("300 images/s", "rate", 300.0),
         ("300 W", "power", 300.0),
+        ("5 /s", "rate", 5.0),
+        ("2.5e3 1/s", "rate", 2500.0),
+        ("300 mW", "power", 0.3),
     ],
 )
 def test_parse(text, dimension, value):
@@ -48,6 +51,12 @@ def test_ten_microseconds_are_exact():
 @pytest.mark.parametrize("dimension", DIMENSIONS)
 def test_the_example_in_the_error_message_is_valid(dimension):
     assert parse(DIMENSIONS[dimension][2], dimension) > 0
+
+
+@pytest.mark.parametrize("dimension", DIMENSIONS)
+@pytest.mark.parametrize("number", [300.0, 0.1, 1 / 3, 1e-9, 0.0, 1e30])
+def test_a_number_survives_the_way_through_text(number, dimension):
+    assert parse(quantity_text(number, dimension), dimension) == number
 
 
 @given(st.floats(1e-3, 1e3))
@@ -70,6 +79,17 @@ def test_a_bit_is_an_eighth_of_a_byte(number):
         ("inf s", "time", ["'inf s'", "10 us"]),
         ("nan s", "time", ["'nan s'", "10 us"]),
         ("1e999999999 s", "time", ["not finite"]),
+        ("1,5 ms", "time", ["'1,5 ms' contains a comma", "a point"]),
+        ("1,000 Mbit/s", "bandwidth", ["contains a comma", "without a separator"]),
+        ("100 mbit/s", "bandwidth", ["'m' before 'bit/s' is a prefix below 1", "'M' is 1e6", "25 Gbit/s"]),
+        ("25 mB", "bytes", ["'m' before 'B' is a prefix below 1", "100 MB"]),
+        ("10 uFLOP/s", "flops", ["'u' before 'FLOP/s' is a prefix below 1"]),
+        ("10 Gbits/s", "bandwidth", ["unknown unit 'Gbits/s' (did you mean 'Gbit/s'?)"]),
+        ("10 gb/s", "bandwidth", ["(did you mean 'Gb/s' or 'GB/s'?)"]),
+        ("1 Gb", "bytes", ["(did you mean 'GB' or 'Gbit'?)"]),
+        ("3 hrs", "time", ["(did you mean 'h'?)"]),
+        ("3 USD/hour", "price", ["(did you mean 'USD/h'?)"]),
+        ("1 month", "time", ["unknown unit 'month'; write"]),
     ],
 )
 def test_what_is_wrong_and_what_to_write(text, dimension, words):

@@ -31,7 +31,9 @@ def validate(
     ],
     model: Model = None,
     fit_on: Annotated[str | None, opt('Fit to the runs that satisfy this condition, such as "workers <= 4".')] = None,
-    fit: Annotated[str, opt("Quantities to fit: compute, network, or both.")] = "compute,network",
+    fit: Annotated[
+        str | None, opt("Quantities to fit with --fit-on: compute, network, or both (default: compute,network).")
+    ] = None,
     tolerance: Annotated[
         str | None, opt("Exit with code 1 if the mean error of held-out runs exceeds this share, such as 10%.")
     ] = None,
@@ -50,7 +52,9 @@ def validate(
     limit = None if tolerance is None else _share(tolerance)
     from ddlsim.validation import validate as compare
 
-    quantities = [name.strip() for name in fit.split(",") if name.strip()]
+    if fit is not None and fit_on is None:
+        raise ConfigError(f'--fit {fit} has no effect without --fit-on; add --fit-on "workers <= 4", for example')
+    quantities = ("compute", "network") if fit is None else [name.strip() for name in fit.split(",") if name.strip()]
     found = compare(runs, cluster, model, fit_on=fit_on, fit=quantities)
     if as_json:
         rows = json.loads(found.table.to_json(orient="records"))
@@ -78,6 +82,8 @@ def _share(text: str) -> float:
         value = math.nan
     if rest or not (math.isfinite(value) and value > 0.0):
         raise ConfigError(f"--tolerance {text!r}: must be a positive fraction or percentage, such as 0.1 or 10%")
+    if value > 1.0 and not percent:
+        raise ConfigError(f"--tolerance {text!r}: a fraction must be at most 1; write {number}% for a percentage")
     return value
 
 

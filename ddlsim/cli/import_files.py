@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -69,7 +70,8 @@ def import_file(
 
     if device is not None:
         ddlsim.load_device(device)  # otherwise the first run would be the one to report an unknown name
-    chosen = kind or detect_kind(file)
+    all_ranks = file.suffix == ".et" and not os.path.exists(file)  # step.et: step.0.et, step.1.et, ...
+    chosen = kind or ("chakra" if all_ranks else detect_kind(file))
     said: dict[str, object] = {"operation": operation, "n_ranks": ranks, "bandwidth": bandwidth, "latency": latency}
     said |= {"device": device, "n_hosts": hosts if chosen in MACHINES else None}
     said |= {"ignore_unknown": ignore_unknown or None, **dict(_fact(text) for text in facts or [])}
@@ -83,6 +85,8 @@ def import_file(
         return
     if isinstance(content, Plan):
         _refuse(file, chosen, {"--model": model, "--hosts": hosts})
+        if out is not None and out.suffix != ".et":
+            raise ConfigError(f"--out {out}: a plan is written as Chakra traces; choose a name that ends in .et")
         typer.echo(shown(str(content)))
         write_file(out, content.to_chakra)
         return
@@ -126,6 +130,10 @@ def _measurements(
     file: Path, timings: Sequence[Timing], hosts: int | None, model: str | None, out: Path | None
 ) -> None:
     """Tell the rows, and write those that the table of measurements has a place for."""
+    if model is not None and not any(row.operation == "step" for row in timings):
+        raise ConfigError(f"--model has no effect, because {file} contains no training steps; leave --model out")
+    if hosts is not None and timings and all(row.n_hosts for row in timings):
+        raise ConfigError(f"--hosts has no effect, because {file} contains the number of machines; leave --hosts out")
     for (operation, n_ranks), n in Counter((row.operation, row.n_ranks) for row in timings).items():
         typer.echo(shown(f"{n} rows of {operation}" + (f" among {n_ranks} ranks" if n_ranks else "")))
     if out is None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import typer
 
-from ddlsim.errors import ConfigError
+from ddlsim.errors import ConfigError, listed
 from ddlsim.extras import check_installed
 from ddlsim.output_files import check_place
 from ddlsim.printable import shown
@@ -43,16 +43,20 @@ def check_picture(path: Path | None) -> None:
 
 
 def write_file(path: Path | None, write: Callable[[Path], object]) -> None:
-    """Call `write` with the path, if there is one, and say so on stderr; what cannot be written is a ConfigError."""
+    """Call `write` with the path, if there is one, and say so on stderr; what cannot be written is a ConfigError.
+
+    If `write` returns a list, it is that of the files it wrote; otherwise it wrote `path`.
+    """
     if path is None:
         return
     try:
-        write(path)
+        result = write(path)
     except ConfigError:  # says itself what is wrong
         raise
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be written: {error}") from None
-    typer.echo(shown(f"wrote {path}"), err=True)
+    files = result if isinstance(result, list) and all(isinstance(each, Path) for each in result) else [path]
+    typer.echo(shown(f"wrote {listed(files)}"), err=True)
 
 
 def print_table(rows: Sequence[dict[str, object]], as_json: bool) -> None:

@@ -100,11 +100,13 @@ def run(
     chosen |= given(device=device, strategy=made, optimizer=optimizer, stack=stack, flash=flash, seed=seed)
     if _has(what, {"jobs", "arrivals"}):
         others = given(trace=trace, plot_cluster=plot_cluster, plot_learning=plot_learning, write=write_to)
-        others |= given(save=save, resume=resume, stability=stability or None)
+        others |= given(save=save, resume=resume, stability=stability or None, trace_whole=trace_whole or None)
         _run_jobs(what, allow_code, as_json, bottleneck, timeline, chosen | others)
         return
     experiment = _experiment(what, allow_code, chosen)
     _check_training(experiment, {"--plot-learning": plot_learning, "--save": save, "--resume": resume})
+    if steps is not None and experiment.training is not None:
+        raise ConfigError("--steps has no effect on a training run; set epochs or updates in its [training] table")
     write_file(write_to, experiment.save)  # before the run: what text cannot say is known at once
     check_folder(trace)
     if trace_whole and trace is None:
@@ -138,9 +140,9 @@ def _run_jobs(
     """Simulate a file of jobs, and each job separately if the slow-downs are wanted."""
     for option in others:
         name = option.replace("_", "-")
-        raise ConfigError(
-            f"--{name} has no effect on {what}, which describes several jobs; set it in the experiment of each job"
-        )
+        is_field = any(field.name == option for field in dataclasses.fields(ddlsim.Experiment))
+        remedy = "set it in the experiment of each job" if is_field else f"leave --{name} out"
+        raise ConfigError(f"--{name} has no effect on {what}, which describes several jobs; {remedy}")
     check_picture(timeline)
     jobs = ddlsim.load_jobs(what, allow_code=allow_code).simulate(timeline=timeline is not None)
     if bottleneck and not jobs.interrupted:

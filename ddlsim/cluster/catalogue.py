@@ -49,7 +49,7 @@ def load_cluster(source: ClusterLike) -> Cluster:
     bundled = bundled_files("topologies")
     if stem in bundled:
         return _load_bundled(bundled[stem], tuple(settings), os.stat(bundled[stem]).st_mtime_ns)
-    if path.suffix or len(path.parts) != 1:  # no bundled cluster has a name like that
+    if path.suffix or len(path.parts) > 1:  # no bundled cluster has a name like that
         raise ConfigError(f"{path}: no such file; use a path or a bundled cluster (see: ddlsim topologies)")
     raise unknown_name("cluster", stem, bundled)
 

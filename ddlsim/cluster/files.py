@@ -21,6 +21,7 @@ import networkx as nx
 
 from ddlsim import plain
 from ddlsim.arguments import Count, Density, Rule, checked, integer, one_of, quantity
+from ddlsim.bundled import relative_name
 from ddlsim.cluster import calibration_table
 from ddlsim.cluster.calibration_table import CalibrationTable
 from ddlsim.cluster.cluster import Cluster
@@ -273,10 +274,12 @@ def read_cluster(path: Path, text: str, settings: Sequence[str] = ()) -> Cluster
     readers = {".json": _read_json, ".graphml": _read_graphml}
     try:
         if path.suffix == ".toml":
-            return _with_device_files(_read_toml(path.stem, text, settings), path.parent)
-        if settings:
+            cluster = _read_toml(path.stem, text, settings)
+        elif settings:
             raise ConfigError(f"+{settings[0]}: only keys of .toml files with [generator] can be overridden")
-        return readers[path.suffix](path.stem, text)
+        else:
+            cluster = readers[path.suffix](path.stem, text)
+        return _with_device_files(cluster, path.parent)
     except ConfigError as error:
         raise type(error)(f"{path}: {error}") from None
     except RecursionError:
@@ -293,9 +296,22 @@ def _with_device_files(cluster: Cluster, folder: Path) -> Cluster:
     )
 
 
+def in_folder(cluster: Cluster, folder: Path) -> Cluster:
+    """Return the cluster with the paths of device files as a file in `folder` names them."""
+    names = {name: relative_name(name, folder) for name in set(cluster.device_of) if name and name.endswith(".toml")}
+    if all(name == relative for name, relative in names.items()):
+        return cluster
+    return dataclasses.replace(
+        cluster, device_of=tuple(None if name is None else names.get(name, name) for name in cluster.device_of)
+    )
+
+
 def write_cluster(cluster: Cluster, path: Path) -> None:
-    """Write the cluster as TOML, node-link JSON (``.json``) or GraphML (``.graphml``), by the suffix of `path`."""
-    graph = to_graph(cluster)
+    """Write the cluster as TOML, node-link JSON (``.json``) or GraphML (``.graphml``), by the suffix of `path`.
+
+    The file names device files relative to its own folder.
+    """
+    graph = to_graph(in_folder(cluster, path.parent))
     if path.suffix == ".toml":
         write_text(path, cluster_toml(graph, cluster.name, cluster.calibration))
     elif path.suffix == ".json":

@@ -100,6 +100,8 @@ _MARKS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("astra", re.compile(r"^topology\s*:.*^npus_count\s*:|^npus_count\s*:.*^topology\s*:", re.MULTILINE | re.DOTALL)),
 )
 _LOOK = 2**24  # characters
+#: the table that :func:`ddlsim.measure.save_measurements` writes, and its required columns in any order
+_MEASURED = re.compile(r"(?:#.*\n)*(?=.*\bexperiment\b)(?=.*\boperation\b)(?=.*\bn_ranks\b)(?=.*\bmedian_s\b).*,")
 #: what else lies on clusters: (mark, what it is, what to read instead)
 _OTHERS: tuple[tuple[re.Pattern[str], str, str], ...] = (
     (re.compile(r"^\s*(?:graph|Creator)\s.*\n*(?:.*\n){0,60}\s*node\s*\[", re.MULTILINE), "GML", "save it as GraphML"),
@@ -143,6 +145,12 @@ def _kind(source: SourceText) -> str:
             raise source.error(None, f"seems to be {what}, which has no reader; {remedy}")
     if not source.text.strip():
         raise source.error(None, "is empty; is it the right file?")
+    if _MEASURED.match(beginning):
+        raise source.error(
+            None, "is already a table of measurements; pass it to ddlsim calibrate, or read it with read_measurements"
+        )
+    if str(source.path).endswith(".toml"):
+        raise source.error(None, "is a TOML file, ddlsim's own format; use it directly, as in ddlsim run FILE")
     from ddlsim.imports.throughput import is_throughput_table
 
     if is_throughput_table(source):
@@ -214,6 +222,18 @@ def read_topology(path: str | Path, facts: Mapping[str, object] | None = None) -
     if kind not in TOPOLOGIES:
         kinds = listed(["toml", "json", *TOPOLOGIES])
         raise ConfigError(f"{path}: a {kind} file does not describe a topology; use one of {kinds}")
-    cluster = read_any(path, kind=kind, facts=facts)
+    try:
+        cluster = read_any(path, kind=kind, facts=facts)
+    except ConfigError as error:  # its hints are options of ddlsim import
+        raise type(error)(_OPTION.sub(_appended, str(error))) from None
     assert isinstance(cluster, Cluster)
     return cluster
+
+
+_OPTION = re.compile(r"\(--(?:set )?(\w[\w-]*)(?:=[^)]*)?\)")
+
+
+def _appended(option: re.Match[str]) -> str:
+    """Return what to append to the path of a topology in place of an option of ``ddlsim import``."""
+    name = option[1].replace("-", "_")
+    return f"(append +{name}={'true' if name in ('ignore_unknown', 'virtual_nics') else '...'} to the path)"

@@ -17,6 +17,7 @@ from pathlib import Path
 from ddlsim.errors import ConfigError, shown
 from ddlsim.imports.json_values import Node
 from ddlsim.imports.text import SourceText
+from ddlsim.plain import check_separator
 from ddlsim.workload.layer_rules import MAX_DIMS, MAX_PARAMETERS
 from ddlsim.workload.model import Layer, Model
 from ddlsim.workload.precision import FP32_NBYTES
@@ -29,12 +30,14 @@ _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 def is_csv(source: SourceText) -> bool:
     """Return whether a text is a table with columns name and shape."""
     head = next(csv.reader(io.StringIO(source.text.lstrip()[:10_000], newline=None)), [])
-    return {"name", "shape"} <= {word.strip().lower() for word in head}
+    words = re.split(r"[;\t]", head[0]) if len(head) == 1 else head
+    return {"name", "shape"} <= {word.strip().lower() for word in words}
 
 
 def read_csv(source: SourceText) -> Model:
     """Return the model of a CSV file; a shape is written like ``64x3x7x7`` or ``[64, 3, 7, 7]``."""
     rows = csv.DictReader(io.StringIO(source.text.lstrip(), newline=None))
+    check_separator(rows.fieldnames or (), str(source.path))
     rows.fieldnames = [word.strip().lower() for word in rows.fieldnames or ()]
     try:
         return _model((Node(dict(row), f"{source.path}:{rows.line_num}: ") for row in rows), source.path)

@@ -20,6 +20,9 @@ _RATES = re.compile(
     r"throughput|speed|(?:total)?(?:images|imgs?|samples|sequences|examples|tokens)(?:/|per)(?:s|sec|second)"
 )
 _UNITS = re.compile(r"\((?:images|imgs?|samples|sequences|tokens)?/?\w*\)")
+#: columns of numbers that are no series of throughputs: labels, and columns of other quantities
+_LABELS = re.compile(r"(?:n|num)?(?:nodes|hosts|machines|servers)|seed|run|repetition")
+_OTHERS = re.compile(r".*(?:seconds|time|latency|duration|bytes|size|bandwidth|busbw|algbw)|s|ms|us")
 _NOTHING = ("", "-", "nan", "n/a", "oom")
 
 
@@ -71,7 +74,14 @@ def read_throughput(path: str | Path, *, batch_size: Count | None = None) -> tup
     if batches and batch_size is not None:
         raise source.error(head_line, f"the table has the column {heading[batches[0]]!r}; remove batch_size")
     rates = [i for i, name in enumerate(plain) if _RATES.fullmatch(name)]
-    others = [i for i in range(len(heading)) if i not in (*ranks, *batches)]
+    others = [i for i, name in enumerate(plain) if i not in (*ranks, *batches) and not _LABELS.fullmatch(name)]
+    for i in others if not rates else ():
+        if _OTHERS.fullmatch(plain[i]):
+            raise source.error(
+                head_line,
+                f"the column {heading[i]!r} is not a throughput; name the column of throughputs, such as 'images/s', "
+                "or write times as a table of measurements",
+            )
     series = rates or [i for i in others if any(_is_number(cells[i]) for _, cells in rows if len(cells) > i)]
     labels = [i for i in range(len(heading)) if i not in (*ranks, *batches, *series)]
     found, left_out = list[Timing](), LeftOut()

@@ -14,8 +14,8 @@ from typing import TextIO
 from ddlsim.arguments import checked
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.measure.table import Measurement
-from ddlsim.output_files import cannot_be_written, guarded, unguarded, write_text
-from ddlsim.plain import decoded, read_bytes
+from ddlsim.output_files import cannot_be_written, check_suffix, guarded, unguarded, write_text
+from ddlsim.plain import check_separator, decoded, read_bytes
 from ddlsim.schema import PLAIN
 
 COLUMNS = tuple(field.name for field in fields(Measurement))
@@ -70,6 +70,7 @@ def _csv_rows(file: TextIO, path: Path) -> Rows:
 
 
 def _checked_header(names: list[str], where: str) -> list[str]:
+    check_separator(names, where)
     for name in names:
         if name not in COLUMNS:
             raise unknown_name("column", name, COLUMNS, where)
@@ -144,6 +145,7 @@ def append(path: Path, row: Measurement) -> None:
 @checked
 def save_measurements(rows: Sequence[Measurement], path: str | Path) -> None:
     """Write measurements to a ``.csv`` file for :func:`read_measurements`, replacing an existing file."""
+    check_suffix(path, ".csv")
     lines = (_line([asdict(row)[name] for name in COLUMNS]) for row in rows)
     write_text(Path(path), _line(list(COLUMNS)) + "".join(lines))
 

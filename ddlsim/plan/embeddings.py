@@ -59,7 +59,9 @@ def embeddings(
     layers = each[0].model.layers
     tables = [i for i, layer in enumerate(layers) if layer.type == "embedding_bag"]
     if not tables:
-        raise ConfigError(f"plan: model {each[0].model.name!r} has no embedding_bag layer; use data_parallel")
+        raise ConfigError(
+            f"plan: model {each[0].model.name!r} has no embedding_bag layer; use data parallelism, such as AllReduce()"
+        )
     if bottom_rank is not None and not tables[0]:
         name = each[0].model.name
         raise ConfigError(

@@ -40,7 +40,9 @@ def experts(
     model, n = each[0].model, len(each)
     sent = experts_in(model)
     if not sent:
-        raise ConfigError(f"plan: model {model.name!r} has no mixture_of_experts layer; use data_parallel")
+        raise ConfigError(
+            f"plan: model {model.name!r} has no mixture_of_experts layer; use data parallelism, such as AllReduce()"
+        )
     if degree < 1 or n % degree:
         fit = [w for w in range(1, n + 1) if n % w == 0]
         raise ConfigError(f"plan: degree = {degree}: must divide the number of ranks, {n}; use one of {listed(fit)}")

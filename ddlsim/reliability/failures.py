@@ -19,6 +19,7 @@ from ddlsim.cluster import Cluster
 from ddlsim.cluster.cluster import Floats
 from ddlsim.cluster.machines import machines_of, ranks_of_parts
 from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.plain import check_separator
 from ddlsim.reliability.faults import recurring
 from ddlsim.units import si
 
@@ -39,6 +40,7 @@ def read_rows(
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
             there = reader.fieldnames or ()
+            check_separator(there, str(path))
             if missing := [name for name in needed if name not in there]:
                 raise ConfigError(f"{path}: column {missing[0]!r} is missing; {what} needs {' and '.join(needed)}")
             if only and (unknown := [name for name in there if name not in columns]):

@@ -28,7 +28,7 @@ from ddlsim.compression.choice import compression_of
 from ddlsim.compression.contract import AnyCompressor
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Training
-from ddlsim.output_files import write_text
+from ddlsim.output_files import check_suffix, write_text
 from ddlsim.reliability import (
     Background,
     Checkpoints,
@@ -300,14 +300,17 @@ class Experiment:
         """Return the experiment with some fields changed."""
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
 
-    def to_toml(self) -> str:
+    def to_toml(self, folder: Path | None = None) -> str:
         """Return the experiment as the text of a TOML file for :func:`ddlsim.load_experiment`.
+
+        folder  folder of the file. It names the files of clusters, models, devices and data relative to this folder;
+                None: as the experiment names them
 
         Raises ConfigError for anything that files cannot express: cluster and model objects, and user-defined parts.
         """
         from ddlsim.run.files import SCHEMA
 
-        return to_toml(SCHEMA.table(self))
+        return to_toml(SCHEMA.table(self, folder=folder))
 
     def to_python(self) -> str:
         """Return a Python program that creates and runs this experiment.
@@ -321,9 +324,16 @@ class Experiment:
 
     @checked
     def save(self, path: str | Path) -> None:
-        """Write the experiment to `path`, as a Python program if the name ends in .py, otherwise as a TOML file."""
+        """Write the experiment to `path`, as a Python program (``.py``) or as a TOML file (``.toml``).
+
+        A TOML file names other files relative to its own folder. A program names them as the experiment does, so
+        relative paths in it start from the working directory.
+
+        Raises ConfigError for any other suffix, and in the same cases as :meth:`to_toml`.
+        """
         path = Path(path)
-        write_text(path, self.to_python() if path.suffix == ".py" else self.to_toml())
+        check_suffix(path, ".toml", ".py")
+        write_text(path, self.to_python() if path.suffix == ".py" else self.to_toml(path.parent))
 
     def manifest(self) -> dict[str, object]:
         """Return all fields as plain values, for printing and storing."""

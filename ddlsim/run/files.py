@@ -123,12 +123,6 @@ COMPRESSORS: Names = {
     "threshold": compression.Threshold,
     "top-k": compression.TopK,
 }
-#: keys that tell other files -> what these are, and where they go
-_OTHER_FILES = {
-    "layers": "a model; use ddlsim run CLUSTER --model FILE",
-    "vary": "a study; run it with ddlsim sweep FILE",
-    "jobs": "several jobs; run them with ddlsim run FILE, or ddlsim.load_jobs",
-}
 
 
 @checked
@@ -186,9 +180,6 @@ def read_experiment(value: object, where: str, source: Source = UNTRUSTED) -> Ex
         path = Path(value) if source.folder is None else source.folder / value
         return load_experiment(path, allow_code=source.allow_code)
     table = with_cluster(cast("Mapping[str, object]", value))
-    for key, remedy in _OTHER_FILES.items():
-        if key in table:
-            raise ConfigError(f"{where}: the key {key!r} does not belong to an experiment file, but to {remedy}")
     arguments = SCHEMA.arguments(Experiment, table, where, source, ": ")
     for name in ("model", "time_model"):  # may have layers of the user's
         if source.allow_code and isinstance(arguments.get(name), Path):

@@ -46,6 +46,13 @@ class Range:
 
     def __post_init__(self) -> None:
         low, high = _si(self.low), _si(self.high)
+        if isinstance(self.low, str) and isinstance(self.high, str):
+            kinds = _dimension(self.low), _dimension(self.high)
+            if kinds[0] != kinds[1]:
+                raise ConfigError(
+                    f"Range({shown(self.low)}, {shown(self.high)}): low is a quantity of {kinds[0]}, but high of "
+                    f"{kinds[1]}; use units of the same kind"
+                )
         if not (math.isfinite(low) and math.isfinite(high) and low < high):
             raise ConfigError(f"Range({shown(self.low)}, {shown(self.high)}): low must be below high, and both finite")
         if self.log and low <= 0.0:
@@ -179,15 +186,19 @@ def _unit(text: str) -> tuple[str, float]:
     return unit, _si(f"1 {unit}")
 
 
-def _si(value: float | str) -> float:
-    """Return a number, or the SI value of a text in whatever unit it has."""
-    if not isinstance(value, str):
-        return float(value)
+def _dimension(text: str) -> str:
+    """Return the dimension of a text with a unit."""
     for dimension in DIMENSIONS:
         try:
-            return parse(value, dimension)
+            parse(text, dimension)
         except UnitError:
             continue
+        return dimension
     raise UnitError(
-        f"Range: {shown(value)} is not a number with a known unit; use a value such as '25 Gbit/s' or '10 us'"
+        f"Range: {shown(text)} is not a number with a known unit; use a value such as '25 Gbit/s' or '10 us'"
     )
+
+
+def _si(value: float | str) -> float:
+    """Return a number, or the SI value of a text in whatever unit it has."""
+    return parse(value, _dimension(value)) if isinstance(value, str) else float(value)

@@ -33,11 +33,11 @@ from pathlib import Path
 from typing import Any
 
 from ddlsim.arguments import checked
-from ddlsim.errors import ConfigError, DdlsimError, shown, unknown_name
+from ddlsim.errors import ConfigError, DdlsimError, shown
 from ddlsim.plain import read_toml
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.files import SCHEMA
-from ddlsim.schema import Source, required
+from ddlsim.schema import Source, required, unknown_key
 from ddlsim.study.designs import Range, paths_of
 from ddlsim.study.study import Study
 
@@ -61,8 +61,9 @@ def load_study(source: str | Path, *, allow_code: bool = False) -> Study:
     varied = table.pop("vary", None)
     if not isinstance(varied, Mapping):
         known = SCHEMA.arguments_of(Study)
-        for name in table.keys() - known:
-            raise unknown_name("key", name, known, str(path))
+        for name in table:
+            if name not in known:
+                raise unknown_key(name, known, str(path), table)
         if varied is None:
             raise ConfigError(f"{path}: the key 'vary' is missing; add a table [vary]")
         raise ConfigError(f"{path}: vary = {shown(varied)}: must be a table of fields and their values")

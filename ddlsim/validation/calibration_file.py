@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -13,7 +14,7 @@ import numpy as np
 
 import ddlsim
 from ddlsim.arguments import checked
-from ddlsim.bundled import bundled_files
+from ddlsim.bundled import bundled_files, relative_name
 from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.cluster.calibrated import PARAMETERS
 from ddlsim.cluster.calibration_table import (
@@ -26,9 +27,9 @@ from ddlsim.cluster.calibration_table import (
     ResidualTable,
     value_of,
 )
-from ddlsim.cluster.files import MARK, cluster_toml
+from ddlsim.cluster.files import MARK, cluster_toml, in_folder
 from ddlsim.errors import ConfigError, unknown_name
-from ddlsim.output_files import write_text
+from ddlsim.output_files import check_suffix, write_text
 from ddlsim.plain import decoded, parse_toml, read_bytes
 from ddlsim.schema import PLAIN, to_toml, toml_value
 from ddlsim.units import quantity_text
@@ -52,6 +53,7 @@ def write_calibration(calibration: Calibration, path: Path, source: str | Path) 
     TOML files stay as they are otherwise; other files and names with options are written out as TOML.
     Raises ConfigError if the cluster has a `[calibration]` that was not written here.
     """
+    check_suffix(path, ".toml")
     bundled = bundled_files("topologies")
     origin = Path(source) if os.path.isfile(source) else bundled.get(str(source), Path(source))
     if origin.suffix == ".toml" and not os.path.exists(origin):
@@ -60,17 +62,29 @@ def write_calibration(calibration: Calibration, path: Path, source: str | Path) 
         text = decoded(read_bytes(origin), str(source))
     else:  # a name with options, or a file of another kind
         loaded = load_cluster(source)
-        text = cluster_toml(loaded.to_graph(), loaded.name, None)
+        text = cluster_toml(in_folder(loaded, path.parent).to_graph(), loaded.name, None)
     text = text.partition(MARK)[0].rstrip()
     table = parse_toml(text, str(source))
     if "calibration" in table:
         raise ConfigError(
             f"{source}: contains a [calibration] table that was not written by ddlsim calibrate; remove the table"
         )
+    if origin.suffix == ".toml":
+        text = _moved(text, table, origin.parent, path.parent)
     if "name" not in table:  # the name is that of the file, which changes
         text = f"name = {toml_value(calibration.cluster.name)}\n{text}"
     written = to_toml({"calibration": PLAIN.table(_table(calibration))}).lstrip()
     write_text(path, "\n".join([text, "", MARK, written]))
+
+
+def _moved(text: str, table: Mapping[str, Any], old: Path, new: Path) -> str:
+    """Return the text of a cluster file in the folder `old` for one in `new`: with its paths of device files."""
+    hosts = [table.get("host"), *(each for key in ("hosts", "nodes") for each in table.get(key, ()))]
+    for name in {str(host["device"]) for host in hosts if isinstance(host, Mapping) and "device" in host}:
+        if name.endswith(".toml") and not os.path.isabs(name) and (old / name).is_file():
+            there = toml_value(relative_name(old / name, new)).replace("\\", r"\\")
+            text = re.sub(rf"""(\bdevice\s*=\s*)(["']){re.escape(name)}\2""", rf"\g<1>{there}", text)
+    return text
 
 
 def attached(calibration: Calibration) -> Calibration:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ddlsim.arguments import Count, Positive, checked
 from ddlsim.errors import ConfigError, shown, unknown_name
-from ddlsim.plain import decoded, read_bytes
+from ddlsim.plain import check_separator, decoded, read_bytes
 from ddlsim.run.files import strategy_of
 from ddlsim.schema import refuse_code
 from ddlsim.strategies import contract
@@ -115,6 +115,7 @@ def read_runs(path: str | Path, *, allow_code: bool = False) -> list[MeasuredRun
 
 def _columns(head: list[str], place: str) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
+    check_separator(head, place)
     for text in head:
         match = _HEAD.fullmatch(text)
         if match is None or match[1] not in COLUMNS:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 
 from ddlsim.arguments import Count, Density, NotNegative, Positive, checked, quantity
 from ddlsim.errors import ConfigError, unknown_name
-from ddlsim.output_files import write_text
+from ddlsim.output_files import check_suffix, write_text
 from ddlsim.plain import read_toml
 from ddlsim.schema import PLAIN, UNIMPORTED, to_toml
 from ddlsim.workload.precision import product_type
@@ -156,6 +156,7 @@ class Device:
 
     def save(self, path: str | Path) -> None:
         """Write the device to a TOML file that :func:`load_device` can read."""
+        check_suffix(path, ".toml")
         write_text(path, to_toml(PLAIN.unstructure(self, annotation=Device)))
 
 

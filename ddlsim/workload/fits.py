@@ -199,8 +199,7 @@ def fits(
     holding = Holding(optimizer, None, zero, shards, tensor, sequence, recompute, offload=offload, workspace=workspace)
     software, batches = None if stack is None else load_stack(stack), (pipeline, micro_batches, interleave)
     case = _Case(network, precision, batch_size, *batches, holding, machine, software, flash, gradient_dtype)
-    if interleave > 1 and pipeline == 1:
-        raise ConfigError(f"interleave = {interleave}: requires pipeline parallelism; set pipeline=2 or more")
+    _check_effects(case)
     memory = case.memory()
     question = f"{network.name} with micro-batches of {batch_size} in {precision} with {optimizer}"
     question += f" under {case.software.name}" if of_kernels else ""
@@ -208,6 +207,32 @@ def fits(
     if memory.total <= room:
         return Fit(question, machine.name, room, memory)
     return Fit(question, machine.name, room, memory, tuple(_remedies(case, memory, room)))
+
+
+def _check_effects(case: _Case) -> None:
+    """Raise ConfigError for arguments that the model, or the other arguments, leave without effect."""
+    tensor, recompute = case.holding.tensor, case.holding.recompute
+    if case.interleave > 1 and case.pipeline == 1:
+        raise ConfigError(f"interleave = {case.interleave}: requires pipeline parallelism; set pipeline=2 or more")
+    if case.micro_batches is not None and case.pipeline == 1:
+        raise ConfigError(
+            f"micro_batches = {case.micro_batches}: has no effect without pipeline parallelism, because micro-batches "
+            "then run one after the other; set pipeline=2 or more, or remove micro_batches"
+        )
+    if any(layer.heads for layer in case.model.layers):
+        return
+    name = case.model.name
+    if tensor > 1:
+        raise ConfigError(
+            f"tensor = {tensor}: {name} has no attention layers, which tensor parallelism needs; use tensor=1"
+        )
+    if recompute in ("selective", "operators"):
+        raise ConfigError(
+            f"recompute = {recompute!r} has no effect, because {name} has no transformer layers; use "
+            "recompute='segments'"
+        )
+    if case.flash is not None:
+        raise ConfigError(f"flash = {case.flash} has no effect, because {name} has no attention layers; remove flash")
 
 
 def _remedies(case: _Case, memory: Memory, room: float) -> Iterator[Remedy]:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from ddlsim.arguments import Count, Density, Index, NotNegative, Positive, checked, one_of, quantity
 from ddlsim.errors import ConfigError, unknown_name
-from ddlsim.output_files import write_text
+from ddlsim.output_files import check_suffix, write_text
 from ddlsim.plain import read_toml
 from ddlsim.schema import PLAIN, to_toml
 from ddlsim.workload.contention import OverlapSlowdown
@@ -116,6 +116,7 @@ class Stack:
 
     def save(self, path: str | Path) -> None:
         """Write the stack to a TOML file that :func:`load_stack` can read."""
+        check_suffix(path, ".toml")
         write_text(path, to_toml(PLAIN.unstructure(self, annotation=Stack)))
 
     @property

@@ -61,6 +61,22 @@ def test_from_a_topology_to_a_page(call, tmp_path):
     assert 60e9 < ddlsim.load_cluster("calibrated.toml").link_bandwidth.max() < 120e9
 
 
+GOAL = """num_ranks 2
+
+rank 0 {
+l1: calc 100
+l2: send 10b to 1
+l2 requires l1
+}
+
+rank 1 {
+l1: recv 10b from 0
+l2: calc 100
+l2 requires l1
+}
+"""
+
+
 def test_what_is_imported_is_what_the_file_names(call, tmp_path):
     code, _, err = call("import", "topo.txt")
     assert code == 2
@@ -102,11 +118,22 @@ def test_an_imported_cluster_is_run_by_its_file(call):
         ),
         (("ping.txt", "-o", "c.toml"), "measurements are written as a CSV table; choose a name that ends in .csv"),
         (("astra.yml", "--hosts", "2"), "--hosts has no effect, because astra.yml is astra; leave --hosts out"),
-        (("ping.txt", "-o", "c.csv", "--hosts", "1"), "none"),
+        (("ping.txt", "-o", "c.csv"), "none"),
+        (("ping.txt", "-o", "c.csv", "--hosts", "1"), "--hosts has no effect, because ping.txt contains the number of"),
+        (("ping.txt", "-o", "c.csv", "-m", "alexnet"), "--model has no effect, because ping.txt contains no training"),
+        (("own.csv",), "own.csv: is already a table of measurements; pass it to ddlsim calibrate"),
+        (("own.toml",), "own.toml: is a TOML file, ddlsim's own format; use it directly"),
+        (("goal.txt", "-o", "goal.csv"), "--out goal.csv: a plan is written as Chakra traces; choose a name that ends"),
+        (("none.et",), "none.et: no such file, and there is no none.0.et"),
+        (("times.csv",), "times.csv:1: the column 'seconds' is not a throughput"),
     ],
 )
 def test_what_cannot_be_imported_is_one_line(call, tmp_path, words, message):
     (tmp_path / "ping.txt").write_text("PING h (10.0.0.2) 56(84) bytes of data.\n64 bytes from h: time=0.3 ms\n")
+    (tmp_path / "own.csv").write_text("# mine\nexperiment,operation,n_ranks,n_hosts,nbytes,median_s\n")
+    (tmp_path / "own.toml").write_text('model = "resnet50"\nn_ranks = 2\n')
+    (tmp_path / "goal.txt").write_text(GOAL)
+    (tmp_path / "times.csv").write_text("ranks,seconds\n2,0.5\n")
     (tmp_path / "astra.yml").write_text("topology: Ring\nnpus_count: 4\nbandwidth: 50\nlatency: 500\n")
     code, _, err = call("import", *words)
     if message == "none":
@@ -114,6 +141,27 @@ def test_what_cannot_be_imported_is_one_line(call, tmp_path, words, message):
     else:
         assert (code, err.count("\n")) == (2, 1)
         assert message in err
+
+
+def test_an_imported_plan_is_read_by_the_name_it_was_written_by(call, tmp_path):
+    (tmp_path / "goal.txt").write_text(GOAL)
+    code, out, err = call("import", "goal.txt", "-o", "step.et")
+    assert (code, err) == (0, "wrote step.0.et, step.1.et\n")
+    assert sorted(path.name for path in tmp_path.glob("*.et")) == ["step.0.et", "step.1.et"]
+    for words in (("import", "step.et"), ("import", "step.0.et")):
+        again = call(*words)
+        assert again[0] == 0
+        assert again[1] == out
+
+
+def test_a_cluster_says_what_to_append_to_the_path(call):
+    """A run has no --bandwidth; the message says what it takes instead."""
+    code, _, err = call("run", "topo.txt", "-m", "digits-cnn")
+    assert code == 2
+    assert "set nvlink_bandwidth (append +bandwidth=... to the path)" in err
+    code, _, err = call("run", "topo.txt+bandwidth=25 GB/s+n_hosts=2", "-m", "digits-cnn")
+    assert code == 2
+    assert "set nic_bandwidth (append +nic_bandwidth=... to the path)" in err
 
 
 @pytest.mark.slow

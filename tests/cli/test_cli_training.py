@@ -75,6 +75,32 @@ def test_options_of_training_need_training(option):
     assert f"{option} has no effect without training" in str(error)
 
 
+def test_the_number_of_steps_has_no_effect_on_training(file):
+    error = run(file, "--steps", "3", code=1).exception
+    assert "--steps has no effect on a training run; set epochs or updates" in str(error)
+
+
+def test_a_job_without_an_experiment_is_no_background_traffic(tmp_path):
+    path = tmp_path / "jobs.toml"
+    for table, message in (
+        ('jobs = [{ model = "lenet5" }]', "jobs[0]: unknown key 'model'; known: endless, experiment, name"),
+        ('background = [{ rate = "1 Gbit/s" }]', "background[0]: key 'source' is missing"),
+    ):
+        path.write_text(f'cluster = "office-1gbe"\narrivals = "a.csv"\n{table}\n')
+        assert message in str(run(path, code=1).exception)
+
+
+def test_options_that_jobs_do_not_take(tmp_path):
+    path = tmp_path / "jobs.toml"
+    path.write_text('cluster = "office-1gbe"\njobs = [{ experiment = { model = "lenet5", workers = 2, steps = 1 } }]\n')
+    for option, remedy in (
+        (["--trace-whole"], "leave --trace-whole out"),
+        (["--steps", "3"], "set it in the experiment"),
+    ):
+        error = run(path, *option, code=1).exception
+        assert f"{option[0]} has no effect on {path}, which describes several jobs; {remedy}" in str(error)
+
+
 @pytest.mark.parametrize(("options", "words"), [
     (["-s", "softsync"], "--strategy softsync requires n; write --strategy softsync+n=..., or in an experiment file"),
     (["-s", "gossip-sgd", "--servers", "2"], "--servers has no effect with --strategy gossip-sgd; valid options: none"),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ddlsim.cluster import Cluster, MultiGpu, cluster_names, load_cluster, ring, star
 from ddlsim.errors import ConfigError
+from ddlsim.workload.devices import load_device
 
 STAR = """
 [generator]
@@ -399,7 +400,7 @@ GRAPHML = '<graphml xmlns="http://graphml.graphdrawing.org/xmlns"><graph edgedef
         (GRAPHML.format('<node id="a"/><edge source="a" target="b"/>'), ["'b'", "add the node"]),
         (
             GRAPHML.format('<node id="a"/><node id="b"/><edge source="a" target="b"/>'),
-            ["the edge has no speed", "--bandwidth"],
+            ["the edge has no speed", "+bandwidth=..."],
         ),
         (GRAPHML.format("<node/>"), ["<node>", "'id' is missing"]),
         (
@@ -454,3 +455,19 @@ def test_half_duplex_directions_must_agree():
     directed.add_edge("a", "b", bandwidth=1.0, reverse_bandwidth=2.0)
     with pytest.raises(ConfigError, match=r"reverse_bandwidth = 2\.0"):
         Cluster.from_graph(directed)
+
+
+@pytest.mark.parametrize("suffix", [".toml", ".json", ".graphml"])
+def test_saved_clusters_find_their_device_files_from_anywhere(suffix, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("in", "out", "other"):
+        (tmp_path / folder).mkdir()
+    load_device("v100").save("in/v100-lab.toml")
+    (tmp_path / "in" / "c.toml").write_text(f'{STAR}[host]\ndevice = "v100-lab.toml"\n')
+    load_cluster("in/c.toml").save(f"out/c{suffix}")
+    monkeypatch.chdir(tmp_path / "other")
+    (device,) = set(load_cluster(f"../out/c{suffix}").device_of) - {None}
+    assert (tmp_path / "other" / device).resolve() == tmp_path / "in" / "v100-lab.toml"
+    monkeypatch.chdir(tmp_path / "in")
+    load_cluster("c.toml").save(f"d{suffix}")
+    assert load_cluster(f"d{suffix}").device_of == load_cluster("c.toml").device_of

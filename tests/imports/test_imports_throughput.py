@@ -87,3 +87,18 @@ def test_a_cell_that_cannot_be_used_does_not_cost_the_others(tmp_path, old, new,
 def test_tables_one_behind_the_other(tmp_path):
     rows = read_throughput(write(tmp_path, LONG + LONG.replace("1480.5", "1500")))
     assert [round(row.throughput, 1) for row in rows] == [1480.5, 2710.0, 1500.0, 2710.0]
+
+
+def test_columns_of_machines_are_labels_and_columns_of_times_no_throughputs(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("gpus,nodes,ours,baseline\n8,1,100,50\n16,2,190,60\n")
+    rows = read_throughput(path)
+    assert [(row.n_ranks, row.throughput, row.variant) for row in rows] == [
+        (8, 100.0, "1 ours"), (8, 50.0, "1 baseline"), (16, 190.0, "2 ours"), (16, 60.0, "2 baseline"),
+    ]  # fmt: skip
+    for name in ("seconds", "step time (ms)", "nbytes", "Latency", "busbw"):
+        path.write_text(f"gpus,{name}\n8,100\n")
+        with pytest.raises(ConfigError, match=r"t.csv:1: the column .* is not a throughput"):
+            read_throughput(path)
+    path.write_text("gpus,step time (ms),images/s\n8,100,3\n")  # the throughput is named
+    assert [row.throughput for row in read_throughput(path)] == [3.0]

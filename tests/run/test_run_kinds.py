@@ -1,11 +1,14 @@
 """What the reader is told where workers have devices of several kinds, and where a file is of another kind."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import ddlsim
 from ddlsim.data import from_arrays
+from ddlsim.planner.decide import load_question
+from ddlsim.study import load_study
 
 MEASURED = ddlsim.Measured("100 ms", 8)
 NOTE = "the given compute time applies to k80 and m60 and p100 alike; set speed=[...] if they differ"
@@ -31,15 +34,49 @@ def test_one_compute_time_for_several_devices_is_noted(more: dict[str, object], 
     assert (NOTE in ddlsim.simulate(base.with_(**more)).notes) == noted
 
 
-def test_a_file_of_another_kind_is_named(tmp_path: Path) -> None:
+EXPERIMENT, STUDY = 'cluster = "office-1gbe"\nseed = 1', "[vary]"
+JOBS, MODEL, CLUSTER = "cluster = 'office-1gbe'\njobs = []", "layers = []", "[generator]"
+
+
+@pytest.mark.parametrize(
+    ("load", "text", "message"),
+    [
+        (ddlsim.load_experiment, MODEL, r"x\.toml: describes a model \(key 'layers'\); use ddlsim run CLUSTER --model"),
+        (ddlsim.load_experiment, STUDY, r"describes a study \(key 'vary'\); run it with ddlsim sweep FILE"),
+        (ddlsim.load_experiment, JOBS, r"describes several jobs \(key 'jobs'\); run them with ddlsim run FILE"),
+        (load_study, EXPERIMENT, r"describes an experiment \(key 'cluster'\); run it with ddlsim run FILE"),
+        (load_study, JOBS, "describes several jobs"),
+        (ddlsim.load_cluster, EXPERIMENT, r"x\.toml: describes an experiment \(key 'cluster'\)"),
+        (ddlsim.load_cluster, STUDY, "describes a study"),
+        (ddlsim.load_model, EXPERIMENT, "describes an experiment"),
+        (ddlsim.load_model, CLUSTER, r"describes a cluster \(key 'generator'\); use ddlsim run FILE"),
+        (ddlsim.load_device, MODEL, "describes a model"),
+        (load_question, EXPERIMENT, "describes an experiment"),
+        (ddlsim.load_jobs, STUDY, "describes a study"),
+    ],
+)
+def test_a_file_of_another_kind_is_named(
+    load: Callable[[Path], object], text: str, message: str, tmp_path: Path
+) -> None:
     path = tmp_path / "x.toml"
-    for text, message in (
-        ("layers = []", "does not belong to an experiment file, but to a model"),
-        ("[vary]", "ddlsim sweep"),
-    ):
-        path.write_text(text)
-        with pytest.raises(ddlsim.ConfigError, match=message):
-            ddlsim.load_experiment(path)
+    path.write_text(text)
+    with pytest.raises(ddlsim.ConfigError, match=message):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('strategy = "fsdp+stage=2"', r'strategy = .*: must be a table; write strategy = { type = "fsdp", stage = 2 }'),
+        ('compression = "bf16"', r'write compression = { type = "bf16" }'),
+        ('strategy = "fsdb"', "must be a strategy such as"),
+    ],
+)
+def test_the_name_of_a_type_is_no_table(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text(f'cluster = "office-1gbe"\n{text}\n')
+    with pytest.raises(ddlsim.ConfigError, match=message):
+        ddlsim.load_experiment(path)
 
 
 def test_large_parts_show_themselves_in_a_line() -> None:

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import tomllib
+from pathlib import Path
 
 import pytest
 from draws import seeds
@@ -9,9 +11,11 @@ from typer.testing import CliRunner
 from worlds_generator import world
 
 import ddlsim
+from ddlsim.bundled import relative_name
 from ddlsim.cli import app
 from ddlsim.errors import ConfigError
 from ddlsim.run.files import SCHEMA
+from ddlsim.schema import Source
 
 
 def toml_of(experiment):
@@ -78,6 +82,47 @@ def test_save_writes_a_file_or_a_program(name, tmp_path):
         program = {}
         exec(text.replace("print(result)", ""), program)
         assert program["result"].step_time == ddlsim.simulate(experiment).step_time
+
+
+def test_a_saved_file_names_other_files_from_its_own_folder(tmp_path, monkeypatch):
+    """Loaded from any working directory, it means the same files, and no others of the same names beside it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "images" / "a").mkdir(parents=True)
+    text = 'title = "x"\ninput = [1, 8, 8]\nlayers = [{ type = "flatten" }, { type = "dense", units = "$n" }]\n'
+    (tmp_path / "in" / "model.toml").write_text(text + "[parameters]\nn = 3\n")
+    (tmp_path / "out" / "model.toml").write_text(text + "[parameters]\nn = 300\n")  # which is not meant
+    ddlsim.load_device("v100").save("in/v100-lab.toml")
+    (tmp_path / "in" / "cluster.toml").write_text(
+        '[generator]\ntype = "star"\nn_hosts = 2\nbandwidth = "1 GB/s"\nlatency = "1 us"\n[host]\ndevice = "v100"\n'
+    )
+    (tmp_path / "in" / "run.toml").write_text('cluster = "cluster.toml"\nmodel = "model.toml+n=7"\n')
+    loaded = ddlsim.load_experiment("in/run.toml").with_(device="in/v100-lab.toml")
+    step_time = ddlsim.simulate(loaded).step_time
+    loaded.save("out/run.toml")
+    table = tomllib.loads((tmp_path / "out" / "run.toml").read_text())
+    assert {key: table[key] for key in ("cluster", "model", "device")} == {
+        "cluster": "../in/cluster.toml", "model": "../in/model.toml+n=7", "device": "../in/v100-lab.toml",
+    }  # fmt: skip
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    assert ddlsim.simulate(ddlsim.load_experiment("../out/run.toml")).step_time == step_time
+    monkeypatch.chdir(tmp_path)
+    for name, written in (
+        ("images/a", "../images/a"),  # a folder
+        ("office-1gbe+n_hosts=4", "office-1gbe+n_hosts=4"),
+        ("nowhere.toml", "nowhere.toml"),
+        (str(tmp_path / "in" / "model.toml"), str(tmp_path / "in" / "model.toml")),
+    ):
+        assert relative_name(name, Path("out")) == written
+    assert Source(Path("images")).found(relative_name("images/a", Path("images"))) == Path("images/a")
+
+
+def test_only_toml_and_python_are_written(tmp_path):
+    for name in ("run.json", "run"):
+        with pytest.raises(ConfigError, match="use .toml or .py"):
+            ddlsim.Experiment("office-1gbe").save(tmp_path / name)
 
 
 def test_what_text_cannot_say_is_refused():

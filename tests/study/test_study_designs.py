@@ -67,6 +67,10 @@ def test_ranges_know_units():
     wide = Range("1 us", "1 ms", log=True)
     assert [wide.at(share) for share in (0.0, 0.5, 1.0)] == ["1 us", "31.62 us", "1 ms"]
     assert Range(1e-6, 1e-4, log=True).at(0.5) == pytest.approx(1e-5)
+    with pytest.raises(ddlsim.ConfigError, match="low is a quantity of time, but high of bandwidth"):
+        Range("1 ms", "10 Gbit/s")
+    with pytest.raises(ddlsim.ConfigError, match="'1,5 ms' is not a number"):
+        Range("1,5 ms", "10 ms")
 
 
 # ---------------------------------------------------------------- paths

@@ -421,6 +421,26 @@ def test_frames_and_calibration_in_one_file(tmp_path):
     assert sent == pytest.approx(wanted, rel=2e-3)
 
 
+@pytest.mark.parametrize("quote", ['"', "'"])
+def test_a_calibrated_file_in_another_folder_finds_its_device_file(quote, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("in", "out", "other"):
+        (tmp_path / folder).mkdir()
+    ddlsim.load_device("v100").save("in/v100-lab.toml")
+    (tmp_path / "in" / "c.toml").write_text(
+        '[generator]\ntype = "star"\nn_hosts = 4\nbandwidth = "1 Gbit/s"\nlatency = "50 us"\n'
+        f"[host]\ndevice = {quote}v100-lab.toml{quote} # ours\n"
+    )
+    found = calibrate([row("all_reduce", 4, 1_000, 5e-4), row("all_reduce", 4, 1_000_000, 0.02)], "in/c.toml")
+    found.save("out/c.toml", "in/c.toml")
+    found.save("out/d.toml", "in/c.toml+n_hosts=8")
+    for name in ("c", "d"):
+        monkeypatch.chdir(tmp_path / "other")
+        (device,) = set(ddlsim.load_cluster(f"../out/{name}.toml").device_of) - {None}
+        assert (tmp_path / "other" / device).resolve() == tmp_path / "in" / "v100-lab.toml"
+    assert '"../in/v100-lab.toml" # ours' in (tmp_path / "out" / "c.toml").read_text()
+
+
 def test_a_curve_through_all_sizes_is_linear_between_them(tmp_path):
     """Protocols change between every two sizes: no three lines would do. By hand: 2 ms at 2 MB and 8 ms at 4 MB are
     5 ms at 3 MB; without 2 MB the line from 1 ms at 1 MB to 8 ms at 4 MB says 10/3 ms there, ln(10/6) more, halved.

@@ -92,9 +92,28 @@ def test_the_exit_code_tells_whether_the_tolerance_is_kept(call):
             ("validate", "runs.csv", "-c", "two.toml", "-m", "lenet5", "--tolerance", "ten"),
             "must be a positive fraction or percentage, such as 0.1",
         ),
+        (
+            ("validate", "runs.csv", "-c", "two.toml", "-m", "lenet5", "--tolerance", "10"),
+            "--tolerance '10': a fraction must be at most 1; write 10% for a percentage",
+        ),
         (("validate", "runs.csv", "-c", "two.toml", "-m", "lenet5", "--fit-on", "worker=1"), "did you mean 'workers'"),
+        (
+            ("validate", "runs.csv", "-c", "two.toml", "-m", "lenet5", "--fit", "network"),
+            "--fit network has no effect without --fit-on",
+        ),
     ],
-    ids=["no-file", "suffix", "algorithm", "kind", "runs", "no-runs", "tolerance", "condition"],
+    ids=[
+        "no-file",
+        "suffix",
+        "algorithm",
+        "kind",
+        "runs",
+        "no-runs",
+        "tolerance",
+        "fraction",
+        "condition",
+        "fit",
+    ],
 )
 def test_errors_are_one_line(call, words, message):
     import re

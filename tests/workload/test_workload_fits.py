@@ -160,6 +160,11 @@ def test_the_page_shows_what_is_printed() -> None:
         (lambda: fits("gpt2", "a100-40g", pipeline=13), "pipeline = 13: gpt2 has only 12 transformer layers; use at"),
         (lambda: fits("lenet5", "v100", pipeline=99), "pipeline = 99: lenet5 has only .* layers after which it can be"),
         (lambda: fits("gpt2", "a100-40g", interleave=2), "interleave = 2: requires pipeline parallelism"),
+        (lambda: fits("gpt2", "a100-40g", micro_batches=2), "micro_batches = 2: has no effect without pipeline"),
+        (lambda: fits("resnet50", "v100", tensor=2), "tensor = 2: resnet50 has no attention layers"),
+        (lambda: fits("resnet50", "v100", recompute="selective"), "recompute = 'selective' has no effect, because res"),
+        (lambda: fits("resnet50", "v100", recompute="operators"), "recompute = 'operators' has no effect, because res"),
+        (lambda: fits("resnet50", "v100", flash=True), "flash = True has no effect, because resnet50 has no attention"),
         (lambda: fits("gpt2", "a100-40g", zero=2), "zero = 2: has no effect with shards = 1"),
     ],
 )  # fmt: skip
