@@ -60,12 +60,12 @@ class Kernels:
                 "fp8", "fp4"; "fp16" as "bf16" if missing)
     units, tile  multiprocessors, each of which computes a tile of (rows, columns) of the product at a time: more tiles
                 than multiprocessors take several waves, and the last wave takes as long as a full one
-    persistent_tile  (rows, columns) of the tiles of persistent kernels, which are launched for all multiprocessors: if
-                collectives occupy some, products take one more tile's time; None: kernels are not persistent
     tile_time   s per wave beside its products: loading the first operands and writing the results
     attention   fused attention kernels, by name; without one, matrices are written to memory
     streaming   fraction of the memory bandwidth that element-wise kernels reach
     spread      lowest and highest gemm fraction, relative to `gemm`, that published runs imply; (1, 1): not known
+    persistent_tile  (rows, columns) of the tiles of persistent kernels, which are launched for all multiprocessors: if
+                collectives occupy some, products take one more tile's time; None: kernels are not persistent
     source      of these numbers
     """
 
@@ -74,10 +74,10 @@ class Kernels:
     tile: tuple[Count, Count]
     source: str
     tile_time: _Time = 0.0
-    persistent_tile: tuple[Count, Count] | None = None
     attention: Mapping[str, AttentionRates] = field(default_factory=dict)
     streaming: Density = 0.8
     spread: tuple[Positive, Positive] = (1.0, 1.0)
+    persistent_tile: tuple[Count, Count] | None = None
 
     def fraction(self, precision: str) -> float | None:
         """Return the fraction of the peak that products reach in a precision: bf16's in fp16, fp8 and fp4 unless set.

@@ -121,7 +121,7 @@ def test_a_saved_file_names_other_files_from_its_own_folder(tmp_path, monkeypatc
 
 def test_only_toml_and_python_are_written(tmp_path):
     for name in ("run.json", "run"):
-        with pytest.raises(ConfigError, match="use .toml or .py"):
+        with pytest.raises(ConfigError, match=r"use \.toml or \.py"):
             ddlsim.Experiment("office-1gbe").save(tmp_path / name)
 
 
