@@ -313,16 +313,19 @@ class Schema:
     def _argument(self, annotation: Any, value: object, where: str, name: str, source: Source) -> object:
         if value == "inf" and float in members(annotation):  # as JSON has it
             value = math.inf
-        if isinstance(value, str) and not {str, Path, object, Any} & set(members(annotation)):
-            self._check_is_table(annotation, value, where, name)
         quantity = _quantity_rule(annotation)
         is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         if quantity is not None and is_number:
             expected = quantity.text.replace("a number or a string", "a string with a unit")
             raise ConfigError(f"{where} = {shown(value)}: must be {expected}")
-        made = self.value(annotation, value, where, name, source)
         check = rule_of(annotation)
-        return made if check is None else check(made, where)
+        try:
+            made = self.value(annotation, value, where, name, source)
+            return made if check is None else check(made, where)
+        except ConfigError:
+            if isinstance(value, str):
+                self._check_is_table(annotation, value, where, name)
+            raise
 
     def _check_is_table(self, annotation: Any, value: str, where: str, name: str) -> None:
         """Raise ConfigError for the name of a type, with options, where only a table can be."""

@@ -33,7 +33,7 @@ MADE_HERE = {
     "Summary", "Validation",
     "StackFit", "HorovodTimeline", "KinetoTrace", "LayerTime", "MlperfRun", "Timing", "Count", "Point", "Table",
     "Model", "SourceText", "State", "FailureTimeline", "CheckpointIntervals", "Jobs", "Placements",
-    "Bar", "Style", "bars_of", "draw", "gantt", "jobs_timeline", "spread", "styles_of", "tracks",
+    "Bar", "Style", "bars_of", "draw", "gantt", "jobs_timeline", "spread", "styles_of", "tracks", "window",
     "Items", "Joints", "arranged", "joints",
     "Tried", "positive_number", "nonnegative_number", "check_gradient", "slowed_duration", "slow_intervals",
 }  # fmt: skip
