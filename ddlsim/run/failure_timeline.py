@@ -303,8 +303,7 @@ def _blocked(result: Outcome, out_of_service: Sequence[Windows], end: float) -> 
 
 
 def _waited(result: Outcome, out_of_service: Sequence[Windows], end: float) -> float:
-    """Return for how long workers that were there waited for those that were not, s; while a server is missing, nobody
-    counts as being there."""
+    """Return for how long available workers waited for missing ones, s; none is available while a server is missing."""
     recorder = result.recorder
     if not recorder.needed:
         return 0.0

@@ -392,7 +392,7 @@ class Loop:
 
     @property
     def who_waits(self) -> str:
-        """Who waits for what, the first eight; empty if nobody does."""
+        """Return who waits for what, the first eight; empty if no worker waits."""
         return "; ".join(f"{name} waits for {what}" for name, what in itertools.islice(self.waiting.items(), 8))
 
 

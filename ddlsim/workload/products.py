@@ -277,9 +277,13 @@ def kernel_times(model: Model, timing: Timing) -> tuple[Floats, Floats]:
     """
     stack = timing.stack
     streamed = roofline_times(
-        model, timing.device, timing.batch_size, timing.base, 1.0,
+        model,
+        timing.device,
+        timing.batch_size,
+        timing.base,
+        1.0,
         timing.kernels.streaming * timing.left / stack.elementwise,
-    )  # fmt: skip
+    )
     ranges = blocks(model.layers)
     inside = {i for first, end in ranges for i in range(first, end)}
     rows = []

@@ -160,9 +160,14 @@ def tensor_parallel(
     gradient, each = element * np.array([sum(sizes) for sizes in tensors]), element * np.array(flat)
     update = workload.optimizer * sum(flat) / max(1.0, model.gradient_nbytes(1))
     rank = dataclasses.replace(
-        workload, forward=forward, backward=backward, optimizer=update, grad_nbytes=gradient, tensor_nbytes=each,
+        workload,
+        forward=forward,
+        backward=backward,
+        optimizer=update,
+        grad_nbytes=gradient,
+        tensor_nbytes=each,
         shard=(tensor, sequence),
-    )  # fmt: skip
+    )
     memory = memory_of(model, workload.batch_size, workload.precision, _holding(workload, tensor, sequence, recompute))
     exchanges = _collectives(workload, kinds, sequence, recompute, overlaps) if tensor > 1 else ()
     return Shard(rank, tensor, sequence, recompute, exchanges, memory)
