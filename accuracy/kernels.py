@@ -10,7 +10,7 @@ Of a step of m micro-batches on p stages, d replicas and t tensor-parallel ranks
 
 the forward pass twice, as all is computed again, and six all-reduces of a layer's activations in it. All-reduces move
 2 (n - 1)/n of their bytes at 235 GB/s (what NCCL reaches on the NVLink of this machine), the update 28 bytes a
-parameter.
+parameter, and adding the gradients of a micro-batch to those before it 6 bytes a parameter.
 """
 
 from __future__ import annotations
@@ -118,7 +118,8 @@ def predicted(row: Row, software: Software) -> float:
     params = (12.0 * row.layers * row.h**2 / row.p + VOCABULARY * row.h) / row.t
     update = 28.0 * params / (0.8 * device.memory_bandwidth)
     steps = row.batch // (row.d * row.micro)
-    return float(steps * (stage + outside) + (row.p - 1) * stage + _all_reduce(2.0 * params, row.d) + update)
+    added = (steps - 1) * 6.0 * params / (0.8 * device.memory_bandwidth)
+    return float(steps * (stage + outside) + (row.p - 1) * stage + _all_reduce(2.0 * params, row.d) + update + added)
 
 
 def _all_reduce(nbytes: float, n: int) -> float:

@@ -36,7 +36,7 @@ def read(series: str) -> tuple[Mapping[str, Any], ...]:
     return tuple(dict(zip(table["columns"], row, strict=True)) for row in table["rows"])
 
 
-def _a100(row: Mapping[str, Any]) -> float:
+def _a100(row: Mapping[str, Any], stack: str = "megatron-2021") -> float:
     """Return the seconds of a step on Selene."""
     tensor = row.get("tensor", 8)
     strategy = Parallel(
@@ -48,7 +48,7 @@ def _a100(row: Mapping[str, Any]) -> float:
     cluster = f"selene+n_leaves={8 * -(-row['gpus'] // 160)}"
     return simulate(
         cluster, row["model"], strategy, batch_size=row["batch"], workers=row["gpus"], precision="fp16",
-        stack="megatron-2021", steps=1, warmup=0,
+        stack=stack, steps=1, warmup=0,
     ).step_time  # fmt: skip
 
 
@@ -86,7 +86,7 @@ def table_5_rows(most: int = 512) -> list[Row]:
             row["model"],
             f"{row['gpus']} GPUs, {row['recompute']}",
             row["seconds"],
-            _a100(row),
+            _a100(row, "megatron-2021@2022-05"),
             "s",
             False,
             kind="run/parallel/gpus",

@@ -379,7 +379,9 @@ def _workloads(
 ) -> Workloads:
     """Return each worker's workload (in a phase) and device; equal ones are the same object."""
     speeds = experiment.speeds(len(nodes))
-    batch_size = contract.of(experiment.strategy).samples_at_once(experiment.batch(len(nodes)), len(nodes))
+    strategy, batch = contract.of(experiment.strategy), experiment.batch(len(nodes))
+    batch_size = strategy.samples_at_once(batch, len(nodes))
+    n_batches = strategy.micro_batches(batch, len(nodes), experiment.accumulation)
     devices: dict[int, Device] = {}  # by what asks for them
     made: dict[tuple[str, float], tuple[Workload, Device]] = {}
     result = []
@@ -394,6 +396,8 @@ def _workloads(
             workload = make(experiment, model) if phase is None else in_phase(make, experiment, model, phase)
             if len(nodes) > 1 or not workload.known:
                 workload = dataclasses.replace(workload, host_time=workload.stack.step_time)
+            if not strategy.accumulates_shards():
+                workload = workload.accumulating(n_batches)
             made[key] = workload, device
         result.append(made[key])
     return with_copies(experiment, cluster, nodes, result)

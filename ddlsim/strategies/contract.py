@@ -120,6 +120,11 @@ class Contract:
         """Whether the rows of embedding tables are exchanged in the simulation. Default: no, which results note."""
         return False
 
+    @_optional
+    def accumulates_shards(self) -> bool:
+        """Whether each micro-batch's gradients are reduce-scattered, and only shards are added up. Default: no."""
+        return False
+
     # ------------------------------------------------------------ steps
 
     @_optional

@@ -256,6 +256,10 @@ class FSDP:
 
     # ------------------------------------------------------------ what they do
 
+    def accumulates_shards(self) -> bool:
+        """Return whether every micro-batch ends with reduce-scatters."""
+        return self.stage > 1 and not self.no_sync
+
     def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
         """Return the step program with `accumulation` micro-batches per worker.
 

@@ -167,7 +167,8 @@ class Workload:
     writes no matrices, ``efficiency`` the share of the device's peak by which times are shared out over layers,
     ``stall`` the part of the forward pass in which the device waits for samples because other devices of its machine
     take theirs, ``host_time`` what the stack's host takes in each update beside kernels, ``shard`` the number of
-    tensor-parallel ranks that share each layer, and whether they also split the sequence.
+    tensor-parallel ranks that share each layer, and whether they also split the sequence, ``adding`` the time
+    per byte of gradients in which a micro-batch adds them to those before it, which is part of ``backward``.
     """
 
     model: Model
@@ -194,6 +195,7 @@ class Workload:
     stall: float = 0.0  # s
     host_time: float = 0.0  # s
     shard: tuple[int, bool] = (1, False)
+    adding: float = 0.0  # s per byte
 
     @property
     def gathered_nbytes(self) -> float:
@@ -228,6 +230,28 @@ class Workload:
             return NO_SLOWDOWN
         tensor, sequence = self.shard
         return self.stack.slowdown(collectives_slowdown(self.model, self.timing(tensor, sequence=sequence)))
+
+    @property
+    def accumulation_time(self) -> Floats:
+        """Seconds in which a micro-batch adds the gradients of each layer to those before it, (n_layers,)."""
+        return self.adding * self.grad_nbytes
+
+    def accumulating(self, n_batches: int) -> Workload:
+        """Return the workload of one of `n_batches` micro-batches, all but the first of which add their gradients.
+
+        Every one takes the mean time. A kernel of its own reads the new gradients, in the dtype of the weights, and
+        the sum, in the dtype in which gradients are kept, and writes the sum (PyTorch,
+        torch/csrc/autograd/functions/accumulate_grad.h). Nothing is added to a step time that was measured or given,
+        which includes an update of the weights in every micro-batch, and where the stack fuses the addition with the
+        products that compute the gradients.
+        """
+        if n_batches == 1 or self.known or self.stack.fuses_accumulation or not self.gradient_nbytes:
+            return self
+        gradient = ELEMENT_NBYTES[self.precision]
+        kept = gradient if self.main_gradients is None else ELEMENT_NBYTES[self.main_gradients]
+        moved = (gradient + 2.0 * kept) * self.model.gradient_nbytes(1) / self.gradient_nbytes
+        added = dataclasses.replace(self, adding=(1.0 - 1.0 / n_batches) * moved / self.memory_bandwidth)
+        return dataclasses.replace(added, backward=added.backward + added.accumulation_time)
 
     def timing(self, tensor: int = 1, *, sequence: bool = False) -> Timing:
         """Return what the seconds of layers depend on, for each of `tensor` ranks."""

@@ -57,6 +57,8 @@ class Stack:
                     this number; 0: they are always fused
     gradient_dtype  data type in which gradients are reduced
     main_gradients  data type in which a rank keeps gradients; None: that of the weights
+    fuses_accumulation
+                    whether the products that compute gradients add them to those of earlier micro-batches
     quantised_weights
                     when weights are quantised: once per "step", or in the forward pass of every "micro-batch"
     gathers_low_precision_weights
@@ -100,6 +102,7 @@ class Stack:
     fused_softmax: Index = 0
     gradient_dtype: _Type = "bf16"
     main_gradients: _Type | None = None
+    fuses_accumulation: bool = False
     quantised_weights: Annotated[str, one_of("step", "micro-batch")] = "step"
     gathers_low_precision_weights: bool = False
     replicas_last: bool = False

@@ -144,7 +144,7 @@ def tensor_parallel(
         forward, backward = _kernel_seconds(workload, tensor, sequence)
     else:
         share = _shares(model, kinds, tensor, sequence)
-        forward, backward = workload.forward * share, workload.backward * share
+        forward, backward = workload.forward * share, (workload.backward - workload.accumulation_time) * share
     split = (ATTENTION, COLUMN, ROW) if tp_comm_overlap else ()
     overlaps = [
         layer_overlaps(workload, i, role, forward, tensor) if role in split else LayerOverlaps()
@@ -168,6 +168,7 @@ def tensor_parallel(
         tensor_nbytes=each,
         shard=(tensor, sequence),
     )
+    rank = dataclasses.replace(rank, backward=rank.backward + rank.accumulation_time)
     memory = memory_of(model, workload.batch_size, workload.precision, _holding(workload, tensor, sequence, recompute))
     exchanges = _collectives(workload, kinds, sequence, recompute, overlaps) if tensor > 1 else ()
     return Shard(rank, tensor, sequence, recompute, exchanges, memory)

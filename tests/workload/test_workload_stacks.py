@@ -11,6 +11,7 @@ import pytest
 
 from ddlsim import (
     FSDP,
+    AllReduce,
     ConfigError,
     Experiment,
     Measured,
@@ -296,3 +297,62 @@ def test_8_bits_without_a_rate_of_their_own_reach_the_share_of_bf16() -> None:
     results = [simulate(*parts, workers=64, steps=1, precision=kind) for kind in ("bf16", "fp8")]
     assert results[1].experiment.gradient_dtype == results[0].experiment.gradient_dtype
     assert 0.9 * results[0].throughput < results[1].throughput < 1.1 * results[0].throughput
+
+
+# ------------------------------------------------------------ gradients of micro-batches
+
+
+def computing(strategy: object, workers: int, n_batches: int, stack: str) -> float:
+    """Seconds in which a worker computes in a step of `n_batches` micro-batches of one sample."""
+    each = {"batch_size": 1, "accumulation": n_batches}
+    if not isinstance(strategy, AllReduce):  # the batch is that of all workers
+        each = {"batch_size": n_batches * (workers if isinstance(strategy, FSDP) else 1)}
+    result = simulate(
+        "dgx-h100-pod", MODEL, strategy, workers=workers, steps=1, warmup=0, stack=stack, precision="bf16",
+        overlap_slowdown=OverlapSlowdown(1, 1), **each,
+    )  # type: ignore[arg-type]  # fmt: skip
+    return float(result.shares["compute"] * result.step_time)
+
+
+def passes(strategy: object, stack: str) -> float:
+    """Seconds of the passes of a micro-batch, of which a step has only one."""
+    workload = work(stack)
+    if isinstance(strategy, Parallel):
+        workload = tensor_parallel(workload, strategy.tensor, sequence=strategy.sequence).workload
+    return workload.forward_time + workload.backward_time
+
+
+@pytest.mark.parametrize(
+    ("strategy", "workers", "share"),
+    [
+        (AllReduce("ring", overlap="none"), 2, 1.0),
+        (FSDP(no_sync=True, micro_batch=1), 2, 1.0),
+        (FSDP(stage=1, micro_batch=1), 2, 1.0),
+        (FSDP(micro_batch=1), 2, 0.0),  # each micro-batch's gradients are reduce-scattered
+        (FSDP(stage=2, micro_batch=1), 2, 0.0),
+        (Parallel(data=1, micro_batch=1), 1, 1.0),
+        (Parallel(tensor=2, data=1, micro_batch=1, sequence=True), 2, 0.5),
+    ],
+    ids=["all-reduce", "no_sync", "stage 1", "stage 3", "stage 2", "one worker", "tensor"],
+)
+@pytest.mark.parametrize("stack", ["torchtitan", "megatron-2021", "megatron-2021@2022-05", "megatron"])
+def test_gradients_of_micro_batches_are_added(strategy: object, workers: int, share: float, stack: str) -> None:
+    """Each micro-batch but the first reads its gradients and the sum, and writes the sum: 3 x 2 bytes a parameter."""
+    one, two, four = (computing(strategy, workers, n, stack) for n in (1, 2, 4))
+    fused = load_stack(stack).fuses_accumulation
+    each = 0.0 if fused else 3 * 2.0 * MODEL.n_params * share / (0.8 * H100.memory_bandwidth)
+    assert four - two == pytest.approx(2.0 * (two - one), rel=1e-9)
+    assert two - one == pytest.approx(passes(strategy, stack) + each, rel=1e-3 if share == 0.5 else 1e-9)
+
+
+def test_gradients_are_added_in_the_type_in_which_they_are_kept() -> None:
+    kept = [replace(load_stack("torchtitan"), main_gradients=each) for each in (None, "bf16", "fp32")]
+    assert [
+        work(stack).accumulating(2).accumulation_time.sum() * 0.8 * H100.memory_bandwidth / MODEL.n_params * 2
+        for stack in kept
+    ] == pytest.approx([6.0, 6.0, 10.0])
+
+
+def test_measured_steps_include_an_update_and_add_no_gradients() -> None:
+    measured = make_workload(MODEL, H100, 1, compute=Measured("97 ms", 1), precision="bf16")
+    assert measured.accumulating(8) is measured
