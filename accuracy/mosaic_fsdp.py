@@ -27,6 +27,7 @@ from accuracy.rows import Omitted, Row, Table, UnpredictableError, number, show
 from ddlsim import FSDP, PerKernel, load_device, load_model, simulate
 from ddlsim.strategies import contract
 from ddlsim.workload.compute import Workload, make_workload
+from ddlsim.workload.contention import IN_MACHINE
 from ddlsim.workload.devices import AttentionRates, Device
 from ddlsim.workload.precision import ELEMENT_NBYTES
 from ddlsim.workload.stacks import Stack, load_stack
@@ -146,7 +147,7 @@ def alone(point: Point, software: Software) -> float:
     first, total = plan.parts[0].nbytes, work.gradient_nbytes
     exposed = seconds * first * (2.0 + reduced)
     exchanged = point.accumulation * seconds * total * (2.0 * 2.0 + reduced) - exposed
-    slowed = exchanged * (1.0 - 1.0 / work.slowdown.inside)
+    slowed = exchanged * (1.0 - 1.0 / work.slowdown.beside(IN_MACHINE))
     step = plan.seconds.sum() - work.optimizer * (1.0 - 1.0 / GPUS) + exposed + slowed
     return float(point.batch * point.seq / step)
 

@@ -50,6 +50,18 @@ NVLINK_SHARE = {
     **dict.fromkeys(("b200", "b300", "gb200", "gb300"), 40.1 / 50),
 }
 
+#: bytes/s from 25e9 on at which the search tries rings between machines, on Hopper and Blackwell
+#: (``src/graph/search.cc``, sm90SpeedArrayInter and sm100SpeedArrayInter)
+RING_SPEEDS = (96e9, 86e9, 80e9, 48e9, 45e9, 42e9, 40e9, 30e9)
+#: bytes/s that NCCL counts for 16 lanes of PCIe 5.0 and 6.0 (``src/graph/topo.cc``, kvDictPciGen), by the generation of
+#: the GPU; before Hopper it is 24e9 at most
+PCIE_SPEED = {"hopper": 48e9, "blackwell": 96e9}
+#: most channels of a communicator (``src/include/device.h``, MAXCHANNELS, before version 2.25)
+MAX_CHANNELS = 32
+#: channels of a message to another machine: NCCL begins with 2 per network interface (``src/graph/paths.cc``,
+#: ncclTopoGetNchannels, from version 2.12 on; NCCL_NCHANNELS_PER_NET_PEER)
+MESSAGE_CHANNELS = 2
+
 
 @dataclass(frozen=True)
 class NcclTime:
@@ -131,8 +143,7 @@ def site(cluster: Cluster, nodes: tuple[int, ...], bandwidth: float | None = Non
     at = np.array(nodes, dtype=np.int64)
     hosts, n_local = np.unique(cluster.host_of[at], return_counts=True)
     several = len(hosts) > 1
-    carried, n_interfaces = _interfaces(cluster, at) if several else (math.inf, 1)
-    n_rings = len(channels(cluster, nodes).rings) if several else 1
+    carried, n_interfaces, _ = _interfaces(cluster, at) if several else (math.inf, 1, math.inf)
     plugin, latency = _plugin(cluster, at) if several else (Plugin(), 0.0)
     if bandwidth is None:
         inside, outside, hardware = _buses(cluster, nodes)
@@ -148,7 +159,7 @@ def site(cluster: Cluster, nodes: tuple[int, ...], bandwidth: float | None = Non
         len(hosts),
         inside,
         outside,
-        n_channels=max(n_rings, n_interfaces) if not latency and (n_rings > 1 or n_local.max() == 1) else n_rings,
+        n_channels=_n_rings(cluster, nodes, n_interfaces, bundled=latency > 0.0) if several else 1,
         hardware=hardware,
         generation=_generation(devices),
         cpu=_cpu(cluster, hosts),
@@ -162,9 +173,49 @@ def site(cluster: Cluster, nodes: tuple[int, ...], bandwidth: float | None = Non
     )
 
 
-def _interfaces(cluster: Cluster, at: npt.NDArray[np.int64]) -> tuple[float, int]:
-    """Return the bytes/s of the network cards by which workers leave their machines, and how many these are, of the
-    machine that has the least.
+@functools.lru_cache(maxsize=4096)
+def network_channels(cluster: Cluster, nodes: tuple[int, ...], device: str) -> int:
+    """Return the number of channels of collectives of NCCL among GPUs (`device`) at `nodes` in several machines.
+
+    Each channel is a thread block, which occupies a multiprocessor of every GPU. The rules are those of version 2.21,
+    told in our own words:
+
+    - The search finds a ring for each network interface that the group uses in a machine (:mod:`ddlsim.cluster.rings`).
+    - It splits each ring in two if they have 25 GB/s or more. On Hopper and later, it does not split more than 4 rings
+      of less than 50 GB/s (``src/graph/search.cc``, ncclTopoDupChannels).
+    - Two channels take turns on each of these rings, so that the interface is never idle (``src/graph/connect.cc``,
+      ncclTopoPostset; https://github.com/NVIDIA/nccl/issues/438).
+    - On Hopper and later, four do if the rings have more than 45 GB/s and there would be fewer than 16 channels
+      (ncclTopoPostset).
+
+    So one GPU per machine has 4 channels on Hopper with an interface of 400 Gbit/s, and 2 on other GPUs or with slower
+    interfaces; a machine with 8 interfaces, all in use, has 16. That NCCL uses fewer channels for small buffers is
+    not modelled.
+    """
+    at = np.array(nodes, dtype=np.int64)
+    _, n_interfaces, bandwidth = _interfaces(cluster, at)
+    n = _n_rings(cluster, nodes, n_interfaces, bundled=_plugin(cluster, at)[1] > 0.0)
+    recent = PCIE_SPEED.get(_generation({device}), 0.0)
+    speed = next((each for each in RING_SPEEDS if each <= min(recent, bandwidth / n)), 0.0)
+    if speed >= 25e9 and not (speed < 50e9 and n > 4):
+        n, speed = 2 * n, speed / 2
+    n *= 2
+    if speed > 45e9 and n < 16:
+        n *= 2
+    return min(n, MAX_CHANNELS)
+
+
+def _n_rings(cluster: Cluster, nodes: tuple[int, ...], n_interfaces: int, *, bundled: bool) -> int:
+    """Return the number of rings over workers at `nodes` in several machines, which use `n_interfaces` network cards of
+    each; `bundled`: whether a GPU's interfaces are one to NCCL."""
+    n_rings = len(channels(cluster, nodes).rings)
+    alone = len(np.unique(cluster.host_of[list(nodes)])) == len(nodes)
+    return max(n_rings, n_interfaces) if not bundled and (n_rings > 1 or alone) else n_rings
+
+
+def _interfaces(cluster: Cluster, at: npt.NDArray[np.int64]) -> tuple[float, int, float]:
+    """Return the bytes/s of the network cards by which workers leave their machines, how many these are, and their
+    nominal bytes/s, of the machine that has the least.
 
     Others, nearest to GPUs that do not take part, are not used.
     """
@@ -174,8 +225,9 @@ def _interfaces(cluster: Cluster, at: npt.NDArray[np.int64]) -> tuple[float, int
     source, target = (cluster.host_of[ends[routes.links]] for ends in (cluster.link_src, cluster.link_dst))
     leaving = (source == hosts[owner]) & (target != hosts[owner])
     pairs = np.unique(np.stack([owner[leaving], routes.links[leaving]]), axis=1)
-    rates, numbers = (np.bincount(pairs[0], each, len(hosts)) for each in (payload_rate(cluster, pairs[1]), None))
-    return float(rates.min()), int(numbers.min())
+    weights = (payload_rate(cluster, pairs[1]), None, cluster.link_bandwidth[pairs[1]])
+    rates, numbers, nominal = (np.bincount(pairs[0], each, len(hosts)) for each in weights)
+    return float(rates.min()), int(numbers.min()), float(nominal.min())
 
 
 def _plugin(cluster: Cluster, at: npt.NDArray[np.int64]) -> tuple[Plugin, float]:

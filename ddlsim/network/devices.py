@@ -1,5 +1,8 @@
 """Devices that compute more slowly while they communicate. Compiled.
 
+Exchanges are of several kinds, such as those inside a machine and those between machines, and each kind has a factor by
+which work takes longer. If several kinds are under way at a device, the largest factor counts.
+
 Work is counted in seconds at full speed. A device is slower while any exchange is under way at it: a kernel of a
 communication library holds some of its units from its start to its end, those times included in which it waits for
 others. When that begins or ends, the end of the task that the device works on is planned anew.
@@ -17,10 +20,11 @@ N_STALE = 19  # place in `counts`: events of the calendar that have been planned
 STANDSTILL = 1e100
 #: up to the time `until` (s), since the entry before, work takes `factor` times as long; the last entry is for ever
 SLOW = record(until="f", factor="f")
-#: inside, between: how many times as long work takes beside exchanges inside a machine, and between machines;
-#: n_inside, n_between: how many are under way; row: the task that it works on, -1 if none; work: seconds of it that
-#: were left at `since` (s)
-DEVICE = record(inside="f", between="f", work="f", since="f", row="n", n_inside="n", n_between="n")
+#: row: the task that a device works on, -1 if none; work: seconds of it that were left at `since` (s)
+DEVICE = record(work="f", since="f", row="n")
+#: factor: how many times as long a device's work takes beside exchanges of one kind; active: how many are under way.
+#: Device d has the rows d * n_kinds to (d + 1) * n_kinds - 1
+CONTENTION = record(factor="f", active="n")
 
 
 @inlined
@@ -65,22 +69,24 @@ def _worked(slow, i, begin, end):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _pace(devices, device):  # type: ignore[no-untyped-def]
+def _pace(devices, contention, device):  # type: ignore[no-untyped-def]
     """Return how many times as long work takes at a device now."""
     factor = 1.0
-    if devices[device].n_inside > 0:
-        factor = devices[device].inside
-    if devices[device].n_between > 0 and devices[device].between > factor:
-        factor = devices[device].between
+    n_kinds = contention.size // devices.size
+    for i in range(device * n_kinds, (device + 1) * n_kinds):
+        if contention[i].active > 0 and contention[i].factor > factor:
+            factor = contention[i].factor
     return factor
 
 
 @inlined
-def schedule(counts, calendar, tasks, slow, devices, device, now, what, n_events):  # type: ignore[no-untyped-def]
+def schedule(  # type: ignore[no-untyped-def]
+    counts, calendar, tasks, slow, devices, contention, device, now, what, n_events
+):
     """Let the task that a device works on end when it will at the present pace: as the item `what` + `n_events` * row
     of the calendar."""
     row = devices[device].row
-    seconds = devices[device].work * _pace(devices, device)
+    seconds = devices[device].work * _pace(devices, contention, device)
     if tasks[row].slow >= 0:
         seconds = slowed(slow, tasks[row].slow, now, seconds)
     tasks[row].ticket = counts[SEQUENCE]
@@ -89,16 +95,14 @@ def schedule(counts, calendar, tasks, slow, devices, device, now, what, n_events
 
 @inlined
 def change(  # type: ignore[no-untyped-def]
-    counts, calendar, tasks, slow, devices, device, inside, more, now, what, n_events
+    counts, calendar, tasks, slow, devices, contention, device, kind, more, now, what, n_events
 ):
-    """Let one exchange `more` (1) or less (-1) be under way at a device, whose task may begin after a pause only."""
-    before = _pace(devices, device)
-    if inside == 1:
-        devices[device].n_inside += more
-    else:
-        devices[device].n_between += more
+    """Let one exchange of a kind `more` (1) or less (-1) be under way at a device, whose task may begin after a pause
+    only."""
+    before = _pace(devices, contention, device)
+    contention[device * (contention.size // devices.size) + kind].active += more
     row = devices[device].row
-    if row >= 0 and _pace(devices, device) != before:
+    if row >= 0 and _pace(devices, contention, device) != before:
         now = max(now, devices[device].since)
         done = _worked(slow, tasks[row].slow, devices[device].since, now) / before
         devices[device].work = max(devices[device].work - done, 0.0)
@@ -106,7 +110,7 @@ def change(  # type: ignore[no-untyped-def]
         counts[N_STALE] += 1
         if counts[N_STALE] > devices.size:
             _compact(counts, calendar, tasks, row, what, n_events)
-        schedule(counts, calendar, tasks, slow, devices, device, now, what, n_events)
+        schedule(counts, calendar, tasks, slow, devices, contention, device, now, what, n_events)
 
 
 @inlined

@@ -12,7 +12,7 @@ from ddlsim.errors import DdlsimError
 from ddlsim.network import tasks as ts
 from ddlsim.network.addresses import addresses, send_address
 from ddlsim.network.calendar import EVENT, N_CALENDAR
-from ddlsim.network.devices import DEVICE, N_STALE, SLOW
+from ddlsim.network.devices import CONTENTION, DEVICE, N_STALE, SLOW
 from ddlsim.network.network import Network
 from ddlsim.network.pauses import NO_PAUSES, earliest_start
 from ddlsim.network.state import Floats, Ints, Records, grown
@@ -76,9 +76,8 @@ class TaskColumns(NamedTuple):
     slow       where the slow-downs of its work begin in ``slowdowns``, -1 if it has none
     slowdowns (until s, factor) of intervals, one after the other, the last one without end
     device     that a row works on, or that it keeps busy while it exchanges; -1: none that exchanges slow down
-    slower     (inside, between) of each device: how many times as long its work takes while exchanges are under way
-               inside a machine, and between machines
-    inside     (n_keys,) 1 for what stays inside a machine
+    slower     of each device: how many times as long its work takes while exchanges of each kind are under way
+    contention (n_keys,) which of these kinds the exchanges are
     """
 
     kind: Ints
@@ -94,8 +93,8 @@ class TaskColumns(NamedTuple):
     slow: Ints
     slowdowns: Sequence[tuple[float, float]] = ()
     device: Ints | None = None
-    slower: Sequence[tuple[float, float]] = ()
-    inside: Ints | None = None
+    slower: Sequence[Sequence[float]] = ()
+    contention: Ints | None = None
 
 
 class Executor:
@@ -447,10 +446,12 @@ def _tables(columns: TaskColumns, n_keys: int, n_queues: int, bystanders: int) -
     exchanges["first"] = np.cumsum(sizes) - sizes
     exchanges["instance"] = exchanges["next"] = exchanges["waiting"] = exchanges["target"] = -1
     devices = np.zeros(len(columns.slower), dtype=DEVICE)
+    factors = np.array(columns.slower, dtype=float).ravel()
+    contention = np.zeros(len(factors), dtype=CONTENTION)
     if columns.slower:
-        devices["inside"], devices["between"] = np.array(columns.slower, dtype=float).T
+        contention["factor"] = factors
         devices["row"] = -1
-        exchanges["inside"] = columns.inside
+        exchanges["contention"] = columns.contention
         received = np.flatnonzero(columns.kind == ts.RECEIVE)
         exchanges["target"][columns.key[received]] = tasks["device"][received]
     ready = np.zeros(n + 1, dtype=np.int64)
@@ -472,7 +473,7 @@ def _tables(columns: TaskColumns, n_keys: int, n_queues: int, bystanders: int) -
         calendar=np.zeros(n + n_queues + 3 + 2 * len(devices), dtype=EVENT),
         ended=places(2 * n + n_queues + 16), ready=ready, join_instances=places(n_joins), join_ranks=places(n_joins),
         sends=places(n_sends + 1), messages=np.zeros(n_sends + 1, dtype=ts.MESSAGE), freed=places(17),
-        slow=np.array(list(columns.slowdowns), dtype=SLOW), devices=devices,
+        slow=np.array(list(columns.slowdowns), dtype=SLOW), devices=devices, contention=contention,
         changes=places(2 * n if len(devices) else 0), pauses=NO_PAUSES,
     )  # fmt: skip
 

@@ -191,6 +191,7 @@ class Tables(NamedTuple):
     choices: Records  # CHOICE, as many
     slow: Records  # SLOW
     devices: Records  # DEVICE of each actor, where messages to and from peers slow its work down, else none
+    contention: Records  # CONTENTION of each device, with messages between machines and inside a machine
     crashes: Records  # CRASH
     calendar: Records  # EVENT, a heap
     sends: Ints  # 2 * way, + 1 for its answer
@@ -305,7 +306,7 @@ def work(t: Tables, actor, op, seconds, now):  # type: ignore[no-untyped-def]
         t.devices[actor].row = actor
         t.devices[actor].work = seconds
         t.devices[actor].since = now
-        schedule(t.counts, t.calendar, t.actors, t.slow, t.devices, actor, now, WORK_ENDS, N_EVENTS)
+        schedule(t.counts, t.calendar, t.actors, t.slow, t.devices, t.contention, actor, now, WORK_ENDS, N_EVENTS)
         return
     if t.actors[actor].slow >= 0:
         seconds = slowed(t.slow, t.actors[actor].slow, now, seconds)
@@ -335,9 +336,11 @@ def carry(t: Tables, way, more, now):  # type: ignore[no-untyped-def]
     """Let one message `more` (1) or less (-1) be under way between an actor and its peer."""
     actor = t.ways[way].actor
     peer = t.ways[way].end
-    inside = 1 if t.actors[actor].machine == t.actors[peer].machine else 0
+    kind = 1 if t.actors[actor].machine == t.actors[peer].machine else 0
     for end in (actor, peer):
-        change(t.counts, t.calendar, t.actors, t.slow, t.devices, end, inside, more, now, WORK_ENDS, N_EVENTS)
+        change(
+            t.counts, t.calendar, t.actors, t.slow, t.devices, t.contention, end, kind, more, now, WORK_ENDS, N_EVENTS
+        )
 
 
 @inlined
@@ -927,14 +930,14 @@ def _entry_point(stamp: int) -> Any:
     @entry
     def go_round(  # type: ignore[no-untyped-def]
         table: Ints, limit, counts, reals, ops, seconds, actors, ways, servers, arrivals, posted, factors, choices,
-        slow, devices, crashes, calendar, sends, log, pauses,
+        slow, devices, contention, crashes, calendar, sends, log, pauses,
     ):  # fmt: skip
         """Let actors go round up to and including `limit` (s), or until Python must do something; return what."""
         stamp  # noqa: B018
         t = Tables(
             column(counts), column(reals), column(ops), column(seconds), column(actors), column(ways), column(servers),
             column(arrivals), column(posted), column(factors), column(choices), column(slow), column(devices),
-            column(crashes), column(calendar), column(sends), column(log), pauses,
+            column(contention), column(crashes), column(calendar), column(sends), column(log), pauses,
         )  # fmt: skip
         counts, reals, ops, actors, ways = t.counts, t.reals, t.ops, t.actors, t.ways
         devices, calendar, sends, log = t.devices, t.calendar, t.sends, t.log

@@ -80,9 +80,9 @@ TASK = record(
 #: what the tasks of a key have in common. instance: the network's, -1 if none; members[first:first + size] are its
 #: tasks; not_ready: how many have not started; next: the key that travels with it, -1 if none; waiting: the receive
 #: that has started, -1 if none; delivered: 1 if the message is; target: the device that a message keeps busy besides
-#: the sender's, or -1; inside: 1 if it stays inside a machine
+#: the sender's, or -1; contention: which kind of exchange it is for the devices that it slows down
 EXCHANGE = record(
-    instance="n", first="n", size="n", not_ready="n", next="n", waiting="n", delivered="n", target="n", inside="n"
+    instance="n", first="n", size="n", not_ready="n", next="n", waiting="n", delivered="n", target="n", contention="n"
 )
 #: what runs as an instance of the network: its first key (-1: it has no tasks), ranks under way, the queue that
 #: launched it (-1: none)
@@ -112,6 +112,7 @@ class Tables(NamedTuple):
     freed: Ints  # instances that have ended
     slow: Records  # SLOW
     devices: Records  # DEVICE, those that exchanges slow down
+    contention: Records  # CONTENTION of each device with each kind of exchange
     changes: Ints  # 1 + task whose exchange has begun, -1 - task whose exchange has ended
     pauses: Floats  # (n_pauses, 2) s, in which no task starts
 
@@ -120,20 +121,20 @@ class Tables(NamedTuple):
 
 
 @inlined
-def occupy(counts, calendar, tasks, exchanges, slow, devices, changes, now):  # type: ignore[no-untyped-def]
+def occupy(counts, calendar, tasks, exchanges, slow, devices, contention, changes, now):  # type: ignore[no-untyped-def]
     """Let devices be slower, or no more, because of what has begun and ended at this instant."""
     for i in range(counts[N_CHANGES]):
         more = 1 if changes[i] > 0 else -1
         row = abs(changes[i]) - 1
         exchange = tasks[row].key
-        inside = exchanges[exchange].inside
+        kind = exchanges[exchange].contention
         device = tasks[row].device
         other = exchanges[exchange].target if tasks[row].kind == SEND else -1
         while device >= 0 or other >= 0:
             if device < 0:
                 device = other
                 other = -1
-            change(counts, calendar, tasks, slow, devices, device, inside, more, now, 0, 1)
+            change(counts, calendar, tasks, slow, devices, contention, device, kind, more, now, 0, 1)
             device = -1
     counts[N_CHANGES] = 0
 
@@ -186,6 +187,7 @@ def begin(  # type: ignore[no-untyped-def]
     sends,
     slow,
     devices,
+    contention,
     changes,
     pauses,
     ready,
@@ -223,7 +225,7 @@ def begin(  # type: ignore[no-untyped-def]
             devices[device].row = row
             devices[device].work = seconds
             devices[device].since = now
-            schedule(counts, calendar, tasks, slow, devices, device, now, 0, 1)
+            schedule(counts, calendar, tasks, slow, devices, contention, device, now, 0, 1)
             return END
         if tasks[row].slow >= 0:
             seconds = slowed(slow, tasks[row].slow, now, seconds)
@@ -348,7 +350,7 @@ def _entry_point(stamp: int) -> Any:
     @entry
     def execute(  # type: ignore[no-untyped-def]
         table: Ints, limit, counts, clock, tasks, following, exchanges, members, launches, left, calendar, ended, ready,
-        join_instances, join_ranks, sends, messages, freed, slow, devices, changes, pauses,
+        join_instances, join_ranks, sends, messages, freed, slow, devices, contention, changes, pauses,
     ):  # fmt: skip
         """Let tasks start and end up to and including `limit` (s), or until Python must do something; return what.
 
@@ -359,7 +361,7 @@ def _entry_point(stamp: int) -> Any:
         exchanges, members, launches, left = column(exchanges), column(members), column(launches), column(left)
         calendar, ended, ready, sends = column(calendar), column(ended), column(ready), column(sends)
         messages, freed, slow = column(messages), column(freed), column(slow)
-        devices, changes = column(devices), column(changes)
+        devices, contention, changes = column(devices), column(contention), column(changes)
         instances, ranks = column(join_instances), column(join_ranks)
         net = attach(table)
         while counts[N_WOKEN] > 0:
@@ -372,7 +374,7 @@ def _entry_point(stamp: int) -> Any:
                     row = ready[counts[FIRST_READY]]
                     status = begin(
                         counts, tasks, following, exchanges, calendar, instances, ranks, sends, slow,
-                        devices, changes, pauses, ready, left, row, now,
+                        devices, contention, changes, pauses, ready, left, row, now,
                     )  # fmt: skip
                     if status != END:
                         return status
@@ -393,7 +395,7 @@ def _entry_point(stamp: int) -> Any:
             counts[FIRST_ENDED] = 0
             counts[N_ENDED] = 0
             if counts[N_CHANGES] > 0:
-                occupy(counts, calendar, tasks, exchanges, slow, devices, changes, now)
+                occupy(counts, calendar, tasks, exchanges, slow, devices, contention, changes, now)
             while counts[N_STALE] > 0 and stale(tasks, calendar[0].item, calendar[0].sequence, 0, 1):
                 pop(counts, calendar)
                 counts[N_STALE] -= 1

@@ -57,8 +57,8 @@ def _workers(
         slow = faults.slow_intervals_of(effects, rank, loop.start)
         regime = None if regimes is None else functools.partial(regimes.at, rank)
         parts = (loop, stage.workload, recorder, stop, jitter, slow, accumulation, learner, regime)
-        slowdown = experiment.overlap_slowdown or stage.workload.slowdown
-        workers.append(Worker(rank, node, *parts, overlap_slowdown=cast("OverlapSlowdown", slowdown), feed=feed))
+        slowdown = cast("OverlapSlowdown | None", experiment.overlap_slowdown) or stage.workload.slowdown
+        workers.append(Worker(rank, node, *parts, overlap_slowdown=slowdown, feed=feed))
     return workers
 
 

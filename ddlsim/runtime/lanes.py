@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ddlsim.collectives.nccl import MESSAGE_CHANNELS
 from ddlsim.errors import DdlsimError, DeadlockError
 from ddlsim.network import lanes as ls
 from ddlsim.network.addresses import addresses, send_address
 from ddlsim.network.calendar import EVENT, N_CALENDAR, SEQUENCE
-from ddlsim.network.devices import DEVICE, SLOW
+from ddlsim.network.devices import CONTENTION, DEVICE, SLOW
 from ddlsim.network.state import Bools, Floats, Ints, Records
 from ddlsim.network.tasks import N_WOKEN
 from ddlsim.runtime.codec import Messages
@@ -25,7 +26,7 @@ from ddlsim.runtime.cycles import plan_of_cycles
 from ddlsim.runtime.loop import after
 from ddlsim.runtime.recorder import COMMUNICATION, COMPUTE, INPUT, WAITING, Spans
 from ddlsim.runtime.worker import Worker, slow_rows
-from ddlsim.workload.contention import NO_SLOWDOWN
+from ddlsim.workload.contention import IN_MACHINE, NO_SLOWDOWN
 
 
 class Lanes:
@@ -112,11 +113,12 @@ class Lanes:
                 context.notes.append(f"overlap_slowdown has no effect{no_effect}")
             return
         devices = np.zeros(len(workers), dtype=DEVICE)
-        devices["inside"] = [worker.overlap_slowdown.inside for worker in workers]
-        devices["between"] = [worker.overlap_slowdown.between for worker in workers]
         devices["row"] = -1
+        contention = np.zeros(2 * len(workers), dtype=CONTENTION)
+        for i, channels in enumerate((MESSAGE_CHANNELS, IN_MACHINE)):
+            contention["factor"][i::2] = [worker.overlap_slowdown.beside(channels) for worker in workers]
         self.tables.actors["machine"] = context.hosts(context.nodes)
-        self.tables = self.tables._replace(devices=devices)
+        self.tables = self.tables._replace(devices=devices, contention=contention)
 
     def _crashes(self, servers: Sequence[tuple[int, float]]) -> Crashes:
         """Return the outages of each worker, and of servers on its machine. Workers that wait for all others in every
@@ -559,7 +561,8 @@ def tables_of(
         counts=counts, reals=reals, ops=table, seconds=seconds_of(workers, ops).reshape(-1), actors=actors, ways=ways,
         servers=np.zeros(0, dtype=ls.SERVER), arrivals=arrivals.astype(np.int64), posted=np.zeros(n_ways * depth),
         factors=np.zeros(n * ls.BLOCK), choices=np.zeros(n * ls.BLOCK, dtype=ls.CHOICE),
-        slow=np.array(slow, dtype=SLOW), devices=np.zeros(0, dtype=DEVICE), crashes=np.array(down, dtype=ls.CRASH),
+        slow=np.array(slow, dtype=SLOW), devices=np.zeros(0, dtype=DEVICE),
+        contention=np.zeros(0, dtype=CONTENTION), crashes=np.array(down, dtype=ls.CRASH),
         calendar=calendar,
         sends=np.zeros(n_ways + 1, dtype=np.int64), log=np.zeros(max(LOG_ROWS, 4 * len(ops)), dtype=ls.ROW),
         pauses=workers[0].loop.network.pauses,

@@ -12,6 +12,7 @@ import numpy as np
 import simpy
 
 from ddlsim.collectives import Schedule
+from ddlsim.collectives.nccl import MESSAGE_CHANNELS, network_channels
 from ddlsim.errors import ConfigError, DeadlockError
 from ddlsim.learning import Array, Learner, Value
 from ddlsim.network.executor import Executor, TaskColumns
@@ -27,6 +28,7 @@ from ddlsim.plan.plan import (
     FORWARD,
     KINDS,
     PUSH_PULL,
+    RECEIVE,
     REDUCE_SCATTER,
     SEND,
     Bools,
@@ -44,7 +46,7 @@ from ddlsim.runtime.exchange import Exchange, Exchanges, OfGroups, OfKinds, Vect
 from ddlsim.runtime.loop import after
 from ddlsim.runtime.worker import UNVARIED, Worker, slow_rows
 from ddlsim.workload.compute import Workload
-from ddlsim.workload.contention import NO_SLOWDOWN
+from ddlsim.workload.contention import IN_MACHINE, NO_SLOWDOWN, OTHER, OverlapSlowdown
 
 
 def with_slowdowns(
@@ -57,29 +59,57 @@ def with_slowdowns(
     if all(worker.overlap_slowdown == NO_SLOWDOWN for own in members for worker in own):
         return tasks
     plan, exchanges = steps.plan, steps.plan.kind[steps.row] >= SEND
+    kinds, contention = np.unique(_channels(tasks, steps, rank, members, context), return_inverse=True)
     slower = [
-        (max(worker.overlap_slowdown.inside for worker in own), max(worker.overlap_slowdown.between for worker in own))
+        [max(worker.overlap_slowdown.beside(channels) for worker in own) for channels in kinds.tolist()]
         for own in members
     ]
     device = np.where(exchanges | devices(plan)[steps.row], rank, -1)
-    return tasks._replace(device=device, slower=slower, inside=_inside(tasks, steps, rank, members, context))
+    return tasks._replace(device=device, slower=slower, contention=contention)
 
 
-def _inside(
+def _channels(
     tasks: TaskColumns, steps: LiveSteps, rank: Ints, members: Sequence[Sequence[Worker]], context: RunContext
 ) -> Ints:
-    """Return 1 for each key of which all ends are on one machine, (n_keys,)."""
-    nodes = context.nodes
+    """Return how many channels of NCCL the exchange of each key uses between machines, (n_keys,).
+
+    ``IN_MACHINE`` if all its ends are on one machine. ``OTHER`` if it goes through servers, if nothing depends on the
+    number, or if the key stands for several exchanges, each of them inside one machine.
+    """
+    plan, nodes = steps.plan, context.nodes
     hosts = [context.hosts([nodes[worker.rank] for worker in own]) for own in members]
-    least, most = (np.array([reduce(own) for own in hosts]) for reduce in (np.min, np.max))
     rows = np.flatnonzero(tasks.key >= 0)
+    key, kind, group = tasks.key[rows], plan.kind[steps.row[rows]], plan.peer[steps.row[rows]]
     n_keys = len(steps.key_sizes)
-    lowest, highest = np.full(n_keys, np.iinfo(np.int64).max), np.full(n_keys, -1)
-    np.minimum.at(lowest, tasks.key[rows], least[rank[rows]])
-    np.maximum.at(highest, tasks.key[rows], most[rank[rows]])
-    served = np.zeros(n_keys, dtype=bool)  # by servers, which are elsewhere
-    served[tasks.key[rows][steps.plan.kind[steps.row[rows]] == PUSH_PULL]] = True
-    return np.asarray((lowest == highest) & ~served, dtype=np.int64)
+    channels, served = np.full(n_keys, OTHER), np.zeros(n_keys, dtype=bool)
+    served[key[kind == PUSH_PULL]] = True  # by servers, which are elsewhere
+
+    def together(least: Sequence[int], most: Sequence[int]) -> Bools:
+        lowest, highest = np.full(n_keys, np.iinfo(np.int64).max), np.full(n_keys, -1)
+        np.minimum.at(lowest, key, np.array(least)[rank[rows]])
+        np.maximum.at(highest, key, np.array(most)[rank[rows]])
+        return np.asarray((lowest == highest) & ~served)
+
+    if not all(isinstance(worker.overlap_slowdown, OverlapSlowdown) for own in members for worker in own):
+        first = [own[0] for own in hosts]
+        apart = ~together(first, first)[key] & (kind != PUSH_PULL)
+        messages = (kind == SEND) | (kind == RECEIVE)
+        channels[key[apart & messages]] = MESSAGE_CHANNELS
+        collective = apart & ~messages
+        numbers, which = np.unique(group[collective], return_inverse=True)
+        channels[key[collective]] = np.array(
+            [_group_channels(context, [members[each][0] for each in plan.groups[i]]) for i in numbers.tolist()],
+            dtype=np.int64,
+        )[which]
+    channels[together([min(own) for own in hosts], [max(own) for own in hosts])] = IN_MACHINE
+    return channels
+
+
+def _group_channels(context: RunContext, workers: Sequence[Worker]) -> int:
+    """Return how many channels of NCCL the collectives of workers on several machines use."""
+    device = workers[0].workload.device
+    nodes = tuple(context.nodes[worker.rank] for worker in workers)
+    return network_channels(context.cluster, nodes, "" if device is None else device.name)
 
 
 EVALUATION = "evaluation"

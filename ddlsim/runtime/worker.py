@@ -23,7 +23,7 @@ from ddlsim.runtime.loop import Loop
 from ddlsim.runtime.recorder import COMMUNICATION, COMPUTE, INPUT, WAITING, Recorder
 from ddlsim.streams import stream
 from ddlsim.workload.compute import Workload
-from ddlsim.workload.contention import NO_SLOWDOWN, OverlapSlowdown
+from ddlsim.workload.contention import NO_SLOWDOWN, Contention
 from ddlsim.workload.jitter import Jitter, NoJitter, Slow, slow_intervals, slowed_duration
 
 Process = Generator[simpy.Event, object, None]
@@ -151,7 +151,7 @@ class Worker:
     workload_at: Callable[[float], Workload] | None = None
     params: Value[Array] = ABSENT
     factor: float = 1.0
-    overlap_slowdown: OverlapSlowdown = NO_SLOWDOWN
+    overlap_slowdown: Contention = NO_SLOWDOWN
     #: seconds of extra compute, such as an evaluation, to be done before the next step
     owed: float = 0.0
     feed: Feed | None = None

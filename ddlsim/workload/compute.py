@@ -25,7 +25,7 @@ import numpy as np
 from ddlsim.arguments import Count, Density, Index, checked, quantity
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.units import si
-from ddlsim.workload.contention import NO_SLOWDOWN, OverlapSlowdown
+from ddlsim.workload.contention import NO_SLOWDOWN, Contention
 from ddlsim.workload.devices import Curve, Device
 from ddlsim.workload.model import Layer, Model, load_model
 from ddlsim.workload.optimizer_rules import NORM_LAUNCHES, NORM_TRAFFIC, NORMS, OPTIMIZER_RULES
@@ -37,11 +37,11 @@ from ddlsim.workload.precision import (
     has_products,
 )
 from ddlsim.workload.products import (
+    ChannelSlowdown,
     Floats,
     Ints,
     Timing,
     check_kernels,
-    collectives_slowdown,
     has_kernels,
     kernel_times,
     launched,
@@ -224,12 +224,12 @@ class Workload:
         return self.stack.main_gradients if self.by_kernel else None
 
     @functools.cached_property
-    def slowdown(self) -> OverlapSlowdown:
-        """How much longer it computes beside collectives, of the kernels that its times are sums of."""
-        if self.known or not self.by_kernel:
+    def slowdown(self) -> Contention:
+        """How much longer it computes beside exchanges, of the kernels that its times are sums of."""
+        if self.known or not self.by_kernel or not self.stack.occupies:
             return NO_SLOWDOWN
         tensor, sequence = self.shard
-        return self.stack.slowdown(collectives_slowdown(self.model, self.timing(tensor, sequence=sequence)))
+        return ChannelSlowdown(self.model, self.timing(tensor, sequence=sequence))
 
     @property
     def accumulation_time(self) -> Floats:

@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Protocol
 
 from ddlsim.arguments import checked, number
 
 Slower = Annotated[float, number(1.0, hint=" (1.2: 20 % longer; 1: no slowdown)")]
+
+#: in place of a number of channels: an exchange between devices in the same machine, and one between machines that
+#: does not use NCCL's channels (parameter servers)
+IN_MACHINE, OTHER = 0, -1
+
+
+class Contention(Protocol):
+    """How much longer a device computes while it communicates."""
+
+    def beside(self, channels: int) -> float:
+        """Return the factor by which computation takes longer during an exchange.
+
+        channels  number of channels of NCCL that the exchange uses between machines; or :data:`IN_MACHINE`,
+                  :data:`OTHER`
+        """
 
 
 @checked
@@ -30,6 +45,10 @@ class OverlapSlowdown:
 
     inside: Slower = 1.0
     between: Slower = 1.0
+
+    def beside(self, channels: int) -> float:
+        """Return the factor during an exchange, whatever its number of channels (:class:`Contention`)."""
+        return self.inside if channels == IN_MACHINE else self.between
 
 
 #: beside the kernels of a communication library on GPUs, on average (Lee et al. 2025)

@@ -308,17 +308,26 @@ def kernel_times(model: Model, timing: Timing) -> tuple[Floats, Floats]:
     return times[:, 0], times[:, 1]
 
 
-def collectives_slowdown(model: Model, timing: Timing) -> float:
-    """Return how much longer all layers take while collectives occupy the multiprocessors that the stack gives them.
+class ChannelSlowdown:
+    """How much longer all layers take while the channels of an exchange occupy multiprocessors.
 
     All kernels have fewer multiprocessors left; see also :func:`product_time`. Compared with measurements on one H100
     (accuracy/data/channels_h100.jsonl).
     """
-    occupied = timing.stack.channels
-    if not occupied or timing.kernels.units <= occupied:
-        return 1.0
-    alone, beside = (kernel_times(model, timing._replace(occupied=n)) for n in (0, occupied))
-    return float(np.sum(beside) / np.sum(alone))
+
+    def __init__(self, model: Model, timing: Timing) -> None:
+        self._model, self._timing = model, timing
+        self._seconds: dict[int, float] = {}  # of all layers, by the number of multiprocessors that are occupied
+
+    def beside(self, channels: int) -> float:
+        """Return the factor during an exchange (:class:`~ddlsim.workload.contention.Contention`)."""
+        occupied = self._timing.stack.occupied(channels)
+        if not occupied or self._timing.kernels.units <= occupied:
+            return 1.0
+        for n in (0, occupied):
+            if n not in self._seconds:
+                self._seconds[n] = float(np.sum(kernel_times(self._model, self._timing._replace(occupied=n))))
+        return self._seconds[occupied] / self._seconds[0]
 
 
 def score_times(model: Model, timing: Timing) -> Floats:

@@ -17,7 +17,7 @@ from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.output_files import check_suffix, write_text
 from ddlsim.plain import read_toml
 from ddlsim.schema import PLAIN, to_toml
-from ddlsim.workload.contention import OverlapSlowdown
+from ddlsim.workload.contention import IN_MACHINE, OTHER
 from ddlsim.workload.devices import Device
 from ddlsim.workload.precision import GRADIENT_TYPES
 
@@ -50,7 +50,12 @@ class Stack:
     call_time       time in seconds that a collective takes in addition to its messages: library call, kernel start and
                     end
     rank_delay      delay in seconds between consecutive ranks of a tensor-parallel group when they enter a collective
-    channels        number of multiprocessors that the kernels of collectives occupy (one block per NCCL channel)
+    channels        number of multiprocessors that the kernels of collectives inside a machine occupy (one block per
+                    NCCL channel); 0: collectives occupy none
+    network_channels
+                    the same number for collectives and messages between machines; None: the number that NCCL chooses
+                    for the network interfaces of a group (:func:`ddlsim.collectives.nccl.network_channels`), or 0 if
+                    `channels` is 0
     slowdown_scope  whether matrix products slow down during collectives "inside" machines, "between" machines, or
                     "both"
     fused_softmax   scale, mask and softmax are fused into one kernel if micro_batch x heads / tensor is a multiple of
@@ -98,6 +103,7 @@ class Stack:
     call_time: _Time = 0.0
     rank_delay: _Time = 0.0
     channels: Index = 0
+    network_channels: Index | None = None
     slowdown_scope: Annotated[str, one_of("inside", "between", "both")] = "both"
     fused_softmax: Index = 0
     gradient_dtype: _Type = "bf16"
@@ -132,10 +138,22 @@ class Stack:
         known = {} if device.kernels is None else device.kernels.attention
         return next((name for name in self.attention if name in known), None)
 
-    def slowdown(self, factor: float) -> OverlapSlowdown:
-        """Return a factor by which computation takes longer during collectives, for those that slow it down."""
-        inside, between = self.slowdown_scope != "between", self.slowdown_scope != "inside"
-        return OverlapSlowdown(factor if inside else 1.0, factor if between else 1.0)
+    @property
+    def occupies(self) -> bool:
+        """Whether any collectives occupy multiprocessors."""
+        return self.channels > 0 or bool(self.network_channels)
+
+    def occupied(self, channels: int) -> int:
+        """Return how many multiprocessors an exchange occupies.
+
+        channels  that NCCL chooses for it between machines; or :data:`~ddlsim.workload.contention.IN_MACHINE`,
+                  :data:`~ddlsim.workload.contention.OTHER`
+        """
+        if self.slowdown_scope not in ("both", "inside" if channels == IN_MACHINE else "between"):
+            return 0
+        if channels != IN_MACHINE and self.network_channels is not None:
+            return self.network_channels
+        return self.channels if channels in (IN_MACHINE, OTHER) or not self.channels else channels
 
 
 StackLike = Annotated[str | Path | Stack, "a name such as 'megatron', a stack file or a Stack object"]

@@ -13,7 +13,7 @@ from ddlsim.cluster import load_cluster
 from ddlsim.cluster.generators import star
 from ddlsim.cluster.nodes import MultiGpu
 from ddlsim.collectives import build
-from ddlsim.collectives.nccl import bus_bandwidth, nccl_time
+from ddlsim.collectives.nccl import bus_bandwidth, nccl_time, network_channels
 from ddlsim.errors import ConfigError
 from ddlsim.network import schedule_time
 
@@ -246,3 +246,33 @@ def test_the_choice_is_the_least_of_all(nbytes):
 def test_what_makes_no_sense_is_refused(more, message):
     with pytest.raises(ConfigError, match=message):
         nccl_time("dgx-a100-pod", **{"nbytes": 1e6, **more})
+
+
+@pytest.mark.parametrize(("cluster", "device", "per_machine", "expected"), [
+    ("dgx-h100-pod", "h100", 1, 4),  # a ring of 48 GB/s, split in two; two channels for each
+    ("dgx-h100-pod", "h100", 4, 16),
+    ("dgx-h100-pod", "h100", 6, 24),  # six are not split, but have four channels each
+    ("dgx-h100-pod", "h100", 8, 16),  # eight have two channels each
+    ("dgx-h100-pod", "a100", 8, 16),
+    ("dgx-h100-pod", "a100", 1, 2),  # 24 GB/s by PCIe 4.0
+    ("dgx-a100-pod", "a100", 1, 2),
+    ("dgx-a100-pod", "a100", 2, 4),
+    ("dgx-b300-pod", "b300", 1, 8),  # 96 GB/s: split in two of 48, which have four channels each
+    ("dgx-b300-pod", "b300", 8, 32),
+    ("aws-p5-48xlarge", "h100", 1, 4),  # the plugin bundles a GPU's four interfaces of 100 Gbit/s
+    ("aws-p4de", "a100", 8, 8),  # four interfaces for eight GPUs
+    ("cloud-25g-16x8-v100", "v100", 8, 2),  # one interface
+    ("office-1gbe", "h100", 1, 2),
+])  # fmt: skip
+def test_channels_between_machines(cluster, device, per_machine, expected):
+    """By hand, from search.cc and connect.cc: of three machines, the first few GPUs."""
+    loaded = load_cluster(cluster)
+    machines = loaded.workers.reshape(-1, 1 if cluster == "office-1gbe" else 8)[:3, :per_machine]
+    assert network_channels(loaded, tuple(machines.ravel().tolist()), device) == expected
+
+
+def test_the_machine_with_the_fewest_interfaces_counts():
+    """Two machines, one of which has a single GPU in the group."""
+    loaded = load_cluster("dgx-a100-pod")
+    nodes = tuple(loaded.workers[[0, 1, 2, 3, 8]].tolist())
+    assert network_channels(loaded, nodes, "a100") == 2

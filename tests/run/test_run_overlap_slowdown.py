@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 
@@ -162,3 +163,49 @@ def test_a_slow_down_of_the_stack_is_not_reported_as_set():
     parts = "dgx-h100-pod", "gpt2", ddlsim.AsyncParameterServer()
     notes = [ddlsim.simulate(*parts, workers=4, steps=2, overlap_slowdown=by).notes for by in (None, 1.5)]
     assert ["overlap_slowdown" in " ".join(each) for each in notes] == [False, True]
+
+
+LLAMA = "llama-3-8b+layers=2+seq=2048"
+
+
+def llama(strategy, stack="torchtitan", cluster="dgx-h100-pod", workers=(0, 1, 8, 9), **options):
+    """Seconds that rank 0 computes in two steps of two layers."""
+    run = {"batch_size": 4 * len(workers) if isinstance(workers, tuple) else 8, "steps": 2, "warmup": 0} | options
+    result = ddlsim.simulate(cluster, LLAMA, strategy, workers=workers, stack=stack, **run)
+    return result.recorder.seconds[0]["compute"]
+
+
+def with_channels(n, **options):
+    return dataclasses.replace(ddlsim.load_stack("torchtitan"), network_channels=n, **options)
+
+
+@pytest.mark.parametrize(("strategy", "workers", "channels"), [
+    (ddlsim.FSDP(), (0, 1, 8, 9), 8),  # two interfaces in each machine
+    (ddlsim.FSDP(), (0, 8, 16), 4),
+    (ddlsim.FSDP(shard=2), (0, 1, 8, 9), 4),  # only replicas communicate between machines, one GPU in each
+    (ddlsim.Parallel(tensor=2, data=2, overlap="layer"), (0, 1, 8, 9), 4),
+    (ddlsim.Parallel(tensor=2, pipeline=2, micro_batch=2), (0, 1, 8, 9), 2),  # messages
+])  # fmt: skip
+def test_a_group_occupies_the_channels_of_its_interfaces(strategy, workers, channels):
+    expected = llama(strategy, with_channels(channels), workers=workers)
+    assert llama(strategy, workers=workers) == expected
+    assert expected < llama(strategy, with_channels(16), workers=workers)
+
+
+@pytest.mark.parametrize("strategy", [ddlsim.FSDP(), ddlsim.FSDP(shard=2), ddlsim.Parallel(tensor=2, data=2)])
+def test_in_one_machine_the_stack_s_channels_count(strategy):
+    once, other = (llama(strategy, with_channels(n), workers=4) for n in (None, 0))
+    assert once == other < llama(strategy, with_channels(None, channels=32), workers=4)
+
+
+def test_what_the_user_sets_counts():
+    """An explicit factor hides the stack's, whatever the number of channels."""
+    given = [llama(ddlsim.FSDP(), with_channels(n), overlap_slowdown=1.2) for n in (None, 0, 32)]
+    assert given[0] == given[1] == given[2] != llama(ddlsim.FSDP())
+
+
+def test_groups_of_several_kinds_count_at_the_same_time():
+    """Replicas with one GPU per machine and shards inside a machine: at most as slow as if all used the most."""
+    both = ddlsim.FSDP(shard=2)
+    most, least = llama(both, with_channels(16)), llama(both, with_channels(0))
+    assert least < llama(both) < most

@@ -26,6 +26,7 @@ from ddlsim import (
 )
 from ddlsim.run.prepare import prepare
 from ddlsim.workload.compute import Roofline, Workload, make_workload
+from ddlsim.workload.contention import IN_MACHINE, OTHER
 from ddlsim.workload.memory import Holding, kept_nbytes, memory_of
 from ddlsim.workload.precision import LOW_PRECISIONS
 from ddlsim.workload.products import Product, Timing, kernel_times, product_time
@@ -119,16 +120,37 @@ def test_weights_are_gathered_as_operands() -> None:
 
 def test_collectives_take_multiprocessors() -> None:
     """16 of 132; steps that were measured include it."""
-    slowdown = work().slowdown
-    assert slowdown.inside == slowdown.between
-    assert 132 / 116 < slowdown.inside < 1.35
+    inside = work().slowdown.beside(IN_MACHINE)
+    assert 132 / 116 < inside < 1.35
     assert work(compute=Measured("1 s", 1)).slowdown == OverlapSlowdown()
     assert work("maxtext").slowdown == OverlapSlowdown()
     alone = replace(load_stack("torchtitan"), channels=0)
     run = {"strategy": FSDP(), "batch_size": 8, "workers": 8, "steps": 1}
     times = [simulate("dgx-h100-pod", MODEL, stack=stack, **run).step_time for stack in (alone, "torchtitan")]
-    assert times[0] < times[1] < slowdown.inside * times[0]
+    assert times[0] < times[1] < inside * times[0]
     assert simulate("dgx-h100-pod", MODEL, overlap_slowdown=1.0, **run).step_time == pytest.approx(times[0], rel=1e-12)
+
+
+def test_exchanges_occupy_channels() -> None:
+    """Between machines the channels of NCCL count, unless the stack sets a number."""
+
+    def occupied(**values: object) -> list[int]:
+        stack = replace(load_stack("torchtitan"), **values)  # type: ignore[arg-type]
+        return [stack.occupied(channels) for channels in (IN_MACHINE, 4, OTHER)]
+
+    assert occupied() == [16, 4, 16]
+    assert occupied(network_channels=8) == [16, 8, 8]
+    assert occupied(network_channels=0) == [16, 0, 0]
+    assert occupied(channels=0) == [0, 0, 0]
+    assert occupied(channels=0, network_channels=2) == [0, 2, 2]
+    assert occupied(slowdown_scope="inside") == [16, 0, 0]
+    assert occupied(slowdown_scope="between") == [0, 4, 16]
+    factors = [work().slowdown.beside(channels) for channels in (OTHER, 8, 4, 2)]
+    assert factors == sorted(factors, reverse=True)
+    beside, alone = (
+        np.sum(kernel_times(MODEL, Timing(H100, load_stack("torchtitan"), 1, "bf16", True, occupied=n))) for n in (4, 0)
+    )
+    assert factors[2] == beside / alone > 132 / 128
 
 
 def test_products_take_longer_beside_collectives() -> None:
@@ -162,7 +184,7 @@ def test_a_tensor_rank_s_smaller_products_lose_more() -> None:
     whole = make_workload(
         load_model("llama-3-70b+layers=2"), H100, 1, stack="torchtitan", compute=PerKernel(), precision="bf16"
     )
-    assert tensor_parallel(whole, 8).workload.slowdown.inside > whole.slowdown.inside
+    assert tensor_parallel(whole, 8).workload.slowdown.beside(IN_MACHINE) > whole.slowdown.beside(IN_MACHINE)
 
 
 def test_unfused_softmax_moves_more() -> None:
