@@ -112,8 +112,8 @@ it improves.
 - The stack `fms-fsdp` was added after its rows were known. Its element-wise kernels were measured on one H100. Its
   share of the rate of matrix products is fitted to the row of Llama 2 7B on A100.
 - The numbers of `llm-foundry` are rounded. They explain the rows of one machine almost as well as the least-squares fit
-  (a mean error of 4.9 % instead of 4.7 %). With the numbers of the fit, the mean error for several machines would be
-  5.1 %. This was known when they were last checked.
+  (a mean error of 4.7 % instead of 4.6 %). With the numbers of the fit, the mean error for several machines would be
+  5.2 % instead of 3.7 %. This was known when they were last checked.
 
 **Collectives**
 
