@@ -199,7 +199,7 @@ class UnderWay:
     def _check(self) -> None:
         """Raise ConfigError for what has no effect with this strategy, or note it."""
         experiment, context = self.experiment, self.context
-        if self.recorder.down is not None:
+        if not context.waits_for_all:
             check_free(experiment)
         if context.compression is not None and not context.compresses:
             raise ConfigError(

@@ -124,8 +124,8 @@ class Lanes:
         """Return the outages of each worker, and of servers on its machine. Workers that wait for all others in every
         step, or round, have none."""
         context, common = self.context, {(ls.STEP, ls.COMMON), (ls.MEET, 1)}
-        in_common = any((op.kind, op.number) in common for op in self.ops)
-        if in_common or not context.crashes:
+        context.waits_for_all = any((op.kind, op.number) in common for op in self.ops)
+        if context.waits_for_all or not context.crashes:
             return ()
         context.recorder.down = context.crashes
         gathered = [op.number for op in self.ops if op.kind in (ls.GATHER, ls.GATHER_NEW)]

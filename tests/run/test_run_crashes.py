@@ -177,6 +177,16 @@ def test_what_makes_no_sense(fields, message):
         simulated(given.pop("strategy"), given.pop("failures"), **given)
 
 
+@pytest.mark.parametrize("name", FREE)
+def test_what_makes_sense_only_if_all_stop_together(name):
+    """Whether workers stop for each other does not depend on how many gradients make an update, or on the failures."""
+    unused = {"checkpoints": Checkpoints("10 min", stall="5 s")}
+    for fields in (unused, {"elastic": Elastic()}, {"failures": Failures("1 h", per="job")}):
+        given = {"failures": None if fields is unused else Failures("1 h"), **fields}
+        with pytest.raises(ConfigError, match=r"not supported with .*, whose workers do not stop"):
+            simulated(FREE[name], given.pop("failures"), **given)
+
+
 def test_a_run_of_some_steps_stands_for_a_month():
     failures = Failures("10 h", per="host", repair="1 h", restart="5 min")
     for strategy in (ddlsim.AsyncParameterServer(), ddlsim.ADPSGD()):
