@@ -40,7 +40,7 @@ from ddlsim.network.state import Bools, Floats, Ints, Table, grown
 
 #: a row of state.WAY, and one of state.CONNECTION
 Way = tuple[float, float, float, float, float, float, float, float, float, int, int]
-Connection = tuple[float, float, int, int, int, int]
+Connection = tuple[float, float, float, int, int, int, int, int, int]
 _BY_ITSELF: Way = (0.0, 0.0, 0.0, math.inf, math.inf, 0.0, 0.0, 0.0, math.inf, -1, -1)
 
 
@@ -98,7 +98,7 @@ class Ways:
             channel = self._n_channels
             self._n_channels += 1
             self.limits.append(terms.limit)
-        self.connections.append((terms.initial, 0.0, -1, -1, 0, terms.ordered))
+        self.connections.append((terms.initial, 0.0, 0.0, -1, -1, 0, terms.ordered, 0, 0))
         self._n += 1
         return (*terms[:9], self._n - 1, channel)
 

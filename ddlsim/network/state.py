@@ -175,8 +175,12 @@ WAY = record(
     channel="n",
 )
 #: window: bytes under way at most, as of `since`, when its last message ended; first, last: slots of the messages that
-#: wait for their turn, -1: none; busy: 1 while one has it; ordered: 0 if its messages do not wait for each other
-CONNECTION = record(window="f", since="f", first="n", last="n", busy="n", ordered="n")
+#: wait for their turn, -1: none; busy: 1 while one has it; ordered: 0 if its messages do not wait for each other;
+#: under_way: messages that have had their turn and not arrived; pending: those of them that have not started, the last
+#: of which starts at `released` (s)
+CONNECTION = record(
+    window="f", since="f", released="f", first="n", last="n", busy="n", ordered="n", under_way="n", pending="n"
+)
 #: hops[first:last] are the channels of the route, each message crosses `n_hops`, one after the other; handled: bytes
 #: for whose time a message uses them, per byte of it; occupies: factor on the overheads of its sender and receiver, 0.0
 #: for messages of collectives whose known time includes them
