@@ -88,7 +88,7 @@ def empty_net(capacity: Floats, send_overhead: Floats, recv_overhead: Floats, re
         instances=np.zeros(0, dtype=st.INSTANCE),
         threads=np.zeros(0, dtype=st.THREAD),
         counters=no_places,
-        delivered=np.zeros(0),
+        arrivals=np.zeros(0, dtype=st.ARRIVAL),
         ready=np.zeros(0, dtype=st.READY),
         out=np.zeros(0, dtype=st.OUT),
         foreign=np.zeros(0, dtype=st.OUT),

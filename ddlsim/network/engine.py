@@ -40,7 +40,7 @@ from ddlsim.network.state import Bools, Floats, Ints, Table, grown
 
 #: a row of state.WAY, and one of state.CONNECTION
 Way = tuple[float, float, float, float, float, float, float, float, float, int, int]
-Connection = tuple[float, float, int, int, int, int]
+Connection = tuple[float, float, float, int, int, int, int, int, int]
 _BY_ITSELF: Way = (0.0, 0.0, 0.0, math.inf, math.inf, 0.0, 0.0, 0.0, math.inf, -1, -1)
 
 
@@ -98,7 +98,7 @@ class Ways:
             channel = self._n_channels
             self._n_channels += 1
             self.limits.append(terms.limit)
-        self.connections.append((terms.initial, 0.0, -1, -1, 0, terms.ordered))
+        self.connections.append((terms.initial, 0.0, 0.0, -1, -1, 0, terms.ordered, 0, 0))
         self._n += 1
         return (*terms[:9], self._n - 1, channel)
 
@@ -328,7 +328,7 @@ class Engine:
         threads = net.threads[row["threads"] : row["threads"] + shape.n_ranks * shape.n_lanes]
         threads[:] = np.array((-1, st.NOT_JOINED, 0, 0, 0), dtype=st.THREAD)
         net.counters[row["counters"] : row["ranks"]] = 0
-        net.delivered[row["counters"] : row["ranks"]] = 0.0
+        net.arrivals[row["counters"] : row["ranks"]].view(np.int64)[:] = 0  # all fields; assigning records is slow
         net.counters[row["ranks"] : row["ranks"] + shape.n_ranks] = shape.n_lanes
         row["ranks_left"] = shape.n_ranks
         row["nbytes"] = 1.0 if sizes is not None else float(cast(float, nbytes))
@@ -558,8 +558,8 @@ class Engine:
         threads, _ = self._extend("threads", n_threads)
         counters, _ = self._extend("counters", shape.n_messages + shape.n_ranks)
         self.net = self.net._replace(ready=grown(self.net.ready, len(self.net.threads)))
-        if (shape.stride * shape.reduce).any():  # a repetition can be reduced sooner than the one before
-            self.net = self.net._replace(delivered=grown(self.net.delivered, counters + shape.n_messages))
+        if self.net.counts[st.AHEAD] or (shape.stride * shape.reduce).any():  # a repetition can overtake the one before
+            self.net = self.net._replace(arrivals=grown(self.net.arrivals, counters + shape.n_messages))
         if self._ways is not None:
             self.net = self.net._replace(parked=grown(self.net.parked, len(self.net.counters)))
         self.instance_program.append(program)

@@ -18,7 +18,7 @@ from ddlsim.network.intrinsics import attach_at, view_at
 from ddlsim.network.queues import enter, serve, settle
 from ddlsim.network.shaping import start_shaped
 from ddlsim.network.state import TRANSPORTED
-from ddlsim.network.transport import has_to_wait, next_in_line
+from ddlsim.network.transport import follows, has_to_wait, next_in_line
 
 _Extension: TypeAlias = Callable[[int, int, int, float], int]
 
@@ -45,8 +45,9 @@ def _entry_points(stamp: int) -> tuple[_Extension, _Extension, _Extension]:
         stamp  # noqa: B018
         net = attach_at(table)
         if what == START:
-            waits = net.counts[TRANSPORTED] == 1 and has_to_wait(net, slot)
-            if waits or start_shaped(net, slot):
+            if net.counts[TRANSPORTED] == 1 and has_to_wait(net, slot):
+                return 0
+            if start_shaped(net, slot, net.counts[TRANSPORTED] == 1 and follows(net, slot)):
                 return 0
         if net.counts[TRANSPORTED] == 1:
             next_in_line(net, slot)

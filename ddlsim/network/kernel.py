@@ -202,7 +202,7 @@ def _entry_points(stamp: int) -> tuple[Callable[..., int], _Call, _Call]:
         interrupt(net, now)
         net.counts[LIVE_SINGLE] += 1
         net.counts[LIVE_SENDS] += 1
-        issue(net, -1 - handle, target, nbytes, route, source)
+        issue(net, -1 - handle, target, nbytes, route, source, 0)
 
     return advance, join, send_one
 

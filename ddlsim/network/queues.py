@@ -173,6 +173,7 @@ def send_units(net: Net, slot, arriving):  # type: ignore[no-untyped-def]
         entry = slot << net.counts[HOP_SHIFT]
         channel = net.crossings[entry].channel
         work(net, channel)
+        handed_over = net.trains[slot].left <= 0.0  # before: the connection is another message's
         while net.trains[slot].flying < net.trains[slot].allowed + arriving and net.trains[slot].left > 0.0:
             size = min(net.trains[slot].unit, net.trains[slot].left)
             net.trains[slot].left -= size
@@ -188,7 +189,7 @@ def send_units(net: Net, slot, arriving):  # type: ignore[no-untyped-def]
             put_mark(net, channel, entry, UNIT if net.trains[slot].left > 0.0 else END, 0.0)
         touch(net, channel)
         connection: int = ordered_connection(net, slot)
-        if connection < 0:
+        if connection < 0 or handed_over:
             return
         following = net.connections[connection].first
         net.connections[connection].busy = 1 if net.trains[slot].left > 0.0 or following >= 0 else 0

@@ -6,6 +6,8 @@ A rank in a lane (a *thread*) whose sends and receipts of a step are all done is
 
 from __future__ import annotations
 
+import numpy as np
+
 from ddlsim.compiler import inlined
 from ddlsim.network.calendar import push_timer
 from ddlsim.network.changes import has_changes
@@ -17,6 +19,7 @@ from ddlsim.network.state import (
     DELIVERED,
     DELIVERING,
     ENDED,
+    FLOWING,
     FREE,
     HEADERS,
     ISSUE_SEQUENCE,
@@ -32,6 +35,7 @@ from ddlsim.network.state import (
     N_OUT,
     N_READY,
     NOW,
+    RERATED,
     ROUND_DELIVERY_MAX,
     ROUND_DELIVERY_MIN,
     STEPPED,
@@ -47,7 +51,7 @@ from ddlsim.network.transport import answer, asks
 
 
 @inlined
-def issue(net: Net, instance, message, nbytes, route, source):  # type: ignore[no-untyped-def]
+def issue(net: Net, instance, message, nbytes, route, source, repetition):  # type: ignore[no-untyped-def]
     """Send a message from node `source` now: sender overhead, then latency, then it flows."""
     n = net.counts[N_FREE] - 1
     net.counts[N_FREE] = n
@@ -57,6 +61,7 @@ def issue(net: Net, instance, message, nbytes, route, source):  # type: ignore[n
     net.slots[slot].message = message
     net.slots[slot].route = route
     net.slots[slot].nbytes = nbytes
+    net.slots[slot].repetition = repetition
     net.slots[slot].sequence = net.counts[ISSUE_SEQUENCE]
     net.counts[ISSUE_SEQUENCE] += 1
     book_issue(net, route, nbytes, 1.0)
@@ -103,16 +108,27 @@ def finished(net: Net, slot):  # type: ignore[no-untyped-def]
         done = max(done, net.nodes[target].recv_free) + overhead
         net.nodes[target].recv_free = done
     done += reduce_time
-    if instance >= 0 and net.messages[message].stride * net.messages[message].reduce > 0:
-        done = in_turn(net, net.instances[instance].counters + net.messages[message].counter, done)
-    if overhead + reduce_time > 0.0 or done > now:
-        net.slots[slot].state = DELIVERING
-        net.counts[N_DELIVERING] += 1
-        net.reals[ROUND_DELIVERY_MIN] = min(net.reals[ROUND_DELIVERY_MIN], done - now)
-        net.reals[ROUND_DELIVERY_MAX] = max(net.reals[ROUND_DELIVERY_MAX], done - now)
-        push_timer(net, done, slot)
-    else:
-        deliver(net, slot)
+    takes_time = overhead + reduce_time > 0.0
+    if instance >= 0 and is_early(net, slot, instance, message):
+        hold(net, slot, net.instances[instance].counters + net.messages[message].counter, done)
+        slot = -1
+    while slot >= 0:
+        if instance >= 0 and (net.counts[AHEAD] > 0 or net.messages[message].stride * net.messages[message].reduce > 0):
+            done = in_turn(net, net.instances[instance].counters + net.messages[message].counter, done)
+        if takes_time or done > now:
+            net.slots[slot].state = DELIVERING
+            net.counts[N_DELIVERING] += 1
+            net.reals[ROUND_DELIVERY_MIN] = min(net.reals[ROUND_DELIVERY_MIN], done - now)
+            net.reals[ROUND_DELIVERY_MAX] = max(net.reals[ROUND_DELIVERY_MAX], done - now)
+            push_timer(net, done, slot)
+        else:
+            deliver(net, slot)
+        slot = -1
+        if instance >= 0 and net.counts[AHEAD] > 0:
+            slot = next_held(net, net.instances[instance].counters + net.messages[message].counter)
+            if slot >= 0:
+                done = max(net.trains[slot].done, now)
+                takes_time = False
     if instance >= 0:
         thread = net.messages[message].src
         state = net.instances[instance].threads + thread
@@ -128,9 +144,49 @@ def in_turn(net: Net, place, done):  # type: ignore[no-untyped-def]
     A smaller repetition is reduced sooner and may overtake the one before. Arrivals are only counted, so it must not be
     mistaken for the earlier one; no rank waits for it before the earlier one has come.
     """
-    done = max(done, net.delivered[place])
-    net.delivered[place] = done
+    done = max(done, net.arrivals[place].last)
+    net.arrivals[place].last = done
+    net.arrivals[place].known += 1
     return done
+
+
+@inlined
+def is_early(net: Net, slot, instance, message):  # type: ignore[no-untyped-def]
+    """Whether a message has overtaken an earlier repetition: where a rank sends ahead, several can be under way."""
+    place = net.instances[instance].counters + net.messages[message].counter
+    return net.counts[AHEAD] > 0 and net.slots[slot].repetition != net.arrivals[place].known
+
+
+@inlined
+def hold(net: Net, slot, place, done):  # type: ignore[no-untyped-def]
+    """Hold a repetition that is early until those before it have come; it is received and reduced at `done`."""
+    net.slots[slot].state = DELIVERING
+    net.counts[N_DELIVERING] += 1
+    net.counts[RERATED] += 1  # no round to be replayed
+    net.reals[ROUND_DELIVERY_MAX] = np.inf
+    net.trains[slot].done = done
+    before = -1
+    following = net.arrivals[place].held - 1
+    while following >= 0 and net.slots[following].repetition < net.slots[slot].repetition:
+        before = following
+        following = net.trains[following].next - 1
+    net.trains[slot].next = following + 1
+    if before < 0:
+        net.arrivals[place].held = slot + 1
+    else:
+        net.trains[before].next = slot + 1
+
+
+@inlined
+def next_held(net: Net, place):  # type: ignore[no-untyped-def]
+    """Return the slot of the held repetition that comes after the last known one, and hold it no longer; -1: none."""
+    slot = net.arrivals[place].held - 1
+    if slot < 0 or net.slots[slot].repetition != net.arrivals[place].known:
+        return -1
+    net.arrivals[place].held = net.trains[slot].next
+    net.slots[slot].state = FLOWING
+    net.counts[N_DELIVERING] -= 1
+    return slot
 
 
 @inlined
@@ -244,7 +300,8 @@ def enter_step(net: Net, table, instance, thread, step, repetition):  # type: ig
         nbytes = table.nbytes * net.weights[place]
         if net.counts[HEADERS] == 1:
             nbytes += net.headers[place]
-        issue(net, instance, message, nbytes, net.messages[message].route, net.messages[message].source)
+        route = net.messages[message].route
+        issue(net, instance, message, nbytes, route, net.messages[message].source, repetition)
     return net.threads[state].sends_left <= net.counts[AHEAD] and missing == 0
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from ddlsim.compiler import inlined
 from ddlsim.network.flows import book_issue, log_busy, share_of
 from ddlsim.network.state import (
+    AHEAD,
     DELIVERED,
     DELIVERING,
     EPOCH,
@@ -173,6 +174,7 @@ def book(net: Net, done, transfer, start):  # type: ignore[no-untyped-def]
         net.fifo[i & mask].time = start
         place = net.instances[net.slots[slot].instance].counters + net.messages[net.slots[slot].message].counter
         net.counters[place] += done
+        skip_repetitions(net, slot, place, done)
         nbytes = net.slots[slot].nbytes
         route = net.slots[slot].route
         book_issue(net, route, nbytes, done)
@@ -186,6 +188,14 @@ def book(net: Net, done, transfer, start):  # type: ignore[no-untyped-def]
     repeat_threads(net, done)
     net.counts[N_MESSAGES] += done * n
     net.counts[FAST_FORWARDED] += done * n
+
+
+@inlined
+def skip_repetitions(net: Net, slot, place, done):  # type: ignore[no-untyped-def]
+    """Let the message in a slot be a later repetition by `done`; its arrivals are at `place`."""
+    net.slots[slot].repetition += done
+    if net.counts[AHEAD] > 0:
+        net.arrivals[place].known += done
 
 
 @inlined

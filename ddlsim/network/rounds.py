@@ -16,7 +16,7 @@ import numpy as np
 from ddlsim.compiler import inlined
 from ddlsim.network.calendar import insert
 from ddlsim.network.flows import book_issue, link_bytes, share_of
-from ddlsim.network.replay import later, repeat_threads
+from ddlsim.network.replay import later, repeat_threads, skip_repetitions
 from ddlsim.network.state import (
     DELIVERED,
     DELIVERING,
@@ -349,7 +349,9 @@ def book_rounds(net: Net, done, passed):  # type: ignore[no-untyped-def]
 def book_message(net: Net, slot, done, passed):  # type: ignore[no-untyped-def]
     """Book a message of `done` replayed rounds, which took `passed` s."""
     table = net.instances[net.slots[slot].instance]
-    net.counters[table.counters + net.messages[net.slots[slot].message].counter] += done
+    place = table.counters + net.messages[net.slots[slot].message].counter
+    net.counters[place] += done
+    skip_repetitions(net, slot, place, done)
     nbytes = net.slots[slot].nbytes
     route = net.slots[slot].route
     book_issue(net, route, nbytes, done)

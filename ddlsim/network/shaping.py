@@ -15,8 +15,8 @@ from ddlsim.network.sums import book_bytes
 
 
 @inlined
-def start_shaped(net: Net, slot):  # type: ignore[no-untyped-def]
-    """Let a message flow, less what the buckets on its route let through at once.
+def start_shaped(net: Net, slot, follows):  # type: ignore[no-untyped-def]
+    """Let a message flow, less what the buckets on its route let through at once: nothing if it `follows` another one.
 
     Returns False if that is the whole message, so that it has arrived.
     """
@@ -24,7 +24,7 @@ def start_shaped(net: Net, slot):  # type: ignore[no-untyped-def]
     route = net.slots[slot].route
     first = net.routes[route].first
     last = net.routes[route].last
-    saved = min(saved_bytes(net, first, last), wire)
+    saved = 0.0 if follows else min(saved_bytes(net, first, last), wire)
     if saved > 0.0:
         for h in range(first, last):
             net.buckets[net.hops[h]].tokens -= saved * share_of(net, h)

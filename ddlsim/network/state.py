@@ -175,8 +175,12 @@ WAY = record(
     channel="n",
 )
 #: window: bytes under way at most, as of `since`, when its last message ended; first, last: slots of the messages that
-#: wait for their turn, -1: none; busy: 1 while one has it; ordered: 0 if its messages do not wait for each other
-CONNECTION = record(window="f", since="f", first="n", last="n", busy="n", ordered="n")
+#: wait for their turn, -1: none; busy: 1 while one has it; ordered: 0 if its messages do not wait for each other;
+#: under_way: messages that have had their turn and not arrived; pending: those of them that have not started, the last
+#: of which starts at `released` (s)
+CONNECTION = record(
+    window="f", since="f", released="f", first="n", last="n", busy="n", ordered="n", under_way="n", pending="n"
+)
 #: hops[first:last] are the channels of the route, each message crosses `n_hops`, one after the other; handled: bytes
 #: for whose time a message uses them, per byte of it; occupies: factor on the overheads of its sender and receiver, 0.0
 #: for messages of collectives whose known time includes them
@@ -190,8 +194,9 @@ DETOUR = record(
     latency="f", passed="f", route="n", first="n", last="n", n_hops="n", was_first="n", was_last="n", epoch="n"
 )
 #: a message on its way. instance: -1 - handle for a single message; message: its number, or the target node of
-#: a single message; sequence: larger than that of all messages that were issued before
-SLOT = record(nbytes="f", instance="i", sequence="i", message="n", route="n", state="n")
+#: a single message; repetition: of the step that it is sent in; sequence: larger than that of all messages that were
+#: issued before
+SLOT = record(nbytes="f", instance="i", sequence="i", message="n", route="n", state="n", repetition="n")
 #: slot: the message; heap_place: in the heap of ends
 FLOW = record(slot="n", heap_place="n")
 #: an entry of a heap or of the ring buffer; the item is a flow or a slot
@@ -242,8 +247,12 @@ CROSSING = record(
 #: from the byte at `position` on, bytes of a message (an entry) arrived at `rate`; or a kind below
 MARK = record(position="f", rate="f", entry="n", kind="n", next="n")
 #: of the message in a slot: when its first byte entered, s; bytes in all, and that wait for the window; `unit`: bytes
-#: handed to the first link at once (the last time `last`), `flying` of these are on their way, `allowed` at most
-TRAIN = record(start="f", wire="f", left="f", unit="f", last="f", hops="n", flying="n", allowed="n")
+#: handed to the first link at once (the last time `last`), `flying` of these are on their way, `allowed` at most; done:
+#: when it is received and reduced, if it has overtaken an earlier repetition, s; next: 1 + slot of the next such one
+TRAIN = record(start="f", wire="f", left="f", unit="f", last="f", done="f", hops="n", flying="n", allowed="n", next="n")
+#: of a message: when the last repetition counts as delivered, s; under FIFO, the number of repetitions of which that is
+#: known; held: 1 + slot of the first of those that have overtaken an earlier one, 0: none
+ARRIVAL = record(last="f", known="n", held="n")
 READY = record(instance="n", thread="n")
 OUT = record(id="i", rank="i")
 #: a busy interval of a channel, and of another one (-1: of none)
@@ -317,7 +326,7 @@ class Net(NamedTuple):
     instances: Records  # INSTANCE
     threads: Records  # THREAD
     counters: Places
-    delivered: Floats  # as `counters`: when the last arrival is; only as far as repetitions can overtake each other
+    arrivals: Records  # ARRIVAL, as `counters`; only as far as repetitions can overtake each other
     ready: Records  # READY
     out: Records  # OUT, completions waiting to be read
     foreign: Records  # OUT, those of others; as long

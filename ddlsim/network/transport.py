@@ -50,16 +50,18 @@ def has_to_wait(net: Net, slot):  # type: ignore[no-untyped-def]
     if connection < 0:
         return False
     if net.slots[slot].state == CLEARED:
+        net.connections[connection].pending -= 1
         return times_out(net, slot, connection)
     if net.counts[FIFO] == 0 and net.connections[connection].busy == 1:
         line_up(net, slot, connection)
         return True
     if net.counts[FIFO] == 0:  # else messages wait for each other in queues
         net.connections[connection].busy = net.connections[connection].ordered
-    net.slots[slot].state = CLEARED
-    late = opening(net, slot, connection)
-    if late > 0.0:
-        push_timer(net, net.reals[NOW] + late, slot)
+    is_second = net.connections[connection].ordered == 1 and net.connections[connection].pending > 0
+    turn = net.connections[connection].released if is_second else net.reals[NOW]
+    late = clear(net, slot, connection)
+    if is_second or late > 0.0:
+        release(net, slot, connection, turn + late)
         return True
     return times_out(net, slot, connection)
 
@@ -70,8 +72,9 @@ def next_in_line(net: Net, slot):  # type: ignore[no-untyped-def]
     connection = net.ways[net.slots[slot].route].connection
     if connection < 0:
         return
-    release(net, slot)
+    empty_ports(net, slot)
     net.connections[connection].since = net.reals[NOW]
+    net.connections[connection].under_way -= 1
     if net.counts[FIFO] == 1:
         return
     following = net.connections[connection].first
@@ -79,8 +82,32 @@ def next_in_line(net: Net, slot):  # type: ignore[no-untyped-def]
         net.connections[connection].busy = 0
         return
     net.connections[connection].first = net.line[following]
-    net.slots[following].state = CLEARED
-    push_timer(net, net.reals[NOW] + opening(net, following, connection), following)
+    release(net, following, connection, net.reals[NOW] + clear(net, following, connection))
+
+
+@inlined
+def clear(net: Net, slot, connection):  # type: ignore[no-untyped-def]
+    """Let a message have its turn; return the s that it still waits for the window to open."""
+    net.slots[slot].state = CLEARED
+    net.connections[connection].under_way += 1
+    return opening(net, slot, connection)
+
+
+@inlined
+def release(net: Net, slot, connection, time):  # type: ignore[no-untyped-def]
+    """Let a message start at `time`, which is not before the last one on an ordered connection starts."""
+    net.connections[connection].released = time
+    net.connections[connection].pending += 1
+    push_timer(net, time, slot)
+
+
+@inlined
+def follows(net: Net, slot):  # type: ignore[no-untyped-def]
+    """Whether the message before this one on an ordered connection has not arrived yet."""
+    connection = net.ways[net.slots[slot].route].connection
+    if connection < 0:
+        return False
+    return net.connections[connection].ordered == 1 and net.connections[connection].under_way > 1
 
 
 @inlined
@@ -88,11 +115,13 @@ def opening(net: Net, slot, connection):  # type: ignore[no-untyped-def]
     """Return the s by which a message is later than at full rate, as the window has to open; note how far it opens.
 
     A window's worth of bytes goes out, then the sender pauses until the first of them are acknowledged and the window
-    doubles, up to what the path holds (slow start).
+    doubles, up to what the path holds (slow start). It halves again while the connection is idle.
     """
     way = net.ways[net.slots[slot].route]
     window = net.connections[connection].window
     idle = net.reals[NOW] - net.connections[connection].since
+    if net.connections[connection].under_way > 1:
+        idle = 0.0
     while idle > way.timeout and window > way.initial:
         window = max(0.5 * window, way.initial)
         idle -= way.timeout
@@ -131,7 +160,7 @@ def times_out(net: Net, slot, connection):  # type: ignore[no-untyped-def]
                     wait = min(2.0 * wait, MOST_TIMEOUT)
             net.tries[slot] = tries + 1
             net.connections[connection].window = way.single
-            push_timer(net, net.reals[NOW] + wait + opening(net, slot, connection), slot)
+            release(net, slot, connection, net.reals[NOW] + wait + opening(net, slot, connection))
             return True
     net.held[slot] = window
     for h in range(net.routes[route].first + 1, net.routes[route].last):
@@ -180,7 +209,7 @@ def is_crowded(net: Net, before, channel):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def release(net: Net, slot):  # type: ignore[no-untyped-def]
+def empty_ports(net: Net, slot):  # type: ignore[no-untyped-def]
     """A message has arrived: it keeps nothing waiting any more."""
     window = net.held[slot]
     net.tries[slot] = 0

@@ -9,7 +9,7 @@ from draws import seeds
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ddlsim.cluster import Cluster, star
+from ddlsim.cluster import Cluster, star, with_detail
 from ddlsim.collectives import Schedule, messages
 from ddlsim.network import Network
 from ddlsim.network.state import REPLAY
@@ -245,3 +245,49 @@ def test_repeated_rounds_are_the_rounds_written_out(share, case):
     cluster, schedule, joins = case
     repeated = ends(cluster, schedule, 1e6, joins)
     np.testing.assert_allclose(repeated, ends(cluster, written_out(schedule), 1e6, joins), rtol=1e-12)
+
+
+# ---------------------------------------------------------------- transports and queues
+
+
+def transports():
+    """Properties of links: a transport, most of them with slow start, or none, with fair shares or in queues."""
+    tcp = {
+        "transport": st.sampled_from(["tcp-cubic", "tcp-reno", "tcp-bbr"]),
+        "window": st.sampled_from([0.0, 3e4, 1e5]),  # bytes; 0: the default
+        "connections": st.sampled_from([1, 2]),
+        "loss": st.sampled_from([0.0, 1e-4, 1e-3]),
+        "warm": st.sampled_from([False, False, True]),
+        "unordered": st.sampled_from([False, False, True]),
+    }
+    shaped = {
+        "burst": st.sampled_from([0.0, 5e3, 1e5]),
+        "frame_header": st.just("90 B"),
+        "frame_payload": st.just("1448 B"),
+    }
+    losing = tcp | {"buffer": st.sampled_from([8e3, 32e3])}  # windows are lost, and sent again after a time-out
+    queues = {"sharing": st.just("fifo")}
+    others = {"transport": st.sampled_from(["roce", "infiniband"]), "unordered": st.booleans()}
+    wanted = tcp, tcp | queues, tcp | queues | shaped, tcp | shaped, losing, others | queues, queues, queues | shaped
+    return st.one_of(*(st.fixed_dictionaries(each) for each in wanted))
+
+
+def overtaken_while_the_window_opens():
+    """Rank 1 sends to rank 0 in six rounds, then to rank 2: the first message of a connection waits for its window."""
+    rounds = (sent([1, 0], [0, 1], [0, 0], [1, 1], repeat=6), sent([1, 2], [2, 1], [0, 0], [1, 1], repeat=3))
+    return machines(3), Schedule(3, 1, (rounds,)), [0.0] * 3
+
+
+@pytest.mark.parametrize("share", seeds(1, 10))  # of 3,000 examples
+@settings(max_examples=300, deadline=None)
+@example(overtaken_while_the_window_opens(), {"transport": "tcp-cubic", "sharing": "fifo"}, 5e-6)
+@given(cases(), transports(), st.sampled_from([5e-6, 5e-5, 1e-3]))
+def test_repeated_rounds_are_the_rounds_written_out_with_any_transport(share, case, details, latency):
+    cluster, schedule, joins = case
+    cluster = dataclasses.replace(cluster, link_latency=np.full(cluster.n_links, latency))
+    cluster = with_detail(cluster, **details)
+    repeated = ends(cluster, schedule, 1e6, joins)
+    np.testing.assert_allclose(repeated, ends(cluster, written_out(schedule), 1e6, joins), rtol=1e-12)
+    simulated = Network(cluster)
+    simulated.engine.net.counts[REPLAY] = 0
+    np.testing.assert_allclose(repeated, ends(cluster, schedule, 1e6, joins, network=simulated), rtol=1e-12)

@@ -1,9 +1,11 @@
 """Rendezvous, connections in order, their limits and windows: by hand, and against an oracle that shares no code."""
 
+import dataclasses
 import heapq
 
 import numpy as np
 import pytest
+from draws import seeds
 from transport_reference import rounds_on_a_star
 
 from ddlsim.cluster import Cluster, star, with_detail
@@ -212,6 +214,95 @@ def test_a_window_stays_open_and_closes_in_idleness():
             late += 2 * PATH * (1 - window / 1e5)
             window *= 2
         assert second - now == pytest.approx(PATH + late + 1e6 / limit, rel=1e-9)
+
+
+# ---------------------------------------------------------------- order while windows open
+
+FIFO = {"sharing": "fifo"}
+
+
+@pytest.mark.parametrize("sharing", [{}, FIFO])
+def test_a_message_does_not_start_before_the_one_before_it(sharing):
+    """100 kB open the window from 14,480 to 57,920 bytes in two pauses, the next 100 kB pause once more: with fair
+    shares after the first message has arrived, in queues after it has started. A third message, 30 kB, does not pause.
+    """
+    where = cluster(transport="tcp-cubic", **sharing)
+    limit = 3 * MIB / (2 * PATH)
+    took = ends(Network(where), where.workers, [(0, 1, 1e5), (0, 1, 1e5), (0, 1, 3e4)])
+    first = PATH + 2 * (2 * PATH) - (14480 + 28960) / limit
+    second = first + 2 * PATH - 57920 / limit + (0.0 if sharing else 1e5 / limit)
+    expected = [first + 1e5 / limit, second + 1e5 / limit, second + 1.3e5 / limit]
+    assert took == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("details", [FIFO, {"unordered": True}, FIFO | {"unordered": True}])
+def test_a_window_does_not_close_while_messages_are_under_way(details):
+    """After a second of idleness, 1 MB starts in slow start. 100 kB follow shortly before that message ends."""
+    where = cluster(transport="tcp-reno", window="100 kB", **details)
+    network, limit = Network(where), 1e5 / (2 * PATH)
+    now = 1.0 + ends(network, where.workers, [(0, 1, 1e6)])[0]
+    late = sum(2 * PATH * (1 - 14480 * 2**i / 1e5) for i in range(3))
+    network.send(where.workers[:1], where.workers[1:2], np.array([1e6]), now)
+    later = now + late + 1e6 / limit - 2e-3
+    assert network.advance(later) is None
+    (end,) = ends(network, where.workers, [(0, 1, 1e5)], now=later)
+    assert end == pytest.approx(now + PATH + late + 1.1e6 / limit, rel=1e-9)
+
+
+def test_a_bucket_lets_nothing_pass_the_message_before_it():
+    """Hosts 2 and 3 send 4 MB each to host 1, so bytes arrive at its link at 2 GB/s and leave it at 1 GB/s. Host 0,
+    with 0.5 GB/s and a bucket, sends 100 kB after 2 ms, 10 kB of them at once, and 5 kB after 3 ms. The bucket is full
+    again, but the first message has not arrived: the second one enters the queue behind it."""
+    graph = star(4, bandwidth=RATE, latency=PATH / 2)
+    for *pair, edge in graph.edges(data=True):
+        edge["bandwidth"] = RATE / 2 if "h0" in pair else RATE
+    where = with_detail(Cluster.from_graph(graph), transport="infiniband", sharing="fifo")
+    burst = np.where(where.link_src == where.workers[0], 1e4, 0.0)
+    where = dataclasses.replace(where, details=dataclasses.replace(where.details, burst=burst))
+    network, end, ids = Network(where), {}, []
+    for now, sources, nbytes in ((0.0, [2, 3], 4e6), (2e-3, [0], 1e5), (3e-3, [0], 5e3)):
+        assert network.advance(now) is None
+        n = len(sources)
+        ids += network.send(where.workers[sources], where.workers[[1] * n], np.full(n, nbytes), now).tolist()
+    while (done := network.advance()) is not None:
+        end.update(dict.fromkeys(done.ids.tolist(), done.time))
+    first = (2 * (2e6 + 180e3) + 9e4) / RATE  # bytes that are at the link of host 1 with its last one
+    second = (2 * (3e6 + 10e3) + 9.5e4) / RATE
+    assert [end[i] for i in ids[2:]] == pytest.approx([PATH + first, PATH + second], rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", seeds(60, 600))
+def test_messages_of_a_connection_arrive_in_the_order_in_which_they_were_sent(seed):
+    draw = np.random.default_rng(seed)
+    details = {
+        "transport": str(draw.choice(["tcp-cubic", "tcp-reno", "tcp-bbr", "infiniband"])),
+        "warm": bool(draw.random() < 0.2),
+        "burst": float(draw.choice([0.0, 1e4])),
+    }
+    if details["transport"].startswith("tcp"):
+        details |= {"window": float(draw.choice([0.0, 3e4, 1e5])), "loss": float(draw.choice([0.0, 1e-4]))}
+    if seed % 2:
+        details |= FIFO
+    elif details["transport"].startswith("tcp"):
+        details["buffer"] = float(draw.choice([0.0, 8e3]))  # windows are lost, and sent again after a time-out
+    where = with_detail(cluster(), **details)
+    where = dataclasses.replace(where, send_overhead=draw.choice([0.0, 2e-5], where.n_nodes))
+    network = Network(where)
+    end, sent, now = {}, [], 0.0
+    for _ in range(40):
+        now += float(draw.choice([0.0, 1e-4, 5e-3, 0.3], p=[0.4, 0.3, 0.25, 0.05]))
+        while (done := network.advance(now)) is not None:
+            end.update(dict.fromkeys(done.ids.tolist(), done.time))
+        source = int(draw.integers(0, 3))
+        target = (source + int(draw.integers(1, 3))) % 3
+        nbytes = draw.choice([48.0, 3e4, 1e5, 1e6], 1)
+        (number,) = network.send(where.workers[[source]], where.workers[[target]], nbytes, now).tolist()
+        sent.append(((source, target), number))
+    while (done := network.advance()) is not None:
+        end.update(dict.fromkeys(done.ids.tolist(), done.time))
+    for pair in {pair for pair, _ in sent}:
+        times = [end[number] for other, number in sent if other == pair]
+        assert times == sorted(times), (pair, details)
 
 
 # ---------------------------------------------------------------- nothing else changes
