@@ -24,7 +24,14 @@ from ddlsim.reliability import Effect, RandomFaults, faults
 from ddlsim.run import notes
 from ddlsim.run.conservation import check_result
 from ddlsim.run.experiment import Experiment
-from ddlsim.run.failure_timeline import check_free, crashes_of, has_failure_timeline, life_notes, lifetime
+from ddlsim.run.failure_timeline import (
+    check_free,
+    crashes_of,
+    has_failure_timeline,
+    life_notes,
+    lifetime,
+    short_fault_notes,
+)
 from ddlsim.run.input_delivery import feed_notes, feed_of
 from ddlsim.run.prepare import Prepared, prepare
 from ddlsim.run.result import Result
@@ -307,6 +314,7 @@ class UnderWay:
             *prepared.notes,
             *notes.window_notes(experiment),
             *life_notes(experiment, free=self.recorder.down is not None),
+            *short_fault_notes(experiment, seconds / max(len(self.recorder.updates), 1)),
             *notes.link_notes(prepared.cluster),
             *dict.fromkeys(context.notes),  # parts of a communicator say the same
             *feed_notes(experiment, self.recorder, seconds),
