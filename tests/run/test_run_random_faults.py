@@ -280,7 +280,8 @@ def test_parts_that_are_not_there():
 
 
 @pytest.mark.parametrize(
-    ("strategy", "duration", "noted"), [(LocalSGD(4), "0.4 s", True), (LocalSGD(4), "30 s", False)]
+    ("strategy", "duration", "noted"),
+    [(LocalSGD(4), "0.4 s", True), (LocalSGD(4), "30 s", False)],
 )
 def test_short_faults_of_a_failure_timeline_are_noted(strategy: LocalSGD, duration: str, noted: bool) -> None:
     """Workers of local SGD absorb stops shorter than a step, which a timeline counts in proportion."""
