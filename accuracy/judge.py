@@ -4,7 +4,8 @@
 
 FILE has the columns of one of the five files of published runs: Megatron-Bridge, torchtitan, fms-fsdp, MaxText
 (``.csv``), or large runs (``.yaml``). Every row is simulated on the catalogue's device, the bundled cluster and the
-named stack. Rows that cannot be run are listed with the reason. ``OUT`` is ``{"rows": [{"published", "predicted",
+named stack. Rows that cannot be run are listed with the reason, and what is simulated differently from what a row says
+is printed behind its figures. ``OUT`` is ``{"rows": [{"published", "predicted",
 "unit", "reason"}, ...]}`` in the order of the file.
 
 What a row leaves open is chosen by the same rules for all rows: the layout is data-parallel over the remaining ranks,
@@ -16,6 +17,8 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import math
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -34,19 +37,31 @@ from ddlsim import (
     Parallel,
     Result,
     Stack,
+    device_names,
     load_cluster,
+    load_device,
     load_model,
     simulate,
 )
+from ddlsim.errors import listed, nearest, shown
+from ddlsim.workload.model_names import bundled_names
 
-__all__ = ["Judged", "judge", "main", "read", "summary"]
+__all__ = ["Judged", "Row", "judge", "main", "read", "summary"]
 
-Row = Mapping[str, Any]
+
+class Row(dict[str, Any]):
+    """Values of a row by column, and notes on what is simulated differently."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        super().__init__(values)
+        self.notes: list[str] = []
+
+
 TOKENS = "tokens/s per GPU"
 
 
 class Judged(NamedTuple):
-    """A published figure, its prediction, and why there is none; the same of the peak memory, in GiB."""
+    """A published figure (NaN: none), its prediction, and why there is none; the same of the peak memory, in GiB."""
 
     what: str
     published: float
@@ -55,11 +70,12 @@ class Judged(NamedTuple):
     reason: str = ""
     memory: float | None = None
     predicted_memory: float | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def error(self) -> float | None:
-        """Relative error."""
-        return None if self.predicted is None else self.predicted / self.published - 1.0
+        """Relative error; None without a prediction or a published figure."""
+        return None if self.predicted is None or math.isnan(self.published) else self.predicted / self.published - 1.0
 
 
 class UnsupportedError(Exception):
@@ -67,35 +83,109 @@ class UnsupportedError(Exception):
 
 
 def read(path: Path) -> tuple[str, list[Row]]:
-    """Return the kind of a file, told by its columns, and its rows. Raises ConfigError for other columns."""
+    """Return the kind of a file, told by its columns, and its rows.
+
+    Raises ConfigError for a file that cannot be read and for other columns.
+    """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; give a file of published runs") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start}); give a file of published runs") from None
     if path.suffix in (".yaml", ".yml"):
-        rows = (yaml.safe_load(text) or {}).get("rows", [])
-        return "large", [dict(zip(LARGE, row, strict=True)) for row in rows]
-    table = list(csv.DictReader(line for line in text.splitlines() if line and not line.startswith("#")))
-    for kind, family in FAMILIES.items():
-        if table and set(family.columns) <= set(table[0]):
-            return kind, [{key: _value(value) for key, value in row.items()} for row in table]
-    raise ConfigError(f"{path}: has the columns of none of the known files; known: {', '.join(FAMILIES)}")
+        return "large", _large_rows(path, text)
+    table = csv.DictReader(line for line in text.splitlines() if line.strip() and not line.startswith("#"))
+    columns = set(table.fieldnames or ())
+    # one that lacks a column is that of which it has most
+    hits = {kind: len(columns & set(each.columns)) for kind, each in FAMILIES.items() if each.figure in columns}
+    kind = max(hits, key=lambda each: hits[each], default="")
+    if not hits.get(kind):
+        known = "; ".join(f"{name}: {', '.join(each.columns)} and {each.figure}" for name, each in FAMILIES.items())
+        raise ConfigError(f"{path}: has the columns of none of the known files; known: {known}")
+    return kind, [Row({key: _value(value) for key, value in row.items() if key}) for row in table]
+
+
+def _large_rows(path: Path, text: str) -> list[Row]:
+    try:
+        table = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: is not YAML: {' '.join(str(error).split())}") from None
+    rows = table.get("rows") if isinstance(table, dict) else None
+    if not isinstance(rows, list):
+        raise ConfigError(f"{path}: must be a table with a list of rows, each with {', '.join(LARGE)}")
+    return [_large_row(row) for row in rows]
+
+
+def _large_row(row: object) -> Row:
+    """Return the values of a row by column; a malformed row says what is wrong instead."""
+    if isinstance(row, dict):
+        return Row({str(key): "" if value is None else value for key, value in row.items()})
+    if not isinstance(row, list):
+        return Row({"malformed": f"must be a list of {len(LARGE)} values, not {shown(row)}"})
+    values = dict(zip(LARGE, ("" if value is None else value for value in row), strict=False))
+    if len(row) != len(LARGE):
+        values["malformed"] = f"has {len(row)} values; the columns are {', '.join(LARGE)}"
+    return Row(values)
 
 
 def _value(text: str | None) -> Any:
     try:
         number = float(text or "")
     except ValueError:
-        return text or ""
+        return (text or "").strip()
     return int(number) if number.is_integer() else number
 
 
 # ---------------------------------------------------------------- what rows have in common
 
 
+def _plain(text: object) -> str:
+    """Return a name without case, spaces, hyphens and dots."""
+    return re.sub(r"[\s_.-]", "", str(text)).lower()
+
+
 def _size(row: Row, name: str) -> int:
     """Return the size of a kind of parallelism: 1 where the row has none."""
-    return int(row.get(name) or 1)
+    return _count(row, name) if row.get(name) else 1
+
+
+def _count(row: Row, name: str) -> int:
+    value = row.get(name, "")
+    if type(value) is not int or value < 1:
+        problem = "is missing" if value == "" else f"= {shown(value)}: must be a positive integer"
+        raise UnsupportedError(f"{name} {problem}")
+    return value
+
+
+def _is_set(row: Row, name: str) -> bool:
+    """Return a column of flags: 0 or 1, or a word for it."""
+    value = str(row.get(name, "")).lower()
+    if value not in (*YES, *NO):
+        raise UnsupportedError(f"{name} = {shown(row[name])}: must be 0 or 1")
+    return value in YES
+
+
+YES, NO = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off", "none", "-")
+
+
+def _word(row: Row, name: str, known: Mapping[str, Any]) -> Any:
+    """Return what a word stands for, spelled in any way."""
+    words = {_plain(each): value for each, value in known.items()}
+    value = row.get(name, "")
+    if _plain(value) not in words:
+        near = nearest(str(value), known)
+        hint = f"did you mean {near!r}?" if near else f"known: {', '.join(filter(None, known))}"
+        raise UnsupportedError(f"{name} = {shown(value)}: not known; {hint}")
+    return words[_plain(value)]
+
+
+def _replicas(row: Row, per_replica: int) -> int:
+    """Return the number of replicas of a layout."""
+    gpus = _count(row, "gpus")
+    if gpus % per_replica:
+        raise UnsupportedError(f"gpus = {gpus}: must be a multiple of tensor x pipeline = {per_replica}")
+    return gpus // per_replica
 
 
 def _check(row: Row) -> None:
@@ -106,19 +196,83 @@ def _check(row: Row) -> None:
         raise UnsupportedError("context parallelism is not simulated yet")
 
 
+#: columns with the precision of matrix products -> those of ddlsim; None: the stack's
+PRECISIONS = {
+    "": None, "bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16", "fp32": "fp32", "tf32": "tf32", "fp8": "fp8",
+    "float8": "fp8", "fp8-cs": "fp8", "fp8-ds": "fp8", "fp8-current": "fp8", "fp8-delayed": "fp8", "mxfp8": "mxfp8",
+    "fp8-mx": "mxfp8", "nvfp4": "nvfp4", "fp4": "nvfp4",
+}  # fmt: skip
+#: names of published models -> bundled ones that are spelled in another way
+MODELS = {"mtnlg": "megatron-530b", "mtnlg530b": "megatron-530b", "bloom": "bloom-176b"}
+
+
+def _model(row: Row) -> str:
+    """Return the bundled model that a row names, whatever its spelling ("Llama 3.1 405B"), with the row's sequences."""
+    name = str(row.get("model", ""))
+    model = MODELS.get(_plain(name)) or next((each for each in bundled_names() if _plain(each) == _plain(name)), name)
+    _no_experts(load_model(model))
+    return f"{model}+seq={_count(row, 'sequence')}" if "sequence" in row else model
+
+
+def _no_experts(model: Model) -> None:
+    if any(layer.type == "mixture_of_experts" for layer in model.layers):
+        raise UnsupportedError("experts: these models are not simulated yet")
+
+
+def _device(row: Row, name: str = "system") -> str:
+    """Return the catalogue's device that a column names as public sources do ("NVIDIA H100 80GB HBM3", "DGX GB200").
+
+    Raises UnsupportedError for others, and where the name says another size of memory.
+    """
+    given = str(row.get(name, ""))
+    words = set(re.findall(r"[a-z0-9]+", re.sub(r"(?<=\d) ?gi?b\b", "g", given.lower()).replace("lite", "e")))
+    words |= {word.replace("pod", "") for word in words}
+    known = {each: set(each.split("-")) - {"tpu", "rtx"} for each in device_names()}
+    found = max((each for each in known if known[each] <= words), key=lambda each: len(known[each]), default=None)
+    if found is None and "a100" in words:
+        found = "a100-80g"  # of the files
+    if found is None:
+        near = nearest(given, known)
+        raise UnsupportedError(
+            f"{name} = {shown(given)}: no such device in the catalogue"
+            + (f"; did you mean {near!r}?" if near else f"; known: {listed(known)}")
+        )
+    memory = next((int(word[:-1]) * 1e9 for word in words if re.fullmatch(r"\d{2,3}g", word)), 0.0)
+    if memory and abs(memory / load_device(found).memory_nbytes - 1.0) > 0.1:
+        raise UnsupportedError(f"{name} = {shown(given)}: the catalogue's {found} has another size of memory")
+    return found
+
+
+def _on_cluster(cluster: str, device: str) -> dict[str, str]:
+    """Return the option that replaces a cluster's device by another one."""
+    loaded = load_cluster(cluster)
+    return {} if str(loaded.device_of[loaded.workers[0]]) == device else {"device": device}
+
+
 #: stacks and devices that replace those of the catalogue, by name: what :func:`accuracy.stacks.fitted` varies
 REPLACED: dict[str, Stack | Device] = {}
 
 
-def _run(cluster: str, model: str | Model, strategy: Any, batch: int, gpus: int, stack: str, **options: Any) -> Result:
+def _run(
+    row: Row, cluster: str, model: str | Model, strategy: Any, batch: int, gpus: int, stack: str, **options: Any
+) -> Result:
     device = options.pop("device", None)
     if REPLACED and device is None:
         loaded = load_cluster(cluster)
         device = loaded.device_of[loaded.workers[0]]
-    return simulate(
+    result = simulate(
         cluster, model, strategy, batch_size=batch, workers=gpus, stack=REPLACED.get(stack, stack), optimizer="adam",
         device=REPLACED.get(str(device), device), steps=2, warmup=1, **options,
     )  # fmt: skip
+    row.notes[:] = [note for note in row.notes if not note.startswith(MEMORY)]
+    if result.memory is not None and not result.memory.fits:
+        needed, capacity = (nbytes / 1e9 for nbytes in (result.memory.needed, result.memory.capacity))
+        row.notes.append(f"{MEMORY} {needed:.1f} of {capacity:.1f} GB")
+    return result
+
+
+#: beginning of the note that a run does not fit
+MEMORY = "memory does not suffice:"
 
 
 def _fitting(run: Callable[[str], Result]) -> float:
@@ -146,29 +300,30 @@ def _gib(result: Result) -> float | None:
 
 # ---------------------------------------------------------------- the files
 
-#: precisions of the files -> those of ddlsim
-PRECISIONS = {"fp8-cs": "fp8", "fp8-ds": "fp8"}
-
 
 def _bridge(row: Row) -> tuple[float, float | None]:
     """Megatron-Bridge: Megatron Core on DGX machines and NVL72 racks."""
     _check(row)
-    gpus, tensor, pipeline = row["gpus"], _size(row, "tensor"), _size(row, "pipeline")
-
-    precision, model = PRECISIONS.get(row["precision"], row["precision"]), f"{row['model']}+seq={row['sequence']}"
+    gpus, tensor, pipeline = _count(row, "gpus"), _size(row, "tensor"), _size(row, "pipeline")
+    micro_batch, batch = _count(row, "micro_batch"), _count(row, "global_batch")
+    data, precision, model = _replicas(row, tensor * pipeline), _word(row, "precision", PRECISIONS), _model(row)
+    cluster, options = _nvidia(row, "system", gpus)
+    shard = _count(row, "fsdp") if row.get("fsdp") else 0
+    if shard and tensor * pipeline > 1 and (pipeline > 1 or shard != data):
+        raise UnsupportedError(f"fsdp = {shard}: in layouts, FSDP is only simulated if tensor x fsdp = gpus")
 
     def simulated(strategy: Any) -> Result:
-        cluster = _nvidia(row["system"], gpus)
-        return _run(cluster, model, strategy, row["global_batch"], gpus, "megatron", precision=precision)
+        return _run(row, cluster, model, strategy, batch, gpus, "megatron", precision=precision, **options)
 
     def run(recompute: str) -> Result:
-        if row["fsdp"] and tensor * pipeline == 1:
-            shard = row["fsdp"] if row["fsdp"] < gpus else None
-            return simulated(FSDP(micro_batch=row["micro_batch"], shard=shard, recompute=recompute))
-        chunks = _size(row, "virtual")
-        return _split(simulated, _megatron(row["micro_batch"], gpus, tensor, pipeline, chunks, recompute))
+        if shard and tensor == 1:
+            return simulated(FSDP(micro_batch=micro_batch, shard=shard if shard < gpus else None, recompute=recompute))
+        layout = _megatron(micro_batch, gpus, tensor, pipeline, _size(row, "virtual"), recompute)
+        if shard:
+            layout = replace(layout, sharded="full", overlap="ddp")
+        return _split(row, simulated, layout)
 
-    return _fitting(run) * row["sequence"] / gpus, None
+    return _fitting(run) * _count(row, "sequence") / gpus, None
 
 
 def _megatron(micro_batch: int, gpus: int, tensor: int, pipeline: int, chunks: int, recompute: str) -> Parallel:
@@ -180,107 +335,193 @@ def _megatron(micro_batch: int, gpus: int, tensor: int, pipeline: int, chunks: i
     )  # fmt: skip
 
 
-def _split(run: Callable[[Parallel], Result], strategy: Parallel) -> Result:
+def _split(row: Row, run: Callable[[Parallel], Result], strategy: Parallel) -> Result:
     """Return a run of a layout; stages with unequal numbers of layers, or without chunks, where others do not work."""
-    for changes in ({}, {"cut": "balanced"}, {"cut": "balanced", "interleave": 1}):
+    changes: tuple[dict[str, Any], ...] = ({}, {"cut": "balanced"}, {"cut": "balanced", "interleave": 1})
+    for change in changes[: 3 if strategy.interleave > 1 else 2]:
         try:
-            return run(replace(strategy, **changes))  # type: ignore[arg-type]
+            result = run(replace(strategy, **change))
         except ConfigError as error:
             refused = error
+        else:
+            if "interleave" in change:
+                note = f"simulated with one chunk per stage: the model cannot be cut into {strategy.interleave}"
+                row.notes += [] if note in row.notes else [note]
+            return result
     raise refused
 
 
-def _nvidia(system: str, gpus: int) -> str:
-    """Return the cluster of NVIDIA's systems: racks of 72 GPUs, or machines of 8 in units of 256."""
-    if system.startswith("gb"):
+def _nvidia(row: Row, column: str, gpus: int) -> tuple[str, dict[str, str]]:
+    """Return the cluster of NVIDIA's systems: racks of 72 GPUs, or machines of 8 in units; with options of the run."""
+    device = _device(row, column)
+    if device in ("gb200", "gb300"):
         racks = -(-gpus // 72)
-        return f"{system}-nvl72+n_hosts={racks}" + (f"+n_gpus={gpus // racks}" if gpus % racks == 0 else "")
-    return f"dgx-{system}-pod" + (f"+n_leaves={8 * -(-gpus // 256)}" if gpus > 256 else "")
+        return f"{device}-nvl72+n_hosts={racks}" + (f"+n_gpus={gpus // racks}" if gpus % racks == 0 else ""), {}
+    own = {"h100": "h100", "b200": "b200", "b300": "b300", "a100-40g": "a100", "a100-80g": "a100"}
+    alike = {"h800": "h100", "h200": "h100", "h20": "h100", "h100-96g-500w": "h100"}
+    if device not in own and device not in alike:
+        raise UnsupportedError(f"{column} = {shown(row[column])}: no bundled cluster of machines with {device}")
+    cluster = f"dgx-{(own | alike)[device]}-pod"
+    # Megatron's groups of ranks are in the same places in each unit
+    unit = 160 if cluster == "dgx-a100-pod" else 256
+    options = _on_cluster(cluster, device)
+    if device == "h800":
+        cluster += "+nvlink_bandwidth=200 GB/s"  # 400 GB/s both ways (arXiv:2412.19437)
+    return cluster + (f"+n_leaves={8 * -(-gpus // unit)}" if gpus > unit else ""), options
 
 
-#: systems of torchtitan's file -> cluster and device
-TORCHTITAN = {
-    "h100-96g-500w": ("hgx-h100-96g", "h100-96g-500w"), "a100-80g": ("roce-a100-80g", "a100-80g"),
-    "h100": ("roce-h100", "h100"), "h200": ("roce-h100", "h200"), "b200": ("roce-h100", "b200"),
-}  # fmt: skip
+#: devices -> clusters of cloud machines with 8 of them; others with an all-to-all NVLink run on roce-h100
+TORCHTITAN = {"h100-96g-500w": "hgx-h100-96g", "a100-80g": "roce-a100-80g", "a100-40g": "roce-a100-40g"}
+EIGHT = ("h100", "h200", "h800", "h20", "b200", "b300", "mi300x", "mi355x", *TORCHTITAN)
+
+
+def _cloud(row: Row, gpus: int) -> tuple[str, str]:
+    """Return the cluster and the device of cloud machines with 8 GPUs, or of NVL72 racks."""
+    device = _device(row)
+    if device in ("gb200", "gb300"):
+        return _nvidia(row, "system", gpus)[0], device
+    if device not in EIGHT:
+        raise UnsupportedError(f"system = {shown(row['system'])}: no bundled cluster of cloud machines with 8 {device}")
+    if device.startswith("mi"):
+        row.notes.append("simulated with the network of roce-h100")
+    return f"{TORCHTITAN.get(device, 'roce-h100')}+n_hosts={-(-gpus // 8)}", device
+
+
 #: recomputation: of FSDP, and of layouts with tensor or pipeline parallelism
 RECOMPUTE = {
     "none": ("none", "none"), "selective": ("operators", "operators"), "full": ("early-stop", "early-stop"),
-    "": ("none", "none"), "selective layer": ("early-stop", "operators"),
+    "": ("none", "none"), "selective layer": ("early-stop", "operators"), "op": ("operators", "operators"),
 }  # fmt: skip
-PIPELINES = {"interleaved-1f1b": 2, "interleaved1f1b": 2}
+#: schedules of pipelines -> order and number of chunks per stage
+PIPELINES = {
+    "": ("1f1b", 1), "1f1b": ("1f1b", 1), "interleaved-1f1b": ("1f1b", 2), "gpipe": ("gpipe", 1), "zbv": ("zb-v", 1),
+    "zbv-zero-bubble": ("zb-v", 1),
+}  # fmt: skip
 
 
 def _torchtitan(row: Row) -> tuple[float, float | None]:
     """torchtitan: FSDP2, with tensor and pipeline parallelism on the larger models."""
     _check(row)
-    gpus, tensor, pipeline = row["gpus"], _size(row, "tensor"), _size(row, "pipeline")
-    cluster, device = TORCHTITAN[row["system"]]
-    alone, split = RECOMPUTE[row["recompute"]]
+    gpus, tensor, pipeline = _count(row, "gpus"), _size(row, "tensor"), _size(row, "pipeline")
+    local_batch, data = _count(row, "local_batch"), _replicas(row, tensor * pipeline)
+    cluster, device = _cloud(row, gpus)
+    alone, split = _word(row, "recompute", RECOMPUTE)
+    shard = _count(row, "fsdp") if row.get("fsdp") else data
+    if data % shard:
+        raise UnsupportedError(f"fsdp = {shard}: must divide gpus / (tensor x pipeline) = {data}")
     if tensor * pipeline == 1:
-        shard = row["fsdp"] if row["fsdp"] and row["fsdp"] < gpus else None
-        share = 0.5 if row["recompute"] == "selective layer" else 1.0
-        strategy: Any = FSDP(micro_batch=row["local_batch"], recompute=alone, recompute_share=share, shard=shard)
+        share = 0.5 if _plain(row["recompute"]) == "selectivelayer" else 1.0
+        strategy: Any = FSDP(
+            micro_batch=local_batch, recompute=alone, recompute_share=share, shard=shard if shard < gpus else None
+        )
     else:
+        if shard < data:
+            row.notes.append(f"simulated with weights sharded over {data} ranks, not {shard}")
+        order, chunks = _word(row, "schedule", PIPELINES) if pipeline > 1 else ("1f1b", 1)
         strategy = Parallel(
-            tensor=tensor, pipeline=pipeline, data=gpus // (tensor * pipeline), sequence=tensor > 1, recompute=split,  # type: ignore[arg-type]
+            tensor=tensor, pipeline=pipeline, data=data, sequence=tensor > 1, recompute=split, order=order,
             # by default as many micro-batches as stages (torchtitan/config_manager.py, pipeline_parallel_microbatches)
-            micro_batch=-(-row["local_batch"] // pipeline), tp_comm_overlap=bool(row["async_tensor"]),
-            interleave=PIPELINES.get(str(row["schedule"]).lower(), 1), sharded="full",
+            micro_batch=-(-local_batch // pipeline), tp_comm_overlap=_is_set(row, "async_tensor"),
+            interleave=chunks, sharded="full",
             # stages send and receive in one batch and wait for it (torch/distributed/pipelining/schedules.py)
             p2p="exchange" if pipeline > 1 else "overlapped",
         )  # fmt: skip
-    result = _run(f"{cluster}+n_hosts={-(-gpus // 8)}", f"{row['model']}+seq={row['sequence']}", strategy,
-                  row["global_batch"], gpus, "torchtitan-compile" if row["compile"] else "torchtitan",
-                  precision=PRECISIONS.get(row["precision"], row["precision"]), device=device)  # fmt: skip
+    stack = "torchtitan-compile" if _is_set(row, "compile") else "torchtitan"
+    result = _run(row, cluster, _model(row), strategy, _count(row, "global_batch"), gpus, stack,
+                  precision=_word(row, "precision", PRECISIONS), device=device)  # fmt: skip
     return _tokens(result, row["sequence"]), _gib(result)
+
+
+#: sharding of fms-fsdp, in its words and in PyTorch's -> stage of ZeRO, and whether only within machines
+SHARDING = {
+    "fsdp": (3, False), "hsdp": (3, True), "full_shard": (3, False), "hybrid_shard": (3, True),
+    "shard_grad_op": (2, False), "zero-2": (2, False), "zero-3": (3, False),
+}  # fmt: skip
 
 
 def _fms(row: Row) -> tuple[float, float | None]:
     """fms-fsdp: PyTorch's FSDP, sharded over all GPUs or over those of a machine."""
-    gpus = row["gpus"]
+    _check(row)
+    gpus, local_batch = _count(row, "gpus"), _count(row, "local_batch")
+    stage, inside = _word(row, "sharding", SHARDING)
+    if inside and gpus > 8 and gpus % 8:
+        raise UnsupportedError(f"gpus = {gpus}: must be a multiple of 8 with sharding = {row['sharding']}")
     strategy = FSDP(
-        micro_batch=row["local_batch"], recompute=RECOMPUTE[row["recompute"]][0],
-        shard=8 if row["sharding"] == "hsdp" and gpus > 8 else None,
+        stage=stage, micro_batch=local_batch, recompute=_word(row, "recompute", RECOMPUTE)[0],
+        shard=8 if inside and gpus > 8 else None,
     )  # fmt: skip
-    cluster = {"a100-80g": "roce-a100-80g", "h100": "roce-h100"}[row["system"]]
-    nics = f"+n_nics=8+bandwidth={row['nic_gbit_per_s'] / 8} Gbit/s"
-    result = _run(f"{cluster}+n_hosts={-(-gpus // 8)}{nics}", f"{row['model']}+seq={row['sequence']}", strategy,
-                  gpus * row["local_batch"], gpus, "fms-fsdp")  # fmt: skip
+    cluster, device = _cloud(row, gpus)
+    if speed := row.get("nic_gbit_per_s"):
+        if not isinstance(speed, int | float) or not 0 < speed < 1e6:
+            raise UnsupportedError(f"nic_gbit_per_s = {shown(speed)}: must be a positive number")
+        cluster += f"+n_nics=8+bandwidth={speed / 8} Gbit/s"
+    options = _on_cluster(cluster.partition("+")[0], device)
+    result = _run(row, cluster, _model(row), strategy, gpus * local_batch, gpus, "fms-fsdp", **options)
     return _tokens(result, row["sequence"]), None
 
 
 #: slices that are simulated: rings between S of them move 2 (S - 1)/S of a shard, so more take at most 7 % longer, and
 #: what they take hides behind the backward pass
 MOST_SLICES = 16
+#: sizes of MaxText's models -> columns
+SIZES = {
+    "layers": "layers", "dim": "width", "hidden": "mlp", "heads": "heads", "head_size": "head_size", "seq": "sequence",
+}  # fmt: skip
+#: MaxText's remat_policy; products: what attention computes between its products with weights is recomputed
+POLICIES = {
+    "full": "full", "none": "none", "": "full", "all but products": "selective", "selective": "selective",
+    "minimal": "selective", "minimal_flash": "selective", "save_dot_with_context_except_mlp": "selective",
+}  # fmt: skip
 
 
 def _maxtext(row: Row) -> tuple[float, float | None]:
     """MaxText: FSDP inside a slice of TPUs, data parallelism between slices over the data-centre network."""
-    chips, slices, tensor = row["chips_per_slice"], min(row["slices"], MOST_SLICES), _size(row, "tensor")
-    n = chips * slices
-    cluster = f"{row['system']}+slices={slices}+sizes={_torus(row['system'], chips)}"
-    sizes = "+".join(
-        f"{key}={row[name]}"
-        for key, name in (("layers", "layers"), ("dim", "width"), ("hidden", "mlp"), ("heads", "heads"),
-                          ("head_size", "head_size"), ("seq", "sequence"))
-    )  # fmt: skip
-    # the 22B and 52B models of v4 have no gate
-    model = load_model(f"maxtext+{sizes}" + ("+mlp=ungated" if row["system"] == "tpu-v4" else ""))
-    # "all but products": what attention computes between its products with weights is recomputed
-    again = {"full": "full", "none": "none"}.get(row["recompute"], "selective")
+    _check(row)
+    chips, given, tensor = _count(row, "chips_per_slice"), _size(row, "slices"), _size(row, "tensor")
+    device, local_batch, slices = _device(row), _count(row, "local_batch"), min(given, MOST_SLICES)
+    if not device.startswith("tpu"):
+        raise UnsupportedError(f"system = {shown(row['system'])}: no slices of {device}; must be a TPU")
+    if chips % tensor:
+        raise UnsupportedError(f"tensor = {tensor}: must divide chips_per_slice = {chips}")
+    if given > slices:
+        row.notes.append(f"simulated with {slices} slices")
+    n, inside = chips * slices, chips // tensor
+    cluster = f"{device}+slices={slices}+sizes={_torus(device, chips)}"
+    model = _maxtext_model(row, device)
+    _no_experts(model)
+    again = _word(row, "recompute", POLICIES)
+    fsdp = _count(row, "fsdp") if row.get("fsdp") else inside
+    shard = None if fsdp >= inside * given else fsdp
     if tensor == 1:
-        strategy: Any = FSDP(shard=chips if slices > 1 else None, recompute=again)
+        if shard and n % shard:
+            raise UnsupportedError(f"fsdp = {fsdp}: must divide chips_per_slice = {chips}")
+        strategy: Any = FSDP(shard=shard if shard != n else None, recompute=again)
     else:
+        if fsdp != inside:
+            row.notes.append(f"simulated with the optimizer sharded over {n // tensor} ranks")
         # XLA hides collectives of tensor groups behind the products that need them, in chunks (Wang et al. 2023,
         # Overlap communication with dependent computation via decomposition, ASPLOS)
         strategy = Parallel(
-            tensor=tensor, data=n // tensor, micro_batch=row["local_batch"] * tensor, sharded=True, overlap="layer",
-            sequence=True, tp_comm_overlap=True, recompute=again,  # type: ignore[arg-type]
+            tensor=tensor, data=n // tensor, micro_batch=local_batch * tensor, sharded=True, overlap="layer",
+            sequence=True, tp_comm_overlap=True, recompute=again,
         )  # fmt: skip
-    result = _run(cluster, model, strategy, row["local_batch"] * n, n, "maxtext")
+    result = _run(row, cluster, model, strategy, local_batch * n, n, "maxtext")
     # MaxText counts attention in full (MaxText/maxtext_utils.py, calculate_tflops_training_per_device)
     return 3.0 * model.flops * result.throughput / n / 1e12, None
+
+
+def _maxtext_model(row: Row, device: str) -> Model:
+    """Return the model of a row's sizes, with a gate or without one, whichever has the parameters that its name says;
+    a bundled model where the row names one of another family, or has no sizes."""
+    name, size = _plain(row.get("model", "")), re.search(r"(\d+(?:\.\d+)?)b$", str(row.get("model", "")).lower())
+    has_sizes = all(row.get(column) for column in SIZES.values())
+    if not has_sizes or (not name.startswith("maxtext") and name in map(_plain, bundled_names())):
+        return load_model(_model(row))
+    text = "maxtext+" + "+".join(f"{key}={_count(row, column)}" for key, column in SIZES.items())
+    gated, ungated = load_model(text), load_model(f"{text}+mlp=ungated")
+    if size is None:  # the models of v4 have no gate
+        return ungated if device == "tpu-v4" else gated
+    return min((gated, ungated), key=lambda each: abs(each.n_params / 1e9 - float(size[1])))
 
 
 def _torus(system: str, chips: int) -> str:
@@ -299,33 +540,35 @@ def _torus(system: str, chips: int) -> str:
 
 LARGE = ("case", "model", "machine", "gpus", "tensor", "pipeline", "interleave", "micro", "batch", "framework",
          "recompute", "seconds")  # fmt: skip
+#: beginnings of frameworks whose layouts are those of Megatron; DeepSpeed runs Megatron-DeepSpeed's pipelines on A100
+FRAMEWORKS = ("megatron", "nemo", "deepspeed")
 
 
 def _large(row: Row) -> tuple[float, float | None]:
     """Large runs of Megatron and DeepSpeed: on Selene's A100, and on DGX with Hopper and newer GPUs."""
-    gpus, tensor, pipeline, machine = row["gpus"], row["tensor"], row["pipeline"], row["machine"]
-    ampere, options = machine.startswith("a100"), {}
-    if ampere:
-        cluster, stack, options = f"selene+n_leaves={8 * -(-gpus // 160)}", "megatron-2021", {"precision": "fp16"}
-        in_turns = row["framework"] == "deepspeed" and row["interleave"] == 1
+    _check(row)
+    gpus, tensor, pipeline = _count(row, "gpus"), _size(row, "tensor"), _size(row, "pipeline")
+    interleave = _size(row, "interleave")
+    micro_batch, batch, data = _count(row, "micro"), _count(row, "batch"), _replicas(row, tensor * pipeline)
+    framework = _plain(row.get("framework", ""))
+    if not framework.startswith(FRAMEWORKS):
+        row.notes.append(f"framework = {shown(row.get('framework', ''))}: simulated as Megatron")
+    device, recompute, options = _device(row, "machine"), row.get("recompute") or "none", {}
+    if device.startswith("a100"):
+        cluster, stack = f"selene+n_leaves={8 * -(-gpus // 160)}", "megatron-2021"
+        options = {"precision": "fp16"} | _on_cluster("selene", device)
+        in_turns = framework.endswith("deepspeed") and interleave == 1
         strategy = Parallel(
-            tensor=tensor, pipeline=pipeline, data=gpus // (tensor * pipeline), micro_batch=row["micro"],
-            interleave=row["interleave"], cut="layers", recompute=row["recompute"], overlap="none",
+            tensor=tensor, pipeline=pipeline, data=data, micro_batch=micro_batch,
+            interleave=interleave, cut="layers", recompute=recompute, overlap="none",
             p2p="in turns" if in_turns else "exchange",
         )  # fmt: skip
     else:
-        cluster, stack = _nvidia("h100" if machine in ("h800", "h200") else machine, gpus), "megatron"
-        options = {"device": machine}
-        strategy = _megatron(row["micro"], gpus, tensor, pipeline, row["interleave"], row["recompute"])
-    result = _split(
-        lambda each: _run(cluster, _model(row["model"]), each, row["batch"], gpus, stack, **options), strategy
-    )
+        stack, (cluster, options) = "megatron", _nvidia(row, "machine", gpus)
+        strategy = _megatron(micro_batch, gpus, tensor, pipeline, interleave, recompute)
+    model = _model(row)
+    result = _split(row, lambda each: _run(row, cluster, model, each, batch, gpus, stack, **options), strategy)
     return result.step_time, None
-
-
-def _model(name: str) -> str:
-    """Return the bundled model's name."""
-    return name.replace("nemotron4", "nemotron-4")
 
 
 class Family(NamedTuple):
@@ -342,7 +585,7 @@ FAMILIES = {
     "torchtitan": Family(("source", "async_tensor", "compile"), "tokens_per_s_gpu", TOKENS, _torchtitan),
     "fms": Family(("nic_gbit_per_s", "sharding"), "tokens_per_s_gpu", TOKENS, _fms),
     "maxtext": Family(("slices", "chips_per_slice"), "tflops_chip", "TFLOP/s per chip", _maxtext),
-    "large": Family(LARGE, "seconds", "s", _large),
+    "large": Family(LARGE[:-1], "seconds", "s", _large),
 }
 
 
@@ -352,13 +595,19 @@ def judge(path: Path) -> Iterator[Judged]:
     family = FAMILIES[kind]
     for row in rows:
         what = ", ".join(f"{key} {value}" for key, value in row.items() if value not in ("", None))
-        published, memory = float(row[family.figure]), row.get("memory_gib") or None
+        measured, memory = row.get(family.figure), row.get("memory_gib") or None
+        published = float(measured) if isinstance(measured, int | float) and measured > 0 else math.nan
+        memory = float(memory) if isinstance(memory, int | float) else None
+        row.notes.clear()
         try:
+            if "malformed" in row:
+                raise UnsupportedError(row["malformed"])
             predicted, needed = family.predict(row)
-            yield Judged(what, published, predicted, family.unit, "", memory, needed if memory else None)
-        except (UnsupportedError, DdlsimError, KeyError) as error:
-            reason = f"unknown {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
-            yield Judged(what, published, None, family.unit, reason, memory)
+        except (UnsupportedError, DdlsimError) as error:
+            yield Judged(what, published, None, family.unit, str(error), memory)
+        else:
+            notes, needed = tuple(row.notes), needed if memory else None
+            yield Judged(what, published, predicted, family.unit, "", memory, needed, notes)
 
 
 def summary(errors: Sequence[float], name: str, n_rows: int) -> str:
@@ -372,6 +621,10 @@ def summary(errors: Sequence[float], name: str, n_rows: int) -> str:
     )
 
 
+def _percent(error: float | None) -> str:
+    return "" if error is None else f"{error:+7.1%}"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print a line per row, and the errors of all rows."""
     parser = argparse.ArgumentParser(prog="python -m accuracy.judge", description=str(__doc__).splitlines()[0])
@@ -382,10 +635,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for each in judge(given.file):
             rows.append(each)
-            text = f"{each.reason}" if each.predicted is None else f"{each.predicted:10.5g} {each.error:+7.1%}"
+            text = each.reason if each.predicted is None else f"{each.predicted:10.5g} {_percent(each.error)}"
             if each.memory and each.predicted_memory:
                 text += f"  {each.memory:.4g} {each.predicted_memory:.4g} GiB"
-            print(f"{each.published:10.5g} {text}  {each.unit}  [{each.what}]", flush=True)
+            text += "".join(f"  ({note})" for note in each.notes)
+            figure = "-" if math.isnan(each.published) else f"{each.published:.5g}"
+            print(f"{figure:>10} {text}  {each.unit}  [{each.what}]", flush=True)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -394,8 +649,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if memory:
         print(summary([needed / measured - 1.0 for measured, needed in memory if needed], "memory", len(memory)))
     if given.json is not None:
-        table = [{name: getattr(each, name) for name in ("published", "predicted", "unit", "reason")} for each in rows]
-        given.json.write_text(json.dumps({"rows": table}, indent=1), encoding="utf-8")
+        table = [
+            {"published": None if math.isnan(each.published) else each.published}
+            | {name: getattr(each, name) for name in ("predicted", "unit", "reason")}
+            for each in rows
+        ]
+        try:
+            given.json.write_text(json.dumps({"rows": table}, indent=1), encoding="utf-8")
+        except OSError as error:
+            print(f"error: {given.json}: {error.strerror}", file=sys.stderr)
+            return 2
     return 0
 
 

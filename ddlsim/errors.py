@@ -137,10 +137,16 @@ def nearest(name: str, known: Iterable[str]) -> str:
     if wanted in plain:
         return plain[wanted]
     close = difflib.get_close_matches(wanted, plain, n=len(plain) or 1, cutoff=0.0)
+    words = _words(name)  # the longest name of which all words are there: "h100" in "NVIDIA H100 80GB HBM3"
+    within = sorted((each for each in known if len(each) > 2 and _words(each) <= words), key=len, reverse=True)
     begins = [each for each in close if len(wanted) > 2 and each.startswith(wanted)]
     inside = [each for each in close if len(wanted) > 2 and wanted in each]
     alike = difflib.get_close_matches(wanted, plain, n=1, cutoff=0.5)
-    return next((plain[each] for each in (*begins, *alike, *inside)), "")
+    return next(iter([*(plain[each] for each in begins), *within, *(plain[each] for each in (*alike, *inside))]), "")
+
+
+def _words(name: str) -> set[str]:
+    return set(filter(None, re.split(r"[\s_-]+", name[:100].lower())))
 
 
 def no_attribute(owner: str, name: str, known: Iterable[str]) -> AttributeError:

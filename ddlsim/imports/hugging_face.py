@@ -18,14 +18,17 @@ NUMBERS = {
     "heads": ("num_attention_heads", "n_head"),
     "kv_heads": ("num_key_value_heads",),
     "head_size": ("head_dim",),
-    "hidden": ("intermediate_size", "ffn_dim", "n_inner"),
+    "hidden": ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size"),
     "vocabulary": ("vocab_size",),
 }
 EXPERTS = {"experts": ("num_local_experts", "num_experts"), "active": ("num_experts_per_tok",)}
 VISION = {name: NUMBERS[name] for name in ("dim", "layers", "heads", "hidden")}
 VISION |= {"image": ("image_size",), "patch": ("patch_size",), "channels": ("num_channels",)}
 FLAGS = {"attention_bias": "bias", "mlp_bias": "mlp_bias"}
-ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu", "gelu_fast": "gelu", "relu": "relu", "relu2": "squared_relu"}
+ACTIVATIONS = {
+    "gelu": "gelu", "gelu_new": "gelu", "gelu_fast": "gelu", "gelu_pytorch_tanh": "gelu", "relu": "relu",
+    "relu2": "squared_relu",
+}  # fmt: skip
 #: fields of which one value can be simulated
 ONLY: dict[str, Any] = {
     "do_layer_norm_before": True,
@@ -37,7 +40,7 @@ ONLY: dict[str, Any] = {
     "mlp_only_layers": [],
 }
 #: kinds of which only the parameters are counted
-COUNTED = ("deepseek_v2", "deepseek_v3", "gpt_oss")
+COUNTED = ("deepseek_v2", "deepseek_v3", "gpt_oss", "llama4_text", "qwen2_moe")
 #: sequences of which a model is taken to be trained, where it reads longer ones
 LONGEST = 8192
 
@@ -54,9 +57,9 @@ def read_config(root: Node) -> Read:
     """
     classes = root["architectures"].items() if root.has("architectures") else []
     architecture = classes[0].text() if classes else ""
-    kind = _kind(root, root["model_type"].text() if root.has("model_type") else architecture)
     if root.has("text_config") or root.has("vision_config"):
         raise root.error("models of text and images cannot be simulated; use its text_config alone")
+    kind = _kind(root, root["model_type"].text() if root.has("model_type") else architecture)
     if kind in COUNTED:
         raise _counted(root, kind)
     head = "ForImageClassification" if kind == "vit" else "ForCausalLM"
@@ -80,7 +83,7 @@ def _kind(root: Node, name: str) -> str:
     plain = name.replace("_", "").lower()
     for ending in ("forcausallm", "lmheadmodel", "forimageclassification", "model"):
         plain = plain.removesuffix(ending)
-    plain = {"gemma3": "gemma3text"}.get(plain, plain)
+    plain = {"gemma3": "gemma3text", "llama4": "llama4text"}.get(plain, plain)
     if plain not in known:
         rule = f"must be one of {', '.join(sorted(known.values()))}"
         raise root.error(f"model_type or architectures = {shown(name)}: {rule}")
@@ -134,6 +137,10 @@ def _decoder(root: Node, kind: str) -> Read:
         values["positions"] = reads + (2 if kind == "opt" else 0)
         dropout = next((root[name] for name in ("resid_pdrop", "dropout") if root.has(name)), None)
         values["dropout"] = 0.1 if dropout is None else dropout.nonnegative()
+    if root.has("use_bias"):
+        values["bias"] = values["mlp_bias"] = _flag(root, "use_bias")
+    if kind == "falcon":
+        values |= _falcon(root, values)
     if root.has("word_embed_proj_dim") and root["word_embed_proj_dim"].value != values["dim"]:
         raise root["word_embed_proj_dim"].error("cannot be simulated unless it equals hidden_size")
     if root.has("use_parallel_residual") and not _flag(root, "use_parallel_residual"):
@@ -141,6 +148,19 @@ def _decoder(root: Node, kind: str) -> Read:
     has_window = _flag(root, "use_sliding_window") if root.has("use_sliding_window") else kind[:4] != "qwen"
     window = _count(root, "sliding_window", needed=False) if has_window else 0
     return Read({**table, "parameters": values}, kind, reads, window)
+
+
+def _falcon(root: Node, values: dict[str, Any]) -> dict[str, Any]:
+    """Return what differs between Falcon's models: those of 40B and more have a norm for each branch, and groups."""
+    flags = {name: root.has(name) and _flag(root, name) for name in ("new_decoder_architecture", "bias", "alibi")}
+    grouped = flags["new_decoder_architecture"]
+    single = not grouped and (not root.has("multi_query") or _flag(root, "multi_query"))
+    heads = _count(root, "num_kv_heads", needed=grouped) if grouped else 1 if single else values["heads"]
+    order = "parallel" if grouped and _count(root, "num_ln_in_parallel_attn", needed=False) != 1 else "parallel_shared"
+    if not grouped and root.has("parallel_attn") and not _flag(root, "parallel_attn"):
+        order = "pre_norm"
+    biased = flags["bias"]
+    return {"kv_heads": heads, "order": order, "rotary": not flags["alibi"], "bias": biased, "mlp_bias": biased}
 
 
 def _vision(root: Node) -> Read:
@@ -168,6 +188,20 @@ def _counted(root: Node, kind: str) -> ConfigError:
         attention = (dim + 1) * (heads + 2 * kv) * size + (heads * size + 1) * dim + heads
         expert, shared = 3 * dim * width + 2 * width + dim, (dim + 1) * n_experts
         what = "attention sinks, and experts with biases,"
+    elif kind == "qwen2_moe":  # attention with biases of queries, keys and values; a gate for the shared expert
+        size, kv = dim // heads, _count(root, "num_key_value_heads")
+        attention = (dim + 1) * (heads + 2 * kv) * size + heads * size * dim
+        n_experts, expert = _count(root, "num_experts"), 3 * dim * _count(root, "moe_intermediate_size")
+        shared = n_experts * dim + 3 * dim * _count(root, "shared_expert_intermediate_size") + dim
+        what = "shared experts"
+    elif kind == "llama4_text":  # every n-th layer has experts
+        size, kv = _count(root, "head_dim"), _count(root, "num_key_value_heads")
+        attention = dim * (heads + 2 * kv) * size + heads * size * dim
+        n_experts, expert = _count(root, "num_local_experts"), 3 * dim * _count(root, "intermediate_size")
+        shared = n_experts * dim + expert
+        dense = layers - layers // (_count(root, "interleave_moe_layer_step", needed=False) or 1)
+        rest += dense * 3 * dim * _count(root, "intermediate_size_mlp", needed=dense > 0)
+        what = "shared experts"
     else:
         nope, rope, value = (_count(root, f"{name}_head_dim") for name in ("qk_nope", "qk_rope", "v"))
         kv_rank, q_rank, queries = (

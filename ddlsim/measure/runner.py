@@ -121,9 +121,11 @@ def make_plan(
     Raises ConfigError for an unknown experiment, sizes below one element, models that would not be timed, and
     for a plan without any task.
     """
+    if "kernels" in only:  # on their own, they do not come here
+        raise ConfigError(f"--only {','.join(only)}: kernels are measured on one device; use them alone")
     for name in only:
         if name not in EXPERIMENTS:
-            raise unknown_name("experiment", name, EXPERIMENTS, "--only")
+            raise unknown_name("experiment", name, (*EXPERIMENTS, "kernels"), "--only")
     n_ranks = len(hosts)
     if max_nbytes < ITEM_NBYTES * n_ranks:
         raise ConfigError(f"--max-size {max_nbytes} B: must be at least {ITEM_NBYTES * n_ranks} B for {n_ranks} ranks")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from accuracy.judge import judge, main, read
+from accuracy.judge import Judged, judge, main, read
 from ddlsim import ConfigError
 
 BRIDGE = """release,system,model,gpus,precision,global_batch,micro_batch,sequence,fsdp,tensor,pipeline,context,virtual,expert,tokens_per_s_gpu,tflops_gpu,routing
@@ -77,3 +77,117 @@ def test_other_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main([str(path)]) == 2
     assert main([str(tmp_path / "none.csv")]) == 2
     assert "none.csv: No such file" in capsys.readouterr().err
+
+
+def _judged(tmp_path: Path, text: str, old: str = "", new: str = "") -> Judged:
+    """Return the first row of a file, with a part replaced."""
+    assert old in text
+    path = tmp_path / ("runs.yaml" if text.startswith("rows") else "runs.csv")
+    path.write_text("\n".join(text.replace(old, new, 1).splitlines()[:2]) + "\n")
+    return next(judge(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "old", "new"),
+    [
+        (BRIDGE, "h100,llama-3-8b,8,fp8-cs", "NVIDIA H100 80GB HBM3,Llama 3 8B,8,FP8-CS"),
+        (BRIDGE, "h100,llama-3-8b,8,fp8-cs", "DGX H100,llama3-8b,8,float8"),
+        (TORCHTITAN, ",,1,selective,1,bf16,0,", ",1F1B,,op,true,BFloat16,False,"),
+        (FMS, "a100-80g,128,400,fsdp", "A100-SXM4-80GB,128,400,FULL_SHARD"),
+        (
+            LARGE,
+            "nemotron4-15b, h100, 16, 2, 1, 1, 2, 64, megatron, none",
+            "Nemotron-4 15B, H100, 16, 2, 0, null, 2, 64, NeMo, null",
+        ),
+        (MAXTEXT, "tpu-v4,", "v4-128,"),
+    ],
+)
+def test_other_spellings(tmp_path: Path, text: str, old: str, new: str) -> None:
+    """Public sources spell the same devices, models, precisions and flags in other ways."""
+    same, other = _judged(tmp_path, text), _judged(tmp_path, text, old, new)
+    assert (other.predicted, other.reason, other.notes) == (same.predicted, "", same.notes)
+
+
+@pytest.mark.parametrize(
+    ("text", "old", "new", "reason"),
+    [
+        (BRIDGE, "8,fp8-cs", ",fp8-cs", "gpus is missing"),
+        (BRIDGE, "128,1,8192", "many,1,8192", "global_batch = 'many': must be a positive integer"),
+        (BRIDGE, "fp8-cs", "fp8-sc", "precision = 'fp8-sc': not known"),
+        (BRIDGE, "h100", "H100 96GB", "another size of memory"),
+        (BRIDGE, "h100", "gtx-9000", "no such device"),
+        (BRIDGE, "h100", "l4", "no bundled cluster of machines with l4"),
+        (BRIDGE, "8,1,1,1,1,1,14451", "8,3,1,1,1,1,14451", "gpus = 8: must be a multiple of tensor x pipeline = 3"),
+        (BRIDGE, "8,1,1,1,1,1,14451", "2,2,1,1,1,1,14451", "fsdp = 2: in layouts, FSDP is only simulated if"),
+        (BRIDGE, "llama-3-8b", "mixtral-8x7b", "experts: these models are not simulated yet"),
+        (TORCHTITAN, "8,1,1,,1", "1,1,8,zigzag,1", "schedule = 'zigzag': not known; known: 1f1b"),
+        (TORCHTITAN, "selective", "sometimes", "recompute = 'sometimes': not known"),
+        (TORCHTITAN, "selective,1", "selective,maybe", "compile = 'maybe': must be 0 or 1"),
+        (FMS, "fsdp", "ddp", "sharding = 'ddp': not known"),
+        (FMS, "400", "-400", "nic_gbit_per_s = -400: must be a positive number"),
+        (MAXTEXT, "full", "some", "recompute = 'some': not known"),
+        (MAXTEXT, "tpu-v4", "h100", "no slices of h100; must be a TPU"),
+        (LARGE, ", 2.66", "", "has 11 values; the columns are case, model"),
+    ],
+)  # fmt: skip
+def test_reasons(tmp_path: Path, text: str, old: str, new: str, reason: str) -> None:
+    """A row that cannot be run says which column, which value and why."""
+    judged = _judged(tmp_path, text, old, new)
+    assert judged.predicted is None
+    assert reason in judged.reason
+
+
+def test_notes(tmp_path: Path) -> None:
+    """What is simulated differently from what the row says is noted."""
+    for text, old, new, note in (
+        (LARGE, "megatron,", "other,", "framework = 'other': simulated as Megatron"),
+        (TORCHTITAN, ",8,2,16,8192,8,1,", ",16,2,16,8192,4,2,", "weights sharded over 8 ranks, not 4"),
+        (BRIDGE, "128,1,8192", "128,1,131072", "memory does not suffice: "),
+    ):
+        judged = _judged(tmp_path, text, old, new)
+        assert judged.predicted is not None
+        assert any(note in each for each in judged.notes)
+
+
+def test_sharding_inside_a_slice(tmp_path: Path) -> None:
+    """The fsdp column counts: 16 of 64 chips hold a copy of the weights."""
+    whole, part = _judged(tmp_path, MAXTEXT), _judged(tmp_path, MAXTEXT, "full,64", "full,16")
+    assert part.predicted is not None
+    assert part.predicted != whole.predicted
+
+
+def test_gates_by_parameters(tmp_path: Path) -> None:
+    """Whether MaxText's model has a gate follows from the parameters in its name, on any device."""
+
+    def rate(old: str, new: str) -> float:
+        judged = _judged(tmp_path, MAXTEXT.replace("13,2048", "1,2048"), old, new)
+        assert judged.predicted is not None
+        return judged.predicted
+
+    assert rate("maxtext-22b", "maxtext-29b") != rate("maxtext-22b", "maxtext-22b")
+    assert rate("tpu-v4,1,64,maxtext-22b", "tpu-v5p,1,64,maxtext-29b") == rate(
+        "tpu-v4,1,64,maxtext-22b", "tpu-v5p,1,64,unnamed"
+    )
+
+
+@pytest.mark.parametrize("text", ["", "- 1\n", "rows: 5\n", "a: [\n", "columns: [a]\n"])
+def test_malformed_yaml(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "runs.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"is not YAML|must be a table with a list of rows"):
+        read(path)
+
+
+def test_missing_and_additional_columns(tmp_path: Path) -> None:
+    """A file is recognised without some of its columns; rows without a published figure are predicted."""
+    path = tmp_path / "runs.csv"
+    path.write_text(
+        "system,model,gpus,precision,global_batch,micro_batch,sequence,virtual,tokens_per_s_gpu,notes\n"
+        "h100,llama-3-8b,8,bf16,8,1,8192,1,n/a,odd\n"
+    )
+    (only,) = judge(path)
+    assert only.predicted is not None
+    assert only.error is None
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="is not UTF-8"):
+        read(path)

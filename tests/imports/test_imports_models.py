@@ -23,6 +23,9 @@ COUNTED = {
     "deepseek-v2-lite": 2_661_150_208,
     "gpt-oss-120b": 5_711_982_912,
     "gpt-oss-20b": 4_187_440_704,
+    "llama-4-scout": 17_172_894_720,
+    "llama-4-maverick": 17_184_691_200,
+    "qwen1.5-moe": 2_689_173_504,
 }
 
 
@@ -40,7 +43,8 @@ def test_parameters_of_a_config_are_exactly_the_published_ones(name: str):
 @pytest.mark.parametrize(("name", "active"), COUNTED.items())
 def test_what_is_counted_is_refused_with_its_parameters(name: str, active: int):
     """Model cards: DeepSeek-V3 has 671e9 and 37e9, V2-Lite 15.7e9 and 2.4e9, gpt-oss 116.83e9 and 5.13e9, 20.91e9 and
-    3.61e9; those that a token uses without the table of tokens, except in V3."""
+    3.61e9, Llama 4 109e9 or 400e9 and 17e9, Qwen1.5-MoE 14.3e9 and 2.7e9; those that a token uses without the table of
+    tokens, except in V3, Llama and Qwen."""
     total = CONFIGS[name]["parameters"]
     with pytest.raises(ConfigError) as error:
         load_model(_text(name))
@@ -64,6 +68,24 @@ def test_a_config_costs_what_the_bundled_model_does(config: str, bundled: str):
     assert (ours.n_params, ours.flops, ours.input_shape) == (theirs.n_params, theirs.flops, theirs.input_shape)
     assert ours.activation_nbytes == theirs.activation_nbytes
     assert sum(layer.moved_nbytes for layer in ours.layers) == sum(layer.moved_nbytes for layer in theirs.layers)
+
+
+def test_layouts_of_falcon():
+    """Falcon 7B shares keys and values, 40B has groups of them and a norm per branch; 1B neither."""
+    small = {**CONFIGS["falcon-7b"]["config"], "alibi": True, "bias": True, "multi_query": False}
+    for changes in ({}, {"parallel_attn": False}):
+        model = load_model(json.dumps(small | changes))
+        dim, layers, vocabulary = 4544, 32, 65024
+        norms = 2 if "parallel_attn" in changes else 1
+        per_layer = 12 * dim**2 + 9 * dim + norms * 2 * dim
+        assert model.n_params == vocabulary * dim + layers * per_layer + 2 * dim
+
+
+def test_models_of_text_and_images_name_their_text():
+    """Whether the kind is known or not."""
+    for kind in ("gemma3", "llama4", "mllama"):
+        with pytest.raises(ConfigError, match="models of text and images cannot be simulated; use its text_config"):
+            load_model(json.dumps({"model_type": kind, "text_config": {}, "vision_config": {}}))
 
 
 def test_macs_of_a_vision_transformer():

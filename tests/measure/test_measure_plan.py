@@ -68,13 +68,15 @@ def test_only_some_experiments():
     ("arguments", "message"),
     [
         ({"only": ["memroy"]}, "--only: unknown experiment 'memroy'; did you mean 'memory'?"),
+        ({"only": ["kernals"]}, "--only: unknown experiment 'kernals'; did you mean 'kernels'?"),
+        ({"only": ["memory", "kernels"]}, "--only memory,kernels: kernels are measured on one device; use them alone"),
         ({"only": ["step"]}, "set --model or --module"),
         ({"only": ["collective"]}, "start more ranks"),
         ({"only": ["memory"], "models": ["lenet5"]}, "--only memory: steps of lenet5 would not be timed; add step"),
         ({"models": ["lenet5"], "batch_sizes": []}, "--batch-sizes is empty"),
         ({"max_nbytes": 3}, "--max-size 3 B: must be at least 4 B for 1 ranks"),
     ],
-    ids=["unknown", "no_model", "alone", "untimed", "no_batch", "small"],
+    ids=["unknown", "kernals", "kernels", "no_model", "alone", "untimed", "no_batch", "small"],
 )
 def test_plans_that_cannot_be_made(arguments, message):
     with pytest.raises(ConfigError) as error:
