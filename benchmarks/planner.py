@@ -15,10 +15,13 @@ import resource
 import time
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import ddlsim
 from ddlsim.output_files import write_text
-from ddlsim.planner import Recommendation
+
+if TYPE_CHECKING:  # an older checkout calls it otherwise
+    from ddlsim.planner import Recommendation
 
 CLUSTER = "cloud-25g-16x8-v100"
 WORKERS = [8, 16, 24, 32, 48, 64, 96, 112, 128]

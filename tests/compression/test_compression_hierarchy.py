@@ -94,6 +94,13 @@ def test_workers_that_do_not_fill_their_machines(n_local):
         hierarchical_exchange(NoCompression(), [vector] * 4, [None] * 4, [stream(0, 0, "x")] * 4, n_local)
 
 
+@pytest.mark.parametrize("other", range(4))
+def test_workers_with_gradients_of_different_sizes(other):
+    gradients = [np.zeros(5 if rank == other else 4, np.float32) for rank in range(4)]
+    with pytest.raises(ConfigError, match="gradient"):
+        hierarchical_exchange(NoCompression(), gradients, [None] * 4, [stream(0, 0, "x")] * 4, 2)
+
+
 def test_cost_by_hand():
     """2**20 elements at 5e-10 s * n log2 n: 5e-10 * 20 * 1048576 = 10.49 ms."""
     assert SORT_V100.encode_seconds(2**20) == pytest.approx(5e-10 * 20 * 2**20)
