@@ -25,6 +25,8 @@ POLICIES = ("shortest", "ecmp", "d-mod-k", "dimension-order", "fixed", "spray")
 
 def check_policy(policy: str, where: str) -> str:
     """Return `policy`, or raise :class:`ConfigError` when there is no such routing policy."""
+    if policy == "adaptive":
+        raise ConfigError(f"{where}: adaptive routing is not simulated; 'spray' uses all equal paths as well")
     if policy not in POLICIES:
         raise unknown_name("routing policy", policy, POLICIES, where)
     return policy

@@ -298,3 +298,8 @@ def test_fixed_routes_override_the_policy():
 def test_indices_that_are_no_nodes(bad):
     with pytest.raises(ConfigError, match="0 to 3"):
         Cluster.from_graph(star(3, **RATE)).routes([0], [bad])
+
+
+def test_adaptive_routing_names_the_nearest_policy():
+    with pytest.raises(ConfigError, match="adaptive routing is not simulated; 'spray' uses all equal paths"):
+        ddlsim.load_cluster("dgx-h100-pod+routing=adaptive")
