@@ -521,8 +521,8 @@ FAMILIES = (
                  "optimizer state is sharded."),
             )),
             ("fms_fsdp", "fms-fsdp: PyTorch FSDP and HSDP on A100 and H100", (
-                ("h100", "", "The stack's share of the rate of matrix products is fitted to a run on A100 (0.95); this "
-                 "run would need 0.75. The H100's rates were measured with software of 2026, and the run used that of "
+                ("h100", "", "The stack's share of the rate of matrix products is fitted to a run on A100 (0.89); this "
+                 "run would need 0.70. The H100's rates were measured with software of 2026, and the run used that of "
                  "early 2024. Whether this is the reason is not known."),
             )),
             ("maxtext", "MaxText: TPU v4, v5e and v5p, one slice and several", (
