@@ -90,7 +90,10 @@ def scaled(forward: Floats, backward: Floats, total: float) -> tuple[Floats, Flo
 
 #: kernels that a layer of the forward pass launches, where they are not one: attention its four products, the
 #: transpositions before and behind them, softmax and dropout; a dense layer with bias also its addition
-N_KERNELS = {"attention": 8, "cross_attention": 10, "swiglu": 3, "embedding": 2, "tied_embedding": 2}
+#: of experts a product each for all of them together, the activation, and around them router, choice, copies and sum
+N_KERNELS = {
+    "attention": 8, "cross_attention": 10, "swiglu": 3, "embedding": 2, "tied_embedding": 2, "mixture_of_experts": 8,
+}  # fmt: skip
 #: numbers read and written for each element of attention's matrices beside the products: mask, softmax, dropout
 MATRIX_TRAFFIC, DROPPED_TRAFFIC = 4.0, 2.0
 #: the same where scale, mask and softmax are not fused, forward and backward: conversion to fp32 (3 numbers of 16
@@ -102,6 +105,8 @@ UNFUSED_TRAFFIC, UNFUSED_KERNELS = (18.0, 20.0), 4
 LOSS_FORWARD = 18.0 / 32.0
 #: elements that SwiGLU reads and writes beside its products: gate, up and their product; and back, with both gradients
 SWIGLU_TRAFFIC = (3.0, 5.0)
+#: the same of an activation with one input
+ACTIVATION_TRAFFIC = (2.0, 3.0)
 #: tokens by which a sequence must be longer for half of what fused attention loses on short ones, forward and backward:
 #: measured on H100 and H200, sequences of 2,048 to 32,768 tokens in heads of 128 (accuracy/data/gpu_h100.json)
 ATTENTION_RAMPS = (300.0, 1100.0)
@@ -193,6 +198,14 @@ def layer_products(layer: Layer, role: str, batch_size: float, tensor: int = 1) 
     """Return the matrix products of a layer's forward pass on one of `tensor` ranks; none of other layers."""
     if layer.heads:
         return _attention_products(layer, batch_size, tensor)
+    if layer.type == "mixture_of_experts":
+        experts, (length, features) = _experts(layer), layer.in_shape
+        each = batch_size * experts.rows / experts.number
+        return (
+            Product(batch_size * length, experts.number, features),
+            Product(each, (2.0 if experts.gated else 1.0) * experts.units, features, experts.number),
+            Product(each, features, experts.units, experts.number),
+        )
     if layer.type not in ("dense", "swiglu", "tied_dense") or len(layer.out_shape) != 2:
         return ()
     tokens, width = batch_size * layer.out_shape[0], float(layer.out_shape[1])
@@ -215,6 +228,23 @@ def _attention_products(layer: Layer, batch_size: float, tensor: int) -> tuple[P
     heads, size = batch_size * layer.heads / tensor, layer.head_size
     scores = [Product(tokens, context, size, heads, True), Product(tokens, size, context, heads, True)]
     return (*first, *scores, Product(batch_size * tokens, h, width / tensor))
+
+
+class _Experts(NamedTuple):
+    """Experts of a layer, and the `rows` of tokens that they compute together for a sample."""
+
+    number: float
+    units: float
+    rows: float
+    gated: bool
+
+
+def _experts(layer: Layer) -> _Experts:
+    tensors, (tokens, width) = dict(layer.tensors), layer.in_shape
+    number = tensors["router.weight"] / width
+    units = tensors["up.weight"] / (number * width)
+    rows = (layer.macs - tokens * width * number) / ((len(tensors) - 1) * width * units)
+    return _Experts(number, units, rows, "gate.weight" in tensors)
 
 
 class Timing(NamedTuple):
@@ -276,12 +306,14 @@ def kernel_times(model: Model, timing: Timing) -> tuple[Floats, Floats]:
     pass. A transformer layer, or another layer by itself, takes at least as long as its kernels take to launch.
     """
     stack = timing.stack
+    fraction = timing.kernels.fraction(timing.base)
+    assert fraction is not None
     streamed = roofline_times(
         model,
         timing.device,
         timing.batch_size,
         timing.base,
-        1.0,
+        fraction * stack.gemm * timing.left,
         timing.kernels.streaming * timing.left / stack.elementwise,
     )
     ranges = blocks(model.layers)
@@ -401,6 +433,13 @@ def _layer_times(
     elif layer.type == "swiglu":
         made = math.prod(layer.out_shape) * batch_size / tensor
         moved = SWIGLU_TRAFFIC[0] * element * made, SWIGLU_TRAFFIC[1] * element * made
+    elif layer.type == "mixture_of_experts":
+        experts, (tokens, width) = _experts(layer), layer.in_shape
+        # tokens are copied to their experts, and what these return is read and summed; the router's choice
+        around = 3.0 * experts.rows * width + tokens * width + 2.0 * tokens * experts.number
+        first, back = SWIGLU_TRAFFIC if experts.gated else ACTIVATION_TRAFFIC
+        made, element = experts.rows * experts.units, element * batch_size
+        moved = element * (first * made + around), element * (back * made + around)
     elif _is_loss(layer):
         nbytes = timing.stack.loss_traffic / timing.stack.elementwise * math.prod(layer.out_shape) * batch_size / tensor
         moved = LOSS_FORWARD * nbytes, (1.0 - LOSS_FORWARD) * nbytes
@@ -418,6 +457,10 @@ def _quantised(products: Sequence[Product], precision: str, timing: Timing) -> t
         return 0.0, 0.0
     low = LOW_PRECISIONS[precision]
     nbytes = low.quantise + (0.0 if "fp4" in timing.device.peak_flops else low.transpose)
-    weights = sum(k * n for _, n, k, _, _ in products) if timing.stack.quantised_weights == "micro-batch" else 0.0
-    inputs = max(m * k for m, _, k, _, _ in products)  # several products of a layer share their input
-    return nbytes * (inputs + weights), nbytes * sum(m * n for m, n, _, _, _ in products)
+    weights = (
+        sum(k * n * copies for _, n, k, copies, _ in products)
+        if timing.stack.quantised_weights == "micro-batch"
+        else 0.0
+    )
+    inputs = max(m * k * copies for m, _, k, copies, _ in products)  # several products of a layer share their input
+    return nbytes * (inputs + weights), nbytes * sum(m * n * copies for m, n, _, copies, _ in products)

@@ -378,3 +378,60 @@ def test_gradients_are_added_in_the_type_in_which_they_are_kept() -> None:
 def test_measured_steps_include_an_update_and_add_no_gradients() -> None:
     measured = make_workload(MODEL, H100, 1, compute=Measured("97 ms", 1), precision="bf16")
     assert measured.accumulating(8) is measured
+
+
+# ------------------------------------------------------------ rates
+
+
+@pytest.mark.parametrize("name", ["mixtral-8x7b", "llama-3-8b", "bert-large", "vit-b16", "gpt3-1.3b"])
+@pytest.mark.parametrize("occupied", [0, 16])
+def test_no_layer_is_faster_than_the_products_of_its_device(name: str, occupied: int) -> None:
+    """What a layer computes takes at least its FLOPs over the rate that large products reach, on what is left."""
+    device, stack, model = load_device("h100"), load_stack("torchtitan"), load_model(name)
+    timing = Timing(device, stack, 4, "bf16", False, occupied=occupied)
+    assert device.kernels is not None
+    rate = device.kernels.gemm["bf16"] * stack.gemm * timing.left * device.peak_flops["bf16"]
+    forward, _ = kernel_times(model, timing)
+    flops = np.array([4.0 * layer.flops for layer in model.layers])
+    assert (flops <= forward * rate * (1.0 + 1e-9)).all()
+
+
+EXPERTS = """
+title = "One layer with experts"
+input = [1024]
+layers = [
+  {{ type = "embedding", vocabulary = 64, positions = 1024, dim = 512 }},
+  {{ type = "residual", body = [ {{ type = "attention", heads = 4 }} ] }},
+  {{ type = "residual", body = [
+    {{ type = "mixture_of_experts", experts = 4, active = 2, units = 2048, gated = {} }},
+  ] }},
+]
+"""
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_experts_by_hand(tmp_path: Path, gated: bool) -> None:
+    """4 experts of 1,024 tokens of 512 features, each of which goes to 2: products of 512 rows, four at a time."""
+    (tmp_path / "experts.toml").write_text(EXPERTS.format(str(gated).lower()), encoding="utf-8")
+    model = load_model(tmp_path / "experts.toml")
+    device, stack = load_device("h100"), replace(load_stack("torchtitan"), forward_launch=0.0, backward_launch=0.0)
+    timing = Timing(device, stack, 1, "bf16", False)
+    forward, backward = kernel_times(model, timing)
+    place = next(i for i, layer in enumerate(model.layers) if layer.type == "mixture_of_experts")
+    wide = 4096 if gated else 2048
+
+    def products(*sizes: Product) -> float:
+        return sum(timing.product(each, "bf16") for each in sizes)
+
+    around = 2.0 * (3 * 2048 * 512 + 1024 * 512 + 2 * 1024 * 4)
+    made = 2.0 * 2048 * 2048
+    assert forward[place] == pytest.approx(
+        products(Product(1024, 4, 512), Product(512, wide, 512, 4), Product(512, 512, 2048, 4))
+        + timing.streamed(around + (3.0 if gated else 2.0) * made)
+    )
+    assert backward[place] == pytest.approx(
+        products(Product(1024, 512, 4), Product(512, 4, 1024))
+        + products(Product(512, 512, wide, 4), Product(512, wide, 512, 4))
+        + products(Product(512, 2048, 512, 4), Product(2048, 512, 512, 4))
+        + timing.streamed(around + (5.0 if gated else 3.0) * made)
+    )
