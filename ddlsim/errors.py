@@ -142,7 +142,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
     begins = [each for each in close if len(wanted) > 2 and each.startswith(wanted)]
     inside = [each for each in close if len(wanted) > 2 and wanted in each]
     alike = difflib.get_close_matches(wanted, plain, n=1, cutoff=0.5)
-    return next(iter([*(plain[each] for each in begins), *within, *(plain[each] for each in (*alike, *inside))]), "")
+    typo = difflib.get_close_matches(wanted, alike, n=1, cutoff=0.8)
+    before, after = ([plain[each] for each in some] for some in ((*begins, *typo), (*alike, *inside)))
+    return next(iter((*before, *within, *after)), "")
 
 
 def _words(name: str) -> set[str]:

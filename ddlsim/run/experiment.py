@@ -300,7 +300,8 @@ class Experiment:
         """Return the experiment with some fields changed."""
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
 
-    def to_toml(self, folder: Path | None = None) -> str:
+    @checked
+    def to_toml(self, folder: str | Path | None = None) -> str:
         """Return the experiment as the text of a TOML file for :func:`ddlsim.load_experiment`.
 
         folder  folder of the file. It names the files of clusters, models, devices and data relative to this folder;
@@ -310,7 +311,7 @@ class Experiment:
         """
         from ddlsim.run.files import SCHEMA
 
-        return to_toml(SCHEMA.table(self, folder=folder))
+        return to_toml(SCHEMA.table(self, folder=None if folder is None else Path(folder)))
 
     def to_python(self) -> str:
         """Return a Python program that creates and runs this experiment.
