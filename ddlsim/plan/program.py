@@ -19,7 +19,7 @@ from ddlsim.plan.bounds import Bound, Carriers, Copies, StepGraph, of_steps, pea
 from ddlsim.plan.execute import columns, key_sizes
 from ddlsim.plan.plan import ALL_REDUCE, COLUMNS, Chosen, Every, Floats, Ints, Lane, Part, Plan
 from ddlsim.plan.queues import Queue
-from ddlsim.plan.rows import csr, pairs, ranges
+from ddlsim.plan.rows import csr, end_to_end, pairs
 from ddlsim.workload.compute import Workload
 
 #: Steps that can be in flight. Where no rank updates before all have contributed, a third one begins only after all
@@ -175,43 +175,24 @@ class StepProgram:
         """Return the plan of the first `steps` steps with all tasks, including those that are skipped in a step."""
         if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
             raise ConfigError(f"plan: steps = {steps!r}: must be a positive integer")
+        if self._is_written_out and steps <= self.template.n_steps:
+            return _first_steps(self.template, self._bounds[: steps + 1])
         template, bounds, n_copies = self.template, self._bounds, len(self.ranks)
-        last = template.n_steps - 1
-        sources = [min(step, last) for step in range(steps)]
-        rows = [np.arange(bounds[source], bounds[source + 1]) for source in sources]
-        begins = np.cumsum([0, *(n_copies * len(each) for each in rows)])
-        source = np.concatenate([np.tile(each, n_copies) for each in rows])
-        copy = np.concatenate([np.repeat(np.arange(n_copies), len(each)) for each in rows])
-        step = np.repeat(np.arange(steps), np.diff(begins))
-        place = template.rank[source]
-        first, instance, sizes = self._keys
-        key_begins = np.cumsum([0, *(sizes[each] for each in sources)])
-        grouped = template.kind[source] >= ALL_REDUCE
-        group = np.where(grouped, template.peer[source], 0)
-        peers = np.where(grouped, self._group_of[copy, group], template.peer[source])
-        instances = np.where(grouped, instance[copy, group], copy)
-        sends = ~grouped & (peers >= 0)
-        peers = np.where(sends, self.ranks[copy, np.where(sends, peers, 0)], peers)
-        scale, each, later = self.batches
-        batch = template.batch[source]
-        batch = np.where(batch >= 0, batch * scale + copy * each + later * np.maximum(step - last, 0), -1)
-        of = self.template_of[copy, place]
-        column: dict[str, Any] = {name: getattr(template, name)[source] for name in COLUMNS}
-        for name in ("seconds", "holds") if len(self.templates) > 1 else ():
-            column[name] = np.stack([getattr(one, name) for one in self.templates])[of, source]
-        column |= {
-            "lane": copy * len(template.lanes) + template.lane[source],
-            "peer": peers,
-            "key": np.where(template.key[source] >= 0, key_begins[step] + first[source] + instances, -1),
-            "step": step,
-            "batch": batch,
-        }
-        counts = np.diff(template.need_offsets)[source]
-        need = template.needs[ranges(template.need_offsets[source], counts)]
-        back = template.step[source].repeat(counts) - template.step[need]
-        needed = step.repeat(counts) - back
-        widths = np.array([len(each) for each in rows])
-        begin_of = np.array(bounds)[template.step[need]]
+        sources = np.minimum(np.arange(steps), template.n_steps - 1)
+        widths = np.diff(bounds)[sources]
+        begins = np.concatenate([[0], np.cumsum(n_copies * widths)])
+        key_begins = np.concatenate([[0], np.cumsum(np.array(self._keys[2])[sources])])
+        parts = [self._unrolled(step, int(source), key_begins) for step, source in enumerate(sources)]
+        column = {name: end_to_end([part[name] for part in parts]) for name in COLUMNS}
+        counts, needs = [], []
+        for step, source in enumerate(sources.tolist()):
+            offsets = template.need_offsets[bounds[source] : bounds[source + 1] + 1]
+            need = template.needs[offsets[0] : offsets[-1]]
+            counts.append(np.tile(np.diff(offsets), n_copies))
+            of = template.step[need]
+            needed = step - (source - of)
+            first = begins[needed] + need - np.array(bounds)[of]
+            needs.append((first + np.arange(n_copies)[:, None] * widths[needed]).ravel())
         return Plan(
             lanes=tuple(
                 Lane(int(own[lane.rank]), lane.name, lane.queue) for own in self.ranks for lane in template.lanes
@@ -226,9 +207,59 @@ class StepProgram:
             cycles=template.cycles,
             tensor=template.tensor,
             notes=template.notes,
-            need_offsets=np.concatenate([[0], np.cumsum(counts)]),
-            needs=begins[needed] + copy.repeat(counts) * widths[needed] + need - begin_of,
+            need_offsets=np.concatenate([[0], np.cumsum(np.concatenate(counts))]),
+            needs=np.concatenate(needs),
             **column,
+        )
+
+    def _unrolled(self, step: int, source: int, key_begins: Ints) -> dict[str, npt.NDArray[Any]]:
+        """Return the columns of a step, copy by copy, (n_copies, n) each.
+
+        source      the step of the template that it repeats
+        key_begins  the first key of each step
+        """
+        template, rows = self.template, slice(self._bounds[source], self._bounds[source + 1])
+        n_copies, n = len(self.ranks), rows.stop - rows.start
+        first, instance, _ = self._keys
+        copy, kind, peer = np.arange(n_copies)[:, None], template.kind[rows], template.peer[rows]
+        grouped = kind >= ALL_REDUCE
+        group = np.where(grouped, peer, 0)
+        sends = ~grouped & (peer >= 0)
+        others = np.where(sends, self.ranks[:, np.where(sends, peer, 0)], peer)
+        scale, each, later = self.batches
+        batch = template.batch[rows]
+        numbers = batch * scale + copy * each + later * max(step - (template.n_steps - 1), 0)
+        own = {
+            "lane": copy * len(template.lanes) + template.lane[rows],
+            "peer": np.where(grouped, self._group_of[:, group], others),
+            "key": np.where(
+                template.key[rows] >= 0,
+                key_begins[step] + first[rows] + np.where(grouped, instance[:, group], copy),
+                -1,
+            ),
+            "step": np.full(n, step),
+            "batch": np.where(batch >= 0, numbers, -1),
+        }
+        if len(self.templates) > 1:
+            of = self.template_of[:, template.rank[rows]]
+            for name in ("seconds", "holds"):
+                own[name] = np.stack([getattr(one, name)[rows] for one in self.templates])[of, np.arange(n)]
+        return {
+            name: np.broadcast_to(own[name] if name in own else getattr(template, name)[rows], (n_copies, n))
+            for name in COLUMNS
+        }
+
+    @cached_property
+    def _is_written_out(self) -> bool:
+        """Whether the template is the plan of all ranks, with the numbers that unrolling would give its keys."""
+        template, (first, _, sizes) = self.template, self._keys
+        key_begins = np.concatenate([[0], np.cumsum(sizes)])
+        return (
+            len(self.templates) == len(self.ranks) == self.batches[0] == 1
+            and np.array_equal(self.ranks[0], np.arange(template.n_ranks))
+            and self.groups == template.groups
+            and np.array_equal(self.group_of[0], np.arange(len(self.groups)))
+            and np.array_equal(np.where(first >= 0, key_begins[template.step] + first, -1), template.key)
         )
 
     @property
@@ -291,12 +322,16 @@ class StepProgram:
         every, last = columns(template), template.n_steps - 1 if repeat else live
         if repeat:
             self._check_alike(every)
+        elif template.n_steps == live + 1 and self._is_written_out and not template.cycles:
+            slots = tuple(slice(a, b) for a, b in itertools.pairwise(bounds.tolist()))
+            key_slots = tuple(slice(a, b) for a, b in itertools.pairwise(np.cumsum([0, *self._keys[2]]).tolist()))
+            return LiveSteps(template, every, np.arange(len(template)), slots, key_slots, live)
         sources = np.minimum(np.arange(live + 1), last)
         begins = np.concatenate([[0], np.cumsum(len(self.ranks) * np.diff(bounds)[sources])])
         key_begins = np.concatenate([[0], np.cumsum(np.array(self._keys[2])[sources])])
         groups = [np.arange(slot, slot + 1) for slot in range(last)] + [np.arange(last, live + 1)]
         parts = [self._slots(slots, every, begins, key_begins, live, repeat=repeat) for slots in groups]
-        column: dict[str, Any] = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        column: dict[str, Any] = {name: end_to_end([part[name] for part in parts]) for name in parts[0]}
         counts = column.pop("counts")
         tasks = TaskColumns(offsets=np.concatenate([[0], np.cumsum(counts)]), **column)
         shown = min(live, last) + 1
@@ -313,7 +348,7 @@ class StepProgram:
     def _slots(
         self, slots: Ints, every: TaskColumns, begins: Ints, key_begins: Ints, live: int, *, repeat: bool
     ) -> dict[str, npt.NDArray[Any]]:
-        """Return the columns of the tasks of slots that are alike, slot by slot and copy by copy.
+        """Return the columns of the tasks of slots that are alike, (n_slots, n_copies, n) each.
 
         begins, key_begins  the first task and key of each slot, and the end of the last one
         """
@@ -323,8 +358,8 @@ class StepProgram:
         row = np.arange(bounds[source], bounds[source + 1])
         slot, copy = slots[:, None, None], np.arange(n_copies)[None, :, None]
 
-        def flat(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-            return np.broadcast_to(values, (len(slots), n_copies, values.shape[-1])).ravel()
+        def of_all(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+            return np.broadcast_to(values, (len(slots), n_copies, values.shape[-1]))
 
         # what follows a step is known of the second one in a template
         follows = min(source, 1) if repeat else source
@@ -349,23 +384,25 @@ class StepProgram:
         seconds = np.stack([one.seconds for one in self.templates])[self.template_of[:, template.rank[row]], row]
         waits = every.missing[row - bounds[source] + bounds[last if repeat and source else source]]
         return {
-            "kind": flat(every.kind[row]),
-            "seconds": flat(seconds),
-            "key": flat(np.where(template.key[row] >= 0, key_begins[slot] + first[row] + instances, -1)),
-            "place": flat(place),
-            "queue": flat(every.queue[row]),
-            "step": flat(slot + (live + 1) * self._late(every, follows)),
-            "missing": flat(every.missing[row]),
-            "waits": flat(waits),
-            "slow": flat(every.slow[row]),
-            "counts": flat(counts),
-            "following": following.ravel(),
+            "kind": of_all(every.kind[row]),
+            "seconds": of_all(seconds),
+            "key": of_all(np.where(template.key[row] >= 0, key_begins[slot] + first[row] + instances, -1)),
+            "place": of_all(place),
+            "queue": of_all(every.queue[row]),
+            "step": of_all(slot + (live + 1) * self._late(every, follows)),
+            "missing": of_all(every.missing[row]),
+            "waits": of_all(waits),
+            "slow": of_all(every.slow[row]),
+            "counts": of_all(counts),
+            "following": following,
         }
 
     def _late(self, every: TaskColumns, step: int) -> Ints:
         """Return 1 for collectives of a template's step that no task of the step waits for, (n,): averages that overlap
         local steps."""
         template, (begin, end) = self.template, self._bounds[step : step + 2]
+        if not template.cycles:
+            return np.zeros(end - begin, dtype=np.int64)
         waited = np.zeros(len(template), dtype=np.bool_)
         before = np.repeat(np.arange(len(template)), np.diff(every.offsets))
         waited[before[template.step[every.following] == template.step[before]]] = True
@@ -404,6 +441,19 @@ class StepProgram:
                 "plan: the steps after the first one differ, so the step program cannot repeat them; all "
                 "these steps must have the same keys and rows in the same order"
             )
+
+
+def _first_steps(plan: Plan, bounds: Sequence[int]) -> Plan:
+    """Return the plan of the first steps.
+
+    bounds  rows where these steps begin, and where the last one ends
+    """
+    end = bounds[-1]
+    if end == len(plan):
+        return plan
+    column: dict[str, Any] = {name: getattr(plan, name)[:end] for name in COLUMNS}
+    offsets = plan.need_offsets[: end + 1]
+    return dataclasses.replace(plan, need_offsets=offsets, needs=plan.needs[: offsets[-1]], **column)
 
 
 def _taking_place(plan: Plan) -> Plan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -42,6 +43,15 @@ def ranges(begin: Ints, count: Ints) -> Ints:
     """Return the numbers ``begin[i]`` to ``begin[i] + count[i] - 1`` of every i, one range after the other."""
     numbers: Ints = np.arange(count.sum()) + np.repeat(begin - (np.cumsum(count) - count), count)
     return numbers
+
+
+def end_to_end(pieces: Sequence[npt.NDArray[T]]) -> npt.NDArray[T]:
+    """Return the elements of arrays of any shape, one array after the other: their concatenation, copied only once."""
+    sizes = [piece.size for piece in pieces]
+    elements = np.empty(sum(sizes), dtype=np.result_type(*pieces))
+    for piece, end in zip(pieces, itertools.accumulate(sizes), strict=True):
+        elements[end - piece.size : end].reshape(piece.shape)[...] = piece
+    return elements
 
 
 def pairs(rows: Sequence[tuple[int, int]]) -> tuple[Ints, Ints]:

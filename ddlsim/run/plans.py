@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 
@@ -81,7 +80,7 @@ def least_seconds(plan: Plan, experiment: Experiment, besides: Floats, n_workers
     per_step = max(len(np.unique(mark[rows][mark[rows] >= 0])) for rows in each) // max(steps, 1)
     for rows in each:
         rank = int(plan.rank[rows[0]])
-        drawn = np.array(list(itertools.islice(factors(experiment.jitter, experiment.seed, rank), steps * per_step)))
+        drawn = factors(experiment.jitter, experiment.seed, rank).take(steps * per_step)
         own = mark[rows]
         current = own[np.maximum.accumulate(np.where(own >= 0, np.arange(len(rows)), 0))]
         begins = np.flatnonzero(np.diff(current, prepend=-1) != 0)

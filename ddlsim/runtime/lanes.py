@@ -5,7 +5,6 @@ The kernel executes the cycles, and Python follows their log.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -276,8 +275,8 @@ class Lanes:
 
     def _refill(self, rank: int) -> None:
         """Draw a worker's next factors."""
-        block = itertools.islice(self.context.workers[rank].factors, ls.BLOCK)
-        self.tables.factors[rank * ls.BLOCK : (rank + 1) * ls.BLOCK] = list(block)
+        block = self.context.workers[rank].factors.take(ls.BLOCK)
+        self.tables.factors[rank * ls.BLOCK : (rank + 1) * ls.BLOCK] = block
         self.tables.actors["cursor"][rank] = 0
 
     def _choose(self, worker: Worker) -> None:

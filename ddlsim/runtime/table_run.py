@@ -487,8 +487,8 @@ class TableRun:
             self._last[step] = np.ones(len(self.members))
             return seconds[min(step, 1)].copy()
         n = int(shape.micro.max(initial=0)) + 1
-        drawn = [[[next(self.context.workers[i].factors) for _ in range(n)] for i in own] for own in self.members]
-        largest = np.array([np.max(own, axis=0) for own in drawn])
+        workers = self.context.workers
+        largest = np.array([np.max([workers[i].factors.take(n) for i in own], axis=0) for own in self.members])
         self._last[step] = largest[:, -1]
         self._last.pop(step - self.steps.live - 2, None)
         factor: Floats = largest[shape.plan.rank[shape.rows], shape.micro]

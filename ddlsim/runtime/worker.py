@@ -7,9 +7,10 @@ wall time is idle.
 
 from __future__ import annotations
 
-import itertools
+import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import get_args
 
 import numpy as np
 import simpy
@@ -17,7 +18,7 @@ import simpy
 from ddlsim.errors import DeadlockError
 from ddlsim.learning import ABSENT, Array, Learner, Value
 from ddlsim.learning.monitor import Monitor
-from ddlsim.network.state import Ints
+from ddlsim.network.state import Floats, Ints
 from ddlsim.runtime.feed import Feed
 from ddlsim.runtime.loop import Loop
 from ddlsim.runtime.recorder import COMMUNICATION, COMPUTE, INPUT, WAITING, Recorder
@@ -33,20 +34,62 @@ Computation = Generator[simpy.Event, object, Value[Array]]
 MOST_STEPS = 10_000
 
 
-#: factors of a worker whose steps all take as long
-UNVARIED: Iterator[float] = itertools.repeat(1.0)
+#: Factors are sampled in multiples of this number, so that one block after the other gives the same sequence as several
+#: at once even where a NumPy function treats the end of an array differently.
+BLOCK = 64
 
 
-def factors(jitter: Jitter, seed: int, rank: int) -> Iterator[float]:
+class Factors:
+    """The jitter factors of a worker's successive (micro-)steps: an endless iterator.
+
+    jitter  distribution of the factors
+    source  random stream of the worker
+    """
+
+    def __init__(self, jitter: Jitter, source: np.random.Generator) -> None:
+        self._jitter, self._source = jitter, source
+        self._sampled: Floats = np.empty(0)
+        self._n_returned = 0  # of those sampled
+        # a custom class may return another sequence when it samples several blocks at once
+        self._at_once = type(jitter) in get_args(Jitter)
+
+    def __iter__(self) -> Iterator[float]:
+        return self
+
+    def __next__(self) -> float:
+        return float(self.take(1)[0])
+
+    def take(self, n: int) -> Floats:
+        """Return the next `n` factors, (n,)."""
+        while (missing := n - (len(self._sampled) - self._n_returned)) > 0:
+            size = BLOCK * math.ceil(missing / BLOCK) if self._at_once else BLOCK
+            ahead = self._sampled[self._n_returned :]
+            self._sampled, self._n_returned = np.concatenate([ahead, self._jitter.sample(self._source, size)]), 0
+        first = self._n_returned
+        self._n_returned += n
+        return self._sampled[first : self._n_returned]
+
+
+class Unvaried(Factors):
+    """The factors without jitter, which workers can share."""
+
+    def __init__(self) -> None:
+        """Sample nothing."""
+
+    def __next__(self) -> float:
+        return 1.0
+
+    def take(self, n: int) -> Floats:
+        return np.ones(n)
+
+
+#: factors of a worker without jitter
+UNVARIED = Unvaried()
+
+
+def factors(jitter: Jitter, seed: int, rank: int) -> Factors:
     """Return the jitter factors of a worker's successive (micro-)steps: `UNVARIED` without jitter."""
-    if isinstance(jitter, NoJitter):
-        return UNVARIED
-    return _drawn(jitter, stream(seed, rank, "compute"))
-
-
-def _drawn(jitter: Jitter, source: np.random.Generator) -> Iterator[float]:
-    while True:
-        yield from jitter.sample(source, 64).tolist()
+    return UNVARIED if isinstance(jitter, NoJitter) else Factors(jitter, stream(seed, rank, "compute"))
 
 
 def slow_rows(members: Sequence[Sequence[Worker]]) -> tuple[Ints, list[tuple[float, float]]]:
@@ -130,7 +173,7 @@ class Worker:
     rank          rank of the worker
     node          node of the worker's device in the cluster
     workload      compute times and sizes of a (micro-)step
-    factors       iterator over the random factors applied to the compute times of successive (micro-)steps
+    factors       random factors applied to the compute times of successive (micro-)steps
     accumulation  number of micro-steps per step
     params        current parameters, shape (n_params,); ABSENT in timing-only runs
     workload_at   function that returns the workload at a given epoch, if batch or image sizes change during training.
@@ -144,7 +187,7 @@ class Worker:
     workload: Workload
     recorder: Recorder
     stop: StopRule
-    factors: Iterator[float]
+    factors: Factors
     slowdowns: Sequence[Slow] = ()
     accumulation: int = 1
     learner: Learner = field(default_factory=lambda: Learner.without_data(1))

@@ -238,6 +238,40 @@ def test_steps_that_differ_are_not_repeated():
             StepProgram.of(wrong).live_steps()
 
 
+COPIED = [AllReduce(), ShardedUpdate(overlap="layer"), ddlsim.LocalSGD(2), ddlsim.Parallel(pipeline=2)]
+
+
+@pytest.mark.parametrize("strategy", COPIED, ids=lambda strategy: type(strategy).__name__)
+def test_a_plan_of_all_ranks_is_unrolled_like_the_copies_that_it_was_unrolled_from(strategy):
+    result = ddlsim.simulate("dgx1-v100", "bert-large", strategy, batch_size=64, workers=4, steps=2, warmup=0)
+    copies = strategy.program(result.workloads, 4)
+    assert len(copies.ranks) > 1
+    for n_steps in (2, N_STEPS):
+        written_out = StepProgram.of(copies.unroll_all(n_steps))
+        for steps in range(1, n_steps + 1):
+            assert written_out.unroll_all(steps) == copies.unroll_all(steps)
+        tasks, same = (program.live_steps(n_steps - 1, repeat=False) for program in (written_out, copies))
+        assert tasks.plan == same.plan
+        assert np.array_equal(tasks.row, same.row)
+        assert (tasks.rows, tasks.keys, tasks.live) == (same.rows, same.keys, same.live)
+        for name, column in tasks.tasks._asdict().items():
+            assert np.array_equal(column, getattr(same.tasks, name)), name
+    assert written_out.unroll_all(N_STEPS + 2) == copies.unroll_all(N_STEPS + 2)
+
+
+def test_unrolling_numbers_keys_step_by_step():
+    """Also those of a plan of all ranks that numbers them otherwise."""
+    result = ddlsim.simulate("dgx1-v100", "bert-large", AllReduce(), batch_size=64, workers=4, steps=1, warmup=0)
+    plan = plan_of(AllReduce(), result.workloads, N_STEPS)
+    reverse = plan.with_columns(key=np.where(plan.key >= 0, plan.key.max() - plan.key, -1))
+    unrolled = StepProgram.of(reverse).unroll_all(N_STEPS)
+    per_step = (plan.key.max() + 1) // N_STEPS
+    mirrored = plan.step * per_step + per_step - 1 - plan.key % per_step
+    assert per_step > 1
+    assert np.array_equal(unrolled.key, np.where(plan.key >= 0, mirrored, -1))
+    assert StepProgram.of(plan).unroll_all(N_STEPS) is plan
+
+
 @pytest.mark.parametrize(
     "strategy",
     [AllReduce(), AllReduce(overlap="priority"), ShardedUpdate(overlap="ddp"), ddlsim.Parallel(pipeline=2),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +17,8 @@ from ddlsim.plan.schedules import Schedules
 from ddlsim.run.simulate import run as run_experiment
 from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.table_run import by_schedules, run_table
+from ddlsim.runtime.worker import Factors
+from ddlsim.streams import stream
 from ddlsim.workload.buckets import ddp_buckets
 from ddlsim.workload.compute import Workload
 
@@ -104,7 +105,7 @@ class AsRecorded(ddlsim.AllReduce):
 
     def start(self, context):
         for worker in context.workers:
-            worker.factors = itertools.repeat(2.0)
+            worker.factors = Factors(ddlsim.Trace([2.0]), stream(0, worker.rank, "compute"))
         super().start(context)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -10,6 +11,7 @@ import pytest
 
 from ddlsim import Slowdown
 from ddlsim.errors import ConfigError
+from ddlsim.runtime.worker import factors
 from ddlsim.streams import stream
 from ddlsim.workload import order_statistics
 from ddlsim.workload.jitter import (
@@ -55,6 +57,33 @@ def test_a_sequence_does_not_depend_on_how_it_is_cut(kind: Jitter):
     whole = kind.sample(stream(7, 3, "compute"), 10)
     pieces = stream(7, 3, "compute")
     assert np.array_equal(np.concatenate([kind.sample(pieces, n) for n in (1, 4, 2, 3)]), whole)
+
+
+@pytest.mark.parametrize("kind", [kind for kind, _ in KINDS], ids=IDS)
+@pytest.mark.parametrize("sizes", [(1, 4, 59, 1, 600, 7), (512, 512), (64, 128, 63, 2)])
+def test_factors_taken_at_once_are_those_taken_one_by_one(kind: Jitter, sizes: tuple[int, ...]):
+    """Bit by bit those of blocks of 64, however many are asked for at once."""
+    source = stream(7, 3, "compute")
+    blocks = np.concatenate([kind.sample(source, 64) for _ in range(17)])[: sum(sizes)]
+    taken = factors(kind, 7, 3)
+    assert np.concatenate([taken.take(n) for n in sizes]).tobytes() == blocks.tobytes()
+    one_by_one = np.array(list(itertools.islice(factors(kind, 7, 3), sum(sizes))))
+    assert one_by_one.tobytes() == blocks.tobytes()
+
+
+class Alternating(Lognormal):
+    """A custom class whose sequence depends on how it is cut: even places of a sample, then odd ones."""
+
+    def sample(self, stream: np.random.Generator, n: int) -> np.ndarray:
+        drawn = super().sample(stream, n)
+        return np.concatenate([drawn[::2], drawn[1::2]])
+
+
+def test_factors_of_custom_classes_come_in_blocks():
+    kind, source = Alternating(0.1), stream(7, 3, "compute")
+    blocks = np.concatenate([kind.sample(source, 64) for _ in range(4)])
+    assert np.array_equal(factors(kind, 7, 3).take(200), blocks[:200])
+    assert not np.array_equal(kind.sample(stream(7, 3, "compute"), 256), blocks)
 
 
 def test_streams_are_addressed_not_shared():
