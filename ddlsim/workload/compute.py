@@ -239,7 +239,12 @@ class Workload:
         """Seconds in which a micro-batch adds the gradients of each layer to those before it, (n_layers,)."""
         return self.adding * self.grad_nbytes
 
-    def accumulating(self, n_batches: int) -> Workload:
+    @property
+    def adds_gradients(self) -> bool:
+        """Whether micro-batches take time to add their gradients to those before them."""
+        return not self.known and not self.stack.fuses_accumulation and self.gradient_nbytes > 0.0
+
+    def accumulating(self, n_batches: float) -> Workload:
         """Return the workload of one of `n_batches` micro-batches, all but the first of which add their gradients.
 
         Every one takes the mean time. A kernel of its own reads the new gradients, in the dtype of the weights, and
@@ -248,7 +253,7 @@ class Workload:
         which includes an update of the weights in every micro-batch, and where the stack fuses the addition with the
         products that compute the gradients.
         """
-        if n_batches == 1 or self.known or self.stack.fuses_accumulation or not self.gradient_nbytes:
+        if n_batches <= 1 or not self.adds_gradients:
             return self
         gradient = ELEMENT_NBYTES[self.precision]
         kept = gradient if self.main_gradients is None else ELEMENT_NBYTES[self.main_gradients]
