@@ -42,11 +42,12 @@ class Chunk:
     def weight_seconds(self) -> Floats:
         """Part of each layer's backward pass that computes the gradient of its weights, in s, (n_layers,).
 
-        It is the whole pass if the input needs no gradient, else half (:mod:`ddlsim.workload.compute`).
+        It is the whole pass if the input needs no gradient, else half (:mod:`ddlsim.workload.compute`), with the time
+        in which it is added to the gradients of earlier micro-batches.
         """
-        layers = self.workload.model.layers
+        layers, added = self.workload.model.layers, self.workload.accumulation_time
         share = [0.0 if not layer.n_params else 0.5 if layer.input_grad else 1.0 for layer in layers]
-        return np.asarray(np.array(share) * self.workload.backward, dtype=np.float64)
+        return np.asarray(np.array(share) * (self.workload.backward - added) + added, dtype=np.float64)
 
     @cached_property
     def stored(self) -> Floats:

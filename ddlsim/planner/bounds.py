@@ -105,7 +105,9 @@ class Bounds:
         throughput = (1.0 + ROUNDING) * limits[limit]
         efficiency = np.inf
         if replicated or shared.program is not None:
-            efficiency = throughput / sum(alone(experiment, workload, batches) for workload in prepared.workloads)
+            n_workers = candidate.workers
+            single = (alone(experiment, workload, batches, n_workers) for workload in prepared.workloads)
+            efficiency = throughput / sum(single)
         return Bound(self._figures(candidate, throughput, efficiency), limit, "; ".join(prepared.warnings))
 
     def _figures(self, candidate: Candidate, throughput: float, efficiency: float) -> Figures:
@@ -120,12 +122,14 @@ class Bounds:
         if varies(experiment) or not warmup or not strategy.defines("folded_program"):
             return None
         at_a_time = strategy.samples_at_once(candidate.batch_size, candidate.workers)
-        key = id(candidate.cluster), candidate.workers, at_a_time
+        batches = strategy.micro_batches(candidate.batch_size, candidate.workers, experiment.accumulation)
+        key: Hashable = (id(candidate.cluster), candidate.workers, at_a_time)
+        if key in self._placed and self._placed[key].workloads[0][0].adds_gradients:
+            key = key, 1 if strategy.accumulates_shards(candidate.workers) else batches
         if key not in self._placed:
             self._placed[key] = place(experiment)
         placed = self._placed[key]
         cluster = placed.cluster  # whose unequal links have been sampled
-        batches = strategy.micro_batches(candidate.batch_size, candidate.workers, experiment.accumulation)
         whole = [workload for workload, _ in placed.workloads]
         folded = strategy.folded_program(whole, batches, cluster, placed.nodes)
         if folded is None:
@@ -137,7 +141,8 @@ class Bounds:
         limits = _limits(float(batches * at_a_time * strategy.n_replicas(candidate.workers) * steps), *bound)
         limit = min(limits, key=lambda name: limits[name])
         throughput = (1.0 + ROUNDING) * limits[limit]
-        efficiency = throughput / (len(whole) * alone(placed.experiment, whole[0], float(batches)))
+        single = alone(experiment, whole[0], float(batches), candidate.workers)
+        efficiency = throughput / (len(whole) * single)
 
         def fit() -> Fit:
             fullest, warnings = memory_use(experiment, placed.workloads, strategy.stages_of(whole))

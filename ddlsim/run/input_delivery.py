@@ -54,9 +54,10 @@ def with_copies(
         measured = workload.known and not isinstance(experiment.compute, Roofline)
         key = id(workload), waits, alone
         if key not in changed:
-            forward = workload.forward.copy()
-            forward[0] += max(waits - alone, 0.0) if measured else waits
-            changed[key] = dataclasses.replace(workload, forward=forward, stall=max(waits - alone, 0.0))
+            forward, stall = workload.forward.copy(), max(waits - alone, 0.0)
+            wait = stall if measured else waits
+            forward[0] += wait
+            changed[key] = dataclasses.replace(workload, forward=forward, wait=wait, stall=stall)
         result.append((changed[key], device))
     return result
 

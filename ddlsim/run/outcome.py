@@ -34,11 +34,15 @@ if TYPE_CHECKING:
     from ddlsim.run.timed_events import Paces
 
 
-def alone(experiment: Experiment, workload: Workload, batches: float) -> float:
-    """Return the samples/s of a single worker that makes an update from `batches` batches, ignoring its memory
-    limit."""
+def alone(experiment: Experiment, workload: Workload, batches: float, n_workers: int) -> float:
+    """Return the samples/s of a single worker that makes an update from `batches` batches, ignoring its memory limit.
+
+    n_workers  in the run; if these add up shards of gradients, a single worker adds up whole ones
+    """
+    if contract.of(experiment.strategy).accumulates_shards(n_workers):
+        workload = workload.accumulating(batches)
     passes = workload.forward_time + workload.backward_time - workload.stall
-    seconds = batches * passes + workload.optimizer
+    seconds = batches * passes + workload.optimizer + (0.0 if workload.known else workload.host_time)
     return batches * workload.batch_size / (seconds * experiment.jitter.mean)
 
 
@@ -249,7 +253,7 @@ class Outcome(SuggestsAttributes):
     @cached_property
     def _alone(self) -> list[float]:
         """Samples per second of each worker with the whole model, alone, without any communication."""
-        return [alone(self.experiment, workload, self._batches_alone) for workload in self.workloads]
+        return [alone(self.experiment, workload, self._batches_alone, self.n_workers) for workload in self.workloads]
 
     @cached_property
     def _batches_alone(self) -> float:
@@ -279,7 +283,7 @@ class Outcome(SuggestsAttributes):
         """
         workload = self.workloads[0]
         batches = self.samples_per_update * self.updates_per_step / workload.batch_size
-        return self.throughput / alone(self.experiment, workload, batches)
+        return self.throughput / alone(self.experiment, workload, batches, self.n_workers)
 
     @cached_property
     def efficiency(self) -> float:

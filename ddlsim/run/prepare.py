@@ -396,7 +396,7 @@ def _workloads(
             workload = make(experiment, model) if phase is None else in_phase(make, experiment, model, phase)
             if len(nodes) > 1 or not workload.known:
                 workload = dataclasses.replace(workload, host_time=workload.stack.step_time)
-            if not strategy.accumulates_shards():
+            if not strategy.accumulates_shards(len(nodes)):
                 workload = workload.accumulating(n_batches)
             made[key] = workload, device
         result.append(made[key])

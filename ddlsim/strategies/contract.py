@@ -121,7 +121,7 @@ class Contract:
         return False
 
     @_optional
-    def accumulates_shards(self) -> bool:
+    def accumulates_shards(self, n_workers: int) -> bool:
         """Whether each micro-batch's gradients are reduce-scattered, and only shards are added up. Default: no."""
         return False
 

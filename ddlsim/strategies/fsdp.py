@@ -256,9 +256,9 @@ class FSDP:
 
     # ------------------------------------------------------------ what they do
 
-    def accumulates_shards(self) -> bool:
-        """Return whether every micro-batch ends with reduce-scatters."""
-        return self.stage > 1 and not self.no_sync
+    def accumulates_shards(self, n_workers: int) -> bool:
+        """Return whether every micro-batch ends with reduce-scatters, which leave each worker a shard."""
+        return self.stage > 1 and not self.no_sync and (n_workers if self.shard is None else self.shard) > 1
 
     def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
         """Return the step program with `accumulation` micro-batches per worker.

@@ -207,9 +207,9 @@ class Parallel(WithFabric):
         data = self.data or max(n_workers // (self.pipeline * self.tensor), 1)
         return data * (self.micro_batch or 1) * (1 if self.order == "pipedream" else self.pipeline)
 
-    def accumulates_shards(self) -> bool:
-        """Return whether every micro-batch ends with reduce-scatters."""
-        return self.sharded == "full" and self.pipeline == 1
+    def accumulates_shards(self, n_workers: int) -> bool:
+        """Return whether every micro-batch ends with reduce-scatters, which leave each worker a shard."""
+        return self.sharded == "full" and self.pipeline == 1 and self.mesh(n_workers).data > 1
 
     def micro_batch_size(self, batch_size: int, n_workers: int) -> int:
         """Return the samples per micro-batch. Raises ConfigError for an invalid batch size."""

@@ -163,9 +163,10 @@ class Workload:
     achieves, ``launch_time`` what a kernel takes at least. ``rule`` is the optimizer's, if set, ``norms``
     the part of its time in which it computes norms of layers, ``device`` and ``speed`` what computes, ``known`` whether
     the time of the step or the efficiency was given or measured, ``timed`` whether the user set the time of the
-    step, which splitting a layer does not change, ``stack`` the software that computes, ``flash`` whether attention
-    writes no matrices, ``efficiency`` the share of the device's peak by which times are shared out over layers,
-    ``stall`` the part of the forward pass in which the device waits for samples because other devices of its machine
+    step, which splitting a layer does not change, ``summed`` whether the times of layers are sums of those of kernels,
+    ``stack`` the software that computes, ``flash`` whether attention writes no matrices, ``efficiency`` the share of
+    the device's peak by which times are shared out over layers, ``wait`` the part of the first layer's forward pass in
+    which the device waits for samples, ``stall`` the part of that in which it does because other devices of its machine
     take theirs, ``host_time`` what the stack's host takes in each update beside kernels, ``shard`` the number of
     tensor-parallel ranks that share each layer, and whether they also split the sequence, ``adding`` the time
     per byte of gradients in which a micro-batch adds them to those before it, which is part of ``backward``.
@@ -189,9 +190,11 @@ class Workload:
     speed: float = 1.0
     known: bool = False
     timed: bool = False
+    summed: bool = False
     stack: Stack = _PYTORCH
     flash: bool = False
     efficiency: float | None = None
+    wait: float = 0.0  # s
     stall: float = 0.0  # s
     host_time: float = 0.0  # s
     shard: tuple[int, bool] = (1, False)
@@ -236,7 +239,12 @@ class Workload:
         """Seconds in which a micro-batch adds the gradients of each layer to those before it, (n_layers,)."""
         return self.adding * self.grad_nbytes
 
-    def accumulating(self, n_batches: int) -> Workload:
+    @property
+    def adds_gradients(self) -> bool:
+        """Whether micro-batches take time to add their gradients to those before them."""
+        return not self.known and not self.stack.fuses_accumulation and self.gradient_nbytes > 0.0
+
+    def accumulating(self, n_batches: float) -> Workload:
         """Return the workload of one of `n_batches` micro-batches, all but the first of which add their gradients.
 
         Every one takes the mean time. A kernel of its own reads the new gradients, in the dtype of the weights, and
@@ -245,7 +253,7 @@ class Workload:
         which includes an update of the weights in every micro-batch, and where the stack fuses the addition with the
         products that compute the gradients.
         """
-        if n_batches == 1 or self.known or self.stack.fuses_accumulation or not self.gradient_nbytes:
+        if n_batches <= 1 or not self.adds_gradients:
             return self
         gradient = ELEMENT_NBYTES[self.precision]
         kept = gradient if self.main_gradients is None else ELEMENT_NBYTES[self.main_gradients]
@@ -307,6 +315,7 @@ class Workload:
             ),
             forward=self.forward[first:end],
             backward=self.backward[first:end],
+            wait=0.0 if first else self.wait,
             optimizer=self.optimizer * float(grad_nbytes.sum()) / total if total > 0.0 else 0.0,
             norms=self.norms * float(grad_nbytes.sum()) / total if total > 0.0 else 0.0,
             grad_nbytes=grad_nbytes,
@@ -388,7 +397,8 @@ def make_workload(
         memory_bandwidth=device.memory_bandwidth * roofline.memory_efficiency * speed,
         launch_time=device.launch_time / speed, rule=optimizer, norms=norms / speed, device=device, speed=speed,
         known=total is not None or (isinstance(compute, Roofline) and compute.efficiency is not None),
-        timed=isinstance(compute, Measured | Affine), stack=software, flash=fused, efficiency=efficiency,
+        timed=isinstance(compute, Measured | Affine), summed=isinstance(compute, PerKernel), stack=software,
+        flash=fused, efficiency=efficiency,
     )  # fmt: skip
 
 

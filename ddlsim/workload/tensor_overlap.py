@@ -73,7 +73,7 @@ def layer_overlaps(workload: Workload, i: int, role: str, forward: Floats, tenso
         if workload.by_kernel:
             seconds = _seconds(workload, chosen)
             left = _seconds(workload, chosen, COMMUNICATING) / seconds if method != RING_EXCHANGE else 1.0
-            whole = whole if workload.known else seconds
+            whole = seconds if workload.summed else whole
         return Beside(method, chunks, whole, whole * left)
 
     of_input, of_weights = [Product(m, k, n) for m, n, k, *_ in first], [Product(k, n, m) for m, n, k, *_ in first]

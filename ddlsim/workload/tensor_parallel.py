@@ -122,9 +122,10 @@ def tensor_parallel(
                (:mod:`ddlsim.workload.tensor_overlap`)
 
     Where the device's kernels are known (:class:`~ddlsim.workload.devices.Kernels`) layers take the time of their
-    smaller kernels; a step whose time was given or measured changes by the ratio of these. Elsewhere what is
-    split takes 1/t of its time, which is too little where small products leave a device idle. Raises ConfigError for a
-    model without attention, for heads or features that `tensor` does not divide, and for a sequence that it does not.
+    smaller kernels; times from elsewhere (given, measured or of the roofline) change by the ratio of these. Elsewhere
+    what is split takes 1/t of its time, which is too little where small products leave a device idle. Waits for samples
+    and the additions of gradients are neither split nor computed again. Raises ConfigError for a model without
+    attention, for heads or features that `tensor` does not divide, and for a sequence that it does not.
     """
     model = workload.model
     if tensor > 1 and not any(layer.heads for layer in model.layers):
@@ -140,11 +141,16 @@ def tensor_parallel(
     if sequence and tokens % tensor:
         raise ConfigError(f"sequence = True: {tokens} tokens cannot be divided evenly among tensor = {tensor} ranks")
     kinds = roles(model.layers)
+    given, waiting = workload, np.zeros_like(workload.forward)
+    waiting[0] = workload.wait
+    workload = dataclasses.replace(
+        given, forward=given.forward - waiting, backward=given.backward - given.accumulation_time
+    )
     if workload.by_kernel:
         forward, backward = _kernel_seconds(workload, tensor, sequence)
     else:
         share = _shares(model, kinds, tensor, sequence)
-        forward, backward = workload.forward * share, (workload.backward - workload.accumulation_time) * share
+        forward, backward = workload.forward * share, workload.backward * share
     split = (ATTENTION, COLUMN, ROW) if tp_comm_overlap else ()
     overlaps = [
         layer_overlaps(workload, i, role, forward, tensor) if role in split else LayerOverlaps()
@@ -168,7 +174,7 @@ def tensor_parallel(
         tensor_nbytes=each,
         shard=(tensor, sequence),
     )
-    rank = dataclasses.replace(rank, backward=rank.backward + rank.accumulation_time)
+    rank = dataclasses.replace(rank, forward=forward + waiting, backward=backward + rank.accumulation_time)
     memory = memory_of(model, workload.batch_size, workload.precision, _holding(workload, tensor, sequence, recompute))
     exchanges = _collectives(workload, kinds, sequence, recompute, overlaps) if tensor > 1 else ()
     return Shard(rank, tensor, sequence, recompute, exchanges, memory)
@@ -182,9 +188,9 @@ def _holding(workload: Workload, tensor: int, sequence: bool, recompute: str) ->
 
 
 def _kernel_seconds(workload: Workload, tensor: int, sequence: bool) -> tuple[Floats, Floats]:
-    """Return forward and backward seconds by kernel; of a known step, its layers scaled by how these change."""
+    """Return forward and backward seconds by kernel; of times from elsewhere, layers scaled by how these change."""
     split = kernel_times(workload.model, workload.timing(tensor, sequence=sequence))
-    if not workload.known:
+    if workload.summed:
         return split[0] / workload.speed, split[1] / workload.speed
     whole = kernel_times(workload.model, workload.timing())
     one, two = (
@@ -238,7 +244,7 @@ def _scores_again(workload: Workload, forward: Floats, tensor: int) -> Floats:
         again: Floats = forward * np.array(share)
         return again
     seconds = score_times(model, workload.timing(tensor)) / workload.speed
-    if workload.known:
+    if not workload.summed:
         whole, _ = kernel_times(model, workload.timing())
         seconds *= workload.speed * np.divide(workload.forward, whole, out=np.ones_like(whole), where=whole > 0.0)
     return seconds

@@ -69,6 +69,24 @@ def test_no_simulation_beats_its_bound(bandwidth):
         assert max(ratios) > 0.95
 
 
+@pytest.mark.parametrize("batches", [(64, 2), (2, 64)])
+@pytest.mark.parametrize("stack", ["torchtitan", "megatron"])
+def test_bounds_do_not_depend_on_those_before(batches, stack):
+    """Configurations with other numbers of micro-batches share placements, not the time in which gradients add up."""
+    strategies = [Parallel(data=2, sharded="full"), Parallel(data=2), Parallel(pipeline=2, data=1)]
+    found = [
+        each
+        for batch in batches
+        for each in options(strategies, 2, batch, "dgx-h100-pod", "gpt2+layers=4", stack=stack)[0]
+    ]
+    bounds = Bounds()
+    for each in found:
+        bound, result = bounds.of(each).figures, ddlsim.simulate(each.experiment)
+        assert bound == Bounds().of(each).figures
+        assert result.throughput <= bound.throughput
+        assert result.efficiency <= bound.efficiency
+
+
 @pytest.mark.parametrize("routing", ["shortest", "spray"])
 @pytest.mark.parametrize("strategy", [Parallel(pipeline=2, micro_batch=2), FSDP(micro_batch=2)], ids=["PP", "FSDP"])
 def test_nor_where_messages_take_several_paths(strategy, routing):

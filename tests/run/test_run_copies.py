@@ -66,6 +66,23 @@ def test_a_roofline_has_no_input_in_it():
     assert by_roofline[1] - by_roofline[0] == pytest.approx(COPY + 2e-6, **EXACT)
 
 
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("compute", [None, Measured(COMPUTE, 1)], ids=["kernels", "measured"])
+def test_recomputation_waits_for_the_same_samples(compute, recompute):
+    """Transformers that compute activations again read no sample again, and still wait for their first."""
+    fields = {"workers": 4, "device": "a100-80g", "compute": compute, "steps": 2, "warmup": 1}
+
+    def computing(strategy, input):
+        slowdown = ddlsim.OverlapSlowdown(1, 1)
+        result = ddlsim.simulate(machine(), "gpt2", strategy, 4, input=input, overlap_slowdown=slowdown, **fields)
+        return result.shares["compute"] * result.step_time, result.workloads[0].wait
+
+    for strategy in (ddlsim.FSDP(recompute=recompute), ddlsim.Parallel(data=4, recompute=recompute)):
+        (late, wait), (plain, none) = (computing(strategy, each) for each in (Copies("host", SAMPLE), None))
+        assert wait > none == 0.0
+        assert late - plain == pytest.approx(wait, **EXACT)
+
+
 @pytest.mark.parametrize(("threads", "late"), [(8, 0.0), (4, 30e-3), (2, 110e-3)])
 def test_threads_prepare_samples_meanwhile(threads, late):
     """Four batches of 8 samples, 10 ms each, by so many threads; a device alone needs a quarter of that."""

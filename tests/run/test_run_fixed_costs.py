@@ -91,6 +91,16 @@ def test_the_measured_step_of_one_worker_has_its_own_cost() -> None:
     assert step_time(stack, AllReduce("ring"), **one) == pytest.approx(before + STEP)
 
 
+@pytest.mark.parametrize("fields", [{}, {"fuses_accumulation": True}, {"step_time": STEP}])
+@pytest.mark.parametrize("strategy", [FSDP(micro_batch=1), FSDP(stage=1, micro_batch=1), Parallel(micro_batch=1)])
+def test_speedups_are_relative_to_a_run_of_one_worker(strategy: Any, fields: dict[str, Any]) -> None:
+    """One worker has a speedup of 1; that of several is relative to the same micro-batches on one of them."""
+    options = GPT | {"cluster": "dgx-h100-pod", "stack": replace(BASE, **fields), "strategy": strategy}
+    one, four = (simulate(**options | {"workers": n, "batch_size": 4 * n}) for n in (1, 4))
+    assert one.speedup == pytest.approx(1.0, rel=1e-12)
+    assert four.single_throughput == pytest.approx(one.throughput, rel=1e-12)
+
+
 def test_releases_of_a_framework() -> None:
     """A bundled release differs in what its documentation says; an unknown one is refused, naming the bundled ones."""
     newest, release = load_stack("megatron"), load_stack("megatron@25.11")

@@ -24,6 +24,7 @@ from ddlsim import (
     simulate,
     stack_names,
 )
+from ddlsim.plan import Chunk
 from ddlsim.run.prepare import prepare
 from ddlsim.workload.compute import Roofline, Workload, make_workload
 from ddlsim.workload.contention import IN_MACHINE, OTHER
@@ -365,6 +366,32 @@ def test_gradients_of_micro_batches_are_added(strategy: object, workers: int, sh
     each = 0.0 if fused else 3 * 2.0 * MODEL.n_params * share / (0.8 * H100.memory_bandwidth)
     assert four - two == pytest.approx(2.0 * (two - one), rel=1e-9)
     assert two - one == pytest.approx(passes(strategy, stack) + each, rel=1e-3 if share == 0.5 else 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("sharded", "whole", "workers"),
+    [
+        (FSDP(micro_batch=1), FSDP(micro_batch=1, no_sync=True), 1),
+        (FSDP(stage=2, micro_batch=1), FSDP(stage=1, micro_batch=1), 1),
+        (FSDP(micro_batch=1, shard=1), FSDP(micro_batch=1, shard=1, no_sync=True), 2),
+        (Parallel(micro_batch=1, sharded="full"), Parallel(micro_batch=1), 1),
+        (Parallel(tensor=2, micro_batch=1, sharded="full"), Parallel(tensor=2, micro_batch=1), 2),
+    ],
+    ids=["stage 3", "stage 2", "groups of one", "parallel", "tensor"],
+)
+def test_a_single_shard_is_the_whole_gradient(sharded: object, whole: object, workers: int) -> None:
+    """Micro-batches add up gradients in the same time if each group that shards them has one worker."""
+    assert computing(sharded, workers, 4, "torchtitan") == pytest.approx(
+        computing(whole, workers, 4, "torchtitan"), rel=1e-12
+    )
+
+
+def test_gradients_are_added_when_weights_are_computed() -> None:
+    """Passes that compute the gradients of inputs alone take the same time in every micro-batch."""
+    one, many = (Chunk(0, len(MODEL.layers), work("torchtitan").accumulating(n), 0.0) for n in (1, 4))
+    of_inputs = [each.workload.backward - each.weight_seconds for each in (one, many)]
+    np.testing.assert_allclose(*of_inputs, rtol=1e-9, atol=1e-15)
+    assert many.weight_seconds.sum() - one.weight_seconds.sum() == pytest.approx(many.workload.accumulation_time.sum())
 
 
 def test_gradients_are_added_in_the_type_in_which_they_are_kept() -> None:

@@ -66,8 +66,9 @@ def test_sequence_parallelism_sends_the_same_and_gathers_once_more() -> None:
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_what_travels_beside_products(recompute: str) -> None:
     """Every exchange of a transformer layer, by Transformer Engine's methods; bytes and seconds stay as they are."""
-    plain = tensor_parallel(workload(), 4, sequence=True, recompute=recompute)
-    beside = tensor_parallel(workload(), 4, sequence=True, recompute=recompute, tp_comm_overlap=True)
+    work = workload(compute=PerKernel())
+    plain = tensor_parallel(work, 4, sequence=True, recompute=recompute)
+    beside = tensor_parallel(work, 4, sequence=True, recompute=recompute, tp_comm_overlap=True)
     assert tuple(replace(each, beside=None) for each in beside.collectives) == plain.collectives
     assert np.array_equal(beside.workload.backward, plain.workload.backward)
     first, end = blocks(GPT2.layers)[3]
@@ -297,3 +298,39 @@ def test_curves_and_rooflines_are_left_alone() -> None:
         work = workload(compute=compute)
         assert "kernels" not in work.basis
     assert replace(A100, kernels=None).kernels is None
+
+
+@pytest.mark.parametrize(
+    "compute", [None, PerKernel(), Roofline(), Roofline(efficiency=0.3), Affine("9 ms", "1 ms")], ids=str
+)
+@pytest.mark.parametrize("batches", [1, 4])
+def test_recomputation_repeats_forward_passes_wherever_times_come_from(compute: object, batches: int) -> None:
+    """One rank has all of the work; "full" adds the forward passes of transformer layers, and neither the wait for
+    samples nor the additions of gradients, wherever the seconds come from."""
+    whole = make_workload(GPT2, A100, 2, precision="fp16", stack=load_stack("pytorch"), compute=compute)  # type: ignore[arg-type]
+    waiting = np.zeros_like(whole.forward)
+    waiting[0] = 0.25
+    work = replace(whole, forward=whole.forward + waiting, wait=0.25).accumulating(batches)
+    inside = np.zeros(len(GPT2.layers))
+    for first, end in blocks(GPT2.layers):
+        inside[first:end] = 1.0
+    one, again = (tensor_parallel(work, 1, recompute=each).workload for each in ("none", "full"))
+    for rank in (one, again):
+        np.testing.assert_allclose(rank.forward, work.forward, rtol=1e-12)
+    np.testing.assert_allclose(one.backward, work.backward, rtol=1e-12)
+    np.testing.assert_allclose(again.backward, work.backward + inside * whole.forward, rtol=1e-12)
+    selective = tensor_parallel(work, 1, recompute="selective").workload.backward_time
+    assert one.backward_time < selective < again.backward_time
+
+
+@pytest.mark.parametrize("compute", [PerKernel(), Roofline(), Affine("9 ms", "1 ms")], ids=str)
+def test_ranks_wait_for_their_samples_as_one_device_does(compute: object) -> None:
+    """A split makes the work of a rank smaller, and leaves the wait for samples as it is."""
+    work = make_workload(GPT2, A100, 2, precision="fp16", compute=compute)  # type: ignore[arg-type]
+    waiting = np.zeros_like(work.forward)
+    waiting[0] = 0.25
+    late = replace(work, forward=work.forward + waiting, wait=0.25)
+    for t in (2, 4):
+        np.testing.assert_allclose(
+            tensor_parallel(late, t).workload.forward, tensor_parallel(work, t).workload.forward + waiting, rtol=1e-12
+        )
