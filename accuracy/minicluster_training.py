@@ -10,7 +10,6 @@ import dataclasses
 import json
 import random
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from ddlsim.cluster import Cluster, with_detail
 from ddlsim.errors import ConfigError
 from ddlsim.run import Experiment, Result, run
 from ddlsim.runtime.context import RunContext
+from ddlsim.runtime.worker import Factors
 from ddlsim.strategies import (
     AllReduce,
     AsyncParameterServer,
@@ -72,13 +72,16 @@ class Given:
             worker.workload = self.workload
             worker.backward_until = np.cumsum(self.workload.backward[::-1])[::-1]
             if self.seed is not None:
-                worker.factors = _draws(random.Random(1000 * self.seed + worker.rank))
+                worker.factors = _Exponential(random.Random(1000 * self.seed + worker.rank))
         self.strategy.start(context)
 
 
-def _draws(source: random.Random) -> Iterator[float]:
-    while True:
-        yield source.expovariate(1.0)
+class _Exponential(Factors):
+    def __init__(self, source: random.Random) -> None:
+        self._random = source
+
+    def take(self, n: int) -> np.ndarray:
+        return np.array([self._random.expovariate(1.0) for _ in range(n)])
 
 
 def workload_of(forward: float, backward: list[float], optimizer: float, nbytes: float | None = None) -> Workload:
