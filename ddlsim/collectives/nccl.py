@@ -177,8 +177,7 @@ def site(cluster: Cluster, nodes: tuple[int, ...], bandwidth: float | None = Non
 def network_channels(cluster: Cluster, nodes: tuple[int, ...], device: str) -> int:
     """Return the number of channels of collectives of NCCL among GPUs (`device`) at `nodes` in several machines.
 
-    Each channel is a thread block, which occupies a multiprocessor of every GPU. The rules are those of version 2.21,
-    told in our own words:
+    Each channel is a thread block, which occupies a multiprocessor of every GPU. The rules are those of NCCL 2.21:
 
     - The search finds a ring for each network interface that the group uses in a machine (:mod:`ddlsim.cluster.rings`).
     - It splits each ring in two if they have 25 GB/s or more. On Hopper and later, it does not split more than 4 rings

@@ -91,8 +91,14 @@ def scaled(forward: Floats, backward: Floats, total: float) -> tuple[Floats, Flo
 #: kernels that a layer of the forward pass launches, where they are not one: attention its four products, the
 #: transpositions before and behind them, softmax and dropout; a dense layer with bias also its addition
 #: of experts a product each for all of them together, the activation, and around them router, choice, copies and sum
-N_KERNELS = {"attention": 8, "cross_attention": 10, "swiglu": 3, "embedding": 2, "tied_embedding": 2}
-N_KERNELS["mixture_of_experts"] = 8
+N_KERNELS = {
+    "attention": 8,
+    "cross_attention": 10,
+    "swiglu": 3,
+    "embedding": 2,
+    "tied_embedding": 2,
+    "mixture_of_experts": 8,
+}
 #: numbers read and written for each element of attention's matrices beside the products: mask, softmax, dropout
 MATRIX_TRAFFIC, DROPPED_TRAFFIC = 4.0, 2.0
 #: the same where scale, mask and softmax are not fused, forward and backward: conversion to fp32 (3 numbers of 16
