@@ -386,7 +386,7 @@ def short_fault_notes(experiment: Experiment, step_time: float) -> Iterator[str]
     durations = [si(each.duration, "time") for each in experiment.faults if isinstance(each, RandomFaults)]
     if has_failure_timeline(experiment) and any(seconds < 2.0 * cycle for seconds in durations):
         yield (
-            f"faults: a fault of {min(durations):.4g} s counts in proportion to the share of the steps that it covers. "
-            "Workers that do not wait for each other in every step absorb such short faults and can be up to 30 % "
-            "faster than estimated; to simulate them in detail, leave out failures and checkpoints"
+            f"faults: a fault of {min(durations):.4g} s slows steps down in proportion to the time that it covers. "
+            "Workers that do not wait for each other in every step absorb such short faults, and can be faster than "
+            "estimated; to simulate the faults in detail, remove failures and checkpoints"
         )
