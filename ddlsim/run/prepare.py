@@ -243,6 +243,8 @@ def place(experiment: Experiment) -> Placed:
     check_source(experiment, cluster, nodes)
     workloads = _workloads(experiment, cluster, time_model, nodes)
     notes += (*input_note([workload for workload, _ in workloads]), *_without_effect(given, workloads[0][0]))
+    if not workloads[0][0].timed and any(layer.type == "mixture_of_experts" for layer in time_model.layers):
+        notes += ("experts receive equally many tokens; uneven routing, which takes longer, is not simulated",)
     if has_failure_timeline(experiment):
         check_life(experiment, cluster, nodes, workloads[0][0])
     for beyond in outside(given, cluster, time_model.name, n_workers):

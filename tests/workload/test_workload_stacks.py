@@ -462,3 +462,15 @@ def test_experts_by_hand(tmp_path: Path, gated: bool) -> None:
         + products(Product(512, 2048, 512, 4), Product(2048, 512, 512, 4))
         + timing.streamed(around + (5.0 if gated else 3.0) * made)
     )
+
+
+def test_equal_loads_of_experts_are_noted() -> None:
+    """Unless the user gave the time of a step, of which nobody knows how tokens were routed."""
+    short = ("dgx-h100-pod", "mixtral-8x7b+layers=2", AllReduce(), 1)
+    simulated, given = (
+        simulate(*short, workers=1, steps=1, warmup=0, compute=each) for each in (None, Measured("1 s", 1))
+    )
+    assert any("uneven routing" in note for note in simulated.notes)
+    assert not any("uneven routing" in note for note in given.notes)
+    dense = simulate("dgx-h100-pod", MODEL, AllReduce(), 1, workers=1, steps=1, warmup=0)
+    assert not any("uneven routing" in note for note in dense.notes)
