@@ -158,17 +158,21 @@ def shards(workers: int, jitter: Any, tiny: bool) -> dict[str, float]:
 
 
 def rings(tiny: bool) -> dict[str, float]:
-    """Two rings of different sizes, whose messages are all equal within a ring, on machines drawn by chance."""
+    """Six rings of different sizes, whose messages are all equal within a ring, on machines drawn by chance.
+
+    All messages begin together, then small parts of the network have events of their own.
+    """
     n = 8 if tiny else 64
-    tree = leaf_spine(8, n // 4, 1, bandwidth="10 Gbit/s", latency="10 us", oversubscription=4.0)
+    tree = leaf_spine(16, 6 * n // 16, 8, bandwidth="25 Gbit/s", latency="100 us")
     cluster, schedule = Cluster.from_graph(tree), all_reduce.ring(n)
-    places = np.random.default_rng(0).permutation(cluster.workers).reshape(2, n)
+    places = np.random.default_rng(0).permutation(cluster.workers).reshape(6, n)
+    sizes = 1e8 * 0.7 ** np.arange(6)
 
     def ten_times() -> None:
         for _ in range(1 if tiny else 10):
             network = Network(cluster)
-            numbers = [network.collective(schedule, *ring) for ring in zip(places, (1e8, 0.7e8), strict=True)]
-            network.join(np.repeat(numbers, n), np.tile(np.arange(n), 2), 0.0)
+            numbers = [network.collective(schedule, *ring) for ring in zip(places, sizes.tolist(), strict=True)]
+            network.join(np.repeat(numbers, n), np.tile(np.arange(n), 6), 0.0)
             while network.advance() is not None:
                 pass
 
@@ -299,7 +303,7 @@ WORKLOADS = [
     Workload("fsdp-256", "Llama 7B in shards over 256 H100, a step, no jitter", partial(shards, 256, PLAIN), 3.0),
     Workload("fsdp-512", "Llama 7B in shards over 512 H100, a step, no jitter", partial(shards, 512, PLAIN), 10.0),
     Workload("fsdp-512-jitter", "the same with jitter", partial(shards, 512, JITTER), 60.0),
-    Workload("rings", "two even rings of 64 on one spine, 4:1, of different sizes", rings, 0.05),
+    Workload("rings", "six even rings of 64 on eight spines, of different sizes", rings, 0.05),
     Workload("splits", "564 splits of GPT-3 over 512 GPUs, one process", splits, 60.0),
     Workload("jobs", "eight jobs of 16 GPUs on a fat tree, 100 steps each", jobs, 5.0),
     Workload("kernel-call", "a kernel call from Python", kernel_call, 1e-6),

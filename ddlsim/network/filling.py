@@ -197,7 +197,8 @@ def fill_few(  # type: ignore[no-untyped-def]
     """Fill the `n_channels` channels listed in ``fill[].component`` until all their `n_flows` flows are frozen, or
     `most` channels are full; return how many channels are listed then, how many flows are left, and the last level.
 
-    The shares of all of them are kept up to date in `keys`, and looked through for the least.
+    The shares of all of them are kept up to date in `keys`, and looked through for the least, then once more for all
+    channels with that share.
     """
     n = np.uint64(n_channels)
     last = 0.0
@@ -207,11 +208,15 @@ def fill_few(  # type: ignore[no-untyped-def]
         keys[i] = level_of(channel, filling, loads)
     left = np.uint64(n_flows)
     least_left = n - min(n, np.uint64(most))
+    share = np.inf
+    place = n  # no channel before it has this share
     while left > ZERO and n > least_left:
-        share = least(keys, ZERO, n)
-        place = ZERO
-        while keys[place] != share:
+        while place < n and keys[place] != share:
             place += ONE
+        if place >= n:
+            share = least(keys, ZERO, n)
+            place = ZERO
+            continue
         best = np.uint64(fill[place].component)
         n -= ONE  # the last one takes its place
         moved = np.uint64(fill[n].component)
@@ -234,7 +239,14 @@ def fill_few(  # type: ignore[no-untyped-def]
             while other != LAST:
                 if other != best:
                     take(entry, other, last, filling, loads, shares)
-                    keys[filling[other].place] = level_of(other, filling, loads)
+                    key = level_of(other, filling, loads)
+                    at = np.uint64(filling[other].place)
+                    keys[at] = key
+                    if key < share:  # by rounding
+                        place = n
+                        share = -np.inf
+                    elif key == share:
+                        place = min(place, at)
                 entry += ONE
                 other = hops[entry]
     return n, left, last

@@ -11,7 +11,8 @@ keep the work small after a flow has come or gone:
 
 Where nearly everything is connected, looking for the connected part costs more than it saves: then all flows
 above the threshold are filled again in one sweep over arrays, and ends are found by scanning instead of with
-a heap (`HEAP_VALID` is 0 meanwhile).
+a heap (`HEAP_VALID` is 0 meanwhile). A sweep does not tell how much is connected, so every PROBE-th solve looks for
+it: messages that all begin together in separate parts of a network soon end one by one.
 
 ``flow_next`` is the rate that a flow gets; negative while the filling has not frozen it yet.
 """
@@ -61,7 +62,7 @@ from ddlsim.network.state import (
 
 FEW = 512  # up to this number of channels, a linear scan replaces the heap
 FIRST = 8  # channels that are scanned linearly before a heap is built, in the hope that no flows are left then
-PROBE = 64  # every 64th solve a sweep is replaced by a search, to see whether it would be cheaper by now
+PROBE = 64  # every 64th solve a sweep is replaced by a search, to see whether searches would be cheaper by now
 
 
 @inlined
@@ -190,7 +191,7 @@ def fill_component(net: Net, n, n_flows):  # type: ignore[no-untyped-def]
 
 @inlined
 def sweep(net: Net, threshold):  # type: ignore[no-untyped-def]
-    """Fill all flows not below the threshold again, wherever they are; return how many these are."""
+    """Fill all flows not below the threshold again, wherever they are."""
     shift = np.uint64(net.counts[HOP_SHIFT])
     n_active = net.counts[N_ACTIVE]
     n_old = n_active - net.counts[N_NEW]
@@ -208,7 +209,6 @@ def sweep(net: Net, threshold):  # type: ignore[no-untyped-def]
     net.counts[RERATED] += set_all_rates(n_old, net.reals[NOW], rates, nexts, ends)
     for flow in range(n_old, n_active):
         set_rate(net, flow, net.flow_next[flow])
-    return found
 
 
 @inlined
@@ -221,10 +221,10 @@ def solve(net: Net):  # type: ignore[no-untyped-def]
         net.counts[EPOCH] += 1
         epoch = net.counts[EPOCH]
         threshold = net.reals[THRESHOLD] * (1.0 - 1e-12)
-        found = 0
         if net.counts[HEAP_VALID] == 0 and epoch % PROBE != 0:
-            found = sweep(net, threshold)
+            sweep(net, threshold)
         else:
+            found = 0
             for i in range(n_dirty):
                 channel = net.dirty[i]
                 if net.marks[channel] != epoch and net.channels[channel].used > 0:
@@ -233,22 +233,22 @@ def solve(net: Net):  # type: ignore[no-untyped-def]
                     fill_component(net, n, found - before)
             for i in range(found):
                 set_rate(net, net.scratch[i], net.flow_next[net.scratch[i]])
+            choose(net, found)
         net.counts[N_DIRTY] = 0
         net.reals[THRESHOLD] = np.inf
-        choose(net, found)
     net.counts[ROUND_NEW] = net.counts[N_NEW]
     net.counts[N_NEW] = 0
 
 
 @inlined
 def choose(net: Net, found):  # type: ignore[no-untyped-def]
-    """Choose between heap and sweep by how many flows a solve usually has to fill again."""
+    """Choose between heap and sweep by how many flows a search has `found` connected, on average over the last few."""
     net.counts[USUALLY_FOUND] += (16 * found - net.counts[USUALLY_FOUND]) >> 3
     usually = net.counts[USUALLY_FOUND] >> 4
     if net.counts[HEAP_VALID] == 1:
         if usually > 32 and usually * 4 > net.counts[N_ACTIVE]:
             drop_heap(net)
-    elif usually * 16 < net.counts[N_ACTIVE]:
+    elif usually * 4 < net.counts[N_ACTIVE]:
         build_heap(net)
 
 

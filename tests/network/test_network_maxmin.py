@@ -7,6 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from network_reference import Paths, fair_rates, finish_times, run_flows
 
+from ddlsim.cluster import Cluster, leaf_spine
+from ddlsim.collectives.all_reduce import ring
 from ddlsim.network import Network
 from ddlsim.network.state import HEAP_VALID, NARROWEST
 
@@ -144,6 +146,23 @@ def test_a_change_far_away_leaves_rates_alone_to_the_last_bit():
     starts = [0.0] * 30 + rng.uniform(0.0, 5.0, 30).tolist()
     together, _ = run_flows(Network(both), both, starts, sizes.tolist(), check=False)
     assert together[:30].tolist() == ends.tolist()
+
+
+def test_searches_return_when_the_flows_of_even_rings_are_no_longer_connected():
+    """All messages of two even rings begin together, so nearly all flows are filled again at first. From then on, the
+    rings drift apart, a message that ends concerns few flows, and only these are filled again.
+    """
+    cluster, schedule = Cluster.from_graph(leaf_spine(32, 4, 2, bandwidth="10 Gbit/s", latency="1 us")), ring(64)
+    places = np.random.default_rng(0).permutation(cluster.workers).reshape(2, 64)
+    network = Network(cluster)
+    ids = [network.collective(schedule, nodes, nbytes) for nodes, nbytes in zip(places, (1e8, 0.7e8), strict=True)]
+    network.join(np.repeat(ids, 64), np.tile(np.arange(64), 2), 0.0)
+    counts, valid = network.engine.net.counts, []
+    for time in np.linspace(0.0, 0.1, 51):
+        assert network.advance(time) is None
+        valid.append(int(counts[HEAP_VALID]))
+    assert 0 in valid[:5]
+    assert valid[25:] == [1] * 26
 
 
 def test_the_reference_itself_by_hand():
