@@ -119,6 +119,7 @@ class Executor:
         self._queue_of = np.full(len(nbytes), -1, dtype=np.int64)
         self._queue_of[columns.key[columns.kind == ts.QUEUED]] = columns.queue[columns.kind == ts.QUEUED]
         self.tables = _tables(columns, len(nbytes), len(queues), bystanders)._replace(pauses=network.pauses)
+        self._times = self.tables.calendar["time"]
         self._due: list[tuple[float, int, Callable[[], None]]] = []  # s, number, and what is to be done then
         self._n_due = 0
         self.tables.now[0] = start
@@ -159,9 +160,10 @@ class Executor:
         if at_once or counts[ts.FIRST_READY] < counts[ts.N_READY] or counts[ts.FIRST_ENDED] < counts[ts.N_ENDED]:
             return self.now
         n, woken = int(counts[N_CALENDAR]), int(counts[ts.N_WOKEN])
-        times = self.tables.calendar["time"]
-        soonest = min([times[0] if n else np.inf, *times[n : n + woken].tolist()])
-        return float(soonest if outside is None else min(soonest, outside.next()))
+        soonest = float(self._times[0]) if n else np.inf
+        if woken:
+            soonest = min(soonest, *self._times[n : n + woken].tolist())
+        return soonest if outside is None else min(soonest, outside.next())
 
     def run(self, limit: float = np.inf) -> int | None:
         """Go on up to `limit` (s); return the next step whose tasks have all ended by then, None if there is none, or

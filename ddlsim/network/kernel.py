@@ -20,7 +20,7 @@ from ddlsim.network.intrinsics import attach
 from ddlsim.network.maxmin import end_flows, next_end, solve
 from ddlsim.network.order import sort_ended, sort_ready
 from ddlsim.network.queues import list_ended, marks_suffice, next_event
-from ddlsim.network.ranks import deliver, finished, issue, make_ready, run_ready
+from ddlsim.network.ranks import collect, deliver, finished, issue, make_ready, run_ready
 from ddlsim.network.replay import in_step, replay, start_round
 from ddlsim.network.rounds import at_barrier, observe, replay_spans, watch
 from ddlsim.network.state import (
@@ -129,6 +129,7 @@ def interrupt(net: Net, now):  # type: ignore[no-untyped-def]
 @inlined
 def run(net: Net, until):  # type: ignore[no-untyped-def]
     """Handle instants up to `until`, or to the first completion to be shown."""
+    collect(net)
     while True:
         if net.counts[N_OUT] > 0:
             return VISIBLE

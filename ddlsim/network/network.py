@@ -78,7 +78,7 @@ class Network:
         The first call must precede all messages and collectives.
 
         The client that advances time receives its own completions. If another client has completions, time stops until
-        that client has collected them (:meth:`waiting_clients`, :meth:`collect`).
+        that client (:meth:`waiting_clients`) advances it.
         """
         self.engine.share()
         other = object.__new__(Network)
@@ -270,8 +270,9 @@ class Network:
     @property
     def waiting_clients(self) -> list[int]:
         """Sorted numbers of the clients that have completions to collect at the present time."""
-        n = int(self._engine.net.counts[st.N_FOREIGN])
-        return sorted(set(self._clients(self.engine.net.foreign["id"][:n]).tolist())) if n else []
+        net = self._engine.net
+        n = int(net.counts[st.N_FOREIGN])
+        return sorted(set(net.foreign["client"][:n].tolist())) if n else []
 
     @property
     def others_wait(self) -> bool:
@@ -285,27 +286,9 @@ class Network:
         own = self.engine.own_routes(client) | self.engine.own_routes(self.engine.overhead)
         return bool(own[net.slots["route"][live]].any())
 
-    def collect(self) -> None:
-        """Collect this client's completions; the next :meth:`advance` returns them."""
-        net = self.engine.net
-        n = int(net.counts[st.N_FOREIGN])
-        waiting = net.foreign[:n].copy()
-        own = self._clients(waiting["id"]) == self.client
-        n_own = int(np.count_nonzero(own))
-        net.out[:n_own], net.foreign[: n - n_own] = waiting[own], waiting[~own]
-        net.counts[st.N_OUT], net.counts[st.N_FOREIGN] = n_own, n - n_own
-
     def drop(self) -> None:
-        """Discard this client's completions."""
-        self.collect()
-        self._take()
-
-    def _clients(self, ids: Ints) -> Ints:
-        """Return whose messages and collectives these are, (n,)."""
-        clients: Ints = (-1 - ids) >> st.CLIENT_SHIFT
-        collectives = ids >= 0
-        clients[collectives] = self.engine.net.instances["client"][ids[collectives]]
-        return clients
+        """Discard this client's completions, of which there are some."""
+        self.advance()
 
     # ------------------------------------------------------------ reading
 

@@ -225,12 +225,22 @@ def show(net: Net, instance, rank):  # type: ignore[no-untyped-def]
         i = net.counts[N_FOREIGN]
         net.foreign[i].id = instance
         net.foreign[i].rank = rank
+        net.foreign[i].client = client
         net.counts[N_FOREIGN] = i + 1
         return
     i = net.counts[N_OUT]
     net.out[i].id = instance
     net.out[i].rank = rank
     net.counts[N_OUT] = i + 1
+
+
+@inlined
+def collect(net: Net):  # type: ignore[no-untyped-def]
+    """Report the completions that wait to the client that now advances time, if they are its own."""
+    n = net.counts[N_FOREIGN]
+    net.counts[N_FOREIGN] = 0
+    for i in range(n):
+        show(net, net.foreign[i].id, net.foreign[i].rank)
 
 
 # ---------------------------------------------------------------- ranks and rounds

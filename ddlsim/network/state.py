@@ -254,7 +254,8 @@ TRAIN = record(start="f", wire="f", left="f", unit="f", last="f", done="f", hops
 #: known; held: 1 + slot of the first of those that have overtaken an earlier one, 0: none
 ARRIVAL = record(last="f", known="n", held="n")
 READY = record(instance="n", thread="n")
-OUT = record(id="i", rank="i")
+#: client: whose it is
+OUT = record(id="i", rank="i", client="i")
 #: a busy interval of a channel, and of another one (-1: of none)
 BUSY = record(start="f", end="f", channel="n", other="n")
 #: rows first:last of the log are one round, repeated `times` times from `now` on. Each time senders are busy, then come

@@ -77,7 +77,6 @@ class SharedClock:
             if waiting and waiting[0] not in self._clients:
                 self._faces[waiting[0]].drop()  # its run has ended
             elif waiting:
-                self._faces[waiting[0]].collect()
                 self._go(waiting[0], coming)
             elif not self._clients:
                 if coming == np.inf:
