@@ -196,7 +196,8 @@ def plan_memory(tiny: bool) -> dict[str, float]:
 
         def hold() -> None:
             program = contract.of(made.strategy).program(workloads, 1)
-            held.append((program, program.live_steps()))
+            steps = program.live_steps()  # in older checkouts, these also hold the tasks that an executor copies
+            held.append((program, steps[0] if isinstance(steps, tuple) else steps))
 
     except ImportError:  # an older checkout, whose runs hold a plan of their first steps
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import itertools
 import math
@@ -312,8 +313,8 @@ class StepProgram:
 
     # ------------------------------------------------------------ execution
 
-    def live_steps(self, live: int = LIVE, *, repeat: bool = True) -> LiveSteps:
-        """Return the tasks of the first step (slot 0) and of `live` further steps (slots 1 to `live`).
+    def live_steps(self, live: int = LIVE, *, repeat: bool = True) -> tuple[LiveSteps, TaskColumns]:
+        """Return the first step (slot 0) and `live` further steps (slots 1 to `live`), and the tasks of all slots.
 
         The further steps repeat cyclically unless `repeat` is False. Raises ConfigError if the steps after the first
         differ.
@@ -325,7 +326,7 @@ class StepProgram:
         elif template.n_steps == live + 1 and self._is_written_out and not template.cycles:
             slots = tuple(slice(a, b) for a, b in itertools.pairwise(bounds.tolist()))
             key_slots = tuple(slice(a, b) for a, b in itertools.pairwise(np.cumsum([0, *self._keys[2]]).tolist()))
-            return LiveSteps(template, every, np.arange(len(template)), slots, key_slots, live)
+            return LiveSteps(template, np.arange(len(template)), slots, key_slots, live, has_late=False), every
         sources = np.minimum(np.arange(live + 1), last)
         begins = np.concatenate([[0], np.cumsum(len(self.ranks) * np.diff(bounds)[sources])])
         key_begins = np.concatenate([[0], np.cumsum(np.array(self._keys[2])[sources])])
@@ -336,14 +337,15 @@ class StepProgram:
         tasks = TaskColumns(offsets=np.concatenate([[0], np.cumsum(counts)]), **column)
         shown = min(live, last) + 1
         rows = [np.arange(begins[slot], begins[slot + 1]) for slot in range(shown)]
-        return LiveSteps(
+        steps = LiveSteps(
             self.unroll_all(shown),
-            tasks,
             np.concatenate([*rows, np.tile(rows[-1], live + 1 - shown)]),
             tuple(slice(a, b) for a, b in itertools.pairwise(begins.tolist())),
             tuple(slice(a, b) for a, b in itertools.pairwise(key_begins.tolist())),
             live,
+            has_late=bool(tasks.step.max(initial=0) > live),
         )
+        return steps, tasks
 
     def _slots(
         self, slots: Ints, every: TaskColumns, begins: Ints, key_begins: Ints, live: int, *, repeat: bool
@@ -508,34 +510,28 @@ class Folded(NamedTuple):
 class LiveSteps:
     """The first step of a program (slot 0) and those after it (slots 1 to `live`, cyclically).
 
-    plan   of the first steps, with all tasks; later ones equal its last one
-    tasks  of all slots
-    row    the plan's row that each task is, (n_tasks,)
-    rows   of the tasks of each slot
-    keys   of each slot
-    live   steps that can be in flight
+    plan      of the first steps, with all tasks; later ones equal its last one
+    row       the plan's row that each task is, (n_tasks,)
+    rows      of the tasks of each slot
+    keys      of each slot
+    live      steps that can be in flight
+    has_late  whether there are tasks that their step does not wait for
     """
 
     plan: Plan
-    tasks: TaskColumns
     row: Ints
     rows: tuple[slice, ...]
     keys: tuple[slice, ...]
     live: int
+    has_late: bool
 
     def slot(self, step: int) -> int:
         """Return where a step is executed."""
         return step if step <= self.live else 1 + (step - 1) % self.live
 
     def slot_of(self, task: int) -> int:
-        """Return the slot of a task. Those that a step does not wait for count by themselves: their number in
-        ``tasks.step`` is the slot behind the last one."""
-        return int(self.tasks.step[task]) % (self.live + 1)
-
-    @cached_property
-    def has_late(self) -> bool:
-        """Whether there are tasks that their step does not wait for."""
-        return bool(self.tasks.step.max(initial=0) > self.live)
+        """Return the slot of a task."""
+        return bisect.bisect_right(self.rows, task, key=lambda rows: rows.start) - 1
 
     @cached_property
     def key_sizes(self) -> Floats:

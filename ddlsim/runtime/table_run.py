@@ -290,9 +290,10 @@ class TableRun:
         self.exchanges = exchanges(self.model.gradient, program.unroll_all(1))
         program = self._program = self._with_more(program)
         context.plan = self.plan
-        self.steps = steps = program.live_steps(beside_first - 1, repeat=False) if once else program.live_steps(live)
+        steps, tasks = program.live_steps(beside_first - 1, repeat=False) if once else program.live_steps(live)
+        self.steps = steps
         self._last: dict[int, Floats] = {}  # (n_ranks,) factor of the last micro-step, by step
-        self.calls = calls = Calls(self, owner)
+        self.calls = calls = Calls(self, tasks, owner)
         said = {way: exchange.what for way, exchange in calls.exchanges.items()}
         shapes = [Shape(steps.plan, steps.rows, steps.keys, step, said) for step in range(steps.plan.n_steps)]
         self.bookings = Bookings(context.recorder, self.members, shapes, context.loop.now, folding=folding)
@@ -310,7 +311,7 @@ class TableRun:
         self._drawn = 0  # samples of each who learns in the steps that are armed
         self._armed: dict[int, list[Workload]] = {}  # all workers' in the steps under way
         self._kinds = [calls.kinds[own] for own in steps.rows[:2]]
-        tasks = steps.tasks._replace(seconds=np.concatenate([self._arm() for _ in steps.rows]), kind=calls.kinds)
+        tasks = tasks._replace(seconds=np.concatenate([self._arm() for _ in steps.rows]), kind=calls.kinds)
         each = [[context.workers[i] for i in own] for own in self.members]
         self.executor = Executor(
             with_slowdowns(tasks, steps, each, context), context.loop.network, calls.collective, calls.buffer_nbytes,
@@ -607,7 +608,7 @@ class Calls:
     Raises ConfigError for a collective without an exchange.
     """
 
-    def __init__(self, run: TableRun, owner: str) -> None:
+    def __init__(self, run: TableRun, tasks: TaskColumns, owner: str) -> None:
         self.run, self.context, self.loop, self.steps = run, run.context, run.context.loop, run.steps
         self.nodes = np.array([worker.node for worker in run.workers], dtype=np.int64)
         self.launched: dict[int, list[list[int]]] = {}  # keys of each buffer, by slot
@@ -628,7 +629,7 @@ class Calls:
         self.n_bystanders = max((each.communicator.n_bystanders for each in self.exchanges.values()), default=0)
         self._task = np.zeros(len(steps.key_sizes), dtype=np.int64)  # one of each key
         collectives = np.flatnonzero(plan.kind[steps.row] >= ALL_REDUCE)
-        self._task[steps.tasks.key[collectives]] = collectives
+        self._task[tasks.key[collectives]] = collectives
         self.coding, self.sampling = _named(plan, ENCODE, DECODE), _named(plan, SAMPLES)
         self.deciding = _named(plan, MERGE)
         for row in np.flatnonzero(self.deciding).tolist():
@@ -636,7 +637,7 @@ class Calls:
         #: which rows take as long as Python says when they begin
         self.asked = self.coding | self.sampling | self.deciding | (process & (plan.queue < 0))
         #: what the tasks are for the executor
-        self.kinds = np.where(known[steps.row] & (steps.tasks.kind == JOIN), MEETING, steps.tasks.kind)
+        self.kinds = np.where(known[steps.row] & (tasks.kind == JOIN), MEETING, tasks.kind)
         self.kinds[self.asked[steps.row]] = ASKED
         self.kinds[_named(plan, EVALUATION)[steps.row]] = OPTIONAL
         self._brought: dict[tuple[int, int], tuple[int, simpy.Event | None]] = {}

@@ -77,13 +77,13 @@ def test_the_ages_of_weights():
 def test_steps_after_the_first_are_alike(order, p, m, data):
     live = steps_under_way(p, m)
     plan = pipeline(stages(p), Mesh(data=data, pipeline=p), m, order, steps=live + 2)
-    steps = pipeline_program(stages(p), Mesh(data=data, pipeline=p), m, order).live_steps(live)
+    steps, tasks = pipeline_program(stages(p), Mesh(data=data, pipeline=p), m, order).live_steps(live)
     longer, end = columns(plan), steps.rows[-1].stop
     for name in ("kind", "seconds", "key", "place", "queue", "step", "missing"):
-        assert np.array_equal(getattr(steps.tasks, name), getattr(longer, name)[:end]), name
+        assert np.array_equal(getattr(tasks, name), getattr(longer, name)[:end]), name
     following = longer.following[: longer.offsets[end]]
     wrapped = np.where(following >= end, following - end + steps.rows[1].start, following)
-    assert np.array_equal(steps.tasks.following, wrapped)
+    assert np.array_equal(tasks.following, wrapped)
     shorter = pipeline(stages(p), Mesh(data=data, pipeline=p), m, order, steps=2)
     first = plan.step < 2
     for name in ("lane", "kind", "seconds", "key", "batch", "step", "part", "peer"):

@@ -230,7 +230,7 @@ def test_evaluations_are_rows_of_their_own():
 def test_steps_that_differ_are_not_repeated():
     result = ddlsim.simulate("minicluster", "alexnet", AllReduce(), steps=1, warmup=0)
     plan = plan_of(AllReduce(), result.workloads, N_STEPS)
-    assert StepProgram.of(plan).live_steps().live == LIVE
+    assert StepProgram.of(plan).live_steps()[0].live == LIVE
     seconds = np.where(plan.step == N_STEPS - 1, 2.0, 1.0) * plan.seconds
     shorter = plan_of(AllReduce(), result.workloads, N_STEPS - 1)
     for wrong in (dataclasses.replace(plan, seconds=seconds), shorter):
@@ -250,12 +250,13 @@ def test_a_plan_of_all_ranks_is_unrolled_like_the_copies_that_it_was_unrolled_fr
         written_out = StepProgram.of(copies.unroll_all(n_steps))
         for steps in range(1, n_steps + 1):
             assert written_out.unroll_all(steps) == copies.unroll_all(steps)
-        tasks, same = (program.live_steps(n_steps - 1, repeat=False) for program in (written_out, copies))
-        assert tasks.plan == same.plan
-        assert np.array_equal(tasks.row, same.row)
-        assert (tasks.rows, tasks.keys, tasks.live) == (same.rows, same.keys, same.live)
-        for name, column in tasks.tasks._asdict().items():
-            assert np.array_equal(column, getattr(same.tasks, name)), name
+        steps, tasks = written_out.live_steps(n_steps - 1, repeat=False)
+        same, same_tasks = copies.live_steps(n_steps - 1, repeat=False)
+        assert steps.plan == same.plan
+        assert np.array_equal(steps.row, same.row)
+        assert (steps.rows, steps.keys, steps.live) == (same.rows, same.keys, same.live)
+        for name, column in tasks._asdict().items():
+            assert np.array_equal(column, getattr(same_tasks, name)), name
     assert written_out.unroll_all(N_STEPS + 2) == copies.unroll_all(N_STEPS + 2)
 
 
@@ -280,15 +281,15 @@ def test_unrolling_numbers_keys_step_by_step():
 def test_steps_that_repeat_are_those_of_a_longer_plan(strategy):
     """Tasks of four slots, made from three steps; what follows the last slot is in the second one."""
     result = ddlsim.simulate("dgx1-v100", "bert-large", strategy, batch_size=64, workers=4, steps=1, warmup=0)
-    steps = strategy.program(result.workloads, 4).live_steps()
+    steps, tasks = strategy.program(result.workloads, 4).live_steps()
     longer = columns(plan_of(strategy, result.workloads, LIVE + 2, 4))
     begin, end = steps.rows[1].start, steps.rows[-1].stop
     for name in ("kind", "seconds", "key", "place", "queue", "step", "missing", "slow"):
-        assert (getattr(steps.tasks, name) == getattr(longer, name)[:end]).all(), name
-    assert (steps.tasks.offsets == longer.offsets[: end + 1]).all()
+        assert (getattr(tasks, name) == getattr(longer, name)[:end]).all(), name
+    assert (tasks.offsets == longer.offsets[: end + 1]).all()
     following = longer.following[: longer.offsets[end]]
-    assert (steps.tasks.following == np.where(following >= end, following - end + begin, following)).all()
-    assert (steps.tasks.waits == steps.tasks.missing).all()
+    assert (tasks.following == np.where(following >= end, following - end + begin, following)).all()
+    assert (tasks.waits == tasks.missing).all()
     sizes = key_sizes(plan_of(strategy, result.workloads, LIVE + 1, 4))[0]
     assert (steps.key_sizes == sizes).all()
     assert [steps.keys[0].start, steps.keys[-1].stop] == [0, len(sizes)]
