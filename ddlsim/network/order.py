@@ -11,6 +11,8 @@ from __future__ import annotations
 from ddlsim.compiler import inlined
 from ddlsim.network.state import N_READY, Net
 
+DENSE = 4  # messages are listed by their numbers, without comparisons, if these are at most so many times as many
+
 
 @inlined
 def _issued_before(net: Net, slot, other):  # type: ignore[no-untyped-def]
@@ -21,11 +23,14 @@ def _issued_before(net: Net, slot, other):  # type: ignore[no-untyped-def]
 def sort_ended(net: Net, n):  # type: ignore[no-untyped-def]
     """Put the `n` slots listed in `scratch` in the order in which their messages were issued."""
     rising = falling = True
+    low = high = net.slots[net.scratch[0]].sequence if n > 0 else 0
     for i in range(1, n):
         if _issued_before(net, net.scratch[i - 1], net.scratch[i]):
             falling = False
         else:
             rising = False
+        low = min(low, net.slots[net.scratch[i]].sequence)
+        high = max(high, net.slots[net.scratch[i]].sequence)
     if rising:
         return
     if falling:
@@ -33,6 +38,17 @@ def sort_ended(net: Net, n):  # type: ignore[no-untyped-def]
             slot = net.scratch[i]
             net.scratch[i] = net.scratch[n - 1 - i]
             net.scratch[n - 1 - i] = slot
+        return
+    if high - low < min(DENSE * n, net.freezing.size):  # they have been issued together
+        for i in range(high - low + 1):
+            net.freezing[i] = 0
+        for i in range(n):
+            net.freezing[net.slots[net.scratch[i]].sequence - low] = net.scratch[i] + 1
+        at = 0
+        for i in range(high - low + 1):
+            if net.freezing[i] > 0:
+                net.scratch[at] = net.freezing[i] - 1
+                at += 1
         return
     gap = 1
     while gap < n:
