@@ -441,11 +441,12 @@ def _tables(columns: TaskColumns, n_keys: int, n_queues: int, bystanders: int) -
     tasks["device"] = -1 if columns.device is None else columns.device
     tasks["ticket"] = -1
     rows = np.flatnonzero(np.isin(columns.kind, (ts.JOIN, ts.QUEUED, ts.MEETING)))
-    rows = rows[np.lexsort((columns.place[rows], columns.key[rows]))]
     exchanges = np.zeros(n_keys, dtype=ts.EXCHANGE)
     sizes = np.bincount(columns.key[rows], minlength=n_keys)
     exchanges["size"] = exchanges["not_ready"] = sizes
     exchanges["first"] = np.cumsum(sizes) - sizes
+    members = np.empty_like(rows)
+    members[exchanges["first"][columns.key[rows]] + columns.place[rows]] = rows
     exchanges["instance"] = exchanges["next"] = exchanges["waiting"] = exchanges["target"] = -1
     devices = np.zeros(len(columns.slower), dtype=DEVICE)
     factors = np.array(columns.slower, dtype=float).ravel()
@@ -470,7 +471,7 @@ def _tables(columns: TaskColumns, n_keys: int, n_queues: int, bystanders: int) -
 
     return ts.Tables(
         counts=counts, now=np.zeros(3), tasks=tasks, following=np.ascontiguousarray(columns.following),
-        exchanges=exchanges, members=rows, launches=launches,
+        exchanges=exchanges, members=members, launches=launches,
         left=np.bincount(columns.step).astype(np.int64),
         calendar=np.zeros(n + n_queues + 3 + 2 * len(devices), dtype=EVENT),
         ended=places(2 * n + n_queues + 16), ready=ready, join_instances=places(n_joins), join_ranks=places(n_joins),

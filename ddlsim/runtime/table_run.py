@@ -14,7 +14,7 @@ import simpy
 from ddlsim.collectives import Schedule
 from ddlsim.collectives.nccl import MESSAGE_CHANNELS, network_channels
 from ddlsim.errors import ConfigError, DeadlockError
-from ddlsim.learning import Array, Learner, Value
+from ddlsim.learning import ABSENT, Array, Learner, Value
 from ddlsim.network.executor import Executor, TaskColumns
 from ddlsim.network.state import Records
 from ddlsim.network.tasks import ASKED, JOIN, MEETING, OPTIONAL, SKIPPED
@@ -166,6 +166,8 @@ class CommonModel:
 
     def gradient(self, step: int, place: int) -> Value[Array]:
         """Return the gradient of a step that has been begun but not applied."""
+        if self.learner.task is None:
+            return ABSENT
         made = self._made.setdefault(step, {})
         if place not in made:
             self.learn_until(step - 1)  # all have contributed to those
@@ -180,7 +182,7 @@ class CommonModel:
             mean, rate = self._mean(self._n_steps, gradients), self.learner.rate(self._n_samples)
             self.params, self.state = self.learner.update(self.params, mean, self.state, rate)
             self._n_samples += self.samples(self._n_steps) * self.n_learners
-            del self._made[self._n_steps]
+            self._made.pop(self._n_steps, None)
             self._n_steps += 1
 
 
@@ -488,8 +490,9 @@ class TableRun:
             self._last[step] = np.ones(len(self.members))
             return seconds[min(step, 1)].copy()
         n = int(shape.micro.max(initial=0)) + 1
-        workers = self.context.workers
-        largest = np.array([np.max([workers[i].factors.take(n) for i in own], axis=0) for own in self.members])
+        factors = np.array([self.context.workers[i].factors.take(n) for own in self.members for i in own])
+        sizes = np.array([len(own) for own in self.members])
+        largest = np.maximum.reduceat(factors, np.cumsum(sizes) - sizes)
         self._last[step] = largest[:, -1]
         self._last.pop(step - self.steps.live - 2, None)
         factor: Floats = largest[shape.plan.rank[shape.rows], shape.micro]
