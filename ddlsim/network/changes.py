@@ -15,10 +15,10 @@ import numpy as np
 from ddlsim.compiler import inlined
 from ddlsim.network.flows import change_capacity
 from ddlsim.network.reroute import reroute
-from ddlsim.network.state import CHANGE, N_CHANGED, N_PAUSED, NEXT_CHANGE, NOW, SHAPED, Floats, Net, Records
+from ddlsim.network.state import CHANGE, N_CHANGED, N_STOPPED, NEXT_CHANGE, NOW, SHAPED, Floats, Net, Records
 
 #: kinds of changes
-CAPACITY, PAUSE, RESUME, REROUTE = 0, 1, 2, 3
+CAPACITY, STOP, RESUME, REROUTE = 0, 1, 2, 3
 
 
 @inlined
@@ -37,11 +37,11 @@ def apply_next(net: Net):  # type: ignore[no-untyped-def]
     kind = net.changes[i].kind
     if kind == CAPACITY:
         change_link(net, place, net.changes[i].free, net.changes[i].loaded)
-    elif kind == PAUSE:
-        net.nodes[place].paused = max(net.nodes[place].paused, net.changes[i].free)
-        net.counts[N_PAUSED] += 1
+    elif kind == STOP:
+        net.nodes[place].stopped_until = max(net.nodes[place].stopped_until, net.changes[i].free)
+        net.counts[N_STOPPED] += 1
     elif kind == RESUME:
-        net.counts[N_PAUSED] -= 1
+        net.counts[N_STOPPED] -= 1
     else:
         reroute(net, place)
 
@@ -91,7 +91,7 @@ def shares_of(faults: Iterable[Fault]) -> list[tuple[float, int, float]]:
 def changes_of(
     capacity: tuple[Floats, Floats],
     links: Iterable[tuple[float, int, float]],
-    pauses: Iterable[tuple[float, float, int]],
+    stops: Iterable[tuple[float, float, int]],
     epochs: Iterable[tuple[float, int]] = (),
 ) -> Records:
     """Return the changes, by time.
@@ -99,7 +99,7 @@ def changes_of(
     capacity  of each channel, (n_channels,), as it is without changes: while nothing and while something flows the
               other way, bytes/s
     links     (s, channel, share of its capacity that it has from then on)
-    pauses    (s, s until which it lasts, node)
+    stops     (s, s until which it lasts, node)
     epochs    (s, number of the routes from then on)
     """
     rows: list[tuple[float, float, float, int, int]] = []
@@ -107,7 +107,7 @@ def changes_of(
         share = max(share, NOTHING)
         free, loaded = (share * float(own[channel]) for own in capacity)
         rows.append((time, free, loaded, CAPACITY, channel))
-    for start, end, node in pauses:
-        rows += [(start, end, 0.0, PAUSE, node), (end, 0.0, 0.0, RESUME, node)]
+    for start, end, node in stops:
+        rows += [(start, end, 0.0, STOP, node), (end, 0.0, 0.0, RESUME, node)]
     rows += [(time, 0.0, 0.0, REROUTE, epoch) for time, epoch in epochs]
     return np.array(sorted(rows, key=lambda row: row[0]), dtype=CHANGE)

@@ -23,7 +23,7 @@ from ddlsim.network.calendar import N_CALENDAR, pop, push
 from ddlsim.network.compiled import source_stamp
 from ddlsim.network.devices import N_STALE, change, schedule, slowed, stale, stood_still
 from ddlsim.network.intrinsics import attach, call_advance, call_send, column
-from ddlsim.network.pauses import earliest, paused
+from ddlsim.network.pauses import earliest, held, paused
 from ddlsim.network.state import FOREIGN, IDLE, LOCAL, N_OUT, Floats, Ints, Records, record
 from ddlsim.network.state import FULL as NETWORK_FULL
 from ddlsim.network.state import NOW as NETWORK_NOW
@@ -229,12 +229,9 @@ def write(t: Tables, what, actor, place, begin, where, now):  # type: ignore[no-
 @inlined
 def leave(t: Tables, message):  # type: ignore[no-untyped-def]
     """Send a message when nothing is left of the instant, or of a pause."""
-    start = earliest(t.pauses, t.reals[NOW])
-    if start > t.reals[NOW]:
-        come(t, start, LEAVES, message)
-        return
-    t.sends[t.counts[N_SENDS]] = message
-    t.counts[N_SENDS] += 1
+    if not held(t.counts, t.calendar, t.pauses, t.reals[NOW], LEAVES + N_EVENTS * message):
+        t.sends[t.counts[N_SENDS]] = message
+        t.counts[N_SENDS] += 1
 
 
 @inlined
@@ -825,9 +822,8 @@ def answer(t: Tables, now):  # type: ignore[no-untyped-def]
     """Let a peer answer what has just arrived, which Python has been told of."""
     way = t.counts[ASKING]
     t.counts[ASKING] = -1
-    begin = earliest(t.pauses, now)
-    if t.ways[way].seconds > 0.0 or begin > now:
-        come(t, begin + t.ways[way].seconds, SERVICE_ENDS, way)
+    if t.ways[way].seconds > 0.0:
+        come(t, earliest(t.pauses, now) + t.ways[way].seconds, SERVICE_ENDS, way)
     else:
         leave(t, 2 * way + 1)
 

@@ -19,7 +19,7 @@ from ddlsim.network.calendar import N_CALENDAR, pop, push
 from ddlsim.network.compiled import source_stamp
 from ddlsim.network.devices import N_STALE, change, schedule, slowed, stale
 from ddlsim.network.intrinsics import attach, call_advance, call_join, call_send, column
-from ddlsim.network.pauses import earliest
+from ddlsim.network.pauses import held
 from ddlsim.network.state import FOREIGN, IDLE, LOCAL, N_OUT, Floats, Ints, Records, record
 from ddlsim.network.state import FULL as NETWORK_FULL
 from ddlsim.network.state import NOW as NETWORK_NOW
@@ -196,10 +196,8 @@ def begin(  # type: ignore[no-untyped-def]
     now,
 ):
     """Start a task that is ready; return END, or what Python must do: before it starts (PREPARE, OVERRUN), or after."""
-    until = earliest(pauses, now)
-    if until > now:
+    if held(counts, calendar, pauses, now, HELD - row):
         counts[FIRST_READY] += 1
-        push(counts, calendar, until, HELD - row)
         return END
     kind = tasks[row].kind
     exchange = tasks[row].key

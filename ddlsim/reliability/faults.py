@@ -571,6 +571,18 @@ def sampled(
     return tuple(sorted(faults_at, key=lambda fault: fault.start))
 
 
+#: a fault of one run, and one of the cluster that several jobs share
+AnyFault = Annotated[
+    Stop | Pause | LinkFault | RandomFaults | Fault,
+    "a Stop, Pause, LinkFault or RandomFaults object, or an object with the method effects",
+    "Stop, Pause, LinkFault or RandomFaults objects, or of objects with the method effects",
+]
+SharedFault = Annotated[
+    LinkFault | Pause | RandomFaults | Fault,
+    "a ddlsim.LinkFault, ddlsim.Pause, ddlsim.RandomFaults or an object with effects",
+]
+
+
 class BeyondError(DdlsimError):
     """A run has reached the time up to which its faults are sampled."""
 

@@ -24,7 +24,7 @@ from ddlsim.run.job import Job, placed
 from ddlsim.run.prepare import prepare
 from ddlsim.run.result import Result
 from ddlsim.run.simulate import UnderWay
-from ddlsim.runtime.loop import Loop, Pause
+from ddlsim.runtime.loop import Halt, Loop
 from ddlsim.runtime.shared_clock import Client, SharedClock, flow
 from ddlsim.units import si
 
@@ -174,13 +174,13 @@ class Together:
 
     # ------------------------------------------------------------ running
 
-    def begin(self, name: str, run: UnderWay, ended: Ended, pause: Pause | None = None) -> None:
+    def begin(self, name: str, run: UnderWay, ended: Ended, halt: Halt | None = None) -> None:
         """Add a run that has just been set up; `ended` is called when it has ended."""
         run.loop.until = run.stop.ended
-        self.clock.add(Client(name, run.loop, run.latest, ended, pause))
+        self.clock.add(Client(name, run.loop, run.latest, ended, halt))
 
-    def go_on(self, name: str, run: UnderWay, pause: Pause | None) -> None:
-        """Run a run that has just been set up to its end, or until `pause` stops it, together with all others."""
+    def go_on(self, name: str, run: UnderWay, halt: Halt | None) -> None:
+        """Run a run that has just been set up to its end, or until `halt` stops it, together with all others."""
         errors: list[DdlsimError] = []
         over: list[bool] = []
 
@@ -189,8 +189,8 @@ class Together:
             if error is not None:
                 errors.append(error)
 
-        self.begin(name, run, ended, pause)
-        self.clock.run(lambda: bool(over) or (pause is not None and run.interrupt.wanted))
+        self.begin(name, run, ended, halt)
+        self.clock.run(lambda: bool(over) or (halt is not None and run.interrupt.wanted))
         if not over:
             run.loop.driver.close()
         if errors:

@@ -29,18 +29,8 @@ from ddlsim.compression.contract import AnyCompressor
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Training
 from ddlsim.output_files import check_suffix, write_text
-from ddlsim.reliability import (
-    Background,
-    Checkpoints,
-    Elastic,
-    Failures,
-    LinkFault,
-    Pause,
-    RandomFaults,
-    Slowdown,
-    Stop,
-)
-from ddlsim.reliability.faults import Fault
+from ddlsim.reliability import Background, Checkpoints, Elastic, Failures, Slowdown
+from ddlsim.reliability.faults import AnyFault
 from ddlsim.run.traced import Traced
 from ddlsim.runtime.fabric import Fabric
 from ddlsim.schema import to_toml
@@ -101,22 +91,9 @@ def _speeds(value: object, where: str) -> object:
 #: warm-up and measured steps by default, before rounding up to whole cycles
 WARMUP, STEPS = 2, 10
 
-AnyFault = Stop | Pause | LinkFault | RandomFaults | Fault
 _FACTORS = cast(Rule, rule_of(tuple[Annotated[Positive, "a factor above 0", "factors above 0"], ...]))
 _SLOW_DOWNS = cast(Rule, rule_of(tuple[Slowdown, ...]))
-_FAULTS = cast(
-    Rule,
-    rule_of(
-        tuple[
-            Annotated[
-                AnyFault,
-                "a Stop, Pause, LinkFault or RandomFaults object, or an object with the method effects",
-                "Stop, Pause, LinkFault or RandomFaults objects, or of objects with the method effects",
-            ],
-            ...,
-        ]
-    ),
-)
+_FAULTS = cast(Rule, rule_of(tuple[AnyFault, ...]))
 #: how many workers, or where
 WorkersLike = (
     Count | Annotated[Sequence[Index], "a list of positions such as [0, 1, 2, 3]", validated_by(listed_places)]

@@ -17,7 +17,7 @@ import numpy as np
 from ddlsim.errors import DdlsimError, DeadlockError
 from ddlsim.network import Network
 from ddlsim.reliability import Background
-from ddlsim.runtime.loop import Loop, Pause
+from ddlsim.runtime.loop import Halt, Loop
 from ddlsim.runtime.worker import Process
 
 #: turns between two checks for a deadlock
@@ -32,14 +32,14 @@ class Client:
     loop    its loop, with its own view of the network
     latest  s at which it ends in any case
     ended   called when it has ended, by its own rule or at `latest`, or with the error that ended it
-    pause   called before its time goes on; returns whether it should stop
+    halt    called before its time goes on; returns whether it should stop
     """
 
     name: str
     loop: Loop
     latest: float
     ended: Callable[[DdlsimError | None], None]
-    pause: Pause | None = None
+    halt: Halt | None = None
 
 
 class SharedClock:
@@ -116,7 +116,7 @@ class SharedClock:
             limit = self.network.now + 600.0
         driver, error = client.loop.driver, None
         try:
-            driver.go(limit, client.pause)
+            driver.go(limit, client.halt)
         except DdlsimError as raised:
             error = raised
         late = client.loop.now >= client.latest and not self.network.others_wait
