@@ -161,7 +161,7 @@ def inject(effects: Sequence[Effect], network: Network, nodes: Sequence[int], be
         )
     if shares or pauses or avoided:
         network.will_change(shares, pauses, avoided)
-    network.will_pause((begin + e.start, begin + e.end) for e in effects if e.pauses)
+    network.will_pause([(begin + e.start, begin + e.end) for e in effects if e.pauses])
 
 
 # ------------------------------------------------------------ faults at known times
