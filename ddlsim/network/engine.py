@@ -33,8 +33,7 @@ from ddlsim.network.build import (
     with_split,
 )
 from ddlsim.network.busy import Logged
-from ddlsim.network.changes import CAPACITY, REROUTE, Fault, changes_of, shares_of
-from ddlsim.network.epochs import Around, Epochs
+from ddlsim.network.changes import CAPACITY, REROUTE, Around, Epochs, Fault, changes_of, shares_of
 from ddlsim.network.program import Program, compile_schedule, write_frames, write_messages, write_routes, write_steps
 from ddlsim.network.state import Bools, Floats, Ints, Table, grown
 

@@ -18,9 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ddlsim.compiler import entry, inlined
+from ddlsim.compiler import entry, inlined, network_stamp
 from ddlsim.network.calendar import N_CALENDAR, pop, push
-from ddlsim.network.compiled import source_stamp
 from ddlsim.network.devices import N_STALE, change, schedule, slowed, stale, stood_still
 from ddlsim.network.intrinsics import attach, call_advance, call_send, column
 from ddlsim.network.pauses import earliest, held, paused
@@ -1031,4 +1030,4 @@ def _entry_point(stamp: int) -> Any:
     return go_round
 
 
-go_round = _entry_point(source_stamp())
+go_round = _entry_point(network_stamp())

@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ddlsim.compiler import entry, inlined
+from ddlsim.compiler import entry, inlined, network_stamp
 from ddlsim.network.calendar import N_CALENDAR, pop, push
-from ddlsim.network.compiled import source_stamp
 from ddlsim.network.devices import N_STALE, change, schedule, slowed, stale
 from ddlsim.network.intrinsics import attach, call_advance, call_join, call_send, column
 from ddlsim.network.pauses import held
@@ -455,4 +454,4 @@ def _entry_point(stamp: int) -> Any:
     return execute
 
 
-execute = _entry_point(source_stamp())
+execute = _entry_point(network_stamp())
