@@ -1,7 +1,7 @@
 """Pauses, in which nothing starts: work in progress finishes, and ready work waits until they end.
 
-Whatever starts a task, a message or a service asks :func:`earliest` when it may: compiled code calls it, or
-:func:`held`, and Python calls :meth:`~ddlsim.network.network.Network.earliest`.
+The clock of whatever starts tasks, messages and services says when what is ready now starts (:func:`earliest`); Python
+asks the network (:meth:`~ddlsim.network.network.Network.earliest`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import cast
 import numpy as np
 
 from ddlsim.compiler import inlined
-from ddlsim.network.calendar import push
 from ddlsim.network.state import Bools, Floats, Ints
 
 #: (n, 2) s, s: from when until when each pause lasts, by time; they do not overlap
@@ -26,15 +25,6 @@ def earliest(pauses, now):  # type: ignore[no-untyped-def]
         if pauses[i, 0] <= now and now < pauses[i, 1]:
             return pauses[i, 1]
     return now
-
-
-@inlined
-def held(counts, calendar, pauses, now, item):  # type: ignore[no-untyped-def]
-    """Whether what is ready at `now` (s) waits for a pause to end: it then comes back as an item of the calendar."""
-    start = earliest(pauses, now)
-    if start > now:
-        push(counts, calendar, start, item)
-    return start > now
 
 
 @inlined

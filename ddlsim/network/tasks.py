@@ -18,7 +18,7 @@ from ddlsim.compiler import entry, inlined, network_stamp
 from ddlsim.network.calendar import N_CALENDAR, pop, push
 from ddlsim.network.devices import N_STALE, change, schedule, slowed, stale
 from ddlsim.network.intrinsics import attach, call_advance, call_join, call_send, column
-from ddlsim.network.pauses import held
+from ddlsim.network.pauses import earliest
 from ddlsim.network.state import FOREIGN, IDLE, LOCAL, N_OUT, Floats, Ints, Records, record
 from ddlsim.network.state import FULL as NETWORK_FULL
 from ddlsim.network.state import NOW as NETWORK_NOW
@@ -195,8 +195,10 @@ def begin(  # type: ignore[no-untyped-def]
     now,
 ):
     """Start a task that is ready; return END, or what Python must do: before it starts (PREPARE, OVERRUN), or after."""
-    if held(counts, calendar, pauses, now, HELD - row):
+    start = earliest(pauses, now)
+    if start > now:
         counts[FIRST_READY] += 1
+        push(counts, calendar, start, HELD - row)
         return END
     kind = tasks[row].kind
     exchange = tasks[row].key

@@ -158,12 +158,17 @@ class Loop:
         """The simulated time in seconds."""
         return float(self.env.now)
 
+    @property
+    def opens(self) -> float:
+        """The time in seconds at which what is ready now starts: now, or when the pause ends."""
+        return self.network.earliest(self.now)
+
     # ------------------------------------------------------------ for processes
 
     def work(self, seconds: float, slow: Sequence[Slow] = ()) -> simpy.Event:
         """Return an event for the end of work that is ready now and takes `seconds` at full speed; `slow` (s, s,
         factor) are the intervals in which it takes longer."""
-        start = self.network.earliest(self.now)
+        start = self.opens
         if slow:
             seconds = slowed_duration(seconds, start, slow)
         if start == self.now:
@@ -282,9 +287,8 @@ class Loop:
 
     def _wake_after_pause(self) -> None:
         """Schedule an event at the end of the current pause, so that queued operations are handed over."""
-        start = self.network.earliest(self.now)
-        if start > self.now:
-            self.at(start)
+        if self.opens > self.now:
+            self.at(self.opens)
 
     def trigger_at(self, event: simpy.Event, time: float) -> None:
         """Trigger an `event` at an absolute time (s), not before now."""
@@ -356,7 +360,7 @@ class Loop:
     @property
     def asks(self) -> bool:
         """Whether processes have started operations at this instant that have not been handed over."""
-        return bool(self._joins or self._sends) and self.network.earliest(self.now) == self.now
+        return bool(self._joins or self._sends) and self.opens == self.now
 
     def start_queued(self) -> bool:
         """Hand over all operations that processes started at this instant, or in the pause before it; return whether
