@@ -91,6 +91,7 @@ class Network:
         links: Iterable[Fault],
         stops: Iterable[tuple[float, float, int]] = (),
         avoided: Iterable[tuple[float, float, frozenset[int]]] = (),
+        pauses: Iterable[tuple[float, float]] = (),
     ) -> None:
         """Schedule changes of links and nodes, in addition to those of earlier calls. None may start in the past.
 
@@ -100,15 +101,10 @@ class Network:
                  flow
         avoided  tuples (start in s, end in s, links): messages are rerouted around the links if possible. These must be
                  set before anything is started
+        pauses   tuples (start in s, end in s): this client starts nothing
         """
         self.engine.change(links, stops, avoided)
-
-    def will_pause(self, windows: Iterable[tuple[float, float]]) -> None:
-        """Do not start any message of this client during `windows`, in addition to those of earlier calls.
-
-        windows  tuples (start in s, end in s)
-        """
-        self.pauses = merged([*map(tuple, self.pauses.tolist()), *windows])
+        self.pauses = merged([*map(tuple, self.pauses.tolist()), *pauses])
 
     def earliest(self, ready: float) -> float:
         """Return when what a client has ready at a time starts (s): in a pause, at its end."""
