@@ -18,6 +18,7 @@ from ddlsim.arguments import (
     checked,
     one_of,
     quantity,
+    several,
     validated_by,
     with_attributes,
 )
@@ -48,20 +49,11 @@ from ddlsim.workload.precision import ELEMENT_NBYTES, GRADIENT_TYPES
 from ddlsim.workload.stacks import StackLike
 
 
-def _slowdowns(value: object, where: str) -> object:
-    return _SLOW_DOWNS((value,) if isinstance(value, Slowdown) else value, where)
-
-
-def _faults(value: object, where: str) -> object:
-    return _FAULTS(value if isinstance(value, list | tuple) else (value,), where)
-
-
 def _neighbours(value: object, where: str) -> object:
     from ddlsim.run.job import Job  # which has an experiment
 
-    one, several = "a ddlsim.Background or ddlsim.Job object", "ddlsim.Background and ddlsim.Job objects"
-    rule = cast(Rule, rule_of(tuple[Annotated[Job | Background, one, several], ...]))
-    return rule((value,) if isinstance(value, Job | Background) else value, where)
+    one, more = "a ddlsim.Background or ddlsim.Job object", "ddlsim.Background and ddlsim.Job objects"
+    return several(Annotated[Job | Background, one, more])(value, where)
 
 
 def listed_places(value: object, where: str) -> object:
@@ -92,8 +84,6 @@ def _speeds(value: object, where: str) -> object:
 WARMUP, STEPS = 2, 10
 
 _FACTORS = cast(Rule, rule_of(tuple[Annotated[Positive, "a factor above 0", "factors above 0"], ...]))
-_SLOW_DOWNS = cast(Rule, rule_of(tuple[Slowdown, ...]))
-_FAULTS = cast(Rule, rule_of(tuple[AnyFault, ...]))
 #: how many workers, or where
 WorkersLike = (
     Count | Annotated[Sequence[Index], "a list of positions such as [0, 1, 2, 3]", validated_by(listed_places)]
@@ -107,9 +97,9 @@ ComputeLike = Annotated[
     "a Measured, Affine, PerKernel, Roofline or Traced object, such as Measured('97 ms', 32)",
 ]
 JitterLike = Annotated[Jitter, with_attributes("a jitter model such as ddlsim.Lognormal(0.1)", "sample", "mean")]
-Slowdowns = Annotated[Sequence[Slowdown], validated_by(_slowdowns)]
+Slowdowns = Annotated[Sequence[Slowdown], several(Slowdown)]
 Neighbours = Annotated[Sequence[Any], validated_by(_neighbours)]
-Faults = Annotated[Sequence[AnyFault], validated_by(_faults)]
+Faults = Annotated[Sequence[AnyFault], several(AnyFault)]
 SlowdownLike = Annotated[
     float | OverlapSlowdown,
     "a number of at least 1, or an object such as ddlsim.OverlapSlowdown(inside=1.2)",
