@@ -42,6 +42,15 @@ def source_stamp(*patterns: str) -> str:
     return digest.hexdigest()
 
 
+def network_stamp() -> int:
+    """Return a hash of the sources of the network's kernels, and of the compiler.
+
+    numba looks only at the file of the function that it has cached, not at those inlined into it; entry points
+    refer to this number, so that it becomes part of the key under which they are cached.
+    """
+    return int(source_stamp("numba_compiler.py", "network/*.py")[:14], 16)
+
+
 def _precompiled() -> Any:
     """Return the module with precompiled kernels; None if there is none that may be used here.
 

@@ -153,6 +153,14 @@ def _many(rule: Rule | None, kind: type[tuple[Any, ...]] | type[list[Any]]) -> R
     )
 
 
+def several(item: Any) -> Rule:
+    """Return a rule that accepts a list of `item`, an annotation; a single one counts as a list of one."""
+    one, many = rule_of(item), rule_of(tuple[item, ...])
+    assert one is not None
+    assert many is not None
+    return Rule("", lambda value: True, lambda value, where: many((value,) if one.takes(value) else value, where))
+
+
 def _fixed(rules: tuple[Rule | None, ...]) -> Rule:
     texts = ["any value" if rule is None else rule.text for rule in rules]
     same = rules[0].plural if rules[0] is not None and len(set(texts)) == 1 else ""

@@ -25,22 +25,10 @@ from ddlsim.imports.megatron import is_megatron, read_megatron
 from ddlsim.imports.tensors import is_csv, read_csv, read_json, safetensors_header
 from ddlsim.imports.text import SourceText, read_text
 from ddlsim.workload.model import Model
-from ddlsim.workload.model_build import model_of
+from ddlsim.workload.model_build import CONTENT, model_of
 
-#: endings of files that are read; TOML is ddlsim's own
-SUFFIXES = (".json", ".sh", ".txt", ".log", ".args", ".yaml", ".yml", ".csv", ".safetensors")
-#: what no path has, and the options behind it
-_CONTENT = re.compile(r"^\s*\{|\n|(?:^|\s)--[a-z]|^Namespace\(")
+#: the options behind a text
 _OPTIONS = re.compile(r"((?:\+\w+=[^+\s]*)*)\s*$")
-
-
-def is_foreign(source: str | Path) -> bool:
-    """Return whether a source of a model is for this module."""
-    if isinstance(source, str) and _CONTENT.search(source):
-        return True
-    stem, _ = split_options(str(source))
-    is_path = isinstance(source, Path) or "/" in stem
-    return stem.endswith(SUFFIXES) or (is_path and os.path.isfile(os.path.join(stem, "config.json")))
 
 
 def import_model(source: str | Path) -> Model:
@@ -65,7 +53,7 @@ def import_model(source: str | Path) -> Model:
 def _content(source: str | Path) -> tuple[SourceText | Node, list[str]]:
     """Return the text, or the header of a file of tensors, and the options behind it."""
     stem, options = split_options(str(source))
-    if isinstance(source, str) and _CONTENT.search(source) and not os.path.isfile(stem):
+    if isinstance(source, str) and CONTENT.search(source) and not os.path.isfile(stem):
         found = _OPTIONS.search(source)
         assert found is not None  # it also fits nothing
         return SourceText(Path("model"), source[: found.start()]), found[1].split("+")[1:]

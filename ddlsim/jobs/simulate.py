@@ -49,9 +49,9 @@ from ddlsim.cluster.cluster import ClusterLike
 from ddlsim.errors import ConfigError
 from ddlsim.jobs.jobs import Jobs, Ran
 from ddlsim.plain import read_toml
-from ddlsim.reliability import Background, LinkFault, Pause, RandomFaults
+from ddlsim.reliability import Background, RandomFaults
 from ddlsim.reliability.failures import read_rows
-from ddlsim.reliability.faults import Fault, at_random, up_to_its_end
+from ddlsim.reliability.faults import SharedFault, at_random, up_to_its_end
 from ddlsim.run.concurrent import Together
 from ddlsim.run.files import SCHEMA, with_cluster
 from ddlsim.run.job import Job
@@ -59,10 +59,6 @@ from ddlsim.run.notes import late_notes
 from ddlsim.run.simulate import random_faults_of
 from ddlsim.schema import Source
 
-FaultLike = Annotated[
-    LinkFault | Pause | RandomFaults | Fault,
-    "a ddlsim.LinkFault, ddlsim.Pause, ddlsim.RandomFaults or an object with effects",
-]
 JobLike = Annotated[
     Job | Background, "a ddlsim.Job or ddlsim.Background object", "ddlsim.Job or ddlsim.Background objects"
 ]
@@ -75,7 +71,7 @@ def simulate_jobs(
     *,
     queue: bool = False,
     timeline: bool = False,
-    faults: Sequence[FaultLike] = (),
+    faults: Sequence[SharedFault] = (),
 ) -> Jobs:
     """Simulate several jobs that share a cluster and a clock, until all have ended. Each job can have its own strategy.
 
@@ -156,7 +152,7 @@ class JobsFile:
     cluster: ClusterLike
     jobs: tuple[Job | Background, ...]
     queue: bool = False
-    faults: tuple[FaultLike, ...] = ()
+    faults: tuple[SharedFault, ...] = ()
 
     @checked
     def simulate(self, *, timeline: bool = False) -> Jobs:
@@ -193,7 +189,7 @@ class _File:
     jobs: Sequence[Job | Background] = ()
     background: Sequence[Background | Job] = ()
     queue: bool = False
-    faults: Sequence[FaultLike] = ()
+    faults: Sequence[SharedFault] = ()
     arrivals: str | None = None
     arriving: Mapping[str, object] | None = None
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddlsim.compiler import entry
-from ddlsim.network.compiled import source_stamp
+from ddlsim.compiler import entry, network_stamp
 
 NEVER = float("-inf")
 
@@ -115,4 +114,4 @@ def _entry_point(stamp: int) -> Any:
 
 
 #: see the functions of :func:`_entry_point`
-order_events, longest, reach = _entry_point(source_stamp())
+order_events, longest, reach = _entry_point(network_stamp())

@@ -1,24 +1,28 @@
-"""Scheduled changes of links and nodes. Compiled.
+"""Scheduled changes of links and nodes, and the epochs between changes of routes.
 
-The changes lie in the order of their times; the kernel handles the instants of messages up to the next one, then it.
-Rounds are replayed no further than that, and not at all while a node stands still. Where routes change,
+The changes lie in the order of their times; the compiled kernel handles the instants of messages up to the next one,
+then it. Rounds are replayed no further than that, and not at all while a node stands still. Where routes change,
 :mod:`ddlsim.network.reroute` has what that means for messages on their way.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from ddlsim.compiler import inlined
 from ddlsim.network.flows import change_capacity
 from ddlsim.network.reroute import reroute
-from ddlsim.network.state import CHANGE, N_CHANGED, N_PAUSED, NEXT_CHANGE, NOW, SHAPED, Floats, Net, Records
+from ddlsim.network.state import CHANGE, N_CHANGED, N_STOPPED, NEXT_CHANGE, NOW, SHAPED, Floats, Ints, Net, Records
+
+if TYPE_CHECKING:
+    from ddlsim.cluster.cluster import Routes
 
 #: kinds of changes
-CAPACITY, PAUSE, RESUME, REROUTE = 0, 1, 2, 3
+CAPACITY, STOP, RESUME, REROUTE = 0, 1, 2, 3
 
 
 @inlined
@@ -37,11 +41,11 @@ def apply_next(net: Net):  # type: ignore[no-untyped-def]
     kind = net.changes[i].kind
     if kind == CAPACITY:
         change_link(net, place, net.changes[i].free, net.changes[i].loaded)
-    elif kind == PAUSE:
-        net.nodes[place].paused = max(net.nodes[place].paused, net.changes[i].free)
-        net.counts[N_PAUSED] += 1
+    elif kind == STOP:
+        net.nodes[place].stopped_until = max(net.nodes[place].stopped_until, net.changes[i].free)
+        net.counts[N_STOPPED] += 1
     elif kind == RESUME:
-        net.counts[N_PAUSED] -= 1
+        net.counts[N_STOPPED] -= 1
     else:
         reroute(net, place)
 
@@ -91,7 +95,7 @@ def shares_of(faults: Iterable[Fault]) -> list[tuple[float, int, float]]:
 def changes_of(
     capacity: tuple[Floats, Floats],
     links: Iterable[tuple[float, int, float]],
-    pauses: Iterable[tuple[float, float, int]],
+    stops: Iterable[tuple[float, float, int]],
     epochs: Iterable[tuple[float, int]] = (),
 ) -> Records:
     """Return the changes, by time.
@@ -99,7 +103,7 @@ def changes_of(
     capacity  of each channel, (n_channels,), as it is without changes: while nothing and while something flows the
               other way, bytes/s
     links     (s, channel, share of its capacity that it has from then on)
-    pauses    (s, s until which it lasts, node)
+    stops     (s, s until which it lasts, node)
     epochs    (s, number of the routes from then on)
     """
     rows: list[tuple[float, float, float, int, int]] = []
@@ -107,7 +111,61 @@ def changes_of(
         share = max(share, NOTHING)
         free, loaded = (share * float(own[channel]) for own in capacity)
         rows.append((time, free, loaded, CAPACITY, channel))
-    for start, end, node in pauses:
-        rows += [(start, end, 0.0, PAUSE, node), (end, 0.0, 0.0, RESUME, node)]
+    for start, end, node in stops:
+        rows += [(start, end, 0.0, STOP, node), (end, 0.0, 0.0, RESUME, node)]
     rows += [(time, 0.0, 0.0, REROUTE, epoch) for time, epoch in epochs]
     return np.array(sorted(rows, key=lambda row: row[0]), dtype=CHANGE)
+
+
+class Around(Protocol):
+    """Routes around links that are down (:class:`ddlsim.cluster.routing.Detours`)."""
+
+    def routes(self, src: Ints, dst: Ints, usual: Routes) -> Routes: ...
+
+
+class Fabric(Protocol):
+    """What knows the ways around links that are down (``ddlsim.cluster.Cluster`` does)."""
+
+    def around(self, down: Iterable[int]) -> Around: ...
+
+
+class Epochs:
+    """Times in which the same links are avoided. Epoch 0 begins with the run and avoids none."""
+
+    def __init__(self, fabric: Fabric) -> None:
+        self._fabric = fabric
+        self._avoided: list[tuple[float, float, frozenset[int]]] = []
+        self._detours: list[Around | None] = [None]
+        #: (s, number) of each that begins later
+        self.starts: list[tuple[float, int]] = []
+
+    def avoid(self, avoided: Iterable[tuple[float, float, frozenset[int]]]) -> None:
+        """Avoid links for a while: (s, s until which it lasts, links), in addition to those named before."""
+        self._avoided += avoided
+        edges = sorted({edge for start, end, _ in self._avoided for edge in (start, end)})
+        self.starts = [(edge, number) for number, edge in enumerate(edges, 1)]
+        self._detours = [None]
+        for edge in edges:
+            down = frozenset[int]().union(*(links for start, end, links in self._avoided if start <= edge < end))
+            self._detours.append(self._fabric.around(sorted(down)) if down else None)
+
+    @staticmethod
+    def begun(changes: Records) -> int:
+        """Return the number of the epoch that changes which have happened have led to."""
+        return int(np.count_nonzero(changes["kind"] == REROUTE))
+
+    def routes(self, epoch: int, src: Ints, dst: Ints, usual: Routes) -> Routes:
+        """Return the routes of an epoch; the `usual` ones are those of epoch 0."""
+        detours = self._detours[epoch]
+        return usual if detours is None else detours.routes(src, dst, usual)
+
+    def later(self, epoch: int, src: Ints, dst: Ints, usual: Routes) -> Iterator[tuple[int, Ints, Routes]]:
+        """Go through the epochs after one: (number, which of the routes are no longer those of the one before, all of
+        them)."""
+        before = self.routes(epoch, src, dst, usual)
+        for number in range(epoch + 1, len(self._detours)):
+            routes = self.routes(number, src, dst, usual)
+            others = [i for i in range(len(src)) if not all(map(np.array_equal, before.path(i), routes.path(i)))]
+            if others:
+                yield number, np.array(others, dtype=np.int64), routes
+            before = routes

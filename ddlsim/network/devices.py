@@ -97,8 +97,7 @@ def schedule(  # type: ignore[no-untyped-def]
 def change(  # type: ignore[no-untyped-def]
     counts, calendar, tasks, slow, devices, contention, device, kind, more, now, what, n_events
 ):
-    """Let one exchange of a kind `more` (1) or less (-1) be under way at a device, whose task may begin after a pause
-    only."""
+    """Let one exchange of a kind `more` (1) or less (-1) be under way at a device, whose task may begin later."""
     before = _pace(devices, contention, device)
     contention[device * (contention.size // devices.size) + kind].active += more
     row = devices[device].row

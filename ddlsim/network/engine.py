@@ -33,8 +33,7 @@ from ddlsim.network.build import (
     with_split,
 )
 from ddlsim.network.busy import Logged
-from ddlsim.network.changes import CAPACITY, REROUTE, Fault, changes_of, shares_of
-from ddlsim.network.epochs import Around, Epochs
+from ddlsim.network.changes import CAPACITY, REROUTE, Around, Epochs, Fault, changes_of, shares_of
 from ddlsim.network.program import Program, compile_schedule, write_frames, write_messages, write_routes, write_steps
 from ddlsim.network.state import Bools, Floats, Ints, Table, grown
 
@@ -290,7 +289,7 @@ class Engine:
     def change(
         self,
         links: Iterable[Fault],
-        pauses: Iterable[tuple[float, float, int]],
+        stops: Iterable[tuple[float, float, int]],
         avoided: Iterable[tuple[float, float, frozenset[int]]],
     ) -> None:
         """Let links and nodes change, see :meth:`ddlsim.network.network.Network.will_change`."""
@@ -307,7 +306,7 @@ class Engine:
         to_come = to_come[(to_come["kind"] != CAPACITY) | ~np.isin(to_come["place"], list(concerned))]
         shares = shares_of(fault for fault in self._faults if fault[2] in concerned)
         shares = [each for each in shares if self.now <= each[0] < np.inf]
-        changes = changes_of(self.capacity, shares, pauses, self._epochs.starts if avoided else ())
+        changes = changes_of(self.capacity, shares, stops, self._epochs.starts if avoided else ())
         changes = np.concatenate([to_come, changes])
         changes = changes[np.argsort(changes["time"], kind="stable")]
         if len(changes):

@@ -152,7 +152,7 @@ class Episodes:
     def _is_plain(self) -> bool:
         """Return whether what happens depends on nothing that has happened before."""
         net = self._engine.net
-        memory = net.counts[[st.SHARED, st.TRANSPORTED, st.N_PAUSED]].any() or len(net.changes)
+        memory = net.counts[[st.SHARED, st.TRANSPORTED, st.N_STOPPED]].any() or len(net.changes)
         return bool(net.counts[st.REPLAY]) and not memory and not net.buckets["burst"].any()
 
     def _books(self) -> _Books:

@@ -14,7 +14,6 @@ from ddlsim.network.addresses import addresses, send_address
 from ddlsim.network.calendar import EVENT, N_CALENDAR
 from ddlsim.network.devices import CONTENTION, DEVICE, N_STALE, SLOW
 from ddlsim.network.network import Network
-from ddlsim.network.pauses import NO_PAUSES, earliest_start
 from ddlsim.network.state import Floats, Ints, Records, grown
 
 
@@ -118,7 +117,7 @@ class Executor:
         self.bystanders, self.outside, self.meets = bystanders, outside, meets
         self._queue_of = np.full(len(nbytes), -1, dtype=np.int64)
         self._queue_of[columns.key[columns.kind == ts.QUEUED]] = columns.queue[columns.kind == ts.QUEUED]
-        self.tables = _tables(columns, len(nbytes), len(queues), bystanders)._replace(pauses=network.pauses)
+        self.tables = _tables(columns, len(nbytes), len(queues), bystanders, network.pauses)
         self._times = self.tables.calendar["time"]
         self._due: list[tuple[float, int, Callable[[], None]]] = []  # s, number, and what is to be done then
         self._n_due = 0
@@ -364,7 +363,7 @@ class Executor:
 
     def _launch(self, turns: list[int]) -> None:
         """Let all members enter collectives of a queue as one buffer, now or when a pause is over."""
-        start = earliest_start(self.network.pauses, self.now)
+        start = self.network.earliest(self.now)
         if start > self.now:
             self._at(start, lambda: self._launch(turns))
             return
@@ -431,7 +430,7 @@ class Executor:
         self.tables.counts[ts.SENDER] = send_address()
 
 
-def _tables(columns: TaskColumns, n_keys: int, n_queues: int, bystanders: int) -> ts.Tables:
+def _tables(columns: TaskColumns, n_keys: int, n_queues: int, bystanders: int, pauses: Floats) -> ts.Tables:
     n = len(columns.kind)
     tasks = np.zeros(n, dtype=ts.TASK)
     tasks["start"] = tasks["end"] = np.nan
@@ -477,7 +476,7 @@ def _tables(columns: TaskColumns, n_keys: int, n_queues: int, bystanders: int) -
         ended=places(2 * n + n_queues + 16), ready=ready, join_instances=places(n_joins), join_ranks=places(n_joins),
         sends=places(n_sends + 1), messages=np.zeros(n_sends + 1, dtype=ts.MESSAGE), freed=places(17),
         slow=np.array(list(columns.slowdowns), dtype=SLOW), devices=devices, contention=contention,
-        changes=places(2 * n if len(devices) else 0), pauses=NO_PAUSES,
+        changes=places(2 * n if len(devices) else 0), pauses=pauses,
     )  # fmt: skip
 
 

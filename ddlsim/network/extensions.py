@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from ddlsim.compiler import addressed
+from ddlsim.compiler import addressed, network_stamp
 from ddlsim.network.changes import apply_next
-from ddlsim.network.compiled import source_stamp
 from ddlsim.network.extension_calls import ENTER, SERVE, START
 from ddlsim.network.intrinsics import attach_at, view_at
 from ddlsim.network.queues import enter, serve, settle
@@ -63,4 +62,4 @@ def _entry_points(stamp: int) -> tuple[_Extension, _Extension, _Extension]:
     return work_queues, shape, change
 
 
-work_queues, shape, change = _entry_points(source_stamp())
+work_queues, shape, change = _entry_points(network_stamp())

@@ -3,6 +3,11 @@
 All that happens at one instant is handled together: flows that end, timers that ring (a message has waited
 its latency, or has been received and reduced), the steps that ranks take because of it, then one solve of the
 rates that changed.
+
+Where a processor or a connection serves one message after the other, the order within an instant matters. It must not
+depend on how the kernel has stored messages, or on rounds that it has replayed: messages that end at one instant are
+handled in the order in which they were issued, and ranks that go on at one instant in the order of their collectives,
+lanes and ranks. Both lists are usually in this order already, or in reverse.
 """
 
 from __future__ import annotations
@@ -12,13 +17,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ddlsim.compiler import addressed, inlined
+from ddlsim.compiler import addressed, inlined, network_stamp
 from ddlsim.network.calendar import next_timer, pop_timer
-from ddlsim.network.compiled import source_stamp
 from ddlsim.network.extension_calls import apply_next, begin, next_in_line, serve, settle, start
 from ddlsim.network.intrinsics import attach
 from ddlsim.network.maxmin import end_flows, next_end, solve
-from ddlsim.network.order import sort_ended, sort_ready
 from ddlsim.network.queues import list_ended, marks_suffice, next_event
 from ddlsim.network.ranks import collect, deliver, finished, issue, make_ready, run_ready
 from ddlsim.network.replay import in_step, replay, start_round
@@ -40,6 +43,7 @@ from ddlsim.network.state import (
     N_FOREIGN,
     N_MOMENTS,
     N_OUT,
+    N_READY,
     NEXT_CHANGE,
     NOW,
     ROUND_INSTANTS,
@@ -52,6 +56,8 @@ from ddlsim.network.state import (
     Ints,
     Net,
 )
+
+DENSE = 4  # messages are listed by their numbers, without comparisons, if these are at most so many times as many
 
 
 @inlined
@@ -83,6 +89,89 @@ def ring(net: Net, slot):  # type: ignore[no-untyped-def]
         begin(net, slot)
     elif start(net, slot) == 1:
         finished(net, slot)
+
+
+@inlined
+def _issued_before(net: Net, slot, other):  # type: ignore[no-untyped-def]
+    return net.slots[slot].sequence < net.slots[other].sequence
+
+
+@inlined
+def sort_ended(net: Net, n):  # type: ignore[no-untyped-def]
+    """Put the `n` slots listed in `scratch` in the order in which their messages were issued."""
+    rising = falling = True
+    low = high = net.slots[net.scratch[0]].sequence if n > 0 else 0
+    for i in range(1, n):
+        if _issued_before(net, net.scratch[i - 1], net.scratch[i]):
+            falling = False
+        else:
+            rising = False
+        low = min(low, net.slots[net.scratch[i]].sequence)
+        high = max(high, net.slots[net.scratch[i]].sequence)
+    if rising:
+        return
+    if falling:
+        for i in range(n // 2):
+            slot = net.scratch[i]
+            net.scratch[i] = net.scratch[n - 1 - i]
+            net.scratch[n - 1 - i] = slot
+        return
+    if high - low < min(DENSE * n, net.freezing.size):  # they have been issued together
+        for i in range(high - low + 1):
+            net.freezing[i] = 0
+        for i in range(n):
+            net.freezing[net.slots[net.scratch[i]].sequence - low] = net.scratch[i] + 1
+        at = 0
+        for i in range(high - low + 1):
+            if net.freezing[i] > 0:
+                net.scratch[at] = net.freezing[i] - 1
+                at += 1
+        return
+    gap = 1
+    while gap < n:
+        gap = 3 * gap + 1
+    while gap > 1:  # Shell sort, with the gaps of Knuth
+        gap //= 3
+        for i in range(gap, n):
+            slot = net.scratch[i]
+            place = i
+            while place >= gap and _issued_before(net, slot, net.scratch[place - gap]):
+                net.scratch[place] = net.scratch[place - gap]
+                place -= gap
+            net.scratch[place] = slot
+
+
+@inlined
+def _goes_first(net: Net, i, instance, thread):  # type: ignore[no-untyped-def]
+    """Whether the ready thread number `i` goes before another one."""
+    other = net.ready[i].instance
+    return other < instance or (other == instance and net.ready[i].thread < thread)
+
+
+@inlined
+def sort_ready(net: Net):  # type: ignore[no-untyped-def]
+    """Put the ready threads in the order of their collectives, and of the threads of each."""
+    n = net.counts[N_READY]
+    i = 1
+    while i < n and _goes_first(net, i - 1, net.ready[i].instance, net.ready[i].thread):
+        i += 1
+    if i >= n:
+        return
+    gap = 1
+    while gap < n:
+        gap = 3 * gap + 1
+    while gap > 1:
+        gap //= 3
+        for i in range(gap, n):
+            instance = net.ready[i].instance
+            thread = net.ready[i].thread
+            place = i
+            while place >= gap and not _goes_first(net, place - gap, instance, thread):
+                net.ready[place].instance = net.ready[place - gap].instance
+                net.ready[place].thread = net.ready[place - gap].thread
+                place -= gap
+            net.ready[place].instance = instance
+            net.ready[place].thread = thread
 
 
 @inlined
@@ -208,4 +297,4 @@ def _entry_points(stamp: int) -> tuple[Callable[..., int], _Call, _Call]:
     return advance, join, send_one
 
 
-advance, join, send_one = _entry_points(source_stamp())
+advance, join, send_one = _entry_points(network_stamp())

@@ -18,9 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ddlsim.compiler import entry, inlined
+from ddlsim.compiler import entry, inlined, network_stamp
 from ddlsim.network.calendar import N_CALENDAR, pop, push
-from ddlsim.network.compiled import source_stamp
 from ddlsim.network.devices import N_STALE, change, schedule, slowed, stale, stood_still
 from ddlsim.network.intrinsics import attach, call_advance, call_send, column
 from ddlsim.network.pauses import earliest, paused
@@ -117,7 +116,8 @@ NOW = 0
 QUIET = 1  # the network is known to complete nothing before
 WHEN = 2  # something ended that no actor has sent
 NBYTES = 3  # sent: a compensated sum (ddlsim.network.sums), with its low word at the next place
-N_REALS = 5
+OPENS = 5  # when what is ready now starts: now, or when the pause ends
+N_REALS = 6
 
 MANY = 1 << 62  # no bound
 BLOCK = 64  # factors of an actor that are drawn ahead
@@ -229,9 +229,8 @@ def write(t: Tables, what, actor, place, begin, where, now):  # type: ignore[no-
 @inlined
 def leave(t: Tables, message):  # type: ignore[no-untyped-def]
     """Send a message when nothing is left of the instant, or of a pause."""
-    start = earliest(t.pauses, t.reals[NOW])
-    if start > t.reals[NOW]:
-        come(t, start, LEAVES, message)
+    if t.reals[OPENS] > t.reals[NOW]:
+        come(t, t.reals[OPENS], LEAVES, message)
         return
     t.sends[t.counts[N_SENDS]] = message
     t.counts[N_SENDS] += 1
@@ -301,7 +300,7 @@ def work(t: Tables, actor, op, seconds, now):  # type: ignore[no-untyped-def]
     """Let an actor work, as long as it does not crash: that undoes a gradient, which it begins anew when it is back, or
     lets it stand still."""
     t.actors[actor].start = now
-    now = earliest(t.pauses, now)
+    now = t.reals[OPENS]
     if t.devices.size > 0:
         t.devices[actor].row = actor
         t.devices[actor].work = seconds
@@ -466,7 +465,7 @@ def rest(t: Tables, actor, seconds, now):  # type: ignore[no-untyped-def]
     if seconds <= 0.0:
         return ON
     t.actors[actor].start = now
-    come(t, earliest(t.pauses, now) + seconds, THROUGH, actor)
+    come(t, t.reals[OPENS] + seconds, THROUGH, actor)
     return GOING
 
 
@@ -821,13 +820,12 @@ def one_arrives(t: Tables, way, what, now):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def answer(t: Tables, now):  # type: ignore[no-untyped-def]
+def answer(t: Tables):  # type: ignore[no-untyped-def]
     """Let a peer answer what has just arrived, which Python has been told of."""
     way = t.counts[ASKING]
     t.counts[ASKING] = -1
-    begin = earliest(t.pauses, now)
-    if t.ways[way].seconds > 0.0 or begin > now:
-        come(t, begin + t.ways[way].seconds, SERVICE_ENDS, way)
+    if t.ways[way].seconds > 0.0:
+        come(t, t.reals[OPENS] + t.ways[way].seconds, SERVICE_ENDS, way)
     else:
         leave(t, 2 * way + 1)
 
@@ -872,7 +870,7 @@ def happen(t: Tables, item, now):  # type: ignore[no-untyped-def]
         actor = t.ways[i].actor
         if manner == TOGETHER:
             return proceed(t, actor, now)
-        begin = earliest(t.pauses, now)
+        begin = t.reals[OPENS]
         t.ways[i].begin = now
         t.actors[actor].queued = max(t.actors[actor].queued, begin - t.ways[i].arrived)
         seconds = t.servers[t.ways[i].end].seconds
@@ -950,11 +948,12 @@ def _entry_point(stamp: int) -> Any:
             come(t, reals[NOW], END, 0)
         while True:
             now = reals[NOW]
+            reals[OPENS] = earliest(pauses, now)
             logged = counts[N_LOGGED]
             left = counts[UPDATES_LEFT]
             actor = counts[PENDING]
             if counts[ASKING] >= 0:
-                answer(t, now)
+                answer(t)
             if actor < 0 and log.size - logged < ops.size + 2:
                 return LOGGED
             if actor < 0 and counts[RESUMED] >= 0:
@@ -1017,6 +1016,7 @@ def _entry_point(stamp: int) -> Any:
                 if after == np.inf:
                     return STUCK
                 reals[NOW] = after
+                reals[OPENS] = earliest(pauses, after)
                 now = after
                 item = pop(counts, calendar)
                 if item % N_EVENTS == END:
@@ -1035,4 +1035,4 @@ def _entry_point(stamp: int) -> Any:
     return go_round
 
 
-go_round = _entry_point(source_stamp())
+go_round = _entry_point(network_stamp())

@@ -16,7 +16,7 @@ from ddlsim.network.busy import BusyIntervals, Logged
 from ddlsim.network.changes import Fault
 from ddlsim.network.engine import Engine, Interconnect
 from ddlsim.network.episodes import Episodes
-from ddlsim.network.pauses import NO_PAUSES, merged
+from ddlsim.network.pauses import NO_PAUSES, earliest_start, merged
 from ddlsim.network.state import Floats, Ints
 
 _FIRST = 1 << 62  # puts messages before collectives
@@ -89,26 +89,26 @@ class Network:
     def will_change(
         self,
         links: Iterable[Fault],
-        pauses: Iterable[tuple[float, float, int]] = (),
+        stops: Iterable[tuple[float, float, int]] = (),
         avoided: Iterable[tuple[float, float, frozenset[int]]] = (),
+        pauses: Iterable[tuple[float, float]] = (),
     ) -> None:
         """Schedule changes of links and nodes, in addition to those of earlier calls. None may start in the past.
 
         links    tuples (start in s, end in s, channel, factor applied to the capacity); factor 0: the link is down. If
                  several factors apply to a channel at the same time, from any client, they are multiplied.
-        pauses   tuples (start in s, end in s, node): the node sends and receives nothing, except messages that already
+        stops    tuples (start in s, end in s, node): the node sends and receives nothing, except messages that already
                  flow
         avoided  tuples (start in s, end in s, links): messages are rerouted around the links if possible. These must be
                  set before anything is started
+        pauses   tuples (start in s, end in s): this client starts nothing
         """
-        self.engine.change(links, pauses, avoided)
+        self.engine.change(links, stops, avoided)
+        self.pauses = merged([*map(tuple, self.pauses.tolist()), *pauses])
 
-    def will_pause(self, windows: Iterable[tuple[float, float]]) -> None:
-        """Do not start any message of this client during `windows`, in addition to those of earlier calls.
-
-        windows  tuples (start in s, end in s)
-        """
-        self.pauses = merged([*map(tuple, self.pauses.tolist()), *windows])
+    def earliest(self, ready: float) -> float:
+        """Return when what a client has ready at a time starts (s): in a pause, at its end."""
+        return earliest_start(self.pauses, ready)
 
     def divide_capacity(self, channels: Ints, factors: Floats) -> None:
         """Divide the capacity of some channels, on which each simulated message represents several messages.

@@ -1,7 +1,7 @@
 """Pauses, in which nothing starts: work in progress finishes, and ready work waits until they end.
 
-Whatever starts a task, a message or a service asks :func:`earliest` when it may; the kernels and Python use the same
-function.
+The clock of whatever starts tasks, messages and services says when what is ready now starts (:func:`earliest`); Python
+asks the network (:meth:`~ddlsim.network.network.Network.earliest`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import cast
 import numpy as np
 
 from ddlsim.compiler import inlined
-from ddlsim.network.state import Bools, Floats, Ints
+from ddlsim.network.state import Floats
 
 #: (n, 2) s, s: from when until when each pause lasts, by time; they do not overlap
 NO_PAUSES: Floats = np.zeros((0, 2))
@@ -50,12 +50,3 @@ def merged(windows: Iterable[tuple[float, float]]) -> Floats:
         else:
             pauses.append((start, end))
     return np.array(pauses).reshape(-1, 2)
-
-
-def pieces(pauses: Floats, start: Floats, end: Floats) -> tuple[Ints, Floats, Floats, Bools]:
-    """Cut spans, each (n,) s, where pauses begin and end: (the span's number, start, end, whether it is in a pause) of
-    each piece, by time."""
-    edges = np.concatenate([[-np.inf], pauses.ravel(), [np.inf]])[:, None]
-    first, last = np.maximum(start, edges[:-1]), np.minimum(end, edges[1:])
-    window, span = np.nonzero(last > first)
-    return span, first[window, span], last[window, span], window % 2 == 1

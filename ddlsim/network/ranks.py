@@ -67,7 +67,7 @@ def issue(net: Net, instance, message, nbytes, route, source, repetition):  # ty
     book_issue(net, route, nbytes, 1.0)
     start = net.reals[NOW]
     if has_changes(net):
-        start = max(start, net.nodes[source].paused)
+        start = max(start, net.nodes[source].stopped_until)
     overhead = net.nodes[source].send_overhead * net.routes[route].occupies
     if overhead > 0.0:
         start = max(start, net.nodes[source].send_free) + overhead
@@ -103,7 +103,7 @@ def finished(net: Net, slot):  # type: ignore[no-untyped-def]
         reduce_time = net.messages[message].reduce * net.nodes[target].reduce_time * net.slots[slot].nbytes
     overhead = net.nodes[target].recv_overhead * net.routes[net.slots[slot].route].occupies
     now = net.reals[NOW]
-    done = now if not has_changes(net) else max(now, net.nodes[target].paused)
+    done = now if not has_changes(net) else max(now, net.nodes[target].stopped_until)
     if overhead > 0.0:
         done = max(done, net.nodes[target].recv_free) + overhead
         net.nodes[target].recv_free = done

@@ -27,8 +27,8 @@ from ddlsim.network.state import (
     N_FOREIGN,
     N_MESSAGES,
     N_OUT,
-    N_PAUSED,
     N_QUEUED,
+    N_STOPPED,
     N_TIMER_HEAP,
     NOW,
     REPLAY,
@@ -63,7 +63,7 @@ def in_step(net: Net):  # type: ignore[no-untyped-def]
     start = net.fifo[head & mask].time
     if net.counts[N_OUT] + net.counts[N_FOREIGN] > 0 or net.fifo[(tail - 1) & mask].time != start:
         return False
-    allowed = net.counts[REPLAY] == 1 and net.counts[SHAPED] == 0 and net.counts[N_PAUSED] == 0
+    allowed = net.counts[REPLAY] == 1 and net.counts[SHAPED] == 0 and net.counts[N_STOPPED] == 0
     return allowed and later(start, net.reals[NOW])
 
 

@@ -34,9 +34,9 @@ from ddlsim.network.state import (
     N_MESSAGES,
     N_MOMENTS,
     N_OUT,
-    N_PAUSED,
     N_QUEUED,
     N_SPANS,
+    N_STOPPED,
     N_TIMER_HEAP,
     NOW,
     REPLAY,
@@ -71,7 +71,7 @@ def at_barrier(net: Net):  # type: ignore[no-untyped-def]
         or net.counts[N_OUT] + net.counts[N_FOREIGN] > 0
     ):
         return False
-    if net.counts[LIVE_SINGLE] != 0 or net.counts[REPLAY] == 0 or net.counts[N_PAUSED] > 0:
+    if net.counts[LIVE_SINGLE] != 0 or net.counts[REPLAY] == 0 or net.counts[N_STOPPED] > 0:
         return False
     return net.counts[STEPPED] == net.counts[LIVE_THREADS] and n_timers(net) > 0
 

@@ -11,7 +11,7 @@ import numpy as np
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.cluster import Routes
 from ddlsim.cluster.details import LinkDetail, LinkDetails
-from ddlsim.network.epochs import Around
+from ddlsim.network.changes import Around
 from ddlsim.network.state import Bools, Floats, Ints
 
 

@@ -70,7 +70,7 @@ ROUND_SEQUENCE = 41
 ROUND_NEW = 42  # flows that the last instant has added
 RERATED = 43  # flows that have changed their rates since the round began
 N_CHANGED = 44  # changes that have happened (ddlsim.network.changes)
-N_PAUSED = 45  # nodes that stand still
+N_STOPPED = 45  # nodes that stand still
 CLIENT = 46  # who lets time pass now, of those who share the network
 N_FOREIGN = 47  # completions of others than that one, which wait for them
 SHARED = 48  # 1: there are several of them, and what each has issued is counted
@@ -146,8 +146,8 @@ FILLING = record(residual="f", unfrozen="n", place="n")
 #: a heap of channels by key; and, apart from it, the list of channels to be filled
 FILL = record(key="f", channel="n", component="n")
 #: overheads in s per message, reduce_time in s per byte; *_free: when that side of the node is free again;
-#: paused: until when it stands still
-NODE = record(send_overhead="f", recv_overhead="f", reduce_time="f", send_free="f", recv_free="f", paused="f")
+#: stopped_until: s until which it stands still
+NODE = record(send_overhead="f", recv_overhead="f", reduce_time="f", send_free="f", recv_free="f", stopped_until="f")
 #: what shaping knows of a channel. burst, tokens: of its bucket, bytes; since: when `tokens` were counted, the channel
 #: being idle; free, loaded: its capacity, bytes/s, while nothing and while something flows the other way, on `reverse`
 #: (-1: there is no such channel, or it does not matter); passed: bytes on the wire that have passed at once;

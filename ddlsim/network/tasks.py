@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ddlsim.compiler import entry, inlined
+from ddlsim.compiler import entry, inlined, network_stamp
 from ddlsim.network.calendar import N_CALENDAR, pop, push
-from ddlsim.network.compiled import source_stamp
 from ddlsim.network.devices import N_STALE, change, schedule, slowed, stale
 from ddlsim.network.intrinsics import attach, call_advance, call_join, call_send, column
 from ddlsim.network.pauses import earliest
@@ -140,6 +139,27 @@ def occupy(counts, calendar, tasks, exchanges, slow, devices, contention, change
 
 
 @inlined
+def release(counts, tasks, following, ready, left, row):  # type: ignore[no-untyped-def]
+    """Let the tasks be ready that have only waited for one that has ended; return whether it was the last of its
+    step."""
+    n = counts[N_READY]
+    for i in range(tasks[row].first, tasks[row].last):
+        after = following[i]
+        missing = tasks[after].missing - 1
+        tasks[after].missing = missing
+        if missing == 0:
+            ready[n] = after
+            n += 1
+    counts[N_READY] = n
+    step = tasks[row].step
+    left[step] -= 1
+    if left[step] == 0:
+        counts[ARGUMENT] = step
+        return True
+    return False
+
+
+@inlined
 def finish(  # type: ignore[no-untyped-def]
     counts, tasks, following, exchanges, devices, changes, ended, ready, left, row, now
 ):
@@ -158,21 +178,7 @@ def finish(  # type: ignore[no-untyped-def]
             exchanges[exchange].waiting = -1
             counts[FIRST_ENDED] -= 1  # it ends next, before others
             ended[counts[FIRST_ENDED]] = receive
-    n = counts[N_READY]
-    for i in range(tasks[row].first, tasks[row].last):
-        after = following[i]
-        missing = tasks[after].missing - 1
-        tasks[after].missing = missing
-        if missing == 0:
-            ready[n] = after
-            n += 1
-    counts[N_READY] = n
-    step = tasks[row].step
-    left[step] -= 1
-    if left[step] == 0:
-        counts[ARGUMENT] = step
-        return True
-    return False
+    return release(counts, tasks, following, ready, left, row)
 
 
 @inlined
@@ -196,10 +202,10 @@ def begin(  # type: ignore[no-untyped-def]
     now,
 ):
     """Start a task that is ready; return END, or what Python must do: before it starts (PREPARE, OVERRUN), or after."""
-    until = earliest(pauses, now)
-    if until > now:
+    start = earliest(pauses, now)
+    if start > now:
         counts[FIRST_READY] += 1
-        push(counts, calendar, until, HELD - row)
+        push(counts, calendar, start, HELD - row)
         return END
     kind = tasks[row].kind
     exchange = tasks[row].key
@@ -255,19 +261,7 @@ def begin(  # type: ignore[no-untyped-def]
         return END
     elif kind == SKIPPED:
         tasks[row].end = now
-        n = counts[N_READY]
-        for i in range(tasks[row].first, tasks[row].last):
-            after = following[i]
-            missing = tasks[after].missing - 1
-            tasks[after].missing = missing
-            if missing == 0:
-                ready[n] = after
-                n += 1
-        counts[N_READY] = n
-        step = tasks[row].step
-        left[step] -= 1
-        if left[step] == 0:
-            counts[ARGUMENT] = step
+        if release(counts, tasks, following, ready, left, row):
             return STEP
     elif exchanges[exchange].delivered == 1:
         push(counts, calendar, now, row)
@@ -457,4 +451,4 @@ def _entry_point(stamp: int) -> Any:
     return execute
 
 
-execute = _entry_point(source_stamp())
+execute = _entry_point(network_stamp())

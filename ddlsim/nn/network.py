@@ -378,7 +378,6 @@ def initial_values(parameters: Sequence[Parameter], seed: int, dtype: np.dtype[n
 
 Labels = npt.NDArray[np.int64] | Array
 Loss = Literal["cross_entropy", "mean_squared_error"]
-LOSSES: tuple[Loss, ...] = ("cross_entropy", "mean_squared_error")
 
 
 def each_label(out_shape: tuple[int, ...]) -> tuple[int, ...]:

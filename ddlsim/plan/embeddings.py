@@ -9,7 +9,7 @@ import numpy as np
 from ddlsim.errors import ConfigError
 from ddlsim.plan.chunks import stored_nbytes
 from ddlsim.plan.data_parallel import each_rank, parts_of
-from ddlsim.plan.drafted_steps import DraftedSteps, Needs
+from ddlsim.plan.draft import DraftedSteps, Needs
 from ddlsim.plan.plan import Floats, Part
 from ddlsim.plan.program import StepProgram
 from ddlsim.workload.buckets import Bucket, ddp_buckets

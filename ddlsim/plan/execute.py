@@ -13,13 +13,13 @@ import numpy as np
 from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.collectives import Collective, Schedule
 from ddlsim.errors import DeadlockError
-from ddlsim.network import Network, tasks
-from ddlsim.network.executor import Executor, TaskColumns
+from ddlsim.network import Network
+from ddlsim.network.executor import Executor
 from ddlsim.plan.bounds import nodes_of
 from ddlsim.plan.check import check_exchanges
 from ddlsim.plan.order import Order
-from ddlsim.plan.plan import ALL_GATHER, ALL_REDUCE, BROADCAST, RECEIVE, SEND, UPDATE, Floats, Ints, Plan
-from ddlsim.plan.rows import csr
+from ddlsim.plan.plan import ALL_GATHER, ALL_REDUCE, BROADCAST, UPDATE, Floats, Ints, Plan
+from ddlsim.plan.program import columns, key_sizes
 from ddlsim.plan.schedules import Schedules
 
 if TYPE_CHECKING:
@@ -62,40 +62,6 @@ class Run:
                 f"plan: {self.plan.task(task)} never finishes, because it waits for a task that never ends"
             )
         return start, end
-
-
-def columns(plan: Plan) -> TaskColumns:
-    """Return the tasks of a plan."""
-    first, second = Order(plan).pairs
-    own = plan.kind[first] != SEND
-    own |= plan.kind[second] != RECEIVE
-    own |= plan.key[first] != plan.key[second]  # a receive waits for its message, but not to begin to wait
-    first, second = first[own], second[own]
-    offsets, following = csr(first, second, len(plan))
-    missing = np.bincount(second, minlength=len(plan))
-    kind = np.full(len(plan), tasks.WORK)
-    kind[plan.kind == SEND], kind[plan.kind == RECEIVE] = tasks.SEND, tasks.RECEIVE
-    grouped = plan.kind >= ALL_REDUCE
-    kind[grouped] = np.where(plan.queue[grouped] >= 0, tasks.QUEUED, tasks.JOIN)
-    place = np.zeros((len(plan.groups), plan.n_ranks), dtype=np.int64)
-    for number, group in enumerate(plan.groups):
-        place[number, list(group)] = np.arange(len(group))
-    return TaskColumns(
-        kind=kind, seconds=plan.seconds, key=plan.key, queue=plan.queue, step=plan.step, offsets=offsets,
-        place=np.where(grouped, place[np.where(grouped, plan.peer, 0), plan.rank], 0) if len(plan.groups) else kind * 0,
-        following=following, missing=missing, waits=missing,
-        slow=np.full(len(plan), -1),
-    )  # fmt: skip
-
-
-def key_sizes(plan: Plan) -> tuple[Floats, Ints, Ints]:
-    """Return the bytes of the buffer, the group and the kind of each key's collective, (n_keys,) each."""
-    rows = plan.collectives
-    n_keys = int(plan.key.max(initial=-1)) + 1
-    sizes, group, kind = np.zeros(n_keys), np.full(n_keys, -1, dtype=np.int64), np.full(n_keys, -1, dtype=np.int64)
-    for of_keys, column in ((sizes, plan.nbytes), (group, plan.peer), (kind, plan.kind)):
-        of_keys[plan.key[rows]] = column[rows]
-    return sizes, group, kind
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -10,7 +10,7 @@ import numpy as np
 from ddlsim.errors import ConfigError, listed
 from ddlsim.plan.chunks import stored_nbytes
 from ddlsim.plan.data_parallel import each_rank, parts_of
-from ddlsim.plan.drafted_steps import DraftedSteps, Needs
+from ddlsim.plan.draft import DraftedSteps, Needs
 from ddlsim.plan.program import StepProgram
 from ddlsim.workload.buckets import Bucket, ddp_buckets
 from ddlsim.workload.compute import Workload

@@ -9,7 +9,7 @@ import numpy as np
 
 from ddlsim.plan.chunks import stored_nbytes
 from ddlsim.plan.data_parallel import each_rank, parts_of
-from ddlsim.plan.drafted_steps import DraftedSteps, Needs
+from ddlsim.plan.draft import DraftedSteps, Needs
 from ddlsim.plan.layouts import Layout
 from ddlsim.plan.norms import Together, with_partial_norms
 from ddlsim.plan.plan import Floats

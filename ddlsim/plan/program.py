@@ -15,10 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ddlsim.errors import ConfigError
+from ddlsim.network import tasks
 from ddlsim.network.executor import TaskColumns
 from ddlsim.plan.bounds import Bound, Carriers, Copies, StepGraph, of_steps, peak_memory
-from ddlsim.plan.execute import columns, key_sizes
-from ddlsim.plan.plan import ALL_REDUCE, COLUMNS, Chosen, Every, Floats, Ints, Lane, Part, Plan
+from ddlsim.plan.order import Order
+from ddlsim.plan.plan import ALL_REDUCE, COLUMNS, RECEIVE, SEND, Chosen, Every, Floats, Ints, Lane, Part, Plan
 from ddlsim.plan.queues import Queue
 from ddlsim.plan.rows import csr, end_to_end, pairs
 from ddlsim.workload.compute import Workload
@@ -645,3 +646,40 @@ def template_of(
         peer=np.where(group >= 0, group, column.pop("to")), batch=micro, needs=need, need_offsets=offsets,
         **column,
     )  # fmt: skip
+
+
+# ---------------------------------------------------------------- what the executor takes
+
+
+def columns(plan: Plan) -> TaskColumns:
+    """Return the tasks of a plan."""
+    first, second = Order(plan).pairs
+    own = plan.kind[first] != SEND
+    own |= plan.kind[second] != RECEIVE
+    own |= plan.key[first] != plan.key[second]  # a receive waits for its message, but not to begin to wait
+    first, second = first[own], second[own]
+    offsets, following = csr(first, second, len(plan))
+    missing = np.bincount(second, minlength=len(plan))
+    kind = np.full(len(plan), tasks.WORK)
+    kind[plan.kind == SEND], kind[plan.kind == RECEIVE] = tasks.SEND, tasks.RECEIVE
+    grouped = plan.kind >= ALL_REDUCE
+    kind[grouped] = np.where(plan.queue[grouped] >= 0, tasks.QUEUED, tasks.JOIN)
+    place = np.zeros((len(plan.groups), plan.n_ranks), dtype=np.int64)
+    for number, group in enumerate(plan.groups):
+        place[number, list(group)] = np.arange(len(group))
+    return TaskColumns(
+        kind=kind, seconds=plan.seconds, key=plan.key, queue=plan.queue, step=plan.step, offsets=offsets,
+        place=np.where(grouped, place[np.where(grouped, plan.peer, 0), plan.rank], 0) if len(plan.groups) else kind * 0,
+        following=following, missing=missing, waits=missing,
+        slow=np.full(len(plan), -1),
+    )  # fmt: skip
+
+
+def key_sizes(plan: Plan) -> tuple[Floats, Ints, Ints]:
+    """Return the bytes of the buffer, the group and the kind of each key's collective, (n_keys,) each."""
+    rows = plan.collectives
+    n_keys = int(plan.key.max(initial=-1)) + 1
+    sizes, group, kind = np.zeros(n_keys), np.full(n_keys, -1, dtype=np.int64), np.full(n_keys, -1, dtype=np.int64)
+    for of_keys, column in ((sizes, plan.nbytes), (group, plan.peer), (kind, plan.kind)):
+        of_keys[plan.key[rows]] = column[rows]
+    return sizes, group, kind

@@ -151,7 +151,7 @@ def inject(effects: Sequence[Effect], network: Network, nodes: Sequence[int], be
 
     Raises ConfigError for routes that change where others use the network already.
     """
-    pauses = [(begin + e.start, begin + e.end, nodes[rank]) for e in effects for rank in e.stopped]
+    stops = [(begin + e.start, begin + e.end, nodes[rank]) for e in effects for rank in e.stopped]
     shares = [(begin + e.start, begin + e.end, channel, factor) for e in effects for channel, factor in e.links]
     avoided = [(e.start, e.end, e.avoided) for e in effects if e.avoided]
     if avoided and not network.engine.is_new:
@@ -159,9 +159,9 @@ def inject(effects: Sequence[Effect], network: Network, nodes: Sequence[int], be
             "faults: rerouting around a dead link affects all users of the network; pass the LinkFault "
             "to simulate_jobs(..., faults=[...]), or set reroute=float('inf')"
         )
-    if shares or pauses or avoided:
-        network.will_change(shares, pauses, avoided)
-    network.will_pause((begin + e.start, begin + e.end) for e in effects if e.pauses)
+    if effects:
+        pauses = [(begin + e.start, begin + e.end) for e in effects if e.pauses]
+        network.will_change(shares, stops, avoided, pauses)
 
 
 # ------------------------------------------------------------ faults at known times
@@ -569,6 +569,18 @@ def sampled(
                 object.__setattr__(at, "start", time)
                 faults_at.append(at)
     return tuple(sorted(faults_at, key=lambda fault: fault.start))
+
+
+#: a fault of one run, and one of the cluster that several jobs share
+AnyFault = Annotated[
+    Stop | Pause | LinkFault | RandomFaults | Fault,
+    "a Stop, Pause, LinkFault or RandomFaults object, or an object with the method effects",
+    "Stop, Pause, LinkFault or RandomFaults objects, or of objects with the method effects",
+]
+SharedFault = Annotated[
+    LinkFault | Pause | RandomFaults | Fault,
+    "a ddlsim.LinkFault, ddlsim.Pause, ddlsim.RandomFaults or an object with effects",
+]
 
 
 class BeyondError(DdlsimError):

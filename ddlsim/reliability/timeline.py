@@ -63,7 +63,7 @@ STEADY = Pace(np.zeros(2), np.zeros(2))
 class FailureFreeTimeline:
     """The consecutive steps of a run without failures, and the checkpoints between them.
 
-    A position on this timeline is the undisturbed training time since the start of the run, in s. It includes pauses
+    A position on this timeline is the undisturbed training time since the start of the run, in s. It includes stalls
     for checkpoints.
 
     ends    ascending times at which the steps end, in s, shape (n_steps,); training begins at 0

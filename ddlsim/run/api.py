@@ -22,7 +22,7 @@ from ddlsim.run.simulate import run
 from ddlsim.units import si
 
 #: real time between two files that a run is saved in
-Pause = Annotated[float | str, quantity("time", "5 min", infinite=True)]
+Interval = Annotated[float | str, quantity("time", "5 min", infinite=True)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class _Options:
     stability: bool = False
     progress: bool | Progress | None = None
     checkpoint: str | Path | None = None
-    checkpoint_every: Pause = 60.0
+    checkpoint_every: Interval = 60.0
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from ddlsim.arguments import (
     checked,
     one_of,
     quantity,
+    several,
     validated_by,
     with_attributes,
 )
@@ -29,18 +30,8 @@ from ddlsim.compression.contract import AnyCompressor
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Training
 from ddlsim.output_files import check_suffix, write_text
-from ddlsim.reliability import (
-    Background,
-    Checkpoints,
-    Elastic,
-    Failures,
-    LinkFault,
-    Pause,
-    RandomFaults,
-    Slowdown,
-    Stop,
-)
-from ddlsim.reliability.faults import Fault
+from ddlsim.reliability import Background, Checkpoints, Elastic, Failures, Slowdown
+from ddlsim.reliability.faults import AnyFault
 from ddlsim.run.traced import Traced
 from ddlsim.runtime.fabric import Fabric
 from ddlsim.schema import to_toml
@@ -58,20 +49,11 @@ from ddlsim.workload.precision import ELEMENT_NBYTES, GRADIENT_TYPES
 from ddlsim.workload.stacks import StackLike
 
 
-def _slowdowns(value: object, where: str) -> object:
-    return _SLOW_DOWNS((value,) if isinstance(value, Slowdown) else value, where)
-
-
-def _faults(value: object, where: str) -> object:
-    return _FAULTS(value if isinstance(value, list | tuple) else (value,), where)
-
-
 def _neighbours(value: object, where: str) -> object:
     from ddlsim.run.job import Job  # which has an experiment
 
-    one, several = "a ddlsim.Background or ddlsim.Job object", "ddlsim.Background and ddlsim.Job objects"
-    rule = cast(Rule, rule_of(tuple[Annotated[Job | Background, one, several], ...]))
-    return rule((value,) if isinstance(value, Job | Background) else value, where)
+    one, more = "a ddlsim.Background or ddlsim.Job object", "ddlsim.Background and ddlsim.Job objects"
+    return several(Annotated[Job | Background, one, more])(value, where)
 
 
 def listed_places(value: object, where: str) -> object:
@@ -101,22 +83,7 @@ def _speeds(value: object, where: str) -> object:
 #: warm-up and measured steps by default, before rounding up to whole cycles
 WARMUP, STEPS = 2, 10
 
-AnyFault = Stop | Pause | LinkFault | RandomFaults | Fault
 _FACTORS = cast(Rule, rule_of(tuple[Annotated[Positive, "a factor above 0", "factors above 0"], ...]))
-_SLOW_DOWNS = cast(Rule, rule_of(tuple[Slowdown, ...]))
-_FAULTS = cast(
-    Rule,
-    rule_of(
-        tuple[
-            Annotated[
-                AnyFault,
-                "a Stop, Pause, LinkFault or RandomFaults object, or an object with the method effects",
-                "Stop, Pause, LinkFault or RandomFaults objects, or of objects with the method effects",
-            ],
-            ...,
-        ]
-    ),
-)
 #: how many workers, or where
 WorkersLike = (
     Count | Annotated[Sequence[Index], "a list of positions such as [0, 1, 2, 3]", validated_by(listed_places)]
@@ -130,9 +97,9 @@ ComputeLike = Annotated[
     "a Measured, Affine, PerKernel, Roofline or Traced object, such as Measured('97 ms', 32)",
 ]
 JitterLike = Annotated[Jitter, with_attributes("a jitter model such as ddlsim.Lognormal(0.1)", "sample", "mean")]
-Slowdowns = Annotated[Sequence[Slowdown], validated_by(_slowdowns)]
+Slowdowns = Annotated[Sequence[Slowdown], several(Slowdown)]
 Neighbours = Annotated[Sequence[Any], validated_by(_neighbours)]
-Faults = Annotated[Sequence[AnyFault], validated_by(_faults)]
+Faults = Annotated[Sequence[AnyFault], several(AnyFault)]
 SlowdownLike = Annotated[
     float | OverlapSlowdown,
     "a number of at least 1, or an object such as ddlsim.OverlapSlowdown(inside=1.2)",

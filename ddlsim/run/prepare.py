@@ -16,7 +16,7 @@ from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Phase, Training
 from ddlsim.learning.learner import Task
-from ddlsim.reliability.faults import at_random, effects_of
+from ddlsim.reliability.faults import Effect, at_random, effects_of
 from ddlsim.run.calibrated import as_measured, outside
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.failure_timeline import check_life, check_replicas, has_failure_timeline
@@ -183,6 +183,7 @@ class Prepared:
 
     ``workloads`` are of workers that have the whole model, ``stages`` what they have of it under the strategy.
 
+    ``effects`` are those of slow-downs, and of faults at known times.
     Where the cluster is calibrated, the `experiment` has the compute time that was measured on it. ``warnings`` are of
     devices whose memory is too small, ``left_out`` says which parts of the model's work no run simulates. ``regimes``
     are what workers compute where batches grow or images change.
@@ -196,6 +197,7 @@ class Prepared:
     nodes: list[int]
     workloads: list[Workload]
     stages: list[Stage]
+    effects: list[Effect]
     warnings: tuple[str, ...]
     notes: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
@@ -204,7 +206,8 @@ class Prepared:
 
 
 class Placed(NamedTuple):
-    """An experiment with the node, the workload with the full model and the device of each worker, and notes."""
+    """An experiment with the node, the workload with the full model and the device of each worker, the effects of its
+    slow-downs and faults at known times, and notes."""
 
     experiment: Experiment
     cluster: Cluster
@@ -212,6 +215,7 @@ class Placed(NamedTuple):
     time_model: Model
     nodes: list[int]
     workloads: Workloads
+    effects: list[Effect]
     notes: tuple[str, ...]
 
 
@@ -236,8 +240,8 @@ def place(experiment: Experiment) -> Placed:
     devices = [_device_at(experiment, cluster, node) for node in reversed(different.values())]
     experiment = with_defaults(experiment, time_model, *devices)
     notes += (*level_notes(experiment.strategy, cluster, nodes), *spread_notes(cluster))
-    effects_of(experiment.slowdowns, cluster, nodes, "slowdowns")
-    effects_of(experiment.faults, cluster, nodes)
+    effects = effects_of(experiment.slowdowns, cluster, nodes, "slowdowns")
+    effects += effects_of(experiment.faults, cluster, nodes)
     for source in at_random(experiment.faults):
         source.parts(cluster, nodes)
     check_source(experiment, cluster, nodes)
@@ -249,7 +253,7 @@ def place(experiment: Experiment) -> Placed:
         check_life(experiment, cluster, nodes, workloads[0][0])
     for beyond in outside(given, cluster, time_model.name, n_workers):
         notes += beyond.notes
-    return Placed(experiment, cluster, model, time_model, nodes, workloads, notes)
+    return Placed(experiment, cluster, model, time_model, nodes, workloads, effects, notes)
 
 
 def _with_algorithms(experiment: Experiment, cluster: Cluster, nodes: list[int]) -> Experiment:
@@ -271,7 +275,7 @@ def prepare(experiment: Experiment) -> Prepared:
     Raises ConfigError with the field and the remedy if the parts are incompatible.
     """
     placed = place(experiment)
-    experiment, cluster, model, time_model, nodes, workloads, notes = placed
+    experiment, cluster, model, time_model, nodes, workloads, effects, notes = placed
     n_workers = len(nodes)
     made = [workload for workload, _ in workloads]
     stages = contract.of(experiment.strategy).stages_of(made)
@@ -297,7 +301,7 @@ def prepare(experiment: Experiment) -> Prepared:
     exchanged = contract.of(experiment.strategy).exchanges_tables()
     missing = None if exchanged else exchange_left_out(made[0], n_workers, experiment.accumulation)
     left_out = () if missing is None else (missing,)
-    parts = (experiment, cluster, model, time_model, task, nodes, made, stages)
+    parts = (experiment, cluster, model, time_model, task, nodes, made, stages, effects)
     return Prepared(*parts, tuple(dict.fromkeys(texts)), notes, left_out, regimes, None if phased else fullest)
 
 

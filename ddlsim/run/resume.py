@@ -162,7 +162,7 @@ class Interrupt:
 
 
 @dataclass
-class Pauses:
+class SavePoints:
     """Decides, before the clock advances, whether the run stops; also saves it periodically.
 
     save   function that saves the run, every `every` s of real time; None: nothing is saved

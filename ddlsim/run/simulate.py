@@ -35,9 +35,9 @@ from ddlsim.run.failure_timeline import (
 from ddlsim.run.input_delivery import feed_notes, feed_of
 from ddlsim.run.prepare import Prepared, prepare
 from ddlsim.run.result import Result
-from ddlsim.run.resume import Interrupt, Pauses, Saved, manifest, saving
+from ddlsim.run.resume import Interrupt, Saved, SavePoints, manifest, saving
 from ddlsim.runtime.context import RunContext
-from ddlsim.runtime.loop import Loop, Pause, Traffic
+from ddlsim.runtime.loop import Halt, Loop, Traffic
 from ddlsim.runtime.recorder import Recorder
 from ddlsim.runtime.worker import StopRule, Worker, factors
 from ddlsim.strategies import contract
@@ -45,8 +45,8 @@ from ddlsim.units import si
 from ddlsim.workload.contention import NO_SLOWDOWN, OverlapSlowdown
 from ddlsim.workload.model import Model
 
-#: lets a run go on to its end, or until the pause asks it to stop
-GoOn = Callable[[Pause | None], None]
+#: lets a run go on to its end, or until the function asks it to stop
+GoOn = Callable[[Halt | None], None]
 
 
 def _workers(
@@ -117,27 +117,27 @@ def _learner(prepared: Prepared, loaded: Experiment, saved: Saved | None, shift:
     return learner
 
 
-def _pauses(
+def _save_points(
     monitor: Monitor | None, interrupt: Interrupt, loaded: Experiment, path: str | Path | None, every: float
-) -> Pauses | None:
+) -> SavePoints | None:
     """Return what lets a training run stop, and saves it at `path`, before its clock goes on."""
     if monitor is None or monitor.learner.task is None:
         if path is not None:
             raise ConfigError(f"checkpoint = {str(path)!r} has no effect without training")
         return None
-    return Pauses(monitor, interrupt, None if path is None else saving(path, loaded, monitor.learner.task), every)
+    return SavePoints(monitor, interrupt, None if path is None else saving(path, loaded, monitor.learner.task), every)
 
 
-def _learn(monitor: Monitor, pauses: Pauses, stop: StopRule, max_time: float, go: GoOn) -> bool:
+def _learn(monitor: Monitor, points: SavePoints, stop: StopRule, max_time: float, go: GoOn) -> bool:
     """Let the workers train; return whether they were interrupted."""
-    with pauses.interrupt.on_ctrl_c():
+    with points.interrupt.on_ctrl_c():
         monitor.start()
-        go(pauses)
-    interrupted = pauses.interrupt.wanted and not stop.reason
+        go(points)
+    interrupted = points.interrupt.wanted and not stop.reason
     if monitor.checkpoint is None:
         monitor.mark("" if interrupted else f"max_time = {max_time!r}")
-    if pauses.save is not None and monitor.checkpoint is not None:
-        pauses.save(monitor.checkpoint)
+    if points.save is not None and monitor.checkpoint is not None:
+        points.save(monitor.checkpoint)
     if not interrupted and not monitor.keeps_latest:
         monitor.finish(stop.loop.now - stop.loop.start)
     return interrupted
@@ -170,8 +170,7 @@ class UnderWay:
         until = since + min(horizon, max_time)
         random = faults.sampled(experiment.faults, prepared.cluster, prepared.nodes, experiment.seed, until)
         self._random = faults.left_of(random, since)
-        effects = faults.effects_of(experiment.slowdowns, prepared.cluster, prepared.nodes, "slowdowns")
-        effects += faults.effects_of([*experiment.faults, *self._random], prepared.cluster, prepared.nodes)
+        effects = prepared.effects + faults.effects_of(self._random, prepared.cluster, prepared.nodes)
         faults.inject(effects, network, prepared.nodes, start)
         self.loop = loop = Loop(network, start)
         n_workers = len(prepared.nodes)
@@ -229,9 +228,9 @@ class UnderWay:
 
     # ------------------------------------------------------------ running
 
-    def alone(self, pause: Pause | None) -> None:
-        """Run to the end, or until `pause` stops it, as the only run on the network."""
-        self.loop.run(self.stop.ended, self.latest, pause)
+    def alone(self, halt: Halt | None) -> None:
+        """Run to the end, or until `halt` stops it, as the only run on the network."""
+        self.loop.run(self.stop.ended, self.latest, halt)
         self.check_horizon()
 
     def check_horizon(self) -> None:
@@ -241,12 +240,12 @@ class UnderWay:
 
     def go(self, go_on: GoOn, checkpoint: str | Path | None, every: float) -> None:
         """Let `go_on` run it to the end; save a training run at `checkpoint` every `every` s. Ctrl-C stops it."""
-        pauses = _pauses(self.monitor, self.interrupt, self.loaded, checkpoint, every)
+        points = _save_points(self.monitor, self.interrupt, self.loaded, checkpoint, every)
         try:
-            if self.monitor is None or pauses is None:
+            if self.monitor is None or points is None:
                 go_on(None)
             else:
-                self.interrupted = _learn(self.monitor, pauses, self.stop, self.latest, go_on)
+                self.interrupted = _learn(self.monitor, points, self.stop, self.latest, go_on)
             self.reason = "interrupted" if self.interrupted else self.stop.reason or "max_time"
         except KeyboardInterrupt:
             self.interrupted, self.reason, self.halfway = True, "interrupted", True

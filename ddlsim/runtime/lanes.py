@@ -196,15 +196,15 @@ class Lanes:
             return float(self.tables.reals[ls.NOW])
         return float(min([*calendar[[*range(min(n, 1)), *range(n, n + woken)]].tolist(), self.context.loop.next()]))
 
-    def go(self, limit: float, pause: Callable[[], bool] | None) -> None:
-        """Go on as :class:`~ddlsim.runtime.loop.Driver` says; `pause` is asked after updates."""
+    def go(self, limit: float, halt: Callable[[], bool] | None) -> None:
+        """Go on as :class:`~ddlsim.runtime.loop.Driver` says; `halt` is asked after updates."""
         loop, stop, counts = self.context.loop, self.context.stop, self.tables.counts
         if not self._begun:
             self._begun = True
             counts[ls.UPDATES_LEFT] = 1 if self.follows else int(min(stop.n_updates, ls.MANY))
         status = -1
         self._owe()
-        if pause is not None and pause():
+        if halt is not None and halt():
             return
         while status not in (ls.OVER, ls.LIMIT, ls.OTHERS):
             loop.check()
@@ -235,7 +235,7 @@ class Lanes:
             elif status == ls.STUCK:
                 raise self._stuck(now)
             elif status == ls.UPDATED:
-                counts[ls.ENDING] = stop.ended.triggered or (pause is not None and pause())
+                counts[ls.ENDING] = stop.ended.triggered or (halt is not None and halt())
                 counts[ls.UPDATES_LEFT] = not stop.ended.triggered
 
     def _stuck(self, now: float) -> DdlsimError:

@@ -23,15 +23,15 @@ from ddlsim.collectives import Schedule
 from ddlsim.errors import DeadlockError
 from ddlsim.network import BusyIntervals, Network
 from ddlsim.network.busy import busy_rows
-from ddlsim.network.pauses import earliest_start
 from ddlsim.network.state import Floats, Ints, Records
+from ddlsim.workload.jitter import Slow, slowed_duration
 
 if TYPE_CHECKING:
     from ddlsim.cluster import Cluster
     from ddlsim.plan.folding import Copies
 
 #: asked before time goes on: whether to stop here
-Pause = Callable[[], bool]
+Halt = Callable[[], bool]
 Check = Callable[[], None]
 #: what loops that begin here call
 _CHECK: ContextVar[Check] = ContextVar("check", default=lambda: None)
@@ -61,8 +61,8 @@ class Driver(Protocol):
     def next(self) -> float:
         """Return the time of the next event outside the network, s; infinity if there is none."""
 
-    def go(self, limit: float, pause: Pause | None) -> None:
-        """Run to the end, but not beyond `limit` (s), not past a point where `pause` returns true, and not while other
+    def go(self, limit: float, halt: Halt | None) -> None:
+        """Run to the end, but not beyond `limit` (s), not past a point where `halt` returns true, and not while other
         users of the network have completions to collect.
 
         Raises :class:`~ddlsim.errors.DeadlockError` if no further event is possible before the end.
@@ -158,15 +158,19 @@ class Loop:
         """The simulated time in seconds."""
         return float(self.env.now)
 
+    @property
+    def opens(self) -> float:
+        """The time in seconds at which what is ready now starts: now, or when the pause ends."""
+        return self.network.earliest(self.now)
+
     # ------------------------------------------------------------ for processes
 
-    def earliest(self, ready: float) -> float:
-        """Return when an operation that is ready at a time starts (s): in a pause, at its end."""
-        return earliest_start(self.network.pauses, ready)
-
-    def work(self, seconds: float) -> simpy.Event:
-        """Return an event for the end of work of `seconds` that is ready now."""
-        start = self.earliest(self.now)
+    def work(self, seconds: float, slow: Sequence[Slow] = ()) -> simpy.Event:
+        """Return an event for the end of work that is ready now and takes `seconds` at full speed; `slow` (s, s,
+        factor) are the intervals in which it takes longer."""
+        start = self.opens
+        if slow:
+            seconds = slowed_duration(seconds, start, slow)
         if start == self.now:
             return self.env.timeout(seconds)
         return self.at(start + seconds)
@@ -194,7 +198,7 @@ class Loop:
         """
         self._settle()
         channels = np.flatnonzero(traffic.busy)
-        start = self.earliest(max(start, float(self._free[channels].max(initial=0.0))))
+        start = self.network.earliest(max(start, float(self._free[channels].max(initial=0.0))))
         self._free[channels] = start + seconds
         collective = _Known(start, start + seconds, traffic)
         heapq.heappush(self._known, (collective.end, next(self._n_known), collective))
@@ -283,8 +287,8 @@ class Loop:
 
     def _wake_after_pause(self) -> None:
         """Schedule an event at the end of the current pause, so that queued operations are handed over."""
-        if self.earliest(self.now) > self.now:
-            self.at(self.earliest(self.now))
+        if self.opens > self.now:
+            self.at(self.opens)
 
     def trigger_at(self, event: simpy.Event, time: float) -> None:
         """Trigger an `event` at an absolute time (s), not before now."""
@@ -304,12 +308,12 @@ class Loop:
 
     # ------------------------------------------------------------ running
 
-    def run(self, until: simpy.Event, max_time: float = np.inf, pause: Pause | None = None) -> None:
+    def run(self, until: simpy.Event, max_time: float = np.inf, halt: Halt | None = None) -> None:
         """Run until the event `until` has been processed, but not beyond `max_time` (s), and not past a point where
-        `pause` returns true. Raises :class:`~ddlsim.errors.DeadlockError` if no further event is possible before it."""
+        `halt` returns true. Raises :class:`~ddlsim.errors.DeadlockError` if no further event is possible before it."""
         self.until = until
         try:
-            self.driver.go(max_time, pause)
+            self.driver.go(max_time, halt)
         finally:
             self.driver.close()
 
@@ -320,7 +324,7 @@ class Loop:
     def next(self) -> float:
         return self.now if self.asks else float(self.env.peek())
 
-    def go(self, limit: float, pause: Pause | None) -> None:
+    def go(self, limit: float, halt: Halt | None) -> None:
         """Let processes go on as :class:`Driver` says."""
         env = self.env
         quiet_until = -np.inf  # the network is known to complete nothing before
@@ -328,7 +332,7 @@ class Loop:
             next_event = env.peek()
             if next_event > env.now:  # nothing is left to happen, nor to fail, at this instant
                 self.check()
-                if pause is not None and pause():
+                if halt is not None and halt():
                     self.catch_up()  # the network may have reached a completion that has not been reported yet
                     return
                 if self.start_queued():
@@ -356,7 +360,7 @@ class Loop:
     @property
     def asks(self) -> bool:
         """Whether processes have started operations at this instant that have not been handed over."""
-        return bool(self._joins or self._sends) and self.earliest(self.now) == self.now
+        return bool(self._joins or self._sends) and self.opens == self.now
 
     def start_queued(self) -> bool:
         """Hand over all operations that processes started at this instant, or in the pause before it; return whether

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ddlsim.network.pauses import NO_PAUSES, earliest_start, pieces
-from ddlsim.network.state import Floats, Ints
+from ddlsim.network.pauses import NO_PAUSES, earliest_start
+from ddlsim.network.state import Bools, Floats, Ints
 
 COMPUTE = "compute"
 COMMUNICATION = "communication"  # a worker does nothing but wait for bytes
@@ -188,3 +188,12 @@ class Recorder:
         start = earliest_start(self.pauses, start)
         if self.keep_spans and end > start:
             self._spans.append(Span(track, TRANSFER, name, start, end))
+
+
+def pieces(pauses: Floats, start: Floats, end: Floats) -> tuple[Ints, Floats, Floats, Bools]:
+    """Cut spans, each (n,) s, where pauses begin and end: (the span's number, start, end, whether it is in a pause) of
+    each piece, by time."""
+    edges = np.concatenate([[-np.inf], pauses.ravel(), [np.inf]])[:, None]
+    first, last = np.maximum(start, edges[:-1]), np.minimum(end, edges[1:])
+    window, span = np.nonzero(last > first)
+    return span, first[window, span], last[window, span], window % 2 == 1

@@ -401,13 +401,13 @@ class TableRun:
     def next(self) -> float:
         return self.executor.next()
 
-    def go(self, limit: float, pause: Callable[[], bool] | None) -> None:
-        """Go on as :class:`~ddlsim.runtime.loop.Driver` says; `pause` is asked when a step has ended."""
+    def go(self, limit: float, halt: Callable[[], bool] | None) -> None:
+        """Go on as :class:`~ddlsim.runtime.loop.Driver` says; `halt` is asked when a step has ended."""
         loop, stop = self.context.loop, self.context.stop
         self._charge()
         while not stop.ended.triggered:
             loop.check()
-            if pause is not None and pause():
+            if halt is not None and halt():
                 break
             slot = self.executor.run(limit)
             while slot is None and not loop.network.others_wait and self.calls.turn(limit):

@@ -25,7 +25,7 @@ from ddlsim.runtime.recorder import COMMUNICATION, COMPUTE, INPUT, WAITING, Reco
 from ddlsim.streams import stream
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.contention import NO_SLOWDOWN, Contention
-from ddlsim.workload.jitter import Jitter, NoJitter, Slow, slow_intervals, slowed_duration
+from ddlsim.workload.jitter import Jitter, NoJitter, Slow, slow_intervals
 
 Process = Generator[simpy.Event, object, None]
 #: a process that ends with a value
@@ -241,11 +241,9 @@ class Worker:
         """Compute for `seconds`, to which jitter and slowdowns are then applied."""
         start = self.loop.now
         duration = seconds * self.factor
-        if self.slowdowns:
-            duration = slowed_duration(duration, self.loop.earliest(start), self.slowdowns)
         if duration > 0.0:
             self.recorder.begin(self.rank, COMPUTE, activity, start)
-            yield self.loop.work(duration)
+            yield self.loop.work(duration, self.slowdowns)
             self.recorder.worker(self.rank, COMPUTE, activity, start, self.loop.now)
 
     def begin_step(self) -> Process:

@@ -33,7 +33,7 @@ from ddlsim.study.designs import DESIGNS, MAX_POINTS, Range, Vary, paths_of, row
 from ddlsim.study.dispatch import Point, Progress, Simulations
 from ddlsim.study.executors import DaskClient, Pool, open_pool
 from ddlsim.study.fingerprint import Digests, canonical, key_of, text_of
-from ddlsim.study.search import Search
+from ddlsim.study.search import Search, Trials
 from ddlsim.study.serialization import Packer
 from ddlsim.study.store import Member, Store
 from ddlsim.study.table import Table
@@ -344,8 +344,6 @@ class Study:
 
     def _searched(self, search: Search, store: Store, simulations: Simulations) -> tuple[list[Point], bool]:
         """Return the points of a search, and whether it came to its end."""
-        from ddlsim.study.trials import Trials
-
         base = self._loader.base(self.base)
         trials = Trials(search, self.vary, len(self._seeds), lambda row: self._of_proposed(base, row))
         for points in trials.rounds():

@@ -193,12 +193,12 @@ def load_model(
     """
     if isinstance(source, Model):
         return source
-    from ddlsim.imports.models import import_model, is_foreign
+    from ddlsim.workload.model_build import find_model_file, is_foreign, read_bundled, read_model
 
     if is_foreign(source):
-        return import_model(source)
-    from ddlsim.workload.model_build import find_model_file, read_bundled, read_model
+        from ddlsim.imports.models import import_model
 
+        return import_model(source)
     path, options, is_bundled = find_model_file(source)
     if is_bundled and not layers:
         return read_bundled(path, options)

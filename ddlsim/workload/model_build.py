@@ -419,6 +419,21 @@ class _File:
     sources: tuple[str, ...] = ()
 
 
+#: endings of files of other tools; TOML is ddlsim's own
+FOREIGN_SUFFIXES = (".json", ".sh", ".txt", ".log", ".args", ".yaml", ".yml", ".csv", ".safetensors")
+#: what is in their texts, and in no path
+CONTENT = re.compile(r"^\s*\{|\n|(?:^|\s)--[a-z]|^Namespace\(")
+
+
+def is_foreign(source: str | Path) -> bool:
+    """Return whether a source of a model is a file or a text of another tool."""
+    if isinstance(source, str) and CONTENT.search(source):
+        return True
+    stem, _ = split_options(str(source))
+    is_path = isinstance(source, Path) or "/" in stem
+    return stem.endswith(FOREIGN_SUFFIXES) or (is_path and os.path.isfile(os.path.join(stem, "config.json")))
+
+
 def find_model_file(source: str | Path) -> tuple[Path, tuple[str, ...], bool]:
     """Return the path that ``name``, ``path``, ``name+option`` or ``path+option`` means, the options, and whether that
     is the name of a bundled file.

@@ -13,7 +13,7 @@ from learning_reference import STAR
 import ddlsim
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Learner
-from ddlsim.run.resume import Pauses
+from ddlsim.run.resume import SavePoints
 from ddlsim.run.simulate import run
 
 NORMALISED = """
@@ -86,7 +86,7 @@ def test_continuing_is_bit_for_bit_the_run_without_a_break(strategy, model, norm
 
 def interrupted_after(monkeypatch, n_instants, wanted):
     """The run, stopped before the clock has gone on so often, as by Ctrl-C; and how often it has."""
-    seen, asked = [], Pauses.__call__
+    seen, asked = [], SavePoints.__call__
 
     def press(pauses):
         seen.append(pauses)
@@ -95,7 +95,7 @@ def interrupted_after(monkeypatch, n_instants, wanted):
         return asked(pauses)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Pauses, "__call__", press)
+        patch.setattr(SavePoints, "__call__", press)
         return run(wanted), len(seen)
 
 

@@ -16,8 +16,8 @@ from ddlsim.cluster import star
 from ddlsim.plan import Mesh, balanced_chunks, chunks_at, read_chakra
 from ddlsim.plan import pipeline as pipeline_program
 from ddlsim.plan.asynchronous_pipeline import stage_delays, steps_under_way
-from ddlsim.plan.execute import columns
 from ddlsim.plan.plan import ALL_REDUCE, BACKWARD, FORWARD, RECEIVE, SEND, UPDATE
+from ddlsim.plan.program import columns
 from ddlsim.workload.buckets import ddp_buckets, one_bucket, per_layer
 
 KINDS = [("pipedream", 4, 1), ("pipedream", 2, 1), ("pipedream", 1, 1), ("2bw", 3, 3), ("2bw", 3, 5), ("2bw", 2, 4)]

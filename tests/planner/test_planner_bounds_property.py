@@ -45,9 +45,8 @@ from ddlsim.cluster import Host, MultiGpu, star, two_racks
 from ddlsim.errors import ConfigError
 from ddlsim.plan import Plan
 from ddlsim.plan.plan import BACKWARD, FORWARD
-from ddlsim.planner.bounds import Bounds
+from ddlsim.planner.bounds import Bounds, least_seconds
 from ddlsim.planner.candidates import Candidate, nature_of
-from ddlsim.run.plans import least_seconds
 from ddlsim.run.prepare import prepare
 from ddlsim.runtime import RunContext, Strategy
 from ddlsim.runtime.worker import Process, Worker, factors

@@ -139,6 +139,7 @@ KINDS: dict[str, Callable[[Bundled], dict[str, Any]]] = {
     "random faults": lambda one: {
         "faults": (ddlsim.RandomFaults("20 ms", "3 ms", factor=2.0), ddlsim.RandomFaults("40 ms", "2 ms", kind="stop"))
     },
+    "pauses": lambda one: {"faults": (ddlsim.Pause("2 ms", "5 ms"), ddlsim.Pause("11 ms", "20 ms")), **JITTER},
     "input": lambda one: {"input": INPUT},
     "copies": lambda one: {"input": ddlsim.Copies("host", prepare="0.1 ms", cut=2.0)},
     "overlap slowdown": lambda one: {"overlap_slowdown": ddlsim.OverlapSlowdown(1.1, 1.3)},

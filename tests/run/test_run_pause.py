@@ -1,5 +1,7 @@
 """A maintenance window: what runs goes on to its end, and nothing starts until it is over, whatever the strategy."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 from bundled_strategies import BUNDLED, N_WORKERS, VARIANTS
@@ -7,8 +9,10 @@ from bundled_strategies import BUNDLED, N_WORKERS, VARIANTS
 import ddlsim
 from ddlsim import Affine, Background, Experiment, Job, Lognormal, Pause, Slowdown, Stop, Training
 from ddlsim.cluster import star
-from ddlsim.network.pauses import earliest_start, merged, pieces
+from ddlsim.network.pauses import earliest_start, merged
+from ddlsim.reliability import Effect
 from ddlsim.run import run
+from ddlsim.runtime.recorder import pieces
 from ddlsim.strategies import contract
 
 GRAPH = star(8, bandwidth="1 Gbit/s", latency="20 us")
@@ -75,6 +79,33 @@ def test_they_go_with_everything_else(name):
     check_windows(result, [window for window in windows if window.start > 0.08])  # a Stop cuts spans before
     for rank, seconds in enumerate(result.recorder.seconds):
         assert sum(seconds.values()) + result.recorder.idle[rank] == pytest.approx(result.end_time)
+
+
+@dataclass(frozen=True)
+class Maintenance:
+    """A window in every period of 50 ms, in which a worker computes more slowly at first."""
+
+    start: float
+    duration: float
+
+    def effects(self, cluster, nodes):
+        for number in range(4):
+            begin = self.start + 0.05 * number
+            yield Effect(begin, begin + self.duration, pauses=True)
+            yield Effect(begin, begin + 0.5 * self.duration, slowed=[(0, 2.0)])
+
+
+@pytest.mark.parametrize("name", ["AllReduce", "AsyncParameterServer", "KSync"])
+def test_faults_of_other_kinds_cause_them_too(name):
+    listed = [
+        each
+        for number in range(4)
+        for each in (Pause(0.02 + 0.05 * number, 0.01), Slowdown(0, 0.02 + 0.05 * number, 0.005, 2.0))
+    ]
+    one, other = (run(experiment(name, faults=faults)) for faults in ([Maintenance(0.02, 0.01)], listed))
+    assert one.recorder.updates == other.recorder.updates
+    assert one.recorder.seconds == other.recorder.seconds
+    assert one.end_time > run(experiment(name)).end_time + 0.015
 
 
 def test_jobs_have_them_for_one_or_for_all():

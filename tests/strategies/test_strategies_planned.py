@@ -39,9 +39,8 @@ from ddlsim import (
 )
 from ddlsim.errors import DdlsimError
 from ddlsim.plan import KINDS
-from ddlsim.plan.execute import columns, key_sizes
 from ddlsim.plan.inserted import with_evaluations
-from ddlsim.plan.program import LIVE, N_STEPS, StepProgram
+from ddlsim.plan.program import LIVE, N_STEPS, StepProgram, columns, key_sizes
 from ddlsim.run import run
 from ddlsim.strategies import overlap as overlaps
 from ddlsim.strategies.overlap import overlap_named
