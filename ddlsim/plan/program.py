@@ -267,6 +267,11 @@ class StepProgram:
         """Number of ranks."""
         return int(self.ranks.max()) + 1
 
+    @property
+    def servers(self) -> tuple[int, ...]:
+        """Ranks that are servers."""
+        return self.template.servers
+
     def with_columns(self, **columns: npt.NDArray[Any]) -> StepProgram:
         """Return the program with some columns of its only template replaced, such as seconds, bytes and kinds of work.
 
@@ -325,7 +330,8 @@ class StepProgram:
         elif template.n_steps == live + 1 and self._is_written_out and not template.cycles:
             slots = tuple(slice(a, b) for a, b in itertools.pairwise(bounds.tolist()))
             key_slots = tuple(slice(a, b) for a, b in itertools.pairwise(np.cumsum([0, *self._keys[2]]).tolist()))
-            return LiveSteps(template, every, np.arange(len(template)), slots, key_slots, live)
+            own = np.arange(len(template))
+            return LiveSteps(template, own, every, own, slots, key_slots, live)
         sources = np.minimum(np.arange(live + 1), last)
         begins = np.concatenate([[0], np.cumsum(len(self.ranks) * np.diff(bounds)[sources])])
         key_begins = np.concatenate([[0], np.cumsum(np.array(self._keys[2])[sources])])
@@ -336,8 +342,10 @@ class StepProgram:
         tasks = TaskColumns(offsets=np.concatenate([[0], np.cumsum(counts)]), **column)
         shown = min(live, last) + 1
         rows = [np.arange(begins[slot], begins[slot + 1]) for slot in range(shown)]
+        source = [np.tile(np.arange(bounds[step], bounds[step + 1]), len(self.ranks)) for step in range(shown)]
         return LiveSteps(
             self.unroll_all(shown),
+            np.concatenate(source),
             tasks,
             np.concatenate([*rows, np.tile(rows[-1], live + 1 - shown)]),
             tuple(slice(a, b) for a, b in itertools.pairwise(begins.tolist())),
@@ -509,6 +517,7 @@ class LiveSteps:
     """The first step of a program (slot 0) and those after it (slots 1 to `live`, cyclically).
 
     plan   of the first steps, with all tasks; later ones equal its last one
+    source the template's row that each row of the plan is, (n,)
     tasks  of all slots
     row    the plan's row that each task is, (n_tasks,)
     rows   of the tasks of each slot
@@ -517,6 +526,7 @@ class LiveSteps:
     """
 
     plan: Plan
+    source: Ints
     tasks: TaskColumns
     row: Ints
     rows: tuple[slice, ...]

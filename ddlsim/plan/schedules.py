@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,6 +14,9 @@ from ddlsim.collectives.build import default_algorithm, size_class
 from ddlsim.collectives.push_pull import push_pull
 from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.plan.plan import KINDS, PUSH_PULL, ROOTED, Ints, Plan
+
+if TYPE_CHECKING:
+    from ddlsim.plan.program import StepProgram
 
 #: how collectives run if nothing else is said: in rings and pipelined chains as NCCL, all-to-alls at once
 ALGORITHMS: dict[str, str | Collective] = {
@@ -36,7 +40,7 @@ def _algorithms(algorithm: str | Collective | Mapping[str, str | Collective]) ->
 
 
 def _resolved(
-    algorithms: dict[str, str | Collective], plan: Plan, cluster: Cluster | None, nodes: Ints | None
+    algorithms: dict[str, str | Collective], plan: Plan | StepProgram, cluster: Cluster | None, nodes: Ints | None
 ) -> dict[str, str | Collective]:
     """Return the algorithms with "default" resolved for the nodes of the plan's workers, whatever their groups."""
     if cluster is None or nodes is None or "default" not in algorithms.values():
@@ -58,7 +62,7 @@ class Schedules:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: Plan | StepProgram,
         algorithm: str | Collective | Mapping[str, str | Collective],
         cluster: Cluster | None = None,
         nodes: Ints | None = None,
@@ -112,7 +116,7 @@ class Schedules:
         return self.places[group]
 
 
-def _wanted(rank_order: str | Sequence[int], plan: Plan, group: tuple[int, ...]) -> str | Ints:
+def _wanted(rank_order: str | Sequence[int], plan: Plan | StepProgram, group: tuple[int, ...]) -> str | Ints:
     """Return the order of a group's members: "topology", or their places in the group in the order wanted."""
     if isinstance(rank_order, str):
         if rank_order not in ("topology", "given"):

@@ -295,10 +295,13 @@ class TableRun:
         self.calls = calls = Calls(self, owner)
         said = {way: exchange.what for way, exchange in calls.exchanges.items()}
         shapes = [Shape(steps.plan, steps.rows, steps.keys, step, said) for step in range(steps.plan.n_steps)]
-        self.bookings = Bookings(context.recorder, self.members, shapes, context.loop.now, folding=folding)
+        passes = None if folding is None else folding.passes.which(program.template)[steps.source]
+        self.bookings = Bookings(
+            context.recorder, self.members, shapes, context.loop.now, folding=folding, passes=passes
+        )
         #: by the first worker's workload, which the list holds and so keeps the number of
         self._regimes = {id(workloads[0]): (workloads, self._seconds(steps.plan))}
-        self._exchanging = None if folding is None else folding.exchanging(steps.plan)
+        self._exchanging = None if folding is None else folding.exchanging(steps.plan.rank, passes)
         self._varies = any(worker.factors is not UNVARIED for worker in context.workers)
         self.done = 0  # steps
         self._ended: set[int] = set()  # slots, of later steps
