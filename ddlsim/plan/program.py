@@ -367,6 +367,7 @@ class StepProgram:
         slot, copy = slots[:, None, None], np.arange(n_copies)[None, :, None]
 
         def of_all(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+            values = values.astype(np.int32)  # as records of tasks have them
             return np.broadcast_to(values, (len(slots), n_copies, values.shape[-1]))
 
         # what follows a step is known of the second one in a template
@@ -393,7 +394,7 @@ class StepProgram:
         waits = every.missing[row - bounds[source] + bounds[last if repeat and source else source]]
         return {
             "kind": of_all(every.kind[row]),
-            "seconds": of_all(seconds),
+            "seconds": np.broadcast_to(seconds, (len(slots), *seconds.shape)),
             "key": of_all(np.where(template.key[row] >= 0, key_begins[slot] + first[row] + instances, -1)),
             "place": of_all(place),
             "queue": of_all(every.queue[row]),

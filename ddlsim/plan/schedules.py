@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -72,14 +73,18 @@ class Schedules:
         self.algorithms = _resolved(_algorithms(algorithm), plan, cluster, nodes)
         self.orders = [_wanted(rank_order, plan, group) for group in plan.groups]
         self.cache: dict[tuple[int, int, Hashable], Schedule] = {}
+        self._known: dict[tuple[int, int, float], Schedule] = {}
         self.places: dict[int, Ints] = {}
         self.at: dict[int, tuple[int, ...]] = {}
 
     def __call__(self, kind: int, group: int, nbytes: float) -> Schedule:
-        key = kind, group, size_class(self.algorithms[KINDS[kind]], nbytes, KINDS[kind], self._where(group))
-        if key not in self.cache:
-            self.cache[key] = self._new(kind, group, nbytes)
-        return self.cache[key]
+        known = self._known.get((kind, group, nbytes))
+        if known is None:
+            key = kind, group, size_class(self.algorithms[KINDS[kind]], nbytes, KINDS[kind], self._where(group))
+            if key not in self.cache:
+                self.cache[key] = self._new(kind, group, nbytes)
+            known = self._known[kind, group, nbytes] = self.cache[key]
+        return known
 
     def _new(self, kind: int, group: int, nbytes: float) -> Schedule:
         members, algorithm = np.array(self.plan.groups[group]), self.algorithms[KINDS[kind]]
@@ -92,10 +97,11 @@ class Schedules:
         places = self._places(group)
         if kind in ROOTED:  # from or to the first member, whatever the order
             places = np.roll(places, -int(np.flatnonzero(places == 0)[0]))
-        where = None
-        if self.cluster is not None and self.nodes is not None:
-            where = self.cluster, self.nodes[members[places]].tolist()
-        return reorder(build(algorithm, len(places), nbytes, None, KINDS[kind], where), places)
+        if self.cluster is None or self.nodes is None:
+            return reorder(build(algorithm, len(places), nbytes, None, KINDS[kind]), places)
+        nodes = tuple(self.nodes[members[places]].tolist())
+        built = _built if isinstance(algorithm, str) and ":" not in algorithm else _built.__wrapped__
+        return built(algorithm, KINDS[kind], nbytes, self.cluster, nodes, tuple(places.tolist()))
 
     def _where(self, group: int) -> tuple[Cluster, tuple[int, ...]] | None:
         """Return the cluster and the nodes of a group's members, in their order."""
@@ -114,6 +120,18 @@ class Schedules:
                 order = self.cluster.locality_order(self.nodes[np.array(self.plan.groups[group])])
             self.places[group] = np.asarray(order)
         return self.places[group]
+
+
+@functools.lru_cache(maxsize=256)
+def _built(
+    algorithm: str | Collective, kind: str, nbytes: float, cluster: Cluster, nodes: tuple[int, ...],
+    places: tuple[int, ...],
+) -> Schedule:  # fmt: skip
+    """Return the schedule of a group whose ring order is `places`, the members of which, in this order, are at `nodes`.
+
+    Runs on one cluster share those of bundled algorithms, which depend on nothing else.
+    """
+    return reorder(build(algorithm, len(nodes), nbytes, None, kind, (cluster, nodes)), np.array(places))
 
 
 def _wanted(rank_order: str | Sequence[int], plan: Plan | StepProgram, group: tuple[int, ...]) -> str | Ints:

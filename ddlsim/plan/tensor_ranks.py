@@ -92,8 +92,8 @@ class _Pass:
         self.items.append(item)
         return len(self.items) - 1
 
-    def _compute(self, item: Item) -> None:
-        self._device = self._add(dataclasses.replace(item, needs=self._waits))
+    def _compute(self, kind: int, seconds: float = 0.0, layers: tuple[int, int] = (0, 0), name: int = -1) -> None:
+        self._device = self._add(Item(0, kind, seconds, layers=layers, name=name, needs=self._waits))
         self._waits = ()
 
     def work(self, layer: int, seconds: float) -> None:
@@ -105,9 +105,9 @@ class _Pass:
         """Add the work that has come together, or a point in time that exchanges can wait for."""
         if self._layers:
             layers = (min(self._layers), max(self._layers) + 1)
-            self._compute(Item(0, self.kind, self._seconds, layers=layers))
+            self._compute(self.kind, self._seconds, layers)
         elif self._device < 0 or self._waits:
-            self._compute(Item(0, COMPUTE, name=0))
+            self._compute(COMPUTE, name=0)
         self._layers, self._seconds = [], 0.0
 
     def exchange(self, kind: int, nbytes: float) -> None:
@@ -125,7 +125,6 @@ class _Pass:
         if self._layers or self._device < 0:
             self.flush()
         n, start = beside.chunks, (self._device, *self._waits)
-        product = Item(0, COMPUTE, beside.slowed / n, name=1)
         arrived = start
         ends: list[int] = []
         for i in range(n):
@@ -135,7 +134,7 @@ class _Pass:
                 self._add(Item(2, SEND, nbytes=nbytes / n, needs=arrived))
                 arrived = (self._add(Item(3, RECEIVE, nbytes=nbytes / n)),)
                 self._waits = arrived
-            self._compute(product)
+            self._compute(COMPUTE, beside.slowed / n, name=1)
             if beside.method == PIPELINE:
                 ends = [self._add(Item(1, kind, nbytes=nbytes / n, needs=(self._device,)))]
         self._waits = tuple(ends)

@@ -60,10 +60,10 @@ def with_slowdowns(
         return tasks
     plan, exchanges = steps.plan, steps.plan.kind[steps.row] >= SEND
     kinds, contention = np.unique(_channels(tasks, steps, rank, members, context), return_inverse=True)
-    slower = [
-        [max(worker.overlap_slowdown.beside(channels) for worker in own) for channels in kinds.tolist()]
-        for own in members
-    ]
+    different = {id(worker.overlap_slowdown): worker.overlap_slowdown for own in members for worker in own}
+    beside = {key: [each.beside(channels) for channels in kinds.tolist()] for key, each in different.items()}
+    each = [[beside[key] for key in {id(worker.overlap_slowdown) for worker in own}] for own in members]
+    slower = [list(map(max, *rows)) if len(rows) > 1 else rows[0] for rows in each]
     device = np.where(exchanges | devices(plan)[steps.row], rank, -1)
     return tasks._replace(device=device, slower=slower, contention=contention)
 
@@ -711,13 +711,13 @@ class Calls:
 
     def _carried(self, keys: list[int]) -> tuple[Exchange, int, list[int], float]:
         """Return the exchange of `keys` as one, its step, their parts, and their bytes."""
-        plan, tasks = self.steps.plan, self._task[keys]
-        row, slot = int(self.steps.row[tasks[0]]), self.steps.slot_of(int(tasks[0]))
+        plan, tasks = self.steps.plan, [int(self._task[key]) for key in keys]
+        rows, slot = [int(self.steps.row[task]) for task in tasks], self.steps.slot_of(tasks[0])
         if self.context.recorder.keep_spans and plan.queues:
             self.launched.setdefault(slot, []).append(keys)
-        nbytes = float(np.cumsum(self.steps.key_sizes[keys])[-1])  # one after the other, as buffers are filled
-        exchange = self.exchanges[way_of(plan, row)]
-        return exchange, self.run.step_in[slot], plan.part[self.steps.row[tasks]].tolist(), nbytes
+        nbytes = sum(float(self.steps.key_sizes[key]) for key in keys)  # one after the other, as buffers are filled
+        exchange = self.exchanges[way_of(plan, rows[0])]
+        return exchange, self.run.step_in[slot], [int(plan.part[row]) for row in rows], nbytes
 
     def begins(self, task: int) -> float:
         plan, run, row = self.steps.plan, self.run, int(self.steps.row[task])
