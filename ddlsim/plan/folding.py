@@ -293,8 +293,8 @@ def _pairs(program: StepProgram, others: Callable[[int, int, float], Schedule]) 
     for ranks in program.ranks:
         pairs[ranks[plan.rank[rows]], ranks[plan.peer[rows]]] = True
     collectives, seen = plan.collectives, set[tuple[int, int]]()
-    sizes = zip(plan.kind[collectives].tolist(), plan.peer[collectives].tolist(), plan.nbytes[collectives].tolist())
-    for kind, own, size in dict.fromkeys(sizes):
+    sizes = (column[collectives].tolist() for column in (plan.kind, plan.peer, plan.nbytes))
+    for kind, own, size in dict.fromkeys(zip(*sizes, strict=True)):
         for group in np.unique(program.group_of[:, own]).tolist():
             schedule, ranks = others(kind, group, size), np.array(program.groups[group])
             if (group, id(schedule)) not in seen:

@@ -55,7 +55,7 @@ def with_codes(plan: Plan, *, decodes: bool, together: bool) -> Plan:
 
     Raises ConfigError if a sum needs no task of its rank's device, or no task there needs the sum.
     """
-    computing = np.array([lane.name == "compute" for lane in plan.lanes])[plan.lane]
+    computing = plan.on_device
     sums = np.flatnonzero(np.isin(plan.kind, SUMMING) & (plan.part >= 0))
     row, need = plan.needing, plan.needs
     last = np.full(len(plan), -1)
@@ -107,7 +107,7 @@ def with_fixed_costs(plan: Plan, step: float, call: float) -> Plan:
     the step, such as first gathers, wait for the host.
     """
     if step:
-        rows = np.flatnonzero(np.array([lane.name == "compute" for lane in plan.lanes])[plan.lane])
+        rows = np.flatnonzero(plan.on_device)
         firsts = np.sort(rows[np.unique(plan.lane[rows] * plan.n_steps + plan.step[rows], return_index=True)[1]])
         row, need = plan.needing, plan.needs
         at_once = np.setdiff1d(plan.collectives, row[plan.step[need] == plan.step[row]])

@@ -29,6 +29,7 @@ from ddlsim.plan.plan import (
     Ints,
     Plan,
 )
+from ddlsim.plan.rows import ranges
 from ddlsim.plan.tensor_ranks import PRODUCT
 from ddlsim.runtime import recorder as rc
 from ddlsim.runtime.loop import Traffic
@@ -37,11 +38,6 @@ from ddlsim.runtime.recorder import Recorder, Spans
 _NAMES = {FORWARD: "forward", BACKWARD: "backward", UPDATE: "optimizer", COMPUTE: "optimizer"}
 Records = npt.NDArray[Any]
 Texts = npt.NDArray[np.str_]
-
-
-def devices(plan: Plan) -> Bools:
-    """Return which rows are executed by devices, (n,)."""
-    return np.array([lane.name == "compute" for lane in plan.lanes])[plan.lane]
 
 
 #: steps back, what needs, and what is needed, (n_needs,) each
@@ -80,7 +76,7 @@ class Shape:
     @cached_property
     def device(self) -> Ints:
         """Tasks of the lanes "compute", rank by rank in their order."""
-        rows = np.flatnonzero(devices(self.plan)[self.rows])
+        rows = np.flatnonzero(self.plan.on_device[self.rows])
         return rows[np.argsort(self.plan.rank[self.rows][rows], kind="stable")]
 
     @cached_property
@@ -121,7 +117,7 @@ class Shape:
     def lasts(self) -> Ints:
         """Rows after which a rank's step has ended: all updated weights are there."""
         kind, part = self.plan.kind[self.rows], self.plan.part[self.rows]
-        now_and_then = (self.plan.every[self.rows] > 0) & devices(self.plan)[self.rows]
+        now_and_then = (self.plan.every[self.rows] > 0) & self.plan.on_device[self.rows]
         gathers = np.isin(kind, (ALL_GATHER, BROADCAST)) & (part >= 0)
         return np.flatnonzero((kind == UPDATE) | now_and_then | gathers)
 
@@ -143,8 +139,8 @@ class Shape:
         place = np.full(self.rows.stop - self.rows.start, -1)
         place[self.device] = np.arange(len(self.device))
         place = place[row - self.rows.start]
-        stream = (self.plan.kind[need] < SEND) & ~devices(self.plan)[need]
-        counts = np.diff(self.plan.need_offsets)[need[stream]]
+        stream = (self.plan.kind[need] < SEND) & ~self.plan.on_device[need]
+        counts = self.plan.need_offsets[need[stream] + 1] - self.plan.need_offsets[need[stream]]
         place = np.concatenate([place, np.repeat(place[stream], counts)])
         need = np.concatenate([need, _needs(self.plan, need[stream])[1]])
         exchanged = self.plan.kind[need] >= SEND
@@ -203,9 +199,9 @@ class Shape:
 
 def _needs(plan: Plan, rows: Ints) -> tuple[Ints, Ints]:
     """Return all (row, row that it needs) of some rows."""
-    first, counts = plan.need_offsets[rows], np.diff(plan.need_offsets)[rows]
-    at = np.arange(counts.sum()) + np.repeat(first - (np.cumsum(counts) - counts), counts)
-    return np.repeat(rows, counts), plan.needs[at]
+    first = plan.need_offsets[rows]
+    counts = plan.need_offsets[rows + 1] - first
+    return np.repeat(rows, counts), plan.needs[ranges(first, counts)]
 
 
 class Bookings:

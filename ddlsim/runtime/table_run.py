@@ -39,7 +39,7 @@ from ddlsim.plan.plan import (
 )
 from ddlsim.plan.program import LIVE, LiveSteps, StepProgram
 from ddlsim.plan.servers import as_messages, with_parameter_servers
-from ddlsim.runtime.bookings import Bookings, Shape, devices
+from ddlsim.runtime.bookings import Bookings, Shape
 from ddlsim.runtime.communicator import Communicator
 from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.exchange import Exchange, Exchanges, OfGroups, OfKinds, Vectors, Way, way_of
@@ -64,7 +64,7 @@ def with_slowdowns(
     beside = {key: [each.beside(channels) for channels in kinds.tolist()] for key, each in different.items()}
     each = [[beside[key] for key in {id(worker.overlap_slowdown) for worker in own}] for own in members]
     slower = [list(map(max, *rows)) if len(rows) > 1 else rows[0] for rows in each]
-    device = np.where(exchanges | devices(plan)[steps.row], rank, -1)
+    device = np.where(exchanges | plan.on_device[steps.row], rank, -1)
     return tasks._replace(device=device, slower=slower, contention=contention)
 
 
@@ -617,8 +617,8 @@ class Calls:
         plan, steps = run.steps.plan, run.steps
         rows = plan.collectives
         self.exchanges: dict[Way, Exchange] = {}
-        ways = np.stack([plan.kind[rows], plan.peer[rows], plan.part[rows] >= 0])
-        _, first, which = np.unique(ways, axis=1, return_index=True, return_inverse=True)
+        ways = (plan.kind[rows] * len(plan.groups) + plan.peer[rows]) * 2 + (plan.part[rows] >= 0)
+        _, first, which = np.unique(ways, return_index=True, return_inverse=True)
         for row in rows[np.sort(first)].tolist():
             self.exchanges[way_of(plan, row)] = self._exchange(row, owner)
         routes = [self.exchanges[way_of(plan, row)].route for row in rows[first].tolist()]
