@@ -568,7 +568,7 @@ class TableRun:
             self.bookings.exchange(f"{len(keys)} buckets of step {step}", rank[exchanged], rows, exchanged)
 
     def close(self) -> None:
-        """Book unfinished tasks, and report what ranks wait for."""
+        """Book unfinished tasks, report what ranks wait for, and release the tasks, which are large. Called once."""
         now = max(self.executor.now, self.context.loop.network.now)
         self.context.loop.env.pass_time(now)
         self.context.loop.nbytes_asked += self.executor.nbytes_sent
@@ -589,6 +589,8 @@ class TableRun:
         self.bookings.close(now, waits)
         if self.bookings.folding is not None:
             self.context.loop.book(*self.bookings.exchanged(self.context.loop.network.n_channels))
+        # a run and its context refer to each other, so the rest is freed only when Python looks for such cycles
+        del self.executor, self.calls, self.steps, self.bookings
 
     def _missing(self, step: int, row: int) -> str:
         """Return a description of what a task waits for."""
