@@ -508,6 +508,8 @@ class Parallel(WithFabric):
         why_not, network = disturbed(context), context.loop.network
         if (groups.kinds != groups.kinds[:, :1]).any():
             why_not = why_not or "members compute at different speeds"
+        if context.workers[0].workload.stack.call_time:
+            why_not = why_not or "the exchanges of groups take a fixed time per call (call_time)"
         is_known = self.cost != "simulated" and len(members) > self.pipeline
         if is_known:
             why_not = why_not or "the time of the replicas' collectives is not simulated"
