@@ -717,7 +717,9 @@ class Calls:
         rows, slot = [int(self.steps.row[task]) for task in tasks], self.steps.slot_of(tasks[0])
         if self.context.recorder.keep_spans and plan.queues:
             self.launched.setdefault(slot, []).append(keys)
-        nbytes = sum(float(self.steps.key_sizes[key]) for key in keys)  # one after the other, as buffers are filled
+        nbytes = float(self.steps.key_sizes[keys[0]])
+        for key in keys[1:]:  # one after the other, as buffers are filled
+            nbytes += float(self.steps.key_sizes[key])
         exchange = self.exchanges[way_of(plan, rows[0])]
         return exchange, self.run.step_in[slot], [int(plan.part[row]) for row in rows], nbytes
 
