@@ -438,12 +438,12 @@ def _tables(columns: TaskColumns, n_keys: int, n_queues: int, bystanders: int) -
     fields |= {"first": columns.offsets[:-1], "last": columns.offsets[1:]}
     device = fields.pop("device")
     for begin in range(0, n, _BLOCK):  # the fields of a task are next to each other: write them while they are at hand
-        rows = slice(begin, begin + _BLOCK)
-        tasks["start"][rows] = tasks["end"][rows] = np.nan
-        tasks["ticket"][rows] = -1
-        tasks["device"][rows] = -1 if device is None else device[rows]
+        block = slice(begin, begin + _BLOCK)
+        tasks["start"][block] = tasks["end"][block] = np.nan
+        tasks["ticket"][block] = -1
+        tasks["device"][block] = -1 if device is None else device[block]
         for name, column in fields.items():
-            tasks[name][rows] = column[rows]
+            tasks[name][block] = column[block]
     rows = np.flatnonzero(np.isin(columns.kind, (ts.JOIN, ts.QUEUED, ts.MEETING)))
     rows = rows[np.lexsort((columns.place[rows], columns.key[rows]))]
     exchanges = np.zeros(n_keys, dtype=ts.EXCHANGE)

@@ -86,7 +86,8 @@ class Timeline:
     def shares(self, elapsed: float | Floats) -> Floats:
         """Return the share of each exchange that is over when a device has been in the pass for `elapsed` s:
         (n_exchanges,), or (..., n_exchanges) for `elapsed` of shape (..., 1)."""
-        return np.clip((elapsed - self.begun) / np.maximum(self.over - self.begun, 1e-300), 0.0, 1.0)
+        shares: Floats = np.clip((elapsed - self.begun) / np.maximum(self.over - self.begun, 1e-300), 0.0, 1.0)
+        return shares
 
 
 @dataclass(frozen=True, eq=False)

@@ -128,7 +128,7 @@ def _before(plan: Plan, name: str, rows: Ints, seconds: float, which: Bools | bo
     return inserted(plan, (name,), rows, columns, (np.searchsorted(rows, row[same]), need[same]), needed)
 
 
-def _waiting(plan: Plan, sums: Ints, row: Ints, need: Ints, computing: Ints) -> tuple[Ints, Ints]:
+def _waiting(plan: Plan, sums: Ints, row: Ints, need: Ints, computing: Bools) -> tuple[Ints, Ints]:
     """Return the first task of its rank's device that waits for each sum, or for a later one of its lane if that has an
     order (-1: none), and the last sum that this waits for, (n_sums,) each."""
     waits = computing[row] & np.isin(need, sums)

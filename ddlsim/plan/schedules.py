@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -100,7 +100,9 @@ class Schedules:
         if self.cluster is None or self.nodes is None:
             return reorder(build(algorithm, len(places), nbytes, None, KINDS[kind]), places)
         nodes = tuple(self.nodes[members[places]].tolist())
-        built = _built if isinstance(algorithm, str) and ":" not in algorithm else _built.__wrapped__
+        built: Callable[..., Schedule] = (
+            _built if isinstance(algorithm, str) and ":" not in algorithm else _built.__wrapped__
+        )
         return built(algorithm, KINDS[kind], nbytes, self.cluster, nodes, tuple(places.tolist()))
 
     def _where(self, group: int) -> tuple[Cluster, tuple[int, ...]] | None:

@@ -301,7 +301,9 @@ class TableRun:
         )
         #: by the first worker's workload, which the list holds and so keeps the number of
         self._regimes = {id(workloads[0]): (workloads, self._seconds(steps.plan))}
-        self._exchanging = None if folding is None else folding.exchanging(steps.plan.rank, passes)
+        self._exchanging = None
+        if folding is not None and passes is not None:
+            self._exchanging = folding.exchanging(steps.plan.rank, passes)
         self._varies = any(worker.factors is not UNVARIED for worker in context.workers)
         self.done = 0  # steps
         self._ended: set[int] = set()  # slots, of later steps
