@@ -136,6 +136,7 @@ def _terms(details: Sequence[LinkDetail], latency: float, rate: float) -> _Terms
 
 _LOG_ROUNDS, _LOG_ROOM = 8, 1 << 16  # busy intervals that fit in the log: per channel, and in addition
 _LOG_REPEATS = 1 << 10  # replays that fit in it
+_NOT_JOINED = np.array((-1, st.NOT_JOINED, 0, 0, 0), dtype=st.THREAD)
 
 
 class Interconnect(Protocol):
@@ -324,11 +325,11 @@ class Engine:
         instance = free.pop() if free else self._new_instance(program, shape)
         net = self.net
         row = net.instances[instance]
-        threads = net.threads[row["threads"] : row["threads"] + shape.n_ranks * shape.n_lanes]
-        threads[:] = np.array((-1, st.NOT_JOINED, 0, 0, 0), dtype=st.THREAD)
-        net.counters[row["counters"] : row["ranks"]] = 0
-        net.arrivals[row["counters"] : row["ranks"]].view(np.int64)[:] = 0  # all fields; assigning records is slow
-        net.counters[row["ranks"] : row["ranks"] + shape.n_ranks] = shape.n_lanes
+        first, counters, ranks = int(row["threads"]), int(row["counters"]), int(row["ranks"])
+        net.threads[first : first + shape.n_ranks * shape.n_lanes] = _NOT_JOINED
+        net.counters[counters:ranks] = 0
+        net.arrivals[counters:ranks].view(np.int64)[:] = 0  # all fields; assigning records is slow
+        net.counters[ranks : ranks + shape.n_ranks] = shape.n_lanes
         row["ranks_left"] = shape.n_ranks
         row["nbytes"] = 1.0 if sizes is not None else float(cast(float, nbytes))
         row["client"] = client

@@ -278,11 +278,13 @@ class Executor:
         instance = self.collective(keys)
         exchanges = self.tables.exchanges
         self._lengthen(instance + 1)
-        exchanges["instance"][keys] = instance
-        exchanges["next"][keys] = [*keys[1:], -1]
+        for key, following in zip(keys, [*keys[1:], -1], strict=True):
+            row = exchanges[key]
+            row["instance"], row["next"] = instance, following
         size = int(exchanges["size"][keys[0]])
         self.tables.launches[instance] = (keys[0], size, queue)
-        self._join(instance, size, size + self.bystanders)
+        if self.bystanders:
+            self._join(instance, size, size + self.bystanders)
         self.tables.counts[ts.WHOLE] += size + self.bystanders
         if not self.bystanders and self._episodes.is_large(instance):
             self.tables.counts[ts.ANY_LARGE] = 1
@@ -432,13 +434,17 @@ class Executor:
 
 def _tables(columns: TaskColumns, n_keys: int, n_queues: int, bystanders: int, pauses: Floats) -> ts.Tables:
     n = len(columns.kind)
-    tasks = np.zeros(n, dtype=ts.TASK)
-    tasks["start"] = tasks["end"] = np.nan
-    tasks["first"], tasks["last"] = columns.offsets[:-1], columns.offsets[1:]
-    for name in ("seconds", "missing", "waits", "kind", "key", "place", "step", "slow"):
-        tasks[name] = getattr(columns, name)
-    tasks["device"] = -1 if columns.device is None else columns.device
-    tasks["ticket"] = -1
+    tasks = np.empty(n, dtype=ts.TASK)
+    fields = {name: getattr(columns, name) for name in ts.TASK.names or () if name in TaskColumns._fields}
+    fields |= {"first": columns.offsets[:-1], "last": columns.offsets[1:]}
+    device = fields.pop("device")
+    for begin in range(0, n, _BLOCK):  # the fields of a task are next to each other: write them while they are at hand
+        block = slice(begin, begin + _BLOCK)
+        tasks["start"][block] = tasks["end"][block] = np.nan
+        tasks["ticket"][block] = -1
+        tasks["device"][block] = -1 if device is None else device[block]
+        for name, column in fields.items():
+            tasks[name][block] = column[block]
     rows = np.flatnonzero(np.isin(columns.kind, (ts.JOIN, ts.QUEUED, ts.MEETING)))
     exchanges = np.zeros(n_keys, dtype=ts.EXCHANGE)
     sizes = np.bincount(columns.key[rows], minlength=n_keys)
@@ -480,6 +486,8 @@ def _tables(columns: TaskColumns, n_keys: int, n_queues: int, bystanders: int, p
     )  # fmt: skip
 
 
+#: tasks whose records are written at a time
+_BLOCK = 1 << 12
 #: largest number for which a place of its own is kept; untouched pages of memory cost nothing
 MOST_PLACES = 1 << 27
 

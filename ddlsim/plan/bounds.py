@@ -36,6 +36,7 @@ import numpy as np
 from ddlsim.cluster import Cluster
 from ddlsim.errors import ConfigError
 from ddlsim.network.chains import NEVER, longest, order_events, reach
+from ddlsim.network.executor import distinct
 from ddlsim.plan.check import check_exchanges
 from ddlsim.plan.interfaces import Crossing, Interfaces, interfaces, known_rate, least_crossing
 from ddlsim.plan.order import Order
@@ -456,6 +457,9 @@ class StepGraph:
         for rows in self._rows:
             self._place[rows] = np.arange(len(rows))
         self._steps: dict[int, _Step] = {}
+        self._inside: dict[tuple[bytes, ...], _Step] = {}
+        self._works = np.ones(template.n_ranks, dtype=np.bool_)
+        self._works[list(template.servers)] = False
 
     def step(self, number: int) -> _Step:
         """Return a step. Raises ConfigError for a dependency cycle."""
@@ -476,18 +480,21 @@ class StepGraph:
             for steps in np.unique(back[back > 0]).tolist()
         )
         first, second = place[before[back == 0]], place[later[back == 0]]
-        _, event = np.unique(self._order.event[rows], return_inverse=True)
-        event = event.reshape(-1).astype(np.int64)
-        n = int(event.max(initial=-1)) + 1
-        order, missing = np.empty(n, dtype=np.int64), np.bincount(event[second], minlength=n)
-        firsts, by_event = csr(event, np.arange(len(rows)), n)
-        offsets, following = csr(first, second, len(rows))
-        if order_events(event, firsts, by_event, offsets, following, missing, order) < n:
-            _ = self._order.events  # raises, naming the tasks
-        works = ~np.isin(template.rank[rows], template.servers)
-        followed = np.zeros(len(rows), dtype=np.bool_)
-        followed[first[works[first] & works[second]]] = True
-        return _Step(rows, order, firsts, by_event, offsets, following, earlier, np.flatnonzero(works & ~followed))
+        event = distinct(self._order.event[rows], self._order.n_events)[1]
+        works = self._works[template.rank[rows]]
+        inside = tuple(each.tobytes() for each in (event, first, second, works))
+        if inside not in self._inside:  # most steps are alike
+            n = int(event.max(initial=-1)) + 1
+            order, missing = np.empty(n, dtype=np.int64), np.bincount(event[second], minlength=n)
+            firsts, by_event = csr(event, np.arange(len(rows)), n)
+            offsets, following = csr(first, second, len(rows))
+            if order_events(event, firsts, by_event, offsets, following, missing, order) < n:
+                _ = self._order.events  # raises, naming the tasks
+            followed = np.zeros(len(rows), dtype=np.bool_)
+            followed[first[works[first] & works[second]]] = True
+            last = np.flatnonzero(works & ~followed)
+            self._inside[inside] = _Step(rows, order, firsts, by_event, offsets, following, earlier, last)
+        return self._inside[inside]._replace(rows=rows, before=earlier)
 
     def chains(
         self, begin: int, end: int, work: Floats, crossing: tuple[Ints, Floats, Floats], ends: Bools
@@ -503,7 +510,7 @@ class StepGraph:
         for number in range(end - 1, begin - 1, -1):
             step = self.step(number)
             start, after = np.empty(len(step.rows)), waiting.pop(number, np.full(len(step.rows), NEVER))
-            places = (np.ascontiguousarray(each[:, step.rows]) for each in crossing)
+            places = [np.ascontiguousarray(each[:, step.rows]) for each in crossing] if len(crossing[0]) else crossing
             graph = step.order, step.first, step.members, step.offsets, step.following
             longest(*graph, work[step.rows], ends[step.rows], *places, after, start)
             found.append((start, after))

@@ -116,7 +116,7 @@ class Execution:
         Only lanes named "compute" count. A step ends when the last rank has all updated weights.
         """
         plan = self.plan
-        computes = np.array([lane.name == "compute" for lane in plan.lanes])[plan.lane]
+        computes = plan.on_device
         busy = np.zeros((plan.n_ranks, plan.n_steps))
         np.add.at(busy, (plan.rank[computes], plan.step[computes]), (self.end - self.start)[computes])
         return np.asarray(1.0 - busy / self.step_times, dtype=np.float64)

@@ -27,6 +27,7 @@ from ddlsim.cluster import Cluster
 from ddlsim.cluster.cluster import Routes
 from ddlsim.collectives import Collective, Schedule
 from ddlsim.plan.plan import ALL_REDUCE, RECEIVE, SEND, Bools, Floats, Ints, Plan
+from ddlsim.plan.program import StepProgram
 from ddlsim.plan.tensor_ranks import (
     NAMES,
     PRODUCT,
@@ -82,13 +83,19 @@ class Timeline:
     seconds: float
     exchanging: float
 
+    def shares(self, elapsed: float | Floats) -> Floats:
+        """Return the share of each exchange that is over when a device has been in the pass for `elapsed` s:
+        (n_exchanges,), or (..., n_exchanges) for `elapsed` of shape (..., 1)."""
+        shares: Floats = np.clip((elapsed - self.begun) / np.maximum(self.over - self.begun, 1e-300), 0.0, 1.0)
+        return shares
+
 
 @dataclass(frozen=True, eq=False)
 class Folding:
     """How the ranks of a plan with one rank per tensor group stand for the members of the groups.
 
     members    (n_ranks, t) workers
-    passes     of the plan
+    passes     of its rows
     kind       (n_ranks,) which of `timelines` and `measured` are of each rank
     timelines  by kind and pass
     exchanges  (kind of collective, bytes) of all exchanges
@@ -112,19 +119,27 @@ class Folding:
     shared: tuple[Ints, Floats]
     why_not: str
 
-    def seconds(self, plan: Plan) -> Plan:
-        """Return the plan of groups whose passes take the time of their exchanges, too."""
-        return dataclasses.replace(plan, seconds=self._of_passes(plan, "seconds", plan.seconds))
+    def program(self, programs: Sequence[StepProgram], kinds: Ints) -> StepProgram:
+        """Return the program of groups whose passes take the time of their exchanges, too.
 
-    def exchanging(self, plan: Plan) -> Floats:
-        """Return the s of each task in which the device waits for exchanges of its tensor group, (n,)."""
-        return self._of_passes(plan, "exchanging", np.zeros(len(plan)))
+        programs  one for each kind of worker, which differ only in seconds
+        kinds     (n_ranks,) the kind of each group
+        """
+        first, templates = programs[0], list[Plan]()
+        which = self.passes.which(first.template)
+        for kind, timelines in enumerate(self.timelines):
+            template = programs[kinds[np.flatnonzero(self.kind == kind)[0]]].template
+            times = np.array([each.seconds for each in timelines])
+            templates.append(template.with_columns(seconds=np.where(which >= 0, times[which], template.seconds)))
+        return dataclasses.replace(first, templates=tuple(templates), template_of=self.kind[first.ranks])
 
-    def _of_passes(self, plan: Plan, name: str, others: Floats) -> Floats:
-        """Return a time of the timeline of each pass, and `others` for the other tasks, (n,)."""
-        table = np.array([[getattr(each, name) for each in of_kind] for of_kind in self.timelines])
-        which = self.passes.which
-        return np.where(which >= 0, table[self.kind[plan.rank], which], others)
+    def exchanging(self, ranks: Ints, which: Ints) -> Floats:
+        """Return the s of each task in which the device waits for exchanges of its tensor group, (n,).
+
+        ranks, which  (n,) the rank of each task, and which pass it is, -1 if none
+        """
+        table = np.array([[each.exchanging for each in of_kind] for of_kind in self.timelines])
+        return np.where(which >= 0, table[self.kind[ranks], which], 0.0)
 
     def traffic(self, times: Floats, n_channels: int) -> tuple[Floats, Floats, float, int]:
         """Return what exchanges put on the channels, bytes and busy s, (n_channels,), all bytes and messages.
@@ -147,7 +162,7 @@ class Folding:
 
 
 def fold(
-    plan: Plan,
+    program: StepProgram,
     passes: Passes,
     members: Ints,
     kinds: Ints,
@@ -155,7 +170,7 @@ def fold(
     schedules: GroupSchedules,
     others: Callable[[int, int, float], Schedule],
 ) -> Folding:
-    """Return the folding of a plan with one rank per tensor group.
+    """Return the folding of a program with one rank per tensor group.
 
     If it is not exact, exchanges take their time on idle links, and messages of first members take as long as if all
     members sent the same bytes over the links that they share.
@@ -195,7 +210,7 @@ def fold(
     inside = np.concatenate(channels)
     if len(np.unique(inside)) < len(inside):
         why_not.append("tensor groups share links")
-    copies, shared, used, unlike = _copies(cluster, nodes, *_pairs(plan, others))
+    copies, shared, used, unlike = _copies(cluster, nodes, *_pairs(program, others))
     if unlike:
         why_not.append(unlike)
     if np.isin(inside, used).any():
@@ -272,23 +287,23 @@ def _inside(cluster: Cluster, schedules: GroupSchedules, speeds: Ints) -> tuple[
     return kind, channels
 
 
-def _pairs(plan: Plan, others: Callable[[int, int, float], Schedule]) -> tuple[Ints, Ints]:
+def _pairs(program: StepProgram, others: Callable[[int, int, float], Schedule]) -> tuple[Ints, Ints]:
     """Return all (rank that sends, rank that receives) of the messages between groups."""
-    rows, n = plan.rows(SEND), plan.n_ranks
-    pairs = [np.unique(plan.rank[rows] * n + plan.peer[rows])]
-    collectives = plan.collectives
-    ways = np.unique(np.stack([plan.kind[collectives], plan.peer[collectives]]), axis=1)
-    for kind, group in ways.T.tolist():
-        own = collectives[(plan.kind[collectives] == kind) & (plan.peer[collectives] == group)]
-        ranks = np.array(plan.groups[group])
-        schedules = {
-            id(each): each for each in (others(kind, group, size) for size in np.unique(plan.nbytes[own]).tolist())
-        }
-        for schedule in schedules.values():
-            for one in (one for lane in schedule.lanes for one in lane):
-                pairs.append(np.unique(ranks[one.src] * n + ranks[one.dst]))
-    distinct = np.unique(np.concatenate(pairs))
-    return distinct // n, distinct % n
+    plan, n = program.template, program.n_ranks
+    rows, pairs = plan.rows(SEND), np.zeros((n, n), dtype=np.bool_)
+    for ranks in program.ranks:
+        pairs[ranks[plan.rank[rows]], ranks[plan.peer[rows]]] = True
+    collectives, seen = plan.collectives, set[tuple[int, int]]()
+    sizes = (column[collectives].tolist() for column in (plan.kind, plan.peer, plan.nbytes))
+    for kind, own, size in dict.fromkeys(zip(*sizes, strict=True)):
+        for group in np.unique(program.group_of[:, own]).tolist():
+            schedule, ranks = others(kind, group, size), np.array(program.groups[group])
+            if (group, id(schedule)) not in seen:
+                seen.add((group, id(schedule)))
+                for one in (one for lane in schedule.lanes for one in lane):
+                    pairs[ranks[one.src], ranks[one.dst]] = True
+    source, target = np.nonzero(pairs)
+    return source, target
 
 
 def _copies(cluster: Cluster, nodes: Ints, source: Ints, target: Ints) -> tuple[Copies, tuple[Ints, Floats], Ints, str]:

@@ -55,7 +55,7 @@ def with_codes(plan: Plan, *, decodes: bool, together: bool) -> Plan:
 
     Raises ConfigError if a sum needs no task of its rank's device, or no task there needs the sum.
     """
-    computing = np.array([lane.name == "compute" for lane in plan.lanes])[plan.lane]
+    computing = plan.on_device
     sums = np.flatnonzero(np.isin(plan.kind, SUMMING) & (plan.part >= 0))
     row, need = plan.needing, plan.needs
     last = np.full(len(plan), -1)
@@ -107,7 +107,7 @@ def with_fixed_costs(plan: Plan, step: float, call: float) -> Plan:
     the step, such as first gathers, wait for the host.
     """
     if step:
-        rows = np.flatnonzero(np.array([lane.name == "compute" for lane in plan.lanes])[plan.lane])
+        rows = np.flatnonzero(plan.on_device)
         firsts = np.sort(rows[np.unique(plan.lane[rows] * plan.n_steps + plan.step[rows], return_index=True)[1]])
         row, need = plan.needing, plan.needs
         at_once = np.setdiff1d(plan.collectives, row[plan.step[need] == plan.step[row]])
@@ -128,7 +128,7 @@ def _before(plan: Plan, name: str, rows: Ints, seconds: float, which: Bools | bo
     return inserted(plan, (name,), rows, columns, (np.searchsorted(rows, row[same]), need[same]), needed)
 
 
-def _waiting(plan: Plan, sums: Ints, row: Ints, need: Ints, computing: Ints) -> tuple[Ints, Ints]:
+def _waiting(plan: Plan, sums: Ints, row: Ints, need: Ints, computing: Bools) -> tuple[Ints, Ints]:
     """Return the first task of its rank's device that waits for each sum, or for a later one of its lane if that has an
     order (-1: none), and the last sum that this waits for, (n_sums,) each."""
     waits = computing[row] & np.isin(need, sums)

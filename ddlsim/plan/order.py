@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from ddlsim.errors import ConfigError
+from ddlsim.network.executor import distinct
 from ddlsim.plan.plan import BROADCAST, GATHER, PUSH_PULL, RECEIVE, REDUCE, ROOTED, SCATTER, SEND, Bools, Ints, Plan
 from ddlsim.plan.rows import csr, joined, ranges
 
@@ -36,7 +37,7 @@ class Order:
         if len(rows):
             _, first, which = np.unique(plan.key[rows], return_index=True, return_inverse=True)
             own[rows] = rows[first][which]
-        return np.unique(own, return_inverse=True)[1].reshape(-1).astype(np.int64)
+        return distinct(own, len(plan))[1]
 
     @cached_property
     def pairs(self) -> tuple[Ints, Ints]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -14,7 +15,7 @@ from ddlsim.plan.chunks import Chunk
 from ddlsim.plan.mesh import Mesh
 from ddlsim.plan.pipeline_orders import ASYNCHRONOUS, pass_order
 from ddlsim.plan.pipeline_steps import Blocks, tie_of
-from ddlsim.plan.plan import Plan
+from ddlsim.plan.plan import Ints, Plan
 from ddlsim.plan.program import N_STEPS, StepProgram
 from ddlsim.workload.buckets import Bucket, one_bucket
 from ddlsim.workload.compute import Workload
@@ -87,21 +88,27 @@ def pipeline(
 def in_replicas(template: Plan, mesh: Mesh, batches: tuple[int, int, int]) -> StepProgram:
     """Return the program of the replicas of a pipeline. A group of one stage consists of its replicas; a group of
     several stages exists once in each replica."""
-    ranks = mesh.ranks[:, :, 0]
-    groups: dict[tuple[int, ...], int] = {}
-    of = np.zeros((mesh.data, len(template.groups)), dtype=np.int64)
-    for nth, stages in enumerate(template.groups):
-        for replica, own in enumerate(ranks):
-            members = ranks[:, stages[0]] if len(stages) == 1 else own[list(stages)]
-            of[replica, nth] = groups.setdefault(tuple(members.tolist()), len(groups))
+    ranks, (groups, of) = mesh.ranks[:, :, 0], _groups(mesh, template.groups)
     return StepProgram(
         templates=(template,),
         ranks=ranks,
-        groups=tuple(groups),
+        groups=groups,
         group_of=of,
         template_of=np.zeros_like(ranks),
         batches=batches,
     )
+
+
+@functools.lru_cache(maxsize=64)
+def _groups(mesh: Mesh, of_stages: tuple[tuple[int, ...], ...]) -> tuple[tuple[tuple[int, ...], ...], Ints]:
+    """Return the groups of ranks, and which of them each group of stages is in each replica, (n_replicas, n_groups)."""
+    ranks, groups = mesh.ranks[:, :, 0], dict[tuple[int, ...], int]()
+    of = np.zeros((mesh.data, len(of_stages)), dtype=np.int64)
+    for nth, stages in enumerate(of_stages):
+        for replica, own in enumerate(ranks):
+            members = ranks[:, stages[0]] if len(stages) == 1 else own[list(stages)]
+            of[replica, nth] = groups.setdefault(tuple(members.tolist()), len(groups))
+    return tuple(groups), of
 
 
 def _check(chunks: Sequence[Chunk], mesh: Mesh) -> None:

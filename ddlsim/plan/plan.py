@@ -358,6 +358,11 @@ class Plan:
         before[order[1:][same]] = order[:-1][same]
         return before
 
+    @cached_property
+    def on_device(self) -> Bools:
+        """Whether each task is executed by its rank's device, on a lane "compute", (n,)."""
+        return np.array([lane.name == "compute" for lane in self.lanes], dtype=np.bool_)[self.lane]
+
     @property
     def needing(self) -> Ints:
         """The row that needs each of `needs`, (n_needs,)."""

@@ -269,6 +269,11 @@ class StepProgram:
         """Number of ranks."""
         return int(self.ranks.max()) + 1
 
+    @property
+    def servers(self) -> tuple[int, ...]:
+        """Ranks that are servers."""
+        return self.template.servers
+
     def with_columns(self, **columns: npt.NDArray[Any]) -> StepProgram:
         """Return the program with some columns of its only template replaced, such as seconds, bytes and kinds of work.
 
@@ -327,7 +332,8 @@ class StepProgram:
         elif template.n_steps == live + 1 and self._is_written_out and not template.cycles:
             slots = tuple(slice(a, b) for a, b in itertools.pairwise(bounds.tolist()))
             key_slots = tuple(slice(a, b) for a, b in itertools.pairwise(np.cumsum([0, *self._keys[2]]).tolist()))
-            return LiveSteps(template, np.arange(len(template)), slots, key_slots, live, has_late=False), every
+            own = np.arange(len(template))
+            return LiveSteps(template, own, own, slots, key_slots, live, has_late=False), every
         sources = np.minimum(np.arange(live + 1), last)
         begins = np.concatenate([[0], np.cumsum(len(self.ranks) * np.diff(bounds)[sources])])
         key_begins = np.concatenate([[0], np.cumsum(np.array(self._keys[2])[sources])])
@@ -338,8 +344,10 @@ class StepProgram:
         tasks = TaskColumns(offsets=np.concatenate([[0], np.cumsum(counts)]), **column)
         shown = min(live, last) + 1
         rows = [np.arange(begins[slot], begins[slot + 1]) for slot in range(shown)]
+        source = [np.tile(np.arange(bounds[step], bounds[step + 1]), len(self.ranks)) for step in range(shown)]
         steps = LiveSteps(
             self.unroll_all(shown),
+            np.concatenate(source),
             np.concatenate([*rows, np.tile(rows[-1], live + 1 - shown)]),
             tuple(slice(a, b) for a, b in itertools.pairwise(begins.tolist())),
             tuple(slice(a, b) for a, b in itertools.pairwise(key_begins.tolist())),
@@ -362,6 +370,7 @@ class StepProgram:
         slot, copy = slots[:, None, None], np.arange(n_copies)[None, :, None]
 
         def of_all(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+            values = values.astype(np.int32)  # as records of tasks have them
             return np.broadcast_to(values, (len(slots), n_copies, values.shape[-1]))
 
         # what follows a step is known of the second one in a template
@@ -388,7 +397,7 @@ class StepProgram:
         waits = every.missing[row - bounds[source] + bounds[last if repeat and source else source]]
         return {
             "kind": of_all(every.kind[row]),
-            "seconds": of_all(seconds),
+            "seconds": np.broadcast_to(seconds, (len(slots), *seconds.shape)),
             "key": of_all(np.where(template.key[row] >= 0, key_begins[slot] + first[row] + instances, -1)),
             "place": of_all(place),
             "queue": of_all(every.queue[row]),
@@ -512,6 +521,7 @@ class LiveSteps:
     """The first step of a program (slot 0) and those after it (slots 1 to `live`, cyclically).
 
     plan      of the first steps, with all tasks; later ones equal its last one
+    source    the template's row that each row of the plan is, (n,)
     row       the plan's row that each task is, (n_tasks,)
     rows      of the tasks of each slot
     keys      of each slot
@@ -520,6 +530,7 @@ class LiveSteps:
     """
 
     plan: Plan
+    source: Ints
     row: Ints
     rows: tuple[slice, ...]
     keys: tuple[slice, ...]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,6 +15,9 @@ from ddlsim.collectives.build import default_algorithm, size_class
 from ddlsim.collectives.push_pull import push_pull
 from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.plan.plan import KINDS, PUSH_PULL, ROOTED, Ints, Plan
+
+if TYPE_CHECKING:
+    from ddlsim.plan.program import StepProgram
 
 #: how collectives run if nothing else is said: in rings and pipelined chains as NCCL, all-to-alls at once
 ALGORITHMS: dict[str, str | Collective] = {
@@ -36,7 +41,7 @@ def _algorithms(algorithm: str | Collective | Mapping[str, str | Collective]) ->
 
 
 def _resolved(
-    algorithms: dict[str, str | Collective], plan: Plan, cluster: Cluster | None, nodes: Ints | None
+    algorithms: dict[str, str | Collective], plan: Plan | StepProgram, cluster: Cluster | None, nodes: Ints | None
 ) -> dict[str, str | Collective]:
     """Return the algorithms with "default" resolved for the nodes of the plan's workers, whatever their groups."""
     if cluster is None or nodes is None or "default" not in algorithms.values():
@@ -58,7 +63,7 @@ class Schedules:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: Plan | StepProgram,
         algorithm: str | Collective | Mapping[str, str | Collective],
         cluster: Cluster | None = None,
         nodes: Ints | None = None,
@@ -68,14 +73,18 @@ class Schedules:
         self.algorithms = _resolved(_algorithms(algorithm), plan, cluster, nodes)
         self.orders = [_wanted(rank_order, plan, group) for group in plan.groups]
         self.cache: dict[tuple[int, int, Hashable], Schedule] = {}
+        self._known: dict[tuple[int, int, float], Schedule] = {}
         self.places: dict[int, Ints] = {}
         self.at: dict[int, tuple[int, ...]] = {}
 
     def __call__(self, kind: int, group: int, nbytes: float) -> Schedule:
-        key = kind, group, size_class(self.algorithms[KINDS[kind]], nbytes, KINDS[kind], self._where(group))
-        if key not in self.cache:
-            self.cache[key] = self._new(kind, group, nbytes)
-        return self.cache[key]
+        known = self._known.get((kind, group, nbytes))
+        if known is None:
+            key = kind, group, size_class(self.algorithms[KINDS[kind]], nbytes, KINDS[kind], self._where(group))
+            if key not in self.cache:
+                self.cache[key] = self._new(kind, group, nbytes)
+            known = self._known[kind, group, nbytes] = self.cache[key]
+        return known
 
     def _new(self, kind: int, group: int, nbytes: float) -> Schedule:
         members, algorithm = np.array(self.plan.groups[group]), self.algorithms[KINDS[kind]]
@@ -88,10 +97,13 @@ class Schedules:
         places = self._places(group)
         if kind in ROOTED:  # from or to the first member, whatever the order
             places = np.roll(places, -int(np.flatnonzero(places == 0)[0]))
-        where = None
-        if self.cluster is not None and self.nodes is not None:
-            where = self.cluster, self.nodes[members[places]].tolist()
-        return reorder(build(algorithm, len(places), nbytes, None, KINDS[kind], where), places)
+        if self.cluster is None or self.nodes is None:
+            return reorder(build(algorithm, len(places), nbytes, None, KINDS[kind]), places)
+        nodes = tuple(self.nodes[members[places]].tolist())
+        built: Callable[..., Schedule] = (
+            _built if isinstance(algorithm, str) and ":" not in algorithm else _built.__wrapped__
+        )
+        return built(algorithm, KINDS[kind], nbytes, self.cluster, nodes, tuple(places.tolist()))
 
     def _where(self, group: int) -> tuple[Cluster, tuple[int, ...]] | None:
         """Return the cluster and the nodes of a group's members, in their order."""
@@ -112,7 +124,19 @@ class Schedules:
         return self.places[group]
 
 
-def _wanted(rank_order: str | Sequence[int], plan: Plan, group: tuple[int, ...]) -> str | Ints:
+@functools.lru_cache(maxsize=256)
+def _built(
+    algorithm: str | Collective, kind: str, nbytes: float, cluster: Cluster, nodes: tuple[int, ...],
+    places: tuple[int, ...],
+) -> Schedule:  # fmt: skip
+    """Return the schedule of a group whose ring order is `places`, the members of which, in this order, are at `nodes`.
+
+    Runs on one cluster share those of bundled algorithms, which depend on nothing else.
+    """
+    return reorder(build(algorithm, len(nodes), nbytes, None, kind, (cluster, nodes)), np.array(places))
+
+
+def _wanted(rank_order: str | Sequence[int], plan: Plan | StepProgram, group: tuple[int, ...]) -> str | Ints:
     """Return the order of a group's members: "topology", or their places in the group in the order wanted."""
     if isinstance(rank_order, str):
         if rank_order not in ("topology", "given"):

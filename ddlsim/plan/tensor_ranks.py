@@ -92,8 +92,8 @@ class _Pass:
         self.items.append(item)
         return len(self.items) - 1
 
-    def _compute(self, item: Item) -> None:
-        self._device = self._add(dataclasses.replace(item, needs=self._waits))
+    def _compute(self, kind: int, seconds: float = 0.0, layers: tuple[int, int] = (0, 0), name: int = -1) -> None:
+        self._device = self._add(Item(0, kind, seconds, layers=layers, name=name, needs=self._waits))
         self._waits = ()
 
     def work(self, layer: int, seconds: float) -> None:
@@ -105,9 +105,9 @@ class _Pass:
         """Add the work that has come together, or a point in time that exchanges can wait for."""
         if self._layers:
             layers = (min(self._layers), max(self._layers) + 1)
-            self._compute(Item(0, self.kind, self._seconds, layers=layers))
+            self._compute(self.kind, self._seconds, layers)
         elif self._device < 0 or self._waits:
-            self._compute(Item(0, COMPUTE, name=0))
+            self._compute(COMPUTE, name=0)
         self._layers, self._seconds = [], 0.0
 
     def exchange(self, kind: int, nbytes: float) -> None:
@@ -125,7 +125,6 @@ class _Pass:
         if self._layers or self._device < 0:
             self.flush()
         n, start = beside.chunks, (self._device, *self._waits)
-        product = Item(0, COMPUTE, beside.slowed / n, name=1)
         arrived = start
         ends: list[int] = []
         for i in range(n):
@@ -135,7 +134,7 @@ class _Pass:
                 self._add(Item(2, SEND, nbytes=nbytes / n, needs=arrived))
                 arrived = (self._add(Item(3, RECEIVE, nbytes=nbytes / n)),)
                 self._waits = arrived
-            self._compute(product)
+            self._compute(COMPUTE, beside.slowed / n, name=1)
             if beside.method == PIPELINE:
                 ends = [self._add(Item(1, kind, nbytes=nbytes / n, needs=(self._device,)))]
         self._waits = tuple(ends)
@@ -192,23 +191,28 @@ def _items(
 
 @dataclass(frozen=True, eq=False)
 class Passes:
-    """The passes of a plan of groups.
+    """The different passes of a plan of groups.
 
-    which  (n,) of the different passes each row is, -1 if none
-    items  of each of these, by kind of worker: the same but for their seconds
+    chunks  of the model
+    codes   of the passes (:func:`_codes`), in ascending order
+    items   of each of these, by kind of worker: the same but for their seconds
     """
 
-    which: Ints
+    chunks: Sequence[Chunk]
+    codes: Ints
     items: Sequence[Sequence[Sequence[Item]]]
 
+    def which(self, plan: Plan) -> Ints:
+        """Return which of the passes each row of a plan is, -1 if none, (n,)."""
+        rows, codes = _codes(plan, self.chunks)
+        which = np.full(len(plan), -1)
+        which[rows] = np.searchsorted(self.codes, codes)
+        return which
 
-def passes_of(plan: Plan, shards: Sequence[Shard], chunks: Sequence[Chunk], *, gather: bool) -> Passes:
-    """Return the passes of a plan of groups.
 
-    shards  of each kind of worker
-    chunks  of the model, with the bytes of whole tensors that enter them
-    gather  activations are whole on every rank: behind a cut the group gathers what each has received a part of
-    """
+def _codes(plan: Plan, chunks: Sequence[Chunk]) -> tuple[Ints, Ints]:
+    """Return the rows of passes, and (role, first layer, last + 1) of each as one number: forward, backward, or forward
+    again."""
     recompute = plan.names.index(RECOMPUTE) if RECOMPUTE in plan.names else len(plan.names)
     again = (plan.kind == COMPUTE) & (plan.name == recompute)
     rows = np.flatnonzero((plan.kind == FORWARD) | (plan.kind == BACKWARD) | again)
@@ -222,12 +226,21 @@ def passes_of(plan: Plan, shards: Sequence[Shard], chunks: Sequence[Chunk], *, g
         of_chunk = np.searchsorted(ends, plan.end[following[rows[role == 2]]])
         first[role == 2] = np.array([chunk.first for chunk in chunks])[of_chunk]
         end[role == 2] = ends[of_chunk]
+    shape = plan.n_layers + 1
+    return rows, (role * shape + first) * shape + end
+
+
+def passes_of(plan: Plan, shards: Sequence[Shard], chunks: Sequence[Chunk], *, gather: bool) -> Passes:
+    """Return the passes of a plan of groups.
+
+    shards  of each kind of worker
+    chunks  of the model, with the bytes of whole tensors that enter them
+    gather  activations are whole on every rank: behind a cut the group gathers what each has received a part of
+    """
     entering = {chunk.first: chunk.enters for chunk in chunks[1:]} if gather else {}
     gathers = [entering, {layer - 1: nbytes for layer, nbytes in entering.items()}]
     shape = plan.n_layers + 1
-    different, which = np.unique((role * shape + first) * shape + end, return_inverse=True)
-    of_rows = np.full(len(plan), -1)
-    of_rows[rows] = which.reshape(-1)
+    different = np.unique(_codes(plan, chunks)[1])
     items, exchanges = [], [_by_layer(shard) for shard in shards]
     for each in different.tolist():
         role_first, last = divmod(each, shape)
@@ -240,7 +253,7 @@ def passes_of(plan: Plan, shards: Sequence[Shard], chunks: Sequence[Chunk], *, g
                 for shard, of_layers in zip(shards, exchanges, strict=True)
             ]
         )
-    return Passes(of_rows, items)
+    return Passes(chunks, different, items)
 
 
 def tensor_ranks(
@@ -252,18 +265,18 @@ def tensor_ranks(
     kinds      (n_groups, t) the index in `plans` of each worker
     following  (n_groups, t) the member after each in the ring of its group; by default the next one
     """
-    plan = plans[0]
+    plan, which = plans[0], passes.which(plans[0])
     flat = [item for by_kind in passes.items for item in by_kind[0]]
     sizes = np.array([len(by_kind[0]) for by_kind in passes.items], dtype=np.int64)
     begins = np.cumsum(sizes) - sizes
     seconds = np.array([[item.seconds for by_kind in passes.items for item in by_kind[i]] for i in range(len(plans))])
-    counts = np.where(passes.which >= 0, sizes[passes.which], 1)
+    counts = np.where(which >= 0, sizes[which], 1)
     source = np.repeat(np.arange(len(plan)), counts * tensor)
     starts = np.cumsum(counts * tensor) - counts * tensor  # the first row of the first member
     within = np.arange(len(source)) - starts[source]
     member, nth = within // counts[source], within % counts[source]
-    inside = passes.which[source] >= 0
-    item = np.where(inside, begins[passes.which[source]] + nth, -1)
+    inside = which[source] >= 0
+    item = np.where(inside, begins[which[source]] + nth, -1)
     group, worker = plan.rank[source], plan.rank[source] * tensor + member
     kind_of_worker = kinds[group, member]
 
@@ -306,7 +319,7 @@ def tensor_ranks(
     peer = np.where(exchanging & (kind == SEND), group * tensor + following[group, member], peer)
     peer = np.where(exchanging & (kind == RECEIVE), group * tensor + before[group, member], peer)
     columns["peer"] = np.where(inside & ~exchanging, -1, peer)
-    columns["key"] = _keys(plan, passes, flat, sizes, source, member, item, exchanging, kind, before[group, member])
+    columns["key"] = _keys(plan, which, flat, sizes, source, member, item, exchanging, kind, before[group, member])
     columns |= _needs(plan, flat, starts, counts, source, item, nth, tensor)
     groups = (
         *(tuple(rank * tensor + j for rank in each) for each in plan.groups for j in range(tensor)),
@@ -324,7 +337,7 @@ def tensor_ranks(
 
 def _keys(
     plan: Plan,
-    passes: Passes,
+    of_rows: Ints,
     flat: Sequence[Item],
     sizes: Ints,
     source: Ints,
@@ -334,7 +347,10 @@ def _keys(
     kind: Ints,
     sender: Ints,
 ) -> Ints:
-    """Return the keys of all rows: in each step those of the plan of groups, for each member, then those of groups."""
+    """Return the keys of all rows: in each step those of the plan of groups, for each member, then those of groups.
+
+    of_rows  which pass each row of the plan is, -1 if none
+    """
     tensor = int(member.max(initial=0)) + 1
     width = np.array(
         [
@@ -349,13 +365,13 @@ def _keys(
     for i, each in enumerate(flat):
         if each.lane > 0 and each.kind == RECEIVE:
             offset[i] = offset[i - 1]
-    of_pass = np.where(passes.which >= 0, (until[begins + sizes] - until[begins])[passes.which], 0)
+    of_pass = np.where(of_rows >= 0, (until[begins + sizes] - until[begins])[of_rows], 0)
     first = np.cumsum(of_pass) - of_pass
     step = plan.step[source]
     per_step = np.concatenate([[0], np.cumsum(np.bincount(plan.step, of_pass, plan.n_steps).astype(np.int64))])
     key = plan.key[source]
     key = np.where(key >= 0, key * tensor + member + per_step[step], -1)
-    which = passes.which[source]
+    which = of_rows[source]
     inner = first[source] + key_ends(plan)[step + 1] * tensor + offset[item] - until[begins[which]]
     inner = inner + np.where(kind == SEND, member, np.where(kind == RECEIVE, sender, 0))
     return np.asarray(np.where(exchanging, inner, key), dtype=np.int64)

@@ -276,7 +276,7 @@ def encode_seconds(
         return seconds
     sums = np.flatnonzero(np.isin(plan.kind, SUMS) & (plan.part >= 0) & ~np.isin(plan.rank, plan.servers))
     row = np.repeat(np.arange(len(plan)), np.diff(plan.need_offsets))
-    computing = np.array([lane.name == "compute" for lane in plan.lanes])[plan.lane]
+    computing = plan.on_device
     last = np.full(len(plan), -1)
     of_device = computing[plan.needs]
     np.maximum.at(last, row[of_device], plan.needs[of_device])

@@ -86,9 +86,12 @@ def disputed(device: Device | None) -> tuple[float, float] | None:
 
 
 def _at(candidate: Candidate, device: Device, factor: float) -> Experiment:
-    """Return the experiment on a device with another rate of matrix products."""
+    """Return the experiment on a device with another rate of matrix products; where the rate is the catalogue's, the
+    experiment itself, which has been simulated."""
     assert device.kernels is not None
     gemm = {kind: min(factor * share, 1.0) for kind, share in device.kernels.gemm.items()}
+    if gemm == device.kernels.gemm:
+        return candidate.experiment
     return candidate.experiment.with_(
         device=dataclasses.replace(device, kernels=dataclasses.replace(device.kernels, gemm=gemm))
     )

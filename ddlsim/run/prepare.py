@@ -400,13 +400,18 @@ def _workloads(
         if key not in made:
             make = functools.partial(_workload, device=device, speed=speed, batch_size=batch_size)
             workload = make(experiment, model) if phase is None else in_phase(make, experiment, model, phase)
-            if len(nodes) > 1 or not workload.known:
-                workload = dataclasses.replace(workload, host_time=workload.stack.step_time)
-            if not strategy.accumulates_shards(len(nodes)):
-                workload = workload.accumulating(n_batches)
-            made[key] = workload, device
+            n_added = 1 if strategy.accumulates_shards(len(nodes)) else n_batches
+            made[key] = _of_step(workload, len(nodes) > 1, n_added), device
         result.append(made[key])
     return with_copies(experiment, cluster, nodes, result)
+
+
+@functools.lru_cache(maxsize=64)
+def _of_step(workload: Workload, several: bool, n_batches: int) -> Workload:
+    """Return a worker's workload with what its host takes in each step, of one of `n_batches` micro-batches."""
+    if several or not workload.known:
+        workload = dataclasses.replace(workload, host_time=workload.stack.step_time)
+    return workload.accumulating(n_batches)
 
 
 def _device_at(experiment: Experiment, cluster: Cluster, node: int) -> Device:
@@ -453,13 +458,33 @@ def _without_effect(experiment: Experiment, workload: Workload) -> Iterator[str]
         yield f"{experiment.precision} is simulated at the speed of bf16: {workload.basis}"
 
 
+class _Same(NamedTuple):
+    """An object as a key, equal to that of the same object only."""
+
+    value: Any
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.value is other.value
+
+
+@functools.lru_cache(maxsize=64)
+def _by_kernel(model: _Same, device: _Same, batch_size: int, *, stack: _Same, **options: Any) -> Workload:
+    """Return the workload of a device whose kernels are known; configurations that share it share what follows from
+    it."""
+    options["stack"] = stack.value
+    return make_workload(model.value, device.value, batch_size, compute=PerKernel(), **options)
+
+
 def _workload(experiment: Experiment, model: Model, device: Device, speed: float, batch_size: int) -> Workload:
     compute = experiment.compute
     rule = experiment.optimizer if experiment.training is None else rule_of(experiment.training.optimizer)
     options: dict[str, Any] = {"speed": speed, "optimizer": rule}
     options |= {name: getattr(experiment, name) for name in ("precision", "gradient_dtype", "stack", "flash")}
     if compute is None and has_kernels(model, device, str(experiment.precision)):
-        compute = PerKernel()
+        return _by_kernel(_Same(model), _Same(device), batch_size, **options | {"stack": _Same(experiment.stack)})
     if isinstance(compute, Traced):
         return traced_workload(compute, model, device, batch_size, **options)
     return make_workload(model, device, batch_size, compute=compute, **options)

@@ -29,6 +29,7 @@ from ddlsim.plan.plan import (
     Ints,
     Plan,
 )
+from ddlsim.plan.rows import ranges
 from ddlsim.plan.tensor_ranks import PRODUCT
 from ddlsim.runtime import recorder as rc
 from ddlsim.runtime.loop import Traffic
@@ -37,11 +38,6 @@ from ddlsim.runtime.recorder import Recorder, Spans
 _NAMES = {FORWARD: "forward", BACKWARD: "backward", UPDATE: "optimizer", COMPUTE: "optimizer"}
 Records = npt.NDArray[Any]
 Texts = npt.NDArray[np.str_]
-
-
-def devices(plan: Plan) -> Bools:
-    """Return which rows are executed by devices, (n,)."""
-    return np.array([lane.name == "compute" for lane in plan.lanes])[plan.lane]
 
 
 #: steps back, what needs, and what is needed, (n_needs,) each
@@ -80,7 +76,7 @@ class Shape:
     @cached_property
     def device(self) -> Ints:
         """Tasks of the lanes "compute", rank by rank in their order."""
-        rows = np.flatnonzero(devices(self.plan)[self.rows])
+        rows = np.flatnonzero(self.plan.on_device[self.rows])
         return rows[np.argsort(self.plan.rank[self.rows][rows], kind="stable")]
 
     @cached_property
@@ -121,7 +117,7 @@ class Shape:
     def lasts(self) -> Ints:
         """Rows after which a rank's step has ended: all updated weights are there."""
         kind, part = self.plan.kind[self.rows], self.plan.part[self.rows]
-        now_and_then = (self.plan.every[self.rows] > 0) & devices(self.plan)[self.rows]
+        now_and_then = (self.plan.every[self.rows] > 0) & self.plan.on_device[self.rows]
         gathers = np.isin(kind, (ALL_GATHER, BROADCAST)) & (part >= 0)
         return np.flatnonzero((kind == UPDATE) | now_and_then | gathers)
 
@@ -143,8 +139,8 @@ class Shape:
         place = np.full(self.rows.stop - self.rows.start, -1)
         place[self.device] = np.arange(len(self.device))
         place = place[row - self.rows.start]
-        stream = (self.plan.kind[need] < SEND) & ~devices(self.plan)[need]
-        counts = np.diff(self.plan.need_offsets)[need[stream]]
+        stream = (self.plan.kind[need] < SEND) & ~self.plan.on_device[need]
+        counts = self.plan.need_offsets[need[stream] + 1] - self.plan.need_offsets[need[stream]]
         place = np.concatenate([place, np.repeat(place[stream], counts)])
         need = np.concatenate([need, _needs(self.plan, need[stream])[1]])
         exchanged = self.plan.kind[need] >= SEND
@@ -203,9 +199,9 @@ class Shape:
 
 def _needs(plan: Plan, rows: Ints) -> tuple[Ints, Ints]:
     """Return all (row, row that it needs) of some rows."""
-    first, counts = plan.need_offsets[rows], np.diff(plan.need_offsets)[rows]
-    at = np.arange(counts.sum()) + np.repeat(first - (np.cumsum(counts) - counts), counts)
-    return np.repeat(rows, counts), plan.needs[at]
+    first = plan.need_offsets[rows]
+    counts = plan.need_offsets[rows + 1] - first
+    return np.repeat(rows, counts), plan.needs[ranges(first, counts)]
 
 
 class Bookings:
@@ -218,14 +214,15 @@ class Bookings:
     shapes   of the first steps; the last one also describes all further ones
     start    s at which they begin
     folding  the contents of passes whose rank stands for several workers
+    passes   which of these passes each row is, -1 if none, (n,); with `folding`
     """
 
     def __init__(
         self, recorder: Recorder, members: Sequence[Sequence[int]], shapes: Sequence[Shape], start: float = 0.0, *,
-        folding: Folding | None = None,
+        folding: Folding | None = None, passes: Ints | None = None,
     ) -> None:  # fmt: skip
         n = len(members)
-        self.folding = folding
+        self.folding, self.passes = folding, passes
         #: how often each exchange of each rank's tensor group has happened, and when it kept channels busy
         self._times = np.zeros((n, 0 if folding is None else len(folding.exchanges)))
         self._busy = [busy_rows(np.zeros(0, dtype=np.int64), 0.0, 0.0)]
@@ -259,8 +256,9 @@ class Bookings:
         for back, place, key in shape.comes:
             np.maximum.at(ready, place, self._entered[back][key])
         self._device(shape, start[shape.device], end[shape.device], ready)
-        if self.folding is not None:
-            self._passes(self.folding, shape, start[shape.device], end[shape.device], now)
+        if self.folding is not None and self.passes is not None:
+            which = self.passes[shape.rows][shape.device]
+            self._passes(self.folding, shape, which, start[shape.device], end[shape.device], now)
         last = np.zeros(len(self.members))
         np.maximum.at(last, shape.plan.rank[shape.rows][shape.lasts], np.nan_to_num(end[shape.lasts], nan=np.inf))
         self.step_end.append(last)
@@ -287,8 +285,8 @@ class Bookings:
                     np.subtract.at(self.idle, who[place], last - first)
             np.maximum.at(self.booked, who, until)
             if self.recorder.keep_spans:
-                if kind == rc.COMPUTE and self.folding is not None:
-                    which &= self.folding.passes.which[shape.rows][shape.device] < 0
+                if kind == rc.COMPUTE and self.passes is not None:
+                    which &= self.passes[shape.rows][shape.device] < 0
                     who, until = rank[which], ends[which]
                 names = shape.names if kind in (rc.COMPUTE, rc.INPUT) else shape.waits
                 self._keep(kind, names[which], who, begins[which], until)
@@ -297,13 +295,23 @@ class Bookings:
                 kind = rc.INPUT if shape.samples[i] else rc.COMPUTE
                 self.recorder.open[worker] = (kind, str(shape.names[i]), float(start[i]))
 
-    def _passes(self, folding: Folding, shape: Shape, start: Floats, end: Floats, now: float) -> None:
+    def _passes(self, folding: Folding, shape: Shape, which: Ints, start: Floats, end: Floats, now: float) -> None:
         """Book what tensor groups exchange in the passes of a step, whose seconds have been booked as computing."""
-        which = folding.passes.which[shape.rows][shape.device]
-        rank, done = shape.rank, (which >= 0) & ~np.isnan(start)
-        number = folding.kind[rank] * len(folding.passes.items) + which  # of the timeline
+        n_passes, rank, begun = len(folding.passes.items), shape.rank, (which >= 0) & ~np.isnan(start)
+        number = folding.kind[rank] * n_passes + which  # of the timeline
+        apart = np.full(len(self.members), self.recorder.keep_spans)
+        apart[rank[begun & np.isnan(end)]] = True  # ranks that are in the middle of a pass
+        whole = np.flatnonzero(begun & ~apart[rank])
+        # sums of ones are exact in any order; those of seconds are not
+        times = np.bincount(rank[whole] * len(self._shares) + number[whole], minlength=len(apart) * len(self._shares))
+        self._times += times.reshape(len(apart), -1) @ self._shares
+        whole = whole[np.argsort(number[whole].astype(np.min_scalar_type(len(self._shares))), kind="stable")]
+        exchanging = np.array([each.exchanging for of_kind in folding.timelines for each in of_kind])[number[whole]]
+        np.add.at(self.seconds[rc.COMPUTE], rank[whole], -exchanging)
+        np.add.at(self.seconds[rc.COMMUNICATION], rank[whole], exchanging)
+        done = begun & apart[rank]
         for each in np.unique(number[done]).tolist():
-            kind, of_pass = divmod(each, len(folding.passes.items))
+            kind, of_pass = divmod(each, n_passes)
             timeline, rows = folding.timelines[kind][of_pass], np.flatnonzero(done & (number == each))
             under_way = np.minimum(now - start[rows], timeline.seconds)
             took = np.where(np.isnan(end[rows]), under_way, timeline.seconds)
@@ -316,12 +324,23 @@ class Bookings:
             if self.recorder.keep_spans:
                 self._spans(timeline, rank[rows], start[rows], took, shape.names[rows])
 
+    @cached_property
+    def _shares(self) -> Floats:
+        """How often each exchange happens in each pass that is over, (n_kinds * n_passes, n_exchanges)."""
+        assert self.folding is not None
+        timelines = [each for of_kind in self.folding.timelines for each in of_kind]
+        shares = np.zeros((len(timelines), len(self.folding.exchanges)))
+        for own, timeline in zip(shares, timelines, strict=True):
+            np.add.at(own, timeline.exchange, timeline.shares(timeline.seconds))
+        return shares
+
     def _exchanges(
         self, folding: Folding, kind: int, timeline: Timeline, ranks: Ints, start: Floats, took: Floats
     ) -> None:
         """Count the exchanges of the same pass of several ranks; `took` is the seconds that each rank was in them."""
-        for exchange, begun, over in zip(timeline.exchange.tolist(), timeline.begun, timeline.over, strict=True):
-            share = np.clip((took - begun) / max(over - begun, 1e-300), 0.0, 1.0)
+        shares = timeline.shares(took[:, None]).T
+        each = zip(timeline.exchange.tolist(), timeline.begun, timeline.over, shares, strict=True)
+        for exchange, begun, over, share in each:
             np.add.at(self._times[:, exchange], ranks, share)
             if not self.recorder.keep_spans:
                 continue

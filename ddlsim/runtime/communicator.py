@@ -70,7 +70,7 @@ class Communicator:
         self.fabric = with_algorithm(fabric, context.cluster, self.at)
         self.n_bystanders = len(bystanders)
         #: of the members, then of the bystanders
-        self.all_nodes = [*self.nodes, *bystanders]
+        self.all_nodes = np.array([*self.nodes, *bystanders], dtype=np.int64)
         self._open: dict[Hashable, _Operation] = {}
         self._entered = [0] * self.n_ranks  # collectives, by each member
         self._schedules: dict[tuple[str, str | Collective, Hashable], Schedule] = {}

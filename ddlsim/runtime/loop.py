@@ -181,7 +181,7 @@ class Loop:
         self.trigger_at(event, time)
         return event
 
-    def collective(self, schedule: Schedule, nodes: Sequence[int], nbytes: float) -> int:
+    def collective(self, schedule: Schedule, nodes: Sequence[int] | Ints, nbytes: float) -> int:
         """Prepare a collective over `nbytes` with rank r at node ``nodes[r]``; return its id."""
         if id(schedule) not in self._volume:  # bytes sent per byte of the buffer, and the headers of the messages
             headers = sum(r.header * r.repeat * len(r.src) for lane in schedule.lanes for r in lane)

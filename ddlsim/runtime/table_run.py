@@ -39,7 +39,7 @@ from ddlsim.plan.plan import (
 )
 from ddlsim.plan.program import LIVE, LiveSteps, StepProgram
 from ddlsim.plan.servers import as_messages, with_parameter_servers
-from ddlsim.runtime.bookings import Bookings, Shape, devices
+from ddlsim.runtime.bookings import Bookings, Shape
 from ddlsim.runtime.communicator import Communicator
 from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.exchange import Exchange, Exchanges, OfGroups, OfKinds, Vectors, Way, way_of
@@ -60,11 +60,11 @@ def with_slowdowns(
         return tasks
     plan, exchanges = steps.plan, steps.plan.kind[steps.row] >= SEND
     kinds, contention = np.unique(_channels(tasks, steps, rank, members, context), return_inverse=True)
-    slower = [
-        [max(worker.overlap_slowdown.beside(channels) for worker in own) for channels in kinds.tolist()]
-        for own in members
-    ]
-    device = np.where(exchanges | devices(plan)[steps.row], rank, -1)
+    different = {id(worker.overlap_slowdown): worker.overlap_slowdown for own in members for worker in own}
+    beside = {key: [each.beside(channels) for channels in kinds.tolist()] for key, each in different.items()}
+    each = [[beside[key] for key in {id(worker.overlap_slowdown) for worker in own}] for own in members]
+    slower = [list(map(max, *rows)) if len(rows) > 1 else rows[0] for rows in each]
+    device = np.where(exchanges | plan.on_device[steps.row], rank, -1)
     return tasks._replace(device=device, slower=slower, contention=contention)
 
 
@@ -298,10 +298,15 @@ class TableRun:
         self.calls = calls = Calls(self, tasks, owner)
         said = {way: exchange.what for way, exchange in calls.exchanges.items()}
         shapes = [Shape(steps.plan, steps.rows, steps.keys, step, said) for step in range(steps.plan.n_steps)]
-        self.bookings = Bookings(context.recorder, self.members, shapes, context.loop.now, folding=folding)
+        passes = None if folding is None else folding.passes.which(program.template)[steps.source]
+        self.bookings = Bookings(
+            context.recorder, self.members, shapes, context.loop.now, folding=folding, passes=passes
+        )
         #: by the first worker's workload, which the list holds and so keeps the number of
         self._regimes = {id(workloads[0]): (workloads, self._seconds(steps.plan))}
-        self._exchanging = None if folding is None else folding.exchanging(steps.plan)
+        self._exchanging = None
+        if folding is not None and passes is not None:
+            self._exchanging = folding.exchanging(steps.plan.rank, passes)
         self._varies = any(worker.factors is not UNVARIED for worker in context.workers)
         self.done = 0  # steps
         self._ended: set[int] = set()  # slots, of later steps
@@ -569,7 +574,7 @@ class TableRun:
             self.bookings.exchange(f"{len(keys)} buckets of step {step}", rank[exchanged], rows, exchanged)
 
     def close(self) -> None:
-        """Book unfinished tasks, and report what ranks wait for."""
+        """Book unfinished tasks, report what ranks wait for, and release the tasks, which are large. Called once."""
         now = max(self.executor.now, self.context.loop.network.now)
         self.context.loop.env.pass_time(now)
         self.context.loop.nbytes_asked += self.executor.nbytes_sent
@@ -590,6 +595,8 @@ class TableRun:
         self.bookings.close(now, waits)
         if self.bookings.folding is not None:
             self.context.loop.book(*self.bookings.exchanged(self.context.loop.network.n_channels))
+        # a run and its context refer to each other, so the rest is freed only when Python looks for such cycles
+        del self.executor, self.calls, self.steps, self.bookings
 
     def _missing(self, step: int, row: int) -> str:
         """Return a description of what a task waits for."""
@@ -618,8 +625,8 @@ class Calls:
         plan, steps = run.steps.plan, run.steps
         rows = plan.collectives
         self.exchanges: dict[Way, Exchange] = {}
-        ways = np.stack([plan.kind[rows], plan.peer[rows], plan.part[rows] >= 0])
-        _, first, which = np.unique(ways, axis=1, return_index=True, return_inverse=True)
+        ways = (plan.kind[rows] * len(plan.groups) + plan.peer[rows]) * 2 + (plan.part[rows] >= 0)
+        _, first, which = np.unique(ways, return_index=True, return_inverse=True)
         for row in rows[np.sort(first)].tolist():
             self.exchanges[way_of(plan, row)] = self._exchange(row, owner)
         routes = [self.exchanges[way_of(plan, row)].route for row in rows[first].tolist()]
@@ -712,13 +719,15 @@ class Calls:
 
     def _carried(self, keys: list[int]) -> tuple[Exchange, int, list[int], float]:
         """Return the exchange of `keys` as one, its step, their parts, and their bytes."""
-        plan, tasks = self.steps.plan, self._task[keys]
-        row, slot = int(self.steps.row[tasks[0]]), self.steps.slot_of(int(tasks[0]))
+        plan, tasks = self.steps.plan, [int(self._task[key]) for key in keys]
+        rows, slot = [int(self.steps.row[task]) for task in tasks], self.steps.slot_of(tasks[0])
         if self.context.recorder.keep_spans and plan.queues:
             self.launched.setdefault(slot, []).append(keys)
-        nbytes = float(np.cumsum(self.steps.key_sizes[keys])[-1])  # one after the other, as buffers are filled
-        exchange = self.exchanges[way_of(plan, row)]
-        return exchange, self.run.step_in[slot], plan.part[self.steps.row[tasks]].tolist(), nbytes
+        nbytes = float(self.steps.key_sizes[keys[0]])
+        for key in keys[1:]:  # one after the other, as buffers are filled
+            nbytes += float(self.steps.key_sizes[key])
+        exchange = self.exchanges[way_of(plan, rows[0])]
+        return exchange, self.run.step_in[slot], [int(plan.part[row]) for row in rows], nbytes
 
     def begins(self, task: int) -> float:
         plan, run, row = self.steps.plan, self.run, int(self.steps.row[task])

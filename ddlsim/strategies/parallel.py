@@ -363,17 +363,15 @@ class Parallel(WithFabric):
         return dataclasses.replace(StepProgram.of(plan), batches=(1, 0, later))
 
     def _of_groups(self, workloads: Sequence[Workload], steps: int, micro_batches: int) -> _Groups:
-        """Return the plan with one rank per tensor group."""
+        """Return the program with one rank per tensor group, and how many of its steps are written out where every rank
+        has tasks."""
         mesh, cuts = self.mesh(len(workloads)), self._cuts(workloads)
         different = list({id(workload): workload for workload in workloads}.values())
-        plans = [
-            self._of_rank(self._split(workload, cuts), workload, mesh, micro_batches).unroll(steps)
-            for workload in different
-        ]
+        programs = [self._of_rank(self._split(workload, cuts), workload, mesh, micro_batches) for workload in different]
         number = {id(workload): i for i, workload in enumerate(different)}
         kinds = np.array([number[id(workload)] for workload in workloads])[np.array(self._members(mesh))]
         shards = [self._shard(workload) for workload in different]
-        return _Groups(plans, kinds, shards, chunks_at(shards[0].workload, cuts), not self.sequence)
+        return _Groups(programs, steps, kinds, shards, chunks_at(shards[0].workload, cuts), not self.sequence)
 
     def peak_memory(self, workloads: Sequence[Workload], micro_batches: int) -> Floats:
         """Return the peak memory of activations on each rank of the plan, (n_ranks,) bytes.
@@ -381,7 +379,7 @@ class Parallel(WithFabric):
         Raises ConfigError if the order does not fit the number of micro-batches.
         """
         if self._asynchronous:
-            return np.repeat(self._of_groups(workloads, 1, micro_batches).plans[0].peak_memory(), self.tensor)
+            return np.repeat(self._of_groups(workloads, 1, micro_batches).programs[0].peak_memory(), self.tensor)
         mesh, cuts = self.mesh(len(workloads)), self._cuts(workloads)
         outline = self._outline(mesh, micro_batches, len(cuts) + 1)
         chunks = self._split(workloads[0], cuts)
@@ -462,23 +460,25 @@ class Parallel(WithFabric):
         else:
             steps = 2 if is_one_step(context, live) else N_STEPS  # a first step ends with updates
             groups, members = self._of_groups(whole, steps, micro_batches), np.array(self._members(mesh))
-            others = Schedules(groups.plans[0], self.algorithm, context.cluster, nodes[members[:, 0]], self.rank_order)
+            firsts, first = nodes[members[:, 0]], groups.programs[0]
+            others: GroupSchedule = Schedules(first, self.algorithm, context.cluster, firsts, self.rank_order)
             folding = self._folding(context, groups, members, in_groups, others)
             if folding is None:
-                plan = groups.of_all(in_groups)
+                program = self._repeating(groups.of_all(in_groups), micro_batches)
             else:
-                plan = folding.seconds(groups.of_slowest())
-                nodes, workers = nodes[members[:, 0]], [workers[own[0]] for own in members]
-            program = self._repeating(plan, micro_batches)
+                program = folding.program(groups.programs, groups.slowest)
+                nodes, workers = firsts, [workers[own[0]] for own in members]
 
         chunks = _cut_at(self._shard(whole[0]).workload, self._cuts(whole))
         ages = self._delays if self._asynchronous else ()
         weights = StashedWeights(context.learner, self._delays, stage_slices(context.learner, [c.end for c in chunks]))
 
         def exchanges(gradients: Vectors, plan: Plan) -> OfReplicas:
-            schedules: GroupSchedule = Schedules(plan, self.algorithm, context.cluster, nodes, self.rank_order)
-            if in_groups is not None and folding is None:
-                schedules = in_groups.beside(plan, schedules)
+            if folding is not None:
+                schedules = others
+            else:
+                schedules = Schedules(plan, self.algorithm, context.cluster, nodes, self.rank_order)
+                schedules = schedules if in_groups is None else in_groups.beside(plan, schedules)
             dense = OfGroups(context, workers, plan.groups, schedules)
             fabric, parts = fabric_of(self), list[slice]()
             if context.compression is not None and self.sharded == "full" and mesh.pipeline == 1:
@@ -508,12 +508,14 @@ class Parallel(WithFabric):
         why_not, network = disturbed(context), context.loop.network
         if (groups.kinds != groups.kinds[:, :1]).any():
             why_not = why_not or "members compute at different speeds"
+        if context.workers[0].workload.stack.call_time:
+            why_not = why_not or "the exchanges of groups take a fixed time per call (call_time)"
         is_known = self.cost != "simulated" and len(members) > self.pipeline
         if is_known:
             why_not = why_not or "the time of the replicas' collectives is not simulated"
         if why_not and not many:
             return None
-        folding = fold(groups.plans[0], groups.passes, members, groups.slowest, context.cluster, in_groups, others)
+        folding = fold(groups.programs[0], groups.passes, members, groups.slowest, context.cluster, in_groups, others)
         why_not = why_not or folding.why_not
         if why_not and not many:
             return None
@@ -521,7 +523,7 @@ class Parallel(WithFabric):
         if len(folding.shared[0]) and (network.is_shared or network.changes or is_known):
             raise ConfigError(
                 f"Parallel: tensor = {self.tensor}: simulating every rank would take {tasks} over "
-                f"{groups.plans[0].n_steps} steps, above the limit of {MOST_TASKS:,}, and simulating one rank per "
+                f"{groups.steps} steps, above the limit of {MOST_TASKS:,}, and simulating one rank per "
                 f"tensor group is not possible, because {why_not} and the ranks of a group share links; use fewer "
                 "micro-batches or workers"
             )
@@ -582,16 +584,18 @@ class Parallel(WithFabric):
 
 @dataclass(frozen=True, eq=False)
 class _Groups:
-    """Plans with one rank per tensor group, and the members of the groups.
+    """Programs with one rank per tensor group, and the members of the groups.
 
-    plans   one for each kind of device, as if all workers had it; they differ only in seconds
-    kinds   (n_ranks, t) the index in `plans` of each worker of a rank's tensor group
-    shards  of each kind
-    chunks  of the model, with whole activations between them
-    gather  whether groups gather the tensors that they receive over a cut
+    programs  one for each kind of device, as if all workers had it; they differ only in seconds
+    steps     that are written out where every rank has tasks
+    kinds     (n_ranks, t) the index in `programs` of each worker of a rank's tensor group
+    shards    of each kind
+    chunks    of the model, with whole activations between them
+    gather    whether groups gather the tensors that they receive over a cut
     """
 
-    plans: Sequence[Plan]
+    programs: Sequence[StepProgram]
+    steps: int
     kinds: Ints
     shards: Sequence[Shard]
     chunks: Sequence[Chunk]
@@ -599,15 +603,16 @@ class _Groups:
 
     @functools.cached_property
     def passes(self) -> Passes:
-        """Return the passes of the plans, with the exchanges in them."""
-        return passes_of(self.plans[0], self.shards, self.chunks, gather=self.gather)
+        """Return the passes of the programs, with the exchanges in them."""
+        return passes_of(self.programs[0].template, self.shards, self.chunks, gather=self.gather)
 
     @functools.cached_property
     def n_tasks(self) -> int:
         """Number of tasks of all workers."""
-        which, tensor = self.passes.which, self.kinds.shape[1]
+        template, n_copies = self.programs[0].template, len(self.programs[0].ranks)
+        which = self.passes.which(template)[template.step < self.steps]
         sizes = np.array([len(by_kind[0]) for by_kind in self.passes.items])
-        return int(tensor * np.where(which >= 0, sizes[which], 1).sum())
+        return int(n_copies * self.kinds.shape[1] * np.where(which >= 0, sizes[which], 1).sum())
 
     @property
     def slowest(self) -> Ints:
@@ -615,26 +620,17 @@ class _Groups:
         seconds = np.array([shard.workload.step_time for shard in self.shards])
         return np.take_along_axis(self.kinds, seconds[self.kinds].argmax(axis=1)[:, None], axis=1)[:, 0]
 
-    def of_slowest(self) -> Plan:
-        """Return the plan of groups with the seconds of the slowest member of each."""
-        plan = self.plans[0]
-        if len(self.plans) == 1:
-            return plan
-        every = np.stack([each.seconds for each in self.plans])
-        return dataclasses.replace(plan, seconds=every[self.slowest[plan.rank], np.arange(len(plan))])
-
     def of_all(self, schedules: GroupSchedules | None = None) -> Plan:
         """Return the plan of all workers, whose groups exchange by `schedules`. Raises ConfigError for a large one."""
         tensor = self.kinds.shape[1]
-        if tensor > 1:
-            if self.n_tasks > MOST_WRITTEN:
-                raise ConfigError(
-                    f"plan: Parallel with tensor = {tensor}: the plan would have {self.n_tasks:,} tasks, above the "
-                    f"limit of {MOST_WRITTEN:,}; use fewer micro-batches or workers"
-                )
-            following = None if schedules is None else schedules.following
-            return tensor_ranks(self.plans, self.passes, tensor, self.kinds, following)
-        return self.of_slowest()
+        if self.n_tasks > MOST_WRITTEN:
+            raise ConfigError(
+                f"plan: Parallel with tensor = {tensor}: the plan would have {self.n_tasks:,} tasks, above the "
+                f"limit of {MOST_WRITTEN:,}; use fewer micro-batches or workers"
+            )
+        following = None if schedules is None else schedules.following
+        plans = [program.unroll(self.steps) for program in self.programs]
+        return tensor_ranks(plans, self.passes, tensor, self.kinds, following)
 
 
 #: every worker asks for these

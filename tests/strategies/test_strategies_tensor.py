@@ -11,6 +11,7 @@ from ddlsim import ConfigError, Experiment, LinkFault, Lognormal, Parallel, Slow
 from ddlsim.cluster import star
 from ddlsim.plan import read_chakra
 from ddlsim.strategies import parallel
+from ddlsim.workload.stacks import load_stack
 
 BASE = {"batch_size": 4, "workers": 4, "device": "v100", "steps": 2, "warmup": 1}
 SPLIT = Parallel(tensor=4, micro_batch=4)
@@ -162,6 +163,25 @@ def test_many_groups_executed_once_are_exact():
 def test_all_ranks_are_executed_where_one_is_not_enough(cluster, layout, run):
     result = simulate(cluster, TINY, Parallel(micro_batch=1, **layout), batch_size=4, steps=1, **run)
     assert not any(note.startswith(FOLDED) for note in result.notes)
+
+
+def test_fixed_costs_beside_groups(monkeypatch):
+    """The host's work of a step comes before its passes on every rank; calls take time inside passes, for which all
+    ranks are executed."""
+    run = {"batch_size": 8, "workers": 16, "steps": 2, "warmup": 1, "overlap_slowdown": 1.0}
+    layout, stack = Parallel(tensor=8, data=2), load_stack("pytorch")
+    plain = simulate("dgx-a100-pod", TINY, layout, stack=stack, **run)
+    once = simulate("dgx-a100-pod", TINY, layout, stack=replace(stack, step_time=1e-3), **run)
+    assert is_folded(once)
+    assert once.step_time == pytest.approx(plain.step_time + 1e-3, rel=1e-9)
+    called = simulate("dgx-a100-pod", TINY, layout, stack=replace(stack, call_time=1e-3), **run)
+    assert not is_folded(called)
+    assert called.step_time > plain.step_time + 1e-3
+    monkeypatch.setattr(parallel, "disturbed", lambda context: "a test")
+    every = simulate("dgx-a100-pod", TINY, layout, stack=replace(stack, step_time=1e-3), **run)
+    assert not is_folded(every)
+    assert once.step_time == pytest.approx(every.step_time, rel=1e-9)
+    assert once.shares == pytest.approx(every.shares, abs=1e-9)
 
 
 def test_too_many_ranks(monkeypatch):
