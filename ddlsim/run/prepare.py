@@ -28,7 +28,7 @@ from ddlsim.strategies import Strategy, contract
 from ddlsim.strategies.split_rules import MESH, changes_text, state_of
 from ddlsim.workload.compute import Affine, Measured, PerKernel, Roofline, Workload, make_workload
 from ddlsim.workload.devices import Device, load_device
-from ddlsim.workload.memory import Fullest, check_memory, held_nbytes
+from ddlsim.workload.memory import Fullest, check_memory, held_nbytes, stage_memory
 from ddlsim.workload.model import Model, load_model
 from ddlsim.workload.optimizer_rules import rule_of
 from ddlsim.workload.precision import LOW_PRECISIONS
@@ -257,6 +257,7 @@ def _with_algorithms(experiment: Experiment, cluster: Cluster, nodes: list[int])
     strategy: Any = experiment.strategy
     used, at = contract.of(strategy).collectives(), np.array(nodes)[cluster.locality_order(nodes)].tolist()
     kinds = {"algorithm": "all_reduce", "reduce_scatter": "reduce_scatter", "all_gather": "all_gather"}
+    kinds |= {"algorithm": "reduce_scatter"} if used.in_halves else {}
     chosen: dict[str, Any] = {
         name: algorithm_for("default", cluster, at, used.cost, kind)
         for name, kind in kinds.items()
@@ -345,7 +346,7 @@ def memory_use(experiment: Experiment, workloads: Workloads, stages: list[Stage]
     }
     uses = []
     for stage, device, nbytes in different.values():
-        reserved = 0.0 if stage.memory is None else stage.memory.reserved
+        reserved = stage_memory(stage, n_workers).reserved
         fullest = Fullest(sum(held_nbytes(stage, n_workers, nbytes)), device.memory_nbytes, reserved)
         uses.append((fullest, check_memory(stage, device, n_workers, nbytes)))
     fullest, worst = max(uses, key=lambda use: use[0].needed / use[0].capacity)
