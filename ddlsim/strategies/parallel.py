@@ -478,7 +478,8 @@ class Parallel(WithFabric):
         else:
             steps = 2 if is_one_step(context, live) else N_STEPS  # a first step ends with updates
             groups, members = self._of_groups(whole, steps, micro_batches), np.array(self._members(mesh))
-            others = Schedules(groups.plans[0], self._by_kind, context.cluster, nodes[members[:, 0]], self.rank_order)
+            order, _ = self._order_of(members)
+            others = Schedules(groups.plans[0], self._by_kind, context.cluster, nodes[members[:, 0]], order)
             folding = self._folding(context, groups, members, in_groups, others)
             if folding is None:
                 plan = groups.of_all(in_groups)
@@ -492,7 +493,8 @@ class Parallel(WithFabric):
         weights = StashedWeights(context.learner, self._delays, stage_slices(context.learner, [c.end for c in chunks]))
 
         def exchanges(gradients: Vectors, plan: Plan) -> OfReplicas:
-            schedules: GroupSchedule = Schedules(plan, self._by_kind, context.cluster, nodes, self.rank_order)
+            order = self.rank_order if folding is None else self._order_of(folding.members)[0]
+            schedules: GroupSchedule = Schedules(plan, self._by_kind, context.cluster, nodes, order)
             if in_groups is not None and folding is None:
                 schedules = in_groups.beside(plan, schedules)
             dense = OfGroups(context, workers, plan.groups, schedules)
@@ -524,6 +526,8 @@ class Parallel(WithFabric):
         why_not, network = disturbed(context), context.loop.network
         if (groups.kinds != groups.kinds[:, :1]).any():
             why_not = why_not or "members compute at different speeds"
+        if not self._order_of(members)[1]:
+            why_not = why_not or "the members of a group follow different rank orders"
         is_known = self.cost != "simulated" and len(members) > self.pipeline
         if is_known:
             why_not = why_not or "the time of the replicas' collectives is not simulated"
@@ -554,6 +558,22 @@ class Parallel(WithFabric):
                 "members of a group do the same work at the same times and share no links"
             )
         return folding
+
+    def _order_of(self, members: Ints) -> tuple[str | Sequence[int], bool]:
+        """Return the rank order of a plan with one rank per tensor group, and whether all members follow the same.
+
+        members  (n_ranks, t) workers of each group; the order is that of the first members
+
+        Raises ConfigError if the order is not a permutation of the workers.
+        """
+        if isinstance(self.rank_order, str):
+            return self.rank_order, True
+        if sorted(self.rank_order) != list(range(members.size)):
+            raise ConfigError(
+                f"rank_order = {list(self.rank_order)}: must contain each rank from 0 to {members.size - 1} once"
+            )
+        orders = np.argsort(np.argsort(self.rank_order)[members], axis=0)
+        return orders[:, 0].tolist(), bool((orders == orders[:, :1]).all())
 
     def _group_schedules(self, cluster: Cluster, nodes: Ints) -> GroupSchedules | None:
         """Return the schedules of the tensor groups' exchanges, None without tensor groups. Raises ConfigError if there

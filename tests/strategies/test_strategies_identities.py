@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 from draws import rows
 
@@ -114,3 +117,34 @@ def test_the_first_stage_gathers_the_embedding_first() -> None:
         gathers = plan.rows(ALL_GATHER)
         mine = gathers[(plan.rank[gathers] == rank) & (plan.part[gathers] >= 0)]
         assert plan.part[mine].tolist().index(tied) == place % len(mine)
+
+
+@pytest.mark.parametrize("order", ["reversed", "alternating", "sampled"])
+def test_replicas_of_tensor_groups_follow_a_list_of_ranks(order: str) -> None:
+    """The ring crosses machines as often as the list says, whether one rank per group is executed or every rank."""
+    ranks = {
+        "reversed": list(range(32))[::-1],
+        "alternating": [rank for first in range(8) for rank in range(first, 32, 8)],
+        "sampled": np.random.default_rng(1).permutation(32).tolist(),
+    }[order]
+    strategy = Parallel(tensor=2, micro_batch=1, algorithm="ring", rank_order=ranks)
+    options = {"compute": ddlsim.Measured("5 ms", 1), "steps": 1, "warmup": 1}
+
+    def run(strategy: Parallel, **more: object) -> Result:
+        return ddlsim.simulate("cloud-25g-16x8-v100", "gpt2", strategy, 16, 32, **options, **more)  # type: ignore[arg-type]
+
+    result, given = run(strategy), run(replace(strategy, rank_order="given"))
+    assert result.step_time == pytest.approx(run(strategy, jitter=ddlsim.Lognormal(1e-9)).step_time, rel=1e-3)
+    assert result.step_time / given.step_time > (0.99 if order == "reversed" else 2.0)
+
+
+def test_a_rank_order_that_lacks_ranks_is_refused() -> None:
+    strategy = Parallel(tensor=2, micro_batch=1, rank_order=list(range(4)))
+    with pytest.raises(ConfigError, match=r"rank_order = \[0, 1, 2, 3\]: must contain each rank from 0 to 7 once"):
+        ddlsim.simulate("dgx1-v100", "gpt2", strategy, 4, 8)
+
+
+@pytest.mark.parametrize("strategy", [ExpertParallel(), ddlsim.EmbeddingParallel()])
+def test_collectives_that_are_set_one_by_one_do_not_take_a_fabric(strategy: object) -> None:
+    with pytest.raises(ConfigError, match="whose collectives are set one by one; remove fabric, and set algorithm="):
+        ddlsim.simulate("dgx1-v100", "dlrm", strategy, 8, 8, fabric=Fabric("ring"))  # type: ignore[arg-type]
