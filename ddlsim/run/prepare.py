@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ddlsim.cluster import Cluster, load_cluster
+from ddlsim.compression import Compression
+from ddlsim.compression.choice import kept_vectors
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Phase, Training
 from ddlsim.learning.learner import Task
@@ -31,7 +33,7 @@ from ddlsim.workload.devices import Device, load_device
 from ddlsim.workload.memory import Fullest, check_memory, held_nbytes, stage_memory
 from ddlsim.workload.model import Model, load_model
 from ddlsim.workload.optimizer_rules import rule_of
-from ddlsim.workload.precision import LOW_PRECISIONS
+from ddlsim.workload.precision import FP32_NBYTES, LOW_PRECISIONS
 from ddlsim.workload.products import has_kernels
 from ddlsim.workload.resized import resized
 from ddlsim.workload.stacks import default_stack, load_stack
@@ -345,9 +347,15 @@ def memory_use(experiment: Experiment, workloads: Workloads, stages: list[Stage]
         for stage, (_, device), nbytes in zip(stages, workloads, held, strict=True)
     }
     uses = []
+    choice = experiment.compression
+    n_vectors = kept_vectors(choice.compressor) if isinstance(choice, Compression) else 0
     for stage, device, nbytes in different.values():
-        reserved = stage_memory(stage, n_workers).reserved
-        fullest = Fullest(sum(held_nbytes(stage, n_workers, nbytes)), device.memory_nbytes, reserved)
+        memory = stage_memory(stage, n_workers)
+        if n_vectors:
+            residuals = n_vectors * FP32_NBYTES * stage.workload.model.gradient_nbytes(1)
+            memory = dataclasses.replace(memory, buffers=memory.buffers + residuals)
+            stage = dataclasses.replace(stage, memory=memory)
+        fullest = Fullest(sum(held_nbytes(stage, n_workers, nbytes)), device.memory_nbytes, memory.reserved)
         uses.append((fullest, check_memory(stage, device, n_workers, nbytes)))
     fullest, worst = max(uses, key=lambda use: use[0].needed / use[0].capacity)
     over = [text for _, text in uses if text]
