@@ -446,6 +446,8 @@ def _without_effect(experiment: Experiment, workload: Workload) -> Iterator[str]
     depends = fixed or (not workload.known and (workload.by_kernel or workload.launch_time))
     if experiment.stack is not None and not depends:
         yield f"stack has no effect on the simulated times: {workload.basis}"
+    elif experiment.stack is not None and not workload.by_kernel and not workload.known:
+        yield f"of the stack, launches and fixed times count, not the rates of kernels or the memory: {workload.basis}"
     if kernels and experiment.flash is None and workload.stack.attention and not workload.flash:
         assert workload.device is not None
         where = f"no fused kernel of stack {workload.stack.name} is known on {workload.device.name}"
