@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, cast
 
+import numpy as np
+
 from ddlsim.arguments import checked, one_of
 from ddlsim.compression.contract import AnyCompressor, defines, full
 from ddlsim.compression.cost import PROFILES, CodecCost
@@ -81,6 +83,21 @@ def fitted(compressor: AnyCompressor, tensors: Tensors, part: slice) -> AnyCompr
     if inner is None or not dataclasses.is_dataclass(compressor):
         return compressor
     return cast(AnyCompressor, dataclasses.replace(compressor, inner=fitted(inner, tensors, part)))
+
+
+def kept_vectors(compressor: AnyCompressor) -> int:
+    """Return how many vectors of the gradient's size a worker keeps between steps, such as a residual."""
+    rows, n = 8, 64
+    return _vectors(fitted(compressor, [("", (rows, n // rows))], slice(0, n)).init(n), n)
+
+
+def _vectors(state: object, n: int) -> int:
+    """Return how many vectors of n elements there are in a worker's state."""
+    if isinstance(state, np.ndarray):
+        return int(state.shape == (n,))
+    if dataclasses.is_dataclass(state):
+        return sum(_vectors(value, n) for value in vars(state).values())
+    return sum(_vectors(value, n) for value in state) if isinstance(state, tuple | list) else 0
 
 
 def _within(compressor: AnyCompressor, tensors: Tensors, part: slice) -> dict[str, tuple[int, ...]]:

@@ -26,7 +26,7 @@ from ddlsim.errors import ConfigError
 from ddlsim.plan.chunks import Chunk
 from ddlsim.plan.mesh import Mesh
 from ddlsim.plan.pipeline_orders import Pass, one_f_one_b
-from ddlsim.plan.pipeline_steps import Buckets, Template, tie_of
+from ddlsim.plan.pipeline_steps import Buckets, Template, tie_between, tie_of
 from ddlsim.plan.plan import ALL_REDUCE, Plan
 from ddlsim.plan.program import N_STEPS, Row, Step, pairs_of, step_of
 
@@ -94,7 +94,7 @@ class _Stream(Template):
         self.tied_part = -1
         self.step_of_row: list[int] = []
         super().__init__(chunks, one_f_one_b(len(chunks), total), buckets, replicas, recompute=recompute, sharded=False,
-                         tie=tie_of(chunks))  # fmt: skip
+                         tie=tie_between(chunks))  # fmt: skip
         for stage, passes in enumerate(self.order):
             self._stage(stage, passes)
         self._wait_for_messages()

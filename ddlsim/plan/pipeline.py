@@ -14,7 +14,7 @@ from ddlsim.plan.asynchronous_pipeline import asynchronous_template
 from ddlsim.plan.chunks import Chunk
 from ddlsim.plan.mesh import Mesh
 from ddlsim.plan.pipeline_orders import ASYNCHRONOUS, pass_order
-from ddlsim.plan.pipeline_steps import Blocks, tie_of
+from ddlsim.plan.pipeline_steps import Blocks, tie_between
 from ddlsim.plan.plan import Ints, Plan
 from ddlsim.plan.program import N_STEPS, StepProgram
 from ddlsim.workload.buckets import Bucket, one_bucket
@@ -79,7 +79,7 @@ def pipeline(
     table = pass_order(order, mesh.pipeline, micro_batches, len(chunks))
     if p2p == "in turns" and (order != "1f1b" or len(chunks) > mesh.pipeline):
         raise ConfigError("pipeline: p2p = 'in turns': needs order '1f1b' and one chunk per stage; use 'exchange'")
-    tie = tie_of(chunks)
+    tie = tie_between(chunks)
     blocks = Blocks(chunks, table, buckets, mesh.data, recompute=recompute, sharded=sharded, tie=tie)
     first, later = blocks.steps(p2p)
     return in_replicas(blocks.template([first, *[later] * (N_STEPS - 1)]), mesh, (1, micro_batches, 0))

@@ -44,6 +44,14 @@ class Tie(NamedTuple):
     nbytes: float
 
 
+def tie_between(chunks: Sequence[Chunk]) -> Tie | None:
+    """Return the word embedding that the output layer of another chunk uses too, if there is one.
+
+    If both layers are in the same chunk, their common gradient is an ordinary tensor of that chunk.
+    """
+    return tie_of(chunks) if len(chunks) > 1 else None
+
+
 def tie_of(chunks: Sequence[Chunk]) -> Tie | None:
     """Return the word embedding that a tied output layer uses too, if there is one."""
     layers = [(chunk, i, layer) for chunk in chunks for i, layer in enumerate(chunk.workload.model.layers)]
@@ -356,12 +364,15 @@ class Blocks(Template):
         updates = self._updates(stage, tied)
         if not self.sharded:
             return []
-        gathers = [
+        gathers = []
+        if tied is not None and 0 in updates:  # the first layer needs them first
+            gathers.append(self._collective(ALL_GATHER, stage, (stage,), tied[0], list(updates.values())))
+        gathers += [
             self._collective(ALL_GATHER, stage, (stage,), part, [row])
             for chunk, row in updates.items()
             for part in reversed(self.parts_of.get(chunk, []))
         ]
-        if tied is not None:
+        if tied is not None and 0 not in updates:
             gathers.append(self._collective(ALL_GATHER, stage, (stage,), tied[0], list(updates.values())))
         return gathers
 

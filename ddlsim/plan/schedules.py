@@ -29,7 +29,7 @@ ALGORITHMS: dict[str, str | Collective] = {
 def _algorithms(algorithm: str | Collective | Mapping[str, str | Collective]) -> dict[str, str | Collective]:
     """Return the algorithm of every kind of collective."""
     chosen = dict(algorithm) if isinstance(algorithm, Mapping) else {"all_reduce": algorithm}
-    if isinstance(algorithm, str) and algorithm in ("nccl", "nccl_ring", "default"):
+    if isinstance(algorithm, str) and algorithm in ("nccl", "nccl_ring", "torus", "default"):
         chosen |= dict.fromkeys(("reduce_scatter", "all_gather"), algorithm)
     for kind in chosen:
         if kind not in ALGORITHMS:

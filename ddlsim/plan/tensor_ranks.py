@@ -431,9 +431,9 @@ class GroupSchedules:
     inside     use userbuffers: rings
     algorithm  of the replicas' all-reduces
 
-    If that is NCCL's, or the default and NCCL is the default there, groups use NCCL's algorithms. Otherwise, and with
-    userbuffers, they use rings inside a machine and, across machines, the faster of a ring and a hierarchical
-    all-reduce.
+    If that is NCCL's, or the default and NCCL is the default there, groups use NCCL's algorithms. The same holds for
+    "torus" on TPUs. Otherwise, and with userbuffers, groups use rings inside a machine and, across machines, the faster
+    of a ring and a hierarchical all-reduce.
     """
 
     cluster: Cluster
@@ -452,7 +452,7 @@ class GroupSchedules:
     def _new(self, kind: str, group: int, nbytes: float) -> Schedule:
         cluster, order = self.cluster, self.order[group]
         places = self.nodes[group][order].tolist()
-        given = self.algorithm
+        given = "default" if self.algorithm == "torus" else self.algorithm  # members may not form a box of chips
         by_nccl = not self.inside and isinstance(given, str) and given.partition("(")[0] in ("nccl", "default")
         algorithm = given if by_nccl else "ring"
         usual = default_algorithm(cluster, places) if algorithm == "default" else algorithm

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ddlsim.cluster import Cluster, load_cluster
+from ddlsim.compression import Compression
+from ddlsim.compression.choice import kept_vectors
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Phase, Training
 from ddlsim.learning.learner import Task
@@ -28,10 +30,10 @@ from ddlsim.strategies import Strategy, contract
 from ddlsim.strategies.split_rules import MESH, changes_text, state_of
 from ddlsim.workload.compute import Affine, Measured, PerKernel, Roofline, Workload, make_workload
 from ddlsim.workload.devices import Device, load_device
-from ddlsim.workload.memory import Fullest, check_memory, held_nbytes
+from ddlsim.workload.memory import Fullest, check_memory, held_nbytes, stage_memory
 from ddlsim.workload.model import Model, load_model
 from ddlsim.workload.optimizer_rules import rule_of
-from ddlsim.workload.precision import LOW_PRECISIONS
+from ddlsim.workload.precision import FP32_NBYTES, LOW_PRECISIONS
 from ddlsim.workload.products import has_kernels
 from ddlsim.workload.resized import resized
 from ddlsim.workload.stacks import default_stack, load_stack
@@ -261,6 +263,7 @@ def _with_algorithms(experiment: Experiment, cluster: Cluster, nodes: list[int])
     strategy: Any = experiment.strategy
     used, at = contract.of(strategy).collectives(), np.array(nodes)[cluster.locality_order(nodes)].tolist()
     kinds = {"algorithm": "all_reduce", "reduce_scatter": "reduce_scatter", "all_gather": "all_gather"}
+    kinds |= {"algorithm": "reduce_scatter"} if used.in_halves else {}
     chosen: dict[str, Any] = {
         name: algorithm_for("default", cluster, at, used.cost, kind)
         for name, kind in kinds.items()
@@ -348,9 +351,15 @@ def memory_use(experiment: Experiment, workloads: Workloads, stages: list[Stage]
         for stage, (_, device), nbytes in zip(stages, workloads, held, strict=True)
     }
     uses = []
+    choice = experiment.compression
+    n_vectors = kept_vectors(choice.compressor) if isinstance(choice, Compression) else 0
     for stage, device, nbytes in different.values():
-        reserved = 0.0 if stage.memory is None else stage.memory.reserved
-        fullest = Fullest(sum(held_nbytes(stage, n_workers, nbytes)), device.memory_nbytes, reserved)
+        memory = stage_memory(stage, n_workers)
+        if n_vectors:
+            residuals = n_vectors * FP32_NBYTES * stage.workload.model.gradient_nbytes(1)
+            memory = dataclasses.replace(memory, buffers=memory.buffers + residuals)
+            stage = dataclasses.replace(stage, memory=memory)
+        fullest = Fullest(sum(held_nbytes(stage, n_workers, nbytes)), device.memory_nbytes, memory.reserved)
         uses.append((fullest, check_memory(stage, device, n_workers, nbytes)))
     fullest, worst = max(uses, key=lambda use: use[0].needed / use[0].capacity)
     over = [text for _, text in uses if text]
@@ -446,6 +455,8 @@ def _without_effect(experiment: Experiment, workload: Workload) -> Iterator[str]
     depends = fixed or (not workload.known and (workload.by_kernel or workload.launch_time))
     if experiment.stack is not None and not depends:
         yield f"stack has no effect on the simulated times: {workload.basis}"
+    elif experiment.stack is not None and not workload.by_kernel and not workload.known:
+        yield f"of the stack, launches and fixed times count, not the rates of kernels or the memory: {workload.basis}"
     if kernels and experiment.flash is None and workload.stack.attention and not workload.flash:
         assert workload.device is not None
         where = f"no fused kernel of stack {workload.stack.name} is known on {workload.device.name}"

@@ -22,6 +22,7 @@ HALVES = {
     "nccl_ring": ("nccl_ring", "nccl_ring"),
     "halving_doubling": ("recursive_halving", "recursive_doubling"),
     "hierarchical": ("hierarchical", "hierarchical"),
+    "torus": ("torus", "torus"),
     "gloo_ring": ("gloo_reduce_scatter", "gloo_all_gather"),
 }
 COSTS = ("simulated", "calibrated", "nccl")
@@ -79,11 +80,13 @@ class Collectives(NamedTuple):
     algorithms  of each kind of collective, by the strategy's field; ``algorithm`` is that of all-reduces
     cost        as that of a :class:`Fabric`
     fabric      the common fabric, if there is one that ``simulate(..., fabric=...)`` can set
+    in_halves   whether ``algorithm`` runs as the reduce-scatter and the all-gather that it consists of
     """
 
     algorithms: Mapping[str, str | Collective] = {}
     cost: str = "simulated"
     fabric: Fabric | None = None
+    in_halves: bool = False
 
 
 class OnFabric:

@@ -183,6 +183,12 @@ class Contract:
     @_optional
     def on_fabric(self, fabric: Fabric) -> Any:
         """The strategy with its collectives on a fabric. Default: ConfigError. ``ddlsim.WithFabric`` has this."""
+        if names := list(self.collectives().algorithms):
+            fields = " and ".join(f"{name}=" for name in names)
+            raise ConfigError(
+                f"fabric cannot be combined with {self.strategy.label}, whose collectives are set one by one; remove "
+                f"fabric, and set {fields} of the strategy"
+            )
         raise ConfigError(
             f"fabric has no effect with {self.strategy.label}, which has no collectives: its workers send messages to "
             "servers or to each other. Remove fabric; a custom strategy with collectives must inherit from "

@@ -24,7 +24,7 @@ from ddlsim.strategies.overlap import DdpBuckets, NoOverlap, PerLayer, overlap_n
 from ddlsim.strategies.shares import DealtOut, whole_batch
 from ddlsim.units import si
 from ddlsim.workload.compute import Workload
-from ddlsim.workload.memory import Holding, Memory, memory_of
+from ddlsim.workload.memory import Memory, holding_of, memory_of
 from ddlsim.workload.model import Model
 from ddlsim.workload.precision import ELEMENT_NBYTES, GRADIENT_TYPES
 from ddlsim.workload.stage import Stage
@@ -162,7 +162,7 @@ class EmbeddingParallel(DealtOut):
             for layer in workload.model.layers
         )
         model: Model = dataclasses.replace(workload.model, layers=layers, structure=(), trainable=False)
-        return memory_of(model, workload.batch_size, workload.precision, Holding(workload.rule or "momentum"))
+        return memory_of(model, workload.batch_size, workload.precision, holding_of(workload))
 
     def collectives(self) -> Collectives:
         """Return the algorithm of the MLPs' all-reduce, by the name of its field."""

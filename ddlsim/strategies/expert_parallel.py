@@ -21,7 +21,7 @@ from ddlsim.strategies.embedding_parallel import InOrder, in_order
 from ddlsim.strategies.overlap import overlap_named
 from ddlsim.strategies.shares import DealtOut, whole_batch
 from ddlsim.workload.compute import Workload
-from ddlsim.workload.memory import Holding, memory_of
+from ddlsim.workload.memory import holding_of, memory_of
 from ddlsim.workload.precision import ELEMENT_NBYTES
 from ddlsim.workload.stage import Stage
 
@@ -67,7 +67,7 @@ class ExpertParallel(DealtOut):
             for n in [layer.n_params - expert_elements(layer) * (degree - 1) // degree]
         )
         own = dataclasses.replace(model, layers=layers, structure=(), trainable=False)
-        memory = memory_of(own, workload.batch_size, workload.precision, Holding(workload.rule or "momentum"))
+        memory = memory_of(own, workload.batch_size, workload.precision, holding_of(workload))
         tokens = max((numbers for _, numbers in experts_in(model).values()), default=0.0)
         exchanged = 2.0 * workload.batch_size * tokens * ELEMENT_NBYTES[workload.precision] if degree > 1 else 0.0
         return Stage(workload, memory=dataclasses.replace(memory, buffers=memory.buffers + exchanged))

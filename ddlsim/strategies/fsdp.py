@@ -40,7 +40,7 @@ from ddlsim.strategies.replica_groups import OfReplicas
 from ddlsim.strategies.shares import check_shares
 from ddlsim.strategies.split_rules import divisors, lower_memory_fsdp
 from ddlsim.workload.compute import Workload
-from ddlsim.workload.memory import Holding, Memory, memory_of
+from ddlsim.workload.memory import Memory, holding_of, memory_of
 from ddlsim.workload.model import Model
 from ddlsim.workload.precision import GRADIENT_TYPES
 from ddlsim.workload.roles import blocks, weight_units
@@ -381,17 +381,14 @@ def _memory(strategy: FSDP, workload: Workload, n_workers: int) -> Memory:
     model, samples, precision = workload.model, workload.batch_size, workload.precision
 
     def memory(zero: int, recompute: str = strategy.recompute) -> Memory:
-        holding = Holding(
-            workload.rule or "momentum",
+        holding = holding_of(
+            workload,
             zero=zero if shards > 1 else 0,
             shards=shards,
             gathered=strategy._ahead + 1 if strategy.reshard else 0,
             units=None if strategy.units is None else tuple(strategy.units),
             param_dtype=strategy.param_dtype,
             recompute=recompute,
-            flash=workload.flash,
-            stack=workload.known_stack,
-            gradient_dtype=workload.main_gradients,
         )
         return memory_of(model, samples, precision, holding, n_workers=n_workers)
 

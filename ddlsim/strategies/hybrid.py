@@ -34,7 +34,7 @@ from ddlsim.strategies.replica_groups import Elements, OfReplicas
 from ddlsim.strategies.shares import DealtOut, check_shares
 from ddlsim.strategies.split_rules import divisors
 from ddlsim.workload.compute import Workload
-from ddlsim.workload.memory import Holding, memory_of
+from ddlsim.workload.memory import holding_of, memory_of
 from ddlsim.workload.precision import ELEMENT_NBYTES
 from ddlsim.workload.stage import Stage
 
@@ -148,7 +148,7 @@ class Hybrid(DealtOut, WithFabric):
             n_params = round(layers[i].n_params * layout.share(i, rank))
             layers[i] = dataclasses.replace(layers[i], n_params=n_params, tensors=(("own", n_params),))
         own = dataclasses.replace(model, layers=tuple(layers), structure=(), trainable=False)
-        memory = memory_of(own, workload.batch_size, workload.precision, Holding(workload.rule or "momentum"))
+        memory = memory_of(own, workload.batch_size, workload.precision, holding_of(workload))
         gathered = float(kept_nbytes(workload, layout).sum() - stored_nbytes(workload).sum())
         return Stage(workload, memory=dataclasses.replace(memory, activations=memory.activations + gathered))
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from ddlsim.arguments import Count, checked
 from ddlsim.cluster import Cluster
+from ddlsim.collectives import Collective
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Learner, Value
 from ddlsim.plan import Chunk, Mesh, Plan, StepProgram, between_blocks, chunks_at, fully_sharded, make_mesh, pipeline
@@ -41,7 +42,7 @@ from ddlsim.plan.tensor_ranks import (
 from ddlsim.readable import count
 from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.exchange import OfGroups, Vectors
-from ddlsim.runtime.fabric import WithFabric, fabric_label, fabric_of
+from ddlsim.runtime.fabric import Collectives, WithFabric, fabric_label, fabric_of, halves_of
 from ddlsim.runtime.table_run import Schedules as GroupSchedule
 from ddlsim.runtime.table_run import disturbed, is_one_step, run_table
 from ddlsim.strategies.replica_groups import OfReplicas, compressible_parts
@@ -108,7 +109,8 @@ class Parallel(WithFabric):
                  "megatron" (those of Megatron Core, with 40 million parameters or, if larger, a million per replica).
                  With sharded="full", the buckets are transformer layers
     algorithm, rank_order, cost
-                 algorithm, rank order and cost model of the sums over replicas; see :class:`~ddlsim.Fabric`. All other
+                 algorithm, rank order and cost model of the sums over replicas; see :class:`~ddlsim.Fabric`. With
+                 `sharded`, an all-reduce runs as the reduce-scatter and the all-gather that it consists of. All other
                  communication is simulated message by message, in tensor groups with NCCL's algorithms if `algorithm`
                  is one of them
     """
@@ -134,6 +136,8 @@ class Parallel(WithFabric):
                 raise ConfigError(
                     f"Parallel: {name} = {value!r} needs a synchronous order such as '1f1b', not {self.order!r}"
                 )
+        if self.sharded:
+            halves_of(fabric_of(self), f"Parallel with sharded = {self.sharded!r}")
         if self.sharded == "full":
             fixed: dict[str, object] = {"overlap": "ddp"}
             if self.pipeline == 1:  # passes go layer by layer
@@ -233,6 +237,10 @@ class Parallel(WithFabric):
     check_sizes = check_sizes
     lower_memory_variants = lower_memory_parallel
 
+    def collectives(self) -> Collectives:
+        """Return its fabric, and whether the sums over replicas are halves of all-reduces."""
+        return super().collectives()._replace(in_halves=bool(self.sharded))
+
     def split_sizes(self, n_workers: int) -> dict[str, object]:
         """Return the sizes that :class:`~ddlsim.Splits` varies, by name."""
         names = ("tensor", "pipeline", "micro_batch", "interleave", "order", "recompute", "sequence", "cut", "p2p")
@@ -307,6 +315,14 @@ class Parallel(WithFabric):
     def _per_stage(self) -> int:
         """Number of chunks per stage."""
         return max(self._chunks_per_stage, self.interleave)
+
+    @property
+    def _by_kind(self) -> str | Collective | dict[str, str | Collective]:
+        """The algorithm of the replicas' collectives, of each kind if they are halves of all-reduces."""
+        if not self.sharded:
+            return self.algorithm
+        scatter, gather = halves_of(fabric_of(self), "Parallel")
+        return {"all_reduce": self.algorithm, "reduce_scatter": scatter, "all_gather": gather}
 
     @property
     def _again(self) -> str:
@@ -426,7 +442,7 @@ class Parallel(WithFabric):
 
     def _split(self, workload: Workload, cuts: tuple[int, ...]) -> tuple[Chunk, ...]:
         """Return the chunks that one rank of each tensor group computes, without the group's exchanges."""
-        if self.tensor == 1 and self._again == "none":
+        if self.tensor == 1 and self._again == "none" and workload.known_stack is None:
             return _cut_at(workload, cuts)
         kept = functools.partial(
             kept_nbytes,
@@ -460,8 +476,8 @@ class Parallel(WithFabric):
         else:
             steps = 2 if is_one_step(context, live) else N_STEPS  # a first step ends with updates
             groups, members = self._of_groups(whole, steps, micro_batches), np.array(self._members(mesh))
-            firsts, first = nodes[members[:, 0]], groups.programs[0]
-            others: GroupSchedule = Schedules(first, self.algorithm, context.cluster, firsts, self.rank_order)
+            firsts, first, (order, _) = nodes[members[:, 0]], groups.programs[0], self._order_of(members)
+            others: GroupSchedule = Schedules(first, self._by_kind, context.cluster, firsts, order)
             folding = self._folding(context, groups, members, in_groups, others)
             if folding is None:
                 program = self._repeating(groups.of_all(in_groups), micro_batches)
@@ -477,7 +493,7 @@ class Parallel(WithFabric):
             if folding is not None:
                 schedules = others
             else:
-                schedules = Schedules(plan, self.algorithm, context.cluster, nodes, self.rank_order)
+                schedules = Schedules(plan, self._by_kind, context.cluster, nodes, self.rank_order)
                 schedules = schedules if in_groups is None else in_groups.beside(plan, schedules)
             dense = OfGroups(context, workers, plan.groups, schedules)
             fabric, parts = fabric_of(self), list[slice]()
@@ -510,6 +526,8 @@ class Parallel(WithFabric):
             why_not = why_not or "members compute at different speeds"
         if context.workers[0].workload.stack.call_time:
             why_not = why_not or "the exchanges of groups take a fixed time per call (call_time)"
+        if not self._order_of(members)[1]:
+            why_not = why_not or "the members of a group follow different rank orders"
         is_known = self.cost != "simulated" and len(members) > self.pipeline
         if is_known:
             why_not = why_not or "the time of the replicas' collectives is not simulated"
@@ -540,6 +558,22 @@ class Parallel(WithFabric):
                 "members of a group do the same work at the same times and share no links"
             )
         return folding
+
+    def _order_of(self, members: Ints) -> tuple[str | Sequence[int], bool]:
+        """Return the rank order of a plan with one rank per tensor group, and whether all members follow the same.
+
+        members  (n_ranks, t) workers of each group; the order is that of the first members
+
+        Raises ConfigError if the order is not a permutation of the workers.
+        """
+        if isinstance(self.rank_order, str):
+            return self.rank_order, True
+        if sorted(self.rank_order) != list(range(members.size)):
+            raise ConfigError(
+                f"rank_order = {list(self.rank_order)}: must contain each rank from 0 to {members.size - 1} once"
+            )
+        orders = np.argsort(np.argsort(self.rank_order)[members], axis=0)
+        return orders[:, 0].tolist(), bool((orders == orders[:, :1]).all())
 
     def _group_schedules(self, cluster: Cluster, nodes: Ints) -> GroupSchedules | None:
         """Return the schedules of the tensor groups' exchanges, None without tensor groups. Raises ConfigError if there

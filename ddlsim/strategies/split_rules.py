@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 from ddlsim.errors import ConfigError, shown
 from ddlsim.plan.pipeline_orders import ORDERS, pass_order
 from ddlsim.workload.compute import Workload
-from ddlsim.workload.memory import Holding, Memory, kept_nbytes, memory_of
+from ddlsim.workload.memory import Memory, holding_of, kept_nbytes, memory_of
 from ddlsim.workload.model import Model
 from ddlsim.workload.roles import blocks, split_error
 
@@ -257,6 +257,7 @@ def lower_memory_parallel(
             sequence=strategy.sequence and tensor > 1,
             recompute=recompute,
             flash=workload.flash,
+            stack=workload.known_stack,
         )[0]
 
     def kept(sizes: Sizes, recompute: str) -> float:
@@ -333,7 +334,7 @@ def lower_memory_fsdp(
 
 def state_of(workload: Workload) -> Memory:
     """Return the bytes of the whole model's weights, gradients and optimizer, without activations."""
-    memory = memory_of(workload.model, 0, workload.precision, Holding(workload.rule or "momentum"))
+    memory = memory_of(workload.model, 0, workload.precision, holding_of(workload))
     return dataclasses.replace(memory, activations=0.0, buffers=0.0)
 
 

@@ -13,11 +13,12 @@ All follow from what the layers keep (:mod:`ddlsim.workload.activations`), for l
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 
@@ -50,6 +51,7 @@ from ddlsim.workload.stacks import Stack
 from ddlsim.workload.table_placement import held_params
 
 if TYPE_CHECKING:
+    from ddlsim.workload.compute import Workload
     from ddlsim.workload.stage import Stage
 
 
@@ -284,6 +286,20 @@ class Holding:
             raise ConfigError("sequence = True: requires tensor parallelism; set tensor=2 or more")
 
 
+def holding_of(workload: Workload, **fields: Any) -> Holding:
+    """Return how a rank stores the model of a workload, with the fields that its strategy sets.
+
+    The optimizer, the attention kernel, the stack and the dtype of gradients are the workload's.
+    """
+    return Holding(
+        optimizer=workload.rule or "momentum",
+        flash=workload.flash,
+        stack=workload.known_stack,
+        gradient_dtype=workload.main_gradients,
+        **fields,
+    )
+
+
 @checked
 def memory_of(
     model: Model, batch_size: Index, precision: Precision = "fp32", holding: Holding = Holding(), *,
@@ -388,20 +404,21 @@ def activation_nbytes(model: Model, precision: str) -> float:
 def held_nbytes(stage: Stage, n_workers: int = 1, activations: float | None = None) -> tuple[float, float]:
     """Return the bytes that one of `n_workers` holds of parameters, gradients, optimizer and buffers, and of
     activations, which a plan may know better."""
-    workload, one, state = stage.workload, stage.memory, 1.0  # the strategy's memory has its share of the state
-    if one is None:
-        state = stage.state
-        holding = Holding(
-            workload.rule or "momentum",
-            flash=workload.flash,
-            stack=workload.known_stack,
-            gradient_dtype=workload.main_gradients,
-        )
-        one = memory_of(
-            workload.model, workload.batch_size, workload.precision, holding, batches=stage.batches, n_workers=n_workers
-        )
-    fixed = one.weights + one.gradients + state * one.optimizer + one.buffers
+    one = stage_memory(stage, n_workers)
+    fixed = one.weights + one.gradients + one.optimizer + one.buffers
     return fixed, one.activations if activations is None else activations
+
+
+def stage_memory(stage: Stage, n_workers: int = 1) -> Memory:
+    """Return the memory of one of `n_workers` with this stage: as its strategy states it, or that of its workload."""
+    workload = stage.workload
+    if stage.memory is not None:
+        return stage.memory
+    one = memory_of(
+        workload.model, workload.batch_size, workload.precision, holding_of(workload),
+        batches=stage.batches, n_workers=n_workers,
+    )  # fmt: skip
+    return dataclasses.replace(one, optimizer=stage.state * one.optimizer)
 
 
 class Fullest(NamedTuple):

@@ -21,7 +21,7 @@ import numpy as np
 from ddlsim.arguments import Count, Index, checked, one_of
 from ddlsim.errors import ConfigError
 from ddlsim.workload.compute import Workload
-from ddlsim.workload.memory import Holding, Memory, memory_of
+from ddlsim.workload.memory import Memory, holding_of, memory_of
 from ddlsim.workload.model import Layer, Model
 from ddlsim.workload.precision import ELEMENT_NBYTES
 from ddlsim.workload.products import Floats, kernel_times, score_times
@@ -96,7 +96,7 @@ class Shard:
             for each in self.collectives
             if first <= each.layer < end
         )
-        holding = _holding(workload, self.tensor, self.sequence, self.recompute)
+        holding = holding_of(workload, tensor=self.tensor, sequence=self.sequence, recompute=self.recompute)
         memory = memory_of(workload.model, workload.batch_size, workload.precision, holding)
         return dataclasses.replace(self, workload=workload, collectives=inside, memory=memory)
 
@@ -175,16 +175,10 @@ def tensor_parallel(
         shard=(tensor, sequence),
     )
     rank = dataclasses.replace(rank, forward=forward + waiting, backward=backward + rank.accumulation_time)
-    memory = memory_of(model, workload.batch_size, workload.precision, _holding(workload, tensor, sequence, recompute))
+    holding = holding_of(workload, tensor=tensor, sequence=sequence, recompute=recompute)
+    memory = memory_of(model, workload.batch_size, workload.precision, holding)
     exchanges = _collectives(workload, kinds, sequence, recompute, overlaps) if tensor > 1 else ()
     return Shard(rank, tensor, sequence, recompute, exchanges, memory)
-
-
-def _holding(workload: Workload, tensor: int, sequence: bool, recompute: str) -> Holding:
-    return Holding(
-        workload.rule or "momentum", tensor=tensor, sequence=sequence, recompute=recompute, flash=workload.flash,
-        stack=workload.known_stack, gradient_dtype=workload.main_gradients,
-    )  # fmt: skip
 
 
 def _kernel_seconds(workload: Workload, tensor: int, sequence: bool) -> tuple[Floats, Floats]:

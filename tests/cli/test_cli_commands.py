@@ -344,6 +344,10 @@ def test_software_without_effect_is_noted():
     text = run("run", "office-1gbe", "-m", "lenet5", "--stack", "megatron", "--flash", "--no-bottleneck")
     assert "stack has no effect on the simulated times: roofline of desktop-cpu" in text
     assert "flash has no effect: lenet5 has no attention" in text
+    text = run(
+        "run", "cloud-25g-16x8-v100", "-m", "gpt2", "-n", "2", "--steps", "1", "--stack", "megatron", "--no-bottleneck"
+    )
+    assert "launches and fixed times count, not the rates of kernels or the memory: roofline of v100" in text
     assert "no effect" not in run("run", *LLAMA, "-n", "8", "--steps", "1", "--stack", "megatron", "--no-bottleneck")
 
 

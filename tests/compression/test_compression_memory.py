@@ -1,0 +1,44 @@
+"""What compressors keep between steps takes memory on every worker."""
+
+from __future__ import annotations
+
+import pytest
+
+import ddlsim
+from ddlsim import DGC, ErrorFeedback, PowerSGD, RandomK, TopK
+from ddlsim.compression.choice import kept_vectors
+
+
+@pytest.mark.parametrize(
+    ("compressor", "vectors"),
+    [
+        (TopK(0.01), 0),
+        (RandomK(0.01), 0),
+        (PowerSGD(2), 0),
+        (ErrorFeedback(TopK(0.01)), 1),
+        (ErrorFeedback(PowerSGD(2)), 1),
+        (DGC(10), 2),
+    ],
+)
+def test_residuals_take_four_bytes_per_exchanged_parameter(compressor: object, vectors: int) -> None:
+    options = {"optimizer": "sgd", "steps": 1, "warmup": 1}
+
+    def memory(**more: object) -> float:
+        fullest = ddlsim.simulate("dgx1-v100", "bert-base", ddlsim.AllReduce(), 1, 2, **options, **more).memory  # type: ignore[arg-type]
+        assert fullest is not None
+        return fullest.needed
+
+    n_params = ddlsim.load_model("bert-base").n_params
+    assert kept_vectors(compressor) == vectors  # type: ignore[arg-type]
+    assert memory(compression=compressor) - memory() == pytest.approx(4.0 * vectors * n_params)
+
+
+def test_a_residual_can_exceed_the_memory_of_a_device() -> None:
+    plain, compressed = (
+        ddlsim.simulate("dgx1-v100", "bert-large", ddlsim.AllReduce(), 7, 2, steps=1, warmup=1, compression=each)
+        for each in (TopK(0.01), ErrorFeedback(TopK(0.01)))
+    )
+    assert not any("but v100 has" in text for text in plain.warnings)
+    assert any(
+        "bert-large with batch size 7 in fp32 needs about 17.6 GB, but v100 has" in w for w in compressed.warnings
+    )
