@@ -30,7 +30,6 @@ from ddlsim.run.failure_timeline import (
     has_failure_timeline,
     life_notes,
     lifetime,
-    short_fault_notes,
 )
 from ddlsim.run.input_delivery import feed_notes, feed_of
 from ddlsim.run.prepare import Prepared, prepare
@@ -314,7 +313,6 @@ class UnderWay:
             *prepared.notes,
             *notes.window_notes(experiment),
             *life_notes(experiment, free=self.recorder.down is not None),
-            *short_fault_notes(experiment, seconds / max(len(self.recorder.updates), 1)),
             *notes.link_notes(prepared.cluster),
             *dict.fromkeys(context.notes),  # parts of a communicator say the same
             *feed_notes(experiment, self.recorder, seconds),
