@@ -83,22 +83,26 @@ class Progress:
 Simulate = Callable[[Sequence[ShortFault], int, float], "Outcome"]
 
 
-def progress(faults: Sequence[ShortFault], simulate: Simulate, step_time: float, few: float, cycle: float) -> Progress:
-    """Return the progress of a training with short faults.
+def progress(
+    faults: Sequence[ShortFault], simulate: Simulate, step_time: float, n_steps: int, n_repeated: int, n_updates: int
+) -> Progress:
+    """Return the progress of a training with short faults from the end of its first `n_steps` steps on.
 
-    faults     by start
-    step_time  s that a step takes without these faults
-    few        s that are simulated between two faults, if there are as many
-    cycle      s after which the training without these faults repeats
+    faults      by start
+    step_time   s that a step takes without these faults
+    n_steps     steps that are simulated between two faults, if there are as many
+    n_repeated  steps after which the training without these faults repeats
+    n_updates   number of updates in the first steps
     """
-    shortened, last = _Shortened(faults, few, cycle), max(fault.end for fault in faults)
-    needed = math.ceil((shortened.end + few) / step_time) + 1
-    n_steps = min(FIRST_STEPS, needed)
+    few, cycle, last = n_steps * step_time, n_repeated * step_time, max(fault.end for fault in faults)
+    total = min(FIRST_STEPS, math.ceil((_Shortened(faults, few, cycle).end + 2.0 * few) / step_time) + 1)
     while True:
-        steady = simulate((), n_steps, math.inf)
+        steady = simulate((), total, math.inf)
         ends = np.array([0.0, *(time for time, _ in steady.recorder.updates)])
+        begin = float(ends[min(n_updates, len(ends) - 1)])
+        shortened = _Shortened(faults, few, cycle, begin)
         try:
-            disturbed = simulate(shortened.before(2.0 * ends[-1]), n_steps, 2.0 * ends[-1])
+            disturbed = simulate(shortened.before(2.0 * ends[-1]), total, 2.0 * ends[-1])
         except NoUpdateError:
             n_workers = len(steady.workloads)
             return Progress(np.array([0.0, last]), np.zeros(2), last, np.zeros(n_workers))
@@ -106,17 +110,17 @@ def progress(faults: Sequence[ShortFault], simulate: Simulate, step_time: float,
         ends = ends[: len(times)]
         is_all = times[-1] >= shortened.end
         time, done = shortened.given(times), ends + shortened.left_out(shortened.given(times))
-        if is_all or n_steps >= MOST_STEPS or _standard_error(time, done) <= PRECISION:
+        if is_all or total >= MOST_STEPS or _standard_error(time, done) <= PRECISION:
             break
-        n_steps = min(4 * n_steps, MOST_STEPS)
+        total = min(4 * total, MOST_STEPS)
     knots = shortened.knots[shortened.knots < time[-1]]
-    points = np.unique(np.concatenate([time, knots]))
+    points = np.unique(np.concatenate([[begin], time[time > begin], knots[knots > begin]]))
     left_out = shortened.left_out(points)
     through = np.interp(points - left_out, times, ends) + left_out
     calmly = steady.device_seconds["compute"] / steady.simulated_time
-    late = max(disturbed.simulated_time - shortened.end, 0.0)
-    computing = disturbed.device_seconds["compute"] + calmly * (left_out[-1] - late)
-    computing /= disturbed.simulated_time + left_out[-1] - late
+    calm = left_out[-1] - begin - max(disturbed.simulated_time - shortened.end, 0.0)
+    computing = (disturbed.device_seconds["compute"] + calmly * calm) / (disturbed.simulated_time + calm)
+    points, through = points - begin, through - begin
     if not is_all:  # as until then
         rest = max(last - points[-1], 0.0)
         through = np.append(through, through[-1] * (1.0 + rest / points[-1]))
@@ -135,22 +139,22 @@ def _standard_error(time: Floats, done: Floats) -> float:
 
 
 class _Shortened:
-    """Faults between which a training is undisturbed for a shorter time.
+    """Faults, of a training that has begun `begin` s before, between which it is undisturbed for a shorter time.
 
     end    s, in shortened time, at which the last fault ends
     knots  ascending s, in unshortened time, from and until which cycles are left out
     """
 
-    def __init__(self, faults: Sequence[ShortFault], few: float, cycle: float) -> None:
+    def __init__(self, faults: Sequence[ShortFault], few: float, cycle: float, begin: float = 0.0) -> None:
         self._faults, self._starts = faults, list[float]()
-        at, omitted, self.end = [0.0], [0.0], 0.0
+        at, omitted, self.end = [0.0], [0.0], begin
         for fault in faults:
-            gap = fault.start - omitted[-1] - self.end
+            gap = begin + fault.start - omitted[-1] - self.end
             if (cycles := math.floor((gap - few) / cycle)) > 0:
                 at.append(self.end + few)
                 omitted.append(omitted[-1] + cycles * cycle)
-            self._starts.append(fault.start - omitted[-1])
-            self.end = max(self.end, fault.end - omitted[-1])
+            self._starts.append(begin + fault.start - omitted[-1])
+            self.end = max(self.end, begin + fault.end - omitted[-1])
         self._at, self._omitted = np.array(at), np.array(omitted)
         #: s that have been left out until each knot
         self._until = np.repeat(self._omitted, 2)[:-1]

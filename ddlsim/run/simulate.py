@@ -153,12 +153,13 @@ class UnderWay:
     endless     it continues after its steps
     horizon     its own time in s up to which random faults are sampled; reaching it raises BeyondError
     shows_plan  it is set up for its plan, and never executed
+    is_alone    nobody else uses the network, at any time
     """
 
     def __init__(
         self, prepared: Prepared, given: Experiment, network: Network, *, start: float = 0.0, keep_spans: bool = False,
         progress: Progress | None = None, saved: Saved | None = None, shift: Shift | None = None, endless: bool = False,
-        horizon: float = math.inf, shows_plan: bool = False,
+        horizon: float = math.inf, shows_plan: bool = False, is_alone: bool = False,
     ) -> None:  # fmt: skip
         self.prepared, self.given, self.experiment = prepared, given, prepared.experiment
         experiment = self.experiment
@@ -173,6 +174,8 @@ class UnderWay:
         effects += faults.effects_of([*experiment.faults, *self._random], prepared.cluster, prepared.nodes)
         faults.inject(effects, network, prepared.nodes, start)
         self.loop = loop = Loop(network, start)
+        if is_alone:
+            loop.disturbances = faults.disturbances_of(effects, prepared.cluster, prepared.nodes, start)
         n_workers = len(prepared.nodes)
         self.recorder = recorder = Recorder(
             n_workers, keep_spans, start=start, stops=faults.stops_of(effects, start), pauses=network.pauses
@@ -411,6 +414,7 @@ def run(
             saved=saved,
             shift=shift,
             horizon=horizon,
+            is_alone=not experiment.background,
         )
         go_on = under_way.alone if together is None else functools.partial(together.go_on, "this run", under_way)
         under_way.go(go_on, checkpoint, checkpoint_every)

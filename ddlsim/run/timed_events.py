@@ -186,14 +186,15 @@ class Paces:
         """Return the progress of the training with short faults while other events last."""
         from ddlsim.run.simulate import clock_of, run
 
-        experiment, step_time = clock_of(self.steady), self._environment(active)[0]
-        cycle = step_time * contract.of(experiment.strategy).cycle_length
+        experiment, strategy = clock_of(self.steady), contract.of(self.steady.strategy)
 
         def simulate(faults: Sequence[ShortFault], steps: int, until: float) -> Outcome:
             happens = [*active, *faults]
             return run(experiment.with_(**self._with(happens), steps=steps, warmup=0, max_time=until))
 
-        return progress(faults, simulate, step_time, sum(experiment.window) * step_time, cycle)
+        step_time, n_steps = self._environment(active)[0], sum(experiment.window)
+        n_updates = strategy.updates(n_steps, len(self._nodes))
+        return progress(faults, simulate, step_time, n_steps, strategy.cycle_length, n_updates)
 
     def _with(self, events: Iterable[Event | ShortFault]) -> dict[str, Any]:
         """Return the fields of the experiment with these events in addition to what is always there."""
