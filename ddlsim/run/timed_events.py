@@ -189,7 +189,7 @@ class Paces:
         experiment, strategy = clock_of(self.steady), contract.of(self.steady.strategy)
 
         def simulate(faults: Sequence[ShortFault], steps: int, until: float) -> Outcome:
-            happens = [*active, *faults]
+            happens: list[Event | ShortFault] = [*active, *faults]
             return run(experiment.with_(**self._with(happens), steps=steps, warmup=0, max_time=until))
 
         step_time, n_steps = self._environment(active)[0], sum(experiment.window)
