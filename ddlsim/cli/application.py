@@ -42,11 +42,15 @@ def _in_a_line(context: Any) -> Iterator[None]:
             text = f"No such command '{word}'"
             near = _CALLED[word] if _CALLED.get(word) in known else nearest(word, known)
         elif text.startswith("No such option: --"):
+            from ddlsim.imports.megatron import is_argument
+
             word = text.removeprefix("No such option: --").partition(" ")[0]
             near = nearest(
                 word, [name[2:] for each in context.command.params for name in each.opts if name[:2] == "--"]
             )
             text, near = f"No such option: --{word}", near and f"--{near}"
+            if is_argument(word) and any(each.param_type_name == "argument" for each in context.command.params):
+                text, near = f"{text}; to pass Megatron-LM arguments, write {command} -- '--{word} ...'", ""
         else:
             near = ""
         text += f"; did you mean '{near}'" if near else ""

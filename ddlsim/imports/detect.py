@@ -151,10 +151,13 @@ def _kind(source: SourceText) -> str:
         )
     if str(source.path).endswith(".toml"):
         raise source.error(None, "is a TOML file, ddlsim's own format; use it directly, as in ddlsim run FILE")
-    from ddlsim.imports.throughput import is_throughput_table
+    from ddlsim.imports.throughput import NO_ROWS, is_throughput_table
 
     if is_throughput_table(source):
         return "throughput"
+    lines = [(number, line) for number, line in enumerate(source.text.splitlines(), 1) if line.strip()]
+    if len(lines) == 1 and re.fullmatch(r"[^\d\W]\w*(?:[,;\t] *[^\d\W]\w*)+\s*", lines[0][1]):
+        raise source.error(lines[0][0], NO_ROWS)
     start = " ".join(source.text[:200].split())[:60]
     raise source.error(None, f"begins with {start!r}, which matches none of {listed(KINDS)}; is it the right file?")
 

@@ -41,6 +41,12 @@ _NUMBERS = {
 _POSITIONS = ("learned_absolute", "rope", "none")
 
 
+def is_argument(name: str) -> bool:
+    """Return whether an option without its dashes, such as "num-layers", describes a model of Megatron-LM."""
+    others = ("seq-length", "max-position-embeddings", "vocab-size", "num-query-groups", "swiglu")
+    return name.replace("_", "-") in (*_NUMBERS.values(), *others)
+
+
 def is_megatron(text: str) -> bool:
     """Return whether a text has arguments of Megatron-LM."""
     return bool(_SCRIPT.search(text) or {"num_layers", "hidden_size"} <= {name for name, _ in _PRINTED.findall(text)})

@@ -45,6 +45,10 @@ def _rows(source: SourceText) -> list[tuple[int, list[str]]]:
         raise source.error(None, f"not a table with one row per line: {error}; correct the quotes") from None
 
 
+#: what is wrong with a table that ends with its heading
+NO_ROWS = "has the names of columns, but no row follows; write one row per line below it"
+
+
 def is_throughput_table(source: SourceText) -> bool:
     """Return whether the first row is a heading with ranks and at least one more column."""
     heading = [_plain(name) for name in _rows(source)[0][1]]
@@ -66,6 +70,8 @@ def read_throughput(path: str | Path, *, batch_size: Count | None = None) -> tup
     """
     source = read_text(path, log=True)
     (head_line, heading), *rows = _rows(source)
+    if not rows:
+        raise source.error(head_line, NO_ROWS)
     plain = [_plain(name) for name in heading]
     ranks = [i for i, name in enumerate(plain) if _RANKS.fullmatch(name)]
     if len(ranks) != 1:

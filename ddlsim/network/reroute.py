@@ -35,6 +35,7 @@ from ddlsim.network.state import (
     Net,
 )
 from ddlsim.network.sums import book_bytes, count
+from ddlsim.network.transport import keep, keep_no_more, kept_waiting
 
 
 @inlined
@@ -122,19 +123,20 @@ def move(net: Net, flow):  # type: ignore[no-untyped-def]
     if net.counts[TRANSPORTED] == 1:
         held = net.held[slot]
     first = flow << net.counts[HOP_SHIFT]
-    entry = first
+    entry, fastest = first, np.inf
     while net.flow_hops[entry] != LAST:
         channel = net.flow_hops[entry]
         leave(net, channel, entry, done * (net.flow_share[entry] if net.counts[SPLIT] == 1 else 1.0))
         if held > 0.0 and entry > first and channel < net.counts[N_LINKED]:
-            left = net.buckets[channel].held - held
-            net.buckets[channel].held = left if net.channels[channel].used > 0 else 0.0
+            fastest = min(fastest, net.buckets[net.flow_hops[entry - 1]].free)
+            keep_no_more(net, channel, kept_waiting(net, net.ways[route], held, fastest, channel))
         entry += 1
-    entry = first
+    entry, fastest = first, np.inf
     for h in range(net.routes[route].first, net.routes[route].last):
         enter(net, net.hops[h], entry, done, share_of(net, h))
         if held > 0.0 and entry > first:
-            net.buckets[net.hops[h]].held += held
+            fastest = min(fastest, net.buckets[net.hops[h - 1]].free)
+            keep(net, net.hops[h], kept_waiting(net, net.ways[route], held, fastest, net.hops[h]))
         entry += 1
     if net.counts[TRANSPORTED] == 1 and net.ways[route].channel >= 0:
         enter(net, net.ways[route].channel, entry, done, 1.0)

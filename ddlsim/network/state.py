@@ -151,8 +151,11 @@ NODE = record(send_overhead="f", recv_overhead="f", reduce_time="f", send_free="
 #: what shaping knows of a channel. burst, tokens: of its bucket, bytes; since: when `tokens` were counted, the channel
 #: being idle; free, loaded: its capacity, bytes/s, while nothing and while something flows the other way, on `reverse`
 #: (-1: there is no such channel, or it does not matter); passed: bytes on the wire that have passed at once;
-#: room: bytes that may wait (inf: no end of them), held: those that windows keep there at least
-BUCKET = record(burst="f", tokens="f", since="f", free="f", loaded="f", passed="f", room="f", held="f", reverse="n")
+#: room: bytes that may wait (inf: no end of them), held: those that windows keep there at least; n_slow: messages that
+#: come too slowly to keep any waiting
+BUCKET = record(
+    burst="f", tokens="f", since="f", free="f", loaded="f", passed="f", room="f", held="f", reverse="n", n_slow="n"
+)
 #: bytes of a frame's headers and of its payload on a route; header 0: no frames
 FRAME = record(header="f", payload="f")
 #: how messages travel on a route. eager: bytes, larger ones ask their receiver first (0: none does); round_trip: s;

@@ -147,13 +147,16 @@ def times_out(net: Net, slot, connection):  # type: ignore[no-untyped-def]
     if way.least == 0.0:
         return False
     tries = net.tries[slot]
-    window = min(way.least if tries == 0 else way.single, wire_bytes(net, slot))
+    least = min(way.least if tries == 0 else way.single, wire_bytes(net, slot))
+    fastest = np.inf
     for h in range(net.routes[route].first + 1, net.routes[route].last):
+        fastest = min(fastest, net.buckets[net.hops[h - 1]].free)
+        window = kept_waiting(net, way, least, fastest, net.hops[h])
         bucket = net.buckets[net.hops[h]]
         others = bucket.held
-        fits = others == 0.0 or others + window <= bucket.room + bucket.free * way.round_trip
+        fits = window == 0.0 or others == 0.0 or others + window <= bucket.room + bucket.free * way.round_trip
         is_lost = others > 0.0 and loses_again(net, slot, net.hops[h])
-        if (not fits or is_lost) and is_crowded(net, net.hops[h - 1], net.hops[h]):
+        if (not fits or is_lost) and is_crowded(net, route, h):
             wait = way.timeout + bucket.room / bucket.free
             if not is_lost:  # a message that is lost on its way has been acknowledged before
                 for _ in range(tries):
@@ -162,10 +165,38 @@ def times_out(net: Net, slot, connection):  # type: ignore[no-untyped-def]
             net.connections[connection].window = way.single
             release(net, slot, connection, net.reals[NOW] + wait + opening(net, slot, connection))
             return True
-    net.held[slot] = window
+    net.held[slot] = least
+    fastest = np.inf
     for h in range(net.routes[route].first + 1, net.routes[route].last):
-        net.buckets[net.hops[h]].held += window
+        fastest = min(fastest, net.buckets[net.hops[h - 1]].free)
+        window = kept_waiting(net, way, least, fastest, net.hops[h])
+        keep(net, net.hops[h], window)
     return False
+
+
+@inlined
+def keep(net: Net, channel, window):  # type: ignore[no-untyped-def]
+    """Let a message keep `window` bytes waiting at a port."""
+    net.buckets[channel].held += window
+    net.buckets[channel].n_slow += 1 if window == 0.0 else 0
+
+
+@inlined
+def keep_no_more(net: Net, channel, window):  # type: ignore[no-untyped-def]
+    """A message keeps `window` bytes waiting at a port no more."""
+    left, slow = net.buckets[channel].held - window, net.buckets[channel].n_slow - (1 if window == 0.0 else 0)
+    is_used = net.channels[channel].used > 0
+    net.buckets[channel].held = left if is_used else 0.0
+    net.buckets[channel].n_slow = max(slow, 0) if is_used else 0
+
+
+@inlined
+def kept_waiting(net: Net, way, least, fastest, channel):  # type: ignore[no-untyped-def]
+    """Return the bytes of a window of `least` bytes that wait at a port, to which links before it bring no more than
+    `fastest` bytes/s; 0 if a full buffer is empty again before they bring a segment."""
+    bucket = net.buckets[channel]
+    brought = fastest * (way.round_trip + bucket.room / bucket.free)
+    return 0.0 if brought < min(least, way.single) else min(least, brought)
 
 
 @inlined
@@ -179,7 +210,7 @@ def loses_again(net: Net, slot, channel):  # type: ignore[no-untyped-def]
     way, bucket = net.ways[net.slots[slot].route], net.buckets[channel]
     if way.burst == 0.0 or bucket.room == np.inf:
         return False
-    n, left = net.channels[channel].used + 1.0, wire_bytes(net, slot)
+    n, left = net.channels[channel].used - bucket.n_slow + 1.0, wire_bytes(net, slot)
     trips, lost = 0.0, 0.0
     for gain in (1.0, PROBE):
         rate = gain * bucket.free / n
@@ -191,33 +222,58 @@ def loses_again(net: Net, slot, channel):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def is_crowded(net: Net, before, channel):  # type: ignore[no-untyped-def]
-    """Whether the flows on a channel, and one more by way of channel `before`, may arrive faster than they leave."""
+def is_crowded(net: Net, route, hop):  # type: ignore[no-untyped-def]
+    """Whether the flows on the channel of a hop, and one more by a route, may arrive faster than they leave.
+
+    Each arrives at most as fast as on the narrowest channel before, and all that come by the same channel, as fast as
+    this one lets them.
+    """
+    channel, before = net.hops[hop], net.hops[hop - 1]
+    own = np.inf
+    for h in range(net.routes[route].first, hop):
+        own = min(own, net.channels[net.hops[h]].capacity)
     net.counts[EPOCH] += 1
     net.marks[before] = net.counts[EPOCH]
-    arriving = net.channels[before].capacity
-    hop = (1 << net.counts[HOP_SHIFT]) - 1
+    arriving = min(net.channels[before].capacity, own + arriving_by(net, channel, before))
+    mask = (1 << net.counts[HOP_SHIFT]) - 1
     first = net.channels[channel].first
     for i in range(first, first + net.channels[channel].used):
         entry = np.int64(net.pool[i])
-        if entry & hop > 0:
+        if entry & mask > 0:
             other = net.flow_hops[entry - 1]
             if net.marks[other] != net.counts[EPOCH]:
                 net.marks[other] = net.counts[EPOCH]
-                arriving += net.channels[other].capacity
+                arriving += min(net.channels[other].capacity, arriving_by(net, channel, other))
     return arriving > net.channels[channel].capacity
+
+
+@inlined
+def arriving_by(net: Net, channel, before):  # type: ignore[no-untyped-def]
+    """Return the bytes/s at which the flows on a channel that come by way of channel `before` may arrive at most."""
+    mask = (1 << net.counts[HOP_SHIFT]) - 1
+    first = net.channels[channel].first
+    arriving = 0.0
+    for i in range(first, first + net.channels[channel].used):
+        entry = np.int64(net.pool[i])
+        if entry & mask > 0 and net.flow_hops[entry - 1] == before:
+            fastest = np.inf
+            for place in range(entry - (entry & mask), entry):
+                fastest = min(fastest, net.channels[net.flow_hops[place]].capacity)
+            arriving += fastest
+    return arriving
 
 
 @inlined
 def empty_ports(net: Net, slot):  # type: ignore[no-untyped-def]
     """A message has arrived: it keeps nothing waiting any more."""
-    window = net.held[slot]
+    least = net.held[slot]
     net.tries[slot] = 0
-    if window == 0.0:
+    if least == 0.0:
         return
     net.held[slot] = 0.0
     route = net.slots[slot].route
+    fastest = np.inf
     for h in range(net.routes[route].first + 1, net.routes[route].last):
         channel = net.hops[h]
-        left = net.buckets[channel].held - window
-        net.buckets[channel].held = left if net.channels[channel].used > 0 else 0.0
+        fastest = min(fastest, net.buckets[net.hops[h - 1]].free)
+        keep_no_more(net, channel, kept_waiting(net, net.ways[route], least, fastest, channel))

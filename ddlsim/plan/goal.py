@@ -7,20 +7,26 @@ https://github.com/spcl/LogGOPSim.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ddlsim.arguments import checked
+from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.collectives import Collective, Schedule
 from ddlsim.errors import ConfigError, shown
 from ddlsim.imports.text import SourceText, read_text
 from ddlsim.output_files import write_text
+from ddlsim.plan.bounds import nodes_of
 from ddlsim.plan.graph import Operation, plan_of_operations
 from ddlsim.plan.plan import ALL_REDUCE, COMPUTE, RECEIVE, SEND, Plan
 from ddlsim.plan.rows import refuse_needs_across_ranks
 from ddlsim.plan.schedules import Schedules
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 MAX_RANKS, MAX_MESSAGES, MAX_CPU, LARGEST = 10**6, 2_000_000, 255, 2**62
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
@@ -175,36 +181,55 @@ class _Blocks:
 
 
 def to_goal(
-    plan: Plan, path: str | Path, algorithm: str | Collective | Mapping[str, str | Collective] = "ring"
+    plan: Plan,
+    path: str | Path,
+    algorithm: str | Collective | Mapping[str, str | Collective] = "default",
+    *,
+    cluster: str | Path | nx.Graph[str] | Cluster | None = None,
+    nodes: Sequence[int] | None = None,
+    rank_order: str | Sequence[int] = "topology",
 ) -> Path:
     """Write a plan as GOAL text and return the file.
 
-    algorithm  of collectives, as for :func:`ddlsim.plan.execute`: GOAL has only messages, so each collective is
-               written as messages, with members in the order of their groups
+    GOAL has only messages, so each collective is written as the messages of its algorithm.
+
+    algorithm   algorithm of collectives, as for :func:`ddlsim.plan.execute`
+    cluster     cluster for which the default algorithms are chosen, as for :func:`ddlsim.plan.execute`. None: rings,
+                with members in the order of their groups
+    nodes       (n_ranks,) index of each rank's node in the cluster; None: the cluster's first workers
+    rank_order  order of a collective's members on the cluster, as for :func:`ddlsim.plan.execute`
 
     GOAL has whole nanoseconds and whole bytes. Every lane of a rank is a ``cpu``, and messages have one more: on a
-    lane's CPU, LogGOPSim would make them wait for its passes. Layers, steps, parts and memory of tasks are lost. Raises
-    ConfigError, before writing anything, for plans that GOAL cannot express: dependencies between ranks without a
-    message, queues, more than 255 lanes of a rank, and more than two million messages.
+    lane's CPU, LogGOPSim would make them wait for its passes. Layers, steps, parts and memory of tasks are lost, and so
+    are the latencies and the limits of multiprocessors in NCCL's schedules (``Round.latency``, ``handled``).
+
+    Raises ConfigError, before writing anything, for plans that GOAL cannot express: dependencies between ranks without
+    a message, queues, more than 255 lanes of a rank, and more than two million messages.
     """
     refuse_needs_across_ranks(plan, "to_goal", "GOAL")
     for task in plan.collectives[plan.queue[plan.collectives] >= 0][:1].tolist():
         raise ConfigError(
             f"to_goal: {plan.task(task)} is launched by a queue, and GOAL has no queues; export a plan without queues"
         )
-    write_text(path, "".join(_Text(plan, algorithm).lines()))
+    if cluster is None:
+        if nodes is not None:
+            raise ConfigError("to_goal: nodes has no effect without a cluster; set cluster, or remove nodes")
+        schedules = Schedules(plan, algorithm, rank_order="given" if rank_order == "topology" else rank_order)
+    else:
+        loaded = load_cluster(cluster)
+        schedules = Schedules(plan, algorithm, loaded, nodes_of(plan, loaded, nodes), rank_order)
+    write_text(path, "".join(_Text(plan, schedules).lines()))
     return Path(path)
 
 
 class _Text:
     """The lines of every rank of a plan."""
 
-    def __init__(self, plan: Plan, algorithm: str | Collective | Mapping[str, str | Collective]) -> None:
+    def __init__(self, plan: Plan, schedules: Schedules) -> None:
         self.plan = plan
         self.cpu, self.messages_cpu = _cpus(plan)
         #: of each collective (key) and rank: the lanes of its schedule, in rounds of sends and receives
         self.parts: dict[tuple[int, int], dict[int, list[list[str]]]] = {}
-        schedules = Schedules(plan, algorithm)
         rows = plan.collectives[np.unique(plan.key[plan.collectives], return_index=True)[1]].tolist()
         each = [schedules(int(plan.kind[row]), int(plan.peer[row]), float(plan.nbytes[row])) for row in rows]
         n_messages = sum(schedule.n_messages for schedule in each) + len(plan.rows(SEND))

@@ -426,11 +426,19 @@ class Plan:
 
         return to_chakra(self, path)
 
-    def to_goal(self, path: str | Path, algorithm: str | Collective | Mapping[str, str | Collective] = "ring") -> Path:
+    def to_goal(
+        self,
+        path: str | Path,
+        algorithm: str | Collective | Mapping[str, str | Collective] = "default",
+        *,
+        cluster: str | Path | nx.Graph[str] | Cluster | None = None,
+        nodes: Sequence[int] | None = None,
+        rank_order: str | Sequence[int] = "topology",
+    ) -> Path:
         """Write GOAL text, with collectives as messages: see :func:`ddlsim.plan.goal.to_goal`."""
         from ddlsim.plan.goal import to_goal
 
-        return to_goal(self, path, algorithm)
+        return to_goal(self, path, algorithm, cluster=cluster, nodes=nodes, rank_order=rank_order)
 
     def execute(
         self,

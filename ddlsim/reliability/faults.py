@@ -13,7 +13,7 @@ import dataclasses
 import heapq
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Any, NamedTuple, Protocol, TypeVar
 
@@ -134,7 +134,7 @@ def at_random(faults: Iterable[Any]) -> list[RandomFaults]:
 
 def slow_intervals_of(effects: Sequence[Effect], rank: int, begin: float) -> list[tuple[float, float, float]]:
     """Return (s, s, factor by which computations of `rank` take longer), in a run that begins at `begin` (s)."""
-    slowed = [(effect, factor) for effect in effects for other, factor in effect.slowed if other == rank]
+    slowed = [(e, factor) for e in effects for other, factor in e.slowed if other == rank and factor != 1.0]
     slowed += [(effect, STANDSTILL) for effect in effects if rank in effect.stopped]
     return [(begin + effect.start, begin + effect.end, factor) for effect, factor in slowed]
 
@@ -162,6 +162,38 @@ def inject(effects: Sequence[Effect], network: Network, nodes: Sequence[int], be
     if effects:
         pauses = [(begin + e.start, begin + e.end) for e in effects if e.pauses]
         network.will_change(shares, stops, avoided, pauses)
+
+
+class Disturbances:
+    """The times at which channels lose bandwidth or routes, or nodes stand still.
+
+    times     (n, 2) s on the network's clock
+    channels  of each, the channels that it changes
+    nodes     of each, the nodes that stand still
+    """
+
+    def __init__(
+        self, times: Sequence[tuple[float, float]], channels: Sequence[Set[int]], nodes: Sequence[Set[int]]
+    ) -> None:
+        self._times, self._channels, self._nodes = np.reshape(times, (-1, 2)), channels, nodes
+
+    def meet(self, start: float, end: float, channels: Set[int], nodes: Set[int]) -> bool:
+        """Return whether any of them meets what uses some channels and nodes from `start` to `end` (s)."""
+        meanwhile = np.flatnonzero((self._times[:, 0] < end) & (self._times[:, 1] > start)).tolist()
+        return any(self._channels[i] & channels or self._nodes[i] & nodes for i in meanwhile)
+
+
+def disturbances_of(effects: Sequence[Effect], cluster: Cluster, nodes: Sequence[int], begin: float) -> Disturbances:
+    """Return what effects change of a network, in a run that begins at `begin` (s) with worker i at ``nodes[i]``."""
+    times, channels, stopped = [], list[set[int]](), list[set[int]]()
+    for effect in effects:
+        avoided = cluster.link_channel[sorted(effect.avoided)].tolist() if effect.avoided else []
+        changed = {channel for channel, factor in effect.links if factor != 1.0} | set(avoided)
+        if changed or effect.stopped:
+            times.append((begin + effect.start, begin + effect.end))
+            channels.append(changed)
+            stopped.append({nodes[rank] for rank in effect.stopped})
+    return Disturbances(times, channels, stopped)
 
 
 # ------------------------------------------------------------ faults at known times

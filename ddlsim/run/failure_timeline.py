@@ -17,7 +17,6 @@ from ddlsim.reliability import (
     FailureFreeTimeline,
     Failures,
     FailureTimeline,
-    RandomFaults,
     simulate_failures,
 )
 from ddlsim.reliability.checkpoints import NO_CHECKPOINTS, Cost
@@ -376,17 +375,4 @@ def life_notes(experiment: Experiment, *, free: bool) -> Iterator[str]:
     if checkpoints is not None and checkpoints.asynchronous:
         yield (
             "checkpoints are written in the background, and are assumed not to slow down the messages of the training"
-        )
-
-
-def short_fault_notes(experiment: Experiment, step_time: float) -> Iterator[str]:
-    """Note random faults shorter than two cycles of steps of `step_time`, which a failure timeline counts in
-    proportion."""
-    cycle = contract.of(experiment.strategy).cycle_length * step_time
-    durations = [si(each.duration, "time") for each in experiment.faults if isinstance(each, RandomFaults)]
-    if has_failure_timeline(experiment) and any(seconds < 2.0 * cycle for seconds in durations):
-        yield (
-            f"faults: a fault of {min(durations):.4g} s slows steps down in proportion to the time that it covers. "
-            "Workers that do not wait for each other in every step absorb such short faults, and can be faster than "
-            "estimated; to simulate the faults in detail, remove failures and checkpoints"
         )

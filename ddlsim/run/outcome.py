@@ -122,12 +122,24 @@ class Outcome(SuggestsAttributes):
     def measured_updates(self) -> list[tuple[float, int]]:
         """The updates (time, samples) after the warm-up; the first entry only marks the start of the measurement.
 
-        A run that ended earlier is measured from the last update before its final instant.
+        A run that ended earlier is measured from the last update before its final instant. Asynchronous workers are
+        measured for at least one cycle of steps, because their updates may come in bursts.
         """
         warmup = contract.of(self.experiment.strategy).updates(self.experiment.window[0], self.n_workers)
         updates = [(0.0, 0), *self.recorder.updates]
         earlier = sum(time < updates[-1][0] for time, _ in updates)
-        return updates[min(warmup, max(earlier - 1, 0)) :]
+        first = min(warmup, max(earlier - 1, 0))
+        if self.recorder.staleness:
+            latest = updates[-1][0] - self._shortest_cycle * (1.0 - 1e-9)
+            first = min(first, max(sum(time <= latest for time, _ in updates) - 1, 0))
+        return updates[first:]
+
+    @property
+    def _shortest_cycle(self) -> float:
+        """Least time that a worker has taken for its last cycle of steps, s; 0 if none has completed a cycle."""
+        cycle = contract.of(self.experiment.strategy).cycle_length
+        ends = [[0.0, *own] for own in self.recorder.step_end if len(own) >= cycle]
+        return min((own[-1] - own[-1 - cycle] for own in ends), default=0.0)
 
     @cached_property
     def measured_seconds(self) -> float:

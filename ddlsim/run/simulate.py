@@ -30,7 +30,6 @@ from ddlsim.run.failure_timeline import (
     has_failure_timeline,
     life_notes,
     lifetime,
-    short_fault_notes,
 )
 from ddlsim.run.input_delivery import feed_notes, feed_of
 from ddlsim.run.prepare import Prepared, prepare
@@ -154,12 +153,13 @@ class UnderWay:
     endless     it continues after its steps
     horizon     its own time in s up to which random faults are sampled; reaching it raises BeyondError
     shows_plan  it is set up for its plan, and never executed
+    is_alone    nobody else uses the network, at any time
     """
 
     def __init__(
         self, prepared: Prepared, given: Experiment, network: Network, *, start: float = 0.0, keep_spans: bool = False,
         progress: Progress | None = None, saved: Saved | None = None, shift: Shift | None = None, endless: bool = False,
-        horizon: float = math.inf, shows_plan: bool = False,
+        horizon: float = math.inf, shows_plan: bool = False, is_alone: bool = False,
     ) -> None:  # fmt: skip
         self.prepared, self.given, self.experiment = prepared, given, prepared.experiment
         experiment = self.experiment
@@ -173,6 +173,8 @@ class UnderWay:
         effects = prepared.effects + faults.effects_of(self._random, prepared.cluster, prepared.nodes)
         faults.inject(effects, network, prepared.nodes, start)
         self.loop = loop = Loop(network, start)
+        if is_alone:
+            loop.disturbances = faults.disturbances_of(effects, prepared.cluster, prepared.nodes, start)
         n_workers = len(prepared.nodes)
         self.recorder = recorder = Recorder(
             n_workers, keep_spans, start=start, stops=faults.stops_of(effects, start), pauses=network.pauses
@@ -313,7 +315,6 @@ class UnderWay:
             *prepared.notes,
             *notes.window_notes(experiment),
             *life_notes(experiment, free=self.recorder.down is not None),
-            *short_fault_notes(experiment, seconds / max(len(self.recorder.updates), 1)),
             *notes.link_notes(prepared.cluster),
             *dict.fromkeys(context.notes),  # parts of a communicator say the same
             *feed_notes(experiment, self.recorder, seconds),
@@ -412,6 +413,7 @@ def run(
             saved=saved,
             shift=shift,
             horizon=horizon,
+            is_alone=not experiment.background,
         )
         go_on = under_way.alone if together is None else functools.partial(together.go_on, "this run", under_way)
         under_way.go(go_on, checkpoint, checkpoint_every)

@@ -2,16 +2,19 @@
 
 A run of some steps represents a long training, which is assumed to repeat its undisturbed steps. For every set of
 concurrent events, a few steps are simulated during which they all last. An event that begins or ends in the middle of a
-step outside the simulated ones counts proportionally.
+step outside the simulated ones counts proportionally. Faults and slow-downs that are over in fewer steps are simulated
+as they happen (:mod:`ddlsim.run.short_faults`), because workers may absorb a part of them.
 """
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -22,6 +25,7 @@ from ddlsim.errors import NoUpdateError
 from ddlsim.reliability.faults import at_known_times, horizon_of, phases, sampled
 from ddlsim.reliability.timeline import STEADY, Pace
 from ddlsim.run.experiment import Experiment
+from ddlsim.run.short_faults import Progress, ShortFault, progress
 from ddlsim.runtime.feed import Mix
 from ddlsim.strategies import contract
 from ddlsim.workload.input import Input
@@ -58,6 +62,28 @@ class Event:
         """What it has in common with the same happening elsewhere."""
         what = self.what
         return type(what).__name__, getattr(what, "factor", 0.0), getattr(what, "reroute", 0.0)
+
+    def is_shorter(self, seconds: float) -> bool:
+        """Whether it is a fault or slow-down that is over sooner."""
+        is_fault = self.field != "background" and dataclasses.is_dataclass(self.what)
+        return is_fault and self.end - self.start < seconds
+
+
+class Span(NamedTuple):
+    """The time from `begin` to `end` (s), in which the same long events are `active`.
+
+    offset  s that environments alike have lasted before
+    """
+
+    begin: float
+    end: float
+    active: tuple[Event, ...]
+    offset: float = 0.0
+
+    @property
+    def alike(self) -> tuple[object, ...]:
+        """What it has in common with environments that are alike."""
+        return tuple(sorted(each.alike for each in self.active))
 
 
 def events_of(experiment: Experiment, faults: Iterable[Any]) -> list[Event]:
@@ -101,26 +127,82 @@ class Paces:
         until = min(length, horizon_of(experiment.faults, self._cluster, MOST_FAULTS))
         random = sampled(experiment.faults, self._cluster, self._nodes, experiment.seed, until, index=index)
         events = events_of(experiment, [*experiment.faults, *random])
-        to_come, active = sorted(events, key=lambda each: each.start, reverse=True), list[Event]()
         clock, work, busy = [0.0], [0.0], [np.zeros(undisturbed.n_workers)]
         if result is not None:
             ends = zip(result.recorder.updates, undisturbed.recorder.updates, strict=False)
             clock, work = [list(times) for times in zip((0.0, 0.0), *((a, b) for (a, _), (b, _) in ends), strict=True)]
             busy = [time * _computing(result) for time in clock]
-        for edge in sorted({edge for each in events for edge in (each.start, each.end) if edge < until}):
-            if edge > clock[-1]:
-                rate, computing = self._rates(active)
-                work.append(work[-1] + rate * (edge - clock[-1]))
-                busy.append(busy[-1] + computing * (edge - clock[-1]))
-                clock.append(edge)
-            while to_come and to_come[-1].start <= edge:
-                active.append(to_come.pop())
-            active = [each for each in active if each.end > edge]
-        rate, computing = self._rates(active)
+        spans, short = self._spans(events, clock[-1], until)
+        known: dict[object, Progress] = {}
+        for span in spans:
+            rate, computing = self._rates(span.active)
+            if rate and span.alike in short:
+                if span.alike not in known:
+                    known[span.alike] = self._progress(span.active, short[span.alike])
+                times, done, disturbed = known[span.alike].between(span.offset, span.offset + span.end - span.begin)
+                clock += (span.begin + (times - span.offset)).tolist()
+                work += (work[-1] + rate * done).tolist()
+                calm = times - span.offset - disturbed
+                busy += list(busy[-1] + np.outer(disturbed, known[span.alike].computing) + np.outer(calm, computing))
+            elif span is not spans[-1]:
+                work.append(work[-1] + rate * (span.end - span.begin))
+                busy.append(busy[-1] + computing * (span.end - span.begin))
+                clock.append(span.end)
         if until < length:  # as until then
             rate, computing = work[-1] / clock[-1], busy[-1] / clock[-1]
         beginning = [np.array(each[:1] + each) for each in (clock, work, busy)]
         return Pace(beginning[0], beginning[1], rate, beginning[2], computing)
+
+    def _spans(
+        self, events: Sequence[Event], since: float, until: float
+    ) -> tuple[list[Span], dict[object, list[ShortFault]]]:
+        """Return the times between `since` and `until` (s) in which the same long events last, and the short faults in
+        environments that are alike, by the time that these have lasted."""
+        few_steps = self._environment(())[0] * sum(self.steady.window)
+        lasting = [each for each in events if not each.is_shorter(few_steps)]
+        to_come, active = sorted(lasting, key=lambda each: each.start, reverse=True), list[Event]()
+        spans, lasted, begin = list[Span](), defaultdict[object, float](float), since
+        for edge in [*sorted({edge for each in lasting for edge in (each.start, each.end) if edge < until}), until]:
+            if edge > begin or edge == until:
+                span = Span(begin, max(edge, begin), tuple(active))
+                spans.append(span._replace(offset=lasted[span.alike]))
+                lasted[span.alike] += span.end - begin
+                begin = span.end
+            while to_come and to_come[-1].start <= edge:
+                active.append(to_come.pop())
+            active = [each for each in active if each.end > edge]
+        begins, short = [span.begin for span in spans], defaultdict[object, list[ShortFault]](list)
+        for each in sorted(events, key=lambda each: each.start) if len(lasting) < len(events) else ():
+            for span in spans[max(bisect.bisect_right(begins, each.start) - 1, 0) :]:
+                start, end = max(each.start, span.begin), min(each.end, span.end)
+                if span.begin >= each.end:
+                    break
+                if start < end and each.is_shorter(few_steps):
+                    first = span.offset + (start - span.begin)
+                    short[span.alike].append(ShortFault(first, first + (end - start), each.field, each.what))
+        return spans, dict(short)
+
+    def _progress(self, active: Sequence[Event], faults: Sequence[ShortFault]) -> Progress:
+        """Return the progress of the training with short faults while other events last."""
+        from ddlsim.run.simulate import clock_of, run
+
+        experiment, strategy = clock_of(self.steady), contract.of(self.steady.strategy)
+
+        def simulate(faults: Sequence[ShortFault], steps: int, until: float) -> Outcome:
+            happens: list[Event | ShortFault] = [*active, *faults]
+            return run(experiment.with_(**self._with(happens), steps=steps, warmup=0, max_time=until))
+
+        step_time, n_steps = self._environment(active)[0], sum(experiment.window)
+        n_updates = strategy.updates(n_steps, len(self._nodes))
+        return progress(faults, simulate, step_time, n_steps, strategy.cycle_length, n_updates)
+
+    def _with(self, events: Iterable[Event | ShortFault]) -> dict[str, Any]:
+        """Return the fields of the experiment with these events in addition to what is always there."""
+        fields = ("slowdowns", "faults", "background")
+        return {
+            field: (*getattr(self.steady, field), *(each.what for each in events if each.field == field))
+            for field in fields
+        }
 
     def _rates(self, active: Sequence[Event]) -> tuple[float, Floats]:
         """Return the s of work, and of computing by each worker, in a second of what is active."""
@@ -140,12 +222,8 @@ class Paces:
             ends: dict[str, Any] = {"epochs": None, "target_accuracy": None, "target_loss": None}
             training = dataclasses.replace(experiment.training, updates=sum(experiment.window), **ends)
             experiment = experiment.with_(training=training)
-        more: dict[str, Any] = {
-            field: (*getattr(self.steady, field), *(each.what for each in active if each.field == field))
-            for field in ("slowdowns", "faults", "background")
-        }
         try:
-            result = run(experiment.with_(**more, max_time=self._longest))
+            result = run(experiment.with_(**self._with(active), max_time=self._longest))
             if not active:
                 self._longest = STANDS_STILL * result.simulated_time
             times = result.step_time, _computing(result)

@@ -277,12 +277,12 @@ class Bookings:
         )
         for kind, which, begins, ends in spans:
             who, until = rank[which], ends[which]
-            if kind == rc.COMPUTE and self.recorder.stops:
-                np.add.at(self.idle, who, until - begins[which])
+            stood = until - begins[which]  # except in the parts
             for part, place, first, last in self.recorder.parts(kind, self._first[who], begins[which], until):
                 np.add.at(self.seconds[part], who[place], last - first)
-                if kind == rc.COMPUTE and self.recorder.stops:
-                    np.subtract.at(self.idle, who[place], last - first)
+                np.subtract.at(stood, place, last - first)
+            if kind == rc.COMPUTE and self.recorder.stops:
+                np.add.at(self.idle, who, stood)
             np.maximum.at(self.booked, who, until)
             if self.recorder.keep_spans:
                 if kind == rc.COMPUTE and self.passes is not None:

@@ -255,10 +255,14 @@ class Communicator:
         `ended` is called with the end time in s, now or later.
         """
         loop, known = self.context.loop, self._known_of(phases)
+        start = max(loop.now, self._stream_end)
         if loop.network.is_shared:
-            known.run(loop, [self, *np.flatnonzero(known.traffic.busy).tolist()], ended)
-            return
-        self._stream_end = loop.known(max(loop.now, self._stream_end), known.seconds, known.traffic)
+            channels = np.flatnonzero(known.traffic.busy).tolist()
+            nodes = {node for phase in phases for group in phase.groups for node in group}
+            if known.is_disturbed(loop, start, [self, *channels], set(channels), nodes):
+                known.run(loop, start, [self, *channels], ended)
+                return
+        self._stream_end = loop.known(start, known.seconds, known.traffic)
         ended(self._stream_end)
 
     def _check_open(self) -> None:

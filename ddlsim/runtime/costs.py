@@ -4,11 +4,11 @@ A collective of known time is not simulated: it starts when its last rank has en
 ranks, and the collectives of one communicator run one after the other, as on NCCL's stream. Stragglers delay it as
 usual. Other traffic of the same run does not slow it down, and all ranks leave at the same time.
 
-**On a network that others share, or that faults change**, its bytes are sent as messages along the same links, phase
-by phase. It ends later than its known time by as much as these messages take longer than on an idle network. A library
-that gets less out of a link than its bandwidth holds the link for the rest of its time, too: that is sent behind the
-bytes, and booked as overhead. Otherwise a collective of known time takes no network time by itself
-(:meth:`ddlsim.runtime.loop.Loop.known`).
+**On a network that others share, or while faults change its links or stop its workers**, its bytes are sent as
+messages along the same links, phase by phase. It ends later than its known time by as much as these messages take
+longer than on an idle network. A library that gets less out of a link than its bandwidth holds the link for the rest of
+its time, too: that is sent behind the bytes, and booked as overhead. Otherwise a collective of known time takes no
+network time by itself (:meth:`ddlsim.runtime.loop.Loop.known`).
 
 **Links** (:class:`Charge`). A link cannot carry more than its capacity, so no known time is less than the bytes of any
 link over its capacity. Which bytes a link carries is a matter of the routes:
@@ -41,7 +41,7 @@ import dataclasses
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Generator, Hashable, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -142,14 +142,35 @@ class Known:
                 if sends := [loop.send(*row, overhead=overhead) for row in rows if row[2] > 0.0]:
                     yield loop.env.all_of(sends)
 
-    def run(self, loop: Loop, turns: Sequence[Hashable], ended: Callable[[float], None]) -> None:
-        """Run now, or when those before it have left their `turns`; `ended` is called with its end (s)."""
+    def is_disturbed(
+        self, loop: Loop, start: float, turns: Sequence[Hashable], channels: Set[int], nodes: Set[int]
+    ) -> bool:
+        """Return whether others may slow it down, on a shared network: if it could run from `start` (s) on, after those
+        before it, over these channels and between these nodes."""
+        before = (loop.turns.get(turn) for turn in turns)
+        if loop.disturbances is None or any(event is not None and not event.processed for event in before):
+            return True
+        start = loop.start_of_known(start, self.traffic)
+        return loop.disturbances.meet(start, start + self.seconds, channels, nodes)
+
+    def run(self, loop: Loop, start: float, turns: Sequence[Hashable], ended: Callable[[float], None]) -> None:
+        """Run from `start` (s) on, or when those before it have left their `turns`; `ended` is called with its end
+        (s)."""
         before = {id(event): event for turn in turns if (event := loop.turns.get(turn)) is not None}
         over = loop.env.event()
         loop.turns.update(dict.fromkeys(turns, over))
-        loop.env.process(self._run(loop, list(before.values()), over, ended))
+        loop.env.process(self._run(loop, start, list(before.values()), over, ended))
 
-    def _run(self, loop: Loop, before: list[simpy.Event], over: simpy.Event, ended: Callable[[float], None]) -> Process:
+    def _run(
+        self,
+        loop: Loop,
+        start: float,
+        before: list[simpy.Event],
+        over: simpy.Event,
+        ended: Callable[[float], None],
+    ) -> Process:
+        if (start := loop.start_of_known(start, self.traffic)) > loop.now and loop.disturbances is not None:
+            yield loop.at(start)
         if waiting := [event for event in before if not event.processed]:
             yield loop.env.all_of(waiting)
         start = loop.now

@@ -29,6 +29,7 @@ from ddlsim.workload.jitter import Slow, slowed_duration
 if TYPE_CHECKING:
     from ddlsim.cluster import Cluster
     from ddlsim.plan.folding import Copies
+    from ddlsim.reliability.faults import Disturbances
 
 #: asked before time goes on: whether to stop here
 Halt = Callable[[], bool]
@@ -130,6 +131,8 @@ class Loop:
         self._sends: list[tuple[int, int, float, simpy.Event, bool | None]] = []
         #: when collectives of known time that are sent as messages have left a channel, or a stream
         self.turns: dict[Hashable, simpy.Event] = {}
+        #: on a network that nobody else uses, what changes it; None: others may use it at any time
+        self.disturbances: Disturbances | None = None
         #: by how many messages their schedules have more
         self.n_more_messages = 0
         #: bytes of the messages and collectives that processes have asked the network for
@@ -198,13 +201,18 @@ class Loop:
         """
         self._settle()
         channels = np.flatnonzero(traffic.busy)
-        start = self.network.earliest(max(start, float(self._free[channels].max(initial=0.0))))
+        start = self.start_of_known(start, traffic)
         self._free[channels] = start + seconds
         collective = _Known(start, start + seconds, traffic)
         heapq.heappush(self._known, (collective.end, next(self._n_known), collective))
         if self.network.recording:
             self._recorded.append(collective)
         return collective.end
+
+    def start_of_known(self, start: float, traffic: Traffic) -> float:
+        """Return when a collective of known traffic that could run from `start` (s) on starts."""
+        free = float(self._free[np.flatnonzero(traffic.busy)].max(initial=0.0))
+        return self.network.earliest(max(start, free))
 
     def _settle(self) -> None:
         while self._known and self._known[0][0] <= self.now:
@@ -227,6 +235,8 @@ class Loop:
         """Return the traffic of the channels, simulated and by collectives of known time. On a shared network, bytes
         and messages are those of this run, busy seconds those of all runs since it began."""
         nbytes, sent, n_messages = self.network.own_traffic()
+        if self.disturbances is not None and not self.turns:  # all is its own, added up in another order
+            nbytes = self.network.channel_nbytes
         busy = self.network.channel_busy - self._busy_before
         seen = Traffic(nbytes, busy, sent, n_messages + self.n_more_messages)
         seen = seen.plus(self.beside, 1.0) if self._known or self._ended else seen

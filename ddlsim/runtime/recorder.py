@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -87,6 +89,8 @@ class Recorder:
     #: what each worker is in the middle of: (kind, name, start)
     open: dict[int, tuple[str, str, float]] = field(default_factory=dict)
     _spans: list[Span] = field(default_factory=list)
+    #: of workers with stops, the latest end (s) of each stop and those before it
+    _latest: dict[int, list[float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.seconds = [{COMPUTE: 0.0, COMMUNICATION: 0.0, WAITING: 0.0, INPUT: 0.0} for _ in range(self.n_workers)]
@@ -177,11 +181,19 @@ class Recorder:
             left = np.minimum([earliest_start(self.pauses, each) for each in start.tolist()], end)
             found.append((WAITING, place, start, left.copy()))
         for rank in np.unique(ranks).tolist() if self.stops else ():
-            for stop, endless in self.stops.get(rank, ()):
-                cut = place[(ranks == rank) & (left < endless) & (end > stop)]
+            own = ranks == rank
+            for stop, endless in self._stops_between(rank, left[own].min(), end[own].max()):
+                cut = place[own & (left < endless) & (end > stop)]
                 found.append((kind, cut, left[cut], np.maximum(left[cut], stop)))
                 left[cut] = np.minimum(endless, end[cut])
         return [*found, (kind, place, left, end)]
+
+    def _stops_between(self, rank: int, start: float, end: float) -> list[tuple[float, float]]:
+        """Return at least the stops of a worker that overlap the time from `start` to `end`, by start."""
+        stops = self.stops.get(rank, [])
+        if rank not in self._latest:
+            self._latest[rank] = list(itertools.accumulate((until for _, until in stops), max))
+        return stops[bisect.bisect_right(self._latest[rank], start) : bisect.bisect_left(stops, (end,))]
 
     def background(self, track: str, name: str, start: float, end: float) -> None:
         """Add a span that is ready at `start` and runs in the background of a worker."""

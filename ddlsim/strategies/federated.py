@@ -191,6 +191,10 @@ class FedBuff(WithServers):
         """Return the number of updates in `steps` steps of every worker: one per full buffer."""
         return math.ceil(steps * n_workers / (self.buffer * self.local_steps))
 
+    def cycle(self) -> int:
+        """Return the number of local steps between two visits of the servers."""
+        return self.local_steps
+
     def start(self, context: RunContext) -> None:
         """Start all clients."""
         outer, scaling = Outer(context.learner, self.outer), scaling_named(self.staleness_scaling)

@@ -103,7 +103,10 @@ def read_runs(path: str | Path, *, allow_code: bool = False) -> list[MeasuredRun
     except csv.Error as error:
         raise ConfigError(f"{path}: cannot be read as CSV ({error}); is it the right file?") from None
     lines = [(number, cells) for number, cells in lines if any(cells) and not cells[0].startswith("#")]
-    if len(lines) < 2:
+    if len(lines) == 1:
+        what = "has the names of columns, but no run follows; write one run per line below it"
+        raise ConfigError(f"{path}: line {lines[0][0]}: {what}")
+    if not lines:
         raise ConfigError(f"{path}: contains no measured runs; write a line of column names, then one run per line")
     columns = _columns(lines[0][1], f"{path}: line {lines[0][0]}")
     runs = [_run(columns, cells, f"{path}: line {number}") for number, cells in lines[1:]]

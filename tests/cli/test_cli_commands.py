@@ -279,6 +279,10 @@ def test_run_leaves_out_what_would_help():
         (["run", "office-1gbe", "--modle", "lenet5"], "no such option: --modle"),
         (["run", "office-1gbe", "--batch-size"], "option '--batch-size' requires an argument; see ddlsim -h"),
         (["show", "modle"], "no such command 'modle'"),
+        (
+            ["show", "model", "--num-layers", "24"],
+            "--num-layers; to pass Megatron-LM arguments, write ddlsim show model -- '--num-layers ...'; see",
+        ),
         (["--nope"], "ddlsim: no such option: --nope; see ddlsim -h"),
         (["devices", "v100", "h100"], "extra argument"),
     ],

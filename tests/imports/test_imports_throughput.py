@@ -55,7 +55,7 @@ def test_names_of_throughput(tmp_path, name):
         (LONG, {"batch_size": 32}, r"table\.csv:1: the table has the column 'batch_size'; remove batch_size"),
         ("model,images/s\nvgg16,3\n", {}, ":1: needs one column of ranks, named like 'gpus' or 'workers', not 0"),
         ("gpus,workers,images/s\n1,1,3\n", {}, "not 2"),
-        ("gpus,images/s\n", {}, "has a heading but no throughput"),
+        ("gpus,images/s\n", {}, r":1: has the names of columns, but no row follows; write one row per line below it"),
         ('gpus,images/s\n"1,2\n', {}, "not a table with one row per line"),
         ("", {}, "is empty"),
     ],

@@ -148,6 +148,37 @@ def test_who_has_no_buffers():
     assert "tcp-cubic (buffers of 131.1 kB, warm)" in cluster(buffer="128 KiB").summary()
 
 
+def test_a_flow_that_keeps_no_segment_waiting_does_not_count():
+    """A full buffer is empty again before the slow link brings a segment, so the port has the window's room as before;
+    with two segments in that time, these do not fit."""
+    plain = star(3, bandwidth=RATE, latency=PATH / 2)
+    drained = ROUND_TRIP + 2 * SEGMENT / RATE  # with a buffer of two segments
+    for segments, is_lost in ((1e-6, False), (0.99, False), (2.0, True)):
+        graph = plain.copy()
+        graph.edges["h0", "switch", 0]["bandwidth"] = segments * SEGMENT / drained
+        where = with_detail(Cluster.from_graph(graph), transport="tcp-cubic", warm=True, buffer=2 * SEGMENT)
+        network = Network(where)
+        workers = where.workers
+        network.send(workers[[0]], workers[[2]], np.array([1e9]), 0.0)
+        first = network.send(workers[[1]], workers[[2]], np.array([SIZE]), 0.01)[0]
+        while (done := network.advance()) is not None and first not in done.ids.tolist():
+            pass
+        left = RATE - (0.0 if is_lost else segments * SEGMENT / drained)
+        assert (done.time > 0.2) == is_lost
+        assert is_lost or done.time == pytest.approx(0.01 + PATH + SIZE / left, rel=1e-6)
+
+
+def test_senders_that_arrive_no_faster_than_they_leave_fill_no_port():
+    """Two hosts behind links of half the rate, whose trunk is faster: they do not queue at the port behind it."""
+    graph = racks(2, 2, bandwidth=RATE, latency=PATH / 4, trunk_bandwidth=4 * RATE, trunk_latency=PATH / 2)
+    for host in ("h0", "h1"):
+        graph.edges[host, "rack0", 0]["bandwidth"] = RATE / 2
+    where = with_detail(Cluster.from_graph(graph), transport="tcp-cubic", warm=True, buffer=2000)
+    deep = with_detail(where, transport="tcp-cubic", warm=True)
+    sends = [(0, 2, SIZE), (1, 2, SIZE)]
+    assert ends(where, sends, hops=3) == ends(deep, sends, hops=3)
+
+
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_long_messages_that_keep_up_their_rate_time_out_until_one_is_left(n):
     """Up to four senders with BBR have 56 kB under way: three bursts of 1 ms and two round trips of 1.25 times the

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ddlsim.cluster import Cluster, star, with_detail
-from ddlsim.collectives import Schedule, messages
+from ddlsim.collectives import Schedule, build, messages
 from ddlsim.network import Network
 from ddlsim.network.state import REPLAY
 
@@ -291,3 +291,21 @@ def test_repeated_rounds_are_the_rounds_written_out_with_any_transport(share, ca
     simulated = Network(cluster)
     simulated.engine.net.counts[REPLAY] = 0
     np.testing.assert_allclose(repeated, ends(cluster, schedule, 1e6, joins, network=simulated), rtol=1e-12)
+
+
+@pytest.mark.parametrize("columns", [{}, {"recv_overhead": np.full(9, 2e-6)}, {"send_overhead": np.full(9, 2e-6)}])
+def test_the_clock_can_stop_between_two_repetitions(columns):
+    """At any time, the links have carried as much as with the rounds written out, and so they have in the end."""
+    cluster, schedule = machines(8, **columns), build("ring", 8, 8e6)
+    networks = [Network(cluster), Network(cluster)]
+    for network, each in zip(networks, (schedule, written_out(schedule)), strict=True):
+        collective = network.collective(each, cluster.workers, 8e6)
+        network.join([collective] * 8, list(range(8)), 0.0)
+    for time in np.linspace(0.3e-3, 13.9e-3, 11).tolist():
+        assert [network.advance(time) for network in networks] == [None, None]
+        (nbytes, busy), others = ([network.accounts().nbytes, network.channel_busy] for network in networks)
+        assert nbytes.sum() == pytest.approx(8 * 2 * 1e9 * busy.max())  # both links of each host are as busy
+        assert (nbytes.tolist(), busy.tolist()) == tuple(each.tolist() for each in others)
+    ended = [network.advance() for network in networks]
+    assert ended[0].time == ended[1].time
+    assert ended[0].time >= 14e-3

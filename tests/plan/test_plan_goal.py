@@ -10,7 +10,7 @@ from unrolled import data_parallel, sharded
 
 import ddlsim
 from ddlsim import ConfigError
-from ddlsim.cluster import star
+from ddlsim.cluster import racks, star, torus
 from ddlsim.plan import KINDS, Draft, PriorityQueue, read_goal, with_parameter_servers
 
 SWITCH = ddlsim.load_cluster(star(6, bandwidth=1e9, latency=1e-6))
@@ -135,6 +135,30 @@ def test_a_plan_takes_as_long_written_out(tmp_path, plan, algorithm):
     seconds = plan.execute(SWITCH, algorithm, rank_order="given").seconds
     assert again.execute(SWITCH).seconds == pytest.approx(seconds, rel=1e-6)
     assert read_goal(again.to_goal(tmp_path / "b.goal")).execute(SWITCH).seconds == again.execute(SWITCH).seconds
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        racks(2, 4, bandwidth="1 GB/s", latency="5 us", trunk_bandwidth="100 MB/s", trunk_latency="20 us"),
+        torus([4, 2], bandwidth="1 GB/s", latency="5 us"),
+    ],
+)
+def test_a_plan_takes_as_long_as_its_simulation_on_a_cluster(tmp_path, graph):
+    """The default algorithms are those of the simulation: hierarchical ones, and those of a torus."""
+    cluster = ddlsim.load_cluster(graph)
+    plan = two_ranks(8, steps=2)
+    simulated = plan.execute(cluster).seconds
+    written_out = read_goal(plan.to_goal(tmp_path / "a.goal", cluster=cluster))
+    assert written_out.execute(cluster).seconds == pytest.approx(simulated, rel=1e-6)
+    in_rings = read_goal(plan.to_goal(tmp_path / "b.goal"))
+    assert in_rings.execute(cluster).seconds != pytest.approx(simulated, rel=1e-3)
+    nodes = cluster.workers[:8].tolist()[::-1]
+    placed = read_goal(plan.to_goal(tmp_path / "c.goal", cluster=cluster, nodes=nodes))
+    again = placed.execute(cluster, nodes=nodes).seconds
+    assert again == pytest.approx(plan.execute(cluster, nodes=nodes).seconds, rel=1e-6)
+    with pytest.raises(ConfigError, match="to_goal: nodes has no effect without a cluster"):
+        plan.to_goal(tmp_path / "d.goal", nodes=nodes)
 
 
 def test_servers_are_written_out(tmp_path):

@@ -410,3 +410,24 @@ def test_learning_groups_have_faults_on_the_clock(tmp_path):
 def test_what_is_wrong_is_raised_at_the_call(tmp_path, changes, message):
     with pytest.raises(ConfigError, match=message):
         ddlsim.simulate(timed(failures=traced(tmp_path, (5.0, 0, 1e9)), max_time="100 s", model="lenet5", **changes))
+
+
+@pytest.mark.parametrize(("strategy", "n_saved"), [(AllReduce("ring"), 0), (ddlsim.ShardedUpdate(), 1)])
+def test_an_announced_failure_costs_a_checkpoint_only_of_shards(tmp_path, strategy, n_saved):
+    """Each replica has all of the state; shards are saved before one of them is gone."""
+    failures = traced(tmp_path, (100.05, 3, 1e6), warning="30 s")
+    saving = Checkpoints("2000 s", stall="2 s", load="1 s")
+    experiment = timed(strategy=strategy, failures=failures, checkpoints=saving, max_time="1000 s")
+    timeline = ddlsim.simulate(experiment).failure_timeline
+    assert [workers for _, workers in timeline.groups] == [4, 3]
+    assert (timeline.lost, timeline.checkpointing) == (0.0, pytest.approx(2.0 * n_saved))
+    assert timeline.restarting == pytest.approx(10.0 + n_saved)  # shards are read
+
+
+def test_devices_do_not_compute_while_the_state_is_saved():
+    saving = Checkpoints("50 s", stall="5 s")
+    result = ddlsim.simulate(timed(failures=Failures(math.inf), checkpoints=saving, max_time="1000 s"))
+    timeline = result.failure_timeline
+    assert timeline.checkpointing == pytest.approx(90.0, abs=5.0)
+    computing = result.device_seconds["compute"] / result.simulated_time
+    assert timeline.computed == pytest.approx(computing * (1000.0 - timeline.checkpointing), rel=1e-9)

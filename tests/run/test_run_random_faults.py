@@ -8,7 +8,7 @@ import pytest
 from draws import few
 
 import ddlsim
-from ddlsim import Affine, ConfigError, Failures, Job, LinkFault, LocalSGD, RandomFaults, Slowdown, Stop, Training
+from ddlsim import Affine, ConfigError, Job, LinkFault, RandomFaults, Slowdown, Stop, Training
 from ddlsim.cluster import MultiGpu, leaf_spine, star, torus
 from ddlsim.reliability import faults as life_faults
 from tests.run.test_run_faults import STRATEGIES
@@ -277,17 +277,3 @@ def test_parts_that_are_not_there():
         ddlsim.simulate(machine, "lenet5", faults=RandomFaults("1 h", "1 s", kind="link"), steps=1)
     with pytest.raises(ConfigError, match="simulate_jobs: faults: kind = 'slow' affects workers"):
         ddlsim.simulate_jobs([Job(ddlsim.Experiment(CLOS, "lenet5", steps=1))], faults=[KINDS["slow host"]])
-
-
-@pytest.mark.parametrize(
-    ("strategy", "duration", "noted"),
-    [(LocalSGD(4), "0.4 s", True), (LocalSGD(4), "30 s", False)],
-)
-def test_short_faults_of_a_failure_timeline_are_noted(strategy: LocalSGD, duration: str, noted: bool) -> None:
-    """Workers of local SGD absorb stops shorter than a step, which a timeline counts in proportion."""
-    fault = RandomFaults("40 s", duration, kind="stop")
-    options = {"workers": 4, "compute": Affine(0.1, 0.0), "faults": [fault], "max_time": "20 s"}
-    timeline = ddlsim.simulate("office-1gbe", "resnet18-cifar", strategy, 8, failures=Failures("100 h"), **options)
-    assert any("absorb such short faults" in note for note in timeline.notes) == noted
-    in_detail = ddlsim.simulate("office-1gbe", "resnet18-cifar", strategy, 8, **options)
-    assert not any("absorb such short faults" in note for note in in_detail.notes)

@@ -3,7 +3,8 @@
 import pytest
 
 import ddlsim
-from ddlsim import Experiment, Measured, simulate
+from ddlsim import Affine, Experiment, FedBuff, Lognormal, Measured, simulate
+from ddlsim.cluster import star
 from ddlsim.strategies import contract
 
 CASE = {"batch_size": 32, "workers": 4, "compute": Measured("0.4 s", 32)}
@@ -69,3 +70,19 @@ def test_workers_that_never_average_need_no_memory_for_all_steps_between():
     assert simulate("office-1gbe", "digits-cnn", blocks, **case).end_time > 20 * 0.4
     with pytest.raises(ddlsim.ConfigError, match="delay = 1,000,000: must be at most 100,000 steps"):
         simulate("office-1gbe", "digits-cnn", ddlsim.OverlapLocalSGD(10**6), **case)
+
+
+@pytest.mark.parametrize(("n", "local_steps", "buffer"), [(64, 20, 10), (32, 8, 10), (16, 4, 3), (32, 1, 10)])
+def test_updates_in_bursts_are_measured_over_whole_cycles(n, local_steps, buffer):
+    """All clients push after the same number of local steps, so several updates follow each other within jitter."""
+    options = {"workers": n, "compute": Affine(0.1, 0.0), "jitter": Lognormal(0.05)}
+    cluster, strategy = star(n + 1, bandwidth="10 GB/s", latency="20 us"), FedBuff(local_steps, buffer)
+    result = ddlsim.simulate(cluster, "lenet5", strategy, 8, **options)
+    assert all(steps % local_steps == 0 for steps in result.experiment.window)
+    long = ddlsim.simulate(cluster, "lenet5", strategy, 8, **options, steps=200)
+    assert long.efficiency == pytest.approx(1.0, rel=0.02)
+    # a burst of fewer than n pushes may be counted at one end of the measured cycles, and not at the other
+    cycles = result.experiment.window[1] / local_steps
+    assert abs(result.efficiency - long.efficiency) < 1.0 / cycles
+    short = ddlsim.simulate(cluster, "lenet5", strategy, 8, **options, steps=local_steps, warmup=0)
+    assert short.efficiency < 1.02

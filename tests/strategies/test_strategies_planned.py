@@ -37,11 +37,13 @@ from ddlsim import (
     TopK,
     Training,
 )
+from ddlsim.cluster import star
 from ddlsim.errors import DdlsimError
-from ddlsim.plan import KINDS
+from ddlsim.plan import KINDS, Draft, Part
 from ddlsim.plan.inserted import with_evaluations
 from ddlsim.plan.program import LIVE, N_STEPS, StepProgram, columns, key_sizes
 from ddlsim.run import run
+from ddlsim.runtime.bookings import Shape
 from ddlsim.strategies import overlap as overlaps
 from ddlsim.strategies.overlap import overlap_named
 
@@ -353,3 +355,19 @@ def test_overlaps_of_ones_own():
         end(Alone())
     with pytest.raises(ConfigError, match="AllReduce does not support this collective in a run; supported: all_reduce"):
         end(Sending())
+
+
+def test_a_step_ends_with_the_weights_whatever_follows():
+    """Gathers of weights end a step, those of anything else (which belong to no part) do not."""
+    draft = Draft(n_layers=1, parts=[Part(1e6, 0, 1)])
+    passes = [[draft.work(rank, 1e-3, kind="backward", batch=rank, layers=(0, 1))] for rank in (0, 1)]
+    summed = draft.collective("reduce_scatter", [0, 1], 1e6, passes, part=0)
+    updates = [[draft.work(rank, 1e-3, kind="update", layers=(0, 1), needs=[summed[rank]])] for rank in (0, 1)]
+    weights = draft.collective("all_gather", [0, 1], 1e6, updates, part=0)
+    draft.collective("all_gather", [0, 1], 5e6, [[row] for row in weights])
+    plan = draft.plan()
+    execution = plan.execute(star(2, bandwidth="1 GB/s", latency="1 us"))
+    lasts = Shape(plan, [slice(0, len(plan))], [slice(0, int(plan.key.max()) + 1)], 0, {}).lasts
+    ends = [execution.end[lasts][plan.rank[lasts] == rank].max() for rank in (0, 1)]
+    assert ends == execution.step_ends[:, 0].tolist()
+    assert execution.seconds > max(ends) + 1e-3

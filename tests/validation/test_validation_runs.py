@@ -273,7 +273,7 @@ def test_units_stand_in_the_head_or_in_the_cells(tmp_path, text):
         ("workers,batch_size,step_time (s)\n0,5,1\n", "line 2: workers = 0: must be a positive integer"),
         ("workers,batch_size,step_time (s)\n1,5,-1\n", "line 2: column step_time: .* must be above 0"),
         ("workers,batch_size,step_time (s)\n1,5,nan\n", "line 2: column step_time"),
-        ("workers,batch_size,step_time (s)\n", r"runs\.csv: contains no measured runs"),
+        ("workers,batch_size,step_time (s)\n", r"runs\.csv: line 1: has the names of columns, but no run follows"),
         ("workers,batch_size,nodes,step_time (s)\n1,5,2,1\n", "nodes = 2: must be at most the number of workers, 1"),
     ],
     ids=itertools.count(),

@@ -7,7 +7,7 @@ import pytest
 from documentation import public_names
 from draws import seeds
 from worlds_generator import BUNDLED, with_queues, world
-from worlds_invariants import check_pauses, check_world
+from worlds_invariants import check_faults_without_effect, check_pauses, check_world
 
 from ddlsim import compression, strategies
 
@@ -27,6 +27,11 @@ def test_a_world_whose_links_serve_in_order_of_arrival_adds_up(seed):
 @pytest.mark.parametrize("seed", seeds(8, 60))
 def test_nothing_starts_in_a_pause(seed):
     check_pauses(world(seed))
+
+
+@pytest.mark.parametrize("seed", seeds(8, 60))
+def test_a_fault_without_effect_changes_nothing(seed):
+    check_faults_without_effect(world(seed))
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -10,23 +11,27 @@ from collections import defaultdict
 from unittest import mock
 
 import numpy as np
-from worlds_generator import JobsWorld, World
+from worlds_generator import Draw, JobsWorld, World, read_from_storage, stored
 
 from ddlsim import (
     ConfigError,
     DdlsimError,
     Input,
+    LinkFault,
     OverlapSlowdown,
     Pause,
     RandomFaults,
     Result,
+    Slowdown,
     Stop,
     simulate_jobs,
 )
+from ddlsim.cluster import Cluster
 from ddlsim.errors import NoUpdateError
 from ddlsim.jobs import Jobs
 from ddlsim.learning import Learner
 from ddlsim.learning.monitor import Row
+from ddlsim.network.state import Ints
 from ddlsim.report.trace import _events, _part
 from ddlsim.run import run
 from ddlsim.run.costs import _computed
@@ -39,7 +44,7 @@ from ddlsim.strategies import (
     contract,
 )
 
-__all__ = ["check_jobs", "check_pauses", "check_world"]
+__all__ = ["check_faults_without_effect", "check_jobs", "check_pauses", "check_world"]
 
 NBYTES = Row._fields.index("nbytes")
 
@@ -131,6 +136,62 @@ def check_pauses(world: World) -> Result | None:
             elif span.kind == "communication":
                 assert min(end, span.end) - max(start, span.start) < 1e-12, f"{span} in the pause of {start} to {end} s"
     return result
+
+
+def check_faults_without_effect(world: World) -> int:
+    """Make the run without faults, and again with one that changes nothing; return how many kinds were compared.
+
+    Half of the strategies with collectives have those of known time, and half of the worlds without input read samples
+    from a storage. Raises AssertionError, or whatever the run raises, if anything differs in the last bit.
+    """
+    draw = Draw(f"faults without effect {world.seed}")
+    one = world.experiment.with_(faults=(), failures=None, elastic=None, checkpoints=None)
+    if hasattr(one.strategy, "cost") and draw.random() < 0.5:
+        with contextlib.suppress(ConfigError):
+            one = one.with_(strategy=dataclasses.replace(one.strategy, cost="nccl"))
+    if one.input is None and not one.cluster.grid and draw.random() < 0.5:
+        one = read_from_storage(draw, one, stored(draw, one.cluster))
+    try:
+        plain = run(one)
+    except (ConfigError, NoUpdateError):
+        return 0
+    cluster, lasts = plain.cluster, plain.simulated_time
+    names, link = cluster.node_names, draw.randrange(len(cluster.link_src))
+    unused = [
+        each for each in range(len(cluster.link_src))
+        if not plain.channel_nbytes[cluster.link_channel[_both_ways(cluster, each)]].any()
+    ]  # fmt: skip
+
+    def fault(link: int, start: float, factor: float) -> LinkFault:
+        ends = names[cluster.link_src[link]], names[cluster.link_dst[link]]
+        return LinkFault(*ends, start * lasts, 0.3 * lasts, factor)
+
+    without_effect = {
+        "a factor of 1": fault(link, 0.2, 1.0),
+        "a link after the end": fault(link, 1.5, 0.5),
+        "a stop after the end": Stop(0, 1.5 * lasts, lasts),
+        "a pause after the end": Pause(1.5 * lasts, lasts),
+    }
+    if unused:
+        without_effect["a link that nothing uses"] = fault(draw.choice(unused), 0.2, 0.5)
+    for name, each in without_effect.items():
+        assert _bits(run(one.with_(faults=[each]))) == _bits(plain), f"{name}: {each} changes the run"
+    slowed = one.with_(slowdowns=[*one.slowdowns, Slowdown(0, 0.2 * lasts, 0.3 * lasts, 1.0)])
+    assert _bits(run(slowed)) == _bits(plain), "a slow-down by a factor of 1 changes the run"
+    return len(without_effect) + 1
+
+
+def _both_ways(cluster: Cluster, link: int) -> Ints:
+    """Return the links between the ends of a link, in both directions."""
+    ends = [cluster.link_src[link], cluster.link_dst[link]]
+    return np.flatnonzero(np.isin(cluster.link_src, ends) & np.isin(cluster.link_dst, ends))
+
+
+def _bits(result: Result) -> tuple[object, ...]:
+    """Return what a run has done, to the last bit."""
+    recorder = result.recorder
+    traffic = result.channel_nbytes.tobytes(), result.channel_busy.tobytes(), result.nbytes_sent, result.n_messages
+    return (*traffic, result.simulated_time, recorder.updates, recorder.step_end, recorder.seconds, recorder.idle)
 
 
 def _check_bills(jobs: Jobs) -> None:

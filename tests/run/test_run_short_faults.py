@@ -1,0 +1,96 @@
+"""Faults shorter than a few steps in simulated lifetimes: as in a run that simulates all of its steps."""
+
+import dataclasses
+import itertools
+import math
+import random
+
+import pytest
+from draws import few, rows, seeds
+
+import ddlsim
+from ddlsim import (
+    Affine,
+    AllReduce,
+    Checkpoints,
+    Experiment,
+    LinkFault,
+    LocalSGD,
+    RandomFaults,
+    Slowdown,
+    Stop,
+    TopK,
+)
+from ddlsim.cluster import star
+from ddlsim.strategies import CHOCOSGD, DPSGD, SlowMo
+
+NEVER = Checkpoints(math.inf, stall="1 ms")
+STRATEGIES = {
+    "LocalSGD(4)": {"strategy": LocalSGD(4)},
+    "DPSGD": {"strategy": DPSGD()},
+    "CHOCOSGD": {"strategy": CHOCOSGD(0.3), "compression": TopK(0.01)},
+    "AllReduce": {"strategy": AllReduce("ring")},
+    "AllReduce without overlap": {"strategy": AllReduce("ring", "none")},
+    "LocalSGD(16)": {"strategy": LocalSGD(16)},
+    "SlowMo": {"strategy": SlowMo(4)},
+}
+FAULTS = {
+    "stop": [RandomFaults("4 s", "150 ms", kind="stop")],
+    "slow": [RandomFaults("2 s", "200 ms", factor=3.0)],
+    "link": [RandomFaults("1 s", "30 ms", kind="link", factor=0.1)],
+    "rare": [RandomFaults("40 s", "300 ms", kind="stop")],
+    "short and long": [RandomFaults("10 s", "100 ms", kind="stop"), RandomFaults("100 s", "10 s", factor=2.0)],
+}
+
+
+def experiment(strategy: str, **options: object) -> Experiment:
+    cluster = star(8, bandwidth="1 GB/s", latency="20 us")
+    fields = {"batch_size": 8, "workers": 8, "compute": Affine(0.1, 0.0), **STRATEGIES[strategy], **options}
+    return Experiment(cluster, "resnet18-cifar", **fields)
+
+
+@pytest.mark.parametrize(("strategy", "fault"), rows(itertools.product(STRATEGIES, FAULTS), 7))
+def test_a_lifetime_has_the_goodput_of_a_run_with_the_same_faults(strategy: str, fault: str) -> None:
+    one = experiment(strategy, faults=FAULTS[fault])
+    run = ddlsim.simulate(one.with_(steps=2000, warmup=0))
+    lived = ddlsim.simulate(one.with_(checkpoints=NEVER, max_time=run.simulated_time))
+    assert lived.goodput == pytest.approx(run.throughput, rel=0.02)
+    assert lived.undisturbed.throughput > run.throughput
+
+
+@pytest.mark.parametrize("strategy", few(STRATEGIES, 3))
+def test_many_faults_go_on_as_the_first(strategy: str) -> None:
+    """Of a lifetime of 30 days, a few thousand steps are simulated."""
+    one = experiment(strategy, faults=FAULTS["stop"])
+    run = ddlsim.simulate(one.with_(steps=2000, warmup=0))
+    assert ddlsim.simulate(one.with_(checkpoints=NEVER)).goodput == pytest.approx(run.throughput, rel=0.02)
+
+
+@pytest.mark.parametrize("seed", seeds(4, 40))
+def test_the_time_between_faults_does_not_matter(seed: int) -> None:
+    """A run without jitter repeats its cycles: what is left out of the time between faults at known times is exact."""
+    draw = random.Random(f"short faults {seed}")
+    times = sorted(draw.uniform(5.0, 200.0) for _ in range(draw.randint(1, 6)))
+    when = [(time, draw.uniform(0.01, 0.5)) for time in times]
+    stops = [Stop(draw.randrange(8), time, seconds) for time, seconds in when]
+    links = [LinkFault(f"h{draw.randrange(8)}", "switch", time + 1.0, seconds, 0.1) for time, seconds in when]
+    slowed = [Slowdown(draw.randrange(8), time + 2.0, seconds, 3.0) for time, seconds in when]
+    one = experiment(draw.choice(["LocalSGD(4)", "DPSGD", "AllReduce"]), faults=[*stops, *links], slowdowns=slowed)
+    run = ddlsim.simulate(one.with_(steps=10_000, max_time="220 s"))
+    lived = ddlsim.simulate(one.with_(checkpoints=NEVER, max_time="220 s"))
+    assert lived.failure_timeline.steps == pytest.approx(len(run.recorder.updates), abs=1)
+
+
+def test_workers_compute_as_much_in_a_lifetime_as_in_the_run() -> None:
+    one = experiment("LocalSGD(4)", faults=FAULTS["slow"])
+    one = one.with_(device=dataclasses.replace(ddlsim.load_device("v100"), idle_power_w=0.0))
+    run = ddlsim.simulate(one.with_(steps=2000, warmup=0))
+    lived = ddlsim.simulate(one.with_(checkpoints=NEVER, max_time=run.simulated_time))
+    assert lived.energy == pytest.approx(run.energy, rel=0.01)
+
+
+def test_timelines_differ_in_their_faults() -> None:
+    lived = ddlsim.simulate(experiment("LocalSGD(4)", faults=FAULTS["stop"], checkpoints=NEVER, max_time="60 s"))
+    steps = [timeline.steps for timeline in lived.timelines(4)]
+    assert len(set(steps)) > 1
+    assert steps == pytest.approx([steps[0]] * 4, rel=0.15)
