@@ -285,10 +285,10 @@ def soonest_ends(n_active, ends, soonest):  # type: ignore[no-untyped-def]
 @called
 def fill_alike(  # type: ignore[no-untyped-def]
     n_channels, n_flows, patience, shift, contended, channels, filling, fill, loads, keys, pool, nexts, hops, shares,
-    freezing, flows, first, limits, n_limits, flow_limit,
+    freezing, flows, limits, n_limits, flow_limit,
 ):  # fmt: skip
     """Fill the `n_channels` channels listed in ``fill[].component`` until all of the `n_flows` flows listed in `flows`
-    from `first` on are frozen, or `patience` levels have filled few of the channels; return how many channels are
+    are frozen, or `patience` levels have filled few of the channels; return how many channels are
     listed then, how many flows are left, and the last level.
 
     The shares of all of them are kept up to date in `keys`, and looked through for the least; all channels that have it
@@ -311,7 +311,7 @@ def fill_alike(  # type: ignore[no-untyped-def]
             last = limits[limit].rate if limits[limit].rate > last * (1.0 + SAME) else last
             left -= freeze_limited(
                 limit, last, n_flows, True, shift, contended, channels, filling, loads, keys, nexts, hops, shares,
-                flows, first, limits, flow_limit,
+                flows, limits, flow_limit,
             )  # fmt: skip
             continue
         if patience_left == ZERO:
@@ -343,7 +343,7 @@ def fill_alike(  # type: ignore[no-untyped-def]
 @called
 def fill_heap(  # type: ignore[no-untyped-def]
     n_channels, n_flows, n_left, last, shift, contended, channels, filling, fill, loads, keys, pool, nexts, hops,
-    shares, freezing, flows, first, limits, n_limits, flow_limit,
+    shares, freezing, flows, limits, n_limits, flow_limit,
 ):  # fmt: skip
     """Do what :func:`fill_alike` does, to the end, from the level `last` upwards, where many channels have different
     shares; `n_left` flows are left.
@@ -369,7 +369,7 @@ def fill_heap(  # type: ignore[no-untyped-def]
             last = limits[limit].rate if limits[limit].rate > last * (1.0 + SAME) else last
             left -= freeze_limited(
                 limit, last, n_flows, False, shift, contended, channels, filling, loads, keys, nexts, hops, shares,
-                flows, first, limits, flow_limit,
+                flows, limits, flow_limit,
             )  # fmt: skip
             continue
         channel = np.uint64(fill[ZERO].channel)
@@ -409,15 +409,14 @@ def freeze(flow, full, level, keyed, shift, contended, filling, loads, keys, nex
 
 @inlined
 def freeze_limited(  # type: ignore[no-untyped-def]
-    limit, level, n_flows, keyed, shift, contended, channels, filling, loads, keys, nexts, hops, shares, flows, first,
+    limit, level, n_flows, keyed, shift, contended, channels, filling, loads, keys, nexts, hops, shares, flows,
     limits, flow_limit,
 ):  # fmt: skip
     """Freeze the flows that are left of those with a limit; return how many these are."""
     frozen = np.uint64(limits[limit].left)
     limits[limit].left = 0
     rate = limits[limit].rate
-    start = np.uint64(first)
-    for i in range(start, start + np.uint64(n_flows)):
+    for i in range(np.uint64(n_flows)):
         flow = np.uint64(flows[i])
         if flow_limit[flow] == limit and nexts[flow] < 0.0:
             freeze(flow, NONE, level, keyed, shift, contended, filling, loads, keys, nexts, hops, shares, flow_limit)

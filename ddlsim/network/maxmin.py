@@ -10,8 +10,8 @@ keep the work small after a flow has come or gone:
   no influence on.
 
 Where nearly everything is connected, looking for the connected part costs more than it saves: then all flows
-above the threshold are filled again in one sweep over arrays, and ends are found by scanning instead of with
-a heap (`HEAP_VALID` is 0 meanwhile).
+above the threshold are filled again in one sweep over arrays (`SWEEPING` is 1 meanwhile). Where a good part of the
+flows can change at each instant, ends are found by scanning instead of with a heap (`HEAP_VALID` is 0 meanwhile).
 
 ``flow_next`` is the rate that a flow gets; negative while the filling has not frozen it yet.
 """
@@ -56,6 +56,7 @@ from ddlsim.network.state import (
     ROUND_TRANSFER_MIN,
     SHAPED,
     SPLIT,
+    SWEEPING,
     THRESHOLD,
     USUALLY_FOUND,
     Net,
@@ -67,18 +68,18 @@ PROBE = 64  # every 64th solve a sweep is replaced by a search, to see whether i
 
 
 @inlined
-def collect(net: Net, channel, epoch, threshold, found):  # type: ignore[no-untyped-def]
+def collect(net: Net, channel, epoch, threshold, listed, found, n_limits):  # type: ignore[no-untyped-def]
     """Find the channels connected to `channel` through flows not below the threshold.
 
-    Those that are to be filled are listed in ``fill[].component``; the flows are appended to the `found` ones in
-    `scratch`. Returns (number of channels, number of flows found, number of limits).
+    Those that are to be filled are appended to the `listed` ones in ``fill[].component``, the flows to the `found`
+    ones in `scratch`. Returns (number of channels, number of flows found, number of limits).
     """
     shift = np.uint64(net.counts[HOP_SHIFT])
-    net.fill[0].component = channel
+    start = np.uint64(listed)
+    net.fill[start].component = channel
     net.marks[channel] = epoch
-    n = ONE
-    n_limits = 0
-    i = ZERO
+    n = start + ONE
+    i = start
     while i < n:
         at = net.fill[i].component
         i += ONE
@@ -121,7 +122,7 @@ def collect(net: Net, channel, epoch, threshold, found):  # type: ignore[no-unty
             net.channels[at].level = np.inf
     if net.channels[channel].used == 1:  # not contended: a limit of its flow
         n -= ONE
-        net.fill[ZERO].component = net.fill[n].component
+        net.fill[start].component = net.fill[n].component
     return np.int64(n), found, n_limits
 
 
@@ -186,20 +187,20 @@ def place_new_flows(net: Net):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def fill_component(net: Net, n, n_flows, found, n_limits):  # type: ignore[no-untyped-def]
-    """Fill the `n` channels listed in ``fill[].component`` with the `n_flows` flows in `scratch` from `found` on."""
+def fill_component(net: Net, n, n_flows, n_limits):  # type: ignore[no-untyped-def]
+    """Fill the `n` channels listed in ``fill[].component`` with the `n_flows` flows listed in `scratch`."""
     shift = np.uint64(net.counts[HOP_SHIFT])
     channels, filling, fill, loads, keys, pool = net.channels, net.filling, net.fill, net.loads, net.keys, net.pool
     nexts, hops, shares, freezing = net.flow_next, net.flow_hops, net.flow_share, net.freezing
     patience = n if n <= FEW else PATIENCE
     n, left, last = fill_alike(
         n, n_flows, patience, shift, net.contended, channels, filling, fill, loads, keys, pool, nexts, hops, shares,
-        freezing, net.scratch, found, net.limits, n_limits, net.flow_limit,
+        freezing, net.scratch, net.limits, n_limits, net.flow_limit,
     )  # fmt: skip
     if left > ZERO:
         fill_heap(
             n, n_flows, left, last, shift, net.contended, channels, filling, fill, loads, keys, pool, nexts, hops,
-            shares, freezing, net.scratch, found, net.limits, n_limits, net.flow_limit,
+            shares, freezing, net.scratch, net.limits, n_limits, net.flow_limit,
         )  # fmt: skip
 
 
@@ -222,7 +223,7 @@ def sweep(net: Net, threshold):  # type: ignore[no-untyped-def]
             n_active, threshold, shift, net.contended, channels, net.filling, net.fill, net.loads,
             rates, nexts, net.flow_hops, net.flow_share, pool, net.freezing, net.scratch, net.limits, net.flow_limit,
         )  # fmt: skip
-        fill_component(net, n, found, 0, n_limits)
+        fill_component(net, n, found, n_limits)
     net.counts[RERATED] += set_all_rates(n_old, net.reals[NOW], rates, nexts, ends)
     for flow in range(n_old, n_active):
         set_rate(net, flow, net.flow_next[flow])
@@ -240,15 +241,15 @@ def solve(net: Net):  # type: ignore[no-untyped-def]
         epoch = net.counts[EPOCH]
         threshold = net.reals[THRESHOLD] * (1.0 - 1e-12)
         found = 0
-        if net.counts[HEAP_VALID] == 0 and epoch % PROBE != 0:
-            found = sweep(net, threshold)
+        if net.counts[SWEEPING] == 1 and epoch % PROBE != 0:
+            found = min(sweep(net, threshold), net.counts[USUALLY_FOUND] >> 4)
         else:
+            n = n_limits = 0
             for i in range(n_dirty):
                 channel = net.dirty[i]
                 if net.marks[channel] != epoch and net.channels[channel].used > 0:
-                    before = found
-                    n, found, n_limits = collect(net, channel, epoch, threshold, found)
-                    fill_component(net, n, found - before, before, n_limits)
+                    n, found, n_limits = collect(net, channel, epoch, threshold, n, found, n_limits)
+            fill_component(net, n, found, n_limits)
             for i in range(found):
                 set_rate(net, net.scratch[i], net.flow_next[net.scratch[i]])
         net.counts[N_DIRTY] = 0
@@ -260,14 +261,16 @@ def solve(net: Net):  # type: ignore[no-untyped-def]
 
 @inlined
 def choose(net: Net, found):  # type: ignore[no-untyped-def]
-    """Choose between heap and sweep by how many flows a solve usually has to fill again."""
+    """Choose between heap and scan, and between search and sweep, by how many flows a search usually finds."""
     net.counts[USUALLY_FOUND] += (16 * found - net.counts[USUALLY_FOUND]) >> 3
     usually = net.counts[USUALLY_FOUND] >> 4
+    n_active = net.counts[N_ACTIVE]
     if net.counts[HEAP_VALID] == 1:
-        if usually > 32 and usually * 4 > net.counts[N_ACTIVE]:
+        if usually > 32 and usually * 16 > n_active:
             drop_heap(net)
-    elif usually * 16 < net.counts[N_ACTIVE]:
+    elif usually * 64 < n_active:
         build_heap(net)
+    net.counts[SWEEPING] = 1 if net.counts[HEAP_VALID] == 0 and usually * 2 > n_active else 0
 
 
 @inlined

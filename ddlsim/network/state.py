@@ -89,7 +89,8 @@ QUEUES_CODE = 59
 SHAPING_CODE = 60
 CHANGES_CODE = 61
 ISSUE_SEQUENCE = 62  # messages issued, but for those of replayed rounds
-N_COUNTS = 63
+SWEEPING = 63  # 1: rates of all flows are worked out anew, instead of searching for those that can change
+N_COUNTS = 64
 
 # Places in Net.reals (float64)
 NOW = 0
