@@ -33,6 +33,8 @@ def empty_net(capacity: Floats, send_overhead: Floats, recv_overhead: Floats, re
     nodes["send_overhead"] = send_overhead
     nodes["recv_overhead"] = recv_overhead
     nodes["reduce_time"] = reduce_time
+    limits = np.zeros(st.MOST_LIMITS + 2, dtype=st.LIMIT)
+    limits["rate"] = np.inf
     no_places = np.zeros(0, dtype=np.int32)
     no_entries = np.zeros(0, dtype=np.uint32)
     return Net(
@@ -40,19 +42,20 @@ def empty_net(capacity: Floats, send_overhead: Floats, recv_overhead: Floats, re
         reals=reals,
         channels=channels,
         marks=np.zeros(n, dtype=np.int64),
-        occupied=np.zeros(_n_words(n), dtype=np.uint64),
         contended=np.zeros(_n_words(n), dtype=np.uint64),
         buckets=np.zeros(0, dtype=st.BUCKET),
         filling=np.zeros(n, dtype=st.FILLING),
         fill=np.zeros(n, dtype=st.FILL),
         loads=np.zeros(0),
         keys=np.zeros(n),
+        limits=limits,
         dirty=no_places,
         pool=np.zeros(2 * n, dtype=np.uint32),
         pool_copy=np.zeros(2 * n, dtype=np.uint32),
         flows=np.zeros(0, dtype=st.FLOW),
         flow_rate=np.zeros(0),
         flow_next=np.zeros(0),
+        flow_limit=no_places,
         flow_end=np.zeros(0),
         soonest=np.zeros(0),
         flow_hops=no_entries,
@@ -202,7 +205,6 @@ def add_channels(net: Net, capacity: Floats) -> Net:
     net = net._replace(
         channels=channels,
         marks=grown(net.marks, n + more),
-        occupied=grown(net.occupied, _n_words(n + more)),
         contended=grown(net.contended, _n_words(n + more)),
         buckets=np.concatenate([net.buckets, buckets]),
         filling=np.zeros(n + more, dtype=st.FILLING),
@@ -234,6 +236,7 @@ def grow_slots(net: Net, n_slots: int) -> Net:
         flows=grown(net.flows, n),
         flow_rate=grown(net.flow_rate, n),
         flow_next=grown(net.flow_next, n),
+        flow_limit=grown(net.flow_limit, n),
         flow_end=grown(net.flow_end, n),
         soonest=grown(net.soonest, -(-n // st.BLOCK)),
         heap=grown(net.heap, n),

@@ -1,5 +1,10 @@
 """Progressive filling on flat arrays: the hot loops of the max-min solver.
 
+The filling looks only at *contended* channels, which carry several flows. A channel that carries a single flow limits
+it to a known rate, so each flow has one *limit*: the least such rate of its route (:func:`set_limit`). Flows with equal
+limits are frozen together when the filling reaches that rate. On symmetric clusters, there are only a few different
+limits, and most channels of a route carry a single flow.
+
 Places are unsigned here, because numba guards signed ones against being negative, and a flow's channels end
 with LAST, because compilers unroll loops of known length, which does not pay for two or six hops.
 """
@@ -10,7 +15,7 @@ import numpy as np
 
 from ddlsim.compiler import called, inlined
 from ddlsim.network.intrinsics import trailing_zeros
-from ddlsim.network.state import BLOCK, LAST
+from ddlsim.network.state import BLOCK, LAST, MOST_LIMITS
 
 INFINITE = 0x7FF0 << 48  # the bits of inf
 SAME = 1e-13  # relative; shares and rates this close differ by rounding only
@@ -20,22 +25,99 @@ TWO_SAME = 2.0 * SAME
 MOST_HUBS = np.uint64(8)
 MANY_ALIKE = np.uint64(16)  # channels with the least share are filled together if they are one in so many
 ZERO, ONE, TWO, THREE, FOUR, SIX = np.uint64(0), np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4), np.uint64(6)
+SIXTY_THREE = np.uint64(63)
+NONE = np.uint64(LAST)  # no channel
+# values of `flow_limit` besides places in `limits`
+UNLIMITED = MOST_LIMITS  # all channels of the flow are contended
+LISTED = MOST_LIMITS + 1  # there are more different limits than places: its other channels are filled, too
+
+
+@inlined
+def is_contended(channel, contended):  # type: ignore[no-untyped-def]
+    """Whether several flows are on a channel, as a word that is 0 or 1."""
+    return (contended[channel >> SIX] >> (channel & SIXTY_THREE)) & ONE
+
+
+@inlined
+def own_rate(entry, channel, channels, loads, shares):  # type: ignore[no-untyped-def]
+    """Return the rate at which a flow alone fills a channel, number `entry` of the flows' channels."""
+    capacity = channels[channel].capacity
+    return capacity / shares[entry] if loads.size > 0 else capacity
+
+
+@inlined
+def set_limit(  # type: ignore[no-untyped-def]
+    flow, threshold, shift, contended, channels, filling, fill, n, loads, hops, shares, limits, n_limits, flow_limit
+):
+    """Note the limit of a flow that is to be filled; return how many channels are listed then, and how many limits.
+
+    If there is no place for another limit, all channels that only this flow uses are listed in ``fill[].component``.
+    """
+    rate = np.inf
+    entry = flow << shift
+    other = np.uint64(hops[entry])
+    while other != NONE:
+        if is_contended(other, contended) == ZERO:
+            rate = min(rate, own_rate(entry, other, channels, loads, shares))
+            if not channels[other].level < threshold:
+                channels[other].level = np.inf
+        entry += ONE
+        other = np.uint64(hops[entry])
+    if rate == np.inf:
+        flow_limit[flow] = UNLIMITED
+        return n, n_limits
+    which = 0
+    while which < n_limits and limits[which].rate != rate:
+        which += 1
+    if which == n_limits and n_limits < MOST_LIMITS:
+        limits[which].rate = rate
+        limits[which].left = 0
+        n_limits += 1
+    if which < n_limits:
+        flow_limit[flow] = which
+        limits[which].left += 1
+        return n, n_limits
+    flow_limit[flow] = LISTED
+    entry = flow << shift
+    other = np.uint64(hops[entry])
+    while other != NONE:
+        if is_contended(other, contended) == ZERO:
+            fill[n].component = other
+            n += ONE
+            filling[other].residual = channels[other].capacity
+            filling[other].unfrozen = 1
+            if loads.size > 0:
+                loads[other] = shares[entry]
+        entry += ONE
+        other = np.uint64(hops[entry])
+    return n, n_limits
+
+
+@inlined
+def next_limit(limits, n_limits):  # type: ignore[no-untyped-def]
+    """Return the place of the least limit of flows that are left; UNLIMITED, whose rate is inf, if there is none."""
+    best = UNLIMITED
+    for which in range(n_limits):
+        if limits[which].left > 0 and limits[which].rate < limits[best].rate:
+            best = which
+    return best
 
 
 @called
 def collect_all(  # type: ignore[no-untyped-def]
-    n_active, threshold, shift, occupied, channels, filling, fill, loads, rates, nexts, hops, shares, pool, freezing
-):
-    """Make all flows not below the threshold ready for the filling; return (channels, flows) to be filled.
+    n_active, threshold, shift, contended, channels, filling, fill, loads, rates, nexts, hops, shares, pool, freezing,
+    found, limits, flow_limit,
+):  # fmt: skip
+    """Make all flows not below the threshold ready for the filling; return how many channels, flows and limits these
+    are. The channels are listed in ``fill[].component``, the flows in `found`.
 
-    Only channels with flows are looked at, in ascending order: they are few of all where ranks take turns. They are
-    listed in ``fill[].component``. What is left of a channel that fills up below the threshold is not
-    counted where it carries most flows (that of a server, say), one after the other.
+    What is left of a channel that fills up below the threshold is not counted where it carries most flows (that of a
+    server, say), one after the other.
     """
     hubs = False
     n_used = ZERO
-    for word in range(np.uint64(occupied.size)):
-        left = occupied[word]
+    for word in range(np.uint64(contended.size)):
+        left = contended[word]
         while left != ZERO:
             channel = (word << SIX) + trailing_zeros(left)  # type: ignore[call-arg,unused-ignore]
             left &= left - ONE  # clears the lowest bit
@@ -49,22 +131,26 @@ def collect_all(  # type: ignore[no-untyped-def]
             if not channels[channel].level < threshold:
                 channels[channel].level = np.inf
     n_frozen = ZERO
+    n_found = ZERO
     for flow in range(np.uint64(n_active)):  # without branches, which would be unpredictable
         nexts[flow] = -1.0
         freezing[n_frozen] = flow
-        n_frozen += ONE if rates[flow] < threshold else ZERO
+        found[n_found] = flow
+        below = ONE if rates[flow] < threshold else ZERO
+        n_frozen += below
+        n_found += ONE - below
     for i in range(n_frozen):
         frozen = np.uint64(freezing[i])
         rate = rates[frozen]
         nexts[frozen] = rate
         entry = frozen << shift
-        other = hops[entry]
-        while other != LAST:
-            if not (hubs and filling[other].unfrozen < 0):
+        other = np.uint64(hops[entry])
+        while other != NONE:
+            if is_contended(other, contended) == ONE and not (hubs and filling[other].unfrozen < 0):
                 filling[other].residual -= rate * shares[entry] if loads.size > 0 else rate
                 filling[other].unfrozen -= 1
             entry += ONE
-            other = hops[entry]
+            other = np.uint64(hops[entry])
     n = ZERO
     for i in range(n_used):
         channel = np.uint64(fill[i].component)
@@ -73,7 +159,13 @@ def collect_all(  # type: ignore[no-untyped-def]
             n += ONE
             if loads.size > 0:
                 weigh(channel, shift, channels, loads, pool, shares, nexts)
-    return np.int64(n), n_active - np.int64(n_frozen)
+    n_limits = 0
+    for i in range(n_found):
+        n, n_limits = set_limit(
+            np.uint64(found[i]), threshold, shift, contended, channels, filling, fill, n, loads, hops, shares, limits,
+            n_limits, flow_limit,
+        )  # fmt: skip
+    return np.int64(n), np.int64(n_found), n_limits
 
 
 @called
@@ -191,14 +283,16 @@ def soonest_ends(n_active, ends, soonest):  # type: ignore[no-untyped-def]
 
 
 @called
-def fill_few(  # type: ignore[no-untyped-def]
-    n_channels, n_flows, most, shift, channels, filling, fill, loads, keys, pool, nexts, hops, shares, freezing
-):
-    """Fill the `n_channels` channels listed in ``fill[].component`` until all their `n_flows` flows are frozen, or
-    `most` channels are full; return how many channels are listed then, how many flows are left, and the last level.
+def fill_alike(  # type: ignore[no-untyped-def]
+    n_channels, n_flows, patience, shift, contended, channels, filling, fill, loads, keys, pool, nexts, hops, shares,
+    freezing, flows, limits, n_limits, flow_limit,
+):  # fmt: skip
+    """Fill the `n_channels` channels listed in ``fill[].component`` until all of the `n_flows` flows listed in `flows`
+    are frozen, or `patience` levels have filled few of the channels; return how many channels are
+    listed then, how many flows are left, and the last level.
 
-    The shares of all of them are kept up to date in `keys`, and looked through for the least, then once more for all
-    channels with that share.
+    The shares of all of them are kept up to date in `keys`, and looked through for the least; all channels that have it
+    are filled together, which are many on symmetric clusters.
     """
     n = np.uint64(n_channels)
     last = 0.0
@@ -207,87 +301,77 @@ def fill_few(  # type: ignore[no-untyped-def]
         filling[channel].place = i
         keys[i] = level_of(channel, filling, loads)
     left = np.uint64(n_flows)
-    least_left = n - min(n, np.uint64(most))
-    share = np.inf
-    place = n  # no channel before it has this share
-    while left > ZERO and n > least_left:
-        while place < n and keys[place] != share:
-            place += ONE
-        if place >= n:
-            share = least(keys, ZERO, n)
-            place = ZERO
+    patience_left = np.uint64(patience)
+    while left > ZERO:
+        share = least(keys, ZERO, n)
+        limit = next_limit(limits, n_limits)
+        if limits[limit].rate <= share:
+            if limit == UNLIMITED:
+                break
+            last = limits[limit].rate if limits[limit].rate > last * (1.0 + SAME) else last
+            left -= freeze_limited(
+                limit, last, n_flows, True, shift, contended, channels, filling, loads, keys, nexts, hops, shares,
+                flows, limits, flow_limit,
+            )  # fmt: skip
             continue
-        best = np.uint64(fill[place].component)
-        n -= ONE  # the last one takes its place
-        moved = np.uint64(fill[n].component)
-        keys[place] = keys[n]
-        fill[place].component = moved
-        filling[moved].place = place
-        last = share if share > last * (1.0 + SAME) else last
-        channels[best].level = last
-        frozen = list_unfrozen(best, shift, channels, pool, nexts, freezing)
-        left -= frozen
-        if left == ZERO:
-            for j in range(frozen):
-                nexts[freezing[j]] = last
+        if patience_left == ZERO:
             break
-        for j in range(frozen):
-            flow = np.uint64(freezing[j])
-            nexts[flow] = last
-            entry = flow << shift
-            other = hops[entry]
-            while other != LAST:
-                if other != best:
-                    take(entry, other, last, filling, loads, shares)
-                    key = level_of(other, filling, loads)
-                    at = np.uint64(filling[other].place)
-                    keys[at] = key
-                    if key < share:  # by rounding
-                        place = n
-                        share = -np.inf
-                    elif key == share:
-                        place = min(place, at)
-                entry += ONE
-                other = hops[entry]
+        last = share if share > last * (1.0 + SAME) else last
+        before = n
+        place = ZERO
+        while place < n:
+            if keys[place] != share and keys[place] < np.inf:
+                place += ONE
+                continue
+            full = keys[place] == share
+            channel = np.uint64(fill[place].component)
+            n -= ONE  # the last one takes its place
+            moved = np.uint64(fill[n].component)
+            keys[place] = keys[n]
+            fill[place].component = moved
+            filling[moved].place = place
+            if full:
+                left -= freeze_all(
+                    channel, last, left, True, shift, contended, channels, filling, loads, keys, pool, nexts, hops,
+                    shares, freezing, limits, flow_limit,
+                )  # fmt: skip
+        if (before - n) * MANY_ALIKE < before:
+            patience_left -= ONE
     return n, left, last
 
 
 @called
-def fill_many(n_channels, n_flows, last, shift, channels, filling, fill, loads, pool, nexts, hops, shares, freezing):  # type: ignore[no-untyped-def]
-    """Do what :func:`fill_few` does, to the end, for many channels, from the level `last` upwards.
+def fill_heap(  # type: ignore[no-untyped-def]
+    n_channels, n_flows, n_left, last, shift, contended, channels, filling, fill, loads, keys, pool, nexts, hops,
+    shares, freezing, flows, limits, n_limits, flow_limit,
+):  # fmt: skip
+    """Do what :func:`fill_alike` does, to the end, from the level `last` upwards, where many channels have different
+    shares; `n_left` flows are left.
 
-    As long as a good part of them have the least share (symmetric clusters), these are filled one after the other. Then
-    they are put in a heap by a lower bound of their share: shares only rise while others freeze, so an old share will
-    do.
+    The channels are put in a heap by a lower bound of their share: shares only rise while others freeze, so an old
+    share will do.
     """
-    left = np.uint64(n_flows)
-    size = np.uint64(n_channels)
-    while True:
-        n = size
-        size = ZERO
-        least_share = np.inf
-        for i in range(n):
-            channel = np.uint64(fill[i].component)
-            if filling[channel].unfrozen > 0:
-                share = level_of(channel, filling, loads)
-                fill[size].key = share
-                fill[size].channel = channel
-                fill[size].component = channel
-                least_share = min(least_share, share)
-                size += ONE
-        alike = ZERO
-        for i in range(size):
-            alike += ONE if fill[i].key == least_share else ZERO
-        if left == ZERO or alike * MANY_ALIKE < size:
-            break
-        last = least_share if least_share > last * (1.0 + SAME) else last
-        for i in range(size):
-            channel = np.uint64(fill[i].channel)
-            if fill[i].key == least_share and level_of(channel, filling, loads) == least_share:
-                left -= freeze(channel, last, shift, channels, filling, loads, pool, nexts, hops, shares, freezing)
+    left = np.uint64(n_left)
+    size = ZERO
+    for i in range(np.uint64(n_channels)):
+        channel = np.uint64(fill[i].component)
+        if filling[channel].unfrozen > 0:
+            fill[size].key = level_of(channel, filling, loads)
+            fill[size].channel = channel
+            size += ONE
     for i in range(size >> ONE):
         sift(fill, (size >> ONE) - ONE - i, size)
     while left > ZERO:
+        limit = next_limit(limits, n_limits)
+        if size == ZERO or limits[limit].rate <= fill[ZERO].key:
+            if limit == UNLIMITED:
+                break
+            last = limits[limit].rate if limits[limit].rate > last * (1.0 + SAME) else last
+            left -= freeze_limited(
+                limit, last, n_flows, False, shift, contended, channels, filling, loads, keys, nexts, hops, shares,
+                flows, limits, flow_limit,
+            )  # fmt: skip
+            continue
         channel = np.uint64(fill[ZERO].channel)
         share = level_of(channel, filling, loads)
         if filling[channel].unfrozen == 0:
@@ -298,26 +382,71 @@ def fill_many(n_channels, n_flows, last, shift, channels, filling, fill, loads, 
             fill[ZERO].key = share
         else:
             last = share if share > last * (1.0 + SAME) else last
-            left -= freeze(channel, last, shift, channels, filling, loads, pool, nexts, hops, shares, freezing)
+            left -= freeze_all(
+                channel, last, left, False, shift, contended, channels, filling, loads, keys, pool, nexts, hops, shares,
+                freezing, limits, flow_limit,
+            )  # fmt: skip
             continue
         sift(fill, ZERO, size)
 
 
 @inlined
-def freeze(channel, level, shift, channels, filling, loads, pool, nexts, hops, shares, freezing):  # type: ignore[no-untyped-def]
-    """Freeze the flows that are left on a channel, which is full at `level`; return how many these are."""
+def freeze(flow, full, level, keyed, shift, contended, filling, loads, keys, nexts, hops, shares, flow_limit):  # type: ignore[no-untyped-def]
+    """Freeze a flow at `level` and take it off its other channels than `full` that are to be filled, whose shares are
+    kept up to date if they are `keyed`."""
+    nexts[flow] = level
+    listed = flow_limit[flow] == LISTED
+    entry = flow << shift
+    other = np.uint64(hops[entry])
+    while other != NONE:
+        if other != full and (listed or is_contended(other, contended) == ONE):
+            take(entry, other, level, filling, loads, shares)
+            if keyed:
+                keys[filling[other].place] = level_of(other, filling, loads)
+        entry += ONE
+        other = np.uint64(hops[entry])
+
+
+@inlined
+def freeze_limited(  # type: ignore[no-untyped-def]
+    limit, level, n_flows, keyed, shift, contended, channels, filling, loads, keys, nexts, hops, shares, flows,
+    limits, flow_limit,
+):  # fmt: skip
+    """Freeze the flows that are left of those with a limit; return how many these are."""
+    frozen = np.uint64(limits[limit].left)
+    limits[limit].left = 0
+    rate = limits[limit].rate
+    for i in range(np.uint64(n_flows)):
+        flow = np.uint64(flows[i])
+        if flow_limit[flow] == limit and nexts[flow] < 0.0:
+            freeze(flow, NONE, level, keyed, shift, contended, filling, loads, keys, nexts, hops, shares, flow_limit)
+            entry = flow << shift
+            other = np.uint64(hops[entry])
+            while is_contended(other, contended) == ONE or own_rate(entry, other, channels, loads, shares) != rate:
+                entry += ONE
+                other = np.uint64(hops[entry])
+            channels[other].level = level
+    return frozen
+
+
+@inlined
+def freeze_all(  # type: ignore[no-untyped-def]
+    channel, level, left, keyed, shift, contended, channels, filling, loads, keys, pool, nexts, hops, shares, freezing,
+    limits, flow_limit,
+):  # fmt: skip
+    """Freeze the flows that are left on a channel, which is full at `level`, of the `left` ones; return how many these
+    are."""
     channels[channel].level = level
     frozen = list_unfrozen(channel, shift, channels, pool, nexts, freezing)
+    if frozen == left:  # the last ones: nothing of other channels is needed any more
+        for j in range(frozen):
+            nexts[freezing[j]] = level
+        return frozen
     for j in range(frozen):
         flow = np.uint64(freezing[j])
-        nexts[flow] = level
-        entry = flow << shift
-        other = hops[entry]
-        while other != LAST:
-            if other != channel:
-                take(entry, other, level, filling, loads, shares)
-            entry += ONE
-            other = hops[entry]
+        if flow_limit[flow] < MOST_LIMITS:
+            limits[flow_limit[flow]].left -= 1
+        freeze(flow, channel, level, keyed, shift, contended, filling, loads, keys, nexts, hops, shares, flow_limit)
     filling[channel].unfrozen = 0
     return frozen
 

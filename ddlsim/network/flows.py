@@ -132,7 +132,6 @@ def put_on(net: Net, channel, entry, share):  # type: ignore[no-untyped-def]
         net.flow_share[entry] = share
     net.channels[channel].used = n + 1
     if n == 0:
-        net.occupied[channel >> 6] |= bit_of(channel)
         net.channels[channel].since = net.reals[NOW]
         if net.counts[SHAPED] == 1:
             load_reverse(net, channel)
@@ -142,7 +141,7 @@ def put_on(net: Net, channel, entry, share):  # type: ignore[no-untyped-def]
 
 @inlined
 def bit_of(channel):  # type: ignore[no-untyped-def]
-    """Return a channel's bit in its word of ``Net.occupied`` and ``Net.contended``."""
+    """Return a channel's bit in its word of ``Net.contended``."""
     return np.uint64(1) << (np.uint64(channel) & np.uint64(63))
 
 
@@ -157,9 +156,7 @@ def unlist(net: Net, channel, entry):  # type: ignore[no-untyped-def]
         net.pool[offset + place] = moved
         net.flow_place[moved] = place
     net.channels[channel].used = n
-    if n == 0:
-        net.occupied[channel >> 6] &= ~bit_of(channel)
-    elif n == 1:
+    if n == 1:
         net.contended[channel >> 6] &= ~bit_of(channel)
     return n
 

@@ -10,9 +10,10 @@ keep the work small after a flow has come or gone:
   no influence on.
 
 Where nearly everything is connected, looking for the connected part costs more than it saves: then all flows
-above the threshold are filled again in one sweep over arrays, and ends are found by scanning instead of with
-a heap (`HEAP_VALID` is 0 meanwhile). A sweep does not tell how much is connected, so every PROBE-th solve looks for
-it: messages that all begin together in separate parts of a network soon end one by one.
+above the threshold are filled again in one sweep over arrays (`SWEEPING` is 1 meanwhile). A sweep does not tell how
+much is connected, so every PROBE-th solve searches: messages that all begin together in separate parts of a network
+soon end one by one. Where a good part of the flows can change at each instant, ends are found by scanning instead of
+with a heap (`HEAP_VALID` is 0 meanwhile).
 
 ``flow_next`` is the rate that a flow gets; negative while the filling has not frozen it yet.
 """
@@ -28,10 +29,12 @@ from ddlsim.network.filling import (
     SAME,
     ZERO,
     collect_all,
-    fill_few,
+    fill_alike,
+    fill_heap,
     fill_hubs,
-    fill_many,
+    is_contended,
     set_all_rates,
+    set_limit,
     soonest_ends,
 )
 from ddlsim.network.flows import end_flow, link_bytes, mark_dirty
@@ -55,31 +58,33 @@ from ddlsim.network.state import (
     ROUND_TRANSFER_MIN,
     SHAPED,
     SPLIT,
+    SWEEPING,
     THRESHOLD,
     USUALLY_FOUND,
     Net,
 )
 
 FEW = 512  # up to this number of channels, a linear scan replaces the heap
-FIRST = 8  # channels that are scanned linearly before a heap is built, in the hope that no flows are left then
+PATIENCE = 8  # levels at which few channels fill up before a heap is built, in the hope that no flows are left then
 PROBE = 64  # every 64th solve a sweep is replaced by a search, to see whether searches would be cheaper by now
 
 
 @inlined
-def collect(net: Net, channel, epoch, threshold, found):  # type: ignore[no-untyped-def]
+def collect(net: Net, channel, epoch, threshold, listed, found, n_limits):  # type: ignore[no-untyped-def]
     """Find the channels connected to `channel` through flows not below the threshold.
 
-    They are listed in ``fill[].component`` and ready for the filling; the flows are appended to the `found`
-    ones in `scratch`. Returns (number of channels, number of flows found).
+    Those that are to be filled are appended to the `listed` ones in ``fill[].component``, the flows to the `found`
+    ones in `scratch`. Returns (number of channels, number of flows found, number of limits).
     """
     shift = np.uint64(net.counts[HOP_SHIFT])
-    net.fill[0].component = channel
+    start = np.uint64(listed)
+    net.fill[start].component = channel
     net.marks[channel] = epoch
-    n = 1
-    i = 0
+    n = start + ONE
+    i = start
     while i < n:
         at = net.fill[i].component
-        i += 1
+        i += ONE
         residual = net.channels[at].capacity
         load = 0.0
         first = net.channels[at].first
@@ -100,19 +105,27 @@ def collect(net: Net, channel, epoch, threshold, found):  # type: ignore[no-unty
                 found += 1
                 entry = flow << shift
                 while net.flow_hops[entry] != LAST:
-                    other = net.flow_hops[entry]
+                    other = np.uint64(net.flow_hops[entry])
                     if net.marks[other] != epoch:
                         net.marks[other] = epoch
-                        net.fill[n].component = other
-                        n += 1
+                        if is_contended(other, net.contended) == ONE:
+                            net.fill[n].component = other
+                            n += ONE
                     entry += ONE
+                n, n_limits = set_limit(
+                    flow, threshold, shift, net.contended, net.channels, net.filling, net.fill, n, net.loads,
+                    net.flow_hops, net.flow_share, net.limits, n_limits, net.flow_limit,
+                )  # fmt: skip
         net.filling[at].residual = residual
         net.filling[at].unfrozen = unfrozen
         if net.counts[SPLIT] == 1:
             net.loads[at] = load
         if not net.channels[at].level < threshold:
             net.channels[at].level = np.inf
-    return n, found
+    if net.channels[channel].used == 1:  # not contended: a limit of its flow
+        n -= ONE
+        net.fill[start].component = net.fill[n].component
+    return np.int64(n), found, n_limits
 
 
 @inlined
@@ -176,17 +189,21 @@ def place_new_flows(net: Net):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def fill_component(net: Net, n, n_flows):  # type: ignore[no-untyped-def]
-    """Fill the `n` channels listed in ``fill[].component``, which `n_flows` flows are on."""
+def fill_component(net: Net, n, n_flows, n_limits):  # type: ignore[no-untyped-def]
+    """Fill the `n` channels listed in ``fill[].component`` with the `n_flows` flows listed in `scratch`."""
     shift = np.uint64(net.counts[HOP_SHIFT])
     channels, filling, fill, loads, keys, pool = net.channels, net.filling, net.fill, net.loads, net.keys, net.pool
     nexts, hops, shares, freezing = net.flow_next, net.flow_hops, net.flow_share, net.freezing
-    few = FEW if n <= FEW else FIRST
-    n, left, last = fill_few(
-        n, n_flows, few, shift, channels, filling, fill, loads, keys, pool, nexts, hops, shares, freezing
-    )
+    patience = n if n <= FEW else PATIENCE
+    n, left, last = fill_alike(
+        n, n_flows, patience, shift, net.contended, channels, filling, fill, loads, keys, pool, nexts, hops, shares,
+        freezing, net.scratch, net.limits, n_limits, net.flow_limit,
+    )  # fmt: skip
     if left > ZERO:
-        fill_many(n, left, last, shift, channels, filling, fill, loads, pool, nexts, hops, shares, freezing)
+        fill_heap(
+            n, n_flows, left, last, shift, net.contended, channels, filling, fill, loads, keys, pool, nexts, hops,
+            shares, freezing, net.scratch, net.limits, n_limits, net.flow_limit,
+        )  # fmt: skip
 
 
 @inlined
@@ -201,11 +218,14 @@ def sweep(net: Net, threshold):  # type: ignore[no-untyped-def]
         narrowest = net.reals[NARROWEST]
         found = fill_hubs(n_active, threshold, shift, net.contended, narrowest, channels, net.fill, rates, nexts, pool)
     if found < 0:
-        n, found = collect_all(
-            n_active, threshold, shift, net.occupied, channels, net.filling, net.fill, net.loads,
-            rates, nexts, net.flow_hops, net.flow_share, pool, net.freezing,
+        for i in range(net.counts[N_DIRTY]):
+            if not channels[net.dirty[i]].level < threshold:
+                channels[net.dirty[i]].level = np.inf
+        n, found, n_limits = collect_all(
+            n_active, threshold, shift, net.contended, channels, net.filling, net.fill, net.loads,
+            rates, nexts, net.flow_hops, net.flow_share, pool, net.freezing, net.scratch, net.limits, net.flow_limit,
         )  # fmt: skip
-        fill_component(net, n, found)
+        fill_component(net, n, found, n_limits)
     net.counts[RERATED] += set_all_rates(n_old, net.reals[NOW], rates, nexts, ends)
     for flow in range(n_old, n_active):
         set_rate(net, flow, net.flow_next[flow])
@@ -221,16 +241,15 @@ def solve(net: Net):  # type: ignore[no-untyped-def]
         net.counts[EPOCH] += 1
         epoch = net.counts[EPOCH]
         threshold = net.reals[THRESHOLD] * (1.0 - 1e-12)
-        if net.counts[HEAP_VALID] == 0 and epoch % PROBE != 0:
+        if net.counts[SWEEPING] == 1 and epoch % PROBE != 0:
             sweep(net, threshold)
         else:
-            found = 0
+            n = found = n_limits = 0
             for i in range(n_dirty):
                 channel = net.dirty[i]
                 if net.marks[channel] != epoch and net.channels[channel].used > 0:
-                    before = found
-                    n, found = collect(net, channel, epoch, threshold, found)
-                    fill_component(net, n, found - before)
+                    n, found, n_limits = collect(net, channel, epoch, threshold, n, found, n_limits)
+            fill_component(net, n, found, n_limits)
             for i in range(found):
                 set_rate(net, net.scratch[i], net.flow_next[net.scratch[i]])
             choose(net, found)
@@ -242,14 +261,16 @@ def solve(net: Net):  # type: ignore[no-untyped-def]
 
 @inlined
 def choose(net: Net, found):  # type: ignore[no-untyped-def]
-    """Choose between heap and sweep by how many flows a search has `found` connected, on average over the last few."""
+    """Choose between heap and scan, and between search and sweep, by how many flows the last searches have `found`."""
     net.counts[USUALLY_FOUND] += (16 * found - net.counts[USUALLY_FOUND]) >> 3
     usually = net.counts[USUALLY_FOUND] >> 4
+    n_active = net.counts[N_ACTIVE]
     if net.counts[HEAP_VALID] == 1:
-        if usually > 32 and usually * 4 > net.counts[N_ACTIVE]:
+        if usually > 32 and usually * 16 > n_active:
             drop_heap(net)
-    elif usually * 4 < net.counts[N_ACTIVE]:
+    elif usually * 64 < n_active:
         build_heap(net)
+    net.counts[SWEEPING] = 1 if net.counts[HEAP_VALID] == 0 and usually * 2 > n_active else 0
 
 
 @inlined

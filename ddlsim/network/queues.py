@@ -23,7 +23,7 @@ from __future__ import annotations
 import numpy as np
 
 from ddlsim.compiler import called, inlined
-from ddlsim.network.flows import add_flow, bit_of, free_reverse, line_up, link_bytes, load_reverse, log_busy, renumber
+from ddlsim.network.flows import add_flow, free_reverse, line_up, link_bytes, load_reverse, log_busy, renumber
 from ddlsim.network.heap import heap_remove, heap_set
 from ddlsim.network.state import (
     FLOWING,
@@ -452,7 +452,6 @@ def arrive(net: Net, entry):  # type: ignore[no-untyped-def]
     channel = net.crossings[entry].channel
     net.channels[channel].used += 1
     if net.channels[channel].used == 1:
-        net.occupied[channel >> 6] |= bit_of(channel)
         net.channels[channel].since = net.reals[QUEUE_TIME]
         net.queues[channel].capacity = net.channels[channel].capacity
         if net.counts[SHAPED] == 1:
@@ -479,7 +478,6 @@ def depart(net: Net, entry):  # type: ignore[no-untyped-def]
     if net.channels[channel].used == 0:
         now = net.reals[QUEUE_TIME]
         since = net.channels[channel].since
-        net.occupied[channel >> 6] &= ~bit_of(channel)
         net.channels[channel].busy += now - since
         if net.counts[LOG_ON] == 1 and channel < net.counts[N_LINKED]:
             log_busy(net, channel, since, now, False)

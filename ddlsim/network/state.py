@@ -89,7 +89,8 @@ QUEUES_CODE = 59
 SHAPING_CODE = 60
 CHANGES_CODE = 61
 ISSUE_SEQUENCE = 62  # messages issued, but for those of replayed rounds
-N_COUNTS = 63
+SWEEPING = 63  # 1: rates of all flows are worked out anew, instead of searching for those that can change
+N_COUNTS = 64
 
 # Places in Net.reals (float64)
 NOW = 0
@@ -111,6 +112,7 @@ N_REALS = 17
 MANY = 1 << 62
 LAST = (1 << 32) - 1  # ends the list of a flow's channels
 UNITS = 32  # that a window consists of (ddlsim.network.queues)
+MOST_LIMITS = 8  # different limits of flows that are being filled (ddlsim.network.filling)
 BLOCK = 64  # flows that are searched together for those that end
 SAME_INSTANT = 1e-15  # relative; times this close are one instant (rounding of equal sums)
 
@@ -145,6 +147,8 @@ CHANNEL = record(
 FILLING = record(residual="f", unfrozen="n", place="n")
 #: a heap of channels by key; and, apart from it, the list of channels to be filled
 FILL = record(key="f", channel="n", component="n")
+#: the limit of some flows that are being filled, bytes/s, and how many of these are left
+LIMIT = record(rate="f", left="n")
 #: overheads in s per message, reduce_time in s per byte; *_free: when that side of the node is free again;
 #: stopped_until: s until which it stands still
 NODE = record(send_overhead="f", recv_overhead="f", reduce_time="f", send_free="f", recv_free="f", stopped_until="f")
@@ -282,20 +286,21 @@ class Net(NamedTuple):
     reals: Floats
     channels: Records  # CHANNEL
     marks: Ints  # (n_channels,) an EPOCH
-    occupied: Words  # a bit per channel: whether flows are on it (a few of thousands, often)
-    contended: Words  # likewise: whether several are
+    contended: Words  # a bit per channel: whether several flows are on it
     buckets: Records  # BUCKET, one per channel; empty unless SHAPED
     filling: Records  # FILLING, one per channel
     fill: Records  # FILL, one per channel
     loads: Floats  # (n_channels,) sum of the shares of flows that are not frozen; empty unless SPLIT
     keys: Floats  # shares of the channels to be filled
     dirty: Places  # channels whose load changed
+    limits: Records  # LIMIT, (MOST_LIMITS + 2,); the last two stand for flows without a place, their rate is inf
     pool: Entries  # lists of (flow << HOP_SHIFT) + hop
     pool_copy: Entries  # scratch of the same size
     flows: Records  # FLOW
     flow_rate: Floats
     flow_next: Floats  # the rate that the filling gives it; negative: not yet. Else any number >= 0
     flow_end: Floats  # planned end
+    flow_limit: Places  # (n_slots,) which of `limits` it has while it is being filled
     soonest: Floats  # the least of them among each BLOCK flows, as of the last search for the next end (without heap)
     flow_hops: Entries  # (n_slots << HOP_SHIFT,) channels, then LAST
     flow_share: Floats  # as flow_hops: the share of its bytes that takes the channel; empty unless SPLIT

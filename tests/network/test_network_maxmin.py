@@ -10,7 +10,7 @@ from network_reference import Paths, fair_rates, finish_times, run_flows
 from ddlsim.cluster import Cluster, leaf_spine
 from ddlsim.collectives.all_reduce import ring
 from ddlsim.network import Network
-from ddlsim.network.state import HEAP_VALID, NARROWEST
+from ddlsim.network.state import HEAP_VALID, MOST_LIMITS, NARROWEST, SWEEPING
 
 
 def test_two_flows_share_the_link_they_both_cross():
@@ -113,6 +113,25 @@ def test_crowded_networks_are_fair_at_every_event(seed, split):
     np.testing.assert_allclose(end, finish_times(fabric, starts, nbytes), rtol=1e-10)
 
 
+@pytest.mark.parametrize("n", [3, MOST_LIMITS, MOST_LIMITS + 1, 40])
+@pytest.mark.parametrize("split", [False, True])
+def test_flows_with_different_limits_share_what_the_slower_ones_leave(n, split):
+    """Flow i has a link of its own of i + 1 bytes/s; n of them cross links 0 and 1, of 2 n and 3 n bytes/s, whose other
+    flows have no own link. More limits than the filling has places for are channels like others."""
+    paths = [[0, 1, 2 + i] for i in range(n)] + [[0], [0], [1], [n + 2, n + 3]]
+    capacity = [2.0 * n, 3.0 * n, *(1.0 + np.arange(n)), 5.0, 4.0]
+    fabric = Paths(capacity, [0.0] * len(capacity), paths)
+    if split:
+        fabric.shares = [[0.5 + 0.125 * (i % 3)] * len(path) for i, path in enumerate(paths)]
+    network = Network(fabric)
+    nodes = np.arange(len(paths)) * 2
+    network.send(nodes.tolist(), (nodes + 1).tolist(), np.full(len(paths), 1e6), 0.0)
+    assert network.advance(0.0) is None
+    hops, rates = network.rates()
+    assert hops == paths
+    np.testing.assert_allclose(rates, fair_rates(capacity, paths, fabric.shares), rtol=1e-14)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_rates_at_hubs_are_those_of_the_filling_to_the_last_bit(seed):
     """150 clients, each with its own link, at one to four servers; with four, some links are narrow."""
@@ -157,12 +176,12 @@ def test_searches_return_when_the_flows_of_even_rings_are_no_longer_connected():
     network = Network(cluster)
     ids = [network.collective(schedule, nodes, nbytes) for nodes, nbytes in zip(places, (1e8, 0.7e8), strict=True)]
     network.join(np.repeat(ids, 64), np.tile(np.arange(64), 2), 0.0)
-    counts, valid = network.engine.net.counts, []
+    counts, sweeping = network.engine.net.counts, []
     for time in np.linspace(0.0, 0.1, 51):
         assert network.advance(time) is None
-        valid.append(int(counts[HEAP_VALID]))
-    assert 0 in valid[:5]
-    assert valid[25:] == [1] * 26
+        sweeping.append(int(counts[SWEEPING]))
+    assert 1 in sweeping[:5]
+    assert sweeping[25:] == [0] * 26
 
 
 def test_the_reference_itself_by_hand():
