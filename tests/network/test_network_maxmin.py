@@ -10,7 +10,7 @@ from network_reference import Paths, fair_rates, finish_times, run_flows
 from ddlsim.cluster import Cluster, leaf_spine
 from ddlsim.collectives.all_reduce import ring
 from ddlsim.network import Network
-from ddlsim.network.state import HEAP_VALID, MOST_LIMITS, NARROWEST, SWEEPING
+from ddlsim.network.state import HEAP_VALID, MOST_LIMITS, N_ACTIVE, NARROWEST, SWEEPING, USUALLY_FOUND
 
 
 def test_two_flows_share_the_link_they_both_cross():
@@ -168,7 +168,7 @@ def test_a_change_far_away_leaves_rates_alone_to_the_last_bit():
 
 
 def test_searches_return_when_the_flows_of_even_rings_are_no_longer_connected():
-    """All messages of two even rings begin together, so nearly all flows are filled again at first. From then on, the
+    """All messages of two even rings begin together, and searches have found nearly all flows, say. From then on, the
     rings drift apart, a message that ends concerns few flows, and only these are filled again.
     """
     cluster, schedule = Cluster.from_graph(leaf_spine(32, 4, 2, bandwidth="10 Gbit/s", latency="1 us")), ring(64)
@@ -176,12 +176,16 @@ def test_searches_return_when_the_flows_of_even_rings_are_no_longer_connected():
     network = Network(cluster)
     ids = [network.collective(schedule, nodes, nbytes) for nodes, nbytes in zip(places, (1e8, 0.7e8), strict=True)]
     network.join(np.repeat(ids, 64), np.tile(np.arange(64), 2), 0.0)
-    counts, sweeping = network.engine.net.counts, []
-    for time in np.linspace(0.0, 0.1, 51):
+    counts = network.engine.net.counts
+    assert network.advance(0.005) is None
+    assert counts[HEAP_VALID] == 0
+    counts[SWEEPING], counts[USUALLY_FOUND] = 1, 16 * counts[N_ACTIVE]
+    sweeping = []
+    for time in np.linspace(0.005, 0.1, 50):
         assert network.advance(time) is None
         sweeping.append(int(counts[SWEEPING]))
-    assert 1 in sweeping[:5]
-    assert sweeping[25:] == [0] * 26
+    assert sweeping[0] == 1
+    assert sweeping[25:] == [0] * 25
 
 
 def test_the_reference_itself_by_hand():
