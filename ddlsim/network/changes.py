@@ -1,8 +1,8 @@
 """Scheduled changes of links and nodes. Compiled.
 
-The changes lie in the order of their times; the kernel handles the instants of messages up to the next one, then it.
-Rounds are replayed no further than that, and not at all while a node stands still. Where routes change,
-:mod:`ddlsim.network.reroute` has what that means for messages on their way.
+Changes are sorted by time; the kernel handles the events up to the next change, then the change. Rounds are not
+replayed beyond the next change, nor while a node is paused. :mod:`ddlsim.network.reroute` handles messages in flight
+when routes change.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ CAPACITY, PAUSE, RESUME, REROUTE = 0, 1, 2, 3
 
 @inlined
 def has_changes(net: Net):  # type: ignore[no-untyped-def]
-    """Whether anything changes, ever."""
+    """Whether any change is scheduled, past or future."""
     return net.changes.size > 0
 
 
 @inlined
 def apply_next(net: Net):  # type: ignore[no-untyped-def]
-    """Let the next change happen, now; rates follow in this instant's solve."""
+    """Apply the next change; rates follow in this instant's solve."""
     i = net.counts[N_CHANGED]
     net.counts[N_CHANGED] = i + 1
     net.reals[NEXT_CHANGE] = net.changes[i + 1].time if i + 1 < net.changes.size else np.inf
@@ -48,7 +48,7 @@ def apply_next(net: Net):  # type: ignore[no-untyped-def]
 
 @inlined
 def change_link(net: Net, channel, free, loaded):  # type: ignore[no-untyped-def]
-    """Give a channel other capacities. What its bucket has saved is lost with a link that is down."""
+    """Set a channel's capacities. A link that goes down loses the tokens of its bucket."""
     if net.counts[SHAPED] == 0:
         change_capacity(net, channel, free)
         return
@@ -66,14 +66,14 @@ def change_link(net: Net, channel, free, loaded):  # type: ignore[no-untyped-def
     change_capacity(net, channel, loaded if busy else free)
 
 
-#: s, s until which it lasts, channel, and the factor of its capacity meanwhile
+#: start and end (s), channel, and factor of its capacity in between
 Fault = tuple[float, float, int, float]
-#: share of its capacity that a link which is down has left: none that matters, but rates are never 0
+#: share of its capacity that a failed link keeps: negligible, but rates must never be 0
 NOTHING = 1e-30
 
 
 def shares_of(faults: Iterable[Fault]) -> list[tuple[float, int, float]]:
-    """Return (s, channel, share of its capacity from then on): where faults overlap, the product of their factors."""
+    """Return (time in s, channel, share of its capacity from then on); factors of overlapping faults are multiplied."""
     of_channel: dict[int, list[Fault]] = {}
     for fault in sorted(faults, reverse=True):
         of_channel.setdefault(fault[2], []).append(fault)
@@ -94,13 +94,12 @@ def changes_of(
     pauses: Iterable[tuple[float, float, int]],
     epochs: Iterable[tuple[float, int]] = (),
 ) -> Records:
-    """Return the changes, by time.
+    """Return the changes, sorted by time.
 
-    capacity  of each channel, (n_channels,), as it is without changes: while nothing and while something flows the
-              other way, bytes/s
-    links     (s, channel, share of its capacity that it has from then on)
-    pauses    (s, s until which it lasts, node)
-    epochs    (s, number of the routes from then on)
+    capacity  undisturbed capacity of each channel, (n_channels,) bytes/s: without, and with traffic on its reverse
+    links     (time in s, channel, share of its capacity from then on)
+    pauses    (start in s, end in s, node)
+    epochs    (time in s, number of the epoch of routes from then on)
     """
     rows: list[tuple[float, float, float, int, int]] = []
     for time, channel, share in links:

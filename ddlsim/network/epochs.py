@@ -19,23 +19,23 @@ class Around(Protocol):
 
 
 class Fabric(Protocol):
-    """What knows the ways around links that are down (``ddlsim.cluster.Cluster`` does)."""
+    """Provides the routes around links that are down (implemented by ``ddlsim.cluster.Cluster``)."""
 
     def around(self, down: Iterable[int]) -> Around: ...
 
 
 class Epochs:
-    """Times in which the same links are avoided. Epoch 0 begins with the run and avoids none."""
+    """Time intervals in which the same links are avoided. Epoch 0 begins with the run and avoids none."""
 
     def __init__(self, fabric: Fabric) -> None:
         self._fabric = fabric
         self._avoided: list[tuple[float, float, frozenset[int]]] = []
         self._detours: list[Around | None] = [None]
-        #: (s, number) of each that begins later
+        #: (start in s, number) of each later epoch
         self.starts: list[tuple[float, int]] = []
 
     def avoid(self, avoided: Iterable[tuple[float, float, frozenset[int]]]) -> None:
-        """Avoid links for a while: (s, s until which it lasts, links), in addition to those named before."""
+        """Avoid links during intervals, tuples (start in s, end in s, links), in addition to earlier calls."""
         self._avoided += avoided
         edges = sorted({edge for start, end, _ in self._avoided for edge in (start, end)})
         self.starts = [(edge, number) for number, edge in enumerate(edges, 1)]
@@ -46,17 +46,17 @@ class Epochs:
 
     @staticmethod
     def begun(changes: Records) -> int:
-        """Return the number of the epoch that changes which have happened have led to."""
+        """Return the number of the current epoch, given the changes applied so far."""
         return int(np.count_nonzero(changes["kind"] == REROUTE))
 
     def routes(self, epoch: int, src: Ints, dst: Ints, usual: Routes) -> Routes:
-        """Return the routes of an epoch; the `usual` ones are those of epoch 0."""
+        """Return the routes of an epoch; `usual` are those of epoch 0."""
         detours = self._detours[epoch]
         return usual if detours is None else detours.routes(src, dst, usual)
 
     def later(self, epoch: int, src: Ints, dst: Ints, usual: Routes) -> Iterator[tuple[int, Ints, Routes]]:
-        """Go through the epochs after one: (number, which of the routes are no longer those of the one before, all of
-        them)."""
+        """For each later epoch, yield its number, the indices of the routes that differ from the epoch before, and all
+        routes."""
         before = self.routes(epoch, src, dst, usual)
         for number in range(epoch + 1, len(self._detours)):
             routes = self.routes(number, src, dst, usual)

@@ -1,19 +1,19 @@
 """Max-min fair rates by progressive filling, recomputed only where something changed.
 
-Progressive filling raises all rates together; the channel with the least capacity per unfinished flow fills
-up first and freezes its flows at that share (Bertsekas and Gallager, Data Networks, section 6.5.2). Two facts
-keep the work small after a flow has come or gone:
+Progressive filling raises all rates together; the channel with the least capacity per unfinished flow fills up first
+and freezes its flows at that share (Bertsekas and Gallager, Data Networks, section 6.5.2). Two facts limit the work
+when a flow begins or ends:
 
 * only flows connected to the changed channels through shared channels can be affected;
-* filling proceeds as before up to the lowest level at which the change matters (`THRESHOLD`: the rate of a
-  flow that left, the equal share that a new flow is sure of). Flows frozen below it keep their rate and pass
-  no influence on.
+* filling proceeds as before up to the lowest level at which the change matters (`THRESHOLD`: the rate of a flow that
+  ended, or the equal share that a new flow gets at least). Flows frozen below it keep their rates and propagate no
+  change.
 
-Where nearly everything is connected, looking for the connected part costs more than it saves: then all flows
-above the threshold are filled again in one sweep over arrays, and ends are found by scanning instead of with
-a heap (`HEAP_VALID` is 0 meanwhile).
+If nearly all flows are connected, finding the connected part costs more than it saves. Then all flows above the
+threshold are filled again in one sweep over arrays, and ends are found by scanning instead of with a heap (`HEAP_VALID`
+is 0 meanwhile).
 
-``flow_next`` is the rate that a flow gets; negative while the filling has not frozen it yet.
+``flow_next`` is the new rate of a flow; it is negative until the filling has frozen the flow.
 """
 
 from __future__ import annotations
@@ -60,15 +60,15 @@ from ddlsim.network.state import (
 )
 
 FEW = 512  # up to this number of channels, a linear scan replaces the heap
-FIRST = 8  # channels that are scanned linearly before a heap is built, in the hope that no flows are left then
-PROBE = 64  # every 64th solve a sweep is replaced by a search, to see whether it would be cheaper by now
+FIRST = 8  # channels that are scanned linearly before a heap is built, because no flows may be left by then
+PROBE = 64  # every 64th solve, a search replaces the sweep, to find out whether it would now be cheaper
 
 
 @inlined
 def collect(net: Net, channel, epoch, threshold, found):  # type: ignore[no-untyped-def]
     """Find the channels connected to `channel` through flows not below the threshold.
 
-    They are listed in ``fill[].component`` and ready for the filling; the flows are appended to the `found`
+    They are listed in ``fill[].component`` and prepared for the filling; the flows are appended to the first `found`
     ones in `scratch`. Returns (number of channels, number of flows found).
     """
     shift = np.uint64(net.counts[HOP_SHIFT])
@@ -116,7 +116,7 @@ def collect(net: Net, channel, epoch, threshold, found):  # type: ignore[no-unty
 
 @inlined
 def set_rate(net: Net, flow, rate):  # type: ignore[no-untyped-def]
-    """Give a flow a new rate and plan its end; an unchanged rate leaves the planned end as it is."""
+    """Assign a flow's rate and the planned end that follows; an unchanged rate leaves the planned end as it is."""
     now = net.reals[NOW]
     old = net.flow_rate[flow]
     if old == np.inf:  # just added
@@ -138,7 +138,7 @@ def set_rate(net: Net, flow, rate):  # type: ignore[no-untyped-def]
 
 @inlined
 def place_new_flows(net: Net):  # type: ignore[no-untyped-def]
-    """Rate the flows that are alone on their route; list the channels of the others as changed."""
+    """Assign rates to new flows that share no channel; mark the channels of the others as changed."""
     n_active = net.counts[N_ACTIVE]
     shift = net.counts[HOP_SHIFT]
     for flow in range(n_active - net.counts[N_NEW], n_active):
@@ -160,7 +160,7 @@ def place_new_flows(net: Net):  # type: ignore[no-untyped-def]
                 rate = capacity
                 tightest = channel
             entry += 1
-        if net.counts[FIFO] == 1:  # then it is, but may cross a channel twice
+        if net.counts[FIFO] == 1:  # then no other flow is on the route, but it may cross a channel twice
             alone = True
             rate = min(rate, share)
         if alone:
@@ -176,7 +176,7 @@ def place_new_flows(net: Net):  # type: ignore[no-untyped-def]
 
 @inlined
 def fill_component(net: Net, n, n_flows):  # type: ignore[no-untyped-def]
-    """Fill the `n` channels listed in ``fill[].component``, which `n_flows` flows are on."""
+    """Fill the `n` channels listed in ``fill[].component``, which carry `n_flows` unfrozen flows."""
     shift = np.uint64(net.counts[HOP_SHIFT])
     channels, filling, fill, loads, keys, pool = net.channels, net.filling, net.fill, net.loads, net.keys, net.pool
     nexts, hops, shares, freezing = net.flow_next, net.flow_hops, net.flow_share, net.freezing
@@ -190,7 +190,7 @@ def fill_component(net: Net, n, n_flows):  # type: ignore[no-untyped-def]
 
 @inlined
 def sweep(net: Net, threshold):  # type: ignore[no-untyped-def]
-    """Fill all flows not below the threshold again, wherever they are; return how many these are."""
+    """Fill all flows not below the threshold again; return their number."""
     shift = np.uint64(net.counts[HOP_SHIFT])
     n_active = net.counts[N_ACTIVE]
     n_old = n_active - net.counts[N_NEW]
@@ -213,7 +213,7 @@ def sweep(net: Net, threshold):  # type: ignore[no-untyped-def]
 
 @inlined
 def solve(net: Net):  # type: ignore[no-untyped-def]
-    """Bring all rates up to date after the changes of this instant."""
+    """Update all rates after the changes of this instant."""
     if net.counts[N_NEW] > 0:
         place_new_flows(net)
     n_dirty = net.counts[N_DIRTY]
@@ -242,7 +242,7 @@ def solve(net: Net):  # type: ignore[no-untyped-def]
 
 @inlined
 def choose(net: Net, found):  # type: ignore[no-untyped-def]
-    """Choose between heap and sweep by how many flows a solve usually has to fill again."""
+    """Choose between heap and sweep by the number of flows that recent solves had to fill again."""
     net.counts[USUALLY_FOUND] += (16 * found - net.counts[USUALLY_FOUND]) >> 3
     usually = net.counts[USUALLY_FOUND] >> 4
     if net.counts[HEAP_VALID] == 1:
@@ -254,7 +254,7 @@ def choose(net: Net, found):  # type: ignore[no-untyped-def]
 
 @inlined
 def drop_heap(net: Net):  # type: ignore[no-untyped-def]
-    """From now on, ends are found by scanning."""
+    """Find ends by scanning from now on."""
     for i in range(net.counts[N_HEAP]):
         net.flows[net.heap[i].item].heap_place = -1
     net.counts[N_HEAP] = 0
@@ -263,7 +263,7 @@ def drop_heap(net: Net):  # type: ignore[no-untyped-def]
 
 @inlined
 def build_heap(net: Net):  # type: ignore[no-untyped-def]
-    """From now on, ends are found with the heap."""
+    """Find ends with the heap from now on."""
     n = net.counts[N_ACTIVE]
     for flow in range(n):
         net.heap[flow].time = net.flow_end[flow]
@@ -277,9 +277,9 @@ def build_heap(net: Net):  # type: ignore[no-untyped-def]
 
 @inlined
 def end_flows(net: Net, limit):  # type: ignore[no-untyped-def]
-    """Take the flows that end by `limit` off their channels; return how many slots `scratch` lists.
+    """End the flows that are due by `limit`; return how many slots `scratch` lists.
 
-    Called after :func:`next_end`, so that only blocks in which a flow ends are looked through.
+    Called after :func:`next_end`, which determines the blocks in which a flow ends.
     """
     n = 0
     if net.counts[HEAP_VALID] == 1:
@@ -293,7 +293,7 @@ def end_flows(net: Net, limit):  # type: ignore[no-untyped-def]
         low = (high - ONE) // size * size
         if net.soonest[low // size] <= limit:
             for i in range(high - low):
-                flow = high - ONE - i  # downwards, as a flow that ends gives its number to the last one
+                flow = high - ONE - i  # downwards, because the last flow takes the number of one that ends
                 if net.flow_end[flow] <= limit:
                     net.scratch[n] = end_flow(net, np.int64(flow))
                     n += 1
@@ -303,7 +303,7 @@ def end_flows(net: Net, limit):  # type: ignore[no-untyped-def]
 
 @inlined
 def next_end(net: Net):  # type: ignore[no-untyped-def]
-    """Return when the next flow ends, inf if there is none; :func:`end_flows` relies on what is noted on the way."""
+    """Return when the next flow ends, inf if there is none; store the ends that :func:`end_flows` needs."""
     n = net.counts[N_ACTIVE]
     if net.counts[HEAP_VALID] == 1:
         return net.heap[0].time if n > 0 else np.inf

@@ -1,9 +1,9 @@
-"""The order in which what happens at one instant is handled. Compiled.
+"""The order in which events of one instant are handled. Compiled.
 
-Where a processor or a connection serves one message after the other, the order of messages that come at one instant
-matters. It must not depend on how the kernel has stored them, or on rounds that it has replayed: messages that end at
-one instant are handled in the order in which they were issued, and ranks that go on at one instant in the order of
-their collectives, lanes and ranks. Both lists are usually in this order already, or in reverse.
+If a processor or a connection serves one message after the other, the order of simultaneous messages matters. It must
+not depend on how the kernel stores them, or on which rounds it replays. Messages that end at one instant are therefore
+handled in the order in which they were issued, and ranks that continue at one instant in the order of their
+collectives, lanes and ranks. Both lists are usually in this order already, or in reverse.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def _issued_before(net: Net, slot, other):  # type: ignore[no-untyped-def]
 
 @inlined
 def sort_ended(net: Net, n):  # type: ignore[no-untyped-def]
-    """Put the `n` slots listed in `scratch` in the order in which their messages were issued."""
+    """Sort the `n` slots listed in `scratch` by the order in which their messages were issued."""
     rising = falling = True
     for i in range(1, n):
         if _issued_before(net, net.scratch[i - 1], net.scratch[i]):
@@ -50,14 +50,14 @@ def sort_ended(net: Net, n):  # type: ignore[no-untyped-def]
 
 @inlined
 def _goes_first(net: Net, i, instance, thread):  # type: ignore[no-untyped-def]
-    """Whether the ready thread number `i` goes before another one."""
+    """Whether the ready thread number `i` comes before another one."""
     other = net.ready[i].instance
     return other < instance or (other == instance and net.ready[i].thread < thread)
 
 
 @inlined
 def sort_ready(net: Net):  # type: ignore[no-untyped-def]
-    """Put the ready threads in the order of their collectives, and of the threads of each."""
+    """Sort the ready threads by collective, then by thread."""
     n = net.counts[N_READY]
     i = 1
     while i < n and _goes_first(net, i - 1, net.ready[i].instance, net.ready[i].thread):
