@@ -20,7 +20,7 @@ from ddlsim.reliability import Background
 from ddlsim.runtime.loop import Loop, Pause
 from ddlsim.runtime.worker import Process
 
-#: turns between two checks for a deadlock
+#: turns between two deadlock checks
 TURNS = 1000
 
 
@@ -49,7 +49,7 @@ class SharedClock:
         self.network = network
         self._clients: dict[int, Client] = {}
         self._faces: dict[int, Network] = {network.client: network}
-        self._next: dict[int, float] = {}  # s, when each client does something by itself
+        self._next: dict[int, float] = {}  # time of each client's next event outside the network, s
         self._coming: list[tuple[float, int, Callable[[], None]]] = []
         self._n_coming = itertools.count()
 
@@ -93,7 +93,7 @@ class SharedClock:
                     self._go(number, coming)
 
     def _look_for_the_stuck(self) -> None:
-        """Raise DeadlockError for a client that waits without anything in flight, while others go on."""
+        """Raise DeadlockError for a client that waits with nothing in flight while others continue."""
         waiting = self.network.waiting_clients
         for number, client in self._clients.items():
             if self._next[number] == np.inf and not self.network.is_under_way(number) and number not in waiting:
@@ -108,11 +108,11 @@ class SharedClock:
         action()
 
     def _go(self, number: int, coming: float) -> None:
-        """Let a client go on, up to the next event of another client."""
+        """Run a client up to the next event of another client."""
         client = self._clients[number]
-        self._next[number] = np.inf  # until it is looked at again
+        self._next[number] = np.inf  # until :meth:`_look` updates it
         limit = min(*self._next.values(), coming, client.latest)
-        if limit == np.inf and len(self._clients) > 1:  # come back some time, to look after the others
+        if limit == np.inf and len(self._clients) > 1:  # return at some time, to check on the others
             limit = self.network.now + 600.0
         driver, error = client.loop.driver, None
         try:
@@ -134,7 +134,7 @@ class SharedClock:
 
 # ---------------------------------------------------------------- background traffic, which sends as fast as it may
 
-#: s that a message takes at the traffic's own rate: so long that the latency between two does not matter
+#: duration of a message at the traffic's own rate, s: so long that the latency in between is negligible
 MESSAGE_SECONDS = 60.0
 
 
