@@ -1,4 +1,4 @@
-"""Steps of training that are written down task by task, for every rank."""
+"""Training steps that are written task by task, for every rank."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from ddlsim.plan.program import N_STEPS
 from ddlsim.workload.buckets import Bucket
 from ddlsim.workload.compute import Workload
 
-#: of each rank, rows that its next task needs
+#: per rank: rows that its next task needs
 Needs = list[list[int]]
 
 
 class DraftedSteps:
-    """Steps, written down one after the other.
+    """Steps, written one after the other.
 
     each     workload of each rank
     buckets  that all ranks sum; bucket i is part i of the plan
     now      the current step
-    sums     of each rank, the rows that sum gradients in the current step
+    sums     per rank: the rows that sum gradients in the current step
     """
 
     def __init__(self, each: list[Workload], buckets: Iterable[Bucket], parts: Iterable[Part]) -> None:
@@ -40,7 +40,7 @@ class DraftedSteps:
         raise NotImplementedError
 
     def nothing(self) -> Needs:
-        """Return that no rank has to wait."""
+        """Return empty dependencies for all ranks."""
         return [[] for _ in range(self.n)]
 
     def add_pass(
@@ -60,14 +60,14 @@ class DraftedSteps:
         )
 
     def add_update(self, rank: int, share: float, first: int = 0) -> int:
-        """Add a rank's update of the layers from `first` on, a share of the optimizer's time."""
+        """Add a rank's update of the layers from `first` on, which takes a share of the optimizer's time."""
         seconds, layers = share * self.each[rank].optimizer, (first, self.n_layers)
         return self.draft.work(rank, seconds, kind="update", layers=layers, step=self.now, needs=self.sums[rank])
 
     def exchange(
         self, kind: str, group: Sequence[int], nbytes: float, done: Needs, waits: Needs, name: str, lane: str
     ) -> None:
-        """Add a collective of a group after the rows `done`, for which its members then wait."""
+        """Add a collective of a group after the rows `done`; its members then wait for it."""
         needs = [done[r] for r in group]
         rows = self.draft.collective(kind, group, nbytes, needs, name, step=self.now, lane=lane)
         for r, row in zip(group, rows, strict=True):
@@ -83,12 +83,12 @@ class DraftedSteps:
             self.sums[r].append(row)
 
     def reduce_ready(self, layer: int, done: Needs) -> None:
-        """Add the sums of the buckets that are ready when backward passes have come down to a layer."""
+        """Add the sums of the buckets that are ready when backward passes have reached a layer."""
         for part, bucket in enumerate(self.buckets):
             if bucket.ready_layer == layer:
                 self.reduce(range(self.n), bucket.nbytes, done, part=part)
 
     def stops(self, first: int, end: int, *more: int) -> list[int]:
-        """Return the layers at which backward passes from layer `end` to `first` pause for gradients, in order."""
+        """Return the layers at which backward passes from layer `end` to `first` are split for gradients, in order."""
         layers = {bucket.ready_layer for bucket in self.buckets} | {first, *more}
         return sorted((layer for layer in layers if first <= layer < end), reverse=True)

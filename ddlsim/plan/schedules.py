@@ -14,7 +14,7 @@ from ddlsim.collectives.push_pull import push_pull
 from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.plan.plan import KINDS, PUSH_PULL, ROOTED, Ints, Plan
 
-#: how collectives run if nothing else is said: in rings and pipelined chains as NCCL, all-to-alls at once
+#: default algorithms: rings and pipelined chains as in NCCL, direct all-to-alls
 ALGORITHMS: dict[str, str | Collective] = {
     "all_reduce": "ring", "reduce_scatter": "ring", "all_gather": "ring", "broadcast": "chain", "reduce": "chain",
     "gather": "direct", "scatter": "direct", "all_to_all": "direct", "push_pull": "direct",
@@ -38,7 +38,7 @@ def _algorithms(algorithm: str | Collective | Mapping[str, str | Collective]) ->
 def _resolved(
     algorithms: dict[str, str | Collective], plan: Plan, cluster: Cluster | None, nodes: Ints | None
 ) -> dict[str, str | Collective]:
-    """Return the algorithms with "default" resolved for the nodes of the plan's workers, whatever their groups."""
+    """Return the algorithms with "default" resolved for the nodes of all of the plan's workers."""
     if cluster is None or nodes is None or "default" not in algorithms.values():
         return algorithms
     workers = np.delete(nodes, plan.servers)
@@ -51,9 +51,9 @@ def _resolved(
 
 class Schedules:
     """The schedule of a kind of collective for a group and a number of bytes; sizes with the same number of segments
-    share it.
+    share a schedule.
 
-    Without a `cluster` there are no machines and neighbours to consider.
+    Without a `cluster`, machines and neighbours are ignored.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Schedules:
                 inside = innermost(self.cluster, self.nodes[members[:n]].tolist())
             return push_pull(n, n_servers, inside, star=algorithm == "star")
         places = self._places(group)
-        if kind in ROOTED:  # from or to the first member, whatever the order
+        if kind in ROOTED:  # the first member stays the root, in any order
             places = np.roll(places, -int(np.flatnonzero(places == 0)[0]))
         where = None
         if self.cluster is not None and self.nodes is not None:
@@ -94,7 +94,7 @@ class Schedules:
         return reorder(build(algorithm, len(places), nbytes, None, KINDS[kind], where), places)
 
     def _where(self, group: int) -> tuple[Cluster, tuple[int, ...]] | None:
-        """Return the cluster and the nodes of a group's members, in their order."""
+        """Return the cluster, and the nodes of a group's members in order."""
         if self.cluster is None or self.nodes is None:
             return None
         if group not in self.at:
@@ -103,7 +103,7 @@ class Schedules:
         return self.cluster, self.at[group]
 
     def _places(self, group: int) -> Ints:
-        """Return the places of a group's members in the order in which they follow each other."""
+        """Return the indices of a group's members in the order of the schedule."""
         if group not in self.places:
             order = self.orders[group]
             if isinstance(order, str) and self.cluster is not None and self.nodes is not None:
@@ -113,7 +113,7 @@ class Schedules:
 
 
 def _wanted(rank_order: str | Sequence[int], plan: Plan, group: tuple[int, ...]) -> str | Ints:
-    """Return the order of a group's members: "topology", or their places in the group in the order wanted."""
+    """Return the order of a group's members: "topology", or their indices in the requested order."""
     if isinstance(rank_order, str):
         if rank_order not in ("topology", "given"):
             raise ConfigError(f"rank_order = {rank_order!r}: must be 'given', 'topology' or a list of ranks")
