@@ -86,7 +86,7 @@ class _Entry(NamedTuple):
 
 
 class Episodes:
-    """The episodes of a network with a single user; one of them can be recorded or replayed at a time."""
+    """The episodes of a network with a single client; one of them can be recorded or replayed at a time."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

@@ -181,7 +181,7 @@ class Tables(NamedTuple):
     counts: Ints
     reals: Floats
     ops: Records  # OP
-    seconds: Floats  # durations, (n_actors, n_ops) s
+    seconds: Floats  # durations of each actor's operations, s
     actors: Records  # ACTOR
     ways: Records  # WAY
     servers: Records  # SERVER

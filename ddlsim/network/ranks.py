@@ -261,7 +261,7 @@ def run_ready(net: Net):  # type: ignore[no-untyped-def]
         entered = True
         while entered:
             if step < 0:
-                step = first  # joins
+                step = first  # the thread joins
             else:
                 repetition += 1
                 if repetition == net.steps[step].repeat:

@@ -94,7 +94,7 @@ N_COUNTS = 63
 # Places in Net.reals (float64)
 NOW = 0
 THRESHOLD = 1  # rates below this cannot change at this instant
-ROUND_TRANSFER_MIN = 2  # shortest and longest time from start to planned end, of the flows since the last barrier, s
+ROUND_TRANSFER_MIN = 2  # shortest time from start to planned end, of the flows since the last barrier, s
 ROUND_TRANSFER_MAX = 3
 ROUND_DELIVERY_MIN = 4  # shortest time from arrival to delivery, of messages since then for which it is not 0, s
 ROUND_DELIVERY_MAX = 5

@@ -369,7 +369,7 @@ class Replay:
         self.at = np.searchsorted(self.places, places)  # rows of the same place are adjacent, in order
         begins = np.flatnonzero(np.diff(self.at, prepend=-1))
         self.nth = np.arange(len(rows)) - np.repeat(begins, np.diff(np.append(begins, len(rows))))
-        # each rank's update is separate, even if one row stands for several
+        # each update is separate, even if one row updates several parts
         key = np.where(plan.kind[rows] == UPDATE, len(plan) + np.arange(len(rows)), plan.key[rows])
         _, which, self.n_members = np.unique(key, return_inverse=True, return_counts=True)
         self.which = which.reshape(-1)
