@@ -148,7 +148,7 @@ def _kernels(workload: Workload, traffic: float, launches: int) -> float:
 
 @contextmanager
 def _diverging(what: str) -> Iterator[None]:
-    """Raise a vector that cannot be compressed (not finite, beyond half precision) as a divergence of the run."""
+    """Report a vector that cannot be compressed (not finite, or beyond half precision) as a divergence of the run."""
     try:
         yield
     except ConfigError as error:

@@ -265,6 +265,6 @@ class _Cycles:
 
 
 def _first(choose: Callable[[Worker], int], worker: Worker) -> int:
-    """Return the first peer among what a worker draws for a block of steps, -1 if there is none."""
+    """Return the first peer among those sampled for a block of steps, -1 if there is none."""
     drawn = [choose(worker) for _ in range(ls.BLOCK)]
     return next((to for to in drawn if to >= 0), -1)

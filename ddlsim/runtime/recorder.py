@@ -81,8 +81,8 @@ class Recorder:
     pauses: Floats = field(default_factory=lambda: NO_PAUSES)
     #: ranks whose crashes stop a server, and with it all updates
     with_servers: list[int] = field(default_factory=list)
-    #: number of workers without which the others stop, after `lead` more steps; those that never return do not limit
-    #: the lead
+    #: number of workers that must be up: with fewer, the others stop after `lead` more steps; with a lead, those that
+    #: never return are not awaited
     needed: int = 0
     lead: int = 0
     #: each worker's current operation: (kind, name, start)

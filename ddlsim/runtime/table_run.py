@@ -168,7 +168,7 @@ class CommonModel:
         """Return the gradient of a step that has begun and is not applied."""
         made = self._made.setdefault(step, {})
         if place not in made:
-            self.learn_until(step - 1)  # every gradient of those steps has begun
+            self.learn_until(step - 1)  # every worker's gradient of those steps has begun
             met = self.params if self._met is None else self._met(step, self.params)
             made[place] = self.learner.gradient(place, met, self.samples(step), self.began(step, place))
         return made[place]
