@@ -54,7 +54,7 @@ class Compression:
 
 
 def compression_of(value: object) -> Compression | None:
-    """Return a compressor as :class:`Compression`; None and a Compression as they are. Raises ConfigError."""
+    """Convert a compressor to :class:`Compression`; keep None and a Compression. Raises ConfigError."""
     if value is None or isinstance(value, Compression):
         return value
     if not _is_compressor(value):
@@ -73,9 +73,9 @@ def _is_compressor(value: object) -> bool:
 
 
 def fitted(compressor: AnyCompressor, tensors: Tensors, part: slice) -> AnyCompressor:
-    """Return `compressor` for elements ``part`` of the flat vector that the `tensors` make up.
+    """Return `compressor` for the elements ``part`` of the flat vector formed by the `tensors`.
 
-    Only those that look at tensors (PowerSGD) change. Raises ConfigError where the part cuts one.
+    Only compressors that depend on tensors (PowerSGD) change. Raises ConfigError if the part cuts a tensor.
     """
     if defines(compressor, "with_shapes"):
         return full(compressor).with_shapes(_within(compressor, tensors, part))
@@ -101,7 +101,7 @@ def _vectors(state: object, n: int) -> int:
 
 
 def _within(compressor: AnyCompressor, tensors: Tensors, part: slice) -> dict[str, tuple[int, ...]]:
-    """Return the tensors in a part of the flat vector. Raises ConfigError if the part holds pieces of one."""
+    """Return the tensors in a part of the flat vector. Raises ConfigError if the part cuts a tensor."""
     found: dict[str, tuple[int, ...]] = {}
     end = 0
     for name, shape in tensors:

@@ -118,7 +118,7 @@ class Compressor(Protocol[S, P]):
         """
 
 
-#: a compressor with any types of state and payload
+#: a compressor with states and payloads of any types
 AnyCompressor: TypeAlias = Compressor[Any, Any]
 
 
@@ -130,12 +130,12 @@ class Stateless:
 
 
 class Full(Compressor[S, P], Protocol[S, P]):
-    """A compressor with all methods that one may have: its traits say which of the first two are called."""
+    """A compressor with all optional methods; its traits determine which of the first two are called."""
 
     def combine(self, payloads: Sequence[P]) -> P:
         """Return what every worker receives for all workers' `payloads` (one or more, in rank order).
 
-        Of any collective but all_gather: what comes of several payloads is a payload again.
+        Not used by all_gather. The result is a payload again.
         """
 
     def follow_up(self, combined: P, state: S) -> tuple[P, S]:
@@ -145,21 +145,21 @@ class Full(Compressor[S, P], Protocol[S, P]):
         """Return the state after the exchange gave `mean`, shape (n,), for this worker's last `payload`."""
 
     def with_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> AnyCompressor:
-        """Return it for a vector that consists of tensors of these shapes, by name."""
+        """Return the compressor for a vector that consists of tensors of these shapes, by name."""
 
 
 def defines(compressor: Compressor[S, P], method: str) -> bool:
-    """Return whether the class of a compressor has a method that not all have."""
+    """Return whether the class of a compressor has an optional method."""
     return callable(getattr(type(compressor), method, None))
 
 
 def full(compressor: Compressor[S, P]) -> Full[S, P]:
-    """Return a compressor whose traits or class promise the method that is called (isinstance would take 30 us)."""
+    """Cast a compressor whose traits or class promise the method that is called (isinstance would take 30 us)."""
     return cast(Full[S, P], compressor)
 
 
 def count(density: float, n: int) -> int:
-    """Return k, how many of n elements a density keeps: the nearest integer, at least 1 (0 for n = 0)."""
+    """Return k, the number of n elements that a density keeps: the nearest integer, at least 1 (0 for n = 0)."""
     return min(n, max(1, round(density * n)))
 
 

@@ -47,20 +47,20 @@ class CodecCost:
         return n_payloads * (self.overhead + self.decode * n)
 
 
-#: no time at all, for what-if studies
+#: encoding and decoding take no time, for what-if studies
 FREE = CodecCost()
 
 #: ``s * n * log2(n)`` for top-k by sorting, from the source code of MG-WFBP (Shi et al. 2019, utils.py)
 SORT_V100 = CodecCost(encode_sort=5.0e-10)
 
-#: how the k largest elements are found exactly: by radix selection, near memory traffic, in libraries of today; or by
-#: sorting all, as the frameworks up to 2021 did (``SORT_V100`` for their top-k)
+#: exact selection of the k largest elements: by radix selection, close to memory bandwidth, as in current libraries; or
+#: by sorting all, as in the frameworks until 2021 (``SORT_V100`` for their top-k)
 PROFILES = ("radix", "sort")
 
 
 def sorting(traits: Traits, n: int) -> tuple[float, Traits]:
-    """Return the seconds of the frameworks' top-k of n elements up to 2021, if that is what a compressor's code calls,
-    and the traits of what else encodes, sorting included."""
+    """Return the seconds of a top-k of n elements in frameworks until 2021, if a compressor's code calls it, and the
+    traits of the rest of the encoding, which includes other sorting."""
     if not traits.selection:
         return 0.0, traits
     by_top_k = traits.selection == "top_k"
@@ -86,12 +86,12 @@ def decode_traffic(traits: Traits, n: int, nbytes: float, n_payloads: int = 1) -
 
 
 def encode_launches(traits: Traits) -> int:
-    """Return the kernels that encoding launches one after the other."""
+    """Return the number of consecutive kernel launches for encoding."""
     return traits.encode_kernels if traits.encode_passes else 0
 
 
 def decode_launches(traits: Traits, n_payloads: int = 1) -> int:
-    """Return the kernels that decoding `n_payloads` payloads launches one after the other: one each."""
+    """Return the number of consecutive kernel launches for decoding `n_payloads` payloads: one each."""
     return n_payloads if traits.encode_passes else 0
 
 

@@ -123,7 +123,7 @@ def exchange(
 
 
 def finish(compressor: Compressor[S, P], encoded: Sequence[tuple[P, S]]) -> ExchangeResult[S]:
-    """Do the rest of an exchange, given every worker's encoded gradient: its first payload and next state."""
+    """Complete an exchange, given the first payload and the next state of every worker."""
     rounds = [[payload for payload, _ in encoded]]
     if compressor.traits.n_rounds == 2:
         combined = average(compressor, rounds[0])
@@ -264,7 +264,7 @@ def hierarchical_exchange(
 def _intra_bytes(sizes: Sequence[int]) -> npt.NDArray[np.float64]:
     """Return the bytes that each local rank sends in the ring reduce-scatter and the ring all-gather.
 
-    In the first it sends every shard but its own, in the second every shard but its successor's.
+    In the former it sends every shard but its own, in the latter every shard but its successor's.
     """
     nbytes = FP32_NBYTES * np.asarray(sizes, np.float64)
     scatter: npt.NDArray[np.float64] = nbytes.sum() - nbytes

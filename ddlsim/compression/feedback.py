@@ -58,7 +58,7 @@ class ErrorFeedback(Generic[S, P]):
             unbiased=False,
             no_feedback="it has error feedback already; wrap it once",
             encode_kernels=inner.encode_kernels + 3,  # add; decode, subtract
-            encode_passes=inner.encode_passes + 5.0,  # g, e in, g + e out; that in again, the new e out
+            encode_passes=inner.encode_passes + 5.0,  # read g, e; write g + e; read that again; write the new e
         )
 
     def init(self, n: int, seed: int = 0) -> FeedbackState[S]:
@@ -78,7 +78,7 @@ class ErrorFeedback(Generic[S, P]):
 
     def settle(self, payload: P, mean: Vector, state: FeedbackState[S]) -> FeedbackState[S]:
         residual, inner = state.residual, state.inner
-        if self.inner.traits.collective == "gtopk_tree":  # what the tree dropped was not sent after all
+        if self.inner.traits.collective == "gtopk_tree":  # the elements dropped by the tree have not been sent
             residual = residual + np.where(mean == 0.0, self.inner.decode(payload), np.float32(0.0))
         if defines(self.inner, "settle"):
             inner = full(self.inner).settle(payload, mean, inner)

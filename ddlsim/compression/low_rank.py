@@ -16,10 +16,10 @@ from ddlsim.errors import ConfigError
 
 @dataclass(frozen=True)
 class LowRankPayload(Buffers):
-    """Round 1: `sent` holds the left factors P. Round 2: `sent` holds the right factors Q, then the vectors.
+    """Round 1: `sent` contains the left factors P. Round 2: `sent` contains the right factors Q, then the vectors.
 
-    left  () in round 1; in round 2 the agreed, orthonormal left factors, which every worker computed from
-          round 1 and which do not travel
+    left  () in round 1; in round 2 the orthonormal left factors, which every worker computes from round 1 and which are
+          therefore not sent (agreed)
     """
 
     sent: Vector
@@ -28,9 +28,8 @@ class LowRankPayload(Buffers):
 
 @dataclass(frozen=True)
 class PowerSGDState:
-    """right    one (columns, rank) float32 per matrix: the Q that the next exchange starts from
-    pending  (n,) the gradient between the two rounds
-    """
+    """right    one (columns, rank) float32 per matrix: the Q with which the next exchange starts
+    pending  (n,) the gradient between the two rounds"""
 
     right: tuple[Vector, ...]
     pending: Vector | None = None
@@ -38,7 +37,7 @@ class PowerSGDState:
 
 @dataclass(frozen=True)
 class _Matrix:
-    """Where a matrix lies in the flat gradient."""
+    """Position of a matrix in the flat gradient."""
 
     start: int
     rows: Count

@@ -14,7 +14,7 @@ from ddlsim.errors import ConfigError
 
 
 class Buffers:
-    """What the messages share: as many bytes as the arrays among their fields have, but those that are `agreed`."""
+    """Base class of messages, whose size is that of all array fields except the `agreed` ones."""
 
     agreed: ClassVar[tuple[str, ...]] = ()
 
@@ -26,7 +26,7 @@ class Buffers:
 
 @dataclass(frozen=True)
 class DensePayload(Buffers):
-    """Every element: float32, or float16, or the upper half of a float32 (bfloat16) as uint16."""
+    """All elements, as float32, as float16, or as the upper half of a float32 (bfloat16) in a uint16."""
 
     values: Vector | npt.NDArray[np.float16] | npt.NDArray[np.uint16]
 
@@ -42,7 +42,7 @@ class SparsePayload(Buffers):
 
 @dataclass(frozen=True)
 class AlignedPayload(Buffers):
-    """`values` (k,) at coordinates that every worker knows: `indices` (k,) are agreed and do not travel."""
+    """`values` (k,) at coordinates that every worker knows: `indices` (k,) are agreed and not sent."""
 
     agreed = ("indices",)
     n: int
@@ -75,7 +75,7 @@ def pack(codes: npt.NDArray[np.unsignedinteger], width: int) -> Bytes:
     largest = int(codes.max()) if codes.size else 0
     if largest >> width:
         raise ConfigError(f"pack: the code {largest} needs more than width = {width} bits; use a larger width")
-    n_bytes = (width + 7) // 8  # bytes of each code that can be other than 0
+    n_bytes = (width + 7) // 8  # bytes of each code that can be non-zero
     wide = codes.astype(">u4").view(np.uint8).reshape(codes.size, 4)[:, 4 - n_bytes :]
     bits = np.unpackbits(wide.ravel()).reshape(codes.size, 8 * n_bytes)  # flat is faster than axis=1
     return np.packbits(bits[:, 8 * n_bytes - width :])

@@ -19,9 +19,9 @@ _CODES = "codes are multiples of a scale, and each worker's gradient has its own
 
 
 class _Dense(Stateless):
-    """Every element in another format. Sums are taken in float32 and rounded once."""
+    """Sends every element in another format. Sums are computed in float32 and rounded once."""
 
-    #: bytes of an element, and the largest number that has no infinity for its neighbour
+    #: bytes of an element, and the largest number that is not rounded to infinity
     width: ClassVar[int]
     largest: ClassVar[float] = np.inf
 
@@ -92,7 +92,7 @@ class BF16(_Dense):
 
     def stored(self, values: Vector) -> DensePayload:
         bits = np.ascontiguousarray(values).view(np.uint32)
-        odd = (bits >> 16) & 1  # of two equally near, the even one
+        odd = (bits >> 16) & 1  # ties are rounded to even
         return DensePayload(((bits + 0x7FFF + odd) >> 16).astype(np.uint16))
 
     def decode(self, payload: DensePayload) -> Vector:
@@ -264,7 +264,7 @@ class SignPayload(Buffers):
 
 @dataclass(frozen=True)
 class LevelPayload(Buffers):
-    """`bits` as in SignPayload and `levels` (2,) float32: what a 0 and what a 1 stands for."""
+    """`bits` as in SignPayload, and `levels` (2,) float32: the values of 0 and 1."""
 
     n: int
     bits: Bytes

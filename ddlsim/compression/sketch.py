@@ -113,9 +113,9 @@ class CountSketch:
 
 
 def _median(rows: list[Vector]) -> Vector:
-    """Return the elementwise median of the rows (of an even number, the mean of the middle two).
+    """Return the elementwise median of the rows (for an even number, the mean of the middle two).
 
-    Odd-even transposition sort: for a handful of rows many times faster than a sort or median along an axis.
+    Odd-even transposition sort: for a few rows, much faster than a sort or median along an axis.
     """
     ordered, n = list(rows), len(rows)
     for sweep in range(n):

@@ -16,21 +16,21 @@ from ddlsim.compression.contract import Indices, Stateless, Traits, Vector, chec
 from ddlsim.compression.payloads import AlignedPayload, SparsePayload, mean, scatter
 from ddlsim.errors import ConfigError
 
-#: passes of an exact selection on a device: a radix select reads 32-bit keys 8 bits at a time, then collects
+#: passes of an exact selection on a device: a radix selection reads 32-bit keys 8 bits at a time, then collects
 SELECT_PASSES = 5.0
-#: kernels of collecting what reaches a threshold: count, prefix sum, write; and of the selection: four digits, a
-#: histogram and a choice each, then that
+#: kernels that collect the elements above a threshold: count, prefix sum, write; and kernels of the selection: for each
+#: of four digits a histogram and a choice, then these
 COLLECT_KERNELS = 3
 SELECT_KERNELS = 8 + COLLECT_KERNELS
 
-#: passes of sorting all elements with their places: a radix sort of 4-byte keys and 8-byte indices takes four digits,
-#: for each of which it reads the keys, then reads and writes both: 4 (4 + 12 + 12) bytes, in units of 4; its kernels
+#: passes of sorting all elements with their indices: a radix sort of 4-byte keys and 8-byte indices has four digits;
+#: for each, it reads the keys, then reads and writes both: 4 (4 + 12 + 12) bytes, in units of 4; and its kernels
 SORT_PASSES = 28.0
 SORT_KERNELS = 8
 
 
 def top_k(values: Vector, k: int) -> Indices:
-    """Return the coordinates, ascending, of the k largest magnitudes; among equal ones the lowest win.
+    """Return the coordinates, ascending, of the k largest magnitudes; among equal ones, the lowest coordinates.
 
     values  (n,)
     k       0 <= k <= n
@@ -43,7 +43,7 @@ def top_k(values: Vector, k: int) -> Indices:
     magnitude = np.abs(values)
     smallest = np.partition(magnitude, n - k)[n - k]
     above = magnitude > smallest
-    equal = np.flatnonzero(magnitude == smallest)  # at least one of them is needed
+    equal = np.flatnonzero(magnitude == smallest)  # at least one of these is included
     above[equal[: k - np.count_nonzero(above)]] = True
     return np.flatnonzero(above).astype(np.int32)
 
@@ -77,7 +77,7 @@ def ms_top_k(values: Vector, k: int, n_searches: int, rng: np.random.Generator) 
             if reached < k2:
                 k2, lower = reached, threshold
         if k1 == k:
-            break  # later thresholds could not be better
+            break  # later thresholds cannot be better
     taken = magnitude >= np.float32(upper)
     between = np.flatnonzero((magnitude >= np.float32(lower)) & ~taken)
     start = int(rng.integers(between.size - (k - k1) + 1))
@@ -96,7 +96,7 @@ def _take(gradient: Vector, indices: Indices) -> SparsePayload:
 
 
 class _Sparse(Stateless):
-    """Sends indices and values, and keeps nothing."""
+    """Base class: sends indices and values, and has no state."""
 
     def decode(self, payload: SparsePayload) -> Vector:
         return scatter(payload.n, payload.indices, payload.values)
@@ -104,7 +104,7 @@ class _Sparse(Stateless):
 
 @dataclass(frozen=True)
 class _Largest(_Sparse):
-    """Sends the ``density * n`` elements of largest magnitude."""
+    """Base class: sends the ``density * n`` elements of largest magnitude."""
 
     density: Density
 
@@ -172,7 +172,7 @@ class Threshold(_Sparse):
 
 @dataclass(frozen=True)
 class RandomKState:
-    """The shared seed, how many elements a gradient has, and how often this worker has encoded."""
+    """The shared seed, the number of elements of a gradient, and how often this worker has encoded."""
 
     n: int
     seed: int
@@ -260,7 +260,7 @@ class GTopK(_Largest):
 
 
 def merge_top_k(a: SparsePayload, b: SparsePayload) -> SparsePayload:
-    """Return the k = len(a) largest elements of a + b: what a node of gTop-k's tree passes on."""
+    """Return the k = len(a) largest elements of a + b, which a node of gTop-k's tree passes on."""
     indices, place = np.unique(np.concatenate([a.indices, b.indices]), return_inverse=True)
     values = np.concatenate([a.values, b.values])
     total = np.bincount(place.ravel(), weights=values, minlength=indices.size).astype(np.float32)
@@ -268,24 +268,23 @@ def merge_top_k(a: SparsePayload, b: SparsePayload) -> SparsePayload:
     return SparsePayload(a.n, indices[kept].astype(np.int32), total[kept])
 
 
-#: sparsity of each warm-up stage and after it (Lin et al. 2018, section 3.3: one epoch each)
+#: sparsity in each warm-up stage and after the warm-up (Lin et al. 2018, section 3.3: one epoch each)
 WARM_UP = (0.75, 0.9375, 0.984375, 0.996, 0.999)
 
 
 @dataclass(frozen=True)
 class DGCState:
     """velocity  (n,) the worker's momentum u
-    unsent    (n,) the accumulated velocity v that was not sent yet
-    step      how often this worker has encoded
-    """
+    unsent    (n,) the part of the accumulated velocity v that has not been sent
+    step      how often this worker has encoded"""
 
     velocity: Vector
     unsent: Vector
     step: int = 0
 
 
-#: of PaddlePaddle (operators/dgc_op.h, k_select/k_select.cu): u, v, 2 for the threshold from a sample, count, 3 for the
-#: prefix sum, write, zero both
+#: passes in PaddlePaddle (operators/dgc_op.h, k_select/k_select.cu): u, v, 2 for the threshold from a sample, count, 3
+#: for the prefix sum, write, zero both
 KERNELS = 11
 
 
@@ -310,7 +309,7 @@ class DGC:
     traits = replace(
         _SPARSE,
         no_feedback="it already keeps what it has not sent; use it without ErrorFeedback",
-        encode_passes=5.0 + SELECT_PASSES,  # g, u, v in; u, v out
+        encode_passes=5.0 + SELECT_PASSES,  # read g, u, v; write u, v
         encode_kernels=KERNELS,
         selection="",
     )

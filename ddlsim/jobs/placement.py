@@ -29,7 +29,7 @@ from ddlsim.units import si
 if TYPE_CHECKING:
     import pandas as pd
 
-#: starts of a job that are tried, in parts of the longest step
+#: tried starts of a job, as fractions of the longest step
 SHIFTS = 8
 Places = tuple[tuple[int, ...], ...]
 
@@ -181,7 +181,7 @@ def _moved(jobs: Sequence[Job], places: Places, starts: Sequence[float]) -> list
 
 
 class _Search:
-    """A search under way: what has been tried, and the best of it."""
+    """A search in progress: the placements tried, and the best of them."""
 
     def __init__(self, cluster: Cluster, jobs: Sequence[Job], traffic: Sequence[Background], seed: int) -> None:
         self.cluster, self.jobs, self.traffic, self.seed = cluster, list(jobs), list(traffic), seed
@@ -198,7 +198,7 @@ class _Search:
         return next(each for each in self.tried if tie(each.mean, least))  # the first of those that tie
 
     def places(self, tries: int) -> None:
-        """Try `tries` placements, or as many as there are."""
+        """Try `tries` placements, or all if there are fewer."""
         rng = stream(self.seed, 0, "places")
         movable = [number for number, own in enumerate(self.fixed) if not own]
         for how in ("packed", "spread"):
@@ -213,7 +213,7 @@ class _Search:
             misses = 0 if len(self.tried) > before else misses + 1
 
     def shifts(self) -> None:
-        """Try to start one job after the other later, by parts of the longest step."""
+        """Try to delay one job after the other by fractions of the longest step."""
         step = max(seconds * slow for seconds, slow in zip(self.alone, self.best.slowdowns, strict=True))
         places, starts = self.best.places, list(self.starts)
         for number in range(1, len(self.jobs)):
@@ -238,7 +238,7 @@ class _Search:
         self.tried.append(Placement(how, places, starts, slow))
 
     def _time(self, result: Result) -> float:
-        """Return the s of a step; of a run that learns, of all of it."""
+        """Return the time of a step in s or, for training runs, the duration of the run."""
         return result.step_time if result.experiment.training is None else result.end_time
 
     def _alone(self, job: Job) -> Experiment:
@@ -261,7 +261,7 @@ class _Search:
         return tuple(places)
 
     def _changed(self, places: Places, movable: Sequence[int], rng: np.random.Generator) -> Places:
-        """Return places with one worker somewhere else, in the order that suits the links."""
+        """Return places with one worker moved, in an order that suits the links."""
         order = {place: i for i, place in enumerate(self.cluster.locality_order(self.cluster.workers).tolist())}
         whose = {place: number for number in movable for place in places[number]}
         free = self.free - set(whose)

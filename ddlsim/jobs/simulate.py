@@ -126,7 +126,7 @@ def simulate_jobs(
     ran = []
     begun = [tenant for tenant in together.tenants if tenant.run is not None]
     for tenant, share in zip(begun, together.shares(), strict=True):
-        if tenant.result is not None:  # one that goes on may not have come before the others ended
+        if tenant.result is not None:  # a continuing job may not have arrived before the others ended
             co_located = tuple(name for name in names if name != tenant.name)
             notes = (*tenant.result.notes, *late)
             result = dataclasses.replace(tenant.result, co_located=co_located, share=share, notes=notes)
@@ -195,7 +195,7 @@ class _File:
 
 
 def _arrivals(path: Path, common: Mapping[str, object]) -> list[dict[str, object]]:
-    """Return the jobs of a list of arrivals as tables. Raises ConfigError, with the line, for what cannot be read."""
+    """Return the jobs of a list of arrivals as tables. Raises ConfigError, with the line, for invalid rows."""
     columns: dict[str, object] = {"start_s": float, "seed": Seed | None}
     columns |= dict.fromkeys(("name", "placement", "model"), str | None)
     columns |= dict.fromkeys(("workers", "batch_size", "steps"), Count | None)

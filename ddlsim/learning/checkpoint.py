@@ -24,9 +24,9 @@ from ddlsim.errors import ConfigError, shown
 from ddlsim.learning.values import Replay
 from ddlsim.output_files import replacing
 
-#: 2: with a digest
+#: version 2 has a digest
 FORMAT = 3
-#: packages whose dataclasses may be parts of values
+#: packages whose dataclasses values may contain
 PACKAGES = ("ddlsim.compression", "ddlsim.learning", "ddlsim.optim", "ddlsim.runtime", "ddlsim.strategies")
 
 
@@ -80,9 +80,9 @@ def read(path: str | Path) -> tuple[Checkpoint, dict[str, object]]:
         raise
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; result.save({str(path)!r}) writes one") from None
-    except Exception as error:  # whatever a damaged file does to zipfile, numpy, json and us
+    except Exception as error:  # a damaged file can cause any error in zipfile, numpy, json and this module
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        reason = "not an archive of arrays" if "pickle" in reason else reason  # never NumPy's advice to allow that
+        reason = "not an archive of arrays" if "pickle" in reason else reason  # not NumPy's advice to allow pickle
         raise ConfigError(f"{path}: not a saved run, or a damaged one ({reason}); save the run again") from None
 
 
@@ -105,14 +105,14 @@ def _read(path: Path) -> tuple[Checkpoint, dict[str, object]]:
     pending = frozenset(_whole(number) for number in text["pending"])
     if not isinstance(text["manifest"], dict):
         raise ValueError("the manifest is not a JSON object")
-    if not is_whole:  # last, as the other checks say more
+    if not is_whole:  # last, because the other errors are more specific
         raise ValueError("the contents of the file do not match its digest")
     replay = Replay(_whole(text["n_values"]), results, pending, tuple(scalars.tolist()))
     return Checkpoint(replay, tuple(losses.tolist()), tuple(times.tolist())), text["manifest"]
 
 
 def _digest(parts: Mapping[str, npt.NDArray[np.generic]]) -> bytes:
-    """Return what tells these parts from any others."""
+    """Return a digest of the parts of a file."""
     content = hashlib.sha256()
     for name in sorted(parts):
         array = parts[name]
@@ -135,13 +135,13 @@ def _numbers(array: npt.NDArray[np.generic], name: str) -> npt.NDArray[np.float6
 
 @dataclass
 class _Encoder:
-    """Collects arrays; one that several values share is kept once (`places`: its identity -> its place)."""
+    """Collects arrays; an array that several values share is stored once (`places`: its identity -> its index)."""
 
     arrays: list[npt.NDArray[np.generic]]
     places: dict[int, int]
 
     def encode(self, value: object) -> object:
-        """Return `value` as JSON: plain values as they are, all others as a list that begins with their kind."""
+        """Return `value` as JSON: plain values unchanged, others as a list that begins with their kind."""
         if isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
             return ["array", self._place(value)]
         if isinstance(value, np.generic) and value.dtype.kind in "fiub":
@@ -171,7 +171,7 @@ class _Encoder:
 
 
 def _may_be_part(kind: type) -> bool:
-    """Tell whether it is a dataclass of one of the PACKAGES."""
+    """Return whether a class is a dataclass of one of the PACKAGES."""
     package = ".".join(kind.__module__.split(".")[:2])
     return package in PACKAGES and dataclasses.is_dataclass(kind)
 
@@ -192,7 +192,7 @@ def _decode(code: object, arrays: list[npt.NDArray[np.generic]]) -> object:
 
 
 def _decode_dataclass(name: str, fields: dict[str, object], arrays: list[npt.NDArray[np.generic]]) -> object:
-    """Return an object with these fields; no code of its class runs."""
+    """Return an object with these fields, without running code of its class."""
     module, _, attribute = name.partition(":")
     if ".".join(module.split(".")[:2]) not in PACKAGES:
         raise ValueError(f"values of class {name!r} are not allowed in a saved run")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ddlsim.learning.monitor import Row
 
 
-#: samples that are evaluated at once
+#: number of samples per evaluation batch
 CHUNK = 1024
 
 
@@ -37,11 +37,11 @@ class DivergedError(DdlsimError):
 
 
 def evaluation(network: Network, data: DataSet, params: Array, state: Array | None) -> tuple[float, float]:
-    """Return (mean loss, accuracy) of the samples, or of tokens if each has a label. The accuracy of a regression is
+    """Return (mean loss, accuracy) on the samples, or on tokens if each has a label. The accuracy of a regression is
     NaN.
 
     params  (n_params,)
-    state   (n_state,) the running statistics that belong to them; None where the network normalises no batches
+    state   (n_state,) the matching running statistics; None if the network has no batch normalisation
 
     Raises DivergedError if a running variance is negative.
     """
@@ -59,15 +59,15 @@ def evaluation(network: Network, data: DataSet, params: Array, state: Array | No
 
 
 def targets(network: Network, labels: Ints | Floats) -> Ints | Array:
-    """Return what the network should answer: the classes, or for the squared error the targets, which are 1 for the
-    class of a sample that has one, else 0."""
+    """Return the desired outputs of the network: classes or, for the squared error, regression targets or one-hot
+    vectors of the classes."""
     if network.loss == "cross_entropy" or labels.dtype.kind == "f":
         return labels.reshape(len(labels), -1) if labels.dtype.kind == "f" else labels
     return np.eye(network.n_outputs, dtype=network.dtype)[labels]
 
 
 def _loss(network: Network, outputs: Array, labels: Ints | Floats) -> float:
-    """Return the sum of the losses of `outputs`, a row for each label."""
+    """Return the sum of the losses of `outputs`, with one row per label."""
     if network.loss != "cross_entropy":
         return float(np.square(outputs - targets(network, labels)).mean(axis=1).sum())
     shifted = outputs - outputs.max(axis=1, keepdims=True)
@@ -87,14 +87,14 @@ def _check_variances(network: Network, state: Array | None) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Handover:
-    """A training as it stands, for another group of workers that goes on with it.
+    """The state of a training run that another group of workers continues.
 
     params, statistics  shape (n_params,), (n_state,) or None
-    state               of the optimizer; None where workers have several: it begins anew
+    state               of the optimizer; None if there are several, in which case it is reset
     n_updates, n_samples, nbytes, time
-                        made, learned from, sent, and passed (s) so far
-    history             its evaluations
-    rate_factor         by which the learning rate is multiplied from now on
+                        totals so far; time in s
+    history             evaluations so far
+    rate_factor         factor of the learning rate from now on
     """
 
     params: Array
@@ -109,8 +109,8 @@ class Handover:
 
 
 class Shift(NamedTuple):
-    """A part of a training in which groups of workers take turns: what the group begins with, whether another one goes
-    on after it, and when on the clock it begins, s."""
+    """A group's part of a training run in which groups take turns: its initial state, whether another group may follow,
+    and when it begins, s on the clock."""
 
     begin: Handover | None
     endless: bool
@@ -124,9 +124,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What is learned: a network, samples to learn from and held-out ones, and how parameters are updated.
+    """A learning task: a network, training and held-out samples, and how parameters are updated.
 
-    shards    one array of sample indices per worker; or one for all, who take turns
+    shards    one array of sample indices per worker; or a single one, from which workers take turns
     networks  of each of the phases, with the parameters of ``network``
     """
 
@@ -142,14 +142,14 @@ class Task:
     networks: tuple[Network, ...] = ()
 
     def network_at(self, epoch: float) -> Network:
-        """Return the network that learns at an epoch, for images of its phase."""
+        """Return the network for the images of the phase at an epoch."""
         return self.networks[phase_at(self.phases, epoch)[0]] if self.phases else self.network
 
     @property
     def mergeable(self) -> bool:
-        """Whether the batches of several workers may go through the network as one.
+        """Whether the network can process the batches of several workers as one.
 
-        Not with batch normalisation, whose statistics are those of a worker's batch, nor with dropout.
+        This excludes batch normalisation, whose statistics are those of a worker's batch, and dropout.
         """
         kinds = {layer.type for layer in self.network.model.layers}
         draws = "dropout" in kinds or self.network.n_streams > 0
@@ -157,7 +157,7 @@ class Task:
 
 
 class _Batch(NamedTuple):
-    """Samples of one worker's gradient; `time` (s) when it was begun, `step` counts the worker's gradients."""
+    """Samples of one worker's gradient; `time`: when it began, s; `step`: number of the worker's gradient."""
 
     rank: int
     step: int
@@ -167,7 +167,7 @@ class _Batch(NamedTuple):
 
 
 class _Gradient(Value[Array]):
-    """A gradient at `params`, mean over the batches (of one or several workers) that it is made of."""
+    """A gradient at `params`: the mean over its batches, of one or several workers."""
 
     __slots__ = ("batches", "params")
 
@@ -225,7 +225,7 @@ class Learner:
         shared = len(task.shards) == 1
         source = task.shards[0 if shared else rank]
         first = self._taken[rank]
-        if shared:  # workers that take turns: first all of them `first`, then those of lower rank
+        if shared:  # workers take turns: `first` samples of each precede, and those of lower ranks in this round
             first = self._before + first * self.n_workers + rank * n_samples
         else:
             first += self._before // self.n_workers
@@ -249,7 +249,7 @@ class Learner:
         first = gradients[0]
         if len(gradients) == 1 or first is ABSENT:
             return first
-        # a scalar, because a replay no longer knows what had been looked at when
+        # recorded as a decision, because a replay does not know which values had been read
         if self.decision(lambda: float(self._one_batch(gradients))):
             assert isinstance(first, _Gradient)
             return self._gradient(tuple(g.batches[0] for g in gradients if isinstance(g, _Gradient)), first.params)
@@ -379,7 +379,7 @@ class Learner:
     def _compute(self, batches: tuple[_Batch, ...], params: Array) -> Array:
         indices = np.concatenate([batch.indices for batch in batches]) if len(batches) > 1 else batches[0].indices
         loss, gradient = self._pass(batches[0], indices, params, None)
-        if not math.isfinite(loss):  # whose samples are to blame?
+        if not math.isfinite(loss):  # find the sample that caused it
             for batch in batches[:-1]:
                 if not math.isfinite(self._pass(batch, batch.indices, params, None)[0]):
                     raise _diverged(batch, loss)
@@ -389,7 +389,7 @@ class Learner:
 
     def _with_statistics(self, batch: _Batch, params: Array) -> tuple[Array, BatchStatistics]:
         network = batch.network
-        fresh = np.zeros_like(network.initial_state)  # becomes momentum * the batch's statistics
+        fresh = np.zeros_like(network.initial_state)  # will be momentum * the batch's statistics
         loss, gradient = self._pass(batch, batch.indices, params, fresh)
         if not math.isfinite(loss):
             raise _diverged(batch, loss)

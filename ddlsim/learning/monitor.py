@@ -42,7 +42,7 @@ class Row(NamedTuple):
 
 
 class _Before(NamedTuple):
-    """What the groups before have spent: s, samples, bytes."""
+    """Totals of the preceding groups: time in s, samples, bytes."""
 
     time: float
     n_samples: int
@@ -56,22 +56,22 @@ Progress = Callable[[float, int, float, Row], None]
 
 @dataclass
 class Monitor:
-    """Watches a run: :meth:`updated` after every update says why the run should end, or nothing.
+    """Evaluates the model during a run; :meth:`updated`, called after every update, returns why the run should end.
 
-    model      the parameters that would be handed over if the run ended now
-    nbytes     bytes sent so far
-    staleness  staleness of every gradient applied so far
-    replicas   all workers' parameters, where they differ
-    steps      the local steps that each has made
+    model      returns the parameters that the run would return if it ended now
+    nbytes     returns the bytes sent so far
+    staleness  staleness of all gradients applied so far
+    replicas   returns all workers' parameters, if they differ
+    steps      returns the number of local steps of each worker
     charge     charges a worker the time of an evaluation
-    saved      the run that this one continues
-    optimizer  the optimizer's state, where there is one
-    begin      what another group of workers has handed over
+    saved      the run that this one resumes
+    optimizer  returns the optimizer's state, if there is one
+    begin      state handed over by another group of workers
     keeps_latest
-               whether ``latest`` is the model and the optimizer's state after the latest update
+               whether ``latest`` is set to the model and the optimizer's state after each update
 
-    ``evaluated`` is the model of the history's last row: what the run hands over, whatever workers still do after it;
-    ``evaluated_steps`` are the steps that the replicas had made then (empty where there is one model).
+    ``evaluated`` is the model of the history's last row. It becomes the result of the run, whatever workers do
+    afterwards; ``evaluated_steps`` are the replicas' numbers of steps at that time (empty if there is one model).
     """
 
     training: Training
@@ -99,7 +99,7 @@ class Monitor:
     _next_time: float = 0.0
 
     def start(self) -> None:
-        """Evaluate the initial parameters, unless who handed them over has."""
+        """Evaluate the initial parameters, unless they were handed over with an evaluation."""
         if self.begin is None:
             self._evaluate(0.0)
             return
@@ -117,7 +117,7 @@ class Monitor:
         self.learner.settle(self._values)
         reason, due = self._limit(), self._due(now)
         if reason and not due:
-            self.mark(reason)  # before an evaluation that a run which goes on would not make
+            self.mark(reason)  # without the evaluation, which a run that continues would not make
         if reason or due:
             self._evaluate(now)
             reason = self._target() or reason
@@ -128,13 +128,13 @@ class Monitor:
         return reason
 
     def mark(self, reason: str) -> None:
-        """Note where the run ends, for `reason`, if it has any."""
+        """Store the state in which the run ends for `reason`, from which it can be resumed."""
         self.checkpoint = self.snapshot(reason)
 
     def snapshot(self, reason: str = "") -> Checkpoint:
-        """Return what a run that goes on from here needs to know.
+        """Return the state from which a later run can resume.
 
-        Raises ConfigError if the run ends (for `reason`) before it has got as far as the one that it continues.
+        Raises ConfigError if the run ends (for `reason`) before the point at which the resumed run was saved.
         """
         plane = self.learner.plane
         if plane.replaying and self.saved is not None:
@@ -148,7 +148,7 @@ class Monitor:
         return Checkpoint(plane.snapshot(), tuple(self.learner.losses), tuple(self.times))
 
     def _check_replay(self, now: float) -> None:
-        """Note the time of an update; one that the saved run made must come at the same time again."""
+        """Record the time of an update. Raises ConfigError if it differs from that in the saved run."""
         i = len(self.times)
         self.times.append(now)
         if self.saved is not None and i < len(self.saved.times) and self.saved.times[i] != now:
@@ -159,7 +159,7 @@ class Monitor:
             )
 
     def finish(self, now: float) -> None:
-        """Evaluate once more at the end of a run that was cut short."""
+        """Evaluate once more at the end of an interrupted run, unless that has been done."""
         if not self.history or self.history[-1].updates != self.n_updates:
             self._evaluate(now)
 

@@ -197,7 +197,7 @@ class Training:
             return network
         model, size = network.model, phase.input_size
         if clock is not model:
-            resized(clock, size)  # raises what does not fit
+            resized(clock, size)  # raises if the size does not fit
             size = max(1, round(size * model.input_shape[-1] / clock.input_shape[-1]))
         other = resized(model, size)
         return network if other is model else build_network(other, seed, loss=self.loss)

@@ -89,7 +89,7 @@ class Value(Generic[T_co]):
         return cast(T_co, self._result)
 
     def _evaluate(self) -> None:
-        """Compute everything that it depends on, in the order in which it was made (recursion would go deep)."""
+        """Compute all pending inputs in the order in which they were created (recursion could become too deep)."""
         found: dict[int, Value[object]] = {}
         stack: list[Value[object]] = [self]
         while stack:
@@ -129,7 +129,7 @@ class Value(Generic[T_co]):
         return self.plane.mix(lambda a: a / divisor, self)
 
     def __getitem__(self, part: slice) -> Value[T_co]:
-        """Return a part of the array, a view. Statistics stay with the first part."""
+        """Return a part of the array, a view. Statistics remain with the first part."""
         if part.start:
             return self.plane.apply(lambda a: a[part], self)
         own, of_batches = self.statistics, self.batch_statistics
@@ -141,14 +141,14 @@ def _same(content: U) -> U:
 
 
 def _batches(values: Iterable[Value[object]]) -> tuple[Value[BatchStatistics], ...]:
-    """Return the statistics of all batches that values are made of, each once."""
+    """Return the distinct batch statistics of all values."""
     return tuple({id(batch): batch for value in values for batch in value.batch_statistics}.values())
 
 
 def absorbed(statistics: Array, *batches: BatchStatistics) -> Array:
     """Return s <- (1 - momentum) s + momentum (1/K) sum_k b_k: running statistics after an update from K batches.
 
-    Summed in float64 in the order given and rounded once.
+    The sum is computed in float64, in the given order, and rounded once.
     """
     total = batches[0][0].astype(np.float64)
     for fresh, _ in batches[1:]:
@@ -160,10 +160,10 @@ def absorbed(statistics: Array, *batches: BatchStatistics) -> Array:
 class Replay:
     """The content of a saved run.
 
-    n_values  number of values made so far, numbered from 0
+    n_values  number of values created so far, numbered from 0
     results   contents of the live values that have been computed, by number
     pending   numbers of the live values that have not been computed
-    scalars   every number that was read for a decision, in order
+    scalars   all numbers read for decisions, in order
     """
 
     n_values: int = 0
@@ -284,14 +284,14 @@ def weighted_sum(plane: DataPlane, weights: Sequence[float], values: Sequence[Va
 
 
 class _Nothing(DataPlane):
-    """The plane of a run without data."""
+    """The data plane of a run without data."""
 
     def apply(self, *inputs: Any, **statistics: Any) -> Any:
         return ABSENT
 
 
 class _Absent(Value[Array]):
-    """What all values of a run without data are."""
+    """The value of everything in a run without data."""
 
     __slots__ = ()
 

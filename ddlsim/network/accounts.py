@@ -1,7 +1,7 @@
 """Network accounting: bytes carried and in flight at any moment, counted in two independent ways.
 
-The kernel books a message on its channels when it ends, and busy seconds when a channel falls idle. Nothing here runs
-while it works: reading the accounts adds the part that is still open.
+The kernel books a message on its channels when it ends, and busy seconds when a channel falls idle. Only reading the
+accounts adds messages in flight and open intervals, so they cost the running simulation nothing.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Accounts(NamedTuple):
 
 
 class _Queued(NamedTuple):
-    """Messages in queues, on each link that their last byte has not left: the slot, the link, bytes carried and
-    ahead."""
+    """Messages in queues, a row for each link that their last byte has not left: bytes carried, and bytes still to
+    pass."""
 
     slot: Places
     channel: Ints
@@ -55,14 +55,14 @@ class _Queued(NamedTuple):
 
 
 class _UnderWay(NamedTuple):
-    """Messages that use bandwidth: their slots, and bytes carried."""
+    """Messages that use bandwidth, and their bytes carried so far."""
 
     slot: Places
     carried: Floats
 
 
 def channel_nbytes(net: Net, now: float) -> Floats:
-    """Return the bytes that each channel has carried by `now`, those of messages under way included, (n_channels,)."""
+    """Return the bytes that each channel has carried by `now`, including messages in flight, (n_channels,)."""
     moving = _under_way(net, now)
     channel, of, share = _crossed(net, moving.slot)
     n = int(net.counts[st.N_LINKED])
@@ -72,19 +72,19 @@ def channel_nbytes(net: Net, now: float) -> Floats:
 
 
 def channel_busy(net: Net, now: float) -> Floats:
-    """Return the s during which each channel carried something by `now`, (n_channels,)."""
+    """Return the seconds for which each channel has been busy by `now`, (n_channels,)."""
     channel, start = _open_intervals(net, now)
     n = int(net.counts[st.N_LINKED])
     return net.channels["busy"][:n] + np.bincount(channel, now - start, n)
 
 
 def open_intervals(net: Net, now: float) -> Records:
-    """Return the busy intervals that are open, up to `now`."""
+    """Return the busy intervals that are open at `now`, with this as their end."""
     return busy_rows(*_open_intervals(net, now), now)
 
 
 def accounts(net: Net, now: float, capacity: Floats) -> Accounts:
-    """Return the totals as of `now`, where channels have at most a `capacity`, (n_channels,) bytes/s."""
+    """Return the totals as of `now`; `capacity`, (n_channels,) bytes/s, is the largest one of each channel."""
     n = int(net.counts[st.N_LINKED])
     none = np.zeros(n)
     if net.counts[st.N_FREE] == len(net.slots):
@@ -93,7 +93,7 @@ def accounts(net: Net, now: float, capacity: Floats) -> Accounts:
     live = np.flatnonzero(slots["state"] != st.FREE)
     nbytes = slots["nbytes"][live]
     routes = net.routes[slots["route"][live]]
-    ahead = np.where(slots["state"][live] == st.DELIVERING, 0.0, nbytes)  # what has arrived has crossed everything
+    ahead = np.where(slots["state"][live] == st.DELIVERING, 0.0, nbytes)  # messages that have arrived are on no channel
     moving = _under_way(net, now)
     ahead[np.searchsorted(live, moving.slot)] -= moving.carried
     channel, of, share = _crossed(net, moving.slot)
@@ -108,7 +108,7 @@ def accounts(net: Net, now: float, capacity: Floats) -> Accounts:
 
 
 def traffic_of(net: Net, now: float, own: Bools) -> tuple[Floats, float, int]:
-    """Return what has gone over some routes, `own` (n_routes,): bytes that each channel has carried by `now`,
+    """Return the traffic of the routes in `own` (n_routes,): bytes that each channel has carried by `now`,
     (n_channels,), bytes issued, and messages delivered."""
     n = int(net.counts[st.N_LINKED])
     routed = net.routed[: len(own)]
@@ -137,7 +137,7 @@ def traffic_of(net: Net, now: float, own: Bools) -> tuple[Floats, float, int]:
 def _accounts(
     net: Net, capacity: Floats, nbytes: Floats, busy: Floats, in_flight: float, left_crossings: float
 ) -> Accounts:
-    """Return the totals: what is booked, and what is under way."""
+    """Add what is in flight to the booked totals."""
     n = len(nbytes)
     shaped = bool(net.counts[st.SHAPED])
     none = np.zeros(n)
@@ -156,7 +156,7 @@ def _accounts(
 
 
 def _sum(rows: Records, name: str) -> Floats:
-    """Return the values of a compensated sum of each row (:mod:`ddlsim.network.sums`)."""
+    """Return the values of a compensated sum, one per row (:mod:`ddlsim.network.sums`)."""
     total: Floats = rows[name] + rows[f"{name}_low"]
     return total
 
@@ -167,12 +167,11 @@ def _total(net: Net, place: int) -> float:
 
 
 def issued(net: Net, own: Bools | None = None) -> float:
-    """Return the bytes of all messages issued so far, or of those on some routes, `own` (n_routes,)."""
+    """Return the bytes of all messages issued so far, or of those on the routes in `own` (n_routes,)."""
     return _total(net, st.ISSUED) if own is None else math.fsum(_sum(net.routed[: len(own)], "issued")[own])
 
 
 def _under_way(net: Net, now: float) -> _UnderWay:
-    """Return the messages that use bandwidth at `now`."""
     n = int(net.counts[st.N_ACTIVE])
     slot = net.flows["slot"][:n].copy()
     nbytes = net.slots["nbytes"][slot]
@@ -186,7 +185,7 @@ def _under_way(net: Net, now: float) -> _UnderWay:
 
 
 def _queued(net: Net, now: float) -> _Queued:
-    """Return where the messages in queues are at `now`."""
+    """Return the positions of the messages in queues at `now`."""
     shift, n = int(net.counts[st.HOP_SHIFT]), int(net.counts[st.N_LINKED])
     none = np.zeros(0)
     if not net.counts[st.N_QUEUED]:
@@ -213,17 +212,17 @@ def _queued(net: Net, now: float) -> _Queued:
 
 
 def _crossed(net: Net, slot: Places) -> tuple[Ints, Ints, Floats]:
-    """Return (channel, which slot, share of its bytes) for every channel on the routes of the messages in the slots."""
+    """Return (channel, index into `slot`, share of the bytes) for every channel on the routes of the messages."""
     return _channels(net, net.routes[net.slots["route"][slot]])
 
 
 def _channels(net: Net, routes: Records) -> tuple[Ints, Ints, Floats]:
-    """Return (channel, which of the routes, share of its bytes) for every channel on some routes."""
+    """Return (channel, index into `routes`, share of the bytes) for every channel on the routes."""
     return _between(net, routes["first"], routes["last"])
 
 
 def _between(net: Net, first: Places, last: Places) -> tuple[Ints, Ints, Floats]:
-    """Return (channel, i, share) for every channel among the hops from first[i] up to last[i], exclusive."""
+    """Return (channel, i, share of the bytes) for every channel in hops[first[i]:last[i]]."""
     n_hops = last - first
     of = np.repeat(np.arange(len(first)), n_hops)
     place = np.arange(len(of)) - np.repeat(np.cumsum(n_hops) - n_hops, n_hops) + first[of]

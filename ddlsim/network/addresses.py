@@ -1,4 +1,4 @@
-"""The addresses of entry points of the kernel, which other compiled code calls (:mod:`ddlsim.network.pointers`)."""
+"""Addresses of the kernel's entry points, which other compiled code calls (:mod:`ddlsim.network.pointers`)."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from ddlsim import compiler
 from ddlsim.network import extensions, kernel
 from ddlsim.network.state import CHANGES_CODE, QUEUES_CODE, SHAPING_CODE, Ints
 
-#: of each extension of the kernel: the place of its address in ``Net.counts``
+#: extension of the kernel -> place of its address in ``Net.counts``
 EXTENSIONS = {"work_queues": QUEUES_CODE, "shape": SHAPING_CODE, "change": CHANGES_CODE}
 
 
 def addresses() -> tuple[int, int]:
-    """Return the addresses of `kernel.advance` and `kernel.join`, compiled or loaded first if they are not yet."""
+    """Return the addresses of `kernel.advance` and `kernel.join`; compile or load them first if necessary."""
     return _address("advance"), _address("join")
 
 
 def send_address() -> int:
-    """Return the address of `kernel.send_one`, compiled or loaded first if it is not yet."""
+    """Return the address of `kernel.send_one`; compile or load it first if necessary."""
     return _address("send_one")
 
 
 def enable(counts: Ints, extension: str) -> None:
-    """Let the kernel call one of `EXTENSIONS`, compiled or loaded first if it is not yet."""
+    """Enable one of the kernel's `EXTENSIONS`; compile or load it first if necessary."""
     counts[EXTENSIONS[extension]] = _address(extension)
 
 

@@ -11,12 +11,12 @@ from ddlsim.network.calendar import EVENT
 from ddlsim.network.state import CHANGE, Array, Floats, Ints, Net, Places, Records, grown
 
 NO_BARRIER = -(1 << 62)
-_AHEAD = 8  # messages of a rank that a socket's buffer takes
-_SPANS = 64  # a round of more instants, or of more different spans between them, is not replayed
+_AHEAD = 8  # messages of a rank that fit into a socket's buffer
+_SPANS = 64  # rounds with more instants, or more distinct spans between them, are not replayed
 
 
 def empty_net(capacity: Floats, send_overhead: Floats, recv_overhead: Floats, reduce_time: Floats) -> Net:
-    """Return a net with channels and nodes but no slots, routes, programs or instances yet."""
+    """Return a net with channels and nodes, but without slots, routes, programs or instances."""
     n = len(capacity)
     counts = np.zeros(st.N_COUNTS, dtype=np.int64)
     counts[st.HEAP_VALID] = 1
@@ -115,7 +115,7 @@ def empty_net(capacity: Floats, send_overhead: Floats, recv_overhead: Floats, re
 
 
 def channel_records(capacity: Floats, start: int) -> Records:
-    """Return records of idle channels whose lists begin at `start` in the pool, each on a cache line of its own."""
+    """Return records of idle channels, each on its own cache line, with lists that begin at `start` in the pool."""
     n, size = len(capacity), st.CHANNEL.itemsize
     room = np.zeros((n + 1) * size, dtype=np.uint8)
     first = -room.ctypes.data % size
@@ -128,12 +128,12 @@ def channel_records(capacity: Floats, start: int) -> Records:
 
 
 def _n_words(n: int) -> int:
-    """Return how many words of 64 bits have a bit for each of `n` channels."""
+    """Return the number of 64-bit words that hold a bit per channel."""
     return (n + 63) // 64
 
 
 def with_shaping(net: Net, link_channel: Ints, reverse_link: Ints, details: LinkDetails) -> Net:
-    """Return an empty `net` in which links do what `details` says."""
+    """Return an empty `net` with the given link details."""
     buckets = np.zeros(len(net.channels), dtype=st.BUCKET)
     free = net.channels["capacity"].copy()
     load = np.zeros(len(free))
@@ -141,7 +141,7 @@ def with_shaping(net: Net, link_channel: Ints, reverse_link: Ints, details: Link
     buckets["reverse"] = -1
     loaded = np.flatnonzero(reverse_link >= 0)
     buckets["reverse"][link_channel[loaded]] = link_channel[reverse_link[loaded]]
-    shared = buckets["reverse"] == np.arange(len(free))  # the acknowledgements go the same way, all the time
+    shared = buckets["reverse"] == np.arange(len(free))  # acknowledgements use the channel itself, all the time
     free[shared] /= 1.0 + load[shared]
     buckets["reverse"][shared] = -1
     net.channels["capacity"] = buckets["free"] = free
@@ -155,13 +155,12 @@ def with_shaping(net: Net, link_channel: Ints, reverse_link: Ints, details: Link
 
 
 def with_queues(net: Net) -> Net:
-    """Return an empty `net` in which links serve bytes in the order of their arrival."""
+    """Return an empty `net` in which links serve bytes in order of arrival."""
     net.counts[st.FIFO], net.counts[st.AHEAD] = 1, _AHEAD
     return grow_marks(_with_queues(net))
 
 
 def _with_queues(net: Net) -> Net:
-    """Return `net` with a queue for each channel."""
     old, n = len(net.queues), len(net.channels)
     queues = np.zeros(n, dtype=st.QUEUE)
     queues[:old] = net.queues
@@ -181,19 +180,19 @@ def grow_marks(net: Net) -> Net:
 
 
 def with_split(net: Net) -> Net:
-    """Return an empty `net` in which messages can take several links side by side."""
+    """Return an empty `net` in which messages can be split over several paths."""
     net.counts[st.SPLIT] = 1
     return net._replace(loads=np.zeros(len(net.channels)))
 
 
 def with_buffers(net: Net, channels: Ints, nbytes: Floats) -> Net:
-    """Return `net` with buffers of `nbytes` of waiting data, and what the bucket holds, on each of `channels`."""
+    """Return `net` with buffers of `nbytes`, in addition to their token buckets, on the given channels."""
     net.buckets["room"][channels] = np.where(nbytes > 0, nbytes + net.buckets["burst"][channels], np.inf)
     return net
 
 
 def add_channels(net: Net, capacity: Floats) -> Net:
-    """Return `net` with channels that belong to no link, of these bytes/s, behind those that it has."""
+    """Append channels that belong to no link, with capacities in bytes/s."""
     n, more = len(net.channels), len(capacity)
     start = int(net.counts[st.POOL_USED])
     net.counts[st.POOL_USED] = start + 2 * more
@@ -221,7 +220,7 @@ def add_channels(net: Net, capacity: Floats) -> Net:
 
 
 def grow_slots(net: Net, n_slots: int) -> Net:
-    """Return `net` with room for at least `n_slots` messages on their way; lower slots are used first."""
+    """Return `net` with room for at least `n_slots` messages in flight; lower slots are used first."""
     old = len(net.slots)
     slots = grown(net.slots, n_slots)
     n = len(slots)
@@ -281,13 +280,13 @@ def grow_hops(net: Net, n_hops: int) -> Net:
 
 
 def _moved(entry: Places, old: int, shift: int) -> Places:
-    """Return where entries of blocks of 2**old places are in blocks of 2**shift; -1 stays."""
+    """Convert indices from blocks of 2**old places to blocks of 2**shift; -1 is kept."""
     moved: Places = np.where(entry < 0, -1, (entry >> old << shift) + (entry & ((1 << old) - 1)))
     return moved
 
 
 def _wider(array: Array, n_slots: int, old: int, shift: int) -> Array:
-    """Return the per-flow blocks of 2**old places spread to blocks of 2**shift."""
+    """Convert an array with a block of 2**old places per slot to blocks of 2**shift."""
     wide = np.zeros((n_slots, 1 << shift), dtype=array.dtype)
     wide[:, : 1 << old] = array[: n_slots << old].reshape(n_slots, 1 << old)
     return wide.reshape(-1)
@@ -306,7 +305,7 @@ def _sized_by_hops(net: Net) -> Net:
         flow_hops=grown(net.flow_hops, entries),
         flow_share=grown(net.flow_share, entries * int(net.counts[st.SPLIT])),
         crossings=grown(net.crossings, entries * int(net.counts[st.FIFO])),
-        # a channel can be listed for each flow that comes or goes on it, and, if shaped, on its reverse
+        # a channel is listed for each flow that starts or ends on it and, if shaped, on its reverse
         dirty=grown(net.dirty, max((4 if net.counts[st.SHAPED] else 2) * entries + 8, len(net.queues))),
         pool=grown(net.pool, room),
         pool_copy=grown(net.pool_copy, room),
@@ -314,7 +313,7 @@ def _sized_by_hops(net: Net) -> Net:
 
 
 def _longer_ring(net: Net, n_slots: int) -> Records:
-    """Return the ring buffer of timers, from place 0 on, with a power of two of at least n_slots places."""
+    """Return the ring buffer of timers, moved to place 0 and enlarged to a power of two of at least n_slots places."""
     ring = np.zeros(1 << max(int(n_slots), 1).bit_length(), dtype=st.TIMED)
     head, tail = int(net.counts[st.FIFO_HEAD]), int(net.counts[st.FIFO_TAIL])
     ring[: tail - head] = net.fifo[np.arange(head, tail) & (len(net.fifo) - 1)]

@@ -16,14 +16,14 @@ Flags = npt.NDArray[np.bool_]
 
 
 class Logged(NamedTuple):
-    """A part of the log: intervals (BUSY), and which of them are rounds that came again (REPEAT)."""
+    """A part of the busy log: intervals (BUSY), and which of them are repeated rounds (REPEAT)."""
 
     rows: Records
     repeats: Records
 
 
 def busy_rows(channel: Ints, start: Floats | float, end: Floats | float) -> Records:
-    """Return intervals as they are logged."""
+    """Return intervals as rows of the log."""
     rows = np.empty(len(channel), dtype=BUSY)
     rows["channel"], rows["other"], rows["start"], rows["end"] = channel, -1, start, end
     return rows
@@ -101,7 +101,7 @@ class BusyIntervals:
 
     @cached_property
     def _sums(self) -> tuple[Ints, Floats]:
-        """(intervals, s) of each channel."""
+        """(number of intervals, busy s) of each channel."""
         number, seconds = np.zeros(self._n_channels, dtype=np.int64), np.zeros(self._n_channels)
         for rows, repeats in self._all_parts:
             _add_up(rows, repeats, number, seconds)
@@ -109,7 +109,7 @@ class BusyIntervals:
 
     @cached_property
     def _columns(self) -> tuple[Ints, Floats, Floats]:
-        """(first interval of each channel and the end, starts, ends)."""
+        """(CSR offsets by channel, starts, ends)."""
         offsets = np.concatenate([[0], np.cumsum(self._sums[0])])
         start, end = np.empty((2, offsets[-1]))
         place = np.where(self._kept, offsets[:-1], -1)
@@ -123,7 +123,7 @@ class BusyIntervals:
 
 @entry
 def _add_up(rows, repeats, number, seconds):  # type: ignore[no-untyped-def]
-    """Add the intervals of a part of the log, and their seconds, to those of each channel."""
+    """Add the number of intervals and busy s in a part of the log to the totals per channel."""
     for i in range(rows.size):
         row = rows[i]
         number[row.channel] += 1
@@ -144,8 +144,8 @@ def _add_up(rows, repeats, number, seconds):  # type: ignore[no-untyped-def]
 
 @entry
 def _write_out(rows, repeats, place, start, end):  # type: ignore[no-untyped-def]
-    """Write the intervals of a part of the log to the next places of their channels, unless these are negative; rounds
-    as the kernel adds."""
+    """Write the intervals of a part of the log to the next places of their channels, unless these are negative;
+    repeated rounds by the same floating-point additions as in the kernel."""
     k = 0
     for i in range(rows.size):
         row = rows[i]

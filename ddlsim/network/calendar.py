@@ -1,8 +1,8 @@
 """A stable priority queue of future events (first in, first out at equal times). Compiled.
 
-Timers of messages are put there only if they come out of order: those in order cost nothing (a ring buffer). Timers of
-one instant ring in the order in which they were set. What is in the ring buffer was set before what is in the heap for
-the same instant: a timer goes to the heap when a later one is in the ring buffer already.
+Message timers that are set in order of time are kept in a ring buffer, at no cost; only the others use the heap. Timers
+for the same time fire in the order in which they were set: a timer goes to the heap only if the ring buffer already
+holds a later one, so the timers of that time in the ring buffer were set before it.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import numpy as np
 from ddlsim.compiler import inlined
 from ddlsim.network.state import FIFO_HEAD, FIFO_TAIL, N_TIMER_HEAP, TIMER_SEQUENCE, Net, record
 
-#: sequence: larger than that of all events that were put there before
+#: sequence: larger than that of all events inserted earlier
 EVENT = record(time="f", sequence="i", item="i")
 
-# Places in the counts of who has a calendar (int64)
+# Places in the counts of the owner of a calendar (int64)
 N_CALENDAR = 0
 SEQUENCE = 2  # number of the next event
 
@@ -34,7 +34,7 @@ def _put(heap, i, time, sequence, item):  # type: ignore[no-untyped-def]
 
 @inlined
 def insert(heap, n, time, sequence, item):  # type: ignore[no-untyped-def]
-    """Let an item come at `time`, in a heap of `n`."""
+    """Insert an item at `time` into a heap of size `n`."""
     i = n
     while i > 0:
         parent = (i - 1) >> 1
@@ -47,7 +47,7 @@ def insert(heap, n, time, sequence, item):  # type: ignore[no-untyped-def]
 
 @inlined
 def take_first(heap, n):  # type: ignore[no-untyped-def]
-    """Return the item that comes first in a heap of `n`, which has one less then."""
+    """Remove and return the first item of a heap of size `n`."""
     first = heap[0].item
     n = n - 1
     time = heap[n].time
@@ -70,7 +70,7 @@ def take_first(heap, n):  # type: ignore[no-untyped-def]
 
 @inlined
 def push(counts, heap, time, item):  # type: ignore[no-untyped-def]
-    """Let an item come at `time`, after those of the same time that are there."""
+    """Insert an item at `time`, behind those of the same time."""
     insert(heap, counts[N_CALENDAR], time, counts[SEQUENCE], item)
     counts[N_CALENDAR] += 1
     counts[SEQUENCE] += 1
@@ -78,14 +78,13 @@ def push(counts, heap, time, item):  # type: ignore[no-untyped-def]
 
 @inlined
 def pop(counts, heap):  # type: ignore[no-untyped-def]
-    """Return the item that comes first."""
     counts[N_CALENDAR] -= 1
     return take_first(heap, counts[N_CALENDAR] + 1)
 
 
 @inlined
 def push_timer(net: Net, time, slot):  # type: ignore[no-untyped-def]
-    """Let a timer of `slot` ring at `time`."""
+    """Set a timer of `slot` for `time`."""
     mask = net.fifo.size - 1
     tail = net.counts[FIFO_TAIL]
     if tail == net.counts[FIFO_HEAD] or time >= net.fifo[(tail - 1) & mask].time:
@@ -100,7 +99,7 @@ def push_timer(net: Net, time, slot):  # type: ignore[no-untyped-def]
 
 @inlined
 def next_timer(net: Net):  # type: ignore[no-untyped-def]
-    """Return when the next timer rings, inf if there is none."""
+    """Return the time of the next timer, inf if there is none."""
     head = net.counts[FIFO_HEAD]
     time = np.inf
     if head != net.counts[FIFO_TAIL]:
@@ -112,7 +111,7 @@ def next_timer(net: Net):  # type: ignore[no-untyped-def]
 
 @inlined
 def pop_timer(net: Net):  # type: ignore[no-untyped-def]
-    """Return the slot of the earliest timer."""
+    """Remove the earliest timer; return its slot."""
     head = net.counts[FIFO_HEAD]
     mask = net.fifo.size - 1
     n = net.counts[N_TIMER_HEAP]

@@ -1,4 +1,4 @@
-"""Longest chains of dependent tasks, from which lower bounds of steps follow. Compiled."""
+"""Longest chains of dependent tasks, from which lower bounds of step times follow. Compiled."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ NEVER = float("-inf")
 
 
 def _entry_point(stamp: int) -> Any:
-    """Return what Python calls; `stamp` stands for the sources of the package."""
+    """Return the functions that Python calls; their cache keys include `stamp`, a hash of the sources."""
 
     @entry
     def order_events(event, first, rows, offsets, following, missing, order):  # type: ignore[no-untyped-def]
-        """Put the events in `order`, each after those before it, and return how many have one.
+        """Write the events to `order`, topologically sorted; return how many have no cyclic dependency.
 
-        event           (n,) of each row
+        event           (n,) event of each row
         first, rows     CSR: the rows of each event
-        offsets, following  CSR: the rows that come after each row
-        missing         (n_events,) how many pairs lead to each event; spent
+        offsets, following  CSR: the successors of each row
+        missing         (n_events,) number of dependencies on other events; modified
         """
         stamp  # noqa: B018
         n = 0
@@ -45,13 +45,12 @@ def _entry_point(stamp: int) -> Any:
     def longest(  # type: ignore[no-untyped-def]
         order, first, rows, offsets, following, work, ends, place, out, into, after, start,
     ):  # fmt: skip
-        """Fill in the s of the longest chain from the `start` of each row, and from its end (`after`, which has that
-        through later steps).
+        """Compute the longest chain (s) from the `start` of each row, and from its end (`after`, which on entry holds
+        the chain through later steps).
 
         ends       (n,) whether a chain may end with the row
-        place      (n_levels, n) of rows of collectives: where the member is; all may be at -1, which is apart from
-                   itself; -2: nothing is known of the crossing
-        out, into  (n_levels, n) s for what the member gives to leave its place, and for what it gets to enter
+        place      (n_levels, n) for rows of collectives: where the member is; -1: apart from all others; -2: no bounds
+        out, into  (n_levels, n) lower bounds (s) for a member's data to leave its place, and for its result to enter it
         """
         stamp  # noqa: B018
         for i in range(len(order) - 1, -1, -1):
@@ -70,12 +69,13 @@ def _entry_point(stamp: int) -> Any:
             for m in range(begin, end):
                 latest = max(latest, start[rows[m]])
             for m in range(begin, end):
-                work[rows[m]] = start[rows[m]]  # spent: from here on the longest chain by itself
+                work[rows[m]] = start[rows[m]]  # reused: from here on, the longest chain from the row itself
                 start[rows[m]] = latest
             for level in range(len(place)):
                 if latest == NEVER or place[level, rows[begin]] == -2:
                     continue
-                # the longest chains of members, and through their entry, in the two places where they are longest
+                # for the chains of members, with and without entering: the largest one, its place, and the largest one
+                # elsewhere
                 ends_at, entered_at, ends_1, ends_2, entered_1, entered_2 = -3, -3, NEVER, NEVER, NEVER, NEVER
                 for m in range(begin, end):
                     row = rows[m]
@@ -101,7 +101,7 @@ def _entry_point(stamp: int) -> Any:
 
     @entry
     def reach(order, first, rows, offsets, following, reached):  # type: ignore[no-untyped-def]
-        """Mark all rows that come after those that are `reached`."""
+        """Mark all successors of the rows that are `reached`."""
         stamp  # noqa: B018
         for e in order:
             for m in range(first[e], first[e + 1]):

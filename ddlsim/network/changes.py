@@ -27,13 +27,13 @@ CAPACITY, STOP, RESUME, REROUTE = 0, 1, 2, 3
 
 @inlined
 def has_changes(net: Net):  # type: ignore[no-untyped-def]
-    """Whether anything changes, ever."""
+    """Whether any change is scheduled, past or future."""
     return net.changes.size > 0
 
 
 @inlined
 def apply_next(net: Net):  # type: ignore[no-untyped-def]
-    """Let the next change happen, now; rates follow in this instant's solve."""
+    """Apply the next change; rates follow in this instant's solve."""
     i = net.counts[N_CHANGED]
     net.counts[N_CHANGED] = i + 1
     net.reals[NEXT_CHANGE] = net.changes[i + 1].time if i + 1 < net.changes.size else np.inf
@@ -52,7 +52,7 @@ def apply_next(net: Net):  # type: ignore[no-untyped-def]
 
 @inlined
 def change_link(net: Net, channel, free, loaded):  # type: ignore[no-untyped-def]
-    """Give a channel other capacities. What its bucket has saved is lost with a link that is down."""
+    """Set a channel's capacities. A link that goes down loses the tokens of its bucket."""
     if net.counts[SHAPED] == 0:
         change_capacity(net, channel, free)
         return
@@ -70,14 +70,14 @@ def change_link(net: Net, channel, free, loaded):  # type: ignore[no-untyped-def
     change_capacity(net, channel, loaded if busy else free)
 
 
-#: s, s until which it lasts, channel, and the factor of its capacity meanwhile
+#: start and end (s), channel, and factor of its capacity in between
 Fault = tuple[float, float, int, float]
-#: share of its capacity that a link which is down has left: none that matters, but rates are never 0
+#: share of its capacity that a failed link keeps: negligible, but rates must never be 0
 NOTHING = 1e-30
 
 
 def shares_of(faults: Iterable[Fault]) -> list[tuple[float, int, float]]:
-    """Return (s, channel, share of its capacity from then on): where faults overlap, the product of their factors."""
+    """Return (time in s, channel, share of its capacity from then on); factors of overlapping faults are multiplied."""
     of_channel: dict[int, list[Fault]] = {}
     for fault in sorted(faults, reverse=True):
         of_channel.setdefault(fault[2], []).append(fault)
@@ -98,7 +98,7 @@ def changes_of(
     stops: Iterable[tuple[float, float, int]],
     epochs: Iterable[tuple[float, int]] = (),
 ) -> Records:
-    """Return the changes, by time.
+    """Return the changes, sorted by time.
 
     capacity  of each channel, (n_channels,), as it is without changes: while nothing and while something flows the
               other way, bytes/s

@@ -1,11 +1,11 @@
 """Devices that compute more slowly while they communicate. Compiled.
 
-Exchanges are of several kinds, such as those inside a machine and those between machines, and each kind has a factor by
-which work takes longer. If several kinds are under way at a device, the largest factor counts.
+There are several kinds of communication, such as within a machine and between machines. Each kind has a factor that
+multiplies the duration of work. If several kinds are in progress at a device, the largest factor counts.
 
-Work is counted in seconds at full speed. A device is slower while any exchange is under way at it: a kernel of a
-communication library holds some of its units from its start to its end, those times included in which it waits for
-others. When that begins or ends, the end of the task that the device works on is planned anew.
+Work is measured in seconds at full speed. A device is slower from the start to the end of any communication, including
+the time in which that waits for others, because a kernel of the communication library occupies some of its units
+throughout. When communication begins or ends, the end of the device's current task is rescheduled.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from ddlsim.compiler import inlined
 from ddlsim.network.calendar import N_CALENDAR, SEQUENCE, insert, push
 from ddlsim.network.state import record
 
-N_STALE = 19  # place in `counts`: events of the calendar that have been planned anew
+N_STALE = 19  # place in `counts`: outdated events of the calendar, which have been rescheduled
 
-#: how many times as long work takes that stands still: none is done (of two at once, the product is still a number)
+#: factor of a standstill, in which no work is done (finite, so that the product of two is still a number)
 STANDSTILL = 1e100
-#: up to the time `until` (s), since the entry before, work takes `factor` times as long; the last entry is for ever
+#: from the `until` of the previous row to its own (s), work takes `factor` times as long; the last row never ends
 SLOW = record(until="f", factor="f")
-#: row: the task that a device works on, -1 if none; work: seconds of it that were left at `since` (s)
+#: row: the current task, -1 if none; work: its remaining seconds at time `since` (s)
 DEVICE = record(work="f", since="f", row="n")
-#: factor: how many times as long a device's work takes beside exchanges of one kind; active: how many are under way.
-#: Device d has the rows d * n_kinds to (d + 1) * n_kinds - 1
+#: factor: of work beside communication of one kind; active: number of those in progress. Device d has the rows d *
+#: n_kinds to (d + 1) * n_kinds - 1
 CONTENTION = record(factor="f", active="n")
 
 
@@ -42,7 +42,7 @@ def slowed(slow, i, now, work):  # type: ignore[no-untyped-def]
 
 @inlined
 def stood_still(slow, i, begin, end):  # type: ignore[no-untyped-def]
-    """Return the seconds from `begin` to `end` in which no work is done at all."""
+    """Return the seconds of standstill from `begin` to `end`."""
     seconds = 0.0
     while begin < end:
         until = min(slow[i].until, end)
@@ -56,7 +56,7 @@ def stood_still(slow, i, begin, end):  # type: ignore[no-untyped-def]
 
 @inlined
 def _worked(slow, i, begin, end):  # type: ignore[no-untyped-def]
-    """Return the seconds of work that are done from `begin` to `end`, the reverse of :func:`slowed`."""
+    """Return the seconds of work done from `begin` to `end`, the inverse of :func:`slowed`."""
     if i < 0:
         return end - begin
     work = 0.0
@@ -70,7 +70,7 @@ def _worked(slow, i, begin, end):  # type: ignore[no-untyped-def]
 
 @inlined
 def _pace(devices, contention, device):  # type: ignore[no-untyped-def]
-    """Return how many times as long work takes at a device now."""
+    """Return the factor that now multiplies the duration of a device's work."""
     factor = 1.0
     n_kinds = contention.size // devices.size
     for i in range(device * n_kinds, (device + 1) * n_kinds):
@@ -83,8 +83,8 @@ def _pace(devices, contention, device):  # type: ignore[no-untyped-def]
 def schedule(  # type: ignore[no-untyped-def]
     counts, calendar, tasks, slow, devices, contention, device, now, what, n_events
 ):
-    """Let the task that a device works on end when it will at the present pace: as the item `what` + `n_events` * row
-    of the calendar."""
+    """Schedule the end of a device's current task at its present speed, as the calendar item `what` + `n_events` *
+    row."""
     row = devices[device].row
     seconds = devices[device].work * _pace(devices, contention, device)
     if tasks[row].slow >= 0:
@@ -114,7 +114,7 @@ def change(  # type: ignore[no-untyped-def]
 
 @inlined
 def stale(tasks, item, sequence, what, n_events):  # type: ignore[no-untyped-def]
-    """Whether an event is the end of a task which has been planned anew since."""
+    """Whether an event is an outdated end of a task."""
     if item < 0 or item % n_events != what:
         return False
     row = item // n_events
@@ -123,7 +123,7 @@ def stale(tasks, item, sequence, what, n_events):  # type: ignore[no-untyped-def
 
 @inlined
 def _compact(counts, calendar, tasks, row, what, n_events):  # type: ignore[no-untyped-def]
-    """Take out of the calendar what has been planned anew, and what is just being: the end of the task `row`."""
+    """Remove outdated events from the calendar, including the end of the task `row`, which is being rescheduled."""
     tasks[row].ticket = counts[SEQUENCE]
     n = 0
     for i in range(counts[N_CALENDAR]):

@@ -1,7 +1,7 @@
 """The arrays of a network and their contents: routes, compiled schedules, and messages in flight.
 
-Those who share a network (:class:`~ddlsim.network.network.Network` is what each of them sees) share its engine:
-they have channels, slots and a clock in common; routes, and with them what is counted, are each one's own.
+The clients of a network, each with its own :class:`~ddlsim.network.network.Network`, share one engine: its channels,
+slots and clock. Routes, and with them the counted traffic, belong to one client.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from ddlsim.network.changes import CAPACITY, REROUTE, Around, Epochs, Fault, cha
 from ddlsim.network.program import Program, compile_schedule, write_frames, write_messages, write_routes, write_steps
 from ddlsim.network.state import Bools, Floats, Ints, Table, grown
 
-#: a row of state.WAY, and one of state.CONNECTION
+#: rows of state.WAY and state.CONNECTION
 Way = tuple[float, float, float, float, float, float, float, float, float, int, int]
 Connection = tuple[float, float, float, int, int, int, int, int, int]
 _BY_ITSELF: Way = (0.0, 0.0, 0.0, math.inf, math.inf, 0.0, 0.0, 0.0, math.inf, -1, -1)
 
 
 class _Terms(NamedTuple):
-    """What a connection does: see docs/models/transport.md. `limit`: bytes/s, inf if the path is narrower."""
+    """Properties of a connection (docs/models/transport.md). `limit`: bytes/s, inf if the path is narrower."""
 
     rendezvous: float
     round_trip: float
@@ -60,24 +60,25 @@ class _Terms(NamedTuple):
 
 
 class Ways:
-    """The connections of a network: one (or a bundle that acts as one) per pair of nodes and path between them."""
+    """The connections of a network: one (or a bundle that acts as one) per pair of nodes and path."""
 
     def __init__(self, n_channels: int, details: LinkDetails) -> None:
-        self._n_channels = n_channels  # so far, those of connections included
+        self._n_channels = n_channels  # including the channels of connections
         self._n = 0
         alike: dict[LinkDetail, int] = {}
         self._kind = [alike.setdefault(details.of(link), len(alike)) for link in range(len(details.transport))]
         self._details = list(alike)
         self._of: dict[Hashable, Way] = {}
         self._terms: dict[Hashable, _Terms | None] = {}
-        #: rows for connections, and limits (bytes/s) for channels, that have been added and not been taken
+        #: rows for new connections, and limits (bytes/s) for new channels, until the engine takes them
         self.connections: list[Connection] = []
         self.limits: list[float] = []
 
     def of(self, pair: Sequence[int], links: Sequence[int], latency: float, rate: float) -> Way:
-        """Return the way between a pair of nodes along `links`, of `latency` s and, at its narrowest, `rate` bytes/s.
+        """Return the transport from one node to another along `links`, with `latency` (s) and bottleneck `rate`
+        (bytes/s).
 
-        Messages of the same pair and links are carried by the same connection.
+        All messages of the same pair and links use the same connection.
         """
         key = (*pair, *links)
         way = self._of.get(key)
@@ -103,9 +104,9 @@ class Ways:
 
 
 def _terms(details: Sequence[LinkDetail], latency: float, rate: float) -> _Terms | None:
-    """Return what a connection over links of these details does: that of the first that names a transport; None: none.
+    """Return the properties of a connection, set by its first link that names a transport; None if no link does.
 
-    Rates are the least of all links, a segment is lost if any of them loses it.
+    Rate limits are the minimum over all links, and a segment is lost if any link loses it.
     """
     named = [detail for detail in details if detail.transport]
     if not named:
@@ -205,9 +206,9 @@ class Interconnect(Protocol):
 
 
 class Engine:
-    """The arrays that the kernel works on, made and made longer.
+    """Owner of the kernel's arrays.
 
-    Every client that uses them has a number, and routes of its own. ``net`` is replaced when arrays grow.
+    Each client has a number and its own routes. ``net`` is replaced when arrays grow.
     """
 
     def __init__(self, interconnect: Interconnect, *, record: bool = False) -> None:
@@ -228,7 +229,7 @@ class Engine:
                 raise ConfigError(f"sharing = 'fifo' does not support {feature}; use sharing = 'max-min'")
             self.net = with_queues(self.net)
             enable(self.net.counts, "work_queues")
-            if details.rendezvous.any():  # senders wait for receivers
+            if details.rendezvous.any():  # rendezvous: senders wait for receivers
                 self.net.counts[st.AHEAD] = 0
         if interconnect.splits:
             self.net = with_split(self.net)
@@ -245,7 +246,7 @@ class Engine:
                 self.net = with_buffers(self.net, self._link_channel[ports], self._details.buffer[ports])
         plain = self.net.channels["capacity"].copy()
         shaped = self.net.buckets["free"].copy(), self.net.buckets["loaded"].copy()
-        #: of each channel as the cluster has it, bytes/s: while nothing and while something flows the other way
+        #: undisturbed capacity of each channel, bytes/s: without, and with traffic on its reverse
         self.capacity: tuple[Floats, Floats] = (plain, plain) if self._details is None else shaped
         self.net.counts[st.LOG_ON] = int(record)
         self.logged: list[Logged] = []
@@ -255,36 +256,36 @@ class Engine:
         self._table = Table()
         self._used: dict[str, int] = {}
         self._programs: dict[tuple[int, int, int, bytes], int] = {}
-        # the keys above hold ids, so the objects must live
+        # the keys above contain ids, so the objects must stay alive
         self._kept: list[tuple[Schedule, Sequence[Floats] | None]] = []
         self._shapes: list[Program] = []
         self._free_instances: dict[int, list[int]] = {}
         self.instance_program: list[int] = []
         self._epochs = Epochs(interconnect)
         self._faults: list[Fault] = []
-        self._epoch = 0  # that has begun, besides what of ``net.changes`` has happened
+        self._epoch = 0  # current epoch, not counting those begun in ``net.changes``
         self._route_of: dict[tuple[int, bool, int, int], int] = {}
-        #: numbers of the routes of each client: the first, and the one behind the last, of those added together
+        #: per client: ranges (first, end) of the numbers of its routes
         self.routes_of: list[list[tuple[int, int]]] = []
-        #: what else those who share the network share, by what it is and its node
+        #: other objects that clients share, by kind and node
         self.lines: dict[tuple[str, int], Any] = {}
-        #: the nodes between which these lead, each array (n, 2)
+        #: per client: the pairs of nodes of its routes, arrays of shape (n, 2)
         self.pairs_of: list[list[Ints]] = []
-        self.n_waiting = 0  # completions that may still be shown
-        self.reserved = 0  # messages that compiled callers may have on their way
-        self.now = 0.0  # s, up to which the network has run
-        self.n_entries = 0  # calls by which messages and ranks have entered, besides compiled callers
-        #: simulates what has only been told so far (:mod:`ddlsim.network.episodes`); None: nothing is
+        self.n_waiting = 0  # bound on the completions still to be reported
+        self.reserved = 0  # messages that compiled callers may have in flight
+        self.now = 0.0  # time up to which the network has been simulated, s
+        self.n_entries = 0  # calls by which messages and ranks have entered, without those of compiled callers
+        #: simulates an episode that is being replayed (:mod:`ddlsim.network.episodes`); None if there is none
         self.untold: Callable[[], None] | None = None
 
     @property
     def is_new(self) -> bool:
-        """Whether nothing has been started, nor prepared."""
+        """Whether nothing has been prepared or started."""
         return not self._used.get("routes")
 
     @property
     def table(self) -> Ints:
-        """The addresses of the arrays, valid until something is prepared, sent or made longer."""
+        """Addresses of the arrays, valid until anything is prepared or sent, or an array grows."""
         return self._table.of(self.net)
 
     def change(
@@ -293,7 +294,7 @@ class Engine:
         stops: Iterable[tuple[float, float, int]],
         avoided: Iterable[tuple[float, float, frozenset[int]]],
     ) -> None:
-        """Let links and nodes change, see :meth:`ddlsim.network.network.Network.will_change`."""
+        """Schedule changes of links and nodes; see :meth:`ddlsim.network.network.Network.will_change`."""
         net, avoided = self.net, list(avoided)
         happened = int(net.counts[st.N_CHANGED])
         self._epoch += Epochs.begun(net.changes[:happened])
@@ -302,7 +303,7 @@ class Engine:
             self._epochs.avoid(avoided)
             to_come = to_come[to_come["kind"] != REROUTE]
         links = list(links)
-        self._faults = [fault for fault in self._faults if fault[1] > self.now] + links  # of all who share the network
+        self._faults = [fault for fault in self._faults if fault[1] > self.now] + links  # of all clients
         concerned = {channel for _, _, channel, _ in links}
         to_come = to_come[(to_come["kind"] != CAPACITY) | ~np.isin(to_come["place"], list(concerned))]
         shares = shares_of(fault for fault in self._faults if fault[2] in concerned)
@@ -317,7 +318,7 @@ class Engine:
         net.reals[st.NEXT_CHANGE] = changes["time"][0] if len(changes) else np.inf
 
     def prepare(self, schedule: Schedule, nodes: Ints, nbytes: float | Sequence[Floats], client: int) -> int:
-        """Prepare an execution of `schedule` by a client, rank r at ``nodes[r]``; return its id."""
+        """Prepare an execution of `schedule` for a client, with rank r at ``nodes[r]``; return its id."""
         sizes = None if isinstance(nbytes, (int, float)) else nbytes
         program = self._register(schedule, nodes, sizes, client)
         shape = self._shapes[program]
@@ -341,7 +342,7 @@ class Engine:
         return instance
 
     def n_messages(self, instance: int) -> int:
-        """Return how many messages an execution consists of."""
+        """Return the number of messages of an execution."""
         return self._shapes[self.instance_program[instance]].n_deliveries
 
     def end(self, instances: Iterable[int]) -> None:
@@ -356,45 +357,45 @@ class Engine:
             self.free([instance])
 
     def free(self, instances: Iterable[int]) -> None:
-        """Use executions that have ended again."""
+        """Make ended executions available for reuse."""
         for instance in instances:
             self._free_instances[self.instance_program[instance]].append(instance)
 
     def make_room(self) -> None:
-        """Make the arrays longer that the kernel has said are full."""
+        """Enlarge the arrays that the kernel has reported as full."""
         if self.net.counts[st.LOG_ON]:
             self.empty_log()
         self.ensure_slots()
 
     def share(self) -> None:
-        """Count from now on what each client has issued. Raises DdlsimError if something has been started."""
+        """Count traffic per client from now on. Raises DdlsimError if anything has been started."""
         if not (self.is_new or self.net.counts[st.SHARED]):
             raise DdlsimError("a network can be shared only before its first message or collective has started")
         self.net.counts[st.SHARED] = 1
 
     @functools.cached_property
     def overhead(self) -> int:
-        """The client to which overhead is booked, which sends nothing by itself."""
+        """Number of the client to which overhead is booked, which sends nothing itself."""
         self.routes_of.append([])
         self.pairs_of.append([])
         return len(self.routes_of) - 1
 
     def own_routes(self, client: int) -> Bools:
-        """Return which routes are a client's."""
+        """Return a mask of a client's routes, (n_routes,)."""
         own = np.zeros(len(self.net.routes), dtype=np.bool_)
         for first, behind in self.routes_of[client]:
             own[first:behind] = True
         return own
 
     def expect(self, n: int) -> None:
-        """Have room for `n` completions more."""
+        """Make room for `n` more completions."""
         self.n_waiting += n
         if self.n_waiting + self.reserved > len(self.net.out):
             n_out = self.n_waiting + self.reserved
             self.net = self.net._replace(out=grown(self.net.out, n_out), foreign=grown(self.net.foreign, n_out))
 
     def ensure_slots(self, extra: int = 0) -> None:
-        """Have slots for all messages that can be on their way, and `extra` ones."""
+        """Make room for all messages that can be in flight, and `extra` ones."""
         counts = self.net.counts
         needed = ((int(counts[st.N_QUEUED]) + st.UNITS) << int(counts[st.HOP_SHIFT])) + 4 * st.UNITS + 4
         while counts[st.FIFO] and counts[st.N_FREE_MARKS] < 2 * needed:
@@ -404,7 +405,7 @@ class Engine:
             self.net = grow_slots(self.net, need)
 
     def empty_log(self) -> None:
-        """Put aside what has been logged: a log that grew would be copied over and over."""
+        """Move the contents of the busy log to ``logged``; growing the log would copy it repeatedly."""
         net = self.net
         used, replays = net.counts[st.LOG_USED], net.counts[st.LOG_REPEATS]
         self.logged.append(Logged(net.log[:used], net.repeats[:replays]))
@@ -412,7 +413,7 @@ class Engine:
         self.net = net._replace(log=np.empty_like(net.log), repeats=np.empty_like(net.repeats))
 
     def _extend(self, name: str, n: int) -> tuple[int, NDArray[Any]]:
-        """Make one of the growing arrays longer by `n`; return where the new places start, and a view of them."""
+        """Extend one of the growing arrays by `n` items; return their offset and a view of them."""
         start = self._used.get(name, 0)
         array = grown(getattr(self.net, name), start + n)
         self._used[name] = start + n
@@ -420,7 +421,7 @@ class Engine:
         return start, array[start : start + n]
 
     def _append(self, name: str, values: NDArray[Any] | tuple[float, ...]) -> int:
-        """Append values, or one record; return where they start."""
+        """Append values, or one record; return their offset."""
         start, places = self._extend(name, 1 if isinstance(values, tuple) else len(values))
         places[:] = values
         return start
@@ -434,11 +435,11 @@ class Engine:
         flows: Ints | None = None,
         known: bool = False,
     ) -> int:
-        """Append routes of a client between the pairs; return the number of the first.
+        """Append routes of a client between pairs of nodes; return the number of the first.
 
-        latency  s of each route, where given and not NaN
-        flows    numbers of the connections, which ECMP tells apart
-        known    True: routes of messages of collectives whose known time includes latency, overheads and protocols
+        latency  s of each route; None or NaN: that of its links
+        flows    numbers of the connections, which ECMP distinguishes
+        known    True: for messages of collectives whose known time includes latency, overheads and protocols
         """
         usual = self._interconnect.split_routes(src, dst, flows)
         epoch = self._epoch + Epochs.begun(self.net.changes[: self.net.counts[st.N_CHANGED]])
@@ -473,7 +474,7 @@ class Engine:
         return first
 
     def _write_routes(self, rows: NDArray[Any], routes: Routes, latency: Floats | None) -> None:
-        """Append the hops of routes, and say in `rows` where they are."""
+        """Append the hops of routes, and fill `rows`."""
         base, hops = self._extend("hops", len(routes.links))
         if self.net.counts[st.SPLIT]:
             self._append("shares", routes.share)
@@ -487,7 +488,7 @@ class Engine:
             rows["latency"] = np.where(np.isnan(latency), rows["latency"], latency)
 
     def _add_ways(self, ways: Ways, pairs: list[list[int]], routes: Routes) -> None:
-        """Say which connections carry the messages of these routes; add those that there are not yet."""
+        """Set the connections of routes; add new ones as needed."""
         if self._details is not None and self._details.buffer.any() and (routes.share < 1.0).any():
             raise ConfigError(
                 "buffer: losses at switch ports require single-path routing; remove buffer or routing = 'spray'"
@@ -511,7 +512,7 @@ class Engine:
         ways.limits.clear()
 
     def pair_routes(self, src: list[int], dst: list[int], client: int, latency: bool = True) -> list[int]:
-        """Return the numbers of a client's routes between nodes.
+        """Return the numbers of a client's routes between pairs of nodes.
 
         latency  False: for messages of collectives whose known time includes latency, overheads and protocols
         """
@@ -531,7 +532,7 @@ class Engine:
         shape = compile_schedule(schedule, sizes)
         # threads are numbered lane by lane, so "wrap" makes ranks of them
         source, target = nodes.take(shape.src, mode="wrap"), nodes.take(shape.dst, mode="wrap")
-        lanes = (shape.src // shape.n_ranks).astype(np.int64)  # channels have connections of their own
+        lanes = (shape.src // shape.n_ranks).astype(np.int64)  # each lane (a channel of NCCL) has its own connections
         route = self._add_routes(source, target, client, shape.latency, lanes)
         self.net.routes["handled"][route : route + shape.n_messages] = shape.handled
         weight = self._append("weights", shape.weights)

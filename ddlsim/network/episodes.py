@@ -1,16 +1,16 @@
 """Episodes: collectives that enter an idle network together are simulated once and then replayed.
 
-An *episode* begins when all ranks of some collectives enter at one instant while nothing is under way. What follows
+An *episode* begins when all ranks of some collectives enter at one instant while nothing is in flight. What follows
 depends on nothing else, as long as nothing else enters. The first time, the kernel simulates it; when the network is
-idle again, what each rank took and what each channel carried is noted. When the same collectives enter together again,
-ranks end after the same seconds, and the bytes and busy seconds are booked when the last one has. If something enters
-before that, or the traffic of channels is read, the kernel simulates the episode after all, from its start to
-the present instant, and goes on from there; an episode into which something enters is not told a second time.
+idle again, the time that each rank took and the traffic of each channel are recorded. When the same collectives enter
+together again, their ranks end after the same times, and the bytes and busy seconds are booked at the end of the
+episode. If anything enters before that, or the traffic of channels is read, the kernel simulates the episode from its
+start to the present instant, and continues from there. An episode that was interrupted once is not replayed again.
 
 The kernel replays rounds *within* a collective (:mod:`ddlsim.network.replay`, :mod:`ddlsim.network.rounds`). That does
-not help between collectives, and not at all where two are under way whose rounds have no end in common, as when FSDP
-scatters gradients beside gathering weights. Ends are the same up to the rounding of the clock, not to the last bit: an
-offset is added to the beginning instead of the durations of all rounds.
+not help between collectives, nor if two concurrent ones have rounds that never end together, as when FSDP scatters
+gradients while it gathers weights. Replayed ends are equal up to the rounding of the clock, not to the last bit: they
+add an offset to the beginning instead of the durations of all rounds.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from ddlsim.network.busy import Logged
 from ddlsim.network.engine import Engine
 from ddlsim.network.state import Floats, Ints
 
-#: messages of a collective from which on it is noted: fewer are simulated in less time than Python needs to tell them
+#: messages of a collective from which recording pays: smaller ones are simulated faster than Python can replay them
 LARGE = 1 << 14
 _SUMS = (st.ISSUED, st.ISSUED_HOPS, st.DELIVERED)  # places of compensated sums
-_KEPT = 64  # episodes that are kept at most
+_KEPT = 64  # maximum number of recorded episodes
 
-#: (program, bytes) of each collective, in the order in which they enter
+#: (program, bytes) of each collective, in order of entry
 _Key = tuple[tuple[int, float], ...]
 
 
 class _Books(NamedTuple):
-    """What the kernel has counted: of each channel bytes, as two words, and busy s; the sums in ``Net.reals``."""
+    """Traffic counted by the kernel: bytes (as two words) and busy s of each channel, and the sums in ``Net.reals``."""
 
     nbytes: Floats  # (2, n_channels)
     busy: Floats
@@ -48,14 +48,14 @@ class _Books(NamedTuple):
 
 @dataclass(frozen=True)
 class Episode:
-    """What happens between the entry of collectives into an idle network and its falling idle again.
+    """Course of collectives that enter an idle network, until it is idle again.
 
-    ends        of each collective: s until each rank has ended, (n_ranks,)
-    nbytes      (n_channels,) that each channel carries; busy: for how many s
-    sums        of each of the kernel's sums: bytes
-    n_messages  that are delivered
-    start       s, when it has been simulated
-    log         the parts that have been logged then
+    ends        per collective: seconds until each rank has ended, (n_ranks,)
+    nbytes      (n_channels,) bytes carried by each channel; busy: busy s of each channel
+    sums        increases of the kernel's sums, in bytes
+    n_messages  messages delivered
+    start       when it was simulated, s
+    log         parts of the busy log recorded then
     """
 
     ends: tuple[Floats, ...]
@@ -68,7 +68,7 @@ class Episode:
 
 
 class Ends(NamedTuple):
-    """What ends at one instant, `time` (s): rank ``ranks[i]`` of the collective number ``which[i]`` of an episode."""
+    """Ranks that end at one instant, `time` (s): rank ``ranks[i]`` of collective number ``which[i]`` of an episode."""
 
     time: float
     which: Ints
@@ -76,7 +76,7 @@ class Ends(NamedTuple):
 
 
 class _Entry(NamedTuple):
-    """Collectives that have entered at `start` (s): their ids, and what :func:`kernel.join` was given or would be."""
+    """Collectives that entered at `start` (s): their ids, and the arguments of :func:`kernel.join`."""
 
     start: float
     key: _Key
@@ -86,25 +86,25 @@ class _Entry(NamedTuple):
 
 
 class Episodes:
-    """The episodes of a network with a single user; one of them can be recorded or replayed at a time."""
+    """The episodes of a network with a single client; one of them can be recorded or replayed at a time."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._episodes: dict[_Key, Episode | None] = {}  # None: something has entered before its end
-        self._noted: tuple[_Entry, _Books, int] | None = None  # what is simulated now, and what had entered before
+        self._episodes: dict[_Key, Episode | None] = {}  # None: it was interrupted
+        self._noted: tuple[_Entry, _Books, int] | None = None  # being recorded, with books and entries before
         self._told: _Entry | None = None
-        self._n_told = 0  # instants of it
-        self._ends: list[Ends] = []  # those that are left, the next one last
+        self._n_told = 0  # instants of it that have been replayed
+        self._ends: list[Ends] = []  # those that remain, the next one last
 
     def is_large(self, instance: int) -> bool:
-        """Return whether a collective is worth being noted."""
+        """Return whether recording a collective pays."""
         return self._engine.n_messages(instance) >= LARGE
 
-    # ------------------------------------------------------------ noting
+    # ------------------------------------------------------------ recording
 
     def note(self, ends: Callable[[int], Floats], n_entering: int) -> None:
-        """Note the episode that has been simulated if it is over; ``ends(i)`` are the s at which the ranks of its
-        collective number i have ended, `n_entering` the collectives that are prepared and will enter next."""
+        """Record the simulated episode if it is over; ``ends(i)`` are the ends (s) of the ranks of its collective
+        number i, and `n_entering` collectives are prepared and enter next."""
         if self._noted is None or not self._is_idle(n_entering):
             return
         entry, before, n_entries = self._noted
@@ -127,7 +127,7 @@ class Episodes:
 
     def enter(self, ids: list[int], instances: Ints, ranks: Ints, now: float) -> bool:
         """Let all ranks enter collectives now (arguments as for `kernel.join`); return whether :meth:`take` replays the
-        episode instead of a simulation."""
+        episode instead of the kernel simulating it."""
         self.interrupt()
         rows = self._engine.net.instances[ids]
         key = tuple(zip(rows["program"].tolist(), rows["nbytes"].tolist(), strict=True))
@@ -143,14 +143,14 @@ class Episodes:
         return False
 
     def _is_idle(self, n_entering: int) -> bool:
-        """Return whether nothing is under way besides collectives that no rank has entered."""
+        """Return whether nothing is in progress besides collectives that no rank has entered."""
         counts = self._engine.net.counts
         timers = counts[st.FIFO_TAIL] - counts[st.FIFO_HEAD] + counts[st.N_TIMER_HEAP]
         busy = counts[st.N_ACTIVE] + counts[st.N_QUEUED] + timers + counts[st.N_OUT] + counts[st.LIVE_SINGLE]
         return bool(busy == 0 and counts[st.N_LIVE] == n_entering)
 
     def _is_plain(self) -> bool:
-        """Return whether what happens depends on nothing that has happened before."""
+        """Return whether the course of collectives is independent of earlier traffic."""
         net = self._engine.net
         memory = net.counts[[st.SHARED, st.TRANSPORTED, st.N_STOPPED]].any() or len(net.changes)
         return bool(net.counts[st.REPLAY]) and not memory and not net.buckets["burst"].any()
@@ -168,11 +168,11 @@ class Episodes:
             len(engine.logged),
         )
 
-    # ------------------------------------------------------------ telling
+    # ------------------------------------------------------------ replaying
 
     @property
     def next(self) -> float:
-        """When something ends next in the episode that is told, s; infinity if none is."""
+        """Time of the next end in the replayed episode, s; infinity if there is none."""
         return self._ends[-1].time if self._ends else np.inf
 
     def _tell(self, entry: _Entry, episode: Episode) -> None:
@@ -180,14 +180,14 @@ class Episodes:
         times = entry.start + np.concatenate(episode.ends)
         which = np.repeat(np.arange(len(entry.ids)), [len(each) for each in episode.ends])
         ranks = np.concatenate([np.arange(len(each)) for each in episode.ends])
-        order = np.lexsort((ranks, np.array(entry.ids)[which], times))  # as completions of the kernel are
+        order = np.lexsort((ranks, np.array(entry.ids)[which], times))  # in the order of the kernel's completions
         first = np.flatnonzero(np.diff(times[order], prepend=-np.inf))
         parts = np.split(order, first[1:])
         self._ends = [Ends(float(times[part[0]]), which[part], ranks[part]) for part in reversed(parts)]
         self._engine.untold = self.simulate
 
     def take(self) -> tuple[list[int], Ends, bool]:
-        """Return the ids of the collectives, what ends next, and whether the episode is over with it."""
+        """Return the ids of the collectives, the ranks that end next, and whether the episode is then over."""
         assert self._told is not None
         entry, ends = self._told, self._ends.pop()
         self._n_told += 1
@@ -196,7 +196,7 @@ class Episodes:
         return entry.ids, ends, not self._ends
 
     def _close(self) -> None:
-        """Book the episode that has been told, and let its collectives have ended."""
+        """Book the replayed episode, and end its collectives."""
         assert self._told is not None
         entry, engine = self._told, self._engine
         net, episode = engine.net, self._episodes[entry.key]
@@ -214,24 +214,24 @@ class Episodes:
             engine.logged += [_later(part, entry.start - episode.start) for part in episode.log]
         engine.end(entry.ids)
 
-    # ------------------------------------------------------------ simulating after all
+    # ------------------------------------------------------------ simulating instead of replaying
 
     def interrupt(self) -> None:
-        """Simulate what has been told so far, as something enters, and do not note what is simulated now: this episode
-        is not told again."""
+        """React to something that enters: simulate the replayed episode, and neither replay it again nor record the
+        current one."""
         self._noted = None
         if self._told is not None:
             self._episodes[self._told.key] = None
             self.simulate()
 
     def simulate(self) -> None:
-        """Simulate the episode that is told up to now."""
+        """Simulate the replayed episode up to the present."""
         assert self._told is not None
         entry, engine = self._told, self._engine
         self._told = engine.untold = None
         self._ends = []
         self._join(entry)
-        for _ in range(self._n_told):  # what has been told before
+        for _ in range(self._n_told):  # instants replayed so far
             self._advance(np.inf)
             engine.net.counts[st.N_OUT] = 0
         engine.free(number for number in entry.ids if engine.net.instances["ranks_left"][number] == 0)

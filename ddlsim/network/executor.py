@@ -18,65 +18,66 @@ from ddlsim.network.state import Floats, Ints, Records, grown
 
 
 class Dispatcher(Protocol):
-    """A queue at work. Collectives have the numbers (keys) that the tasks give them."""
+    """A running queue. Collectives are identified by the keys of their tasks."""
 
     def ready(self, key: int, nbytes: float, now: float) -> None:
-        """All members are ready for a collective."""
+        """All members have entered a collective."""
 
     def ended(self, now: float) -> None:
-        """A launched buffer has arrived everywhere."""
+        """A launched buffer has completed on all ranks."""
 
     def tick(self, now: float) -> None:
-        """The time that was asked for has come."""
+        """The time of a requested tick has come."""
 
 
 #: launches collectives as one buffer
 Launch = Callable[[list[int]], None]
-#: asks for a tick at a time, s
+#: requests a tick at a time, s
 Wake = Callable[[float], None]
 
 
 class Queue(Protocol):
-    """What decides which collectives that all members are ready for go next."""
+    """Decides which of the collectives that all members have entered is launched next."""
 
     def dispatcher(self, launch: Launch, wake: Wake) -> Dispatcher:
-        """Return this queue at work."""
+        """Return a new run of this queue."""
 
 
 class Outside(Protocol):
-    """What happens beside the tasks, on the same clock and the same network."""
+    """Other activities on the same clock and network as the tasks."""
 
     def next(self) -> float:
-        """Return when something happens there next, s: no task goes beyond."""
+        """Return the time of the next event outside, s; tasks do not run beyond it."""
 
     def begins(self, row: int) -> float:
-        """A task that is asked for begins; return the s that it works, or infinity if :meth:`Executor.end` ends it."""
+        """A task of kind ASKED begins; return its duration in s, or infinity if :meth:`Executor.end` ends it."""
 
     def meet(self, keys: list[int], queue: int) -> None:
-        """All members enter collectives as one, launched by a `queue` (-1: none); :meth:`Executor.end` ends them."""
+        """All members have entered collectives launched together by `queue` (-1: none); :meth:`Executor.end` ends
+        them."""
 
     def completed(self, ids: Ints, ranks: Ints) -> None:
-        """The network has ended what is no task's: messages, and collectives for a rank, (n,)."""
+        """The network has completed messages, or collectives on ranks, that belong to no task, (n,)."""
 
 
 class TaskColumns(NamedTuple):
-    """Tasks, one per row, (n,) if nothing else is said.
+    """Tasks, one per row; arrays have shape (n,) unless noted.
 
-    kind       what it is (:mod:`ddlsim.network.tasks`)
-    seconds    of work
-    key        what the rows of a collective, or a message's two ends, have in common; -1 if nothing
-    place      in the group of its collective
-    queue      that launches its collective (place in the list of queues), -1 if none
+    kind       see :mod:`ddlsim.network.tasks`
+    seconds    duration of work
+    key        shared by the rows of a collective, or by both ends of a message; -1: none
+    place      rank in the group of its collective
+    queue      index of the queue that launches its collective, -1: none
     step       in which it is counted
-    offsets    (n + 1,) row i is followed by following[offsets[i]:offsets[i + 1]], which start after it
+    offsets    (n + 1,) the successors of row i are following[offsets[i]:offsets[i + 1]]
     following  rows
-    missing    how many rows it starts after
-    waits      how many it starts after when it starts anew
-    slow       where the slow-downs of its work begin in ``slowdowns``, -1 if it has none
-    slowdowns (until s, factor) of intervals, one after the other, the last one without end
-    device     that a row works on, or that it keeps busy while it exchanges; -1: none that exchanges slow down
-    slower     of each device: how many times as long its work takes while exchanges of each kind are under way
-    contention (n_keys,) which of these kinds the exchanges are
+    missing    number of dependencies
+    waits      number of dependencies when it is executed again
+    slow       first of its intervals in ``slowdowns``, -1: none
+    slowdowns (end in s, factor) of successive intervals; the last one of each list never ends
+    device     that a row works on, or occupies while it communicates; -1: none that communication slows down
+    slower     per device: factor of the duration of work for each kind of communication in progress
+    contention (n_keys,) kind of communication of each key
     """
 
     kind: Ints
@@ -97,15 +98,15 @@ class TaskColumns(NamedTuple):
 
 
 class Executor:
-    """Tasks under way on a network, whose clock they share.
+    """Execution of tasks on a network, with the network's clock.
 
-    collective  keys -> what they carry together, prepared by :meth:`Network.collective`: its id
-    nbytes      (n_keys,) of the buffer of each key
-    send        tasks -> the source and target nodes and the bytes of these messages
-    bystanders  ranks of every collective, behind those with tasks, that enter it by themselves
-    outside     what else goes on
-    meets       whether what queues launch goes by `outside`
-    start       s at which they begin
+    collective  keys -> id of a collective that carries them together, prepared by :meth:`Network.collective`
+    nbytes      (n_keys,) buffer size of each key
+    send        tasks -> source nodes, target nodes and bytes of their messages
+    bystanders  number of ranks without tasks in every collective, numbered last, which enter it at once
+    outside     other activities
+    meets       whether `outside` executes what queues launch
+    start       time at which the tasks begin, s
     """
 
     def __init__(
@@ -123,13 +124,13 @@ class Executor:
         self._n_due = 0
         self.tables.now[0] = start
         self._prepare_messages(send)
-        self._turn = np.arange(len(nbytes), dtype=np.int64)  # the number under which a queue knows a key
+        self._turn = np.arange(len(nbytes), dtype=np.int64)  # number by which a queue knows a key
         self._key_of: dict[int, int] = {}
         self.tables.counts[ts.ADVANCE], self.tables.counts[ts.JOINING] = addresses()
         self.tables.counts[ts.FIRST_HANDLE] = network.first_handle
         self.dispatchers = [queue.dispatcher(self._launch, self._waker(i)) for i, queue in enumerate(queues)]
         self._episodes = network.episodes()
-        self._entered: list[Ints] = []  # tasks of the collectives that the episode at hand consists of, (keys, ranks)
+        self._entered: list[Ints] = []  # tasks of the collectives of the current episode, (keys, ranks)
 
     @property
     def tasks(self) -> Records:
@@ -143,17 +144,17 @@ class Executor:
 
     @property
     def nbytes_sent(self) -> float:
-        """Bytes of the messages that tasks have sent."""
+        """Bytes of all messages sent by tasks."""
         return float(self.tables.now[1:].sum())
 
     @property
     def under_way(self) -> bool:
-        """Whether anything is left to happen."""
+        """Whether any event is left."""
         counts = self.tables.counts
         return bool(counts[N_CALENDAR] > counts[N_STALE]) or self.network.pending
 
     def next(self) -> float:
-        """Return when tasks start or end next by themselves, s."""
+        """Return the time of the next start or end of a task that does not depend on the network, s."""
         counts, outside = self.tables.counts, self.outside
         at_once = counts[ts.N_JOINS] or counts[ts.N_SENDS] or counts[ts.N_CHANGES]
         if at_once or counts[ts.FIRST_READY] < counts[ts.N_READY] or counts[ts.FIRST_ENDED] < counts[ts.N_ENDED]:
@@ -165,8 +166,8 @@ class Executor:
         return soonest if outside is None else min(soonest, outside.next())
 
     def run(self, limit: float = np.inf) -> int | None:
-        """Go on up to `limit` (s); return the next step whose tasks have all ended by then, None if there is none, or
-        if others who share the network come first."""
+        """Execute tasks up to `limit` (s); return the next step whose tasks have all ended, or None if there is none by
+        then or completions of other clients come first."""
         counts, outside = self.tables.counts, self.outside
         while True:
             until = limit if outside is None else min(limit, outside.next())
@@ -211,15 +212,15 @@ class Executor:
                 )
 
     def end_instant(self) -> None:
-        """Let everything else end and start that does so now."""
+        """Execute all remaining events of this instant."""
         while self.run(-np.inf) is not None:
             pass
 
     def arm(self, rows: slice, keys: slice, seconds: Floats, kind: Ints, later: int) -> None:
-        """Let the tasks of a step that has ended, `rows` with these `keys`, happen once more, with other `seconds`, as
-        other kinds.
+        """Prepare the tasks of a completed step (`rows`, with these `keys`) to be executed again, with new durations
+        and kinds.
 
-        For queues the keys then count as `later` ones by so many.
+        The numbers by which queues know the keys increase by `later`.
         """
         self._note()
         self._turn[keys] += later
@@ -231,25 +232,25 @@ class Executor:
         exchanges["delivered"] = 0
         np.add.at(self.tables.left, tasks["step"], 1)
 
-    # ------------------------------------------------------------ for what is outside
+    # ------------------------------------------------------------ for other activities
 
     def reach(self, now: float) -> None:
         """Set the clock to `now`, before the next event."""
         self.tables.now[0] = max(self.now, now)
 
     def end(self, rows: Sequence[int] | Ints, time: float) -> None:
-        """Let tasks that have begun end at `time`, not before now: all of them before any other one begins then."""
+        """End tasks at `time`, not before now; all of them end before any task starts then."""
         self._at(time, lambda: self._ended(rows))
 
     def members(self, key: int) -> Ints:
-        """Return the tasks of a collective, by place."""
+        """Return the tasks of a collective, by rank."""
         first, size = self.tables.exchanges["first"][key], self.tables.exchanges["size"][key]
         return self.tables.members[first : first + size]
 
-    # ------------------------------------------------------------ inside
+    # ------------------------------------------------------------ internals
 
     def _make_room(self) -> None:
-        """Make longer what the kernel has said is full."""
+        """Enlarge the arrays that the kernel has reported as full."""
         counts = self.tables.counts
         missing = int(counts[ts.N_FLYING] + counts[ts.N_SENDS] - counts[ts.RESERVED])
         if missing > 0:
@@ -259,7 +260,7 @@ class Executor:
         self.network.make_room()
 
     def _lengthen(self, n_instances: int) -> None:
-        """Have a place for each instance."""
+        """Make room for launches of all instances."""
         n = len(self.tables.launches)
         if n_instances > n:
             longer = grown(self.tables.launches, n_instances)
@@ -267,7 +268,7 @@ class Executor:
             self.tables = self.tables._replace(launches=longer, freed=grown(self.tables.freed, len(longer) + 1))
 
     def _settle(self, now: float) -> None:
-        """Tell the network what has been taken from it."""
+        """Report to the network which completions, instances and messages the kernel has handled."""
         counts = self.tables.counts
         n = int(counts[ts.N_FREED])
         self.network.has_run(now, int(counts[ts.N_TAKEN]), self.tables.freed[:n].tolist(), int(counts[ts.N_SENT]))
@@ -301,18 +302,18 @@ class Executor:
     # ------------------------------------------------------------ episodes (ddlsim.network.episodes)
 
     def _entering(self) -> list[int]:
-        """Return the collectives that ranks enter now, in this order."""
+        """Return the collectives that ranks enter now, in order."""
         counts, instances = self.tables.counts, self.tables.join_instances
         return list(dict.fromkeys(instances[: counts[ts.N_JOINS]].tolist()))
 
     def _note(self) -> None:
-        """Note the episode at hand if it is over."""
+        """Record the current episode if it is over."""
         if self.tables.counts[ts.EPISODE] == ts.NOTED:
             ends = self.tables.tasks["end"]
             self._episodes.note(lambda i: ends[self._entered[i][0]], len(self._entering()))
 
     def _enter(self) -> None:
-        """Let ranks enter collectives, all of which do so now."""
+        """Let all ranks of the prepared collectives enter them."""
         self._note()
         counts, instances = self.tables.counts, self._entering()
         n = int(counts[ts.N_JOINS])
@@ -333,8 +334,8 @@ class Executor:
         return keys
 
     def _tell(self) -> None:
-        """End the tasks that end now in the episode that is told, in the order in which the kernel would."""
-        if self._episodes.next > self.now:  # it is simulated meanwhile
+        """End the tasks that end now in the replayed episode, in the order in which the kernel would."""
+        if self._episodes.next > self.now:  # it has been simulated instead
             return
         ids, ends, over = self._episodes.take()
         counts, launches = self.tables.counts, self.tables.launches
@@ -382,7 +383,7 @@ class Executor:
         self._join(instance, 0, len(self.members(keys[0])))
 
     def _occupy(self, rows: Ints) -> None:
-        """Let the devices of tasks whose exchange begins now be slower."""
+        """Slow down the devices of tasks whose communication begins now."""
         counts = self.tables.counts
         if len(self.tables.devices):
             n = int(counts[ts.N_CHANGES])
@@ -397,7 +398,7 @@ class Executor:
         self.tables.counts[ts.N_ENDED] = len(rows)
 
     def _at(self, time: float, action: Callable[[], None]) -> None:
-        """Let Python do something at a time (s): of what is due at the same time, what has been asked for first."""
+        """Call `action` at a time (s); actions for the same time are called in order of their requests."""
         heapq.heappush(self._due, (time, self._n_due, action))
         self._n_due += 1
         self._wake(time, -1 - len(self.dispatchers))
@@ -408,7 +409,7 @@ class Executor:
         counts[ts.N_WOKEN] += 1
 
     def _prepare_messages(self, send: Callable[[Ints], tuple[Ints, Ints, Floats]] | None) -> None:
-        """Have routes for what tasks send."""
+        """Look up the routes of all messages that tasks send."""
         tasks, messages = self.tables.tasks, self.tables.messages
         rows = np.flatnonzero(tasks["kind"] == ts.SEND)
         if not len(rows):
@@ -493,8 +494,8 @@ MOST_PLACES = 1 << 27
 
 
 def distinct(numbers: Ints, below: int) -> tuple[Ints, Ints]:
-    """Return the different ones of some numbers from 0 to `below` - 1 in ascending order, and which of them each is:
-    what ``np.unique(numbers, return_inverse=True)`` returns, in time linear in their number."""
+    """Return the distinct values among numbers from 0 to `below` - 1, in ascending order, and the index of each number,
+    as ``np.unique(numbers, return_inverse=True)`` does, but in linear time."""
     if below > MOST_PLACES:
         values, which = np.unique(numbers, return_inverse=True)
         return values, which.reshape(-1)

@@ -1,6 +1,6 @@
 """Calls of the kernel's extensions (:mod:`ddlsim.network.extensions`), at their addresses in ``Net.counts``. Compiled.
 
-The functions have the names of what they call.
+The functions have the names of those that they call.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from ddlsim.network.flows import add_flow
 from ddlsim.network.intrinsics import call_extension
 from ddlsim.network.state import CHANGES_CODE, FIFO, QUEUES_CODE, SHAPING_CODE, Net
 
-#: what the extension for queues does, and what that for shaped links and transports does
+#: values of `what` for the extension for queues, and for that for shaped links and transports
 SERVE, SETTLE, ENTER = 0, 1, 2
 START, NEXT_IN_LINE = 0, 1
 
 
 @inlined
 def begin(net: Net, slot):  # type: ignore[no-untyped-def]
-    """Let a message flow."""
+    """Start a message's transfer."""
     if net.counts[FIFO] == 1:
         call_extension(net.counts[QUEUES_CODE], net, ENTER, slot, 0.0)
     else:
@@ -26,29 +26,29 @@ def begin(net: Net, slot):  # type: ignore[no-untyped-def]
 
 @inlined
 def serve(net: Net, limit):  # type: ignore[no-untyped-def]
-    """Let queues work up to `limit`, if marks suffice."""
+    """Advance the queues to `limit`, as long as there are enough free marks."""
     call_extension(net.counts[QUEUES_CODE], net, SERVE, 0, limit)
 
 
 @inlined
 def settle(net: Net):  # type: ignore[no-untyped-def]
-    """Let messages enter the queues and capacities change at this instant."""
+    """Let the messages and capacity changes of this instant take effect in the queues."""
     call_extension(net.counts[QUEUES_CODE], net, SETTLE, 0, 0.0)
 
 
 @inlined
 def start(net: Net, slot):  # type: ignore[no-untyped-def]
-    """Let a message flow on shaped links, now or when its turn comes; return 1 if it has arrived at once, else 0."""
+    """Start a message on shaped links, now or when its turn comes; return 1 if it has arrived at once, else 0."""
     return call_extension(net.counts[SHAPING_CODE], net, START, slot, 0.0)
 
 
 @inlined
 def next_in_line(net: Net, slot):  # type: ignore[no-untyped-def]
-    """A message has arrived: the next one on its connection has its turn."""
+    """Free the connection of a message that has arrived, and start the next message on it."""
     call_extension(net.counts[SHAPING_CODE], net, NEXT_IN_LINE, slot, 0.0)
 
 
 @inlined
 def apply_next(net: Net):  # type: ignore[no-untyped-def]
-    """Let the next change happen, now; rates follow in this instant's solve."""
+    """Apply the next change; rates follow in this instant's solve."""
     call_extension(net.counts[CHANGES_CODE], net, 0, 0, 0.0)

@@ -1,7 +1,7 @@
-"""Extensions of the event kernel, for what few networks have: queues, shaped links and transports, changes. Compiled.
+"""Extensions of the event kernel that few networks need: queues, shaped links and transports, changes. Compiled.
 
-Compiling them costs as much as the rest of the kernel. So each extension is compiled by itself when a network first
-needs it (:func:`ddlsim.network.addresses.enable`). The kernel calls it at its address
+Compiling them costs as much as the rest of the kernel. Each extension is therefore compiled separately, when a network
+first needs it (:func:`ddlsim.network.addresses.enable`). The kernel calls it at its address
 (:mod:`ddlsim.network.extension_calls`).
 """
 
@@ -23,11 +23,11 @@ _Extension: TypeAlias = Callable[[int, int, int, float], int]
 
 
 def _entry_points(stamp: int) -> tuple[_Extension, _Extension, _Extension]:
-    """Return the extensions; `stamp` stands for the sources of all that is inlined here."""
+    """Return the extensions; their cache keys include `stamp`, a hash of the inlined sources."""
 
     @addressed
     def work_queues(table: int, what: int, slot: int, limit: float) -> Any:
-        """Let queues serve bytes up to `limit`, or settle this instant, or take the message in `slot`."""
+        """Depending on `what`, advance the queues to `limit`, settle this instant, or enter the message in `slot`."""
         stamp  # noqa: B018
         net = view_at(table)
         if what == SERVE:
@@ -40,7 +40,7 @@ def _entry_points(stamp: int) -> tuple[_Extension, _Extension, _Extension]:
 
     @addressed
     def shape(table: int, what: int, slot: int, limit: float) -> Any:
-        """Start the message in `slot`, or the one behind it on its connection; return 1 if it has arrived, else 0."""
+        """Start the message in `slot`, or the next one on its connection; return 1 if it has arrived, else 0."""
         stamp  # noqa: B018
         net = attach_at(table)
         if what == START:
@@ -54,7 +54,7 @@ def _entry_points(stamp: int) -> tuple[_Extension, _Extension, _Extension]:
 
     @addressed
     def change(table: int, what: int, slot: int, limit: float) -> Any:
-        """Let the next change happen, now."""
+        """Apply the next change."""
         stamp  # noqa: B018
         apply_next(attach_at(table))
         return 0

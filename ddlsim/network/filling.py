@@ -19,11 +19,11 @@ from ddlsim.network.state import BLOCK, LAST, MOST_LIMITS
 
 INFINITE = 0x7FF0 << 48  # the bits of inf
 SAME = 1e-13  # relative; shares and rates this close differ by rounding only
-BELOW = 1.0 - 1e-9  # a channel with a level so much below the threshold has only flows below it, whatever the rounding
+BELOW = 1.0 - 1e-9  # a channel whose level is this far below the threshold carries only slower flows, despite rounding
 FROZEN = -(1 << 30)
 TWO_SAME = 2.0 * SAME
 MOST_HUBS = np.uint64(8)
-MANY_ALIKE = np.uint64(16)  # channels with the least share are filled together if they are one in so many
+MANY_ALIKE = np.uint64(16)  # channels with the least share are filled in one pass if they are at least one in 16
 ZERO, ONE, TWO, THREE, FOUR, SIX = np.uint64(0), np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4), np.uint64(6)
 SIXTY_THREE = np.uint64(63)
 NONE = np.uint64(LAST)  # no channel
@@ -170,10 +170,11 @@ def collect_all(  # type: ignore[no-untyped-def]
 
 @called
 def fill_hubs(n_active, threshold, shift, contended, narrowest, channels, fill, rates, nexts, pool):  # type: ignore[no-untyped-def]
-    """Do what :func:`collect_all` and the filling do, if each flow meets others on one channel, one of a few hubs, that
-    is its bottleneck; return how many flows are not below the threshold, or -1 if that is not so.
+    """Do what :func:`collect_all` and the filling do if every flow shares a single channel, its bottleneck, and there
+    are few such channels (hubs). Return the number of flows not below the threshold; -1 if the conditions do not hold.
 
-    Servers are such hubs. The filling would look at all channels of their clients for each message that begins or ends.
+    Servers are such hubs. The general filling would examine the channels of all clients whenever a message begins or
+    ends.
     """
     n = ZERO
     total = 0
@@ -207,7 +208,7 @@ def fill_hubs(n_active, threshold, shift, contended, narrowest, channels, fill, 
             nexts[flow] = rates[flow] if kept else level
         fill[i].key = 0.0 if kept else level
         found += 0 if kept else channels[hub].used
-        for j in range(i):  # levels that differ by rounding only would become one
+        for j in range(i):  # the general filling would merge levels that differ by rounding only
             if abs(fill[j].key - level) <= TWO_SAME * level and fill[j].key != fill[i].key and not kept:
                 return np.int64(-1)
     for i in range(n):
@@ -218,7 +219,6 @@ def fill_hubs(n_active, threshold, shift, contended, narrowest, channels, fill, 
 
 @inlined
 def weigh(channel, shift, channels, loads, pool, shares, nexts):  # type: ignore[no-untyped-def]
-    """Sum up the shares of a channel's unfrozen flows."""
     first = np.uint64(channels[channel].first)
     total = 0.0
     for p in range(first, first + np.uint64(channels[channel].used)):
@@ -228,7 +228,7 @@ def weigh(channel, shift, channels, loads, pool, shares, nexts):  # type: ignore
 
 @inlined
 def level_of(channel, filling, loads):  # type: ignore[no-untyped-def]
-    """Return the rate at which a channel is full, inf if no flow is left on it."""
+    """Return the rate at which a channel is full, inf if all its flows are frozen."""
     k = filling[channel].unfrozen
     if k <= 0:
         return np.inf
@@ -237,7 +237,7 @@ def level_of(channel, filling, loads):  # type: ignore[no-untyped-def]
 
 @inlined
 def take(entry, other, level, filling, loads, shares):  # type: ignore[no-untyped-def]
-    """Take a flow that is frozen at `level` off the channel `other`, number `entry` of the flows' channels."""
+    """Subtract a flow that is frozen at `level` from the channel `other`, place `entry` of the flows' channels."""
     filling[other].unfrozen -= 1
     if loads.size > 0:
         filling[other].residual -= level * shares[entry]
@@ -249,7 +249,7 @@ def take(entry, other, level, filling, loads, shares):  # type: ignore[no-untype
 @inlined
 def least(keys, low, high):  # type: ignore[no-untyped-def]
     """Return the least of ``keys[low:high]``, inf if there are none."""
-    a = b = c = d = np.inf  # four chains of comparisons go side by side in the processor
+    a = b = c = d = np.inf  # four independent chains of comparisons, which the processor executes in parallel
     fours = high - ((high - low) & THREE)
     for i in range(low, fours, FOUR):
         a = min(a, keys[i])
@@ -263,10 +263,10 @@ def least(keys, low, high):  # type: ignore[no-untyped-def]
 
 @called
 def soonest_ends(n_active, ends, soonest):  # type: ignore[no-untyped-def]
-    """Note the least planned end of each block of flows; return the least of all, inf if there is no flow.
+    """Store the least planned end of each block of flows; return the least of all, inf if there is no flow.
 
-    Times are positive, so they are in the order of their bits, and compilers use vector instructions for the least of
-    integers, but not of floats, of which some could be NaN.
+    The ends are compared as integers: positive floats are in the order of their bits, and compilers vectorise a minimum
+    of integers, but not one of floats, which could be NaN.
     """
     n = np.uint64(n_active)
     size = np.uint64(BLOCK)
@@ -456,7 +456,7 @@ def list_unfrozen(channel, shift, channels, pool, nexts, freezing):  # type: ign
     """List the channel's unfrozen flows in `freezing`; return how many these are."""
     first = np.uint64(channels[channel].first)
     n = ZERO
-    for p in range(first, first + np.uint64(channels[channel].used)):  # no branch: it would be unpredictable
+    for p in range(first, first + np.uint64(channels[channel].used)):  # without a branch, which would be unpredictable
         flow = pool[p] >> shift
         freezing[n] = flow
         n += ONE if nexts[flow] < 0.0 else ZERO
@@ -485,9 +485,9 @@ def sift(fill, i, n):  # type: ignore[no-untyped-def]
 
 @called
 def set_all_rates(n_old, now, rates, nexts, ends):  # type: ignore[no-untyped-def]
-    """Give flows their next rates and plan their ends; an unchanged rate leaves the planned end as it is.
+    """Assign the next rates and the planned ends that follow from them; return how many rates have changed.
 
-    Without branches, so that the processor takes several flows at a time. Returns how many rates have changed.
+    An unchanged rate leaves the planned end as it is. There are no branches, so that the loop is vectorised.
     """
     n = 0
     for flow in range(np.uint64(n_old)):

@@ -41,7 +41,7 @@ def share_of(net: Net, h):  # type: ignore[no-untyped-def]
 
 @inlined
 def book_issue(net: Net, route, nbytes, n):  # type: ignore[no-untyped-def]
-    """Count `n` messages of `nbytes` each that are issued on a route."""
+    """Count `n` messages of `nbytes` each as issued on a route."""
     count(net, ISSUED, nbytes, n)
     count(net, ISSUED_HOPS, nbytes, n * net.routes[route].n_hops)
     if net.counts[SHARED] == 1:
@@ -52,13 +52,13 @@ def book_issue(net: Net, route, nbytes, n):  # type: ignore[no-untyped-def]
 
 @inlined
 def link_bytes(net: Net, slot):  # type: ignore[no-untyped-def]
-    """Return the bytes for whose time a message uses its links: more than its own where GPUs are slower than these."""
+    """Return the bytes that determine how long a message uses its links; more than its own if GPUs are slower."""
     return net.slots[slot].nbytes * net.routes[net.slots[slot].route].handled
 
 
 @inlined
 def make_room(net: Net, channel):  # type: ignore[no-untyped-def]
-    """Give a full channel list twice the room, at the end of the pool; repack the pool when it is used up."""
+    """Double the room of a full channel list, at the end of the pool; repack the pool if that is full."""
     need = 2 * net.channels[channel].room
     if net.counts[POOL_USED] + need > net.pool.size:
         repack(net)
@@ -75,7 +75,7 @@ def make_room(net: Net, channel):  # type: ignore[no-untyped-def]
 
 @inlined
 def repack(net: Net):  # type: ignore[no-untyped-def]
-    """Lay the channel lists out anew, one after the other, each with room for twice its flows."""
+    """Move the channel lists together, each with room for twice its flows."""
     copy = net.pool_copy
     at = 0
     for channel in range(net.channels.size):
@@ -98,7 +98,7 @@ def repack(net: Net):  # type: ignore[no-untyped-def]
 
 @inlined
 def add_flow(net: Net, slot):  # type: ignore[no-untyped-def]
-    """Put a message on the channels of its route; its rate is infinite until the solve has given it one."""
+    """Start a flow on the channels of a message's route; its rate is infinite until the next solve."""
     route = net.slots[slot].route
     flow = net.counts[N_ACTIVE]
     entry = flow << net.counts[HOP_SHIFT]
@@ -121,7 +121,7 @@ def add_flow(net: Net, slot):  # type: ignore[no-untyped-def]
 
 @inlined
 def put_on(net: Net, channel, entry, share):  # type: ignore[no-untyped-def]
-    """Put a share of a flow on a channel of its route; `entry` is its number and the channel's place on the route."""
+    """Add a share of a flow to a channel; `entry` combines the flow's number and the channel's place on the route."""
     n = net.channels[channel].used
     if n == net.channels[channel].room:
         make_room(net, channel)
@@ -147,7 +147,7 @@ def bit_of(channel):  # type: ignore[no-untyped-def]
 
 @inlined
 def unlist(net: Net, channel, entry):  # type: ignore[no-untyped-def]
-    """Take a flow off the list of a channel; return how many are left on it."""
+    """Remove a flow from the list of a channel; return how many are left on it."""
     offset = net.channels[channel].first
     n = net.channels[channel].used - 1
     place = net.flow_place[entry]
@@ -163,7 +163,7 @@ def unlist(net: Net, channel, entry):  # type: ignore[no-untyped-def]
 
 @inlined
 def load_reverse(net: Net, channel):  # type: ignore[no-untyped-def]
-    """The channel has become busy: acknowledgements now take their share of the other direction."""
+    """A channel has become busy: its acknowledgements now use part of the opposite direction."""
     reverse = net.buckets[channel].reverse
     if reverse >= 0:
         change_capacity(net, reverse, net.buckets[reverse].loaded)
@@ -171,7 +171,7 @@ def load_reverse(net: Net, channel):  # type: ignore[no-untyped-def]
 
 @inlined
 def free_reverse(net: Net, channel):  # type: ignore[no-untyped-def]
-    """The channel has become idle: its bucket begins to fill, the other direction has all its capacity."""
+    """A channel has become idle: its token bucket refills, and the opposite direction regains its full capacity."""
     net.buckets[channel].since = net.reals[NOW]
     reverse = net.buckets[channel].reverse
     if reverse >= 0:
@@ -182,8 +182,8 @@ def free_reverse(net: Net, channel):  # type: ignore[no-untyped-def]
 def change_capacity(net: Net, channel, capacity):  # type: ignore[no-untyped-def]
     """Change a channel's capacity; the rates of its flows follow in this instant's solve.
 
-    With less, the filling goes on as before up to the equal share of the channel's flows; with more, up to the level
-    at which the channel had filled up.
+    A lower capacity changes the filling from the equal share of the channel's flows upwards, a higher one from the
+    level at which the channel had filled up.
     """
     before = net.channels[channel].capacity
     net.channels[channel].capacity = capacity
@@ -203,7 +203,7 @@ def change_capacity(net: Net, channel, capacity):  # type: ignore[no-untyped-def
 
 @inlined
 def end_flow(net: Net, flow):  # type: ignore[no-untyped-def]
-    """Take a flow off its channels; the last flow gets its number. Returns the slot of the message."""
+    """End a flow; the last flow takes its number, so that numbers stay contiguous. Returns the slot of the message."""
     shift = net.counts[HOP_SHIFT]
     now = net.reals[NOW]
     slot = net.flows[flow].slot
@@ -224,7 +224,7 @@ def end_flow(net: Net, flow):  # type: ignore[no-untyped-def]
                 alike = log_busy(net, channel, since, now, alike)
             if net.counts[SHAPED] == 1:
                 free_reverse(net, channel)
-        elif net.channels[channel].level < np.inf:  # it was saturated, so a flow on it may now be faster
+        elif net.channels[channel].level < np.inf:  # it was saturated, so another flow on it may now be faster
             mark_dirty(net, channel)
             affected = True
         entry += 1
@@ -240,7 +240,7 @@ def end_flow(net: Net, flow):  # type: ignore[no-untyped-def]
 
 @inlined
 def renumber(net: Net, old, new):  # type: ignore[no-untyped-def]
-    """Give flow `old` the free number `new`, so that flows always lie side by side."""
+    """Move flow `old` to the free number `new`."""
     shift = net.counts[HOP_SHIFT]
     net.flow_rate[new] = net.flow_rate[old]
     net.flow_end[new] = net.flow_end[old]
@@ -266,14 +266,13 @@ def renumber(net: Net, old, new):  # type: ignore[no-untyped-def]
 
 @inlined
 def mark_dirty(net: Net, channel):  # type: ignore[no-untyped-def]
-    """Remember a channel whose load has changed at this instant."""
     net.dirty[net.counts[N_DIRTY]] = channel
     net.counts[N_DIRTY] += 1
 
 
 @inlined
 def log_busy(net: Net, channel, start, end, alike):  # type: ignore[no-untyped-def]
-    """Log a busy interval, in the row of the last one if they are `alike`; return whether the next may join it."""
+    """Log a busy interval, in the row of the previous one if `alike`; return whether the next may join this row."""
     i = net.counts[LOG_USED]
     if alike:
         net.log[i - 1].other = channel
@@ -288,7 +287,7 @@ def log_busy(net: Net, channel, start, end, alike):  # type: ignore[no-untyped-d
 
 @inlined
 def line_up(net: Net, slot, connection):  # type: ignore[no-untyped-def]
-    """Let a message wait behind the others of its connection."""
+    """Append a message to those that wait for their connection."""
     net.line[slot] = -1
     if net.connections[connection].first < 0:
         net.connections[connection].first = slot

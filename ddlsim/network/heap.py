@@ -50,7 +50,8 @@ def heap_down(heap, owners, i, n):  # type: ignore[no-untyped-def]
 
 @inlined
 def heap_set(heap, owners, n, time, item):  # type: ignore[no-untyped-def]
-    """Give an item a time, whether it is in the heap of `n` entries or not; return the new number of entries."""
+    """Set the time of an item, inserting it into the heap of `n` entries if needed; return the new number of
+    entries."""
     i = owners[item].heap_place
     if i < 0:
         i = n
@@ -70,7 +71,7 @@ def heap_set(heap, owners, n, time, item):  # type: ignore[no-untyped-def]
 
 @inlined
 def heap_remove(heap, owners, n, item):  # type: ignore[no-untyped-def]
-    """Take an item out of a heap of `n` entries; return the new number of entries."""
+    """Remove an item from a heap of `n` entries; return the new number of entries."""
     i = owners[item].heap_place
     owners[item].heap_place = -1
     last = n - 1

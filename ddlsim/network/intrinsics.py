@@ -1,4 +1,4 @@
-"""What compiled code calls that numba's extension points define; numba is imported only when it has to compile."""
+"""Functions built from numba's extension points, for compiled code; numba is imported only to compile."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ DENSE = 4  # messages are listed by their numbers, without comparisons, if these
 
 @inlined
 def has_room(net: Net):  # type: ignore[no-untyped-def]
-    """Whether the slots suffice for whatever the messages in flight set off."""
+    """Whether there are enough slots for any consequences of the messages in flight."""
     if net.counts[FIFO] == 1 and not marks_suffice(net):
         return False
     return net.slots.size >= net.counts[N_DELIVERING] + 2 * net.counts[LIVE_SENDS]
@@ -70,7 +70,7 @@ def has_room(net: Net):  # type: ignore[no-untyped-def]
 
 @inlined
 def log_is_full(net: Net):  # type: ignore[no-untyped-def]
-    """Whether the log may not take what the next instant ends, and one replay."""
+    """Whether the busy log may lack space for the ends of the next instant and one replay."""
     if net.counts[LOG_ON] == 0:
         return False
     return net.counts[LOG_USED] + net.channels.size > net.log.size or net.counts[LOG_REPEATS] == net.repeats.size
@@ -78,7 +78,7 @@ def log_is_full(net: Net):  # type: ignore[no-untyped-def]
 
 @inlined
 def ring(net: Net, slot):  # type: ignore[no-untyped-def]
-    """The timer of a message rings: it begins to flow, or has been received and reduced."""
+    """Handle a message's timer: the message begins to flow, or has been received and reduced."""
     if net.slots[slot].state == DELIVERING:
         deliver(net, slot)
         return
@@ -176,7 +176,7 @@ def sort_ready(net: Net):  # type: ignore[no-untyped-def]
 
 @inlined
 def handle_instant(net: Net, now):  # type: ignore[no-untyped-def]
-    """Handle all that happens at `now`."""
+    """Handle all events at `now` (s)."""
     net.reals[NOW] = now
     net.counts[N_EVENTS] += 1
     net.counts[STEPPED] = 0
@@ -197,7 +197,7 @@ def handle_instant(net: Net, now):  # type: ignore[no-untyped-def]
     if net.counts[FIFO] == 1 and not marks_suffice(net):  # the instant is split in two
         return
     while next_timer(net) <= limit and has_room(net):  # without room, the instant is split in two
-        while next_timer(net) <= limit:  # ranks go on when all timers have rung that have been set
+        while next_timer(net) <= limit:  # ranks continue after all timers set so far have fired
             ring(net, pop_timer(net))
         sort_ready(net)
         run_ready(net)
@@ -208,7 +208,7 @@ def handle_instant(net: Net, now):  # type: ignore[no-untyped-def]
 
 @inlined
 def interrupt(net: Net, now):  # type: ignore[no-untyped-def]
-    """Set the time at which something comes from outside: no barrier then, and no round to be repeated."""
+    """Set the clock to an external event, which is no barrier and prevents the current round from being replayed."""
     net.reals[NOW] = now
     net.counts[STEPPED] = -MANY
     net.counts[N_MOMENTS] = 0
@@ -231,7 +231,7 @@ def run(net: Net, until):  # type: ignore[no-untyped-def]
         limit = min(until, change)
         barrier = at_barrier(net)
         if barrier:
-            if in_step(net):  # first, as busy seconds must be the same to the last bit where intervals are logged
+            if in_step(net):  # first, because with logging, busy seconds must be equal to the last bit
                 replay(net, limit)
                 if log_is_full(net):
                     return FULL
@@ -260,14 +260,14 @@ _Call: TypeAlias = Callable[..., None]
 
 
 def _entry_points(stamp: int) -> tuple[Callable[..., int], _Call, _Call]:
-    """Return what Python calls; `stamp` stands for the sources of all that is inlined here."""
+    """Return the functions that Python calls; their cache keys include `stamp`, a hash of the inlined sources."""
 
     @addressed
     def advance(table: Ints, until: float) -> Any:
-        """Let time pass up to and including `until`, or to the first completion.
+        """Advance time up to and including `until`, or to the first completion.
 
-        Returns IDLE (nothing more up to `until`), VISIBLE (completions wait in `out`), FOREIGN (those of others wait
-        in `foreign`) or FULL (slots or busy log must be made longer before the next instant can be handled).
+        Returns IDLE (no more events up to `until`), VISIBLE (completions are in `out`), FOREIGN (completions of other
+        clients are in `foreign`) or FULL (slots or busy log must be enlarged before the next instant can be handled).
         """
         stamp  # noqa: B018
         return run(attach(table), until)
@@ -286,7 +286,7 @@ def _entry_points(stamp: int) -> tuple[Callable[..., int], _Call, _Call]:
 
     @addressed
     def send_one(table: Ints, handle, source, target, route, nbytes, now):  # type: ignore[no-untyped-def]
-        """Issue a message that belongs to no collective at time `now`; it is reported as -1 - handle when delivered."""
+        """Issue a message outside collectives at time `now`; its delivery is reported as -1 - handle."""
         stamp  # noqa: B018
         net = attach(table)
         interrupt(net, now)

@@ -1,15 +1,15 @@
-"""Actors that repeat cycles of operations, and the servers and peers they send to. Compiled.
+"""Workers that repeat a cycle of operations, and the servers and peers that they send to. Compiled.
 
-An *actor* does its operations one after the other, over and over: work that takes its seconds times a factor drawn for
-the step, an exchange with all servers, letters to its peers. A *server* serves one request at a time, first come first
-served. A *way* leads from an actor to a server, which answers on it, or to a peer; no message goes on it before the one
-before has arrived. Servers that act *together* have one model: they serve one actor at a time, and make an update when
-so many have come.
+An *actor* (a worker) executes its operations one after the other, over and over: work, whose duration is multiplied by
+a factor that is drawn per step, exchanges with all servers, messages to its peers. A *server* serves one request at a
+time, in order of arrival. A *way* is the connection from an actor to a server, which sends its answer back on it, or to
+a peer; it carries one message at a time. Servers that act *together* hold one model: they serve one actor at a time,
+and update the model once they have gathered a given number of contributions.
 
-What happens at one instant happens in the order of its events, each of which comes behind those that are there, and
-what is sent at an instant is handed to the network when nothing is left of it, in order: as if actors, requests and
-waits were processes of an event loop. :func:`go_round` returns to Python where that must do something (the values of
-its status); what it has done is written into a log.
+Events of one instant are handled in the order in which they were scheduled. Messages sent at an instant are handed to
+the network in order, after its last event. The order is that of a discrete-event simulation in which actors, requests
+and waits are processes. :func:`go_round` returns to Python when Python has to act (the values of its status) and
+records in a log what has happened.
 """
 
 from __future__ import annotations
@@ -29,86 +29,87 @@ from ddlsim.network.state import NOW as NETWORK_NOW
 from ddlsim.network.sums import two_sum
 from ddlsim.network.tasks import N_WOKEN, sort
 
-# Kinds of operations
-WORK = 0  # takes its seconds times the factor
-OWED = 1  # extra work, such as an evaluation, with the factor of the step before
-DRAW = 2  # takes the next factor
+# Kinds of operations. "Logged" operations write a row of the log.
+WORK = 0  # takes its duration times the factor
+OWED = 1  # extra work, such as an evaluation, with the factor of the previous step
+DRAW = 2  # draws the next factor
 EXCHANGE = 3  # sends to all servers and waits for their answers
 POST = 4  # sends to all peers
-AWAIT = 5  # waits until its posted messages have arrived, and those of this round have come from all peers
-NOTE = 6  # is written down
-ASK = 7  # is written down, and Python is asked before it goes on
-RESIZE = 19  # as well; what the actor computes may change
-STEP = 8  # is written down: a step of the actor has ended, which is an update as `number` says
-# ... at servers that act together, who serve one actor at a time and have one version
-TRAVEL = 9  # waits until all ways have carried a message, there (`number` 0) or back (1)
-REST = 10  # takes its seconds, whatever the factor
-TURN = 11  # waits until it has the servers for itself
-GATHER, GATHER_NEW = 12, 13  # adds to what servers have gathered, unless that is too old; takes its seconds if complete
-UPDATE = 14  # makes an update of what has been gathered, if that is complete: `number` in all; counted if 1
-RELEASE = 15  # ends its turn
-MEET = 16  # waits for the update to which it has added or, if `number` is 1, for one after which it is invited
-CLOCK = 17  # waits until it is at most `number` additions ahead of the slowest actor
-TAKE = 18  # takes the version that there is; is written down, and Python is asked if `number` is 1
+AWAIT = 5  # waits until its own messages have arrived, and those that its peers sent in this round
+NOTE = 6  # logged
+ASK = 7  # logged; Python is called before the actor continues
+RESIZE = 19  # as ASK; the actor's work may change
+STEP = 8  # logged: ends a step of the actor; `number` says whether that is an update (below)
+# Operations at servers that act together
+TRAVEL = 9  # waits until all ways have carried a message, to the servers (`number` 0) or back (1)
+REST = 10  # takes its duration, without a factor
+TURN = 11  # waits for exclusive use of the servers
+GATHER, GATHER_NEW = 12, 13  # contributes a gradient (NEW: unless stale); takes its duration if the last one
+UPDATE = 14  # updates the model if `number` contributions are complete; the update counts if 1
+RELEASE = 15  # ends the exclusive use
+MEET = 16  # waits for the update with its contribution (`number` 0), or for the first one after its invitation (1)
+CLOCK = 17  # waits until it is at most `number` contributions ahead of the slowest actor
+TAKE = 18  # takes the current model version; logged; Python is called if `number` is 1
 
-# ... with one message at a time, on the only way, to whom Python has chosen
-CHOOSE = 20  # takes the next choice; if it is -1 (none), `number` operations are left out
-DISPATCH = 21  # sends to the chosen peer, whose answer comes back if `number` is 1
-JOIN = 22  # waits until what was sent last has arrived, or been answered
+# Operations with one message at a time, on the actor's only way, to a receiver that Python has chosen
+CHOOSE = 20  # takes the next choice; if it is -1 (none), skips `number` operations
+DISPATCH = 21  # sends to the chosen peer, which answers if `number` is 1
+JOIN = 22  # waits until the last message has arrived, or its answer has
 
-FETCH = 23  # waits until Python says that its next batch of samples is there
-AGAIN = 24  # goes back `number` operations, until it has been here as often as its seconds say
+FETCH = 23  # waits for the actor's next batch of samples, which Python provides
+AGAIN = 24  # jumps back `number` operations, until it has been reached as often as its entry in `seconds` says
 
-# What a STEP can be: an update when all actors have ended theirs; or each is one; or each, whose staleness is told
+# Which STEPs are updates: none; the last one of a round of all actors; each; each, with its staleness logged
 NO_UPDATE, COMMON, EACH, AGED = range(4)
-# Who gets messages (MANNER): servers, each for itself, or all peers; servers together; a peer that answers; a peer
+# Receivers of messages (MANNER): independent servers, or all peers; servers that act together; a peer that answers; a
+# peer that does not
 APART, TOGETHER, ANSWERING, PUSHING = range(4)
 
-# What `go_round` returns
-OVER = 0  # the instant has come at which the run ends
-LIMIT = 1  # nothing more happens up to the limit
-STUCK = 2  # nothing is left to happen
-FULL = 3  # arrays of the network must be made longer
-LOGGED = 4  # the log must be read
+# Status returned by `go_round`
+OVER = 0  # the run has ended
+LIMIT = 1  # no event is left up to the limit
+STUCK = 2  # no event is left at all
+FULL = 3  # arrays of the network are too small
+LOGGED = 4  # the log is full
 REFILL = 5  # the actor PENDING needs factors
-CHOICES = 9  # it needs choices
-ASKED = 6  # an operation, or a server, asks
-UPDATED = 7  # as many updates have been made as should be
-GOING = 8  # (nothing)
-FETCHING = 10  # the actor PENDING takes its next batch
-ELSEWHERE = 11  # the network has ended what no actor has sent: the first N_ELSEWHERE completions, at the time WHEN
-OTHERS = 12  # the network has ended what is of others who share it, and waits for them
+CHOICES = 9  # the actor PENDING needs choices
+ASKED = 6  # Python has to act on the last row of the log
+UPDATED = 7  # the requested number of updates is reached
+GOING = 8  # internal: the actor waits for an event
+FETCHING = 10  # the actor PENDING needs its next batch of samples
+ELSEWHERE = 11  # messages that no actor sent have arrived: the first N_ELSEWHERE completions, at the time WHEN
+OTHERS = 12  # the network has completed something for other users, which they have to read first
 
-# What a row of the log tells, besides the number of a NOTE, ASK or STEP
-# (LOST: work until `where` of a gradient that was begun at `begin`, by an actor that is back now)
+# ROW.what, if it is not the number of an operation. LOST: a crash at `where` undid or interrupted what began at
+# `begin`; the actor is back at `time`
 SERVED, WORKED, WAITED, DELIVERED, LOST, BROUGHT = -1, -2, -3, -4, -5, -6
 
 # Places in `counts` (int64), besides N_CALENDAR, N_WOKEN, SEQUENCE and N_STALE of :mod:`ddlsim.network.tasks`
-ADVANCE, SEND = 3, 4  # addresses in the kernel
-N_SENDS, N_SENT = 5, 6  # at this instant, and ever
+ADVANCE, SEND = 3, 4  # addresses of kernel functions
+N_SENDS, N_SENT = 5, 6  # messages sent at this instant, and in all
 N_LOGGED = 7
-PENDING = 8  # the actor that goes on first, -1 if none
+PENDING = 8  # the actor that continues first, -1 if none
 UPDATES_LEFT = 9
-RETURNS = 10  # 1: Python is told of the last update, 0: the run ends with it
-ASKS = 11  # 1: servers ask Python
-ENDING = 12  # 1: the run ends when all is over that has been scheduled
-SPANS = 13  # 1: work, waiting and services are logged
-DEPTH = 14  # letters of a way that can have been posted before the first has been read
-SLOWEST, BEHIND = 15, 16  # steps that all actors have ended, and how many have ended no more
+RETURNS = 10  # 1: return UPDATED after the last update; 0: end the run
+ASKS = 11  # 1: return ASKED after each service
+ENDING = 12  # 1: end the run after the events scheduled for this instant
+SPANS = 13  # 1: log work, waiting and services
+DEPTH = 14  # most messages of a way that are sent before the receiver has processed the first of them
+SLOWEST, BEHIND = 15, 16  # steps completed by all actors; number of actors with no more
 MANNER = 17
-GATHERED = 18  # by these
-MEETING, LAST_MEETING = 20, 33  # actors that wait for the next update, a list, -1 if there are none
-RESUMED = 21  # actors that go on because of an update, a list
-HELD, LAST_HELD = 22, 23  # actors that wait for others' clocks
-ASKING = 24  # the way on which a peer is about to answer, -1 if there is none
-N_UPDATES = 25  # so far, of AGED steps
-FAILING = 26  # 1: some actor crashes at some time
-FETCHED = 27  # 1: the batch that the actor PENDING takes is there
-N_ELSEWHERE = 28  # completions of what no actor has sent
-N_TAKEN = 29  # completions, altogether
-FIRST_HANDLE = 30  # what the handles of messages begin with
-FIRST_OP = 31  # with which an actor begins that is back after a crash which has undone no gradient
-INVITED = 32  # actors that go on after the next update
+GATHERED = 18  # contributions to the next update
+MEETING, LAST_MEETING = 20, 33  # list of actors that wait for the next update, -1 if empty
+RESUMED = 21  # list of actors that continue because of an update
+HELD, LAST_HELD = 22, 23  # list of actors that wait for slower ones
+ASKING = 24  # the way on which a peer is about to answer, -1 if none
+N_UPDATES = 25  # number of AGED steps so far
+FAILING = 26  # 1: some actor crashes
+FETCHED = 27  # 1: the batch for the actor PENDING is available
+N_ELSEWHERE = 28  # completions of messages that no actor sent
+N_TAKEN = 29  # completions in all
+FIRST_HANDLE = 30  # lowest handle of a message
+FIRST_OP = 31  # operation with which an actor restarts after a crash, if the interrupted one has no `redo`
+INVITED = 32  # actors that continue after the next update
 N_COUNTS = 34
 
 # Places in `reals` (float64)
@@ -119,101 +120,100 @@ NBYTES = 3  # sent: a compensated sum (ddlsim.network.sums), with its low word a
 OPENS = 5  # when what is ready now starts: now, or when the pause ends
 N_REALS = 6
 
-MANY = 1 << 62  # no bound
-BLOCK = 64  # factors of an actor that are drawn ahead
+MANY = 1 << 62  # no limit
+BLOCK = 64  # factors and choices drawn ahead per actor
 
-#: end: -1 for none
+#: end: the chosen peer, -1 if none; target: its node
 CHOICE = record(end="n", target="n", route="n", back_route="n")
 
-# What happens (EVENT.item % N_EVENTS; the rest is the number of an actor, a way, a server or a message)
+# Kinds of events (EVENT.item % N_EVENTS); EVENT.item // N_EVENTS is the number of an actor, way, server or message
 START, WORK_ENDS, ARRIVES, GRANTED, SERVICE_ENDS, RELEASED, ANSWERED, RETURNED, READ, THROUGH = range(10)
 UPDATES, END, BACK, GONE, FED, FALLS, LEAVES = range(10, 17)
 N_EVENTS = 32
 
-# What a gradient has become (ACTOR.part)
+# Status of a contribution (ACTOR.part)
 DROPPED, ADDED, COMPLETING = range(3)
 
-#: number: as the kind says; redo: of work that a crash undoes the operation with which that begins, else -1
+#: number: depends on the kind; redo: of work that a crash undoes, the operation from which it restarts, else -1
 OP = record(kind="n", number="i", redo="n")
-#: start: s, of what it does; factor: of its step; owed: s; queued: s, in the longest queue of its exchange; compute,
-#: communication, waiting, input: s in all; op: what it does; left: what it waits for, -1 if it does not; cursor: of its
-#: factors; posts: rounds of letters; steps: that have ended; slow: where `slow` begins for it, -1 if nowhere; its ways
-#: are first:last, those that lead to it arrivals[first_in:last_in]; version: of the servers that act together, when it
-#: took it, or updates when its step began; clock: times that it has added to them; part: of an update, above; next:
-#: behind it in a list; invited: 1 if it goes on after the next update; turns: that an AGAIN has counted; drawn:
-#: choices; begun: s, the gradient that it works on; idle, lost: s that it was not there,
-#: and of work that crashes have undone; fell: when one did last, s; crash: its next one in `crashes`, -1 if there is
-#: none ever; down: 1 from a crash that has undone work until it is back; machine: that it is on; ticket: number of the
-#: event that ends its work, -1 if that cannot be planned anew
+#: start: when the current operation began, s; factor: of this step; owed: extra work, s; queued: longest time in a
+#: queue of this exchange, s; compute, communication, waiting, input, idle (down), lost (work undone by crashes): total
+#: s; op: current operation; left: messages still awaited, -1 if none; cursor: next factor; posts: rounds of messages
+#: sent; steps: completed; slow: first row in `slow`, -1 if none; first:last: its ways; arrivals[first_in:last_in]: the
+#: ways that lead to it; version: of the model it holds or, for AGED steps, updates when its step began; clock:
+#: contributions so far; part: see above; next: successor in a list; invited: 1 if it continues after the next update;
+#: turns: counter of an AGAIN; drawn: choices taken; begun: when its current gradient began, s; fell: time of its last
+#: crash, s; crash: the current or next one in `crashes`, -1 if it never crashes; down: 1 from a crash until it
+#: restarts; machine: its host; ticket: sequence number of the event that ends its work, -1 if that event is never
+#: rescheduled
 ACTOR = record(
     start="f", factor="f", owed="f", queued="f", compute="f", communication="f", waiting="f", input="f",
     version="i", clock="i", op="n", left="n", cursor="n", posts="n", steps="n", slow="n", first="n", last="n",
     first_in="n", last_in="n", part="n", next="n", invited="n", turns="n", drawn="n", begun="f", idle="f", lost="f",
     fell="f", crash="n", down="n", machine="n", ticket="n",
 )  # fmt: skip
-#: nbytes, route, source, target: of the message there, and of the answer (back_); arrived, begin: s, of the request;
-#: seconds: until a peer answers; version: of the server when it answered last; read: messages received; under_way:
-#: 1 if the sender waits for one; end: the server or peer that it leads to; next: behind it in the server's queue;
-#: stage: of the message whose sender waits, below; lost: messages, services and answers to come of an actor that has
-#: crashed since, to be ignored
+#: nbytes, route, source, target: of messages to the receiver; back_: of answers; arrived, begin: when the request
+#: arrived and its service began, s; seconds: service time of a peer before it answers; version: of the server's model
+#: in its last answer; read: messages processed; under_way: 1 while the sender waits for a message; end: the server or
+#: peer; next: successor in the server's queue; stage: of the message in flight, below; lost_: messages, services and
+#: answers that belong to an actor that has crashed since, and are ignored when they complete
 WAY = record(
     nbytes="f", back_nbytes="f", arrived="f", begin="f", seconds="f", version="i", read="i", actor="n", end="n",
     next="n", under_way="n", route="n", back_route="n", source="n", target="n", stage="n", lost_message="n",
     lost_service="n", lost_answer="n",
 )  # fmt: skip
-#: stages of a message: its actor waits for none, it goes there, is in the queue, is served, is answered
+#: stages of a message: none that an actor waits for, on its way there, in the queue, in service, answer on its way
 NOWHERE, GOING_THERE, QUEUED, IN_SERVICE, ANSWERING_IT = range(5)
-#: seconds: of a service; version: services so far; the queue goes from head to tail, -1 if it is empty; busy: 1 if it
-#: is serving
+#: seconds: per service; version: services so far; head, tail: of the queue, -1 if empty; busy: 1 during a service
 SERVER = record(seconds="f", version="i", head="n", tail="n", busy="n")
-#: time: s; begin: s, of work and services; where: waiting ended, between the two; what: above; place: the server or
-#: peer, or operation; staleness: of what a server applies; whole: 1 if that makes an update, or a step does
+#: time: s; begin: of work or a service, s; where: end of waiting for others, between the two, s; what: see above;
+#: place: server, peer or operation; staleness: in updates; whole: 1 if the row completes an update
 ROW = record(time="f", begin="f", where="f", what="n", actor="n", place="n", whole="n", staleness="i")
 
 
-#: from `start` to `end` (s) a process is not there; the last one of each actor begins never
+#: an actor is down from `start` to `end` (s); the last crash of each actor never begins
 CRASH = record(start="f", end="f")
 
 
 class Tables(NamedTuple):
-    """What :func:`~ddlsim.network.lanes.go_round` works on; Python makes all of it."""
+    """Arguments of :func:`~ddlsim.network.lanes.go_round`."""
 
     counts: Ints
     reals: Floats
     ops: Records  # OP
-    seconds: Floats  # of each actor's operations
+    seconds: Floats  # durations of each actor's operations, s
     actors: Records  # ACTOR
     ways: Records  # WAY
     servers: Records  # SERVER
     arrivals: Ints
-    posted: Floats  # s, of the last DEPTH letters of each way
-    factors: Floats  # BLOCK of each actor
-    choices: Records  # CHOICE, as many
+    posted: Floats  # sending times of the last DEPTH messages of each way, s
+    factors: Floats  # BLOCK per actor
+    choices: Records  # CHOICE, BLOCK per actor
     slow: Records  # SLOW
-    devices: Records  # DEVICE of each actor, where messages to and from peers slow its work down, else none
-    contention: Records  # CONTENTION of each device, with messages between machines and inside a machine
+    devices: Records  # DEVICE per actor, if messages to and from peers slow its work down, else empty
+    contention: Records  # CONTENTION per device: of messages between machines, and within one
     crashes: Records  # CRASH
     calendar: Records  # EVENT, a heap
-    sends: Ints  # 2 * way, + 1 for its answer
+    sends: Ints  # messages to be sent: 2 * way, + 1 for an answer
     log: Records  # ROW
-    pauses: Floats  # (n_pauses, 2) s, in which nothing starts
+    pauses: Floats  # (n_pauses, 2) s, during which nothing starts
 
 
-# ---------------------------------------------------------------- what actors do
+# ---------------------------------------------------------------- operations
 
 
-ON = -1  # an actor goes on to its next operation
+ON = -1  # the actor continues with its next operation
 
 
 @inlined
 def come(t: Tables, time, what, number):  # type: ignore[no-untyped-def]
-    """Let something happen at `time`, behind all that is there."""
+    """Schedule an event for `time` (s), after those already scheduled for that time."""
     push(t.counts, t.calendar, time, what + N_EVENTS * number)
 
 
 @inlined
 def write(t: Tables, what, actor, place, begin, where, now):  # type: ignore[no-untyped-def]
-    """Write a row of the log; return its number."""
+    """Append a row to the log; return its number."""
     i = t.counts[N_LOGGED]
     t.counts[N_LOGGED] = i + 1
     t.log[i].time = now
@@ -238,7 +238,7 @@ def leave(t: Tables, message):  # type: ignore[no-untyped-def]
 
 @inlined
 def updated(t: Tables, row, now):  # type: ignore[no-untyped-def]
-    """Count an update that a row of the log has made; return whether Python must be told."""
+    """Mark a row of the log as an update; return whether to return to Python because it was the last one."""
     if t.counts[UPDATES_LEFT] == 0:
         return False
     t.log[row].whole = 1
@@ -252,7 +252,7 @@ def updated(t: Tables, row, now):  # type: ignore[no-untyped-def]
 
 @inlined
 def next_crash(t: Tables, actor, now):  # type: ignore[no-untyped-def]
-    """Return the place of the crash that an actor is in, or comes to next."""
+    """Return the crash that an actor is in, or else its next one."""
     i: int = t.actors[actor].crash
     while t.crashes[i].end <= now:
         i += 1
@@ -262,7 +262,7 @@ def next_crash(t: Tables, actor, now):  # type: ignore[no-untyped-def]
 
 @inlined
 def is_down(t: Tables, actor, now):  # type: ignore[no-untyped-def]
-    """Whether an actor has crashed and is not back."""
+    """Whether an actor has crashed and has not restarted."""
     if t.actors[actor].crash < 0:
         return False
     i: int = next_crash(t, actor, now)
@@ -271,13 +271,13 @@ def is_down(t: Tables, actor, now):  # type: ignore[no-untyped-def]
 
 @inlined
 def is_gone(t: Tables, actor, now):  # type: ignore[no-untyped-def]
-    """Whether an actor has crashed and never comes back."""
+    """Whether an actor is down for ever."""
     return is_down(t, actor, now) and t.crashes[t.actors[actor].crash].end == np.inf
 
 
 @inlined
 def worked(t: Tables, actor, begin, end):  # type: ignore[no-untyped-def]
-    """Count what an actor has computed, who was ready at `begin`; while its process stands still, its device is
+    """Add work from `begin` (when the actor was ready) to `end` (s) to the actor's totals; standstills count as
     idle."""
     ready = begin
     begin = min(earliest(t.pauses, ready), end)
@@ -289,7 +289,7 @@ def worked(t: Tables, actor, begin, end):  # type: ignore[no-untyped-def]
 
 @inlined
 def communicated(t: Tables, actor, begin, end):  # type: ignore[no-untyped-def]
-    """Count the time in which an actor has waited for bytes: in a pause, it waits for its end."""
+    """Add a wait for messages from `begin` to `end` (s) to the actor's totals; its part in pauses counts as waiting."""
     waited = paused(t.pauses, begin, end)
     t.actors[actor].waiting += waited
     t.actors[actor].communication += end - begin - waited
@@ -297,8 +297,7 @@ def communicated(t: Tables, actor, begin, end):  # type: ignore[no-untyped-def]
 
 @inlined
 def work(t: Tables, actor, op, seconds, now):  # type: ignore[no-untyped-def]
-    """Let an actor work, as long as it does not crash: that undoes a gradient, which it begins anew when it is back, or
-    lets it stand still."""
+    """Start an operation of `seconds` of work. A crash undoes work that has a `redo`, and suspends other work."""
     t.actors[actor].start = now
     now = t.reals[OPENS]
     if t.devices.size > 0:
@@ -332,7 +331,7 @@ def work(t: Tables, actor, op, seconds, now):  # type: ignore[no-untyped-def]
 
 @inlined
 def carry(t: Tables, way, more, now):  # type: ignore[no-untyped-def]
-    """Let one message `more` (1) or less (-1) be under way between an actor and its peer."""
+    """Change the number of messages in flight between an actor and its peer by `more`, which affects their speeds."""
     actor = t.ways[way].actor
     peer = t.ways[way].end
     kind = 1 if t.actors[actor].machine == t.actors[peer].machine else 0
@@ -344,7 +343,7 @@ def carry(t: Tables, way, more, now):  # type: ignore[no-untyped-def]
 
 @inlined
 def back(t: Tables, actor, now):  # type: ignore[no-untyped-def]
-    """An actor is back after a crash that has undone its work: it takes the model that there is, and begins anew."""
+    """Restart an actor after a crash that undid its work: it takes the current model."""
     op = t.actors[actor].op
     write(t, LOST, actor, op, t.actors[actor].start, t.actors[actor].fell, now)
     t.actors[actor].idle += now - t.actors[actor].fell
@@ -359,7 +358,7 @@ def back(t: Tables, actor, now):  # type: ignore[no-untyped-def]
 
 @inlined
 def wait_until_back(t: Tables, actor, now):  # type: ignore[no-untyped-def]
-    """Let an actor that has crashed begin anew when it is back."""
+    """Stop an actor that is down, until it restarts."""
     t.actors[actor].down = 1
     t.actors[actor].fell = now
     t.actors[actor].left = -1
@@ -370,7 +369,7 @@ def wait_until_back(t: Tables, actor, now):  # type: ignore[no-untyped-def]
 
 @inlined
 def falls(t: Tables, actor, now):  # type: ignore[no-untyped-def]
-    """An actor crashes: what it has sent to servers, and what they answer, is lost with it."""
+    """Crash an actor; its requests to servers, and their answers, are lost."""
     i: int = next_crash(t, actor, now)
     after: int = i + 1 if t.crashes[i].start <= now else i
     if t.crashes[after].start < np.inf:
@@ -382,7 +381,7 @@ def falls(t: Tables, actor, now):  # type: ignore[no-untyped-def]
         stage = t.ways[way].stage
         if stage in (GOING_THERE, QUEUED, IN_SERVICE):
             t.actors[actor].lost += t.actors[actor].start - t.actors[actor].begun
-            t.actors[actor].begun = t.actors[actor].start  # once, though several are lost
+            t.actors[actor].begun = t.actors[actor].start  # once, even if several are lost
         t.ways[way].lost_message += stage == GOING_THERE
         t.ways[way].lost_service += stage == IN_SERVICE
         t.ways[way].lost_answer += stage == ANSWERING_IT
@@ -396,7 +395,7 @@ def falls(t: Tables, actor, now):  # type: ignore[no-untyped-def]
 
 @inlined
 def leave_queue(t: Tables, way):  # type: ignore[no-untyped-def]
-    """Take a request out of the queue of its server."""
+    """Remove a request from its server's queue."""
     server = t.ways[way].end
     before = -1
     other = t.servers[server].head
@@ -413,7 +412,7 @@ def leave_queue(t: Tables, way):  # type: ignore[no-untyped-def]
 
 @inlined
 def is_lost(t: Tables, way, what):  # type: ignore[no-untyped-def]
-    """Whether a message that arrives, or its answer, is of an actor that has crashed since."""
+    """Count off an arriving message (or answer) of an actor that has crashed since; return whether it was one."""
     lost: bool = t.ways[way].lost_message > 0 if what == ARRIVES else t.ways[way].lost_answer > 0
     if lost and what == ARRIVES:
         t.ways[way].lost_message -= 1
@@ -424,7 +423,7 @@ def is_lost(t: Tables, way, what):  # type: ignore[no-untyped-def]
 
 @inlined
 def grant(t: Tables, server, now):  # type: ignore[no-untyped-def]
-    """Let a server that is free turn to the first in its queue."""
+    """Let a free server take the first request of its queue."""
     way = t.servers[server].head
     if way >= 0 and t.servers[server].busy == 0:
         t.servers[server].head = t.ways[way].next
@@ -435,7 +434,7 @@ def grant(t: Tables, server, now):  # type: ignore[no-untyped-def]
 
 @inlined
 def request(t: Tables, way, now):  # type: ignore[no-untyped-def]
-    """Let a request queue at the server to which a way leads."""
+    """Append a request to the queue of its server."""
     server = t.ways[way].end
     t.ways[way].arrived = now
     t.ways[way].stage = QUEUED
@@ -450,7 +449,6 @@ def request(t: Tables, way, now):  # type: ignore[no-untyped-def]
 
 @inlined
 def append(t: Tables, first, last, actor):  # type: ignore[no-untyped-def]
-    """Put an actor at the end of a list, whose ends are in the places `first` and `last` of the counts."""
     t.actors[actor].next = -1
     if t.counts[first] < 0:
         t.counts[first] = actor
@@ -461,7 +459,6 @@ def append(t: Tables, first, last, actor):  # type: ignore[no-untyped-def]
 
 @inlined
 def rest(t: Tables, actor, seconds, now):  # type: ignore[no-untyped-def]
-    """Let an actor wait for some seconds, if there are any."""
     if seconds <= 0.0:
         return ON
     t.actors[actor].start = now
@@ -471,7 +468,7 @@ def rest(t: Tables, actor, seconds, now):  # type: ignore[no-untyped-def]
 
 @inlined
 def gather(t: Tables, actor, op, now):  # type: ignore[no-untyped-def]
-    """Let servers that act together add what an actor has sent; the last one of an update waits for it."""
+    """Contribute an actor's gradient to the next update; the last contributor waits for the update's duration."""
     staleness = t.servers[0].version - t.actors[actor].version
     t.actors[actor].part = DROPPED
     if t.ops[op].kind == GATHER_NEW and staleness > 0:
@@ -490,7 +487,7 @@ def gather(t: Tables, actor, op, now):  # type: ignore[no-untyped-def]
 
 @inlined
 def slowest_clock(t: Tables, now):  # type: ignore[no-untyped-def]
-    """Return the clock of the actor that has added least, of those who have not gone for ever."""
+    """Return the least number of contributions of all actors that are not down for ever."""
     slowest = MANY
     for other in range(t.actors.size):
         if t.counts[FAILING] == 0 or not is_gone(t, other, now):
@@ -500,7 +497,7 @@ def slowest_clock(t: Tables, now):  # type: ignore[no-untyped-def]
 
 @inlined
 def held_on(t: Tables, now):  # type: ignore[no-untyped-def]
-    """Let those go on who wait for others' clocks and are not too far ahead any more; return the slowest clock."""
+    """Resume the actors that are no longer too far ahead of the slowest one; return the slowest clock."""
     slowest = slowest_clock(t, now)
     before = -1
     other = t.counts[HELD]
@@ -522,14 +519,14 @@ def held_on(t: Tables, now):  # type: ignore[no-untyped-def]
 
 @inlined
 def tick(t: Tables, actor, slack, now):  # type: ignore[no-untyped-def]
-    """Advance an actor's clock, which may let others go on; return whether it may itself."""
+    """Advance an actor's clock, which may resume others; return whether the actor itself may continue."""
     t.actors[actor].clock += 1
     return t.actors[actor].clock - held_on(t, now) <= slack
 
 
 @inlined
 def gone(t: Tables, actor, now):  # type: ignore[no-untyped-def]
-    """An actor never comes back: free the actors that wait for its clock or for its answer."""
+    """Resume the actors that wait for the clock or the answer of an actor that is down for ever."""
     if t.counts[MANNER] >= ANSWERING:
         for way in range(t.ways.size):
             if t.ways[way].end == actor and t.ways[way].under_way == 1:
@@ -540,8 +537,8 @@ def gone(t: Tables, actor, now):  # type: ignore[no-untyped-def]
 
 @inlined
 def at_servers(t: Tables, actor, op, now):  # type: ignore[no-untyped-def]
-    """Let an actor do something at servers that act together; return GOING if it waits, ON if it goes on, or what
-    Python must do before."""
+    """Execute an operation at servers that act together; return GOING if it takes time, else ON or a status for
+    Python."""
     kind = t.ops[op].kind
     number = t.ops[op].number
     if kind == REST:
@@ -589,14 +586,13 @@ def at_servers(t: Tables, actor, op, now):  # type: ignore[no-untyped-def]
 
 @inlined
 def next_op(t: Tables, actor):  # type: ignore[no-untyped-def]
-    """Let an actor be through with what it does."""
     op = t.actors[actor].op + 1
     t.actors[actor].op = op if op < t.ops.size else 0
 
 
 @inlined
 def to_one(t: Tables, actor, op, now):  # type: ignore[no-untyped-def]
-    """Let an actor choose whom it sends to, send, or wait; return as :func:`at_servers` does."""
+    """Execute CHOOSE, DISPATCH or JOIN; return as :func:`at_servers` does."""
     kind = t.ops[op].kind
     way = t.actors[actor].first
     if kind == JOIN:
@@ -626,7 +622,7 @@ def to_one(t: Tables, actor, op, now):  # type: ignore[no-untyped-def]
 
 @inlined
 def step_ends(t: Tables, actor, op, row, now):  # type: ignore[no-untyped-def]
-    """Count a step; return whether Python must be told of an update that it makes."""
+    """Count a completed step; return whether to return to Python because of the update it makes."""
     number = t.ops[op].number
     if number in (EACH, AGED):
         told = updated(t, row, now)
@@ -652,7 +648,7 @@ def step_ends(t: Tables, actor, op, row, now):  # type: ignore[no-untyped-def]
 
 @inlined
 def go_on(t: Tables, actor, now):  # type: ignore[no-untyped-def]
-    """Let an actor do what comes next, up to what takes time (GOING), or return what Python must do before."""
+    """Execute an actor's operations up to the first that takes time; return GOING, or a status for Python."""
     n_ops = t.ops.size
     while True:
         op = t.actors[actor].op
@@ -735,12 +731,12 @@ def go_on(t: Tables, actor, now):  # type: ignore[no-untyped-def]
             return then
 
 
-# ---------------------------------------------------------------- what happens
+# ---------------------------------------------------------------- events
 
 
 @inlined
 def less(t: Tables, actor, now):  # type: ignore[no-untyped-def]
-    """Something that an actor waits for has come."""
+    """Count one of the messages that an actor waits for as arrived."""
     left = t.actors[actor].left - 1
     t.actors[actor].left = left
     if left == 0:
@@ -749,7 +745,7 @@ def less(t: Tables, actor, now):  # type: ignore[no-untyped-def]
 
 @inlined
 def served(t: Tables, way, now):  # type: ignore[no-untyped-def]
-    """A server has served a request: it answers, and is free."""
+    """End a service: send the answer, and free the server."""
     actor = t.ways[way].actor
     server = t.ways[way].end
     if t.ways[way].lost_service > 0:
@@ -776,7 +772,7 @@ def served(t: Tables, way, now):  # type: ignore[no-untyped-def]
 
 @inlined
 def through(t: Tables, actor, now):  # type: ignore[no-untyped-def]
-    """What an actor has waited for has come: for others first, then for bytes."""
+    """End an actor's wait: the first part was for others, the rest for messages."""
     kind = t.ops[t.actors[actor].op].kind
     start = t.actors[actor].start
     ready = start
@@ -798,7 +794,7 @@ def through(t: Tables, actor, now):  # type: ignore[no-untyped-def]
 
 @inlined
 def proceed(t: Tables, actor, now):  # type: ignore[no-untyped-def]
-    """Let an actor be through with waiting, and return it."""
+    """End an actor's wait and its operation; return the actor."""
     through(t, actor, now)
     next_op(t, actor)
     return actor
@@ -806,7 +802,7 @@ def proceed(t: Tables, actor, now):  # type: ignore[no-untyped-def]
 
 @inlined
 def one_arrives(t: Tables, way, what, now):  # type: ignore[no-untyped-def]
-    """What an actor has sent to a peer has arrived there, or its answer here."""
+    """Handle the arrival of a message at a peer, or of its answer."""
     actor = t.ways[way].actor
     if what == ARRIVES:
         if t.counts[RETURNS] == 1:
@@ -832,7 +828,7 @@ def answer(t: Tables):  # type: ignore[no-untyped-def]
 
 @inlined
 def happen(t: Tables, item, now):  # type: ignore[no-untyped-def]
-    """Let an event happen; return the actor that goes on then, -1 if none does."""
+    """Handle an event; return the actor that continues because of it, -1 if none."""
     what = item % N_EVENTS
     i = item // N_EVENTS
     manner = t.counts[MANNER]
@@ -863,7 +859,7 @@ def happen(t: Tables, item, now):  # type: ignore[no-untyped-def]
         one_arrives(t, i, what, now)
     elif what == ARRIVES and t.servers.size > 0:
         request(t, i, now)
-    elif what == ARRIVES:  # the letter is read, and its sender hears of it
+    elif what == ARRIVES:  # the peer processes the message, and its sender continues
         come(t, now, READ, i)
         come(t, now, RETURNED, i)
     elif what == GRANTED:
@@ -923,14 +919,14 @@ def happen(t: Tables, item, now):  # type: ignore[no-untyped-def]
 
 
 def _entry_point(stamp: int) -> Any:
-    """Return what Python calls; `stamp` stands for the sources of all that is inlined here."""
+    """Return the function that Python calls; its cache key includes `stamp`, a hash of the inlined sources."""
 
     @entry
     def go_round(  # type: ignore[no-untyped-def]
         table: Ints, limit, counts, reals, ops, seconds, actors, ways, servers, arrivals, posted, factors, choices,
         slow, devices, contention, crashes, calendar, sends, log, pauses,
     ):  # fmt: skip
-        """Let actors go round up to and including `limit` (s), or until Python must do something; return what."""
+        """Simulate the actors up to and including `limit` (s), or until Python has to act; return the status."""
         stamp  # noqa: B018
         t = Tables(
             column(counts), column(reals), column(ops), column(seconds), column(actors), column(ways), column(servers),
@@ -985,7 +981,7 @@ def _entry_point(stamp: int) -> Any:
                     n = counts[N_SENDS]
                     counts[N_SENDS] = 0
                     if devices.size > 0 and n > 0:
-                        continue  # what comes next may come later
+                        continue  # sending may have rescheduled the next event
                 if after > reals[QUIET]:
                     status = call_advance(counts[ADVANCE], table, min(after, limit))
                     if status == NETWORK_FULL:

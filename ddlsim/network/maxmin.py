@@ -1,13 +1,13 @@
 """Max-min fair rates by progressive filling, recomputed only where something changed.
 
-Progressive filling raises all rates together; the channel with the least capacity per unfinished flow fills
-up first and freezes its flows at that share (Bertsekas and Gallager, Data Networks, section 6.5.2). Two facts
-keep the work small after a flow has come or gone:
+Progressive filling raises all rates together; the channel with the least capacity per unfinished flow fills up first
+and freezes its flows at that share (Bertsekas and Gallager, Data Networks, section 6.5.2). Two facts limit the work
+when a flow begins or ends:
 
 * only flows connected to the changed channels through shared channels can be affected;
-* filling proceeds as before up to the lowest level at which the change matters (`THRESHOLD`: the rate of a
-  flow that left, the equal share that a new flow is sure of). Flows frozen below it keep their rate and pass
-  no influence on.
+* filling proceeds as before up to the lowest level at which the change matters (`THRESHOLD`: the rate of a flow that
+  ended, or the equal share that a new flow gets at least). Flows frozen below it keep their rates and propagate no
+  change.
 
 Where nearly everything is connected, looking for the connected part costs more than it saves: then all flows
 above the threshold are filled again in one sweep over arrays (`SWEEPING` is 1 meanwhile). A sweep does not tell how
@@ -15,7 +15,7 @@ much is connected, so every PROBE-th solve searches: messages that all begin tog
 soon end one by one. Where a good part of the flows can change at each instant, ends are found by scanning instead of
 with a heap (`HEAP_VALID` is 0 meanwhile).
 
-``flow_next`` is the rate that a flow gets; negative while the filling has not frozen it yet.
+``flow_next`` is the new rate of a flow; it is negative until the filling has frozen the flow.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def collect(net: Net, channel, epoch, threshold, listed, found, n_limits):  # ty
 
 @inlined
 def set_rate(net: Net, flow, rate):  # type: ignore[no-untyped-def]
-    """Give a flow a new rate and plan its end; an unchanged rate leaves the planned end as it is."""
+    """Assign a flow's rate and the planned end that follows; an unchanged rate leaves the planned end as it is."""
     now = net.reals[NOW]
     old = net.flow_rate[flow]
     if old == np.inf:  # just added
@@ -152,7 +152,7 @@ def set_rate(net: Net, flow, rate):  # type: ignore[no-untyped-def]
 
 @inlined
 def place_new_flows(net: Net):  # type: ignore[no-untyped-def]
-    """Rate the flows that are alone on their route; list the channels of the others as changed."""
+    """Assign rates to new flows that share no channel; mark the channels of the others as changed."""
     n_active = net.counts[N_ACTIVE]
     shift = net.counts[HOP_SHIFT]
     for flow in range(n_active - net.counts[N_NEW], n_active):
@@ -174,7 +174,7 @@ def place_new_flows(net: Net):  # type: ignore[no-untyped-def]
                 rate = capacity
                 tightest = channel
             entry += 1
-        if net.counts[FIFO] == 1:  # then it is, but may cross a channel twice
+        if net.counts[FIFO] == 1:  # then no other flow is on the route, but it may cross a channel twice
             alone = True
             rate = min(rate, share)
         if alone:
@@ -233,7 +233,7 @@ def sweep(net: Net, threshold):  # type: ignore[no-untyped-def]
 
 @inlined
 def solve(net: Net):  # type: ignore[no-untyped-def]
-    """Bring all rates up to date after the changes of this instant."""
+    """Update all rates after the changes of this instant."""
     if net.counts[N_NEW] > 0:
         place_new_flows(net)
     n_dirty = net.counts[N_DIRTY]
@@ -275,7 +275,7 @@ def choose(net: Net, found):  # type: ignore[no-untyped-def]
 
 @inlined
 def drop_heap(net: Net):  # type: ignore[no-untyped-def]
-    """From now on, ends are found by scanning."""
+    """Find ends by scanning from now on."""
     for i in range(net.counts[N_HEAP]):
         net.flows[net.heap[i].item].heap_place = -1
     net.counts[N_HEAP] = 0
@@ -284,7 +284,7 @@ def drop_heap(net: Net):  # type: ignore[no-untyped-def]
 
 @inlined
 def build_heap(net: Net):  # type: ignore[no-untyped-def]
-    """From now on, ends are found with the heap."""
+    """Find ends with the heap from now on."""
     n = net.counts[N_ACTIVE]
     for flow in range(n):
         net.heap[flow].time = net.flow_end[flow]
@@ -298,9 +298,9 @@ def build_heap(net: Net):  # type: ignore[no-untyped-def]
 
 @inlined
 def end_flows(net: Net, limit):  # type: ignore[no-untyped-def]
-    """Take the flows that end by `limit` off their channels; return how many slots `scratch` lists.
+    """End the flows that are due by `limit`; return how many slots `scratch` lists.
 
-    Called after :func:`next_end`, so that only blocks in which a flow ends are looked through.
+    Called after :func:`next_end`, which determines the blocks in which a flow ends.
     """
     n = 0
     if net.counts[HEAP_VALID] == 1:
@@ -314,7 +314,7 @@ def end_flows(net: Net, limit):  # type: ignore[no-untyped-def]
         low = (high - ONE) // size * size
         if net.soonest[low // size] <= limit:
             for i in range(high - low):
-                flow = high - ONE - i  # downwards, as a flow that ends gives its number to the last one
+                flow = high - ONE - i  # downwards, because the last flow takes the number of one that ends
                 if net.flow_end[flow] <= limit:
                     net.scratch[n] = end_flow(net, np.int64(flow))
                     n += 1
@@ -324,7 +324,7 @@ def end_flows(net: Net, limit):  # type: ignore[no-untyped-def]
 
 @inlined
 def next_end(net: Net):  # type: ignore[no-untyped-def]
-    """Return when the next flow ends, inf if there is none; :func:`end_flows` relies on what is noted on the way."""
+    """Return when the next flow ends, inf if there is none; store the ends that :func:`end_flows` needs."""
     n = net.counts[N_ACTIVE]
     if net.counts[HEAP_VALID] == 1:
         return net.heap[0].time if n > 0 else np.inf

@@ -19,7 +19,7 @@ from ddlsim.network.episodes import Episodes
 from ddlsim.network.pauses import NO_PAUSES, earliest_start, merged
 from ddlsim.network.state import Floats, Ints
 
-_FIRST = 1 << 62  # puts messages before collectives
+_FIRST = 1 << 62  # sorts messages before collectives
 
 
 class Completions(NamedTuple):
@@ -178,7 +178,7 @@ class Network:
             kernel.send_one(table, *message, float(now))
         return -1 - np.array(handles, dtype=np.int64)
 
-    # ------------------------------------------------------------ letting time pass
+    # ------------------------------------------------------------ advancing time
 
     def advance(self, until: float = np.inf) -> Completions | None:
         """Advance time until something finishes, at most to `until` (s), and return the first completions.
@@ -265,7 +265,7 @@ class Network:
         """Grow the arrays that the kernel has reported as full."""
         self._engine.make_room()
 
-    # ------------------------------------------------------------ for those who share it
+    # ------------------------------------------------------------ for clients that share the network
 
     @property
     def waiting_clients(self) -> list[int]:
@@ -399,7 +399,7 @@ class Network:
         blocks = net.flow_hops[: n << shift].reshape(n, 1 << shift).tolist()
         return [block[: block.index(st.LAST)] for block in blocks], net.flow_rate[:n].copy()
 
-    # ------------------------------------------------------------ inside
+    # ------------------------------------------------------------ internals
 
     def _take(self) -> Completions:
         net = self.engine.net

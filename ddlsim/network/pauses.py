@@ -14,13 +14,13 @@ import numpy as np
 from ddlsim.compiler import inlined
 from ddlsim.network.state import Floats
 
-#: (n, 2) s, s: from when until when each pause lasts, by time; they do not overlap
+#: (n, 2) s: start and end of each pause, in order of time, without overlap
 NO_PAUSES: Floats = np.zeros((0, 2))
 
 
 @inlined
 def earliest(pauses, now):  # type: ignore[no-untyped-def]
-    """Return when what is ready at `now` (s) starts."""
+    """Return the earliest start (s) of what is ready at `now`."""
     for i in range(pauses.shape[0]):
         if pauses[i, 0] <= now and now < pauses[i, 1]:
             return pauses[i, 1]
@@ -29,7 +29,7 @@ def earliest(pauses, now):  # type: ignore[no-untyped-def]
 
 @inlined
 def paused(pauses, begin, end):  # type: ignore[no-untyped-def]
-    """Return the s of pauses from `begin` to `end` (s)."""
+    """Return the seconds of pauses between `begin` and `end` (s)."""
     seconds = 0.0
     for i in range(pauses.shape[0]):
         seconds += max(min(end, pauses[i, 1]) - max(begin, pauses[i, 0]), 0.0)
@@ -37,12 +37,12 @@ def paused(pauses, begin, end):  # type: ignore[no-untyped-def]
 
 
 def earliest_start(pauses: Floats, now: float) -> float:
-    """Return when what is ready at `now` (s) starts, outside compiled code."""
+    """:func:`earliest` outside compiled code."""
     return cast(float, earliest.py_func(pauses, now)) if len(pauses) else now  # type: ignore[attr-defined]
 
 
 def merged(windows: Iterable[tuple[float, float]]) -> Floats:
-    """Return the pauses of windows (s, s) in any order, which may overlap."""
+    """Return the pauses that cover the given windows (s, s), which may overlap and come in any order."""
     pauses: list[tuple[float, float]] = []
     for start, end in sorted(windows):
         if pauses and start <= pauses[-1][1]:

@@ -21,7 +21,7 @@ _SEND = (_INTS, types.int64, types.int64, types.int64, types.int64, types.float6
 _EXTENSION = (types.int64, types.int64, types.int64, types.float64)
 
 
-#: arguments of the functions of the kernel whose addresses are used
+#: arguments of the kernel's functions that are called by address
 ARGUMENTS = {
     "advance": _ADVANCE, "join": _JOIN, "send_one": _SEND,
     "work_queues": _EXTENSION, "shape": _EXTENSION, "change": _EXTENSION,
@@ -32,7 +32,7 @@ _Generate: TypeAlias = Callable[[Any, Any, Any, Any], Any]
 
 
 def _calling(returned: types.Type, arguments: tuple[types.Type, ...]) -> tuple[Any, _Generate]:
-    """Return the signature of a call by address, and what generates its code."""
+    """Return the signature of a call by address, and the generator of its code."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         kinds = [context.get_value_type(argument) for argument in arguments]

@@ -1,7 +1,7 @@
 """Compilation of schedules into flat programs that the kernel executes.
 
-Rounds become per-thread steps (a thread is one rank in one lane): a step is entered by a rank that sends or
-receives in the round; its messages are contiguous, so that entering a step is a loop over a range.
+Rounds become steps of threads (a thread is one rank in one lane): a rank enters a step for each round in which it sends
+or receives. The messages of a step are contiguous, so entering it is a loop over a range.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ class Program:
     """A schedule as flat arrays; indices are relative to the program.
 
     n_ranks, n_lanes   threads are numbered lane * n_ranks + rank
-    first_step         (n_threads,) the thread's first step, -1 if it takes part in nothing
+    first_step         (n_threads,) first step of each thread, -1 if it has none
     step_next          (n_steps,) the step after all repetitions, -1 if there is none
-    step_repeat        (n_steps,)
-    step_send          (n_steps + 1,) messages that are sent in the step
-    step_recv          (n_steps + 1,) into `recv_message`: those that are received
+    step_repeat        (n_steps,) number of repetitions
+    step_send          (n_steps + 1,) offsets of the messages that are sent in each step
+    step_recv          (n_steps + 1,) offsets into `recv_message` of those that are received
     recv_message       (n_messages,)
     src, dst           (n_messages,) threads
-    receiving          (n_messages,) the receiver's step
-    reduce             (n_messages,) 1 if the receiver combines
-    weights            sizes for a buffer of 1 byte; that of a message starts at place weight (n_messages,) and
-                       moves by stride (n_messages,) places with each repetition
-    headers            bytes to be added to them; as long as `weights`
-    latency            (n_messages,) s from issue until the bytes flow, nan where it is the route's; None: all routes'
-    handled            (n_messages,) see :class:`ddlsim.collectives.Round`, 1 where nothing is given
-    sends_bound        messages that can be on their way at once
+    receiving          (n_messages,) step of the receiver
+    reduce             (n_messages,) 1 if the receiver reduces the message
+    weights            message sizes for a buffer of 1 byte; that of a message is at place weight (n_messages,), and
+                       stride (n_messages,) places further in each repetition
+    headers            header bytes of the messages; as long as `weights`
+    latency            (n_messages,) s from issue until the bytes flow, NaN: latency of the route; None: NaN for all
+    handled            (n_messages,) see :class:`ddlsim.collectives.Round`; 1 by default
+    sends_bound        largest number of messages in flight at the same time
     """
 
     n_ranks: int
@@ -62,25 +62,23 @@ class Program:
 
     @property
     def n_messages(self) -> int:
-        """Number of messages, repetitions not counted."""
+        """Number of messages, without repetitions."""
         return len(self.src)
 
     @functools.cached_property
     def n_deliveries(self) -> int:
-        """Number of messages, each as often as it is repeated."""
+        """Number of messages, including repetitions."""
         return int(np.diff(self.step_send) @ self.step_repeat.astype(np.int64))
 
 
 @entry
 def find_steps(src, dst, round_of, repeat, threads, steps, ends):  # type: ignore[no-untyped-def]
-    """Number the steps: round by round, so that ranks that go on together read what lies together.
+    """Number the steps round by round, so that ranks that advance together read adjacent memory; return their number.
 
-    threads  (5, n_threads): rows of -1, the last two of 0. Tells in the first row the first steps, in the last one the
-             most sends that are on their way at once
-    steps    (2, 2 n): tells the next step and the repetitions per step
-    ends     (2, n): tells the sender's and the receiver's step per message
-
-    Returns the number of steps.
+    threads  (5, n_threads): rows of -1, the last two of 0; output: first steps in the first row, most sends in flight
+             in the last
+    steps    (2, 2 n), output: next step, and repetitions, of each step
+    ends     (2, n), output: step of the sender, and of the receiver, of each message
     """
     first, last, last_round, sends, most = threads[0], threads[1], threads[2], threads[3], threads[4]
     next_step, repeats = steps[0], steps[1]
@@ -108,7 +106,7 @@ def find_steps(src, dst, round_of, repeat, threads, steps, ends):  # type: ignor
 
 @entry
 def place(keys, places, items):  # type: ignore[no-untyped-def]
-    """Put the items 0, 1, ... in the order of their keys, those of key k from ``places[k]`` on."""
+    """Write the items 0, 1, ... in the order of their keys, those of key k from ``places[k]`` on."""
     for i in range(keys.size):
         key = keys[i]
         items[places[key]] = i
@@ -116,7 +114,7 @@ def place(keys, places, items):  # type: ignore[no-untyped-def]
 
 
 def _grouped(keys: Places, n_keys: int) -> tuple[Places, Places]:
-    """Return (offsets (n_keys + 1,), the items in key order, stable)."""
+    """Return offsets (n_keys + 1,) and the items, stably sorted by key."""
     offsets = np.zeros(n_keys + 1, dtype=np.int32)
     np.cumsum(np.bincount(keys, minlength=n_keys), out=offsets[1:])
     items = np.empty(len(keys), dtype=np.int32)
@@ -126,7 +124,7 @@ def _grouped(keys: Places, n_keys: int) -> tuple[Places, Places]:
 
 @entry
 def write_steps(rows, step, message, table, repeat, following, send, recv):  # type: ignore[no-untyped-def]
-    """Fill STEP records; `step`, `message`, `table` are where this program's parts start in the net."""
+    """Fill STEP records; `step`, `message` and `table` are the offsets of this program in the net's arrays."""
     for i in range(rows.size):
         rows[i].repeat = repeat[i]
         rows[i].next = step + following[i] if following[i] >= 0 else -1
@@ -138,9 +136,9 @@ def write_steps(rows, step, message, table, repeat, following, send, recv):  # t
 
 @entry
 def write_messages(rows, step, route, weight, nodes, shape):  # type: ignore[no-untyped-def]
-    """Fill MESSAGE records; `step`, `route`, `weight` are where this program's parts start in the net.
+    """Fill MESSAGE records; `step`, `route` and `weight` are the offsets of this program in the net's arrays.
 
-    `nodes` are those of the ranks; `shape` is (src, dst, receiving, weight, stride, reduce) of the program.
+    `nodes` are the nodes of the ranks; `shape` is (src, dst, receiving, weight, stride, reduce) of the program.
     """
     src, dst, receiving, weights, stride, reduce = shape
     for i in range(rows.size):
@@ -158,9 +156,9 @@ def write_messages(rows, step, route, weight, nodes, shape):  # type: ignore[no-
 
 @entry
 def write_routes(rows, hops, base, offsets, links, share, channel, latency):  # type: ignore[no-untyped-def]
-    """Fill ROUTE records and `hops`, which lie from `base` on, from a CSR of links; return the longest's hops.
+    """Fill ROUTE records and, from place `base` on, `hops` from a CSR of links; return the largest number of hops.
 
-    Equally short paths have equal latencies, so that the sum over their shares is that of each.
+    The paths of a split route have equal latencies, so the sum over the links of share * latency is that of each path.
     """
     longest = 0
     for i in range(rows.size):
@@ -179,7 +177,7 @@ def write_routes(rows, hops, base, offsets, links, share, channel, latency):  # 
 
 @entry
 def write_frames(rows, offsets, links, header, payload):  # type: ignore[no-untyped-def]
-    """Fill FRAME records from a CSR of links: the largest header on the route, the smallest payload."""
+    """Fill FRAME records from a CSR of links: the largest header and the smallest payload on each route."""
     for i in range(rows.size):
         rows[i].header = 0.0
         rows[i].payload = np.inf
@@ -190,10 +188,9 @@ def write_frames(rows, offsets, links, header, payload):  # type: ignore[no-unty
 
 
 def compile_schedule(schedule: Schedule, sizes: Sequence[Floats] | None = None) -> Program:
-    """Return the program of `schedule`.
+    """Return the program of `schedule`. Raises ConfigError if the shapes of `sizes` do not match it.
 
-    sizes  bytes of every message instead of the schedule's: per round (lanes one after the other) a table of
-           shape (repeat, m). Raises ConfigError if they do not fit.
+    sizes  bytes of every message, instead of the schedule's: a table of shape (repeat, m) per round, lane by lane
     """
     n_ranks = schedule.n_ranks
     lanes = schedule.lanes
@@ -215,7 +212,7 @@ def compile_schedule(schedule: Schedule, sizes: Sequence[Floats] | None = None) 
     steps, ends = np.empty((2, 2 * len(src)), dtype=np.int32), np.empty((2, len(src)), dtype=np.int32)
     n_steps = find_steps(src, dst, round_of, repeat, threads, steps, ends)
     step_send, by_step = _grouped(ends[0], n_steps)
-    order = by_step.astype(np.intp)  # as `take` wants it
+    order = by_step.astype(np.intp)  # the index type of `take`
     receiving = ends[1].take(order)
     step_recv, recv_message = _grouped(receiving, n_steps)
     weights, headers, place, stride = _weights(schedule, rounds, sizes)
@@ -244,7 +241,7 @@ def compile_schedule(schedule: Schedule, sizes: Sequence[Floats] | None = None) 
 
 
 def _latency(rounds: list[Round], order: Ints) -> Floats | None:
-    """Return the latencies that rounds give their messages, in `order`."""
+    """Return the latencies that rounds set for their messages, in `order`; None if there are none."""
     if all(r.latency is None for r in rounds):
         return None
     parts = [np.full(len(r.src), np.nan) if r.latency is None else r.latency for r in rounds]
@@ -252,7 +249,7 @@ def _latency(rounds: list[Round], order: Ints) -> Floats | None:
 
 
 def _joined_or_one(parts: list[Floats | None], sizes: Ints | list[int]) -> Floats:
-    """Return the parts one after the other, those that are None as ones."""
+    """Concatenate the parts, with ones for those that are None."""
     return np.concatenate([np.empty(0), *(np.ones(n) if p is None else p for p, n in zip(parts, sizes, strict=True))])
 
 
@@ -263,7 +260,7 @@ def _joined(parts: list[Ints]) -> Ints:
 def _weights(
     schedule: Schedule, rounds: list[Round], sizes: Sequence[Floats] | None
 ) -> tuple[Floats, Floats, Places, Places]:
-    """Return (sizes for 1 byte, headers, first place in them per message, places per repetition per message)."""
+    """Return the weights and headers of all messages, and the weight and stride of each (see :class:`Program`)."""
     headed = any(r.header for r in rounds)
     if schedule.chunk_weight is None and sizes is None:
         counts = _joined([r.count for r in rounds])
@@ -271,7 +268,7 @@ def _weights(
         if any(r.wire is not None for r in rounds):
             shares *= _joined_or_one([r.wire for r in rounds], [len(r.src) for r in rounds])
         none = np.zeros(len(shares), dtype=np.int32)
-        if (shares == shares[:1]).all() and not headed:  # one size for all, read again and again
+        if (shares == shares[:1]).all() and not headed:  # one size for all, which every message reads
             return shares[:1], np.zeros(len(shares[:1])), none, none
         headers = np.repeat([r.header for r in rounds], [len(r.src) for r in rounds])
         return shares, headers, np.arange(len(shares), dtype=np.int32), none
@@ -306,7 +303,7 @@ def _shares(schedule: Schedule, r: Round) -> Floats:
 
 
 def _checked(table: Floats, r: Round, i: int) -> Floats:
-    """Return the sizes given for round `i`, (repeat, m)."""
+    """Return the given sizes of round `i`, (repeat, m)."""
     table = np.asarray(table, dtype=np.float64)
     if table.shape != (r.repeat, len(r.src)):
         raise ConfigError(

@@ -1,21 +1,21 @@
-"""Links that serve bytes in order of arrival, as kernel and switch queues do. Compiled.
+"""Links that serve bytes in order of arrival (FIFO), as the queues of kernels and switches do. Compiled.
 
-Bytes are a fluid, and a queue is two curves: bytes that have arrived and bytes that have been served. A message enters
-the queue of its first link at once, as a *burst*, and has the link for itself when its turn comes. It enters later
-links at the rate at which it leaves the one before. Where several arrive, bytes that arrived together leave together:
-each message's share of the link is its share of what arrived then. What a change of an inflow means for the outflows
-shows when the bytes behind it reach the head: until then the queue holds a *mark*. Nothing is approximated; frames of a
-packet simulation that become smaller and smaller tend to this (`tests/network/frames_reference.py`).
+Bytes are modelled as a fluid. A queue consists of two curves: bytes arrived and bytes served, over time. A message
+enters the queue of its first link at once, as a *burst*, and uses the whole link when its turn comes. It enters later
+links at the rate at which it leaves the previous one. Bytes of several messages that arrive together leave together:
+each message's share of the link equals its share of the arrivals at that time. If an inflow changes, the outflows
+change once the bytes behind the change reach the head; until then, the queue holds a *mark*. This is the exact limit of
+a packet simulation with ever smaller frames (`tests/network/frames_reference.py`).
 
-A message that meets no other one on any link of its route is a flow as under max-min sharing: one planned end, the same
-to the last bit. It enters the queues when another message comes that shares a link with it, and does what it has done
-by then over again, link by link. So :mod:`ddlsim.network.replay` and :mod:`ddlsim.network.rounds` repeat rounds of such
-messages; a round in which anything has been queued is simulated.
+A message that meets no other on its route is simulated as a flow, as under max-min sharing, with one planned end that
+is the same to the last bit. When another message shares a link with it, it moves to the queues, which replay its
+progress so far. :mod:`ddlsim.network.replay` and :mod:`ddlsim.network.rounds` therefore repeat rounds of such messages,
+but simulate every round in which a message is queued.
 
-A connection with a window has at most `UNITS` *units* of the window under way, besides the one that is arriving: the
-next one enters the first link when one has arrived.
+A connection with a window has at most `UNITS` *units* of the window in flight, besides the one that is arriving: when a
+unit has arrived, the next one enters the first link.
 
-Order within an instant: queues work first, then messages enter in the order in which they were sent.
+Order within an instant: queues are served first, then messages enter in the order in which they were sent.
 """
 
 from __future__ import annotations
@@ -53,20 +53,20 @@ from ddlsim.network.state import (
 )
 from ddlsim.network.sums import book_bytes
 
-#: kinds of marks: another inflow; the first byte of a burst; the last byte of a unit, and of a message
+#: kinds of marks: change of an inflow; first byte of a burst; last byte of a unit, and of a message
 INFLOW, BURST, UNIT, END = 0, 1, 2, 3
-MOST_UNITS = 1 << 16  # of a message, however small its window is
-SAME = 1e-12  # relative; inflows this close are one
-LOST = 1e-6  # of a message's bytes; fewer that arrive in no time do not wait
-FULL_RATE = 1.0 + 1e-11  # what arrives this much faster than it is served is taken to arrive as fast
+MOST_UNITS = 1 << 16  # per message, however small its window is
+SAME = 1e-12  # relative; inflows this close count as equal
+LOST = 1e-6  # share of a message's bytes; fewer missing bytes than this do not wait in a queue
+FULL_RATE = 1.0 + 1e-11  # inflows that exceed the service rate by less than this factor do not build a backlog
 
 
-# ---------------------------------------------------------------- messages enter
+# ---------------------------------------------------------------- entering messages
 
 
 @called
 def enter(net: Net, slot):  # type: ignore[no-untyped-def]
-    """Let a message flow, if it meets no other one on its route, or enter the queues at the end of this instant."""
+    """Start a message: as a flow, if it meets no other on its route, else in the queues at the end of this instant."""
     now = net.reals[NOW]
     route = net.slots[slot].route
     first = slot << net.counts[HOP_SHIFT]
@@ -100,7 +100,7 @@ def enter(net: Net, slot):  # type: ignore[no-untyped-def]
 
 @inlined
 def join(net: Net, slot):  # type: ignore[no-untyped-def]
-    """Let a message enter the queues at the end of this instant; its route is expected to be used from now on."""
+    """Let a message enter the queues at the end of this instant, and reserve its route."""
     first = slot << net.counts[HOP_SHIFT]
     for entry in range(first, first + net.trains[slot].hops):
         channel = net.crossings[entry].channel
@@ -109,19 +109,19 @@ def join(net: Net, slot):  # type: ignore[no-untyped-def]
     net.counts[N_JOINING] += 1
     net.counts[N_QUEUED] += 1
     net.counts[RERATED] += 1
-    net.reals[ROUND_TRANSFER_MAX] = np.inf  # no round to be replayed
+    net.reals[ROUND_TRANSFER_MAX] = np.inf  # this round cannot be replayed
 
 
 @inlined
 def meet(net: Net, channel):  # type: ignore[no-untyped-def]
-    """Let the flow that has a channel for itself, if there is one, enter the queues instead."""
+    """Move the flow that uses a channel on its own, if there is one, to the queues."""
     if net.channels[channel].used == 0 or net.queues[channel].expected > 0:
         return
     flow = np.int64(net.pool[net.channels[channel].first]) >> net.counts[HOP_SHIFT]
     slot = net.flows[flow].slot
     first = slot << net.counts[HOP_SHIFT]
     for entry in range(first, first + net.trains[slot].hops):
-        net.crossings[entry].stage = 1  # its first byte has been everywhere from its start on
+        net.crossings[entry].stage = 1  # a flow is on all links from its start
     place = net.flows[flow].heap_place
     if net.counts[HEAP_VALID] == 1 and place >= 0:
         net.counts[N_HEAP] = heap_remove(net.heap, net.flows, net.counts[N_HEAP], flow)
@@ -129,7 +129,7 @@ def meet(net: Net, channel):  # type: ignore[no-untyped-def]
     new = net.counts[N_ACTIVE] - net.counts[N_NEW]
     if flow >= new:
         net.counts[N_NEW] -= 1
-    elif flow != new - 1:  # flows without a rate stay the last ones
+    elif flow != new - 1:  # flows without a rate have to stay last
         renumber(net, new - 1, flow)
     free = max(flow, new - 1)
     if free != last:
@@ -140,7 +140,7 @@ def meet(net: Net, channel):  # type: ignore[no-untyped-def]
 
 @inlined
 def inject(net: Net, slot):  # type: ignore[no-untyped-def]
-    """Let a message enter the queue of its first link, now: all of it, or what its window allows."""
+    """Put a message into the queue of its first link: all of it, or as much as its window allows."""
     train = net.trains[slot]
     first = slot << net.counts[HOP_SHIFT]
     for entry in range(first, first + train.hops):
@@ -167,13 +167,13 @@ def inject(net: Net, slot):  # type: ignore[no-untyped-def]
 
 @called
 def send_units(net: Net, slot, arriving):  # type: ignore[no-untyped-def]
-    """Let as many units of a message enter the queue of its first link as its window allows, besides those `arriving`
-    now, then those of the next messages of its connection."""
+    """Put units of a message into the queue of its first link, as its window allows besides `arriving` units that
+    arrive now, followed by those of the next messages on its connection."""
     while True:
         entry = slot << net.counts[HOP_SHIFT]
         channel = net.crossings[entry].channel
         work(net, channel)
-        handed_over = net.trains[slot].left <= 0.0  # before: the connection is another message's
+        handed_over = net.trains[slot].left <= 0.0  # earlier: the connection now serves another message
         while net.trains[slot].flying < net.trains[slot].allowed + arriving and net.trains[slot].left > 0.0:
             size = min(net.trains[slot].unit, net.trains[slot].left)
             net.trains[slot].left -= size
@@ -202,7 +202,7 @@ def send_units(net: Net, slot, arriving):  # type: ignore[no-untyped-def]
 
 @inlined
 def ordered_connection(net: Net, slot):  # type: ignore[no-untyped-def]
-    """Return the connection on which a message waits until those before it are handed over; -1: none."""
+    """Return the connection of a message if that sends messages one after the other, else -1."""
     if net.counts[TRANSPORTED] == 0:
         return -1
     connection = net.ways[net.slots[slot].route].connection
@@ -211,7 +211,7 @@ def ordered_connection(net: Net, slot):  # type: ignore[no-untyped-def]
 
 @inlined
 def wait_in_line(net: Net, slot):  # type: ignore[no-untyped-def]
-    """Whether a message waits for others of its connection, which are not handed over to the first link yet."""
+    """Queue a message that has to wait for others of its connection to enter the first link; return whether it does."""
     connection: int = ordered_connection(net, slot)
     if connection < 0 or net.connections[connection].busy == 0:
         return False
@@ -224,7 +224,7 @@ def wait_in_line(net: Net, slot):  # type: ignore[no-untyped-def]
 
 @inlined
 def work(net: Net, channel):  # type: ignore[no-untyped-def]
-    """Bring a queue up to date."""
+    """Advance a queue to the present time."""
     passed = net.reals[QUEUE_TIME] - net.queues[channel].time
     net.queues[channel].time = net.reals[QUEUE_TIME]
     if passed <= 0.0:
@@ -241,7 +241,7 @@ def work(net: Net, channel):  # type: ignore[no-untyped-def]
 
 @inlined
 def fill_up(net: Net, channel):  # type: ignore[no-untyped-def]
-    """Bytes begin to wait."""
+    """Begin a backlog. Positions of bytes are counted from its beginning."""
     net.queues[channel].backlogged = 1
     net.queues[channel].arrived = 0.0
     net.queues[channel].served = 0.0
@@ -249,7 +249,7 @@ def fill_up(net: Net, channel):  # type: ignore[no-untyped-def]
 
 @inlined
 def put_mark(net: Net, channel, entry, kind, rate):  # type: ignore[no-untyped-def]
-    """Put a mark behind the bytes that have arrived; of two inflows of a message at one position the later counts."""
+    """Put a mark behind the bytes that have arrived, in place of the same message's inflow mark at that position."""
     last = net.queues[channel].last
     position = net.queues[channel].arrived
     again = kind == INFLOW and last >= 0 and net.queue_marks[last].kind == INFLOW
@@ -272,7 +272,7 @@ def put_mark(net: Net, channel, entry, kind, rate):  # type: ignore[no-untyped-d
 
 @called
 def set_inflow(net: Net, channel, entry, rate):  # type: ignore[no-untyped-def]
-    """Note at the tail of a queue that bytes of a message arrive at `rate` from now on."""
+    """Set the rate at which bytes of a message arrive at the tail of a queue."""
     before = net.crossings[entry].inflow
     now = net.reals[QUEUE_TIME]
     net.crossings[entry].entered += before * (now - net.crossings[entry].since)
@@ -286,7 +286,7 @@ def set_inflow(net: Net, channel, entry, rate):  # type: ignore[no-untyped-def]
 
 @called
 def set_head(net: Net, channel, entry, rate):  # type: ignore[no-untyped-def]
-    """Note at the head of a queue that bytes of a message that leave from now on arrived at `rate`."""
+    """Set the arrival rate of the bytes of a message that now leave at the head of a queue."""
     before = net.crossings[entry].head
     through = net.queues[channel].through
     net.crossings[entry].passed += before * (through - net.crossings[entry].through)
@@ -300,7 +300,7 @@ def set_head(net: Net, channel, entry, rate):  # type: ignore[no-untyped-def]
 
 @inlined
 def touch(net: Net, channel):  # type: ignore[no-untyped-def]
-    """Let a queue's outflows be worked out again at this instant."""
+    """Mark a queue for a recomputation of its outflows at this instant."""
     if net.queues[channel].touched == 0:
         net.queues[channel].touched = 1
         net.touched[net.counts[N_TOUCHED]] = channel
@@ -309,7 +309,7 @@ def touch(net: Net, channel):  # type: ignore[no-untyped-def]
 
 @inlined
 def schedule(net: Net, channel):  # type: ignore[no-untyped-def]
-    """Plan a queue's next event: a mark reaches the head, or the queue is empty."""
+    """Schedule a queue's next event: a mark reaches the head, or the queue is empty."""
     queue = net.queues[channel]
     time = np.inf
     if queue.first >= 0:
@@ -324,7 +324,7 @@ def schedule(net: Net, channel):  # type: ignore[no-untyped-def]
 
 @called
 def refresh(net: Net, channel):  # type: ignore[no-untyped-def]
-    """Work out at what rates messages leave a queue, and tell the queues behind it."""
+    """Compute the rates at which messages leave a queue, and pass them on to the next links."""
     work(net, channel)
     net.counts[N_REFRESHED] += 1
     inflow = net.queues[channel].inflow
@@ -348,8 +348,8 @@ def refresh(net: Net, channel):  # type: ignore[no-untyped-def]
 
 @called
 def flow_on(net: Net, entry, rate):  # type: ignore[no-untyped-def]
-    """Let a message's bytes arrive on a link at `rate`, and on those behind it where nothing waits."""
-    # around a circle of full links without a queue, changes would become smaller and smaller for ever
+    """Set the rate of a message's bytes into a link, and into those behind it as long as these have no backlog."""
+    # around a cycle of full links without a backlog, changes would become ever smaller but never vanish
     rounds = net.counts[N_REFRESHED] // net.queues.size
     same = SAME * (1 + rounds) ** 4
     while True:
@@ -377,15 +377,14 @@ def flow_on(net: Net, entry, rate):  # type: ignore[no-untyped-def]
 
 @inlined
 def is_last(net: Net, entry):  # type: ignore[no-untyped-def]
-    """Whether a link is the last one of a message's route."""
     shift = net.counts[HOP_SHIFT]
     return entry + 1 == ((entry >> shift) << shift) + net.trains[entry >> shift].hops
 
 
 @called
 def leave(net: Net, entry, kind):  # type: ignore[no-untyped-def]
-    """The last byte of a unit (of a message, if `kind` is END) leaves a link, and those behind it where nothing
-    waits."""
+    """Let the last byte of a unit (of a message, if `kind` is END) leave a link, and the links behind it that have no
+    backlog."""
     while True:
         if kind == END:
             depart(net, entry)
@@ -405,7 +404,7 @@ def leave(net: Net, entry, kind):  # type: ignore[no-untyped-def]
         set_inflow(net, channel, entry, 0.0)
         train = net.trains[entry >> net.counts[HOP_SHIFT]]
         size = train.last if kind == END else train.unit
-        missing = size - net.crossings[entry].entered  # lost in the rounding of times, if links before this are fast
+        missing = size - net.crossings[entry].entered  # lost to rounding of times, if earlier links are fast
         net.crossings[entry].entered = 0.0
         if net.queues[channel].backlogged == 0:
             set_head(net, channel, entry, 0.0)
@@ -425,12 +424,12 @@ def leave(net: Net, entry, kind):  # type: ignore[no-untyped-def]
         return
 
 
-# ---------------------------------------------------------------- who is on a link
+# ---------------------------------------------------------------- messages on a link
 
 
 @inlined
 def list_onward(net: Net, entry):  # type: ignore[no-untyped-def]
-    """List a message among those on a link that have another one before them."""
+    """Add a message to the list of those on a link that continue to another link."""
     if is_last(net, entry):
         return
     channel = net.crossings[entry].channel
@@ -444,7 +443,7 @@ def list_onward(net: Net, entry):  # type: ignore[no-untyped-def]
 
 @inlined
 def arrive(net: Net, entry):  # type: ignore[no-untyped-def]
-    """The first byte of a message reaches a link."""
+    """Let the first byte of a message reach a link."""
     if net.crossings[entry].stage != 0:
         return
     net.crossings[entry].stage = 1
@@ -460,7 +459,7 @@ def arrive(net: Net, entry):  # type: ignore[no-untyped-def]
 
 @inlined
 def depart(net: Net, entry):  # type: ignore[no-untyped-def]
-    """The last byte of a message leaves a link."""
+    """Let the last byte of a message leave a link."""
     slot = entry >> net.counts[HOP_SHIFT]
     channel = net.crossings[entry].channel
     net.crossings[entry].stage = 2
@@ -485,18 +484,18 @@ def depart(net: Net, entry):  # type: ignore[no-untyped-def]
             free_reverse(net, channel)
 
 
-# ---------------------------------------------------------------- time passes
+# ---------------------------------------------------------------- simulated time
 
 
 @inlined
 def marks_suffice(net: Net):  # type: ignore[no-untyped-def]
-    """Whether there are marks for whatever the next event of a queue sets off."""
+    """Whether there are enough free marks for any consequences of a queue's next event."""
     return net.counts[N_FREE_MARKS] >= ((net.counts[N_QUEUED] + UNITS) << net.counts[HOP_SHIFT]) + 4 * UNITS + 4
 
 
 @called
 def serve(net: Net, limit):  # type: ignore[no-untyped-def]
-    """Let queues work up to `limit`, if marks suffice."""
+    """Advance the queues to `limit`, as long as there are enough free marks."""
     while marks_suffice(net):
         if net.counts[N_TOUCHED] > 0:
             net.counts[N_TOUCHED] -= 1
@@ -513,7 +512,7 @@ def serve(net: Net, limit):  # type: ignore[no-untyped-def]
         work(net, channel)
         touch(net, channel)
         mark = np.int64(net.queues[channel].first)
-        if mark < 0:  # all bytes that waited have left
+        if mark < 0:  # the backlog has been served
             net.queues[channel].backlogged = 0
             net.queues[channel].head = net.queues[channel].inflow
             continue
@@ -542,13 +541,13 @@ def serve(net: Net, limit):  # type: ignore[no-untyped-def]
 
 @inlined
 def has_begun(net: Net):  # type: ignore[no-untyped-def]
-    """Whether an instant has been begun that lacked marks to be finished."""
+    """Whether an instant is unfinished for lack of free marks."""
     return net.counts[N_ENDED] + net.counts[N_JOINING] + net.counts[N_TOUCHED] + net.counts[N_DIRTY] > 0
 
 
 @inlined
 def next_event(net: Net):  # type: ignore[no-untyped-def]
-    """Return when the next event of a queue comes, inf if there is none."""
+    """Return the time of the next event of a queue, inf if there is none."""
     if has_begun(net):
         return net.reals[NOW]
     return net.queue_heap[0].time if net.counts[N_QUEUE_HEAP] > 0 else np.inf
@@ -556,7 +555,7 @@ def next_event(net: Net):  # type: ignore[no-untyped-def]
 
 @inlined
 def list_ended(net: Net, n):  # type: ignore[no-untyped-def]
-    """List the messages that have left their last queue in `scratch`, behind `n` others; return how many there are."""
+    """Write the messages that have left their last queue to `scratch`, behind `n` others; return the new length."""
     for i in range(net.counts[N_ENDED]):
         net.scratch[n] = net.ended[i]
         n += 1
@@ -566,7 +565,7 @@ def list_ended(net: Net, n):  # type: ignore[no-untyped-def]
 
 @called
 def settle(net: Net):  # type: ignore[no-untyped-def]
-    """Let messages enter the queues and capacities change at this instant."""
+    """Let the messages and capacity changes of this instant take effect in the queues."""
     now = net.reals[NOW]
     while net.counts[N_JOINING] + net.counts[N_DIRTY] > 0 and marks_suffice(net):
         for i in range(net.counts[N_DIRTY]):
@@ -579,7 +578,7 @@ def settle(net: Net):  # type: ignore[no-untyped-def]
                 meet(net, channel)
         n = net.counts[N_JOINING]
         done = 0
-        for late in range(2):  # first what has begun to flow before, in its own time
+        for late in range(2):  # first former flows, replayed from their own start times
             for i in range(n):
                 slot = np.int64(net.joining[i])
                 if slot >= 0 and (net.trains[slot].start < now) == (late == 0) and marks_suffice(net):

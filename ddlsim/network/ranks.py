@@ -1,7 +1,7 @@
-"""Messages, and the ranks that send them and wait for them.
+"""Messages, and the ranks that send and receive them.
 
-A rank in a lane (a *thread*) whose sends and receipts of a step are all done is put on the list `ready`;
-:func:`run_ready` lets everybody on it go on. Doing it in one place keeps the order of events plain.
+When a rank in a lane (a *thread*) has completed the sends and receives of its step, it is put on the list `ready`;
+:func:`run_ready` advances all threads on it, which keeps the order of events simple.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from ddlsim.network.transport import answer, asks
 
 @inlined
 def issue(net: Net, instance, message, nbytes, route, source, repetition):  # type: ignore[no-untyped-def]
-    """Send a message from node `source` now: sender overhead, then latency, then it flows."""
+    """Send a message from node `source` now: sender's overhead, then latency, then it flows."""
     n = net.counts[N_FREE] - 1
     net.counts[N_FREE] = n
     slot = net.free_slots[n]
@@ -83,7 +83,7 @@ def issue(net: Net, instance, message, nbytes, route, source, repetition):  # ty
 
 @inlined
 def is_awaited(net: Net, instance, message):  # type: ignore[no-untyped-def]
-    """Whether the receiver of a message has entered the step, and the repetition of it, in which that is sent."""
+    """Whether the receiver of a message has entered the same step and repetition as its sender."""
     threads = net.instances[instance].threads
     receiver = threads + net.messages[message].dst
     if net.threads[receiver].step != net.messages[message].step:
@@ -93,7 +93,7 @@ def is_awaited(net: Net, instance, message):  # type: ignore[no-untyped-def]
 
 @inlined
 def finished(net: Net, slot):  # type: ignore[no-untyped-def]
-    """The last byte has arrived: the send is over; the receipt may still cost overhead and reduction."""
+    """Handle the arrival of a message's last byte: the send ends; overhead and reduction may delay the delivery."""
     instance = net.slots[slot].instance
     message = net.slots[slot].message
     reduce_time = 0.0
@@ -139,10 +139,10 @@ def finished(net: Net, slot):  # type: ignore[no-untyped-def]
 
 @inlined
 def in_turn(net: Net, place, done):  # type: ignore[no-untyped-def]
-    """Return when a message that would be done at `done` counts as delivered: not before the last repetition is.
+    """Return when a message that would be done at `done` counts as delivered: not before the previous repetition.
 
-    A smaller repetition is reduced sooner and may overtake the one before. Arrivals are only counted, so it must not be
-    mistaken for the earlier one; no rank waits for it before the earlier one has come.
+    A smaller repetition is reduced sooner and may overtake the previous one. As arrivals are only counted, it would
+    then be mistaken for the earlier one. No rank waits for it before the earlier one has arrived.
     """
     done = max(done, net.arrivals[place].last)
     net.arrivals[place].last = done
@@ -152,17 +152,17 @@ def in_turn(net: Net, place, done):  # type: ignore[no-untyped-def]
 
 @inlined
 def is_early(net: Net, slot, instance, message):  # type: ignore[no-untyped-def]
-    """Whether a message has overtaken an earlier repetition: where a rank sends ahead, several can be under way."""
+    """Whether a message has overtaken an earlier repetition, which can happen if ranks send ahead."""
     place = net.instances[instance].counters + net.messages[message].counter
     return net.counts[AHEAD] > 0 and net.slots[slot].repetition != net.arrivals[place].known
 
 
 @inlined
 def hold(net: Net, slot, place, done):  # type: ignore[no-untyped-def]
-    """Hold a repetition that is early until those before it have come; it is received and reduced at `done`."""
+    """Hold a message, received and reduced at `done`, until all earlier repetitions have arrived."""
     net.slots[slot].state = DELIVERING
     net.counts[N_DELIVERING] += 1
-    net.counts[RERATED] += 1  # no round to be replayed
+    net.counts[RERATED] += 1  # this round cannot be replayed
     net.reals[ROUND_DELIVERY_MAX] = np.inf
     net.trains[slot].done = done
     before = -1
@@ -179,7 +179,7 @@ def hold(net: Net, slot, place, done):  # type: ignore[no-untyped-def]
 
 @inlined
 def next_held(net: Net, place):  # type: ignore[no-untyped-def]
-    """Return the slot of the held repetition that comes after the last known one, and hold it no longer; -1: none."""
+    """Release the held repetition that follows the last one known; return its slot, -1 if there is none."""
     slot = net.arrivals[place].held - 1
     if slot < 0 or net.slots[slot].repetition != net.arrivals[place].known:
         return -1
@@ -191,7 +191,7 @@ def next_held(net: Net, place):  # type: ignore[no-untyped-def]
 
 @inlined
 def deliver(net: Net, slot):  # type: ignore[no-untyped-def]
-    """Hand the message to the receiver and free the slot."""
+    """Deliver the message to its receiver and free the slot."""
     instance = net.slots[slot].instance
     message = net.slots[slot].message
     if net.slots[slot].state == DELIVERING:
@@ -219,7 +219,7 @@ def deliver(net: Net, slot):  # type: ignore[no-untyped-def]
 
 @inlined
 def show(net: Net, instance, rank):  # type: ignore[no-untyped-def]
-    """Report a completion to the client that waits for it: the one that advances time, or another one."""
+    """Report a completion to its client, which may not be the one that now advances time."""
     client = (-1 - instance) >> CLIENT_SHIFT if instance < 0 else net.instances[instance].client
     if client != net.counts[CLIENT]:
         i = net.counts[N_FOREIGN]
@@ -248,7 +248,7 @@ def collect(net: Net):  # type: ignore[no-untyped-def]
 
 @inlined
 def make_ready(net: Net, instance, thread):  # type: ignore[no-untyped-def]
-    """Let a thread go on soon; it can be on the list only once, as it has nothing left to wait for."""
+    """Let a thread continue at this instant. It can be on the list only once, because it waits for nothing else."""
     i = net.counts[N_READY]
     net.ready[i].instance = instance
     net.ready[i].thread = thread
@@ -257,7 +257,7 @@ def make_ready(net: Net, instance, thread):  # type: ignore[no-untyped-def]
 
 @inlined
 def run_ready(net: Net):  # type: ignore[no-untyped-def]
-    """Let all ready threads enter their next step (or steps, where these are done already)."""
+    """Let all ready threads enter their next step, and further ones whose messages have already arrived."""
     i = 0
     while i < net.counts[N_READY]:
         instance = net.ready[i].instance
@@ -271,7 +271,7 @@ def run_ready(net: Net):  # type: ignore[no-untyped-def]
         entered = True
         while entered:
             if step < 0:
-                step = first  # joins
+                step = first  # the thread joins
             else:
                 repetition += 1
                 if repetition == net.steps[step].repeat:
@@ -286,7 +286,7 @@ def run_ready(net: Net):  # type: ignore[no-untyped-def]
 
 @inlined
 def enter_step(net: Net, table, instance, thread, step, repetition):  # type: ignore[no-untyped-def]
-    """Start a step: issue its sends, count the receipts still missing. Returns True if nothing is left."""
+    """Start a step: issue its sends, count the missing receives. Returns True if the thread need not wait."""
     state = table.threads + thread
     net.threads[state].step = step
     net.threads[state].repetition = repetition
@@ -317,7 +317,7 @@ def enter_step(net: Net, table, instance, thread, step, repetition):  # type: ig
 
 @inlined
 def end_thread(net: Net, instance, thread):  # type: ignore[no-untyped-def]
-    """A thread has done all its steps; its rank is done if it was the last of it."""
+    """End a thread; its rank ends with its last thread."""
     table = net.instances[instance]
     program = net.programs[table.program]
     rank = thread % program.n_ranks

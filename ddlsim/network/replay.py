@@ -1,8 +1,8 @@
 """Exact shortcut for repeated rounds, with the same results as event-by-event simulation.
 
-It starts from a moment at which nothing flows and all messages on their way start to flow at one instant, on links that
-do nothing besides carrying bytes (others: :mod:`ddlsim.network.rounds`). If the round before was the same one, this one
-is that one again, later (:func:`replay`).
+It applies at a moment at which no flow is active and all messages in flight start to flow at one later instant, on
+links that only have a bandwidth (others: :mod:`ddlsim.network.rounds`). If the previous round was the same,
+:func:`replay` repeats it.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ from ddlsim.network.sums import book_bytes, count
 
 @inlined
 def later(time, now):  # type: ignore[no-untyped-def]
-    """Whether `time` is handled as an instant of its own after `now`."""
+    """Whether `time` counts as a different instant after `now`."""
     return time > now + now * SAME_INSTANT
 
 
 @inlined
 def in_step(net: Net):  # type: ignore[no-untyped-def]
-    """Whether nothing flows, and all messages on their way start to flow at one later instant."""
+    """Whether no flow is active, and all messages in flight start to flow at one later instant."""
     head = net.counts[FIFO_HEAD]
     tail = net.counts[FIFO_TAIL]
     if net.counts[N_ACTIVE] + net.counts[N_QUEUED] + net.counts[N_TIMER_HEAP] > 0 or head == tail:
@@ -69,14 +69,13 @@ def in_step(net: Net):  # type: ignore[no-untyped-def]
 
 @inlined
 def replay(net: Net, until):  # type: ignore[no-untyped-def]
-    """Repeat the round that has just ended as often as it is sure to come again, by the same additions.
+    """Repeat the round that has just ended as often as it is certain to recur, by the same floating-point additions.
 
-    Between two *barriers* (moments as above at which every thread of all live collectives entered a step)
-    all messages started to flow at one instant, ended at one instant after equal transfers, and were received
-    after equal overheads and reductions. If no thread has ended, and every one now repeats its step with equal
-    sizes, latencies and overheads, the next round is that round again. (Equal sizes that took equal times were
-    all frozen at the first level of the filling, capacity / flows of a channel; its bits do not depend on the
-    order of events.)
+    Between two *barriers* (moments as above at which every thread of all live collectives entered a step), all messages
+    started to flow at one instant, ended at one instant after equal transfers, and were received after equal overheads
+    and reductions. If no thread has ended, and each now repeats its step with equal sizes, latencies and overheads, the
+    next round is the same again. (Messages of equal size that took equal times were all frozen at the first level of
+    the filling, the capacity of a channel / its flows, whose bits do not depend on the order of events.)
     """
     rounds = net.counts[STEPS_LEFT]
     transfer = net.reals[ROUND_TRANSFER_MIN]
@@ -119,7 +118,7 @@ def replay(net: Net, until):  # type: ignore[no-untyped-def]
         start = (now + sending) + latency
         end = start + transfer
         then = (end + receiving) + reducing
-        # instants that rounding makes one would not be handled as two
+        # instants that rounding merges would not be simulated as two
         if then > until or not (later(start, now) and later(end, start)) or (then > end and not later(then, end)):
             break
         now = then
@@ -134,7 +133,7 @@ def replay(net: Net, until):  # type: ignore[no-untyped-def]
 
 @inlined
 def log_rounds(net: Net, done, sending, latency, transfer, receiving, reducing):  # type: ignore[no-untyped-def]
-    """Log the channels that are busy in a replayed round, each once, and how often the round comes."""
+    """Log each channel that is busy in a replayed round once, and how often the round is repeated."""
     mask = net.fifo.size - 1
     now = net.reals[NOW]
     start = (now + sending) + latency
@@ -163,7 +162,7 @@ def log_rounds(net: Net, done, sending, latency, transfer, receiving, reducing):
 
 @inlined
 def book(net: Net, done, transfer, start):  # type: ignore[no-untyped-def]
-    """Book `done` replayed rounds: bytes, busy seconds, arrivals, repetitions; the timers now ring at `start`."""
+    """Book `done` replayed rounds: bytes, busy seconds, arrivals, repetitions. Reset the message timers to `start`."""
     mask = net.fifo.size - 1
     head = net.counts[FIFO_HEAD]
     n = net.counts[FIFO_TAIL] - head
@@ -192,7 +191,7 @@ def book(net: Net, done, transfer, start):  # type: ignore[no-untyped-def]
 
 @inlined
 def skip_repetitions(net: Net, slot, place, done):  # type: ignore[no-untyped-def]
-    """Let the message in a slot be a later repetition by `done`; its arrivals are at `place`."""
+    """Advance the message in a slot by `done` repetitions; its arrivals are at `place`."""
     net.slots[slot].repetition += done
     if net.counts[AHEAD] > 0:
         net.arrivals[place].known += done
@@ -200,7 +199,7 @@ def skip_repetitions(net: Net, slot, place, done):  # type: ignore[no-untyped-de
 
 @inlined
 def repeat_threads(net: Net, done):  # type: ignore[no-untyped-def]
-    """Let the threads of all live collectives have repeated their steps `done` times."""
+    """Advance the threads of all live collectives by `done` repetitions of their steps."""
     for instance in range(net.instances.size):
         if net.instances[instance].ranks_left > 0:
             table = net.instances[instance]
@@ -212,7 +211,7 @@ def repeat_threads(net: Net, done):  # type: ignore[no-untyped-def]
 
 @inlined
 def start_round(net: Net):  # type: ignore[no-untyped-def]
-    """Begin to watch a round from the barrier at hand."""
+    """Start observing a round at the present barrier."""
     net.counts[ROUND_INSTANTS] = 0
     net.counts[ROUND_THREADS] = net.counts[LIVE_THREADS]
     net.reals[ROUND_TRANSFER_MIN] = np.inf

@@ -1,12 +1,11 @@
 """Rerouting of new messages and of messages in flight. Compiled.
 
-A message that waits for its latency flows over the new route when that is over. One that flows goes on there with what
-is left of it: what has arrived has crossed the old channels, the rest crosses the new ones. (In a real network packets
-that were lost on the way are sent again; they are taken to be few beside what is left.) A message keeps its connection
-and the headers of its frames.
+A message that waits for its latency then flows over the new route. A flow continues on the new route with its remaining
+bytes; what has arrived has crossed the old channels. (A real network also retransmits packets lost on the way; these
+are assumed to be few in comparison.) A message keeps its connection and its frame headers.
 
-A flow's bytes are booked on its channels when it ends, all of them. So those that have crossed the old ones are booked
-there at once, and taken off the new ones beforehand.
+All bytes of a flow are booked on its channels when it ends. Rerouting therefore books the bytes that have crossed the
+old channels at once, and subtracts them from the new ones in advance.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from ddlsim.network.transport import keep, keep_no_more, kept_waiting
 
 @inlined
 def reroute(net: Net, epoch):  # type: ignore[no-untyped-def]
-    """Let routes be those of an epoch; rates follow in this instant's solve."""
+    """Switch to the routes of an epoch; rates follow in this instant's solve."""
     ahead = crossings_ahead(net)
     take_ahead(net, -1.0)
     for i in range(net.detours.size):
@@ -64,7 +63,7 @@ def reroute(net: Net, epoch):  # type: ignore[no-untyped-def]
 
 @inlined
 def crossings_ahead(net: Net):  # type: ignore[no-untyped-def]
-    """Return the sum, over messages that have not arrived, of the bytes left times the channels of the route."""
+    """Return the sum over messages in flight of their remaining bytes times the channels of their routes."""
     total = 0.0
     for slot in range(net.slots.size):
         state = net.slots[slot].state
@@ -79,7 +78,7 @@ def crossings_ahead(net: Net):  # type: ignore[no-untyped-def]
 
 @inlined
 def take_ahead(net: Net, sign):  # type: ignore[no-untyped-def]
-    """Count what has been issued on routes and has not crossed them yet not (-1), or again (+1)."""
+    """Subtract (`sign` -1) or add (+1) the bytes still to cross their routes from the bytes issued on these."""
     if net.counts[SHARED] == 0:
         return
     for slot in range(net.slots.size):
@@ -91,7 +90,7 @@ def take_ahead(net: Net, sign):  # type: ignore[no-untyped-def]
 
 @inlined
 def carried(net: Net, flow):  # type: ignore[no-untyped-def]
-    """Return the bytes of a flow's message that have crossed its channels, as ``accounts`` counts them."""
+    """Return the bytes of a flow's message that have crossed its channels, computed as in ``accounts``."""
     slot = net.flows[flow].slot
     nbytes = net.slots[slot].nbytes
     wire = (nbytes if net.counts[SHAPED] == 0 else wire_bytes(net, slot)) * net.routes[net.slots[slot].route].handled
@@ -101,7 +100,7 @@ def carried(net: Net, flow):  # type: ignore[no-untyped-def]
 
 @inlined
 def is_on_its_route(net: Net, flow):  # type: ignore[no-untyped-def]
-    """Whether the channels that a flow uses are those of its route."""
+    """Whether a flow uses the channels of its route."""
     route = net.slots[net.flows[flow].slot].route
     entry = flow << net.counts[HOP_SHIFT]
     for h in range(net.routes[route].first, net.routes[route].last):
@@ -115,7 +114,7 @@ def is_on_its_route(net: Net, flow):  # type: ignore[no-untyped-def]
 
 @inlined
 def move(net: Net, flow):  # type: ignore[no-untyped-def]
-    """Take a flow from the channels that it uses to those of its route, as it is."""
+    """Move a flow from its channels to those of its route."""
     slot = net.flows[flow].slot
     route = net.slots[slot].route
     done = carried(net, flow)
@@ -142,12 +141,12 @@ def move(net: Net, flow):  # type: ignore[no-untyped-def]
         enter(net, net.ways[route].channel, entry, done, 1.0)
         entry += 1
     net.flow_hops[entry] = LAST
-    net.reals[THRESHOLD] = 0.0  # it may have stood still, so no rate is certain
+    net.reals[THRESHOLD] = 0.0  # it may have had no bandwidth, so no rate is certain
 
 
 @inlined
 def leave(net: Net, channel, entry, nbytes):  # type: ignore[no-untyped-def]
-    """Take a flow off a channel that has carried `nbytes` of it."""
+    """Remove a flow from a channel that has carried `nbytes` of it."""
     now = net.reals[NOW]
     book_bytes(net, channel, nbytes, 1.0)
     if unlist(net, channel, entry) > 0:
@@ -164,7 +163,7 @@ def leave(net: Net, channel, entry, nbytes):  # type: ignore[no-untyped-def]
 
 @inlined
 def enter(net: Net, channel, entry, nbytes, share):  # type: ignore[no-untyped-def]
-    """Put a share of a flow on a channel, which will carry that share of all its bytes but the first `nbytes`."""
+    """Add a share of a flow to a channel, which carries that share of the message without its first `nbytes`."""
     put_on(net, channel, entry, share)
     net.channels[channel].nbytes -= nbytes * share
     mark_dirty(net, channel)

@@ -1,12 +1,12 @@
 """Replay of rounds whose messages start and end at different times, an extension of :mod:`ddlsim.network.replay`.
 
-Between two barriers (moments at which every thread of all live collectives enters a step, while nothing flows) all
-that happens is put down as *spans*: at the instant `cause`, something was planned that comes `length` later, and came
-at the instant `effect`. A round is replayed by adding the same lengths to the same instants, as long as the same spans
-come first and together. That is all there is to it where
+Between two barriers (moments at which every thread of all live collectives enters a step while no flow is active), the
+events are recorded as *spans*: at the instant `cause`, an event was scheduled `length` seconds ahead, and it took place
+at the instant `effect`. A round is replayed by adding the same lengths to the same instants, as long as the events keep
+their order and those of one instant still coincide. This is exact if
 
 * the messages have constant sizes, and sending or receiving them occupies no processor;
-* no flow that is under way changes its rate, and the bits of that do not depend on the order of events.
+* no active flow changes its rate, and the bits of its rate do not depend on the order of events.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ from ddlsim.network.state import (
 from ddlsim.network.sums import book_bytes, count
 from ddlsim.network.transport import asks
 
-MOST = 64  # flows on a channel that are looked through for those which are slower
+MOST = 64  # flows on a channel that are searched for slower ones
 
 
 @inlined
 def at_barrier(net: Net):  # type: ignore[no-untyped-def]
-    """Whether all threads of all live collectives have just entered a step, and nothing else is under way."""
+    """Whether all threads of all live collectives have just entered a step, and nothing else is in progress."""
     if (
         net.counts[N_ACTIVE] + net.counts[N_QUEUED] + net.counts[N_DELIVERING] > 0
         or net.counts[N_OUT] + net.counts[N_FOREIGN] > 0
@@ -78,13 +78,13 @@ def at_barrier(net: Net):  # type: ignore[no-untyped-def]
 
 @inlined
 def n_timers(net: Net):  # type: ignore[no-untyped-def]
-    """Return how many messages are on their way and do not flow."""
+    """Return the number of messages in flight that do not flow yet."""
     return net.counts[FIFO_TAIL] - net.counts[FIFO_HEAD] + net.counts[N_TIMER_HEAP]
 
 
 @inlined
 def comes_again(net: Net):  # type: ignore[no-untyped-def]
-    """Whether one of the messages on their way, for which the others stand, belongs to a step that is repeated."""
+    """Whether one message in flight, which stands for all, belongs to a step that is repeated."""
     mask = net.fifo.size - 1
     slot = net.fifo[(net.counts[FIFO_TAIL] - 1) & mask].item
     return net.steps[net.messages[net.slots[slot].message].step].repeat > 1
@@ -92,7 +92,7 @@ def comes_again(net: Net):  # type: ignore[no-untyped-def]
 
 @inlined
 def watch(net: Net):  # type: ignore[no-untyped-def]
-    """Begin to put down the round that starts at the barrier at hand."""
+    """Start recording the round that begins at the present barrier."""
     net.counts[N_MOMENTS] = 0
     if net.counts[LOG_ON] == 1 or net.counts[STEPS_LEFT] == 0 or not comes_again(net):
         return
@@ -111,7 +111,7 @@ def watch(net: Net):  # type: ignore[no-untyped-def]
 
 @inlined
 def observe(net: Net):  # type: ignore[no-untyped-def]
-    """Put down the instant that has just been handled; give up watching if the round is none that can be replayed."""
+    """Record the instant that has just been handled; stop recording if the round cannot be replayed."""
     at = net.counts[N_MOMENTS]
     left = 0
     for i in range(net.counts[N_SPANS]):
@@ -123,7 +123,7 @@ def observe(net: Net):  # type: ignore[no-untyped-def]
     stepped = net.counts[STEPPED]
     if net.counts[RERATED] > 0 or (stepped > 0 and stepped != net.counts[LIVE_THREADS]):
         net.counts[N_MOMENTS] = 0
-    elif stepped > 0:  # the round's end, where it has one
+    elif stepped > 0:  # the end of the round, if it has one
         net.counts[N_MOMENTS] = at + 1 if at_barrier(net) and left == 0 else 0
     else:
         put_down(net, at)
@@ -131,7 +131,7 @@ def observe(net: Net):  # type: ignore[no-untyped-def]
 
 @inlined
 def put_down(net: Net, at):  # type: ignore[no-untyped-def]
-    """Put down what has been planned at the instant number `at`, now; without room, give up."""
+    """Record what has been scheduled at the present instant, number `at`; stop recording if there is no room."""
     now = net.reals[NOW]
     fits = at + 2 < net.moments.size
     mask = net.fifo.size - 1
@@ -164,7 +164,7 @@ def put_down(net: Net, at):  # type: ignore[no-untyped-def]
 
 @inlined
 def waiting(net: Net, slot):  # type: ignore[no-untyped-def]
-    """Return how long a message waits until it flows, or, if it has flowed, until it is reduced; nan: not only that."""
+    """Return how long a message waits until it flows or, after that, is reduced, in s; NaN if that is not constant."""
     message = net.messages[net.slots[slot].message]
     if net.slots[slot].state == WAITING:
         steady = net.nodes[message.source].send_overhead <= 0.0 and message.stride == 0
@@ -178,7 +178,7 @@ def waiting(net: Net, slot):  # type: ignore[no-untyped-def]
 
 @inlined
 def meets_bucket(net: Net, slot):  # type: ignore[no-untyped-def]
-    """Whether a link on the message's route may let some of it through at once, which depends on what it has saved."""
+    """Whether a token bucket on the message's route may let some of it through at once."""
     route = net.slots[slot].route
     most = 0.0
     for h in range(net.routes[route].first, net.routes[route].last):
@@ -188,16 +188,16 @@ def meets_bucket(net: Net, slot):  # type: ignore[no-untyped-def]
 
 @inlined
 def is_awaited(net: Net, slot):  # type: ignore[no-untyped-def]
-    """Whether other messages wait for the connection of one that flows."""
+    """Whether other messages wait for the connection of a message that flows."""
     connection = net.ways[net.slots[slot].route].connection
     return connection >= 0 and net.connections[connection].first >= 0
 
 
 @inlined
 def shrinks(net: Net, slot):  # type: ignore[no-untyped-def]
-    """Whether the window of a message that is on its way may shrink, its connection having idled, before it flows.
+    """Whether idling may shrink the window of a message in flight before it flows.
 
-    (Windows that open delay messages, whose timers are none that are put down.)
+    (Windows that open delay their messages by timers that do not match a span, so such rounds are not replayed.)
     """
     route = net.slots[slot].route
     way = net.ways[route]
@@ -209,7 +209,7 @@ def shrinks(net: Net, slot):  # type: ignore[no-untyped-def]
 
 @inlined
 def may_shrink(net: Net):  # type: ignore[no-untyped-def]
-    """Whether that may happen to any message that is on its way."""
+    """Whether :func:`shrinks` holds for any message in flight."""
     mask = net.fifo.size - 1
     any_shrinks = False
     for i in range(net.counts[FIFO_HEAD], net.counts[FIFO_TAIL]):
@@ -221,10 +221,10 @@ def may_shrink(net: Net):  # type: ignore[no-untyped-def]
 
 @inlined
 def is_plain(net: Net, flow):  # type: ignore[no-untyped-def]
-    """Whether the bits of a flow's rate do not depend on the order in which channels and flows were looked at.
+    """Whether the bits of a flow's rate do not depend on the order in which channels and flows were processed.
 
-    So they do not on a full channel on which all that are slower have one and the same rate: what these leave, in equal
-    parts.
+    They do not on a full channel on which all slower flows have one and the same rate: this flow's rate is an equal
+    part of what they leave.
     """
     rate = net.flow_rate[flow]
     shift = np.uint64(net.counts[HOP_SHIFT])
@@ -234,7 +234,7 @@ def is_plain(net: Net, flow):  # type: ignore[no-untyped-def]
         entry += 1
         residual = net.channels[channel].capacity
         used = net.channels[channel].used
-        if net.counts[SPLIT] == 1:  # sums of shares depend on the order, unless it is alone
+        if net.counts[SPLIT] == 1:  # sums of shares depend on the order, unless the flow is the only one
             if used == 1 and residual / net.flow_share[entry - 1] == rate:
                 return True
             continue
@@ -261,7 +261,7 @@ def is_plain(net: Net, flow):  # type: ignore[no-untyped-def]
 
 @inlined
 def put_span(net: Net, guess, cause, length):  # type: ignore[no-untyped-def]
-    """Return the place of the span, which is put there if it is new and perhaps at `guess` otherwise; -1: no room."""
+    """Return the place of a span, perhaps `guess`; append it if it is new. Return -1 if there is no room."""
     n = net.counts[N_SPANS]
     if guess < n and net.spans[guess].cause == cause and net.spans[guess].length == length:
         return guess
@@ -280,7 +280,7 @@ def put_span(net: Net, guess, cause, length):  # type: ignore[no-untyped-def]
 
 @inlined
 def replay_spans(net: Net, until):  # type: ignore[no-untyped-def]
-    """Repeat the round that has been put down and has just ended as often as it is sure to come again."""
+    """Repeat the recorded round that has just ended as often as it is certain to recur."""
     rounds = net.counts[STEPS_LEFT]
     last = net.counts[N_MOMENTS] - 1
     if last < 1 or rounds <= 0 or net.counts[ROUND_THREADS] != net.counts[LIVE_THREADS]:
@@ -291,7 +291,7 @@ def replay_spans(net: Net, until):  # type: ignore[no-untyped-def]
     if net.counts[TRANSPORTED] == 1 and may_shrink(net):
         return
     begin = now = net.reals[ROUND_BEGIN]
-    done = -1  # the first time round, it is the round that has been put down
+    done = -1  # the first pass reproduces the recorded round
     while done < rounds:
         net.moments[0] = now
         for at in range(1, last + 1):
@@ -320,8 +320,8 @@ def replay_spans(net: Net, until):  # type: ignore[no-untyped-def]
 
 @inlined
 def book_rounds(net: Net, done, passed):  # type: ignore[no-untyped-def]
-    """Book `done` replayed rounds, which took `passed` s: bytes, busy seconds, arrivals, repetitions; timers ring as
-    issued now, and connections have idled as long as before."""
+    """Book `done` replayed rounds that took `passed` s: bytes, busy seconds, arrivals, repetitions. Reset the message
+    timers as if issued now, and shift the idle times of connections."""
     now = net.reals[NOW]
     mask = net.fifo.size - 1
     size = n_timers(net)
@@ -330,7 +330,7 @@ def book_rounds(net: Net, done, passed):  # type: ignore[no-untyped-def]
         slot = net.fifo[i & mask].item
         net.fifo[i & mask].time = now + net.routes[net.slots[slot].route].latency
         book_message(net, slot, done, passed)
-    for i in range(net.counts[N_TIMER_HEAP]):  # put anew, as times that were different can be the same by now
+    for i in range(net.counts[N_TIMER_HEAP]):  # inserted again, because different times may have become equal
         slot = net.timers[i].item
         time = now + net.routes[net.slots[slot].route].latency
         insert(net.timers, i, time, net.timers[i].sequence, slot)

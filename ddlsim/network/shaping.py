@@ -1,6 +1,6 @@
 """Link behaviour beyond bandwidth: frames with headers, token buckets, acknowledgements.
 
-All of it is off (``SHAPED`` is 0) unless a link of the cluster asks for it; docs/models/tcp.md has the formulas.
+This code is active (``SHAPED`` is 1) only if a link of the cluster asks for it. docs/models/tcp.md has the formulas.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from ddlsim.network.sums import book_bytes
 
 @inlined
 def start_shaped(net: Net, slot, follows):  # type: ignore[no-untyped-def]
-    """Let a message flow, less what the buckets on its route let through at once: nothing if it `follows` another one.
+    """Start a message, less what token buckets on its route pass at once (nothing if it `follows` another message).
 
-    Returns False if that is the whole message, so that it has arrived.
+    Returns False if the whole message has passed at once, and so has arrived.
     """
     wire = wire_bytes(net, slot)
     route = net.slots[slot].route
@@ -40,7 +40,7 @@ def start_shaped(net: Net, slot, follows):  # type: ignore[no-untyped-def]
 
 @inlined
 def wire_bytes(net: Net, slot):  # type: ignore[no-untyped-def]
-    """Return the bytes that a message puts on the wire: its own and the headers of its frames."""
+    """Return the bytes that a message puts on the wire: payload and frame headers."""
     nbytes = net.slots[slot].nbytes
     route = net.slots[slot].route
     header = net.frames[route].header
@@ -51,10 +51,10 @@ def wire_bytes(net: Net, slot):  # type: ignore[no-untyped-def]
 
 @inlined
 def saved_bytes(net: Net, first, last):  # type: ignore[no-untyped-def]
-    """Return what passes at once over the channels hops[first:last]; brings the tokens of idle ones up to date.
+    """Return the bytes that pass at once over the channels hops[first:last]; refill the token buckets of idle channels.
 
-    That is the least that any of their buckets holds, if the narrowest of them has one, and if all of them are idle.
-    (A link without a bucket that is wider than that is taken not to hold a burst back.)
+    That is the smallest bucket level on the route if all channels with a bucket are idle and the narrowest channel has
+    one, else 0. (A wider link without a bucket is assumed not to delay a burst.)
     """
     now = net.reals[NOW]
     saved = np.inf

@@ -16,11 +16,11 @@ from ddlsim.network.state import Bools, Floats, Ints
 
 
 class WithSources:
-    """A cluster with sources (:class:`~ddlsim.network.engine.Interconnect`).
+    """A cluster with traffic sources (:class:`~ddlsim.network.engine.Interconnect`).
 
-    at     nodes that they send from; source i is the node ``cluster.n_nodes + i``, and its link the last but
-           ``len(at) - i``
-    rates  bytes/s of each
+    at     nodes that the sources send from; source i is the node ``cluster.n_nodes + i``, with a link of its own behind
+           those of the cluster
+    rates  (n_sources,) bytes/s
     """
 
     def __init__(self, cluster: Cluster, at: Sequence[int], rates: Sequence[float]) -> None:
@@ -39,20 +39,20 @@ class WithSources:
         self.details = None if cluster.details is None else _longer(cluster.details, n)
 
     def split_routes(self, src: Ints, dst: Ints, flows: Ints | None) -> Routes:
-        """Return the routes between nodes; those of sources begin with their links."""
+        """Return the routes between nodes; a source's route begins with its link."""
         return self.from_sources(src, self.cluster.split_routes(self.nodes(src), dst, flows))
 
     def around(self, down: Iterable[int]) -> Around:
-        """Return the routes while some links are down."""
+        """Return the routes while the links `down` are unavailable."""
         return _Around(self, self.cluster.around(down))
 
     def nodes(self, src: Ints) -> Ints:
-        """Return the nodes of the cluster that nodes are at."""
+        """Return the nodes of the cluster that messages from nodes or sources leave from."""
         source = src - self.cluster.n_nodes
         return np.where(source >= 0, self.at[np.maximum(source, 0)], src) if (source >= 0).any() else src
 
     def from_sources(self, src: Ints, routes: Routes) -> Routes:
-        """Return routes of the cluster with the links of the sources among `src` before them."""
+        """Return routes of the cluster, each with the link of the source in `src`, if any, in front."""
         sources = src >= self.cluster.n_nodes
         at = routes.offsets[:-1][sources]
         links = np.insert(routes.links, at, self.cluster.n_links + src[sources] - self.cluster.n_nodes)
@@ -74,7 +74,7 @@ class _Around:
 
 
 def _longer(details: LinkDetails, n: int) -> LinkDetails:
-    """Return the details of `n` links more, which do nothing but carry bytes at their rates."""
+    """Return link details extended by `n` links without any."""
     plain = LinkDetail()
     columns = {}
     for field in dataclasses.fields(details):

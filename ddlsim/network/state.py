@@ -1,11 +1,11 @@
 """The arrays that the compiled event kernel works on.
 
-One :class:`Net` holds everything as flat NumPy arrays; compiled functions see it through :mod:`ddlsim.network.view`.
-Python makes the arrays longer when the kernel asks for it (:mod:`ddlsim.network.build`); the kernel never allocates.
+One :class:`Net` holds everything as flat NumPy arrays; compiled functions access it through :mod:`ddlsim.network.view`.
+The kernel never allocates: Python enlarges the arrays when the kernel asks for it (:mod:`ddlsim.network.build`).
 
-Words: a *channel* has capacity (bytes/s); a *slot* is one message on its way; a *flow* is one that now uses
-bandwidth; a *program* is a compiled
-schedule; an *instance* is one execution of a program; a *thread* is one rank in one lane of a program.
+Terms: a *channel* has a capacity (bytes/s); a *slot* holds one message in flight; a *flow* is a message that uses
+bandwidth; a *program* is a compiled schedule; an *instance* is one execution of a program; a *thread* is one rank in
+one lane of a program.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ Records = npt.NDArray[Any]  # structured; compiled code reads fields as attribut
 
 # Places in Net.counts (int64)
 N_FREE = 0  # free slots on the free stack
-N_ACTIVE = 1  # flows that now use bandwidth; they have the numbers 0 .. N_ACTIVE - 1
-N_NEW = 2  # how many of them (the last ones) have been added at this instant and have no rate yet
+N_ACTIVE = 1  # flows that use bandwidth; their numbers are 0 .. N_ACTIVE - 1
+N_NEW = 2  # those added at this instant, which have no rate yet (the last ones)
 N_HEAP = 3  # entries in the heap of planned ends
 HEAP_VALID = 4  # 1: the heap holds every active flow; 0: ends are found by scanning
-FIFO_HEAD = 5  # timers whose times came in order
+FIFO_HEAD = 5  # ring buffer of timers that were set in order of time
 FIFO_TAIL = 6
-N_TIMER_HEAP = 7  # timers that did not
+N_TIMER_HEAP = 7  # timers that were not
 EPOCH = 8  # mark of the current solve (or sweep over routes)
 N_DIRTY = 9  # channels whose load changed at this instant
-N_READY = 10  # threads that go on at this instant
+N_READY = 10  # threads that continue at this instant
 HOP_SHIFT = 11  # log2 of the places reserved per flow for its hops and LAST
 POOL_USED = 12  # used part of the pool of channel lists
 N_OUT = 13  # visible completions waiting to be read
@@ -48,24 +48,24 @@ LIVE_SINGLE = 19  # single messages in flight
 N_DELIVERING = 20  # messages that have arrived but are not received and reduced yet
 LOG_USED = 21  # busy intervals logged
 LOG_ON = 22  # 1: log busy intervals
-REPLAY = 23  # 1: take the shortcuts of ddlsim.network.replay (0 only to prove that they change nothing)
+REPLAY = 23  # 1: use the shortcuts of ddlsim.network.replay (0 only in tests, which show that they change nothing)
 STEPPED = 24  # threads that entered a step at this instant
-STEPS_LEFT = 25  # least number of repetitions left to any of them; -1 if one is in its first
-ROUND_INSTANTS = 26  # instants since the last barrier; negative: there was none
+STEPS_LEFT = 25  # least number of repetitions left to any of these threads; -1 if one is in its first
+ROUND_INSTANTS = 26  # instants since the last barrier; negative if there was none
 ROUND_THREADS = 27  # LIVE_THREADS at the last barrier
 FAST_FORWARDED = 28  # messages replayed without events
 USUALLY_FOUND = 29  # 16 times the flows that a search has found to be filled again, averaged over the last few
 SHAPED = 30  # 1: some link has frames, a token bucket or acknowledgements (ddlsim.network.shaping)
 HEADERS = 31  # 1: some program's messages have headers
 LOG_REPEATS = 32  # replays logged
-TIMER_SEQUENCE = 33  # timers that did not come in order, ever
+TIMER_SEQUENCE = 33  # number of timers that were not set in order of time
 TRANSPORTED = 34  # 1: some link names its transport (ddlsim.network.transport); SHAPED is 1 then, too
-N_LINKED = 35  # channels of links; those behind are the limits of connections
-N_MOMENTS = 36  # instants of the round that is put down (ddlsim.network.rounds), 0: none is
-N_SPANS = 37  # spans that it consists of
-ROUND_SIZE = 38  # messages of it
-ROUND_DELIVERED = 39  # N_MESSAGES when it began
-ROUND_TAIL = 40  # FIFO_TAIL and TIMER_SEQUENCE as of the last instant put down
+N_LINKED = 35  # number of channels of links; the channels behind them limit connections
+N_MOMENTS = 36  # instants recorded of the current round (ddlsim.network.rounds); 0: not recording
+N_SPANS = 37  # spans recorded
+ROUND_SIZE = 38  # messages of the round
+ROUND_DELIVERED = 39  # N_MESSAGES at its beginning
+ROUND_TAIL = 40  # FIFO_TAIL and TIMER_SEQUENCE at the last instant recorded
 ROUND_SEQUENCE = 41
 ROUND_NEW = 42  # flows that the last instant has added
 RERATED = 43  # flows that have changed their rates since the round began
@@ -81,9 +81,9 @@ N_JOINING = 52  # messages that enter queues at this instant
 N_ENDED = 53  # messages that have left their last queue and are not reported yet
 N_QUEUE_HEAP = 54  # entries in the heap of queues' next events
 N_FREE_MARKS = 55
-N_TOUCHED = 56  # queues whose outflows are to be worked out again, and how many of them have been
+N_TOUCHED = 56  # queues whose outflows have to be recomputed, and number of recomputations
 N_REFRESHED = 57
-AHEAD = 58  # sends that a thread need not wait for: under FIFO the sender's queue has taken them
+AHEAD = 58  # sends that a thread need not wait for; under FIFO, the sender's queue holds them
 # Addresses of extensions of the kernel (ddlsim.network.extensions), 0 until a network needs them
 QUEUES_CODE = 59
 SHAPING_CODE = 60
@@ -95,18 +95,18 @@ N_COUNTS = 64
 # Places in Net.reals (float64)
 NOW = 0
 THRESHOLD = 1  # rates below this cannot change at this instant
-ROUND_TRANSFER_MIN = 2  # s from start to planned end, over the flows since the last barrier
+ROUND_TRANSFER_MIN = 2  # shortest time from start to planned end, of the flows since the last barrier, s
 ROUND_TRANSFER_MAX = 3
-ROUND_DELIVERY_MIN = 4  # s from arrival to delivery, over the messages since then for which these differ
+ROUND_DELIVERY_MIN = 4  # shortest time from arrival to delivery, of messages since then for which it is not 0, s
 ROUND_DELIVERY_MAX = 5
-ROUND_BEGIN = 7  # when the round began that is put down
-NEXT_CHANGE = 8  # when something changes next, whatever messages do; inf: never
+ROUND_BEGIN = 7  # when the recorded round began, s
+NEXT_CHANGE = 8  # time of the next scheduled change, s; inf: none
 # Compensated sums (ddlsim.network.sums): the low word is at the next place
-ISSUED = 9  # bytes of all messages issued so far, and
-ISSUED_HOPS = 11  # the sum of each one's bytes times the channels of its route
-DELIVERED = 13  # bytes of those that have been delivered
-NARROWEST = 15  # the least capacity of a channel, bytes/s, where capacities do not change
-QUEUE_TIME = 16  # s, of the event of a queue that is being handled
+ISSUED = 9  # bytes of all messages issued so far
+ISSUED_HOPS = 11  # sum of the bytes of each message times the channels of its route
+DELIVERED = 13  # bytes of all messages delivered so far
+NARROWEST = 15  # least capacity of all channels, bytes/s; used only if capacities do not change
+QUEUE_TIME = 16  # time of the queue event that is being handled, s
 N_REALS = 17
 
 MANY = 1 << 62
@@ -118,15 +118,15 @@ SAME_INSTANT = 1e-15  # relative; times this close are one instant (rounding of 
 
 # Values of SLOT.state
 FREE, WAITING, FLOWING, DELIVERING = 0, 1, 2, 3
-CLEARED = 4  # its turn on its connection has come
+CLEARED = 4  # it has its turn on its connection
 
-# Values of THREAD.step besides the steps
+# Values of THREAD.step that are not steps
 NOT_JOINED, ENDED = -1, -2
 
-# What `advance` returns
+# Status returned by `advance`
 IDLE, VISIBLE, FULL, FOREIGN = 0, 1, 2, 3
 
-# A single message has a handle: its sender's client, and in the lower bits what that client has numbered it
+# The handle of a single message: the number of the client that sends it, and in the lower bits the client's own number
 CLIENT_SHIFT = 46
 LOCAL = (1 << CLIENT_SHIFT) - 1
 
@@ -137,15 +137,15 @@ def record(**fields: str) -> np.dtype[np.void]:
     return np.dtype([(name, kinds[kind]) for name, kind in fields.items()], align=True)
 
 
-#: capacity bytes/s; its flows are pool[first:first+used] of `room` places; level: share at which it last filled
-#: up, inf if it did not; nbytes carried, with the low word of the sum; busy s; since: start of the present busy
-#: interval. 64 bytes: the events of a flow touch all of it, so a record is one cache line (build.channel_records)
+#: capacity: bytes/s; its flows are pool[first:first+used], with space for `room`; level: share per flow at which it
+#: last filled up, inf if it did not; nbytes: carried, a compensated sum; busy: s; since: start of the current busy
+#: interval. The events of a flow access all fields, so a record has 64 bytes, one cache line (build.channel_records)
 CHANNEL = record(
     capacity="f", level="f", nbytes="f", nbytes_low="f", busy="f", since="f", first="n", room="n", used="n"
 )
-#: what the filling has left of a channel, bytes/s and flows; place: in the list of channels to be filled
+#: state of the filling: remaining capacity, bytes/s, and number of flows; place: in the list of channels to be filled
 FILLING = record(residual="f", unfrozen="n", place="n")
-#: a heap of channels by key; and, apart from it, the list of channels to be filled
+#: a heap of channels, ordered by key; component: independent of it, the list of channels to be filled
 FILL = record(key="f", channel="n", component="n")
 #: the limit of some flows that are being filled, bytes/s, and how many of these are left
 LIMIT = record(rate="f", left="n")
@@ -162,12 +162,11 @@ BUCKET = record(
 )
 #: bytes of a frame's headers and of its payload on a route; header 0: no frames
 FRAME = record(header="f", payload="f")
-#: how messages travel on a route. eager: bytes, larger ones ask their receiver first (0: none does); round_trip: s;
-#: full: bytes that are under way at full rate, initial: at first; timeout: s of idling that halves the window, or waits
-#: for what was lost, besides that of a full port; least, single: bytes under way at least, and after a time-out
-#: (least 0: nothing is lost); burst: most bytes at once for transports that keep their rate despite losses; 0: none;
-#: window: bytes under way at most, of all its connections;
-#: connection: that which carries them, -1: they go by themselves; channel: its limit, -1: it has none
+#: transport on a route. eager: bytes; larger messages wait for their receiver (0: none); round_trip: s; full, initial:
+#: bytes in flight at full rate and at first; timeout: s of idling that halve the window, or until a retransmission,
+#: besides the time to drain a full port; least, single: bytes in flight at least, and after a time-out (least 0: no
+#: losses); burst: largest burst, bytes, if the sender keeps its rate despite losses, else 0; window: bytes in flight at
+#: most, over all connections; connection: -1 if messages are independent; channel: the one that limits its rate, or -1
 WAY = record(
     eager="f",
     round_trip="f",
@@ -181,38 +180,37 @@ WAY = record(
     connection="n",
     channel="n",
 )
-#: window: bytes under way at most, as of `since`, when its last message ended; first, last: slots of the messages that
-#: wait for their turn, -1: none; busy: 1 while one has it; ordered: 0 if its messages do not wait for each other;
-#: under_way: messages that have had their turn and not arrived; pending: those of them that have not started, the last
-#: of which starts at `released` (s)
+#: window: bytes in flight at most, as of `since`, when its last message ended; first, last: slots of the messages that
+#: wait for it, or -1; busy: 1 while a message has its turn; ordered: 0 if messages do not wait for each other;
+#: under_way: messages that have had their turn and not arrived; pending: those that have not started, the last of which
+#: starts at `released` (s)
 CONNECTION = record(
     window="f", since="f", released="f", first="n", last="n", busy="n", ordered="n", under_way="n", pending="n"
 )
-#: hops[first:last] are the channels of the route, each message crosses `n_hops`, one after the other; handled: bytes
-#: for whose time a message uses them, per byte of it; occupies: factor on the overheads of its sender and receiver, 0.0
-#: for messages of collectives whose known time includes them
+#: hops[first:last]: the channels of the route, `n_hops` of them per message; handled: bytes that determine how long a
+#: message uses the channels, per byte; occupies: factor of the sender's and receiver's overheads, 0.0 for messages of
+#: collectives whose known time includes them
 ROUTE = record(latency="f", handled="f", occupies="f", first="n", last="n", n_hops="n")
-#: of a route: bytes, as a compensated sum, and messages, issued so far; passed: bytes that have crossed the channels
-#: that it had before it was another one
+#: traffic of a route: bytes issued (a compensated sum) and messages issued; passed: bytes that crossed its earlier
+#: channels, before it was rerouted
 ROUTED = record(issued="f", issued_low="f", passed="f", n_issued="i")
-#: from the re-routing of number `epoch` on (0: none), a route is another one; then passed: bytes that have crossed the
-#: channels that it had until then, hops[was_first:was_last]
+#: new channels of a route from epoch `epoch` on (0: none); passed: bytes that crossed its previous channels, which are
+#: hops[was_first:was_last]
 DETOUR = record(
     latency="f", passed="f", route="n", first="n", last="n", n_hops="n", was_first="n", was_last="n", epoch="n"
 )
-#: a message on its way. instance: -1 - handle for a single message; message: its number, or the target node of
-#: a single message; repetition: of the step that it is sent in; sequence: larger than that of all messages that were
-#: issued before
+#: a message in flight. instance: -1 - handle for a single message; message: its number, or the target node of a single
+#: message; repetition: of its step; sequence: larger than that of all messages issued earlier
 SLOT = record(nbytes="f", instance="i", sequence="i", message="n", route="n", state="n", repetition="n")
-#: slot: the message; heap_place: in the heap of ends
+#: slot: of the message; heap_place: in the heap of ends
 FLOW = record(slot="n", heap_place="n")
-#: an entry of a heap or of the ring buffer; the item is a flow or a slot
+#: an entry of a heap or of the ring buffer; item: a flow or a slot
 TIMED = record(time="f", item="i")
-#: messages send:send_end are sent in the step; the messages tables[recv:recv_end] are received; next: the
-#: thread's step after all repetitions, -1 if it has ended then
+#: messages send:send_end are sent in the step, messages tables[recv:recv_end] received; next: the thread's step after
+#: all repetitions, -1 if that is the end
 STEP = record(repeat="n", next="n", send="n", send_end="n", recv="n", recv_end="n")
-#: src, dst: threads within the program; step: the receiver's; weight: first place in `weights`, stride: places
-#: per repetition; source, target: nodes; counter: number within the program
+#: src, dst: threads within the program; step: of the receiver; weight: first place in `weights`; stride: places per
+#: repetition; source, target: nodes; counter: number within the program
 MESSAGE = record(
     src="n",
     dst="n",
@@ -225,62 +223,61 @@ MESSAGE = record(
     target="n",
     counter="n",
 )
-#: tables[thread + i] is the first step of its thread i, -1 if it has none
+#: tables[thread + i] is the first step of thread i, -1 if it has none
 PROGRAM = record(thread="i", n_ranks="i", n_lanes="i", sends_bound="i")
-#: threads: where its part of `threads` starts; counters, ranks: where, in `counters`, the arrivals per message
-#: and the lanes left per rank start; client: whose it is
+#: threads: place of its first thread; counters, ranks: places in `counters` of the arrivals per message and the
+#: unfinished lanes per rank; client: owner
 INSTANCE = record(nbytes="f", program="i", threads="i", counters="i", ranks="i", ranks_left="i", client="i")
-#: entered: the instant (N_EVENTS) at which it entered its step
+#: entered: instant (value of N_EVENTS) at which the thread entered its step
 THREAD = record(entered="i", step="n", repetition="n", sends_left="n", recvs_missing="n")
-#: the queue of a channel, in bytes counted from when it last began to fill: those that had `arrived` and been `served`
-#: at `time` (s). inflow, rate, capacity: bytes/s at which they arrive, leave, and may leave; head: at which those now
-#: leaving arrived; through: integral of rate / head, so a message whose bytes arrived at a rate h leaves h times its
-#: growth; marks first to last (-1: none) are changes of what arrives; burst: the message (an entry) that has the head
-#: for itself, -1: none; arriving, leaving: messages with an inflow at the tail and at the head; expected: messages that
-#: are here, were, or will be, until they have left; onward: the first of those here that have another link before them
+#: the queue of a channel. Bytes are counted from the beginning of its backlog: `arrived` and `served` by `time` (s).
+#: inflow, rate, capacity: bytes/s arriving, leaving, and at most; head: arrival rate of the bytes that now leave;
+#: through: integral of rate / head, so a message that arrived at a rate h leaves h times its growth; first, last: marks
+#: of changes in the inflow, or -1; burst: message (an entry) that has the head for itself, or -1; arriving, leaving:
+#: number of messages with an inflow at the tail and at the head; expected: messages that have not left, including those
+#: that have not arrived yet; onward: list of its messages that continue to another link
 QUEUE = record(
     time="f", arrived="f", served="f", inflow="f", head="f", rate="f", capacity="f", through="f", first="n", last="n",
     burst="n", arriving="n", leaving="n", expected="n", onward="n", backlogged="n", touched="n", dirty="n",
     heap_place="n",
 )  # fmt: skip
-#: a message on a link of its route. inflow, head: bytes/s at which its bytes arrive, and at which those now leaving
-#: arrived; entered: bytes of the present unit that had arrived at `since` (s); passed: bytes that had left when the
-#: integral of its queue was `through`; previous, next: in the list of the queue; stage: 0 before its first byte is
-#: here, 1 while it is here, 2 when its last one has left
+#: a message on a link of its route. inflow, head: arrival rate, bytes/s, of its bytes at the tail and at the head;
+#: entered: bytes of its unit that had arrived by `since` (s); passed: bytes that had left when the queue's integral was
+#: `through`; previous, next: in the queue's list; stage: 0 before its first byte arrives, 1 while it is here, 2 after
+#: it has left
 CROSSING = record(
     inflow="f", head="f", entered="f", since="f", passed="f", through="f", channel="n", previous="n", next="n",
     stage="n",
 )  # fmt: skip
-#: from the byte at `position` on, bytes of a message (an entry) arrived at `rate`; or a kind below
+#: from byte `position` on, bytes of a message (an entry) arrived at `rate`; or an event of another kind (see queues.py)
 MARK = record(position="f", rate="f", entry="n", kind="n", next="n")
-#: of the message in a slot: when its first byte entered, s; bytes in all, and that wait for the window; `unit`: bytes
-#: handed to the first link at once (the last time `last`), `flying` of these are on their way, `allowed` at most; done:
-#: when it is received and reduced, if it has overtaken an earlier repetition, s; next: 1 + slot of the next such one
+#: a message under FIFO. start: of its first byte, s; wire, left: bytes in all, and not yet sent; unit: bytes that enter
+#: the first link at once (last: most recently); flying, allowed: units in flight, and at most; done: when it is
+#: received and reduced, s, if it has overtaken an earlier repetition; next: 1 + slot of the next such message
 TRAIN = record(start="f", wire="f", left="f", unit="f", last="f", done="f", hops="n", flying="n", allowed="n", next="n")
-#: of a message: when the last repetition counts as delivered, s; under FIFO, the number of repetitions of which that is
-#: known; held: 1 + slot of the first of those that have overtaken an earlier one, 0: none
+#: deliveries of a message's repetitions. last: time of the last one, s; known: number of deliveries (under FIFO); held:
+#: 1 + slot of the first repetition that has overtaken an earlier one, 0: none
 ARRIVAL = record(last="f", known="n", held="n")
 READY = record(instance="n", thread="n")
 #: client: whose it is
 OUT = record(id="i", rank="i", client="i")
 #: a busy interval of a channel, and of another one (-1: of none)
 BUSY = record(start="f", end="f", channel="n", other="n")
-#: rows first:last of the log are one round, repeated `times` times from `now` on. Each time senders are busy, then come
-#: the latency and the transfer (which is logged), then receivers are busy and reduce; s each
+#: rows first:last of the log are one round, executed `times` times from `now` on. Each time, senders are busy, then
+#: follow the latency and the (logged) transfer, then receivers are busy and reduce. All in s
 REPEAT = record(
     now="f", sending="f", latency="f", transfer="f", receiving="f", reducing="f", times="i", first="i", last="i"
 )
-#: at `time` (s) a channel has the capacities `free` and, while something flows the other way, `loaded` (bytes/s); or a
-#: node sends and receives nothing until the time `free`, or goes on; or routes become those of the epoch `place`
-#: (kinds: ddlsim.network.changes)
+#: at `time` (s), a channel gets the capacities `free` and, with traffic on its reverse, `loaded` (bytes/s); or a node
+#: is paused until `free`, or resumes; or routes become those of epoch `place` (kinds: ddlsim.network.changes)
 CHANGE = record(time="f", free="f", loaded="f", kind="n", place="n")
-#: what was planned at the instant number `cause` of a round came `length` s later, at `time`, the instant `effect` (-1:
-#: not yet)
+#: an event scheduled at the instant number `cause` of a round, `length` s ahead: it takes place at `time`, at the
+#: instant number `effect` (-1: not yet)
 SPAN = record(length="f", time="f", cause="n", effect="n")
 
 
 class Net(NamedTuple):
-    """Everything the kernel knows; the record types are above."""
+    """Complete state of the kernel; the record types are above."""
 
     counts: Ints
     reals: Floats
@@ -291,27 +288,27 @@ class Net(NamedTuple):
     filling: Records  # FILLING, one per channel
     fill: Records  # FILL, one per channel
     loads: Floats  # (n_channels,) sum of the shares of flows that are not frozen; empty unless SPLIT
-    keys: Floats  # shares of the channels to be filled
+    keys: Floats  # (n_channels,) sum of the shares of unfrozen flows; empty unless SPLIT
     dirty: Places  # channels whose load changed
     limits: Records  # LIMIT, (MOST_LIMITS + 2,); the last two stand for flows without a place, their rate is inf
     pool: Entries  # lists of (flow << HOP_SHIFT) + hop
     pool_copy: Entries  # scratch of the same size
     flows: Records  # FLOW
     flow_rate: Floats
-    flow_next: Floats  # the rate that the filling gives it; negative: not yet. Else any number >= 0
+    flow_next: Floats  # rate assigned by the filling; negative: not yet. Otherwise any number >= 0
     flow_end: Floats  # planned end
     flow_limit: Places  # (n_slots,) which of `limits` it has while it is being filled
     soonest: Floats  # the least of them among each BLOCK flows, as of the last search for the next end (without heap)
     flow_hops: Entries  # (n_slots << HOP_SHIFT,) channels, then LAST
-    flow_share: Floats  # as flow_hops: the share of its bytes that takes the channel; empty unless SPLIT
+    flow_share: Floats  # as flow_hops: the share of the message's bytes on the channel; empty unless SPLIT
     flow_place: Entries  # (n_slots << HOP_SHIFT,) place in each channel's list
-    wire: Floats  # (n_slots,) bytes that a message puts on the wire; empty unless SHAPED
+    wire: Floats  # (n_slots,) bytes of a message on the wire; empty unless SHAPED
     heap: Records  # TIMED, planned ends of flows
     slots: Records  # SLOT
     free_slots: Places
-    fifo: Records  # TIMED, timers of slots that came in order (ring buffer)
+    fifo: Records  # TIMED, timers of slots that were set in order of time (ring buffer)
     timers: Records  # EVENT of ddlsim.network.calendar, heap of the others
-    scratch: Places  # slots or flows found
+    scratch: Places  # slots or flows, as temporary lists
     freezing: Entries  # flows being frozen
     nodes: Records  # NODE
     routes: Records  # ROUTE
@@ -319,31 +316,31 @@ class Net(NamedTuple):
     frames: Records  # FRAME, one per route; empty unless SHAPED
     ways: Records  # WAY, one per route; this and the next six are empty unless TRANSPORTED
     connections: Records  # CONNECTION
-    line: Places  # (n_slots,) the message that comes next on its connection, -1: none
-    asked: Floats  # (n_slots,) when the request of a message reaches its receiver
+    line: Places  # (n_slots,) next message on the same connection, -1: none
+    asked: Floats  # (n_slots,) when the rendezvous request of a message reaches its receiver, s
     tries: Places  # (n_slots,) how often a message has been lost
-    held: Floats  # (n_slots,) its part of what BUCKET.held counts
-    parked: Places  # as `counters`: 1 + slot of the message whose receiver is not there yet, 0: none
+    held: Floats  # (n_slots,) the message's part of BUCKET.held
+    parked: Places  # as `counters`: 1 + slot of the message whose receiver is not ready yet, 0: none
     hops: Entries
     shares: Floats  # as `hops`: the share of a message's bytes; empty unless SPLIT
     programs: Records  # PROGRAM
     tables: Places
     steps: Records  # STEP
     messages: Records  # MESSAGE
-    weights: Floats  # sizes of messages in units of the instance's nbytes
-    headers: Floats  # bytes to be added to them; as long as `weights`
+    weights: Floats  # sizes of messages, in units of the instance's nbytes
+    headers: Floats  # header bytes of messages; as long as `weights`
     instances: Records  # INSTANCE
     threads: Records  # THREAD
     counters: Places
-    arrivals: Records  # ARRIVAL, as `counters`; only as far as repetitions can overtake each other
+    arrivals: Records  # ARRIVAL, as `counters`; only as long as needed for repetitions that can overtake each other
     ready: Records  # READY
-    out: Records  # OUT, completions waiting to be read
-    foreign: Records  # OUT, those of others; as long
+    out: Records  # OUT, uncollected completions
+    foreign: Records  # OUT, those of other clients; as long as `out`
     log: Records  # BUSY
     repeats: Records  # REPEAT
     spans: Records  # SPAN
-    moments: Floats  # the instants of a round, s
-    round_busy: Floats  # (n_channels,) busy s of channels when the round began
+    moments: Floats  # instants of the recorded round, s
+    round_busy: Floats  # (n_channels,) busy s of channels at the beginning of the round
     queues: Records  # QUEUE, one per channel; this and the next eight are empty unless FIFO
     queue_heap: Records  # TIMED, next events of queues
     touched: Places  # channels
@@ -361,7 +358,7 @@ Array = TypeVar("Array", Ints, Floats, Entries, Words, Places, Records)
 
 
 def grown(array: Array, size: int) -> Array:
-    """Return `array` made at least `size` long, new places holding zero."""
+    """Return `array` extended to at least `size` items with zeros."""
     if len(array) >= size:
         return array
     longer = np.zeros(max(size, 2 * len(array)), dtype=array.dtype)
@@ -370,10 +367,10 @@ def grown(array: Array, size: int) -> Array:
 
 
 class Table:
-    """Addresses and lengths of the arrays of a `Net`, through which compiled code reaches them.
+    """Addresses and lengths of the arrays of a `Net`, through which compiled code accesses them.
 
-    :func:`~ddlsim.network.view.attach` reads it. Only those of arrays that have been replaced are written again.
-    The last item is the address of the table itself.
+    :func:`~ddlsim.network.view.attach` reads it. Only the entries of replaced arrays are rewritten. The last item is
+    the address of the table itself.
     """
 
     def __init__(self) -> None:
@@ -382,7 +379,7 @@ class Table:
         self._net: tuple[Any, ...] = (None,) * len(Net._fields)
 
     def of(self, net: Net) -> Ints:
-        """Return the table of `net`, shape (2 * fields + 1,); valid as long as `net` lives and is not replaced."""
+        """Return the table of `net`, shape (2 * fields + 1,); valid as long as `net` exists and is not replaced."""
         if net is not self._net:
             arrays: Sequence[Any] = net
             for place, (array, before) in enumerate(zip(arrays, self._net, strict=True)):

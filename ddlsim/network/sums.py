@@ -1,12 +1,12 @@
 """Accurate sums of very many terms: bytes issued, delivered and carried.
 
-A plain sum of n terms may drift by n / 2 units in its last place (1e-9 of it after 2e7 messages of equal size, because
-each addition is rounded the same way), which the conservation laws of a run would report. Each sum is therefore two
-numbers, the high and the low word; the low word collects what the additions to the high word lose (Knuth, The Art of
-Computer Programming, volume 2, section 4.2.2, theorem B). Messages that are booked n at a time count as if each were
-booked by itself, so that a sum does not depend on how the kernel went on.
+A plain sum of n terms may drift by n / 2 units in its last place (a relative 1e-9 after 2e7 messages of equal size,
+because each addition is rounded the same way), which the conservation checks of a run would report. Each sum is
+therefore two numbers, a high and a low word; the low word collects the rounding errors of the high word (Knuth, The Art
+of Computer Programming, volume 2, section 4.2.2, theorem B). Booking n messages at once gives the same sum as booking
+each by itself, so a sum does not depend on how many rounds the kernel has replayed.
 
-Busy seconds are plain sums: intervals of a replayed round are as long as those of the first one only to rounding.
+Busy seconds are plain sums, because the intervals of a replayed round equal those of the first one only up to rounding.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ddlsim.network.state import Net
 
 @inlined
 def two_sum(high, low, term):  # type: ignore[no-untyped-def]
-    """Return both words of a sum with one more term."""
+    """Add a term to a sum; return its high and low word."""
     total = high + term
     part = total - high
     return total, low + ((high - (total - part)) + (term - part))
@@ -25,7 +25,7 @@ def two_sum(high, low, term):  # type: ignore[no-untyped-def]
 
 @inlined
 def lost(term, n):  # type: ignore[no-untyped-def]
-    """Return what rounding takes from n * term, for n below 2^27 exactly (Dekker 1971, the halves of a product)."""
+    """Return the rounding error of n * term, exact for n below 2^27 (Dekker 1971, the halves of a product)."""
     high = term * 134217729.0
     high = high - (high - term)
     return (n * high - n * term) + n * (term - high)

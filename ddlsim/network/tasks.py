@@ -1,11 +1,11 @@
-"""Tasks with dependencies that compute or take part in collectives: the executor of plans. Compiled.
+"""Execution of task graphs: tasks with dependencies that compute or take part in collectives. Compiled.
 
-A *task* starts when none of those that it waits for is left. Work then takes its seconds; a member of a collective
-joins the network's *instance* of it, or announces itself to the *queue* that launches it. All that ends at one instant
-is handled together, and so is all that then joins. The table can be gone through over and over: once it has started, a
-task waits anew.
+A *task* starts when the tasks that it depends on have ended. Work then takes its duration. A member of a collective
+joins the network's *instance* of the collective, or reports to the *queue* that launches it. Tasks that end at the same
+instant are handled before any of their successors joins. A task graph can be executed repeatedly: a task that has
+started waits for its dependencies again.
 
-:func:`execute` goes on until it needs something from Python (the values of ``status`` below).
+:func:`execute` runs until it needs Python to act (the values of ``status`` below).
 """
 
 from __future__ import annotations
@@ -24,77 +24,77 @@ from ddlsim.network.state import FULL as NETWORK_FULL
 from ddlsim.network.state import NOW as NETWORK_NOW
 from ddlsim.network.sums import two_sum
 
-# What a task can be
+# Kinds of tasks
 WORK, SEND, RECEIVE, JOIN, QUEUED = range(5)
-OPTIONAL = 5  # work that does not happen where it takes no seconds, and is followed by one task
-MEETING = 6  # a member of a collective that goes by Python's word, when all have entered
-EXCHANGED = (SEND, JOIN, QUEUED, MEETING)  # keep devices busy, as do those of ASKED that have a key
-SKIPPED = 8  # what does not take place this time: it ends when it starts
-HELD = -1 << 40  # - task: an item of the calendar, for a task that is ready in a pause
-ASKED = 7  # work of NaN seconds: Python says when it starts how long it takes; if infinitely, it ends by Python's word
+OPTIONAL = 5  # work that is skipped if it takes no time; it has exactly one successor
+MEETING = 6  # a member of a collective that ends when Python says so, after all members have entered
+EXCHANGED = (SEND, JOIN, QUEUED, MEETING)  # communication, which occupies devices; so do tasks of kind ASKED with a key
+SKIPPED = 8  # a task that is left out this time: it ends when it starts
+HELD = -1 << 40  # HELD - task: the calendar item of a task that is ready but waits for the end of a pause
+ASKED = 7  # work of NaN seconds: Python sets its duration when it starts; if infinite, Python ends it
 
-# What `execute` returns; ARGUMENT is in `counts`
-END = 0  # nothing is left to happen
-FULL = 1  # arrays of the network must be made longer, for the messages that wait to be sent if there are any
+# Status returned by `execute`; ARGUMENT is in `counts`
+END = 0  # no event is left
+FULL = 1  # arrays of the network are too small, possibly for the messages to be sent now
 PREPARE = 2  # the collective ARGUMENT is entered and has no instance yet
-READY = 3  # all members of the collective ARGUMENT, which a queue or Python launches, are ready for it
-LAUNCHED = 4  # what the queue ARGUMENT had launched has arrived everywhere
-TICK = 5  # the time has come for which the queue ARGUMENT has asked
+READY = 3  # all members of the collective ARGUMENT, which a queue or Python launches, have entered it
+LAUNCHED = 4  # what the queue ARGUMENT launched has completed everywhere
+TICK = 5  # the time that the queue ARGUMENT asked for has come
 STEP = 6  # all tasks of the step ARGUMENT have ended
-LIMIT = 7  # nothing more happens up to the limit
-OVERRUN = 8  # the task ARGUMENT would start anew, but its step has not been read
-ASKING = 9  # the task ARGUMENT starts, for seconds that Python says
-ELSEWHERE = 10  # the network has ended what is no task: the first N_ELSEWHERE completions
-OTHERS = 11  # the network has ended what is of others who share it, and waits for them
-ENTERED = 12  # all ranks of collectives enter them now, of which one is large
-INTERRUPTED = 13  # something else enters the network, while or after an episode is noted or told
+LIMIT = 7  # no event is left up to the limit
+OVERRUN = 8  # the task ARGUMENT would start again before its last execution has been read
+ASKING = 9  # the task ARGUMENT starts and Python has to set its duration
+ELSEWHERE = 10  # the network has completed something that is not a task: the first N_ELSEWHERE completions
+OTHERS = 11  # the network has completed something for other users, which they have to read first
+ENTERED = 12  # all ranks of the prepared collectives enter them now, and one of these is large
+INTERRUPTED = 13  # other traffic enters the network while an episode is recorded or replayed
 
 # Places in `counts` (int64); N_CALENDAR (0), SEQUENCE (2) and N_STALE are those of the calendar
-N_WOKEN = 1  # events behind those of the calendar that have not been put in order
-FIRST_ENDED, N_ENDED = 3, 4  # what is left of the list of what has ended
+N_WOKEN = 1  # events behind those of the calendar that are still to be inserted
+FIRST_ENDED, N_ENDED = 3, 4  # part of the list of ended tasks that is still to be handled
 FIRST_READY, N_READY = 5, 6
-N_JOINS, N_SENDS = 7, 8  # at this instant
-N_TAKEN, N_FREED = 9, 10  # completions, and instances that have ended, that the network has not been told of
+N_JOINS, N_SENDS = 7, 8  # joins and messages to be sent at this instant
+N_TAKEN, N_FREED = 9, 10  # completions and freed instances that the network has not been told of
 ARGUMENT = 11
-ADVANCE, JOINING, SENDER = 12, 13, 14  # addresses in the kernel
-N_ELSEWHERE = 15  # completions that are of no task
-N_SENT = 16  # messages, altogether
-N_FLYING, RESERVED = 17, 18  # messages of tasks on their way, and how many the network has room for
-N_CHANGES = 20  # exchanges that have begun or ended at this instant, where that makes devices slower
-FIRST_HANDLE = 21  # what the handles of messages begin with
-# For ddlsim.network.episodes: ranks of the collectives that have been prepared since ranks entered last, whether one of
-# them is large, and what is done with the episode at hand
+ADVANCE, JOINING, SENDER = 12, 13, 14  # addresses of kernel functions
+N_ELSEWHERE = 15  # completions that belong to no task
+N_SENT = 16  # messages sent in all
+N_FLYING, RESERVED = 17, 18  # messages of tasks in flight, and how many the network has room for
+N_CHANGES = 20  # communication that began or ended at this instant, if that slows devices down
+FIRST_HANDLE = 21  # lowest handle of a message
+# For ddlsim.network.episodes: ranks of the collectives prepared since ranks last entered, whether one of these is
+# large, and the state of the current episode (0: none)
 WHOLE, ANY_LARGE, EPISODE = 22, 23, 24
 NOTED, TOLD = 1, 2
 N_COUNTS = 25
 
-#: start, end: s, NaN where it has not come; first:last of `following` start after it; missing: of those that it waits
-#: for, `waits` altogether; place: in the group of its collective, or of a message
-#: among those that are sent; slow: where `slow` begins for it, or -1; device: that it works on, or keeps busy while
-#: it exchanges, -1 if exchanges slow none down; ticket: the number of its event, where that can be put off
+#: start, end: s, NaN if not reached yet; following[first:last]: its successors; missing: unfinished dependencies, of
+#: `waits` in all; place: rank in its collective, or number of its message; slow: first row in `slow`, or -1; device:
+#: that it works on, or occupies while it communicates, -1 if none is slowed down; ticket: sequence number of its event,
+#: if that can be rescheduled
 TASK = record(
     seconds="f", start="f", end="f", first="n", last="n", missing="n", waits="n", kind="n", key="n", place="n",
     step="n", slow="n", device="n", ticket="i",
 )  # fmt: skip
-#: what the tasks of a key have in common. instance: the network's, -1 if none; members[first:first + size] are its
-#: tasks; not_ready: how many have not started; next: the key that travels with it, -1 if none; waiting: the receive
-#: that has started, -1 if none; delivered: 1 if the message is; target: the device that a message keeps busy besides
-#: the sender's, or -1; contention: which kind of exchange it is for the devices that it slows down
+#: common data of the tasks with one key. instance: of the network, -1 if none; members[first:first + size]: the tasks;
+#: not_ready: members that have not started; next: another key that completes with it, -1 if none; waiting: the receive
+#: that has started, -1 if none; delivered: 1 if the message has arrived; target: the receiving device that a message
+#: occupies, or -1; contention: its kind for the devices that it slows down
 EXCHANGE = record(
     instance="n", first="n", size="n", not_ready="n", next="n", waiting="n", delivered="n", target="n", contention="n"
 )
-#: what runs as an instance of the network: its first key (-1: it has no tasks), ranks under way, the queue that
-#: launched it (-1: none)
+#: what runs as an instance of the network: its first key (-1: it has no tasks), ranks that have not completed, the
+#: queue that launched it (-1: none)
 LAUNCH = record(key="n", left="n", queue="n")
-#: what the task `row` sends, over a `route` of the network
+#: the message of the task `row`, over a `route` of the network
 MESSAGE = record(row="n", source="n", target="n", route="n", nbytes="f")
 
 
 class Tables(NamedTuple):
-    """What :func:`execute` works on; Python makes all of it."""
+    """Arguments of :func:`execute`."""
 
     counts: Ints
-    now: Floats  # (3,) s, and bytes of all messages that have been sent, a compensated sum
+    now: Floats  # (3,) present, s; bytes of all messages sent, a compensated sum
     tasks: Records  # TASK
     following: Ints
     exchanges: Records  # EXCHANGE
@@ -102,18 +102,18 @@ class Tables(NamedTuple):
     launches: Records  # LAUNCH, by instance
     left: Ints  # tasks of each step that have not ended
     calendar: Records  # EVENT, a heap; item: a task, or -1 - queue for a tick
-    ended: Ints  # tasks that have ended now, -1 - queue for what a queue has launched
+    ended: Ints  # tasks that ended now; -1 - queue: a launch of the queue has completed
     ready: Ints  # tasks that may start now
     join_instances: Ints
     join_ranks: Ints
     sends: Ints
-    messages: Records  # MESSAGE, by place; the last is none
+    messages: Records  # MESSAGE; the last row is unused
     freed: Ints  # instances that have ended
     slow: Records  # SLOW
-    devices: Records  # DEVICE, those that exchanges slow down
-    contention: Records  # CONTENTION of each device with each kind of exchange
-    changes: Ints  # 1 + task whose exchange has begun, -1 - task whose exchange has ended
-    pauses: Floats  # (n_pauses, 2) s, in which no task starts
+    devices: Records  # DEVICE, those that communication slows down
+    contention: Records  # CONTENTION of each device with each kind of communication
+    changes: Ints  # 1 + task whose communication has begun, -1 - task whose communication has ended
+    pauses: Floats  # (n_pauses, 2) s, during which no task starts
 
 
 # ---------------------------------------------------------------- tasks
@@ -121,7 +121,7 @@ class Tables(NamedTuple):
 
 @inlined
 def occupy(counts, calendar, tasks, exchanges, slow, devices, contention, changes, now):  # type: ignore[no-untyped-def]
-    """Let devices be slower, or no more, because of what has begun and ended at this instant."""
+    """Update the speed of devices whose communication began or ended at this instant."""
     for i in range(counts[N_CHANGES]):
         more = 1 if changes[i] > 0 else -1
         row = abs(changes[i]) - 1
@@ -250,7 +250,7 @@ def begin(  # type: ignore[no-untyped-def]
         left[tasks[row].step] -= 1
         after = following[tasks[row].first]
         tasks[after].missing -= 1
-        if tasks[after].missing == 0:  # it starts in its place
+        if tasks[after].missing == 0:  # it starts at once, in place of this task
             counts[FIRST_READY] -= 1
             ready[counts[FIRST_READY]] = after
     elif kind == SEND:
@@ -270,7 +270,7 @@ def begin(  # type: ignore[no-untyped-def]
     return END
 
 
-# ---------------------------------------------------------------- what the network has ended
+# ---------------------------------------------------------------- completions of the network
 
 
 @inlined
@@ -281,7 +281,7 @@ def _after(out, i, turn, rank):  # type: ignore[no-untyped-def]
 
 @inlined
 def sort(out, n):  # type: ignore[no-untyped-def]
-    """Sort completions as :class:`~ddlsim.network.network.Completions` are: messages first, as they were sent."""
+    """Sort completions as in :class:`~ddlsim.network.network.Completions`: messages first, in the order of sending."""
     gap = n >> 1
     while gap > 0:
         for k in range(gap, n):
@@ -300,9 +300,9 @@ def sort(out, n):  # type: ignore[no-untyped-def]
 
 @inlined
 def take(counts, out, n, state, exchanges, members, launches, messages, ended, freed):  # type: ignore[no-untyped-def]
-    """Note the tasks that the network has ended, all before anything starts and gets an instance that is free again.
+    """List the tasks that the network has completed and the instances that are free again, before any new task starts.
 
-    What has no tasks goes to the front of `out`.
+    Completions without tasks move to the front of `out`.
     """
     sort(out, n)
     at = counts[N_ENDED]
@@ -321,7 +321,7 @@ def take(counts, out, n, state, exchanges, members, launches, messages, ended, f
             counts[N_ELSEWHERE] += 1
             if instance < 0:
                 continue
-        elif out[i].rank < exchanges[key].size:  # the others have no tasks
+        elif out[i].rank < exchanges[key].size:  # other ranks have no tasks
             while key >= 0:
                 ended[at] = members[exchanges[key].first + out[i].rank]
                 at += 1
@@ -339,16 +339,16 @@ def take(counts, out, n, state, exchanges, members, launches, messages, ended, f
 
 
 def _entry_point(stamp: int) -> Any:
-    """Return what Python calls; `stamp` stands for the sources of all that is inlined here."""
+    """Return the function that Python calls; its cache key includes `stamp`, a hash of the inlined sources."""
 
     @entry
     def execute(  # type: ignore[no-untyped-def]
         table: Ints, limit, counts, clock, tasks, following, exchanges, members, launches, left, calendar, ended, ready,
         join_instances, join_ranks, sends, messages, freed, slow, devices, contention, changes, pauses,
     ):  # fmt: skip
-        """Let tasks start and end up to and including `limit` (s), or until Python must do something; return what.
+        """Execute tasks up to and including `limit` (s), or until Python has to act; return the status.
 
-        With a limit that is over, only what is left of the present instant happens, and nothing joins.
+        If the limit is in the past, finish only the present instant, without joining or sending anything.
         """
         stamp  # noqa: B018
         counts, clock, tasks, following = column(counts), column(clock), column(tasks), column(following)

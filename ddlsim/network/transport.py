@@ -1,7 +1,7 @@
 """Transport protocols between two nodes: rendezvous, queueing on connections, slow start and loss.
 
-All of it is off (``TRANSPORTED`` is 0) unless a link of the cluster names its transport; docs/models/transport.md has
-the formulas and their sources.
+This code is active (``TRANSPORTED`` is 1) only if a link of the cluster names its transport. docs/models/transport.md
+lists the formulas and their sources.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from ddlsim.network.flows import line_up
 from ddlsim.network.shaping import wire_bytes
 from ddlsim.network.state import CLEARED, EPOCH, FIFO, HOP_SHIFT, NOW, Net
 
-#: of BBR (draft-cardwell-iccrg-bbr-congestion-control-02, sections 4.3.4.3, 4.6.3 and 4.6.4.2): bursts under way and s
-#: of a rate that each holds; gain once in a cycle of round trips
+#: BBR (draft-cardwell-iccrg-bbr-congestion-control-02, sections 4.3.4.3, 4.6.3 and 4.6.4.2): bursts in flight, duration
+#: of a burst (s), pacing gain while probing, round trips per probing cycle
 BURSTS, QUANTUM, PROBE, CYCLE = 3, 1e-3, 1.25, 8.0
 
 # ---------------------------------------------------------------- rendezvous
@@ -24,14 +24,14 @@ BURSTS, QUANTUM, PROBE, CYCLE = 3, 1e-3, 1.25, 8.0
 
 @inlined
 def asks(net: Net, slot):  # type: ignore[no-untyped-def]
-    """Whether a message is so large that its sender waits for the receiver's leave."""
+    """Whether a message is so large that its sender waits for the receiver's permission (rendezvous)."""
     eager = net.ways[net.slots[slot].route].eager
     return 0.0 < eager < net.slots[slot].nbytes
 
 
 @inlined
 def answer(net: Net, place):  # type: ignore[no-untyped-def]
-    """The receiver of ``parked[place]`` is there: if its sender has asked, the answer goes back, then the data come."""
+    """The receiver of ``parked[place]`` is ready: if its sender has asked, send the permission, then the data."""
     slot = net.parked[place] - 1
     if slot < 0:
         return
@@ -45,7 +45,8 @@ def answer(net: Net, place):  # type: ignore[no-untyped-def]
 
 @inlined
 def has_to_wait(net: Net, slot):  # type: ignore[no-untyped-def]
-    """Whether a message that could flow now has to wait for others of its connection, or for the window to open."""
+    """Whether a message that could start has to wait for others of its connection, its window or a time-out; if so,
+    schedule its start, else let it occupy the connection."""
     connection = net.ways[net.slots[slot].route].connection
     if connection < 0:
         return False
@@ -55,7 +56,7 @@ def has_to_wait(net: Net, slot):  # type: ignore[no-untyped-def]
     if net.counts[FIFO] == 0 and net.connections[connection].busy == 1:
         line_up(net, slot, connection)
         return True
-    if net.counts[FIFO] == 0:  # else messages wait for each other in queues
+    if net.counts[FIFO] == 0:  # under FIFO, messages wait for each other in queues
         net.connections[connection].busy = net.connections[connection].ordered
     is_second = net.connections[connection].ordered == 1 and net.connections[connection].pending > 0
     turn = net.connections[connection].released if is_second else net.reals[NOW]
@@ -68,7 +69,7 @@ def has_to_wait(net: Net, slot):  # type: ignore[no-untyped-def]
 
 @inlined
 def next_in_line(net: Net, slot):  # type: ignore[no-untyped-def]
-    """A message has arrived: the next one on its connection has its turn."""
+    """Free the connection of a message that has arrived, and start the next message on it."""
     connection = net.ways[net.slots[slot].route].connection
     if connection < 0:
         return
@@ -87,7 +88,7 @@ def next_in_line(net: Net, slot):  # type: ignore[no-untyped-def]
 
 @inlined
 def clear(net: Net, slot, connection):  # type: ignore[no-untyped-def]
-    """Let a message have its turn; return the s that it still waits for the window to open."""
+    """Give a message its turn on the connection; return by how many seconds slow start delays it."""
     net.slots[slot].state = CLEARED
     net.connections[connection].under_way += 1
     return opening(net, slot, connection)
@@ -95,7 +96,7 @@ def clear(net: Net, slot, connection):  # type: ignore[no-untyped-def]
 
 @inlined
 def release(net: Net, slot, connection, time):  # type: ignore[no-untyped-def]
-    """Let a message start at `time`, which is not before the last one on an ordered connection starts."""
+    """Schedule the start of a message for `time` (s), not before the previous start on an ordered connection."""
     net.connections[connection].released = time
     net.connections[connection].pending += 1
     push_timer(net, time, slot)
@@ -103,7 +104,7 @@ def release(net: Net, slot, connection, time):  # type: ignore[no-untyped-def]
 
 @inlined
 def follows(net: Net, slot):  # type: ignore[no-untyped-def]
-    """Whether the message before this one on an ordered connection has not arrived yet."""
+    """Whether the previous message on an ordered connection is still in flight."""
     connection = net.ways[net.slots[slot].route].connection
     if connection < 0:
         return False
@@ -112,10 +113,10 @@ def follows(net: Net, slot):  # type: ignore[no-untyped-def]
 
 @inlined
 def opening(net: Net, slot, connection):  # type: ignore[no-untyped-def]
-    """Return the s by which a message is later than at full rate, as the window has to open; note how far it opens.
+    """Return by how many seconds slow start delays a message; update the connection's window.
 
-    A window's worth of bytes goes out, then the sender pauses until the first of them are acknowledged and the window
-    doubles, up to what the path holds (slow start). It halves again while the connection is idle.
+    The sender transmits a window of bytes, then pauses until the first of them are acknowledged and the window doubles,
+    up to the bandwidth-delay product. The window halves for every time-out for which the connection is idle.
     """
     way = net.ways[net.slots[slot].route]
     window = net.connections[connection].window
@@ -140,8 +141,8 @@ def opening(net: Net, slot, connection):  # type: ignore[no-untyped-def]
 
 @inlined
 def times_out(net: Net, slot, connection):  # type: ignore[no-untyped-def]
-    """Whether the first window of a message is lost at a port that others fill, so that its sender sends it again
-    after a time-out; if not, note what the message keeps waiting at the ports of its route."""
+    """Whether the first window of a message is lost at a port that others fill, so that its sender retransmits it after
+    a time-out. If it is not lost, add its window to the buffers of the ports on the route."""
     route = net.slots[slot].route
     way = net.ways[route]
     if way.least == 0.0:
@@ -158,7 +159,7 @@ def times_out(net: Net, slot, connection):  # type: ignore[no-untyped-def]
         is_lost = others > 0.0 and loses_again(net, slot, net.hops[h])
         if (not fits or is_lost) and is_crowded(net, route, h):
             wait = way.timeout + bucket.room / bucket.free
-            if not is_lost:  # a message that is lost on its way has been acknowledged before
+            if not is_lost:  # otherwise earlier windows have been acknowledged: no backoff
                 for _ in range(tries):
                     wait = min(2.0 * wait, MOST_TIMEOUT)
             net.tries[slot] = tries + 1
@@ -201,11 +202,11 @@ def kept_waiting(net: Net, way, least, fastest, channel):  # type: ignore[no-unt
 
 @inlined
 def loses_again(net: Net, slot, channel):  # type: ignore[no-untyped-def]
-    """Whether it is likelier than not that one of the messages at a port loses all bursts of a round trip on the way of
-    this one, whose sender keeps up its rate whatever is lost (BBR).
+    """Whether at least one of the messages at a port loses all bursts of a round trip with a probability above one
+    half, while its sender keeps its rate despite losses (BBR).
 
-    Each of n senders has three bursts and two round trips of its share of the rate under way. It raises that share by
-    PROBE once in a cycle of round trips, and goes on with the highest rate it has seen.
+    Each of n senders has three bursts and two round trips of its share of the rate in flight. It raises that share by
+    PROBE once per cycle of round trips, and continues at the highest rate it has seen.
     """
     way, bucket = net.ways[net.slots[slot].route], net.buckets[channel]
     if way.burst == 0.0 or bucket.room == np.inf:

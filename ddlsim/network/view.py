@@ -1,14 +1,13 @@
 """Compiled code's view of a :class:`~ddlsim.network.state.Net`: one pointer to a table of addresses and lengths.
 
-Compiled functions that took the forty arrays of a `Net` would take hundreds of arguments, and compiling each of them
-would cost as much as a page of code. So Python hands over one :class:`~ddlsim.network.state.Table`, an entry point
-copies it to its own stack (:func:`attach`), and what it calls, all of it inlined, gets a pointer. After inlining, LLVM
-keeps the addresses in registers, because no other code can see that copy.
+If compiled functions took the arrays of a `Net` as arguments, each would have hundreds of them, and every function
+would take much longer to compile. Instead, Python passes one :class:`~ddlsim.network.state.Table`, an entry point
+copies it to its own stack (:func:`attach`), and the functions inlined into it receive a pointer. After inlining, LLVM
+keeps the addresses in registers, because no other code can access that copy.
 
-Each array is a :class:`Column`, an address and a length. numba's own arrays have seven fields, and each access looks
-whether the place is negative, counted from the end. A column has neither: items lie next to each other, places count
-from 0. There is less code to compile, and less to do at each access. Entry points with arrays of their own turn those
-into columns (:func:`column`).
+Each array is a :class:`Column`, an address and a length. An array of numba has seven fields, and each access checks
+whether the index is negative. In a column, items are contiguous and indices count from 0, so there is less code to
+compile and less to execute at each access. Entry points convert their other arrays to columns (:func:`column`).
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from ddlsim.network.state import Array, Floats, Ints, Net
 
 
 class Column(types.Type):  # type: ignore[misc,unused-ignore]
-    """The numba type of such an array, of items of a numba type."""
+    """Numba type of a column of items of a numba type."""
 
     def __init__(self, item: Any) -> None:
         self.item = item
@@ -89,7 +88,6 @@ def _item(context: Any, builder: Any, sig: Any, args: Any) -> Any:
 
 
 def _made(context: Any, builder: Any, kind: Any, data: Any, size: Any) -> Any:
-    """Return the column of items at the address `data`."""
     empty = ir.Constant(context.get_value_type(kind), ir.Undefined)
     return builder.insert_value(builder.insert_value(empty, data, 0), size, 1)
 
@@ -106,7 +104,7 @@ def _setitem(context: Any, builder: Any, sig: Any, args: Any) -> Any:
 
 
 def _column(typing: Any, array: Any) -> Any:
-    """Return the column of an array's items."""
+    """Type and code of :func:`column`."""
     if not (isinstance(array, types.Array) and array.ndim == 1 and array.layout == "C"):
         return None
     kind = Column(array.dtype)
@@ -127,7 +125,7 @@ _PLACE = {name: place for place, name in enumerate(_ITEMS)}
 
 
 class _ViewType(types.Type):
-    """The numba type of the pointer."""
+    """Numba type of the pointer to a table."""
 
     def __init__(self) -> None:
         super().__init__(name="ddlsim.network.View")
@@ -136,7 +134,7 @@ class _ViewType(types.Type):
 _VIEW = _ViewType()
 _WORD = ir.IntType(64)
 _ENTRY = ir.LiteralStructType([ir.IntType(8).as_pointer(), _WORD])  # address, length
-_TABLE = ir.LiteralStructType([ir.ArrayType(_ENTRY, len(_ITEMS)), _WORD])  # and the address of the table itself
+_TABLE = ir.LiteralStructType([ir.ArrayType(_ENTRY, len(_ITEMS)), _WORD])  # columns, address of the table
 _FIRST, _SECOND = ir.Constant(ir.IntType(32), 0), ir.Constant(ir.IntType(32), 1)
 
 
@@ -159,7 +157,6 @@ class _ViewAttributes(AttributeTemplate):
 
 @lower_getattr_generic(_ViewType)
 def _field(context: Any, builder: Any, kind: Any, view: Any, name: str) -> Any:
-    """Return the column of a field."""
     place = ir.Constant(ir.IntType(32), _PLACE[name])
     address = builder.load(builder.gep(view, [_FIRST, _FIRST, place, _FIRST], inbounds=True))
     column = _COLUMNS[name]
@@ -169,7 +166,7 @@ def _field(context: Any, builder: Any, kind: Any, view: Any, name: str) -> Any:
 
 
 def _attach(typing: Any, table: Any) -> Any:
-    """Return the pointer through which compiled code reaches the arrays of a :class:`~ddlsim.network.state.Table`."""
+    """Type and code of :func:`attach`: copy a table to the stack, and return a pointer to the copy."""
     if not (isinstance(table, types.Array) and table.dtype == types.int64 and table.ndim == 1):
         return None
 
@@ -184,7 +181,7 @@ def _attach(typing: Any, table: Any) -> Any:
 
 
 def _attach_at(typing: Any, address: Any) -> Any:
-    """Return the same for the table at an address."""
+    """As :func:`_attach`, for a table given by its address."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         view = cgutils.alloca_once(builder, _TABLE)
@@ -195,7 +192,7 @@ def _attach_at(typing: Any, address: Any) -> Any:
 
 
 def _view_at(typing: Any, address: Any) -> Any:
-    """Return the same without a copy, for code that is not inlined: it would not be kept in registers."""
+    """As :func:`_attach_at` without the copy, for code that is not inlined and cannot keep addresses in registers."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], _TABLE.as_pointer())
@@ -204,7 +201,7 @@ def _view_at(typing: Any, address: Any) -> Any:
 
 
 def _call_extension(typing: Any, code: Any, net: Any, what: Any, argument: Any, limit: Any) -> Any:
-    """Call an extension of the kernel (:mod:`ddlsim.network.extensions`), whose code is at an address."""
+    """Type and code of :func:`call_extension`."""
     kind = ir.FunctionType(_WORD, [_WORD, _WORD, _WORD, ir.DoubleType()])
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -218,19 +215,19 @@ def _call_extension(typing: Any, code: Any, net: Any, what: Any, argument: Any, 
 if TYPE_CHECKING:
 
     def attach(table: Ints) -> Net:
-        """Return what compiled code sees of the net whose table this is."""
+        """Return compiled code's view of the net with this table."""
 
     def column(array: Array) -> Array:
-        """Return what compiled code sees of a one-dimensional array: its items."""
+        """Return compiled code's view of a one-dimensional array."""
 
     def attach_at(address: int) -> Net:
-        """Return what compiled code sees of the net whose table is at this address."""
+        """Return compiled code's view of the net whose table is at this address."""
 
     def view_at(address: int) -> Net:
-        """Return the same without a copy of the table."""
+        """As :func:`attach_at`, without a copy of the table."""
 
     def call_extension(code: int, net: Net, what: int, argument: int, limit: float) -> int:
-        """Call an extension of the kernel, whose code is at the address `code`."""
+        """Call the kernel extension at the address `code` (:mod:`ddlsim.network.extensions`)."""
 else:
     attach = intrinsic(_attach)
     attach_at = intrinsic(_attach_at)

@@ -32,7 +32,7 @@ from ddlsim.plan.program import N_STEPS, Row, Step, pairs_of, step_of
 
 
 def stage_delays(order: str, stages: int) -> tuple[int, ...]:
-    """Return the age in updates of the weights that each stage computes gradients with, (stages,)."""
+    """Return the age, in updates, of the weights with which each stage computes gradients, (stages,)."""
     return tuple(stages - 1 - stage if order == "pipedream" else 1 for stage in range(stages))
 
 
@@ -90,7 +90,7 @@ class _Stream(Template):
         self, chunks: Sequence[Chunk], micro_batches: int, total: int, buckets: Buckets, replicas: int, recompute: bool
     ) -> None:
         self.micro_batches, self.step = micro_batches, 0
-        self.shared_sums: dict[int, int] = {}  # step -> number of the sum of weights that two stages share
+        self.shared_sums: dict[int, int] = {}  # step -> number of the sum of weights shared by two stages
         self.tied_part = -1
         self.step_of_row: list[int] = []
         super().__init__(chunks, one_f_one_b(len(chunks), total), buckets, replicas, recompute=recompute, sharded=False,
@@ -117,7 +117,7 @@ class _Stream(Template):
                 self.step += 1
 
     def _shared_sum(self, stage: int) -> tuple[int, int] | None:
-        """Sum the gradient of weights that the first and the last stage share, after the row before."""
+        """Sum the gradient of the weights that the first and the last stage share, after the previous row."""
         stages = tuple(dict.fromkeys((0, len(self.order) - 1)))
         if self.tie is None or stage not in stages:
             return None
@@ -132,12 +132,12 @@ class _Stream(Template):
         return self.tied_part, row
 
     def _wait_for_messages(self) -> None:
-        """Let passes wait for their messages, which belong to the step of the waiting pass."""
+        """Make passes depend on their messages, which belong to the step of the waiting pass."""
         for row, each in self.passes:
             arrival = self.arrivals.get(each, -1)
             if arrival >= 0:
                 self.rows[row].needs.append(arrival)
-                for end in (arrival - 1, arrival):  # a message's rows are added one after the other
+                for end in (arrival - 1, arrival):  # a message's two rows are adjacent
                     self.step_of_row[end] = self.step_of_row[row]
 
     def first_steps(self) -> list[Step]:
@@ -146,7 +146,7 @@ class _Stream(Template):
         rows = [np.flatnonzero(step == i).tolist() for i in range(N_STEPS)]
         for own in rows:
             place[own] = np.arange(len(own))
-        for row in self.rows:  # of the replica alone, then of all replicas
+        for row in self.rows:  # sums of the replica, then over all replicas
             row.number += self.n_alone if row.group >= 0 and len(self.groups[row.group]) == 1 else 0
         steps = []
         for i, own in enumerate(rows):

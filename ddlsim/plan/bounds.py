@@ -1,19 +1,19 @@
 """Lower bounds on the time of a plan and of the steps of a program. They hold for any network and algorithm.
 
 :func:`critical_path` and :func:`cut` bound a plan: its longest chain of work, and the bytes that must cross the
-narrowest interface. :func:`of_steps` bounds the time that a run measures: some steps, from the end t0 of the step
-before them to the end t1 of the last one. At t0 some task u without successors in its step ends. All successors of u
-start after t0.
+narrowest interface. :func:`of_steps` bounds the time that a run measures: that of some steps, from the end t0 of the
+step before them to the end t1 of the last one. At t0, some task u ends that has no successors in its step. All
+successors of u start after t0.
 
-**Chains.** So t1 - t0 is at least the longest chain from the end of u to an update. As u is unknown, the bound is the
-minimum over all candidates. A chain continues from a member of a collective to all members that need its bytes. In an
-all-reduce of m bytes every member needs the bytes of every other: they must leave the device (and the machine) of one
-and enter that of the other, which takes m over the rate of these interfaces, whatever the algorithm. A message takes
-the time that the narrowest channel of its route needs.
+**Chains.** Hence t1 - t0 is at least the longest chain from the end of u to an update. As u is unknown, the bound is
+the minimum over all candidates. A chain continues from a member of a collective to all members that need its bytes. In
+an all-reduce of m bytes, every member needs the bytes of every other: they must leave one device (and machine) and
+enter another, which takes m over the rate of these interfaces, for any algorithm. A message takes the time that the
+narrowest channel of its route needs.
 
-Copies that do the same (workers, replicas of a pipeline) have the same chains, so one of them is enough. Whichever
-copy enters a collective last, some copy gets its bytes only after they have crossed, and the chain continues there.
-Replicas of pipelines are assumed to enter their sums together.
+Identical copies (workers, replicas of a pipeline) have the same chains, so it is enough to consider one of them.
+Whichever copy enters a collective last, some copy gets its bytes only after they have crossed, and the chain continues
+there. Replicas of pipelines are assumed to enter their sums together.
 
 **Bytes.** Take a collective that comes after every candidate u, through any of its members. When it ends anywhere, all
 members have entered it, so all its successors start after t0 plus the longest chain from u to it. The bytes that the
@@ -21,7 +21,7 @@ updates wait for must then cross the interfaces, see :func:`cut`. Of the collect
 entered before t0, only the last member's contribution counts, which must reach all others.
 
 Both bounds hold for any order of the queues, any algorithm of the collectives and any other traffic, for the bytes that
-the program specifies. Where the bytes are unknown, only the bound on chains of work remains.
+the program specifies. If the bytes are unknown, only the bound on chains of work remains.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ def critical_path(plan: Plan, min_seconds: float | Floats = 0.0) -> float:
     The critical path is the longest chain of tasks in which each task must wait for the previous one, because it
     depends on that task or because both share a lane.
 
-    plan   plan to analyse
-    least  assumed duration in seconds of messages and collectives: a number for all of them, or an array of shape (n,)
-           with one value per task
+    plan         plan to analyse
+    min_seconds  assumed duration in seconds of messages and collectives: a number for all of them, or an array of shape
+                 (n,) with one value per task
 
     Raises ConfigError if the plan has a dependency cycle.
     """
@@ -127,7 +127,7 @@ def peak_memory(plan: Plan, rows: Bools | None = None) -> Floats:
 
 
 def nodes_of(plan: Plan, cluster: Cluster, nodes: Sequence[int] | None) -> Ints:
-    """Return the node of every rank: `nodes`, by default the cluster's first workers, (n_ranks,)."""
+    """Return the node of every rank, (n_ranks,): `nodes`, by default the cluster's first workers."""
     if nodes is None and plan.servers:
         raise ConfigError("nodes = None: the plan has servers, so nodes must list the node of every rank")
     if nodes is None:
@@ -143,14 +143,14 @@ def nodes_of(plan: Plan, cluster: Cluster, nodes: Sequence[int] | None) -> Ints:
     return places
 
 
-# ---------------------------------------------------------------- what crosses
+# ---------------------------------------------------------------- bytes that cross interfaces
 
 
 class Copies(NamedTuple):
-    """The copies that a plan of one copy stands for.
+    """The copies that a plan of one copy represents.
 
-    ranks      (n_copies, n_places) the rank that each place of each copy is
-    instances  of each of the plan's groups, the groups of ranks that it stands for
+    ranks      (n_copies, n_places) the rank at each place of each copy
+    instances  per group of the plan: the groups of ranks that it represents
     """
 
     ranks: Ints
@@ -186,11 +186,11 @@ def _narrowest(
     begun: Ints | None,
     inside: Bools | None,
 ) -> Cut:
-    """Return the cut of rows of a plan whose rank r is at ``nodes[r]``.
+    """Return the cut of the rows of a plan with rank r at ``nodes[r]``.
 
     times   (n,) how often each row counts
-    begun   rows of collectives that only one member has not entered before: what it brings has to be told to all
-    inside  (n_ranks,) ranks whose bytes count, None: all; of collectives with others what those ranks give counts
+    begun   rows of collectives that all members but one may have entered before: only that one's contribution counts
+    inside  (n_ranks,) ranks whose bytes count, None: all; of other collectives, only their contributions
     """
     best = Cut(0.0, "none", 0.0, 0.0)
     for level in levels:
@@ -213,7 +213,7 @@ def _slowest_place(
     apart = (src != dst) & counts
     out += np.bincount(src[apart], weights=nbytes[apart], minlength=n)
     into += np.bincount(dst[apart], weights=nbytes[apart], minlength=n)
-    together = float(nbytes[apart].sum())  # into all places
+    together = float(nbytes[apart].sum())  # entering any place
     for kind, number, total in _totals(plan, times):
         for group in copies.instances[number]:
             members = np.array(group, dtype=np.int64)
@@ -230,7 +230,7 @@ def _slowest_place(
     ):
         for group in copies.instances[number] if kind in (ALL_REDUCE, PUSH_PULL) else ():
             members = np.array(group, dtype=np.int64)
-            if inside is None or inside[members].all():  # half of it makes the sum, half tells it to all
+            if inside is None or inside[members].all():  # half of the bytes form the sum, half distribute it
                 together += 0.5 * _crossing(plan, level, kind, place[members], members).together * total
     seconds = np.maximum.reduce(
         [
@@ -249,7 +249,7 @@ def _slowest_place(
 
 
 def _totals(plan: Plan, times: Floats) -> list[tuple[int, int, float]]:
-    """Return the kind and group of collectives that are alike, and the bytes of all of them."""
+    """Return (kind, group, total bytes) of the collectives, summed over those with the same kind and group."""
     rows = np.flatnonzero((plan.kind >= ALL_REDUCE) & (times > 0.0))
     rows = rows[np.unique(plan.key[rows], return_index=True)[1]]
     alike, which = np.unique(np.stack([plan.kind[rows], plan.peer[rows]]), axis=1, return_inverse=True)
@@ -262,7 +262,7 @@ def _crossing(plan: Plan, level: Interfaces, kind: int, place: Ints, members: In
 
 
 def _seconds(nbytes: Floats, rate: Floats, burst: Floats) -> Floats:
-    """Return a lower bound on the time that channels need for some bytes; 0 without channels."""
+    """Return a lower bound on the time in which channels carry `nbytes`, in s; 0 without channels."""
     left = np.where(rate > 0.0, np.maximum(nbytes - burst, 0.0), 0.0)
     return left / np.where(rate > 0.0, rate, 1.0)
 
@@ -271,8 +271,8 @@ def _seconds(nbytes: Floats, rate: Floats, burst: Floats) -> Floats:
 class Carriers:
     """The network that carries the bytes of a program: the cluster, and the node of every rank, (n_ranks,).
 
-    rerouted  whether messages may take other routes than the cluster's, because links fail
-    together  whether copies enter their collectives together, as they do the same at the same time
+    rerouted  whether link failures may change the routes of messages
+    together  whether copies enter their collectives together, because they act identically
     """
 
     cluster: Cluster
@@ -286,7 +286,7 @@ class Carriers:
         return interfaces(self.cluster)
 
     def messages(self, source: Ints, target: Ints) -> Floats:
-        """Return the s per byte of messages between ranks, at least: of the narrowest channel between, (n,)."""
+        """Return lower bounds on the s per byte of messages between ranks, (n,), from the narrowest channels."""
         a, b = self.nodes[source], self.nodes[target]
         if not self.rerouted:
             pairs, which = np.unique(a * self.cluster.n_nodes + b, return_inverse=True)
@@ -300,27 +300,27 @@ class Carriers:
         return seconds
 
     def members(self, kind: int, ranks: Ints, servers: Sequence[int]) -> list[tuple[Ints, Floats, Floats]]:
-        """Return, for devices and for machines, the place of each member of a collective, and the s per byte of the
-        buffer for what it gives to leave its place, and for what it gets to enter."""
+        """Return, for devices and for machines, the place of each member of a collective, and lower bounds on the s per
+        byte of the buffer for its contribution to leave its place, and for its result to enter it."""
         share = 1.0 if kind in (ALL_REDUCE, PUSH_PULL) else 1.0 / len(ranks)
         crossing = []
         for level in self.levels:
             place = level.place[self.nodes[ranks]]
             part: float | Floats = share
             label = place
-            if kind == PUSH_PULL:  # through servers, also to oneself
+            if kind == PUSH_PULL:  # through servers, even from a worker to itself
                 part = 1.0 - (level.place[self.nodes[list(servers)]][None, :] == place[:, None]).mean(axis=1)
                 label = np.full(len(place), -1, dtype=np.int64)
             crossing.append((label, part / known_rate(level.out, place), part / known_rate(level.into, place)))
         return crossing
 
     def late_member(self, kind: int, ranks: tuple[int, ...]) -> float:
-        """Return the s per byte of the buffer that a collective goes on, at least, for some member after the last one
-        has entered it, whichever that is."""
+        """Return a lower bound on the s per byte of the buffer for which a collective continues, for some member, after
+        the last member has entered it."""
         return _after_last(self.cluster, kind, tuple(self.nodes[list(ranks)].tolist()))
 
     def collective(self, kind: int, ranks: tuple[int, ...]) -> float:
-        """Return the s per byte of the buffer that a collective takes, at least, if all members enter it together."""
+        """Return a lower bound on the s per byte of the buffer of a collective that all members enter together."""
         return _collective(self.cluster, KINDS[kind], tuple(self.nodes[list(ranks)].tolist()))
 
 
@@ -356,13 +356,13 @@ def _after_last(cluster: Cluster, kind: int, nodes: tuple[int, ...]) -> float:
     return float(late.min())
 
 
-#: of collectives among more, whose routes are too many to look at, nothing is said
+#: larger collectives are not bounded, because they have too many routes
 MOST_MEMBERS = 64
 
 
 @functools.lru_cache(maxsize=4096)
 def _collective(cluster: Cluster, kind: str, nodes: tuple[int, ...]) -> float:
-    """Bounds for any algorithm: bytes from a member, or a machine, to others pass the channels that all routes to them
+    """Bound any algorithm: bytes from a member, or a machine, to others use the channels that all routes to them
     share."""
     members = np.array(nodes, dtype=np.int64)
     n = len(members)
@@ -385,10 +385,10 @@ def _collective(cluster: Cluster, kind: str, nodes: tuple[int, ...]) -> float:
 
 
 def _shared(cluster: Cluster, place: Ints, route: Ints, channel: Ints, share: Floats) -> Floats:
-    """Return the s per byte of the narrowest channel that all routes of each place share, (n_places,).
+    """Return the s per byte of the slowest channel that all routes of each place share, (n_places,).
 
-    place    (n_routes,) of each route
-    channel  on the routes, of which each stands in `route`, and the `share` of a message's bytes that takes it
+    place    (n_routes,) place of each route
+    route    route of each (route, channel) pair; `channel`: its channel; `share`: of a message's bytes on the channel
     """
     pairs, which, count = np.unique(
         place[route] * cluster.n_channels + channel, return_inverse=True, return_counts=True
@@ -403,7 +403,7 @@ def _shared(cluster: Cluster, place: Ints, route: Ints, channel: Ints, share: Fl
 
 @functools.lru_cache(maxsize=8)
 def _per_byte(cluster: Cluster) -> Floats:
-    """Return the s per byte of each channel, 0 where some bytes pass at once."""
+    """Return the s per byte of each channel, 0 for those with a token bucket."""
     seconds: Floats = 1.0 / cluster.channel_capacity
     if cluster.details is not None:
         free = np.bincount(cluster.link_channel, weights=cluster.details.burst, minlength=cluster.n_channels)
@@ -415,7 +415,7 @@ def _per_byte(cluster: Cluster) -> Floats:
 
 
 class Bound(NamedTuple):
-    """Lower bounds on the seconds of some steps, by chains and by bytes; 0 if there is no bound."""
+    """Lower bounds on the seconds of some steps, from chains and from bytes; 0 if there is none."""
 
     chains: float
     crossing: float
@@ -425,11 +425,11 @@ class _Step(NamedTuple):
     """The tasks of one step of a template, numbered within it.
 
     rows                of the template, (n,)
-    order               of events
+    order               events, topologically sorted
     first, members      CSR: the tasks of each event
-    offsets, following  CSR: the tasks of the step that come after each
-    before              (steps back, tasks, tasks of that earlier step that they come after)
-    last                tasks of ranks that are no servers, which no other one of the step comes after
+    offsets, following  CSR: the successors of each task in the step
+    before              (n_steps_back, tasks, tasks of that earlier step that they depend on)
+    last                tasks of workers without successors of workers in the step
     """
 
     rows: Ints
@@ -443,7 +443,7 @@ class _Step(NamedTuple):
 
 
 class StepGraph:
-    """The precedence graph of the steps of a template; steps beyond its last one equal that one."""
+    """The precedence graph of a template's steps; further steps equal the last one."""
 
     def __init__(self, template: Plan) -> None:
         check_exchanges(template)
@@ -462,7 +462,7 @@ class StepGraph:
         self._works[list(template.servers)] = False
 
     def step(self, number: int) -> _Step:
-        """Return a step. Raises ConfigError for a dependency cycle."""
+        """Return the graph of a step. Raises ConfigError for a dependency cycle."""
         number = min(number, self.template.n_steps - 1)
         if number not in self._steps:
             self._steps[number] = self._new(number)
@@ -499,11 +499,10 @@ class StepGraph:
     def chains(
         self, begin: int, end: int, work: Floats, crossing: tuple[Ints, Floats, Floats], ends: Bools
     ) -> tuple[Floats, list[tuple[Floats, Floats]]]:
-        """Return the s of the longest chain that ends with one of `ends` in the steps `begin` to `end` - 1: from the
-        end of each task of the step before, and from the start and the end of each task of these steps; -inf where
-        there is none.
+        """Return the longest chains to one of `ends` in the steps `begin` to `end` - 1, in s: from the end of each task
+        of the step before, and from the start and the end of each task of these steps; -inf if there is none.
 
-        work, crossing, ends  see :func:`ddlsim.network.chains.longest`, of all rows of the template
+        work, crossing, ends  arguments of :func:`ddlsim.network.chains.longest`, for all rows of the template
         """
         found: list[tuple[Floats, Floats]] = []
         waiting: dict[int, Floats] = {}
@@ -521,7 +520,7 @@ class StepGraph:
         return waiting.get(begin - 1, before), found[::-1]
 
     def later_than(self, begin: int, tasks: Ints, end: int) -> list[Bools]:
-        """Return which tasks of each of the steps `begin` to `end` - 1 come after some tasks of the first one."""
+        """Return for each of the steps `begin` to `end` - 1 which tasks depend on `tasks` of the first one."""
         reached: list[Bools] = []
         for number in range(begin, end):
             step = self.step(number)
@@ -538,7 +537,7 @@ class StepGraph:
 
     @functools.cached_property
     def sends(self) -> tuple[Ints, Ints, Ints, Ints]:
-        """Rows of messages; the (sender, receiver) that differ, and which of them each message is of."""
+        """Rows of messages; distinct senders and their receivers; index of each message among these pairs."""
         plan = self.template
         rows = plan.rows(SEND)
         pairs, which = np.unique(plan.rank[rows] * plan.n_ranks + plan.peer[rows], return_inverse=True)
@@ -546,14 +545,14 @@ class StepGraph:
 
     @functools.cached_property
     def collectives(self) -> tuple[Ints, list[tuple[int, int]], Ints]:
-        """Rows of collectives between all members; the (kind, group) that differ, and which of them each row is of."""
+        """Rows of collectives between all members; distinct (kind, group); index of each row among these."""
         plan = self.template
         rows = plan.rows(*TO_ALL)
         code, which = np.unique(plan.kind[rows] * len(plan.groups) + plan.peer[rows], return_inverse=True)
         return rows, [divmod(each, len(plan.groups)) for each in code.tolist()], which.reshape(-1)
 
 
-#: collectives that bring something from every member to every other one
+#: collectives in which every member's data affects every other member
 TO_ALL = (ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, PUSH_PULL)
 
 
@@ -563,7 +562,7 @@ def of_steps(
     """Return lower bounds on the time of the steps `begin` to `end` - 1 of a program; see the module.
 
     carriers  None: messages and collectives may take no time
-    seconds   (n,) work of each task instead of that in the program's template (jitter)
+    seconds   (n,) durations of the tasks, instead of those in the program's template (jitter)
 
     Raises ConfigError for a program with a dependency cycle.
     """
@@ -585,8 +584,8 @@ def of_steps(
 def _durations(
     program: StepProgram, copies: Copies, carriers: Carriers | None, seconds: Floats | None
 ) -> tuple[Floats, tuple[Ints, Floats, Floats]]:
-    """Return lower bounds on the seconds of tasks, (n,), and the crossings of collectives with several tasks, in the
-    form that :func:`ddlsim.network.chains.longest` takes."""
+    """Return lower bounds on the seconds of tasks, (n,), and the crossings of collectives with several tasks, as
+    arguments of :func:`ddlsim.network.chains.longest`."""
     plan, ranks = program.template, copies.ranks
     work = (plan.seconds if seconds is None else seconds).copy()
     none = np.zeros((0, len(plan)))
@@ -622,8 +621,8 @@ def _bytes(
     program: StepProgram, copies: Copies, begin: int, end: int, carriers: Carriers, work: Floats,
     crossing: tuple[Ints, Floats, Floats], needed: Sequence[Bools],
 ) -> float:  # fmt: skip
-    """Return the s for a chain to a collective that comes after all tasks that may end the step before, and the bytes
-    that come after it."""
+    """Return a lower bound in s: the chain to a collective that comes after all tasks that may end the previous step,
+    plus the time of the bytes that come after it."""
     plan, graph = program.template, program.graph
     first = _first_joint(graph, copies, begin, end)
     if first is None:
@@ -644,7 +643,7 @@ def _bytes(
         rows = graph.step(each).rows[later & needed[each - begin]]
         workers = rows[(plan.kind[rows] >= ALL_REDUCE) & ~serves[rows]]
         entering = np.bincount(plan.key[workers], minlength=len(plan))
-        # collectives that no rank has entered before
+        # collectives that no rank has entered yet
         times[workers[entering[plan.key[workers]] == members[plan.peer[workers]]]] += 1.0
         times[rows[plan.kind[rows] == SEND]] += 1.0
     begun = step.rows[joint]

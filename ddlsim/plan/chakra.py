@@ -1,9 +1,8 @@
 """Chakra execution traces as plans: those of other tools (ASTRA-sim, PyTorch), and those written by `to_chakra`.
 
-Chakra execution traces as JSON: what ``chakra_jsonizer`` writes of a binary trace, one object for each message.
-
-Shape: https://github.com/mlcommons/chakra (``src/jsonizer``), which is protobuf's mapping to JSON: names in camelCase
-or as in the schema, integers of 64 bits as texts, enumerations by name, what is 0 or empty left out.
+They can be binary, or JSON as written by ``chakra_jsonizer``: one object per message, in protobuf's JSON mapping, with
+names in camelCase or as in the schema, 64-bit integers as strings, enumerations by name, and zero or empty fields
+omitted (https://github.com/mlcommons/chakra, ``src/jsonizer``).
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from ddlsim.plan.graph import Operation, plan_of_operations
 from ddlsim.plan.plan import ALL_GATHER, GATHER, KINDS, RECEIVE, SEND, Plan
 from ddlsim.units import LARGEST, si
 
-#: fields of a node, without capitals and underscores
+#: fields of a node, in lower case and without underscores
 _FIELDS = {
     "id", "name", "type", "ctrldeps", "datadeps", "starttimemicros", "durationmicros", "inputs", "outputs", "attr",
 }  # fmt: skip
@@ -32,7 +31,7 @@ _WHOLE = re.compile(r"(?:u?int|sint|s?fixed)(?:32|64)(val|list)")
 
 
 def json_nodes(path: Path, text: str) -> tuple[dict[str, Attribute], list[TraceNode]]:
-    """Return the attributes of the metadata in `text`, and the nodes; raises ConfigError with place and reason."""
+    """Return the attributes of the metadata in `text`, and the nodes. Raises ConfigError with position and reason."""
     metadata: dict[str, Attribute] = {}
     nodes: list[TraceNode] = []
     for count, value in enumerate(_objects(path, text)):
@@ -45,7 +44,7 @@ def json_nodes(path: Path, text: str) -> tuple[dict[str, Attribute], list[TraceN
 
 
 def _objects(path: Path, text: str) -> Iterator[object]:
-    """Yield the objects that stand one behind the other."""
+    """Yield the concatenated objects of a text."""
     decoder, at, n = json.JSONDecoder(), 0, 0
     while match := re.compile(r"\s*(?=\S)").match(text, at):
         try:
@@ -59,7 +58,7 @@ def _objects(path: Path, text: str) -> Iterator[object]:
 
 
 def _plain(node: Node) -> dict[str, Node]:
-    """Return the fields of an object by their names without capitals and underscores."""
+    """Return the fields of an object, by name in lower case and without underscores."""
     if not isinstance(node.value, dict):
         raise node.error(f"must be an object, not {shown(node.value)}")
     return {name.replace("_", "").lower(): node[name] for name in node.value}
@@ -115,7 +114,7 @@ def _scalar(kind: str, part: Node) -> Scalar:
 
 
 def _whole(node: Node, least: int = 0) -> int:
-    """Return an integer, which may be written as a text."""
+    """Return an integer, which may be written as a string."""
     value = node.value
     if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,20}", value):
         value = int(value)
@@ -203,7 +202,7 @@ def _nodes(file: Path) -> tuple[dict[str, Attribute], list[TraceNode]]:
 
 
 def trace_files(path: Path) -> list[Path]:
-    """Return the files of all ranks, or the only one. Raises ConfigError where there is none, or one is missing."""
+    """Return the files of all ranks, or the only file. Raises ConfigError if there is none, or if one is missing."""
     match = re.fullmatch(r"(.*)\.(\d{1,6})(\.(?:et|json)(?:\.gz)?)", path.name)
     stem, suffix = (match[1], match[3]) if match else (path.name.removesuffix(".et"), ".et")
     pattern = re.compile(re.escape(stem) + r"\.(\d{1,6})" + re.escape(suffix))
@@ -216,7 +215,7 @@ def trace_files(path: Path) -> list[Path]:
         if os.path.isfile(path):
             return [path]
         raise ConfigError(f"{path}: no such file, and there is no {stem}.0{suffix} in its folder; check the path")
-    if list(names.values()) == [path]:  # one that all ranks do, whatever its number
+    if list(names.values()) == [path]:  # one file for all ranks
         return [path]
     missing = next((rank for rank in range(len(names)) if rank not in names), None)
     if missing is not None:
@@ -231,7 +230,7 @@ def trace_files(path: Path) -> list[Path]:
 
 
 def _groups(groups: str | Path | Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
-    """Return the ranks of each group, of a mapping or a file ``{"1": [0, 1], "2": [2, 3]}``."""
+    """Return the ranks of each group, from a mapping or a file ``{"1": [0, 1], "2": [2, 3]}``."""
     where, content = "read_chakra: groups", groups
     if isinstance(groups, str | Path):
         where = str(groups)
@@ -289,8 +288,9 @@ class _Rank:
         return f"{self.file}: node {node.number} ({shown(node.name)}, {node.kind})"
 
     def numbers(self, nodes: Sequence[TraceNode], begin: int) -> dict[int, int]:
-        """Return the place of each node, by its number, among the operations."""
-        # PyTorch's control dependencies tell who called whom (itself, at times); the order stands in the others
+        """Return the index among the operations of each node, by its number."""
+        # PyTorch's control dependencies are caller relations (some on the node itself); the other dependencies define
+        # the order
         self.calls = any("rf_id" in node.attributes for node in nodes)
         number: dict[int, int] = {}
         for i, node in enumerate(nodes):
@@ -311,7 +311,7 @@ class _Rank:
             return operation
         work = node.kind not in ("COMM_SEND_NODE", "COMM_RECV_NODE", "COMM_COLL_NODE")
         if node.attributes.get("is_cpu_op"):
-            # PyTorch's calls of collectives have a duration and no size: their kernels communicate
+            # PyTorch's calls of collectives have a duration but no size; the actual communication is in their kernels
             work |= "comm_size" not in node.attributes and self.seconds(node) > 0.0
             if work:
                 thread = node.attributes.get("tid")
@@ -328,7 +328,7 @@ class _Rank:
         return operation
 
     def travel(self, node: TraceNode, operation: Operation, lane: str | None) -> None:
-        """Make an operation what a node of communication says."""
+        """Convert a node of communication to an operation."""
         barrier = node.kind == "COMM_COLL_NODE" and node.attributes.get("comm_type") == COLLECTIVES.index("BARRIER")
         operation.nbytes = self.amount(node, "comm_size", 0 if barrier else None)
         operation.tag = self.amount(node, "comm_tag")
@@ -374,7 +374,7 @@ class _Rank:
         return max(n_ops / self.flops, memory)
 
     def amount(self, node: TraceNode, name: str, default: int | None = 0) -> int:
-        """Return a non-negative integer that a node has as an attribute."""
+        """Return a node's attribute, which must be a non-negative integer."""
         value = node.attributes.get(name, default)
         if value is None:
             raise self.error(node, f"has no {name}, which a plan needs")

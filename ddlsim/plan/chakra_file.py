@@ -3,10 +3,9 @@
 A file in MLCommons Chakra's schema (``et_def.proto``, 0.0.4 to 1.0; https://github.com/mlcommons/chakra) consists of a
 ``GlobalMetadata`` message and ``Node`` messages, each preceded by its length.
 
-Protocol buffers on the wire: numbered fields of a message, and messages one after the other, each with its length.
-
-What Chakra's three messages need of https://protobuf.dev/programming-guides/encoding. The library itself would be a
-dependency that many environments pin to a version of their own, for the sake of a few fields.
+This module implements the part of the protocol buffers' encoding that these messages need
+(https://protobuf.dev/programming-guides/encoding). It does not depend on the protobuf library, because many
+environments pin that to another version.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 _SIZES = {FIXED64: 8, FIXED32: 4}
 _ONE_BYTE = [bytes([value]) for value in range(0x80)]
 
-#: a field's value: a number below 2^64, or bytes (of both fixed sizes too)
+#: value of a field: a number below 2^64, or bytes (also for both fixed sizes)
 Value = int | bytes
 
 
 class WireError(Exception):
-    """The bytes are no such message; the reader of a file says which file."""
+    """The bytes are not a valid message. Readers of files add the file's name."""
 
 
 def messages(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield (offset, bytes) of the messages of a file, each of which stands behind its length."""
+    """Yield (offset, bytes) of the messages of a file, each of which is preceded by its length."""
     at = 0
     while at < len(data):
         begin = at
@@ -86,7 +85,7 @@ def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
 
 
 def signed(value: int) -> int:
-    """Return a number of 64 bits in two's complement."""
+    """Interpret a 64-bit number as two's complement."""
     return value - 2**64 if value >= 2**63 else value
 
 
@@ -94,7 +93,7 @@ def signed(value: int) -> int:
 
 
 def varint(value: int) -> bytes:
-    """Return a number, seven bits a byte; negative ones as 64 bits in two's complement."""
+    """Encode a number with seven bits per byte; negative ones as 64 bits in two's complement."""
     if 0 <= value < 0x80:
         return _ONE_BYTE[value]
     value &= 2**64 - 1
@@ -107,7 +106,7 @@ def varint(value: int) -> bytes:
 
 
 def put(number: int, value: int | float | str | bytes) -> bytes:
-    """Return a field: integers as varints, others as doubles, texts and bytes with their length."""
+    """Encode a field: integers as varints, other numbers as doubles, strings and bytes with their length."""
     if isinstance(value, int):
         return varint(number << 3 | VARINT) + varint(value)
     if isinstance(value, float):
@@ -117,11 +116,11 @@ def put(number: int, value: int | float | str | bytes) -> bytes:
 
 
 def lengthened(message: bytes) -> bytes:
-    """Return a message behind its length."""
+    """Return a message preceded by its length."""
     return varint(len(message)) + message
 
 
-#: places are the numbers of the schema's NodeType and CollectiveCommType
+#: indices are the numbers in the schema's NodeType and CollectiveCommType
 NODE_TYPES = (
     "INVALID_NODE", "METADATA_NODE", "MEM_LOAD_NODE", "MEM_STORE_NODE", "COMP_NODE", "COMM_SEND_NODE", "COMM_RECV_NODE",
     "COMM_COLL_NODE",
@@ -134,7 +133,7 @@ COLLECTIVES = (
 Scalar = int | float | bool | str
 Attribute = Scalar | list[Scalar]
 
-#: number of an attribute's scalar -> (wire type, struct format); the list of such scalars has the number behind it
+#: number of a scalar attribute -> (wire type, struct format); the list of such scalars has the next number
 _FIXED = {3: (FIXED64, "<d"), 5: (FIXED32, "<f"), 19: (FIXED32, "<I"), 21: (FIXED64, "<Q"), 23: (FIXED32, "<i"),
           25: (FIXED64, "<q")}  # fmt: skip
 _SIGNED, _ZIGZAG, _BOOL, _TEXTS = (7, 9), (15, 17), 27, (29, 31)
@@ -143,7 +142,7 @@ _INT32, _INT64, _DOUBLE, _TEXT = 7, 9, 3, 29
 
 @dataclass
 class TraceNode:
-    """A node: its dependencies are numbers of nodes of the same file, its time is in microseconds."""
+    """A node: its dependencies are numbers of nodes of the same file; times are in microseconds."""
 
     number: int = 0
     name: str = ""
@@ -156,12 +155,12 @@ class TraceNode:
 
     @property
     def kind(self) -> str:
-        """The name of its type."""
+        """Name of the node's type."""
         return NODE_TYPES[self.type]
 
 
 def is_chakra(path: str | Path) -> bool:
-    """Return whether a file begins as a Chakra trace does."""
+    """Return whether a file begins like a Chakra trace."""
     try:
         with Path(path).open("rb") as file:
             packed = file.read(2) == b"\x1f\x8b"
@@ -178,7 +177,7 @@ def is_chakra(path: str | Path) -> bool:
 def read_nodes(path: Path) -> tuple[dict[str, Attribute], list[TraceNode]]:
     """Return the attributes of a file's metadata, and its nodes.
 
-    Raises ConfigError with file, node and reason for what is no such file, or a part of one.
+    Raises ConfigError with file, node and reason if the file or a part of it is invalid.
     """
     data = read_bytes(path)
     metadata: dict[str, Attribute] | None = None
@@ -200,7 +199,7 @@ def read_nodes(path: Path) -> tuple[dict[str, Attribute], list[TraceNode]]:
 
 
 def _metadata(message: bytes) -> dict[str, Attribute] | None:
-    """Return the attributes of a GlobalMetadata message; None if it is no such message."""
+    """Return the attributes of a GlobalMetadata message; None if the message is not one."""
     attributes: dict[str, Attribute] = {}
     for number, wire, value in fields(message):
         if wire != BYTES or number > 2:
@@ -247,7 +246,7 @@ def _text(value: bytes) -> str:
 
 
 def _numbers(number: int, wire: int, value: int | bytes) -> list[int]:
-    """Return the numbers of a repeated field, packed (as proto3 writes them) or one by one."""
+    """Return the numbers of a repeated field, which is packed (as in proto3) or not."""
     if isinstance(value, int):
         return [value]
     if wire != BYTES:
@@ -340,7 +339,7 @@ def _named(name: str) -> bytes:
 
 
 def _encoded(name: str, value: Attribute) -> bytes:
-    """Return an attribute: tags and ranks as 32 bits, other integers as 64, as ASTRA-sim reads them."""
+    """Encode an attribute: tags and ranks as 32-bit integers, others as 64-bit ones, as ASTRA-sim reads them."""
     if isinstance(value, list):
         raise TypeError(f"attribute {name}: lists cannot be written")
     if isinstance(value, bool):

@@ -19,7 +19,7 @@ from ddlsim.plan.servers import as_messages
 from ddlsim.plan.text import what
 
 _PLAN, _LANES = "ddlsim.plan", "ddlsim.lanes"
-#: of the columns, what most rows have: it is not written. Lane and kind always are
+#: default values of columns, which are not written; lane and kind always are
 _DEFAULTS = {name: -1 if name in ("name", "peer", "key", "batch", "part") else 0 for name in COLUMNS[2:]}
 _QUEUES = {"urgent": PriorityQueue, "fused": FusedQueue}
 
@@ -100,7 +100,7 @@ def is_plan(metadata: Mapping[str, Attribute]) -> bool:
 
 
 def plan_of_files(traces: Sequence[tuple[Path, Mapping[str, Attribute], Sequence[TraceNode]]]) -> Plan:
-    """Return the plan whose traces these are. Raises ConfigError, naming the file, where they have been changed."""
+    """Return the plan that these traces store. Raises ConfigError, naming the file, if they have been changed."""
     file, metadata, _ = traces[0]
     try:
         common = json.loads(str(metadata[_PLAN]))

@@ -1,7 +1,7 @@
 """Check that a plan trains correctly: `check` raises for the first violated rule, and names the task.
 
-Like :mod:`ddlsim.collectives.check` for schedules, it replays gradients as numbers that stand for micro-batches: a part
-is complete if the numbers of all micro-batches have been added, each exactly once.
+As in :mod:`ddlsim.collectives.check` for schedules, gradients are replayed as numbers that represent micro-batches: a
+part is complete if the numbers of all micro-batches have been added, each exactly once.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _collectives(plan: Plan) -> None:
         return
     refuse(plan, rows[plan.peer[rows] < 0], "it has no group")
     _, first, which = np.unique(plan.key[rows], return_index=True, return_inverse=True)
-    leader = rows[first][which.reshape(-1)]  # the first row of the same collective
+    leader = rows[first][which.reshape(-1)]  # first row of the same collective
     for name, label in (("kind", "kind"), ("peer", "group"), ("nbytes", "bytes"), ("part", "part"), ("step", "step"),
                        ("queue", "queue")):  # fmt: skip
         column = getattr(plan, name)
@@ -138,7 +138,7 @@ def check(plan: Plan) -> None:
 
 
 def _only(plan: Plan, part: int) -> Plan:
-    """Return the plan in which only the ranks with one part of each layer train; what others do is other work."""
+    """Return the plan in which only ranks with one part of each layer train; tasks of others become other work."""
     others = plan.rank % plan.tensor != part
     passes = others & (plan.kind < COMPUTE) | others & np.isin(plan.kind, (BACKWARD_INPUT, BACKWARD_WEIGHT))
     return dataclasses.replace(
@@ -190,7 +190,7 @@ def _check_passes(plan: Plan, order: Order) -> None:
 
 
 def _check_carried(plan: Plan, order: Order, first: Ints, second: Ints, cut: Ints) -> None:
-    """Check that what each pass of `first` makes is on the rank of its successor in `second` when that starts."""
+    """Check that the output of each pass in `first` is on the rank of its successor in `second` when that starts."""
     sends, receives = plan.rows(SEND), plan.rows(RECEIVE)
     sends, receives = sends[np.argsort(plan.key[sends])], receives[np.argsort(plan.key[receives])]
     marked = plan.batch[sends] >= 0
@@ -217,7 +217,7 @@ def _check_carried(plan: Plan, order: Order, first: Ints, second: Ints, cut: Int
 
 
 def _check_one_update(plan: Plan, backward: Ints) -> None:
-    """Check that all gradients of a micro-batch are in the update of one step."""
+    """Check that all gradients of a micro-batch belong to the update of one step."""
     leader = backward[np.unique(plan.batch[backward], return_index=True)[1]]
     leader = leader[np.searchsorted(plan.batch[leader], plan.batch[backward])]
     wrong = plan.step[backward] != plan.step[leader]
@@ -229,10 +229,9 @@ def _check_one_update(plan: Plan, backward: Ints) -> None:
 
 
 def _each_once(plan: Plan, kinds: tuple[int, ...], passage: Ints, n_passages: int) -> Ints:
-    """Return the forward (or backward) rows by passage and layer, after checking that they cover each once.
+    """Return the forward (or backward) rows by passage and layer, after checking that they cover each exactly once.
 
-    passage  (n,) which passage of a micro-batch through the model each row belongs to; those from `n_passages` on may
-             end on the way
+    passage  (n,) each row's passage of a micro-batch through the model; those from `n_passages` on may be incomplete
     """
     rows = plan.rows(*kinds)
     for task in rows[(plan.batch[rows] < 0) | (plan.end[rows] <= plan.first[rows])].tolist():

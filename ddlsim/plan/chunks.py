@@ -99,7 +99,7 @@ def between_blocks(model: Model) -> list[int]:
 
 
 def uses_of(model: Model) -> list[tuple[int, int]]:
-    """Return (layer that makes it, layer that uses it) of every use of a tensor; -1 makes the model's input.
+    """Return (producing layer, using layer) of every use of a tensor; -1 produces the model's input.
 
     A model without a structure is a chain.
     """
@@ -108,7 +108,7 @@ def uses_of(model: Model) -> list[tuple[int, int]]:
 
 @functools.lru_cache(maxsize=256)
 def _tensors(model: Model) -> list[tuple[int, int]]:
-    """Return (layer that makes it, last layer that uses it) of every tensor."""
+    """Return (layer that produces it, last layer that uses it) of every tensor."""
     last: dict[int, int] = {}
     for made, used in uses_of(model):
         last[made] = max(last.get(made, -1), used)
@@ -116,7 +116,7 @@ def _tensors(model: Model) -> list[tuple[int, int]]:
 
 
 def _uses(nodes: Sequence[Node], tensor: int) -> tuple[int, list[tuple[int, int]]]:
-    """Return the tensor (the layer that made it) that comes out of nodes if `tensor` goes in, and all (made, used)."""
+    """Return the tensor (its producing layer) that leaves `nodes` if `tensor` enters, and all uses (producer, user)."""
     uses: list[tuple[int, int]] = []
     for node in nodes:
         if isinstance(node, Leaf):
@@ -191,9 +191,9 @@ def balanced_cuts(
     at: Sequence[int] | None = None,
     of_chunks: Sequence[Workload] = (),
 ) -> tuple[int, ...]:
-    """Return the layers before which :func:`balanced_chunks` cuts. Raises ConfigError for more chunks than pieces.
+    """Return the layers before which :func:`balanced_chunks` cuts. Raises ConfigError if there are too few pieces.
 
-    of_chunks  (stages * chunks,) the whole model as the device of each chunk computes it, if devices differ. Speed
+    of_chunks  (stages * chunks,) workload of the whole model on the device of each chunk, if devices differ. Speed
                factors are ignored: a straggler does not change the cuts
     """
     n_layers = len(workload.forward)
@@ -216,7 +216,7 @@ def balanced_cuts(
 
 @functools.lru_cache(maxsize=1024)
 def _best_cuts(of_chunks: tuple[Workload, ...], allowed: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the cuts, which are the same for two chunks of each of four stages and for one of each of eight."""
+    """Return the cuts. They depend only on the number of chunks: 4 stages of 2 chunks are cut as 8 stages of 1."""
     places = np.array(allowed, dtype=np.int64)
     different = len(set(of_chunks)) > 1
     sums = {work: np.concatenate([[0.0], np.cumsum(work.forward + work.backward)])[places] for work in set(of_chunks)}
@@ -228,7 +228,7 @@ def _best_cuts(of_chunks: tuple[Workload, ...], allowed: tuple[int, ...]) -> tup
 def _slowest(seconds: Sequence[Floats]) -> float:
     """Return the least possible time of the slowest chunk.
 
-    seconds  of each chunk, on its device: (n_pieces + 1,) s of all pieces before each place
+    seconds  per chunk: cumulative seconds of the pieces on its device, (n_pieces + 1,)
     """
     equal = next((n for n, each in enumerate(seconds) if each is not seconds[0]), len(seconds))
     rows = _of_equal(seconds[0].tobytes())
@@ -242,15 +242,15 @@ def _slowest(seconds: Sequence[Floats]) -> float:
 
 @functools.lru_cache(maxsize=64)
 def _of_equal(until: bytes) -> list[list[float]]:
-    """Return the times of the slowest of 1, 2, ... equal chunks, at every place; for more chunks the list grows."""
+    """Return the time of the slowest of 1, 2, ... equal chunks, for every prefix of the pieces; callers extend it."""
     return [np.frombuffer(until).tolist()]
 
 
 def _one_more(before: list[float], until: list[float], n: int) -> list[float]:
-    """Return the time of the slowest of n chunks at every place, from that of n - 1."""
+    """Return the time of the slowest of n chunks for every prefix of the pieces, given that of n - 1 chunks."""
     best, cut = [math.inf] * len(before), n - 1
     for end in range(n, len(before)):
-        # a later cut makes what is before it slower and the last chunk faster: go on while that is better
+        # a later cut makes the earlier chunks slower and the last one faster: continue while that is an improvement
         while cut + 1 < end and max(before[cut + 1], until[end] - until[cut + 1]) <= max(
             before[cut], until[end] - until[cut]
         ):
@@ -260,7 +260,7 @@ def _one_more(before: list[float], until: list[float], n: int) -> list[float]:
 
 
 def _fewest_bytes(seconds: Sequence[Floats], crossing: Floats, slowest: float) -> Ints:
-    """Return where to cut so that no chunk takes longer than `slowest` and the fewest bytes cross, (n_chunks - 1,)."""
+    """Return the cuts with the fewest crossing bytes such that no chunk exceeds `slowest` (s), (n_chunks - 1,)."""
     n_chunks, places = len(seconds), len(seconds[0])
     limit = slowest * (1.0 + 1e-12)
     cost = np.where(np.arange(places) == 0, 0.0, np.inf)
@@ -268,7 +268,7 @@ def _fewest_bytes(seconds: Sequence[Floats], crossing: Floats, slowest: float) -
     entering, here = np.append(np.where(np.arange(places - 1) == 0, 0.0, crossing), 0.0), np.arange(places)
     for n, until in enumerate(seconds, 1):
         if n == 1 or until is not seconds[n - 2]:
-            earliest = np.searchsorted(until, until - limit)  # where a chunk that ends here can begin
+            earliest = np.searchsorted(until, until - limit)  # earliest start of a chunk that ends here
             excluded = (here < earliest[:, None]) | (here >= here[:, None])
         total = np.where(excluded, np.inf, cost + entering)
         chosen[n] = np.argmin(total, axis=1)

@@ -134,7 +134,7 @@ def _check_layer_by_layer(parts: Sequence[Part], queue: Queue | None) -> None:
 
 
 def each_rank(workloads: Workload | Sequence[Workload], n_ranks: int | None, accumulation: int = 1) -> list[Workload]:
-    """Return the workload of every rank, after checking that they and the numbers of a builder make sense."""
+    """Return the workload of every rank, after checking the arguments of a builder."""
     if isinstance(accumulation, bool) or not isinstance(accumulation, int) or accumulation < 1:
         raise ConfigError(f"plan: accumulation = {accumulation!r}: must be a positive integer")
     if isinstance(workloads, Workload):
@@ -155,7 +155,7 @@ def each_rank(workloads: Workload | Sequence[Workload], n_ranks: int | None, acc
 
 
 def parts_of(workload: Workload, buckets: Sequence[Bucket]) -> tuple[Part, ...]:
-    """Return which layers' gradients each bucket has: buckets take the tensors in backward order."""
+    """Return the layers whose gradients each bucket contains; buckets take the tensors in backward order."""
     sent, total = float(sum(bucket.nbytes for bucket in buckets)), workload.gradient_nbytes
     if not abs(sent - total) <= 1e-9 * total:
         raise ConfigError(
@@ -178,8 +178,8 @@ def _row(
 ) -> Row:  # fmt: skip
     """Return a row of the rank's device or of its communication stream.
 
-    Until :func:`_template` says otherwise, `before` are the nth of the updates of the step before, or of the
-    all-gathers of what was updated.
+    `before` are indices of the previous step's updates, or of its all-gathers, until :func:`_template` replaces them by
+    rows.
     """
     lane = "stream" if stream else "compute"
     return Row(0, lane, kind, micro=micro, first=first, end=end, part=part, needs=[*needs], before=[*before])
@@ -193,7 +193,7 @@ def _template(
     sharers: int,
     queue: Queue | None = None,
 ) -> Plan:
-    """Return the template of one rank of the `sharers` that share an update."""
+    """Return the template of one of the `sharers` ranks that share an update."""
     urgency = np.empty(len(buckets), dtype=np.int64)
     urgency[np.argsort([bucket.priority for bucket in buckets], kind="stable")] = np.arange(len(buckets))
     order = range(len(buckets)) if queue is None else urgency.tolist()
@@ -203,7 +203,7 @@ def _template(
         previous = steps[max(i - 1, 0)]
         kind = ALL_GATHER if any(row.kind == ALL_GATHER for row in previous) else UPDATE
         brings = [at for at, row in enumerate(previous) if row.kind == kind]
-        labels = [  # of exchanges, in the order of their keys: what sums the rest of a step comes last
+        labels = [  # exchanges in the order of their keys; sums of the rest of a step come last
             (row.micro if row.micro >= 0 else accumulation, row.kind, order[row.part]) for row in rows if row.part >= 0
         ]
         number = {label: at for at, label in enumerate(sorted(labels))}
@@ -233,7 +233,7 @@ def in_order(
 ) -> list[Row]:
     """Return the rows of a step that updates all layers at its end, when its last bucket has arrived.
 
-    With `queued` that can be any of them. Without `no_sync` buckets are summed beside the backward pass of every
+    If `queued`, any bucket can be the last. Without `no_sync`, buckets are summed during the backward pass of every
     micro-batch, and the next pass waits for them, as at the end of each backward pass of PyTorch's DDP.
     """
     rows: list[Row] = []
@@ -255,8 +255,8 @@ def pipelined(
 ) -> list[Row]:
     """Return the rows of a step in which each layer is updated as soon as its own gradients have arrived.
 
-    The next forward pass goes on as layers are updated; its rank then spends the optimizer's time. Before the `first`
-    step there is nothing to wait for.
+    The next forward pass proceeds as layers are updated; its rank then spends the optimizer's time. The `first` step
+    waits for nothing.
     """
     updated = sorted({part.first for part in parts})
     everything = () if first else tuple(range(len(updated)))
@@ -282,10 +282,10 @@ def pipelined(
 def in_shards(
     buckets: Sequence[Bucket], firsts: Sequence[int], n_layers: int, accumulation: int, *, first: bool, no_sync: bool
 ) -> list[Row]:
-    """Return the rows of a step that updates shards and gathers them, bucket by bucket, beside the next forward pass.
+    """Return the rows of a step that updates shards and gathers them, bucket by bucket, during the next forward pass.
 
-    That needs a bucket from layer ``firsts[bucket]`` on. Without `no_sync` buckets are scattered after each
-    micro-batch.
+    The forward pass needs a bucket from layer ``firsts[bucket]`` on. Without `no_sync`, buckets are reduce-scattered
+    after each micro-batch.
     """
     rows: list[Row] = []
     for micro in range(accumulation):
@@ -307,9 +307,9 @@ def in_shards(
 def _backward(
     rows: list[Row], buckets: Sequence[Bucket], n_layers: int, micro: int, kind: int = ALL_REDUCE, of: int = -1
 ) -> list[int]:
-    """Append a backward pass, beside which each bucket leaves when it is ready; return the rows of their sums, which
-    are those `of` a micro-batch, or of what is left of the step (-1)."""
-    latest, layer = len(rows) - 1, n_layers  # the backward pass has come down to `layer`
+    """Append a backward pass, during which each bucket is sent when it is ready; return the rows of its sums, which are
+    those `of` a micro-batch, or of the rest of the step (-1)."""
+    latest, layer = len(rows) - 1, n_layers  # the backward pass has reached `layer`
     sums = []
     for part, bucket in enumerate(buckets):
         if bucket.ready_layer > layer:
@@ -328,8 +328,8 @@ def _backward(
 
 
 def _seconds(workload: Workload, rows: Sequence[Row], accumulation: int, sharers: int) -> Floats:
-    """Return the seconds of each task of a rank's step, summed in the order in which a simulated worker sums them."""
-    until = np.append(np.cumsum(workload.backward[::-1])[::-1], 0.0)  # of the backward pass, until each layer is done
+    """Return the seconds of each task of a rank's step, summed in the same order as in a simulated worker."""
+    until = np.append(np.cumsum(workload.backward[::-1])[::-1], 0.0)  # until each layer's gradient is complete
     n_layers = len(workload.forward)
 
     def seconds(row: Row) -> float:
@@ -339,14 +339,14 @@ def _seconds(workload: Workload, rows: Sequence[Row], accumulation: int, sharers
             return workload.backward_time
         if row.kind == BACKWARD:
             return float(until[row.first] - until[row.end])
-        # where layers are updated as they arrive, the optimizer's time comes in one piece of its own
+        # if layers are updated one by one, the optimizer's time is a single task
         return 0.0 if row.lane == "stream" else workload.optimizer / sharers
 
     return np.array([seconds(row) for row in rows])
 
 
 def _holds(workload: Workload, rows: Sequence[Row]) -> Floats:
-    """Return the bytes of activations that each task of a rank's step takes or gives back."""
+    """Return the bytes of activations that each task of a rank's step allocates or frees."""
     before = np.concatenate([[0.0], np.cumsum(stored_nbytes(workload))])
     sign = {FORWARD: 1.0, BACKWARD: -1.0}
     return np.array([sign.get(row.kind, 0.0) * (before[row.end] - before[row.first]) for row in rows])

@@ -75,7 +75,7 @@ def embeddings(
 
 
 class _Steps(DraftedSteps):
-    """lookups, updates  of each rank, its row of the step before"""
+    """lookups, updates  each rank's rows of the previous step"""
 
     def __init__(
         self, each: list[Workload], works: Sequence[TableWork], tables: list[int],
@@ -86,7 +86,7 @@ class _Steps(DraftedSteps):
         self.lookups: list[int] = []
         self.updates: list[int] = []
         first, cut = each[0], tables[0]
-        self.cut, offset = cut, 0 if root is None else cut  # the others' bottom MLPs learn nothing
+        self.cut, offset = cut, 0 if root is None else cut  # bottom MLPs of other ranks are not trained
         top = first if root is None else first.cut(cut, len(first.forward))
         local = list(choose(top))
         buckets = [Bucket(b.nbytes, b.ready_layer + offset, b.first_layer + offset, b.priority + offset) for b in local]
@@ -132,7 +132,7 @@ class _Steps(DraftedSteps):
         return self.add_pass(kind, rank, layers, seconds, needs, batch, kept)
 
     def _backward(self, end: int, first: int) -> list[int]:
-        """Go back from layer `end` to `first`, and let buckets leave on the way; return the last rows of all ranks."""
+        """Add a backward pass from layer `end` to `first`, which sends buckets; return the last rows of all ranks."""
         rows: list[int] = []
         for stop in self.stops(first, end):
             rows = [self._pass("backward", r, (stop, end), r, ()) for r in range(self.n)]
@@ -141,8 +141,8 @@ class _Steps(DraftedSteps):
         return rows
 
     def _bottom_forward(self, root: int) -> tuple[Needs, Needs, int]:
-        """Let all samples pass the bottom MLP on one rank; return the rows that bring its results to each rank, those
-        after which each may send to it, and its last one."""
+        """Let one rank compute the bottom MLP for all samples; return the rows that deliver its results to each rank,
+        those after which each rank may send to it, and its last one."""
         end = [self._pass("forward", root, (0, self.cut), r, ()) for r in range(self.n)][-1]
         arrived, allowed = self.nothing(), self.nothing()
         for r in range(self.n):
@@ -161,7 +161,7 @@ class _Steps(DraftedSteps):
             self._pass("backward", root, (0, self.cut), r, come if r == 0 else ())
 
     def _bottom_nbytes(self, rank: int) -> float:
-        """Return the bytes of what the bottom MLP makes of a rank's samples."""
+        """Return the bytes of the bottom MLP's outputs for a rank's samples."""
         width = float(np.prod(self.each[0].model.layers[self.cut - 1].out_shape))
         return self.each[rank].batch_size * width * self.vector[rank]
 
@@ -171,10 +171,10 @@ class _Steps(DraftedSteps):
         share = (float(workload.grad_nbytes[first:].sum()) + self.replicated) / total if total else 0.0
         return self.add_update(rank, share, first)
 
-    # ------------------------------------------------------------ what travels
+    # ------------------------------------------------------------ communication
 
     def _indices(self) -> Needs:
-        """Let ranks send their samples' indices to those who hold the tables; return what each waits for."""
+        """Send the indices of samples to the ranks that hold the tables; return the rows that each rank waits for."""
         arrived = self.nothing()
         before = self.updates if self.indices == "exchanged" else self.lookups
         for src in range(self.n) if self.indices != "local" else ():
@@ -185,8 +185,8 @@ class _Steps(DraftedSteps):
         return arrived
 
     def _vectors(self, name: str, ready: Sequence[int], allowed: Sequence[Sequence[int]] = ()) -> Needs:
-        """Let vectors travel from those who hold the tables to those who have the samples, or their gradients back,
-        when the rows `ready` have ended, to the rank of the bottom MLP after those `allowed`; return what each waits
+        """Send vectors from the ranks with the tables to those with the samples, or their gradients back, after the
+        rows `ready` and, to the rank of the bottom MLP, after those `allowed`; return the rows that each rank waits
         for."""
         arrived = self.nothing()
         for holder in range(self.n):
@@ -205,7 +205,7 @@ class _Steps(DraftedSteps):
         return arrived
 
     def _message(self, src: int, dst: int, nbytes: float, name: str, needs: Sequence[int], batch: int = -1) -> int:
-        """Return the row of its receive. What is sent to different ranks goes at the same time."""
+        """Add a message; return the row of its receive. Messages to different ranks are sent concurrently."""
         cut, lanes = self.cut if batch >= 0 else 0, (f"{name} to {dst}", name)
         return self.draft.message(
             src, dst, nbytes, name, step=self.now, needs=needs, lanes=lanes, batch=batch, cut=cut
@@ -213,7 +213,7 @@ class _Steps(DraftedSteps):
 
 
 def _without(workload: Workload, name: str, tables: Sequence[int]) -> Floats:
-    """Return the seconds of all layers, of the tables 0."""
+    """Return the seconds of all layers, with 0 for the tables."""
     times: Floats = np.array(getattr(workload, name), dtype=np.float64)
     times[list(tables)] = 0.0
     return times

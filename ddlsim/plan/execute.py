@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """An execution in progress: rows become ready, start and end; the network carries messages and collectives.
+    """An execution in progress.
 
-    ``schedules``  kind of collective, group, bytes -> its schedule
+    ``schedules``  (kind of collective, group, bytes) -> its schedule
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Run:
         self.executor = Executor(columns(plan), network, self._collective, self.sizes, plan.queues, self._messages)
 
     def _collective(self, keys: list[int]) -> int:
-        nbytes = float(np.cumsum(self.sizes[keys])[-1])  # one after the other, as buffers are filled
+        nbytes = float(np.cumsum(self.sizes[keys])[-1])  # summed in order, as buffers are filled
         group = int(self.group[keys[0]])
         schedule = self.schedules(int(self.kind[keys[0]]), group, nbytes)
         return self.network.collective(schedule, self.nodes[list(self.plan.groups[group])], nbytes)
@@ -51,13 +51,13 @@ class Run:
         return self.nodes[plan.rank[rows]], self.nodes[plan.peer[rows]], plan.nbytes[rows]
 
     def to_end(self) -> tuple[Floats, Floats]:
-        """Let everything run; return the start and end of every row, s, (n,) each."""
+        """Execute all tasks; return the start and end of every row in s, (n,) each."""
         while self.executor.run() is not None:
             pass
         start, end = self.executor.tasks["start"].copy(), self.executor.tasks["end"].copy()
         if np.isnan(end).any():
             task = int(np.flatnonzero(np.isnan(end))[0])
-            _ = Order(self.plan).events  # raises, naming the circle that it is in
+            _ = Order(self.plan).events  # raises, naming the cycle that contains the task
             raise DeadlockError(
                 f"plan: {self.plan.task(task)} never finishes, because it waits for a task that never ends"
             )
@@ -98,7 +98,7 @@ class Execution:
         gathers = np.isin(plan.kind, (ALL_GATHER, BROADCAST)) & (plan.part >= 0)
         updates = np.zeros((plan.n_ranks, plan.n_steps), dtype=bool)
         updates[plan.rank[plan.kind == UPDATE], plan.step[plan.kind == UPDATE]] = True
-        averages = (plan.kind == ALL_REDUCE) & updates[plan.rank, plan.step]  # those of gradients end before the update
+        averages = (plan.kind == ALL_REDUCE) & updates[plan.rank, plan.step]  # gradients' end before updates
         rows = np.flatnonzero((plan.kind == UPDATE) | gathers | averages)
         ends = np.full((plan.n_ranks, plan.n_steps), -np.inf)
         np.maximum.at(ends, (plan.rank[rows], plan.step[rows]), self.end[rows])

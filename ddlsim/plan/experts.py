@@ -34,7 +34,7 @@ def experts(
 
     The compute time of experts is that of the workload, for a rank that computes all its tokens itself.
 
-    Raises ConfigError for a model without experts, and for `degree` that do not divide ranks and experts.
+    Raises ConfigError for a model without experts, and if `degree` does not divide the numbers of ranks and experts.
     """
     each = each_rank(workloads, None)
     model, n = each[0].model, len(each)
@@ -58,7 +58,7 @@ def experts(
 
 
 def experts_in(model: Model) -> dict[int, tuple[int, float]]:
-    """Return a model's layers of experts: the number of experts of each, and the numbers per sample sent to them."""
+    """Return a model's layers of experts: the number of experts of each, and of values per sample sent to them."""
     found: dict[int, tuple[int, float]] = {}
 
     def walk(nodes: Sequence[Node]) -> None:
@@ -79,7 +79,7 @@ def experts_in(model: Model) -> dict[int, tuple[int, float]]:
 
 
 def expert_elements(layer: Layer) -> int:
-    """Return the parameters of a layer that are its experts', not its router's."""
+    """Return the number of parameters of a layer's experts, without its router."""
     if layer.type != "mixture_of_experts":
         return 0
     return sum(n for name, n in layer.tensors if not name.startswith("router"))
@@ -145,8 +145,8 @@ class _Steps(DraftedSteps):
         return rows
 
     def _back(self, end: int, first: int, waits: Needs) -> tuple[Needs, Needs]:
-        """Go back from layer `end` to `first`, and let buckets leave on the way; return the last rows, and what is
-        still to be waited for."""
+        """Add a backward pass from layer `end` to `first`, which sends buckets; return the last rows, and the rows that
+        are still to be waited for."""
         rows: Needs = []
         for stop in self.stops(first, end):
             rows, end, waits = self._pass("backward", stop, end, waits), stop, self.nothing()
@@ -154,7 +154,7 @@ class _Steps(DraftedSteps):
         return rows, waits
 
     def _all_to_all(self, layer: int, done: Needs, name: str) -> Needs:
-        """Exchange tokens in all groups when the rows of each rank have ended; return what it waits for then."""
+        """Exchange tokens in all groups after each rank's rows `done`; return the rows that each rank waits for."""
         if self.degree == 1:
             return [list(rows) for rows in done]
         waits = self.nothing()

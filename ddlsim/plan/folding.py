@@ -1,14 +1,14 @@
 """Tensor groups with identical members, executed as one rank each.
 
-A step of GPT-3 on 1,024 GPUs has twenty million tasks if every rank of its tensor groups is executed. If all members
-of a group do the same at the same times, executing one of them gives the same result:
+A step of GPT-3 on 1,024 GPUs has twenty million tasks if every rank of its tensor groups is executed. If all members of
+a group act identically at the same times, executing one of them gives the same result:
 
 - No other traffic uses the channels of a group's collectives, so these take their time on idle links, and all members
   end together. A pass is then a single task, which includes its work and its collectives.
-- Messages of members to other groups take symmetric routes: a permutation of channels moves every member to the next
-  and preserves capacities, latencies and shares. By that symmetry, corresponding flows have equal rates in the (unique)
-  max-min fair allocation. So the flows of the first member, on channels with capacity / k where k members share one,
-  have the rates that they have when all members send.
+- Messages of members to other groups take symmetric routes: a permutation of channels maps every member to the next
+  and preserves capacities, latencies and shares. By this symmetry, corresponding flows have equal rates in the (unique)
+  max-min fair allocation. If the capacity of channels that k members share is divided by k, the flows of the first
+  member alone therefore have the same rates as when all members send.
 
 :func:`fold` checks both conditions on the routes. Bytes and busy seconds that are not executed are booked: those of
 collectives on their links, and those of other members' messages on the corresponding links.
@@ -41,37 +41,37 @@ from ddlsim.plan.tensor_ranks import (
     timeline,
 )
 
-#: relative; members that end within it of each other end together
+#: relative; members that end this close to each other count as ending together
 TOGETHER = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
 class Copies:
-    """Channels that carry what others do, in the same seconds: channel c ``times[c]`` times the bytes of ``source[c]``,
-    (n_channels,) each; and how many ``members`` send each message."""
+    """Traffic of channels derived from that of others: channel c carries ``times[c]`` times the bytes of ``source[c]``,
+    in the same seconds, (n_channels,) each; ``members``: number of members that each message represents."""
 
     source: Ints
     times: Floats
     members: int
 
     def nbytes(self, of_channels: Floats) -> Floats:
-        """Return the bytes of all channels, given those of messages that are executed."""
+        """Return the bytes of all channels, given those of the executed messages."""
         return of_channels[self.source] * self.times
 
     def busy(self, of_channels: Floats) -> Floats:
-        """Return the busy seconds of all channels."""
+        """Return the busy seconds of all channels, given those due to the executed messages."""
         return of_channels[self.source]
 
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
-    """A pass of a group: what the device does, and what goes on beside it, s after the pass begins.
+    """The course of a pass of a group: work of the device and exchanges, in s after the pass begins.
 
-    starts, ends         (n_items,) of the device
-    products             (n_items,) whether it computes chunks of products
-    exchange             (n_exchanges,) which of ``Folding.exchanges`` each is
+    starts, ends         (n_items,) of the device's items
+    products             (n_items,) whether the device computes a chunk of a product
+    exchange             (n_exchanges,) index of each exchange in ``Folding.exchanges``
     begun, over          (n_exchanges,) when they begin and end
-    seconds, exchanging  of the pass, and what of that the device waits for exchanges
+    seconds, exchanging  duration of the pass, and how much of it the device waits for exchanges
     """
 
     starts: Floats
@@ -92,7 +92,7 @@ class Timeline:
 
 @dataclass(frozen=True, eq=False)
 class Folding:
-    """How the ranks of a plan with one rank per tensor group stand for the members of the groups.
+    """How the ranks of a plan with one rank per tensor group represent the members of the groups.
 
     members    (n_ranks, t) workers
     passes     of its rows
@@ -100,10 +100,10 @@ class Folding:
     timelines  by kind and pass
     exchanges  (kind of collective, bytes) of all exchanges
     measures   by kind: each exchange on idle links
-    channels   by rank: the channels of its exchanges, as those of `local`
+    channels   by rank: the channels of its exchanges, in the order of `local`
     local      by kind: the channels of the group that was measured
-    copies     channels of other members
-    shared     (n,) channels that several members use, and by how many: (channel, k)
+    copies     traffic of other members
+    shared     (n,) channels that several members use, and the number of these members
     why_not    why the folding is not exact; "" if it is
     """
 
@@ -142,9 +142,9 @@ class Folding:
         return np.where(which >= 0, table[self.kind[ranks], which], 0.0)
 
     def traffic(self, times: Floats, n_channels: int) -> tuple[Floats, Floats, float, int]:
-        """Return what exchanges put on the channels, bytes and busy s, (n_channels,), all bytes and messages.
+        """Return bytes and busy s of channels due to exchanges, (n_channels,), total bytes, and number of messages.
 
-        times  (n_ranks, n_exchanges) how often each exchange of each rank has happened
+        times  (n_ranks, n_exchanges) number of executions of each exchange of each rank
         """
         nbytes, busy, sent, n_messages = np.zeros(n_channels), np.zeros(n_channels), 0.0, 0.0
         for kind, measures in enumerate(self.measures):
@@ -252,8 +252,8 @@ def _timeline(items: Sequence[Item], measure: Measure, exchanges: Sequence[tuple
 
 
 def _inside(cluster: Cluster, schedules: GroupSchedules, speeds: Ints) -> tuple[Ints, list[tuple[Ints, Ints]]]:
-    """Return a number for each group, the same for groups of one speed whose exchanges go alike, and the channels
-    between its members: in order, and so that they correspond to those of the first group of its number in order."""
+    """Return the kind of each group (groups of one kind have equal speeds and corresponding exchanges), and the
+    channels between its members: sorted, and in an order that corresponds to that of the first group of its kind."""
     nodes = schedules.nodes
     n, tensor = nodes.shape
     a, b = np.nonzero(~np.eye(tensor, dtype=bool))
@@ -270,7 +270,7 @@ def _inside(cluster: Cluster, schedules: GroupSchedules, speeds: Ints) -> tuple[
     for rank in range(n):
         own = slice(int(bounds[rank]), int(bounds[rank + 1]))
         distinct, first, which = np.unique(channel[own], return_index=True, return_inverse=True)
-        turn = np.argsort(np.argsort(first))[which.reshape(-1)]  # numbered as they first occur
+        turn = np.argsort(np.argsort(first))[which.reshape(-1)]  # numbered by first occurrence
         signature = (
             counts[rank].tobytes(),
             facts[:, own].tobytes(),
@@ -307,8 +307,8 @@ def _pairs(program: StepProgram, others: Callable[[int, int, float], Schedule]) 
 
 
 def _copies(cluster: Cluster, nodes: Ints, source: Ints, target: Ints) -> tuple[Copies, tuple[Ints, Floats], Ints, str]:
-    """Return which channels carry what those of first members do, those that several members share and by how many,
-    all channels that are used, and why other members do not use theirs in the same way ("": they do)."""
+    """Return the copies of first members' channels, the channels that several members share and their number, all
+    channels in use, and why other members do not use theirs in the same way ("": they do)."""
     tensor, n = nodes.shape[1], cluster.n_channels
     copies = Copies(np.arange(n), np.ones(n), tensor)
     if not len(source):
@@ -328,7 +328,7 @@ def _copies(cluster: Cluster, nodes: Ints, source: Ints, target: Ints) -> tuple[
 
 
 def _unlike(cluster: Cluster, routes: Sequence[Routes], channels: Sequence[Ints], n_messages: int) -> str:
-    """Return why no permutation of channels moves every member's messages to those of the next; "" if one does.
+    """Return why no permutation of channels maps each member's messages to those of the next; "" if one does.
 
     routes, channels  of the messages of each member
     """
@@ -341,7 +341,7 @@ def _unlike(cluster: Cluster, routes: Sequence[Routes], channels: Sequence[Ints]
         if (fact != fact[:, :1]).any():
             return "members of a group reach others over links that differ"
     orbits = np.unique(channel, axis=0)
-    # each channel belongs to one orbit only, in which as many members use it as any other
+    # each channel must belong to a single orbit, in which all channels have the same number of members
     used, which, times = np.unique(orbits, return_inverse=True, return_counts=True)
     owner = np.repeat(np.arange(len(orbits)), orbits.shape[1])
     least, most = np.full(len(used), len(orbits)), np.full(len(used), -1)
@@ -358,8 +358,8 @@ def _unlike(cluster: Cluster, routes: Sequence[Routes], channels: Sequence[Ints]
 def _together(
     routes: Sequence[Routes], channels: Sequence[Ints], n_messages: int, n_channels: int
 ) -> tuple[Ints, Floats]:
-    """Return which channels of first members' messages carry more if all members send as much, and how many times as
-    much: for the message of which that is most."""
+    """Return the channels of first members' messages that carry more if all members send as much, and by which factor:
+    the largest one of all messages on the channel."""
     keys = [each.of * n_channels + channel for each, channel in zip(routes, channels, strict=True)]
     crossed, which = np.unique(np.concatenate(keys), return_inverse=True)
     load = np.bincount(which.reshape(-1), np.concatenate([each.share for each in routes]))
@@ -372,7 +372,7 @@ def _together(
 
 
 def _nested(orbits: Ints) -> bool:
-    """Return whether members that share one channel share all those that more members share, (n_orbits, t)."""
+    """Return whether members that share a channel also share those that more members share, (n_orbits, t)."""
     patterns = np.unique(np.argmax(orbits[:, :, None] == orbits[:, None, :], axis=2), axis=0)
     return all(_refines(a, b) or _refines(b, a) for i, a in enumerate(patterns) for b in patterns[:i])
 

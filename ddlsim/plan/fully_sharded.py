@@ -121,7 +121,7 @@ def _rows(
     workload: Workload, *, parts: Sequence[Part], n_ranks: int, shard: int, accumulation: int, prefetch: int,
     reshard: bool, no_sync: bool, element: float, replicas_last: bool,
 ) -> list[Row]:  # fmt: skip
-    """Return what a rank does in a step: units forward, then backward, for every micro-batch.
+    """Return the rows of a rank in a step: units forward, then backward, for every micro-batch.
 
     element        bytes of a gathered weight
     replicas_last  whether replicas sum shards after the backward pass
@@ -141,19 +141,19 @@ def _rows(
     ]
     gather_of: dict[int, int] = {}
     sums: list[int] = []
-    deferred: list[tuple[int, int]] = []  # units whose shards replicas sum after the backward pass
+    deferred: list[tuple[int, int]] = []  # units whose shards are summed over replicas after the backward pass
 
     def add(lane: str, kind: int, **more: Any) -> int:
         rows.append(Row(0, lane, kind, **more))
         return len(rows) - 1
 
     def gather(limit: int, after: int | None) -> float:
-        """Gather what may be once the use `limit` - 1 - prefetch is over; return the bytes."""
+        """Gather the units that may be gathered after use `limit` - 1 - prefetch; return their bytes."""
         taken = 0.0
         while pending and pending[0] <= limit:
             use = pending.pop(0)
             micro, _, unit = uses[use]
-            renewed = [] if gather_of else [-1]  # the first one comes after the update of the step before
+            renewed = [] if gather_of else [-1]  # the first one comes after the update of the previous step
             needs = [] if after is None else [after]
             gather_of[use] = add(
                 _GATHER, ALL_GATHER, nbytes=weights[unit], micro=micro, part=unit, group=0, needs=needs, before=renewed
@@ -162,7 +162,7 @@ def _rows(
         return taken
 
     def over_replicas(unit: int, needs: list[int]) -> int:
-        """Add the all-reduce of a shard over sharding groups, if any; return the row that ends with the sum."""
+        """Add the all-reduce of a shard over sharding groups, if any; return the row with the result."""
         if shard == n_ranks:
             return needs[0]
         return add(_STREAM, ALL_REDUCE, nbytes=parts[unit].nbytes / shard, part=unit, group=1, needs=needs)

@@ -13,8 +13,8 @@ from ddlsim.workload.precision import ELEMENT_NBYTES
 
 
 def gathered_as(plan: Plan, workload: Workload, param_dtype: str | None = None) -> Plan:
-    """Return a plan of a workload whose weights are gathered in this dtype, by default that of the computation,
-    whatever the dtype of the gradient sums."""
+    """Return a plan whose weights are gathered in this dtype, by default that of the computation, whatever the dtype of
+    the gradient sums."""
     element = workload.gradient_nbytes / max(1.0, workload.model.gradient_nbytes(1))
     gathered = workload.gathered_nbytes if param_dtype is None else ELEMENT_NBYTES[param_dtype]
     share = gathered / element if element > 0.0 else 1.0
@@ -66,13 +66,13 @@ def gathers_beside_forward(plan: Plan, forward: Floats) -> Plan:
 
 
 def _place(plan: Plan, step: Ints, rank: Ints, layer: Ints) -> Ints:
-    """Return numbers that are in the order of step, rank and layer."""
+    """Return numbers in the order of step, rank and layer."""
     return np.asarray((step * plan.n_ranks + rank) * plan.n_layers + layer, dtype=np.int64)
 
 
 def _waits(plan: Plan, gathers: Ints, columns: dict[str, Ints], of_split: Ints) -> tuple[Ints, Ints]:
-    """Return the pieces of passes that wait for a gather of the step before, and the row of that gather: where the part
-    begins, and where the layer is that has the same weights."""
+    """Return the pieces of passes that wait for a gather of the previous step, and the row of that gather: pieces that
+    begin with its part, or with a layer that shares these weights."""
     rank_of = np.array([lane.rank for lane in plan.lanes])[columns["lane"]]
     place = _place(plan, columns["step"][of_split], rank_of[of_split], columns["first"][of_split])
     order = np.argsort(place)

@@ -60,7 +60,7 @@ def read_goal(path: str | Path) -> Plan:
 
 
 class _Blocks:
-    """A file's ``rank`` blocks on the way to operations."""
+    """The ``rank`` blocks of a file, to be converted to operations."""
 
     def __init__(self, source: SourceText) -> None:
         self.source = source
@@ -111,7 +111,7 @@ class _Blocks:
         return self.operations, self.n_ranks
 
     def _statements(self) -> Iterator[tuple[int, str]]:
-        """Yield line numbers and statements; braces may share a line with others."""
+        """Yield line numbers and statements; braces may share a line with other statements."""
         for number, line in enumerate(self.source.text.splitlines(), start=1):
             for piece in _BRACES.split(line) if "{" in line or "}" in line else (line,):
                 if piece.strip():
@@ -149,7 +149,7 @@ class _Blocks:
         return Operation(rank, where, kind, nbytes=nbytes, peer=peer, tag=self._number(line, tag, "tag"))
 
     def _require(self, labels: Mapping[str, int], later: list[tuple[int, re.Match[str]]]) -> None:
-        """Give the operations of a rank what they need."""
+        """Set the dependencies of a rank's operations."""
         starts: dict[int, list[int]] = {}
         for line, match in later:
             for label in (match["later"], match["sooner"]):
@@ -167,7 +167,7 @@ class _Blocks:
             else:
                 starts.setdefault(second, []).append(first)
         needs = {each: list(self.operations[each].needs) for firsts in starts.values() for each in firsts}
-        for second, firsts in starts.items():  # what starts with others waits for what they wait for
+        for second, firsts in starts.items():  # operations that start with others wait for the same dependencies
             ahead, met = list(firsts), set(firsts)
             while ahead:
                 first = ahead.pop()
@@ -228,7 +228,7 @@ class _Text:
     def __init__(self, plan: Plan, schedules: Schedules) -> None:
         self.plan = plan
         self.cpu, self.messages_cpu = _cpus(plan)
-        #: of each collective (key) and rank: the lanes of its schedule, in rounds of sends and receives
+        #: (key, rank) of a collective -> lanes of its schedule, as rounds of sends and receives
         self.parts: dict[tuple[int, int], dict[int, list[list[str]]]] = {}
         rows = plan.collectives[np.unique(plan.key[plan.collectives], return_index=True)[1]].tolist()
         each = [schedules(int(plan.kind[row]), int(plan.peer[row]), float(plan.nbytes[row])) for row in rows]
@@ -244,7 +244,7 @@ class _Text:
             tag += schedule.n_messages
 
     def _write_out(self, row: int, schedule: Schedule, tag: int) -> None:
-        """Keep the messages of a collective for its ranks, round by round."""
+        """Store the messages of a collective for its ranks, round by round."""
         members, key = self.plan.groups[self.plan.peer[row]], int(self.plan.key[row])
         for lane, rounds in enumerate(schedule.lanes):
             for one in rounds:
@@ -267,12 +267,12 @@ class _Text:
             operations = [each for row in np.flatnonzero(plan.rank == rank).tolist() for each in self._row(rank, row)]
             yield f"\nrank {rank} {{\n"
             yield from (f"{label}: {text}\n" for label, text, _ in operations)
-            # txt2bin knows a label from its line on
+            # txt2bin resolves only labels of earlier lines
             yield from (f"{label} requires {end}\n" for label, _, before in operations for end in before)
             yield "}\n"
 
     def _row(self, rank: int, row: int) -> Iterable[tuple[str, str, list[str]]]:
-        """Return label, text and needs of the operations that a row is."""
+        """Return label, text and dependencies of a row's operations."""
         plan, kind = self.plan, int(self.plan.kind[row])
         needs = plan.needs_of(row)
         needs += [int(plan.previous[row])] if plan.previous[row] >= 0 else []
@@ -282,7 +282,7 @@ class _Text:
             text = f"send {size} to {plan.peer[row]} tag {plan.key[row]} cpu {self.messages_cpu[rank]}"
         elif kind == RECEIVE:
             text = f"recv {size} from {plan.peer[row]} tag {plan.key[row]} cpu {self.messages_cpu[rank]}"
-        else:  # a collective of one rank is nothing to do
+        else:  # a collective of one rank does nothing
             text = f"calc {round(1e9 * float(plan.seconds[row]))} cpu {self.cpu[int(plan.lane[row])]}"
         lanes = self.parts.get((int(plan.key[row]), rank), {}) if kind >= ALL_REDUCE else {}
         return self._messages(row, lanes, after) if lanes else [(f"l{row}", text, after)]
@@ -290,7 +290,7 @@ class _Text:
     def _messages(
         self, row: int, lanes: dict[int, list[list[str]]], after: list[str]
     ) -> Iterator[tuple[str, str, list[str]]]:
-        """Yield label, text and needs of a rank's messages: a round comes after the one before in its lane."""
+        """Yield label, text and dependencies of a rank's messages; a round follows the previous one in its lane."""
         for lane, rounds in lanes.items():
             before = after
             for number, texts in enumerate(rounds):
@@ -299,7 +299,7 @@ class _Text:
                 before = labels
 
     def _ends(self, row: int) -> list[str]:
-        """Return the labels of what has ended when a row has."""
+        """Return the labels of the operations that end a row."""
         plan = self.plan
         lanes = self.parts.get((int(plan.key[row]), int(plan.rank[row])), {}) if plan.kind[row] >= ALL_REDUCE else {}
         last = [_labels(row, lane, len(rounds) - 1, rounds[-1]) for lane, rounds in lanes.items()]
@@ -307,8 +307,8 @@ class _Text:
 
 
 def _cpus(plan: Plan) -> tuple[list[int], list[int]]:
-    """Return the CPU that each lane is: the one that its name says, or one that no other has on its rank; and of each
-    rank a CPU that no lane is. txt2bin has a byte for them."""
+    """Return the CPU of each lane (the one in its name, or an unused one of its rank), and of each rank a CPU that no
+    lane has. txt2bin stores CPUs in a byte."""
     said = [re.fullmatch(r"cpu (\d{1,9})", lane.name) for lane in plan.lanes]
     taken = {(lane.rank, int(match[1])) for lane, match in zip(plan.lanes, said, strict=True) if match}
     free = [0] * plan.n_ranks

@@ -34,8 +34,8 @@ PASSES = (FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
 
 @dataclass(frozen=True)
 class Touching:
-    """Tasks that have to do with a part on their rank, in their step: `row`, `part`, and the place of both, and whether
-    by the layer that is `tied` to it, (n,)."""
+    """Tasks that use a part on their rank, in their step: `row`, `part`, the part's place (:func:`place_of`), and
+    whether the task uses it through the layer that is `tied` to it, (n,)."""
 
     row: Ints
     part: Ints
@@ -43,12 +43,12 @@ class Touching:
     tied: Bools
 
     def of(self, mask: Bools) -> Touching:
-        """Return some of them."""
+        """Return the tasks selected by a mask."""
         return Touching(self.row[mask], self.part[mask], self.place[mask], self.tied[mask])
 
 
 def touching(plan: Plan, *kinds: int) -> Touching:
-    """Return the tasks of these kinds that have to do with a part, for each part."""
+    """Return the tasks of these kinds that use a part, for each part."""
     rows = plan.rows(*kinds)
     first, end, tied = (
         np.array([getattr(part, name) for part in plan.parts], dtype=np.int64) for name in ("first", "end", "tied")
@@ -61,17 +61,17 @@ def touching(plan: Plan, *kinds: int) -> Touching:
 
 
 def place_of(plan: Plan, rows: Ints, part: Ints) -> Ints:
-    """Return the place of each part in the step and on the rank of a row."""
+    """Return the place of each part: its index over all steps, ranks and parts, for the step and rank of the row."""
     return (plan.step[rows] * plan.n_ranks + plan.rank[rows]) * len(plan.parts) + part
 
 
 def on_rank(plan: Plan, tasks: Touching) -> Ints:
-    """Return which part of which rank each task has to do with, whatever the step."""
+    """Return the index of each task's part over all ranks and parts, ignoring the step."""
     return np.asarray(tasks.place % (plan.n_ranks * len(plan.parts)), dtype=np.int64)
 
 
 def fetches_of(plan: Plan) -> Touching:
-    """Return the all-gathers that bring weights, of which ranks keep shares, for the pass of a micro-batch."""
+    """Return the all-gathers that provide sharded weights for the pass of a micro-batch."""
     rows = plan.rows(ALL_GATHER)
     rows = rows[(plan.part[rows] >= 0) & (plan.batch[rows] >= 0)]
     return Touching(rows, plan.part[rows], place_of(plan, rows, plan.part[rows]), np.zeros(len(rows), dtype=np.bool_))
@@ -85,7 +85,7 @@ def check_fetches(
     If a part is gathered twice for a micro-batch, the second time is for the backward pass.
 
     last    the last task on each part in each step
-    passes  forward and backward
+    passes  forward and backward passes
     """
     shares, n_batches = np.unique(on_rank(plan, fetches)), int(plan.batch.max()) + 1
     visit = fetches.place * n_batches + plan.batch[fetches.row]
@@ -108,7 +108,7 @@ def check_fetches(
 
 
 def _check_tiles(plan: Plan, replay: Replay, fetches: Touching, before: Ints) -> None:
-    """Check that the shares of a group's members, side by side, are the whole updated part."""
+    """Check that the shards of a group's members together form the whole updated part."""
     first, end, updated = replay.held(before)
     position = np.array(
         [
@@ -132,7 +132,7 @@ def _check_tiles(plan: Plan, replay: Replay, fetches: Touching, before: Ints) ->
     refuse(plan, rows, problem, part=plan.part[rows])
 
 
-#: what can be done to the gradients and weights of a part: sums come before an update, spreading may come after it
+#: collectives on gradients and weights of a part: SUMS come before an update, SPREADS may come after it
 SUMS = (ALL_REDUCE, REDUCE_SCATTER, REDUCE, PUSH_PULL)
 SPREADS = (ALL_GATHER, BROADCAST)
 
@@ -146,7 +146,7 @@ def check_gradients(plan: Plan, order: Order) -> None:
     backward, update, forward = (
         touching(plan, *kinds) for kinds in ((BACKWARD, BACKWARD_WEIGHT), (UPDATE,), (FORWARD,))
     )
-    # where both layers of tied weights are on a rank, it updates them with the first
+    # if both layers of tied weights are on a rank, it updates the weights together with the first
     update = update.of(~update.tied | ~np.isin(update.place, update.place[~update.tied]))
     deeds = _deeds(plan, order, update)
     _updated_once(plan, backward, update, deeds)
@@ -187,9 +187,9 @@ def check_gradients(plan: Plan, order: Order) -> None:
 
 
 def _versions(plan: Plan, forward: Touching) -> tuple[Touching, Ints]:
-    """Return forward passes with the places of the weights that they meet, and after how many updates these are.
+    """Return forward passes with the places of the weights that they use, and the version (number of updates) of these.
 
-    In a plan with delays, forward passes whose micro-batches do not come back are left out: they have no update yet.
+    In a plan with delays, forward passes without a backward pass are left out, because they have no update yet.
     """
     if not plan.delays:
         return forward, plan.step[forward.row]
@@ -204,8 +204,8 @@ def _versions(plan: Plan, forward: Touching) -> tuple[Touching, Ints]:
 
 
 def _deeds(plan: Plan, order: Order, update: Touching) -> Touching:
-    """Return sums, updates and spreading by place, in their order there: sums, then the update, then what spreads it,
-    unless the update surely waits for that: then it has spread sums."""
+    """Return sums, updates and distributions by place, in order: sums, the update, the distribution of its result. (A
+    distribution that provably comes before the update belongs to the sums.)"""
     rows = plan.collectives[(plan.part[plan.collectives] >= 0) & (plan.batch[plan.collectives] < 0)]
     problem = (
         "this kind of collective cannot sum or gather a part; use all_reduce, reduce_scatter, all_gather, reduce, "
@@ -240,8 +240,8 @@ def _updated_once(plan: Plan, backward: Touching, update: Touching, deeds: Touch
 
 
 def _check_early_sums(plan: Plan, order: Order, backward: Touching, deeds: Touching) -> None:
-    """Check the sums of single micro-batches, to which the last sum of the step, of the same kind, adds the rest. Each
-    comes after the passes that it is of and before that sum, once, in its group."""
+    """Check the sums of single micro-batches, to which the last sum of the step, of the same kind and group, adds the
+    rest. Each must come after its backward pass and before that sum, exactly once."""
     rows = plan.collectives[(plan.part[plan.collectives] >= 0) & (plan.batch[plan.collectives] >= 0)]
     rows = rows[plan.kind[rows] != ALL_GATHER]
     if not len(rows):
@@ -268,14 +268,14 @@ def _check_early_sums(plan: Plan, order: Order, backward: Touching, deeds: Touch
 
 
 def _contributions(plan: Plan, backward: Touching, n_batches: int) -> Ints:
-    """Return which micro-batches have a gradient where: (2, n) of distinct places and batches; those of a tied layer
-    count as further batches."""
+    """Return distinct pairs of places and micro-batches that have a gradient there, (2, n); gradients of a tied layer
+    count as those of additional micro-batches."""
     return np.unique(np.stack([backward.place, plan.batch[backward.row] + n_batches * backward.tied]), axis=1)
 
 
 def _replay(plan: Plan, deeds: Touching, backward: Touching, update: Touching, used: Ints) -> Replay:
-    """Check what each update finds, every micro-batch of the step that has a gradient of the part, once, and that
-    all updated weights are in the end where they are `used`."""
+    """Check that each update uses the gradient of every micro-batch of its step exactly once, and that all updated
+    weights are finally complete at the places `used`."""
     n_batches = int(plan.batch.max(initial=-1)) + 1
     marks = np.random.default_rng(0).integers(1, 2**63, (2 * n_batches, 1), dtype=np.uint64)
     n_parts = len(plan.parts)
@@ -286,7 +286,7 @@ def _replay(plan: Plan, deeds: Touching, backward: Touching, update: Touching, u
     np.add.at(total, batches[0], marks[batches[1]])
     replay = Replay(plan, deeds.row, deeds.place, own, marks)
     replay.to_end()
-    whole = update.place // (plan.n_ranks * n_parts) * n_parts + update.place % n_parts  # one for all ranks
+    whole = update.place // (plan.n_ranks * n_parts) * n_parts + update.place % n_parts  # for all ranks
     wrong = (replay.at_update(update.place) != total[whole]).any(axis=1)
     for task, place in zip(update.row[wrong].tolist(), update.place[wrong].tolist(), strict=True):
         raise ConfigError(f"plan: {plan.task(task)}: {_what_is_wrong(plan, deeds, backward, place, n_batches)}")
@@ -295,7 +295,7 @@ def _replay(plan: Plan, deeds: Touching, backward: Touching, update: Touching, u
 
 
 def _check_whole(plan: Plan, deeds: Touching, replay: Replay, places: Ints) -> None:
-    """Check that all ranks that use weights of a part end the step with the updated ones."""
+    """Check that all ranks that use weights of a part end the step with all of its updated weights."""
     first, end, updated = replay.held(places)
     wrong = np.flatnonzero(~updated | (end - first != replay.size))
     if len(wrong):
@@ -311,7 +311,7 @@ def _check_whole(plan: Plan, deeds: Touching, replay: Replay, places: Ints) -> N
 
 
 def _what_is_wrong(plan: Plan, deeds: Touching, backward: Touching, place: int, n_batches: int) -> str:
-    """Replay one part of one step with a column per micro-batch, and say which is not there once."""
+    """Replay one part of one step with a column per micro-batch; describe one that is not summed exactly once."""
     n_parts = len(plan.parts)
     step, part = place // (plan.n_ranks * n_parts), place % n_parts
     few = [each.of((each.part == part) & (plan.step[each.row] == step)) for each in (deeds, backward)]
@@ -330,9 +330,9 @@ def _what_is_wrong(plan: Plan, deeds: Touching, backward: Touching, place: int, 
 
 # ---------------------------------------------------------------- replay
 
-#: of a number that stands for a micro-batch; sums wrap around
+#: random numbers that represent micro-batches; sums wrap around
 Marks = npt.NDArray[np.uint64]
-#: the most pieces that ranges are cut into
+#: largest number of pieces into which a part is divided
 LIMIT = 2**62
 
 
@@ -343,8 +343,8 @@ class Replay:
     reduce-scatter leaves member i with the i-th of equal pieces; an all-gather concatenates adjacent ranges in the
     order of the group; a broadcast copies the first member's range.
 
-    rows, places   (n,) the deeds, those of a place together and in their order
-    contributions  (2, m) places and batches of the gradients that are there at the beginning
+    rows, places   (n,) the deeds, sorted by place and, within a place, by order
+    contributions  (2, m) places and batches of the initial gradients
     marks          (n_batches, width) of the batches
     """
 
@@ -355,7 +355,7 @@ class Replay:
         self.marks = np.zeros((len(self.places), marks.shape[1]), dtype=np.uint64)
         np.add.at(self.marks, np.searchsorted(self.places, own_place), marks[own_batch])
         cuts = {len(plan.groups[i]) for i in np.unique(plan.peer[rows[plan.kind[rows] == REDUCE_SCATTER]]).tolist()}
-        #: the size of a part, of which whole pieces are left when any two of the groups have cut it
+        #: size of a part, divisible by the sizes of any two groups that scatter it
         self.size = math.lcm(1, *cuts) ** 2
         if self.size > LIMIT:
             raise ConfigError(
@@ -366,10 +366,10 @@ class Replay:
         self.end = np.full(len(self.places), self.size, dtype=np.int64)
         self.updated = np.zeros(len(self.places), dtype=np.bool_)
         self.found = np.zeros_like(self.marks)
-        self.at = np.searchsorted(self.places, places)  # rows of the same place stand together, in their order
+        self.at = np.searchsorted(self.places, places)  # rows of the same place are adjacent, in order
         begins = np.flatnonzero(np.diff(self.at, prepend=-1))
         self.nth = np.arange(len(rows)) - np.repeat(begins, np.diff(np.append(begins, len(rows))))
-        # an update is by itself, also where one row is many of them
+        # each update is separate, even if one row updates several parts
         key = np.where(plan.kind[rows] == UPDATE, len(plan) + np.arange(len(rows)), plan.key[rows])
         _, which, self.n_members = np.unique(key, return_inverse=True, return_counts=True)
         self.which = which.reshape(-1)
@@ -379,11 +379,11 @@ class Replay:
         self.position = np.where(plan.kind[rows] == UPDATE, 0, position[plan.peer[rows], plan.rank[rows]])
 
     def at_update(self, places: Ints) -> Marks:
-        """Return the sums at these places when they were updated, (n, width)."""
+        """Return the sums that the updates at these places used, (n, width)."""
         return self.found[np.searchsorted(self.places, places)]
 
     def held(self, places: Ints) -> tuple[Ints, Ints, Bools]:
-        """Return where the range of each place begins and ends, of :attr:`size`, and whether it has been updated."""
+        """Return start and end of the range at each place, in units of 1 / :attr:`size`, and whether it is updated."""
         at = np.searchsorted(self.places, places)
         return self.first[at], self.end[at], self.updated[at]
 
@@ -403,14 +403,14 @@ class Replay:
             left = left[~np.isin(left, go)]
 
     def _do(self, kind: int, go: Ints) -> None:
-        go = go[np.lexsort((self.position[go], self.which[go]))]  # members of a collective together, in their order
+        go = go[np.lexsort((self.position[go], self.which[go]))]  # members of a collective are adjacent, in order
         at = self.at[go]
         if kind == UPDATE:
             self.found[at], self.updated[at] = self.marks[at], True
             return
         begins = np.flatnonzero(np.diff(self.which[go], prepend=-1))
         size = np.diff(np.append(begins, len(go)))
-        leader = np.repeat(begins, size)  # of each row, the first member of its collective
+        leader = np.repeat(begins, size)  # for each row, the first member of its collective
         if kind == BROADCAST:
             for held in (self.first, self.end, self.marks, self.updated):
                 held[at] = held[at[leader]]
@@ -436,7 +436,7 @@ class Replay:
     def _sum(self, kind: int, go: Ints, at: Ints, begins: Ints, size: Ints, leader: Ints) -> None:
         self._refuse(go[self.updated[at]], "it sums gradients after their update")
         same = (self.first[at] == self.first[at[leader]]) & (self.end[at] == self.end[at[leader]])
-        if kind == PUSH_PULL:  # servers bring nothing
+        if kind == PUSH_PULL:  # servers contribute nothing
             same |= np.isin(self.plan.rank[self.rows[go]], self.plan.servers)
         self._refuse(go[~same], "its range of the part differs from that of the first member of its group")
         total = np.repeat(np.add.reduceat(self.marks[at], begins, axis=0), size, axis=0)

@@ -12,16 +12,16 @@ from ddlsim.plan.order import Order
 from ddlsim.plan.plan import ALL_REDUCE, COMPUTE, KINDS, RECEIVE, SEND, Ints, Lane, Plan
 from ddlsim.plan.queues import PriorityQueue
 
-#: the lane of what waits for nothing but its needs
+#: the lane of operations that wait only for their dependencies
 WAITING = "waiting"
 
 
 @dataclass
 class Operation:
-    """What a rank does, after the operations of the list that it `needs`.
+    """An operation of a rank, which starts after the operations that it `needs` (indices in the list).
 
     rank   that executes it; ``where`` names the file and its line or node
-    kind   place in :data:`ddlsim.plan.KINDS`
+    kind   index in :data:`ddlsim.plan.KINDS`
     lane   the lane that executes it in order; None: it starts as soon as its dependencies have ended
     peer   of a message: the other rank
     group  of a collective: its members
@@ -45,7 +45,7 @@ def plan_of_operations(operations: Sequence[Operation], n_ranks: int) -> Plan:
     """Return the plan of these operations.
 
     Lanes execute them in the order in which they could start if messages and collectives took no time. Raises
-    ConfigError, naming the place, for messages without their other end, collectives whose members differ, and
+    ConfigError, naming the position in the file, for unmatched messages, collectives whose members differ, and
     dependency cycles.
     """
     key = _messages(operations)
@@ -70,14 +70,14 @@ def plan_of_operations(operations: Sequence[Operation], n_ranks: int) -> Plan:
 
 
 def _in_the_file(message: str, operations: Sequence[Operation]) -> str:
-    """Replace the first row that an error names by its place in the file."""
+    """Replace the first row that an error message names by its position in the file."""
     words = message.split("row ", 1)[-1].split(" ", 1)[0]
     place = operations[int(words)].where if words.isdecimal() and int(words) < len(operations) else "the file"
     return f"{place}: {message.removeprefix('plan: ')}"
 
 
 def _messages(operations: Sequence[Operation]) -> list[int]:
-    """Return the key of each send and receive, -1 for others: the nth send meets the nth receive of its kind."""
+    """Return the key of each send and receive, -1 for others: the nth send matches the nth receive of its kind."""
     key = [-1] * len(operations)
     sides: dict[int, dict[tuple[int, int, object], list[int]]] = {SEND: {}, RECEIVE: {}}
     for i, each in enumerate(operations):
@@ -106,7 +106,7 @@ def _messages(operations: Sequence[Operation]) -> list[int]:
 
 
 def _collectives(operations: Sequence[Operation], key: list[int], n: int) -> None:
-    """Give the members of each collective a key: the nth of a group at one rank is the nth at the others."""
+    """Assign a key to the members of each collective: the nth of a group on one rank matches the nth on the others."""
     calls: dict[tuple[tuple[int, ...], object], dict[int, list[int]]] = {}
     for i, each in enumerate(operations):
         if each.kind >= ALL_REDUCE:
@@ -138,7 +138,7 @@ def _collectives(operations: Sequence[Operation], key: list[int], n: int) -> Non
 def _plan(
     operations: Sequence[Operation], key: Sequence[int], rows: Ints, lane_names: Sequence[str | None], n_ranks: int
 ) -> Plan:
-    """Return the plan whose rows are operations in this order."""
+    """Return the plan whose rows are the operations in this order."""
     lanes: dict[Lane, int] = {}
     groups: dict[tuple[int, ...], int] = {}
     names: dict[str, int] = {}
@@ -151,7 +151,7 @@ def _plan(
         for one, name in zip(each, lane_of, strict=True)
     ]
     if len(each) == 0 or max(one.rank for one in each) < n_ranks - 1:
-        lanes[Lane(n_ranks - 1, WAITING, 0)] = 0  # a rank that does nothing is one all the same
+        lanes[Lane(n_ranks - 1, WAITING, 0)] = 0  # ranks without operations count as well
     column = [lanes.setdefault(lane, len(lanes)) for lane in ordered]
     peer = [groups.setdefault(one.group, len(groups)) if one.kind >= ALL_REDUCE else one.peer for one in each]
     name = [names.setdefault(one.name, len(names)) if one.name else -1 for one in each]

@@ -34,12 +34,13 @@ def hybrid(
 
     A group exchanges the inputs of its samples before the layer (:class:`~ddlsim.plan.layouts.Layout`), and their
     gradients as soon as the layer has computed them: before the gradients of its weights, which overlap the exchange.
-    Gradients of replicated weights are all-reduced in `buckets` during the backward pass, those of parts of weights
-    among the ranks that hold the same part, as soon as the layer's are ready; with `at_end` after the backward pass.
+    Gradients of replicated weights are all-reduced in `buckets` during the backward pass. Gradients of split weights
+    are all-reduced among the ranks with the same part, as soon as they are ready or, with `at_end`, after the backward
+    pass.
 
     layout        for the number of ranks in `workloads`, each of which describes all outputs of a rank's own samples
-    accumulation  micro-batches of each rank in a step, whose gradients are accumulated locally
-    blocking      communication does not overlap computation
+    accumulation  number of micro-batches per rank and step, whose gradients are accumulated locally
+    blocking      whether computation waits for communication
 
     With LARS and LAMB, the groups combine the norms of split weights.
     """
@@ -61,7 +62,7 @@ def replicated(workload: Workload, layout: Layout) -> Workload:
 
 
 def _split_tensors(workload: Workload, layout: Layout) -> list[list[Together]]:
-    """Return the groups that together hold the tensors of split layers, for each size of groups."""
+    """Return the groups that together hold the tensors of split layers, for each group size."""
     rounds = []
     for ways in sorted({layout.ways(i) for i in layout.split}):
         own = [i for i in layout.split if layout.ways(i) == ways]
@@ -71,7 +72,7 @@ def _split_tensors(workload: Workload, layout: Layout) -> list[list[Together]]:
 
 
 def kept_nbytes(workload: Workload, layout: Layout) -> Floats:
-    """Return the bytes that a rank keeps of each layer for the backward pass, including gathered inputs of split
+    """Return the bytes of each layer that a rank keeps for the backward pass, including gathered inputs of split
     layers, (n_layers,)."""
     gathered = [
         np.prod(layer.in_shape) * (layout.ways(i) - 1) if layout.gathers(i) else 0
@@ -83,9 +84,8 @@ def kept_nbytes(workload: Workload, layout: Layout) -> Floats:
 
 def split_factors(workload: Workload, layout: Layout) -> Floats:
     """Return the factor on a layer's time if a rank computes 1/M of the outputs for M times the samples, (n_layers,):
-    the same multiplications, fewer weights and more inputs to read, by the roofline of the device. The factor is 1 if
-    the user set the time of the step.
-    """
+    the same multiplications, but fewer weights and more inputs to read, by the roofline of the device. The factor is 1
+    if the user set the time of the step."""
     model, device, efficiency = workload.model, workload.device, workload.efficiency
     factor = np.ones(len(model.layers))
     if device is None or efficiency is None or workload.timed:
@@ -114,7 +114,7 @@ def split_factors(workload: Workload, layout: Layout) -> Floats:
 
 
 class _Steps(DraftedSteps):
-    """passed, updated  of each rank, its latest backward pass and its update in the step before"""
+    """passed, updated  each rank's latest backward pass, and its update in the previous step"""
 
     def __init__(
         self, each: list[Workload], layout: Layout, buckets: Callable[[Workload], Sequence[Bucket]], at_end: bool,
@@ -132,7 +132,7 @@ class _Steps(DraftedSteps):
         self.backward = [w.backward * factors[id(w)] * shares[r] for r, w in enumerate(each)]
         self.held = [self._held(r) for r in range(self.n)]
         self.kept = [kept_nbytes(w, layout) for w in each]
-        #: layers before which something is exchanged, between which passes are one task
+        #: first layers of the passes: those before which something is exchanged
         self.starts = [0, *(i for i in range(1, self.n_layers) if layout.exchanges(i))]
 
     def _held(self, rank: int) -> float:
@@ -167,7 +167,7 @@ class _Steps(DraftedSteps):
     # ------------------------------------------------------------ compute
 
     def _pass(self, kind: str, first: int, end: int, needs: Needs, part: float = 1.0) -> Needs:
-        """Let all ranks do a pass through some layers, or `part` of its time; return its rows."""
+        """Add a pass of all ranks through some layers, or `part` of its time; return its rows."""
         rows = []
         for r, times in enumerate(self.forward if kind == "forward" else self.backward):
             seconds, kept = part * float(times[first:end].sum()), float(self.kept[r][first:end].sum())
@@ -176,7 +176,7 @@ class _Steps(DraftedSteps):
         return rows
 
     def _back(self, first: int, end: int, needs: Needs) -> Needs:
-        """Go back from layer `end` to `first`, and let gradients leave on the way; return what is to be waited for."""
+        """Add a backward pass from layer `end` to `first`, which sends gradients; return what the next pass needs."""
         layer = self.each[0].model.layers[first]
         apart = self.layout.exchanges(first) and layer.input_grad and layer.n_params > 0
         for stop in self.stops(first, end, *self.layout.split, first + apart):
@@ -194,7 +194,7 @@ class _Steps(DraftedSteps):
                 self._sum_split(stop)
         return needs
 
-    # ------------------------------------------------------------ what travels
+    # ------------------------------------------------------------ communication
 
     def _sum_split(self, layer: int) -> None:
         """Let the ranks that hold the same part of a layer's weights sum its gradients."""
@@ -205,7 +205,7 @@ class _Steps(DraftedSteps):
                 self.reduce(members, nbytes, self.passed, name)
 
     def _exchange(self, layer: int, done: Needs, *, back: bool = False) -> Needs:
-        """Exchange what a layer needs of its group's samples, or the gradients of that; return what each waits for."""
+        """Exchange a layer's inputs, or their gradients, within its groups; return the rows that ranks wait for."""
         for kind, groups, nbytes in self.layout.moves(layer, self._numbers(layer), back=back):
             waits = self.nothing()
             for group in groups:
@@ -214,14 +214,14 @@ class _Steps(DraftedSteps):
         return done
 
     def _numbers(self, layer: int) -> float:
-        """Return the bytes of a layer's input, of the samples of all ranks."""
+        """Return the bytes of a layer's input, for the samples of all ranks."""
         first = self.each[0]
         size = float(np.prod(first.model.layers[layer].in_shape)) * ELEMENT_NBYTES[first.precision]
         return size * sum(w.batch_size for w in self.each)
 
     def _loss(self, done: Needs) -> Needs:
-        """Sum what the loss needs of all outputs of a sample, where the last layer is split: the largest one, and the
-        sum of exponentials."""
+        """Sum what the loss needs from all outputs of a sample (the maximum, and the sum of exponentials), if the last
+        layer is split."""
         waits, nbytes = self.nothing(), self.layout.loss_nbytes(sum(w.batch_size for w in self.each))
         for group in self.layout.members(self.n_layers - 1) if self.layout.split_end else ():
             self.exchange("all_reduce", group, nbytes, done, waits, "loss", "activations")

@@ -1,6 +1,6 @@
 """Insertion of tasks into plans.
 
-Inserted are evaluations before steps, encoding and decoding of gradients, waits for the samples of a micro-batch, and
+These are evaluations before steps, encoding and decoding of gradients, waits for the samples of a micro-batch, and
 fixed costs of steps and of collectives.
 """
 
@@ -17,7 +17,7 @@ from ddlsim.plan.plan import ALL_REDUCE, COLUMNS, COMPUTE, FORWARD, PUSH_PULL, R
 from ddlsim.plan.rows import csr, ranges
 
 ENCODE, DECODE = "encode", "decode"
-#: collectives that sum what has been encoded
+#: collectives that sum encoded gradients
 SUMMING = (ALL_REDUCE, REDUCE_SCATTER, PUSH_PULL)
 _WORK = {"kind": COMPUTE, "seconds": 0.0, "nbytes": 0.0, "peer": -1, "key": -1, "batch": -1, "first": 0, "end": 0,
          "part": -1, "holds": 0.0, "every": 0}  # fmt: skip
@@ -25,11 +25,11 @@ _NONE: Ints = np.empty(0, dtype=np.int64)
 
 
 def with_evaluations(plan: Plan, name: str) -> Plan:
-    """Return a plan in which the first rank (of each copy of a template) begins every step with an evaluation, of no
+    """Return a plan in which the first rank (of each copy of a template) begins every step with an evaluation of zero
     seconds.
 
-    It waits for the same rows as the first task of the step if the rank waits for no others of the previous step. If
-    the layers of the model arrive one by one, it waits for nothing.
+    It depends on the same rows as the first task of the step, unless the rank has other dependencies on the previous
+    step. If the layers of the model arrive one by one, it waits for nothing.
     """
     device = next(i for i, lane in enumerate(plan.lanes) if lane.rank == 0 and lane.name == "compute")
     rows = np.flatnonzero(plan.lane == device)
@@ -44,7 +44,7 @@ def with_evaluations(plan: Plan, name: str) -> Plan:
 
 
 def with_codes(plan: Plan, *, decodes: bool, together: bool) -> Plan:
-    """Return a plan in which ranks "encode" gradients before they are summed and "decode" the sums, in no seconds.
+    """Return a plan with "encode" tasks before gradients are summed and "decode" tasks for the sums, of zero seconds.
 
     Each of these tasks has the `part` of its sum. Encoding comes directly after the tasks of its rank's device that the
     sum needs; decoding before the first task there that waits for the sum, or, if sums run in order, for a later one.
@@ -89,8 +89,8 @@ def with_codes(plan: Plan, *, decodes: bool, together: bool) -> Plan:
 
 
 def with_samples(plan: Plan, name: str) -> Plan:
-    """Return a plan in which ranks wait for the samples of a micro-batch, in a task of no seconds, before its pass
-    through the first layer. A recomputed pass still has them."""
+    """Return a plan in which ranks wait for the samples of a micro-batch, in a task of zero seconds, before its pass
+    through the first layer. Recomputed passes do not wait."""
     rows = np.flatnonzero((plan.kind == FORWARD) & (plan.first == 0))
     width = int(plan.batch.max(initial=0)) + 2
     pairs = (plan.step[rows] * plan.n_ranks + plan.rank[rows]) * width + plan.batch[rows] + 1
@@ -100,11 +100,11 @@ def with_samples(plan: Plan, name: str) -> Plan:
 
 
 def with_fixed_costs(plan: Plan, step: float, call: float) -> Plan:
-    """Return a plan in which every rank begins a step with `step` s of its host's work, and collectives that no queue
+    """Return a plan in which every rank begins a step with `step` s of work of its host, and collectives that no queue
     launches take `call` s before their first message.
 
-    The host's work waits for what the rank's first task needs of earlier steps; collectives that need nothing else of
-    the step, such as first gathers, wait for the host.
+    The host's work waits for the dependencies of the rank's first task on earlier steps. Collectives that need nothing
+    else of the step, such as the first gathers, wait for the host.
     """
     if step:
         rows = np.flatnonzero(plan.on_device)
@@ -119,8 +119,8 @@ def with_fixed_costs(plan: Plan, step: float, call: float) -> Plan:
 
 
 def _before(plan: Plan, name: str, rows: Ints, seconds: float, which: Bools | bool, needed: tuple[Ints, Ints]) -> Plan:
-    """Return a plan with work directly before some rows, on their lanes, with those of their needs for which `which` is
-    true."""
+    """Return a plan with work directly before some rows, on their lanes, with those of their dependencies for which
+    `which` is true."""
     columns = {each: getattr(plan, each)[rows] for each in ("lane", "step", "every")}
     row, need = plan.needing, plan.needs
     same = np.isin(row, rows) & which
@@ -132,7 +132,7 @@ def _waiting(plan: Plan, sums: Ints, row: Ints, need: Ints, computing: Bools) ->
     """Return the first task of its rank's device that waits for each sum, or for a later one of its lane if that has an
     order (-1: none), and the last sum that this waits for, (n_sums,) each."""
     waits = computing[row] & np.isin(need, sums)
-    if plan.queues:  # also by way of an update in the stream
+    if plan.queues:  # also through an update on the stream
         of_sum = np.isin(need, sums) & ~computing[row]
         first_sum = np.searchsorted(row[of_sum], np.arange(len(plan) + 1))
         counts = np.where(computing[row], np.diff(first_sum)[need], 0)
@@ -146,7 +146,7 @@ def _waiting(plan: Plan, sums: Ints, row: Ints, need: Ints, computing: Bools) ->
     row, need, n = row[waits], need[waits], len(plan) + 1
     order = np.argsort(plan.lane[need] * n + need, kind="stable")
     keys = (plan.lane[need] * n + need)[order]
-    firsts = np.minimum.accumulate((plan.lane[need] * n + row)[order][::-1])[::-1]  # later lanes have larger numbers
+    firsts = np.minimum.accumulate((plan.lane[need] * n + row)[order][::-1])[::-1]  # keys of later lanes are larger
     at = np.minimum(np.searchsorted(keys, plan.lane[sums] * n + sums), max(len(keys) - 1, 0))
     if not len(keys):
         return np.full(len(sums), -1), sums
@@ -161,15 +161,15 @@ def inserted(
     plan: Plan, names: tuple[str, ...], before: Ints, columns: dict[str, Any], needing: tuple[Ints, Ints],
     needed: tuple[Ints, Ints], chain: tuple[Ints, Ints] = (_NONE, _NONE),
 ) -> Plan:  # fmt: skip
-    """Return a plan with further rows, work where the `columns` say nothing else, each before one of the old rows (in
-    order).
+    """Return a plan with new rows, each before one of the old rows (in order); they are work, except for the given
+    `columns`.
 
     needing  (new rows, old rows that they need)
     needed   (old rows, new rows that they need)
     chain    (new rows, new rows that they need)
     """
     n, added = len(plan), before + np.arange(len(before))
-    number = np.arange(n) + np.searchsorted(before, np.arange(n), side="right")  # of the old rows
+    number = np.arange(n) + np.searchsorted(before, np.arange(n), side="right")  # new numbers of the old rows
     changed: dict[str, Any] = {}
     for name in COLUMNS:
         old = getattr(plan, name)
@@ -183,17 +183,17 @@ def inserted(
 
 
 class Task(NamedTuple):
-    """A task in place of another one: the columns that differ from those of that one, and the places of tasks beside it
-    that it needs; without these it needs what that one needed."""
+    """A task that replaces another one: the columns that differ, and the indices of the replacements that it needs; if
+    there are none, it inherits the dependencies of the replaced task."""
 
     columns: Mapping[str, float]
     after: Sequence[int] = ()
 
 
 def expanded(plan: Plan, tasks: Mapping[int, Sequence[Task]], **fields: Any) -> Plan:
-    """Return a plan with several tasks in the place of some rows, and other `fields` (lanes, groups, ...).
+    """Return a plan in which several tasks replace each of some rows, with other `fields` (lanes, groups, ...).
 
-    What needed such a row needs those of its tasks that no other one of them needs. Keys can be any numbers.
+    Successors of a replaced row depend on those replacements that no other replacement needs. Keys can be any numbers.
     """
     counts = np.ones(len(plan), dtype=np.int64)
     counts[list(tasks)] = [len(each) for each in tasks.values()]

@@ -13,7 +13,7 @@ from ddlsim.plan.plan import Bools, Floats, Ints
 
 
 class Crossing(NamedTuple):
-    """Buffers that must leave and enter each of some places, (k,) each, and all places together."""
+    """Number of buffers that must leave and enter each of some places, (k,) each, and enter all of them in total."""
 
     place: Ints
     out: Floats
@@ -58,14 +58,14 @@ def least_crossing(kind: str, members: Ints, is_server: Bools, *, added_up: bool
         return Crossing(place, crossing, crossing, float(crossing.sum()))
     shard = np.bincount(which[is_server], minlength=k) / is_server.sum()
     works = np.bincount(which[~is_server], minlength=k) > 0
-    elsewhere = works.sum() - works  # places with workers besides this one
+    elsewhere = works.sum() - works  # other places with workers
     answers = elsewhere > 0 if added_up else elsewhere
-    crossing = works * (1.0 - shard) + shard * answers  # out: push to others, answer others; into: likewise
+    crossing = works * (1.0 - shard) + shard * answers  # out: pushes to others and answers to others; into: likewise
     return Crossing(place, crossing, crossing, 2.0 * float((shard * elsewhere).sum()))
 
 
 class Width(NamedTuple):
-    """Bytes/s of channels together, and the bytes that their token buckets let through at once; (n_places,) each."""
+    """Total bandwidth of channels, bytes/s, and bytes that their token buckets let through; (n_places,) each."""
 
     rate: Floats
     burst: Floats
@@ -73,10 +73,10 @@ class Width(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Interfaces:
-    """The channels between places. `out` and `into` share half-duplex channels, `both` has all.
+    """The channels between places. `out` and `into` contain shared half-duplex channels as well; `both` contains all.
 
     what   "device" or "machine"
-    place  (n_nodes,) the place of every node
+    place  (n_nodes,) place of every node
     """
 
     what: str
@@ -87,14 +87,14 @@ class Interfaces:
     cluster: Cluster
 
     def together(self, places: Ints) -> tuple[float, float]:
-        """Return the bytes/s and the burst of all channels that enter some places."""
+        """Return the bandwidth (bytes/s) and the burst of all channels that enter some places."""
         cluster, place = self.cluster, self.place
         enters = np.isin(place[cluster.link_dst], places) & (place[cluster.link_src] != place[cluster.link_dst])
         width = _width(cluster, np.zeros(int(enters.sum()), dtype=np.int64), enters, 1)
         return float(width.rate[0]), float(width.burst[0])
 
     def name(self, place: int) -> str:
-        """Return a place in words."""
+        """Return a description of a place."""
         nodes = np.flatnonzero(self.place == place)
         host = self.cluster.host_of[nodes[0]]
         whole = self.what == "machine" and len(nodes) > 1 and host >= 0
@@ -102,7 +102,7 @@ class Interfaces:
 
 
 def known_rate(width: Width, place: Ints) -> Floats:
-    """Return the bytes/s of places, inf for those without a channel or with a burst."""
+    """Return the bandwidth of places in bytes/s, inf for those without a channel or with a burst."""
     known: Bools = (width.rate[place] > 0.0) & (width.burst[place] == 0.0)
     return np.where(known, width.rate[place], np.inf)
 
@@ -132,7 +132,7 @@ def _interfaces(cluster: Cluster, place: Ints, what: str) -> Interfaces:
 
 
 def _width(cluster: Cluster, place: Ints, links: Bools | Ints, n: int) -> Width:
-    """Return the widths of `n` places; each of `links` is one of ``place``."""
+    """Return the widths of `n` places; link ``links[i]`` belongs to ``place[i]``."""
     pairs = np.unique(np.stack([place, cluster.link_channel[links]]), axis=1)
     rate: Floats = np.bincount(pairs[0], weights=cluster.channel_capacity[pairs[1]], minlength=n).astype(np.float64)
     burst: Floats = np.zeros(n)

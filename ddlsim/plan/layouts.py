@@ -15,12 +15,12 @@ from ddlsim.workload.layers import Conv, Dense
 from ddlsim.workload.model import Leaf, Model
 from ddlsim.workload.precision import FP32_NBYTES
 
-#: layers that do the same to every output of the layer before, so they are split as that one is
+#: layers that apply the same operation to every output of the previous layer, so they are split like it
 FOLLOW = frozenset({
     "relu", "leaky_relu", "gelu", "tanh", "sigmoid", "dropout", "max_pool", "avg_pool", "adaptive_avg_pool", "upsample",
     "flatten",
 })  # fmt: skip
-#: a move of data: kind of collective, groups, bytes of the whole in each
+#: an exchange: kind of collective, groups, total bytes in each
 Move = tuple[str, list[list[int]], float]
 
 
@@ -114,10 +114,10 @@ class Layout:
         return 2.0 * FP32_NBYTES * samples / self.groups[-1]
 
     def received(self, inputs: Sequence[float], weights: Sequence[float], samples: float) -> float:
-        """Return the bytes that a rank receives in a step: for each layer that gathers 2 (M - 1)/M in mb/G of inputs,
+        """Return the bytes that a rank receives in a step: for each layer that gathers, 2 (M - 1)/M in mb/G of inputs,
         plus those of redistributed samples, and 2 (G - 1)/G w/M of its weights.
 
-        inputs   bytes of every layer's input, of all samples, times the number of its transfers: 2 for a layer with a
+        inputs   bytes of every layer's input, for all samples, times the number of its transfers: 2 for a layer with a
                  gradient of its input, else 1
         weights  bytes of every layer's gradients
         """
@@ -131,7 +131,7 @@ class Layout:
 
 def splittable(model: Model) -> dict[int, int]:
     """Return the layers whose outputs can be split, with the number of outputs: dense layers and convolutions (without
-    groups of channels) that are not inside a branch."""
+    channel groups) that are not inside a branch."""
     leaves = [node for node in model.structure if isinstance(node, Leaf)]
     return {
         leaf.index: leaf.spec.channels if isinstance(leaf.spec, Conv) else leaf.spec.units
@@ -170,8 +170,8 @@ def layout_of(model: Model, n_ranks: int, groups: Mapping[str, int]) -> Layout:
 
 
 def balanced_layout(model: Model, n_ranks: int, samples: int, element: float, gradient: float) -> Layout:
-    """Return the layout with which a rank receives the fewest bytes in a step, over all numbers of groups of all
-    layers, by dynamic programming; among equal ones that with more groups.
+    """Return the layout with which a rank receives the fewest bytes per step, over all numbers of groups of all layers,
+    by dynamic programming; among equal ones, the one with more groups.
 
     samples   of all ranks in a step
     element   bytes of an activation
@@ -179,7 +179,7 @@ def balanced_layout(model: Model, n_ranks: int, samples: int, element: float, gr
     """
     can, follows = splittable(model), _follows(model)
     inputs, weights = sizes(model, samples, element, gradient)
-    best: dict[int, tuple[float, dict[int, int]]] = {n_ranks: (0.0, {})}  # by the groups of the layer before
+    best: dict[int, tuple[float, dict[int, int]]] = {n_ranks: (0.0, {})}  # by groups of the layer before
     for i in range(len(model.layers)):
         options = _possible(n_ranks, can[i]) if i in can else [n_ranks]
         further: dict[int, tuple[float, dict[int, int]]] = {}
@@ -202,12 +202,12 @@ def sizes(model: Model, samples: float, element: float, gradient: float) -> tupl
 
 
 def _possible(n_ranks: int, outputs: int) -> list[int]:
-    """Return the numbers of groups whose ranks have an output each, from the most on."""
+    """Return the numbers of groups for which each rank has at least one output, in descending order."""
     return [g for g in range(n_ranks, 0, -1) if n_ranks % g == 0 and n_ranks // g <= outputs]
 
 
 def _follows(model: Model) -> tuple[bool, ...]:
-    """Return which layers are split as the layer before them is."""
+    """Return whether each layer is split like the one before it."""
     chain = {node.index for node in model.structure if isinstance(node, Leaf)}
     return tuple(i > 0 and i in chain and layer.type in FOLLOW for i, layer in enumerate(model.layers))
 

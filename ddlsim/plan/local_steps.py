@@ -12,9 +12,9 @@ from ddlsim.plan.program import N_STEPS, Row, StepProgram, step_of, template_of
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.memory import activation_nbytes
 
-#: names of tasks: what ranks bring to an average is there, and has been averaged
+#: names of tasks: a rank's contribution to an average is complete; the average has been used
 BRING, MERGE = "bring", "merge"
-#: steps between bringing something to an average and going on with it: they are written down one by one
+#: largest distance between a contribution to an average and its use, in steps; each of these steps is written out
 MOST_DELAY = 100_000
 
 
@@ -24,11 +24,11 @@ class Average:
 
     steps     in which it starts; chosen steps have no delay
     delay     0: ranks wait for it in the same step
-    first     the first step in which an average is used; None: `delay` steps after the first start. In earlier steps
-              there is nothing to wait for
-    at_begin  it starts before the local step, otherwise after it
-    gradients it averages gradients, before the update
-    share     bytes as a share of all parameters
+    first     the first step in which an average is used; None: `delay` steps after the first start. Earlier ones do not
+              wait
+    at_begin  whether it starts before the local step instead of after it
+    gradients whether it averages gradients, before the update
+    share     bytes, as a fraction of all parameters
     groups    ranks that average together; None: all
     """
 
@@ -42,7 +42,7 @@ class Average:
 
     @property
     def arrivals(self) -> Every | Chosen:
-        """The steps in which an average is waited for."""
+        """The steps in which ranks wait for an average."""
         steps, late = self.steps, self.delay
         if isinstance(steps, Chosen):
             return steps
@@ -61,11 +61,11 @@ def local_steps(
     """Return the program of ranks that make local steps and periodic averages (Stich 2019, arXiv:1805.09767).
 
     workloads     of each rank
-    accumulation  micro-batches of each rank in a step
-    codes         averages are encoded and decoded
+    accumulation  number of micro-batches per rank and step
+    codes         whether averages are encoded and decoded
 
-    Average i is part i of the program. :meth:`Plan.check` rejects its plans, as it requires that gradients are summed
-    over ranks. Raises ConfigError for no workloads.
+    Average i is part i of the program. :meth:`Plan.check` rejects its plans, because it requires that gradients are
+    summed over ranks. Raises ConfigError if there are no workloads.
     """
     if not workloads:
         raise ConfigError("local_steps: workloads is empty; provide one per rank")

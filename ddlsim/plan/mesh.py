@@ -16,14 +16,14 @@ from ddlsim.errors import ConfigError
 from ddlsim.plan.plan import Ints
 
 Axis = Literal["data", "pipeline", "tensor"]
-#: of the array of ranks, in this order
+#: axes of the array of ranks, in order
 AXES: tuple[Axis, ...] = ("data", "pipeline", "tensor")
-#: configurations that an error names
+#: number of configurations that an error names
 N_NEAR = 3
 
 
 class Coordinates(NamedTuple):
-    """Where a rank is on each axis."""
+    """Coordinates of a rank on each axis."""
 
     data: int
     pipeline: int
@@ -163,6 +163,6 @@ def _near(n_ranks: int, wanted: Mesh) -> str:
 
 
 def _distance(size: Sequence[int], wanted: Sequence[int]) -> tuple[float, ...]:
-    """Return by which factors sizes differ: what is asked of tensor and pipeline counts more than replicas."""
+    """Return how far the sizes of a mesh are from the wanted ones; the number of replicas counts least."""
     data, pipeline, tensor = (abs(math.log(a / b)) for a, b in zip(size, wanted, strict=True))
     return (round(pipeline + tensor + 0.1 * data, 9), tensor, pipeline)

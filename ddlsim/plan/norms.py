@@ -19,8 +19,8 @@ NORMS = "layer norms"
 
 
 class Together(NamedTuple):
-    """A group of a plan whose members each have a part of some tensors: `size` ranks, of which a place of a template
-    stands for several."""
+    """A group of a plan whose members each hold a part of some tensors; `size`: its number of ranks, several of which a
+    place of a template can represent."""
 
     ranks: Sequence[int]
     n_tensors: int
@@ -32,7 +32,7 @@ def with_shared_norms(plan: Plan, workloads: Sequence[Workload], n_ranks: int) -
     distributes one fp32 number per tensor (Shi et al. 2021, arXiv:2010.10458, "parallel tensor operator").
 
     workloads  of each place of the template; an update takes their time without the norms
-    n_ranks    that divide the norms evenly
+    n_ranks    number of ranks that divide the norms evenly
 
     Raises ConfigError for a rule without norms, and for a plan that updates layers one by one.
     """
@@ -50,7 +50,7 @@ def with_partial_norms(plan: Plan, workloads: Sequence[Workload], *rounds: Seque
     DistributedFusedLAMB). A plan without norms is unchanged.
 
     workloads  of each rank
-    rounds     of all-reduces, one after the other, by group; a rank takes part in each round at most once
+    rounds     consecutive all-reduces, by group; a rank takes part at most once per round
 
     Raises ConfigError for a plan that updates layers one by one.
     """
@@ -64,7 +64,7 @@ def with_partial_norms(plan: Plan, workloads: Sequence[Workload], *rounds: Seque
 
 
 def with_stage_norms(plan: Plan, workloads: Sequence[Workload], replicas: int) -> Plan:
-    """Return the template of a pipeline with sharded updates of each stage: :func:`with_partial_norms`.
+    """:func:`with_partial_norms` for the template of a pipeline with sharded updates of each stage.
 
     workloads  of each stage, of the whole model
     """
@@ -86,8 +86,8 @@ def _with_norms(
     """Return the plan in which ranks compute norms and exchange them, before the first update of each step.
 
     workloads  of each rank: the share of an update that is norms
-    share      of these that the rank computes itself
-    rounds     of collectives of a `kind`, one after the other: groups and their bytes
+    share      of these norms that the rank computes itself
+    rounds     consecutive collectives of a `kind`: groups and their bytes
     """
     computing = np.array([lane.name == "compute" for lane in plan.lanes])
     updates = plan.rows(UPDATE)
@@ -100,13 +100,13 @@ def _with_norms(
     _, first, turn = np.unique(
         plan.step[updates] * plan.n_ranks + plan.rank[updates], return_index=True, return_inverse=True
     )
-    by_row = np.argsort(first)  # the first update of each rank and step, in the order of the rows
+    by_row = np.argsort(first)  # first update of each rank and step, in the order of the rows
     firsts, turn = updates[first[by_row]], np.argsort(by_row)[turn.reshape(-1)]
     rank, step, width = plan.rank[firsts], plan.step[firsts], 1 + len(rounds)
     groups, kinds, key = list(plan.groups), np.full((len(firsts), width), COMPUTE), np.full((len(firsts), width), -1)
     peer, nbytes = key.copy(), np.zeros(key.shape)
     n_keys = sum(map(len, rounds))
-    number = key_ends(plan)[step + 1] + step * n_keys  # behind those of its step
+    number = key_ends(plan)[step + 1] + step * n_keys  # numbers after those of its step
     for i, each in enumerate(rounds, 1):
         for ranks, size in each:
             if tuple(ranks) not in groups:

@@ -12,7 +12,7 @@ from ddlsim.network.executor import distinct
 from ddlsim.plan.plan import BROADCAST, GATHER, PUSH_PULL, RECEIVE, REDUCE, ROOTED, SCATTER, SEND, Bools, Ints, Plan
 from ddlsim.plan.rows import csr, joined, ranges
 
-#: tasks of a cycle that an error names
+#: number of tasks of a cycle that an error names
 N_SHOWN = 6
 
 
@@ -20,8 +20,8 @@ N_SHOWN = 6
 class Order:
     """Precedence in a plan whose messages and collectives are complete.
 
-    A task comes after those that it needs and the one before it on its lane, and a receive after its send. The rows of
-    a collective are one *event*: none ends before all have started. If bytes only come from a root or only go to it, or
+    A task comes after its dependencies and the previous task on its lane, and a receive after its send. The rows of a
+    collective are one *event*: none ends before all have started. If bytes only come from a root or only go to it, or
     servers do not wait for each other, each row is an event by itself, and comes after the tasks that must end before
     its bytes can start.
     """
@@ -30,7 +30,7 @@ class Order:
 
     @cached_property
     def event(self) -> Ints:
-        """Which event each row is part of, (n,)."""
+        """Event of each row, (n,)."""
         plan = self.plan
         own = np.arange(len(plan))
         rows = plan.collectives[~np.isin(plan.kind[plan.collectives], ROOTED) & ~self._serves[plan.collectives]]
@@ -41,7 +41,7 @@ class Order:
 
     @cached_property
     def pairs(self) -> tuple[Ints, Ints]:
-        """Rows (before, after), (n_pairs,) each: needs, then lanes, then messages."""
+        """Rows (before, after), (n_pairs,) each: dependencies, then lanes, then messages."""
         plan = self.plan
         second = np.flatnonzero(plan.previous >= 0)
         send, receive = plan.rows(SEND), plan.rows(RECEIVE)
@@ -51,8 +51,8 @@ class Order:
 
     @cached_property
     def ends_after(self) -> tuple[Ints, Ints]:
-        """Rows (before, after), (n_pairs,) each: all pairs, and those of which the second can start but not end
-        before, because a member of its collective whose bytes it needs waits for the first."""
+        """Rows (before, after), (n_pairs,) each: all pairs, and those in which the second row can start but not end
+        before the first has ended, because a member of its collective whose bytes it needs waits for that."""
         plan, (before, after) = self.plan, self.pairs
         rows = plan.rows(*ROOTED, PUSH_PULL)
         if not len(rows):
@@ -75,12 +75,12 @@ class Order:
 
     @cached_property
     def _serves(self) -> Bools:
-        """Whether each row is that of a server in a push_pull, (n,)."""
+        """Whether each row belongs to a server in a push_pull, (n,)."""
         return np.asarray((self.plan.kind == PUSH_PULL) & np.isin(self.plan.rank, self.plan.servers))
 
     @cached_property
     def following(self) -> tuple[list[int], list[int]]:
-        """The events that come after each, as a CSR of plain lists."""
+        """Successors of each event, as a CSR of plain lists."""
         before, after = (self.event[rows] for rows in self.ends_after)
         offsets, following = csr(before, after, self.n_events)
         return offsets.tolist(), following.tolist()
@@ -92,11 +92,11 @@ class Order:
 
     @cached_property
     def events(self) -> list[int]:
-        """All events, each after those before it. Raises ConfigError, naming the tasks, for a cycle."""
+        """All events, topologically sorted. Raises ConfigError, naming the tasks, for a cycle."""
         offsets, following = self.following
         missing = np.bincount(np.array(following, dtype=np.int64), minlength=self.n_events).tolist()
         ready = [event for event in range(self.n_events) if not missing[event]]
-        for event in ready:  # grows on the way
+        for event in ready:  # grows during the loop
             for after in following[offsets[event] : offsets[event + 1]]:
                 missing[after] -= 1
                 if not missing[after]:
@@ -106,9 +106,9 @@ class Order:
         return ready
 
     def ends(self, seconds: list[float]) -> list[float]:
-        """Return when each event ends if it takes ``seconds[event]`` and starts as soon as it can, in s."""
+        """Return when each event ends if it takes ``seconds[event]`` and starts as early as possible, in s."""
         offsets, following = self.following
-        end = [0.0] * self.n_events  # the start, until the event comes
+        end = [0.0] * self.n_events  # the start, until the event is processed
         for event in self.events:
             end[event] += seconds[event]
             for after in following[offsets[event] : offsets[event + 1]]:
@@ -118,18 +118,18 @@ class Order:
 
     @cached_property
     def rows(self) -> Ints:
-        """All rows, those of an event after those of events before it, (n,)."""
+        """All rows, sorted by the order of their events, (n,)."""
         place = np.empty(self.n_events, dtype=np.int64)
         place[self.events] = np.arange(self.n_events)
         return np.argsort(place[self.event], kind="stable")
 
     @cached_property
     def _known(self) -> tuple[Ints, Ints, Ints]:
-        """Return how much of its rank's lanes every row knows to be over.
+        """Return what is known to have ended when a row starts.
 
-        Lane of each row among those of its rank, (n,); place of each row in its lane, (n,); for every lane of the rank
-        and every row, how many rows of the lane have ended when the row starts, (n_lanes of a rank, n), which means
-        nothing where the lane has no order.
+        Index of each row's lane among those of its rank, (n,); index of each row in its lane, (n,); and for every lane
+        of the rank and every row, how many rows of the lane have ended when the row starts, (n_lanes of a rank, n),
+        which is meaningless for lanes without an order.
         """
         plan, n = self.plan, len(self.plan)
         ranks = plan.lane_rank
@@ -174,11 +174,11 @@ class Order:
             raise ConfigError(f"plan: {later} may start before the end of {earlier}, {why}")
 
     def _cycle(self, stuck: set[int]) -> str:
-        """Return a text that names the tasks of a cycle."""
+        """Return a description of a cycle that names its tasks."""
         plan = self.plan
         before, after = (rows.tolist() for rows in self.ends_after)
         event = self.event.tolist()
-        waits: dict[int, tuple[int, int, int]] = {}  # event -> (its row that waits, for which, number of the pair)
+        waits: dict[int, tuple[int, int, int]] = {}  # event -> (row, row it waits for, pair)
         for number, (first, second) in enumerate(zip(before, after, strict=True)):
             if event[first] in stuck and event[second] in stuck:
                 waits.setdefault(event[second], (second, first, number))
@@ -194,7 +194,7 @@ class Order:
             why = "which it needs" if number < n_needs else "before it on its lane"
             why = why if number < n_needs + n_lanes else "which sends to it"
             why = why if number < len(self.pairs[0]) else "which comes before another member of its collective"
-            entered = waits[cycle[i - 1]][1]  # the row of this event by which we came
+            entered = waits[cycle[i - 1]][1]  # the row of this event that the previous one waits for
             also = f", like {plan.task(entered)} of the same collective," if entered != row else ""
             texts.append(f"{plan.task(row)}{also} waits for {plan.task(needed)}, {why}")
         more = f"; and {len(cycle) - N_SHOWN} more" if len(cycle) > N_SHOWN else ""

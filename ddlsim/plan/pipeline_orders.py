@@ -35,10 +35,10 @@ class Pass(NamedTuple):
 class PassOrder:
     """The list of passes of each rank; iterating yields these lists.
 
-    They are arrays, because a search over splits writes millions of passes.
+    They are stored as arrays, because a search over splits creates millions of passes.
 
-    offsets             (n_ranks + 1,) where the passes of each rank begin
-    kind, chunk, micro  (n_passes,) of all ranks, one after the other; `kind` is a place in KINDS
+    offsets             (n_ranks + 1,) offsets of the ranks' passes
+    kind, chunk, micro  (n_passes,) of all passes, rank by rank; `kind` is an index in KINDS
     """
 
     offsets: Ints
@@ -59,7 +59,7 @@ class PassOrder:
         return np.repeat(np.arange(len(self)), np.diff(self.offsets))
 
     def at(self, i: int) -> Pass:
-        """Return a pass, counted over all ranks."""
+        """Return pass number `i`, counted over all ranks."""
         return Pass(KINDS[self.kind[i]], int(self.chunk[i]), int(self.micro[i]))
 
     def __len__(self) -> int:
@@ -102,7 +102,7 @@ def interleaved(ranks: Count, micro_batches: Count, chunks: Count) -> PassOrder:
             f"interleaved: micro_batches = {micro_batches}: must be a multiple of the number of pipeline "
             f"ranks, {ranks}; use {near}, or 1f1b with one chunk per rank"
         )
-    # in each turn, every chunk does as many micro-batches as there are ranks
+    # in each round, every chunk processes as many micro-batches as there are ranks
     turn, place, micro = np.unravel_index(np.arange(micro_batches * chunks), (micro_batches // ranks, chunks, ranks))
     rank = np.arange(ranks)
     forward, backward = (own * ranks + rank[:, None] for own in (place, chunks - 1 - place))
@@ -111,11 +111,11 @@ def interleaved(ranks: Count, micro_batches: Count, chunks: Count) -> PassOrder:
 
 
 def _one_by_one(warmup: Ints, forward: tuple[Ints, Ints], backward: tuple[Ints, Ints]) -> PassOrder:
-    """Return the warm-up's forward passes of each rank, then one forward and one backward in turns, then the remaining
-    backward passes.
+    """Return for each rank the forward passes of the warm-up, then alternating forward and backward passes, then the
+    remaining backward passes.
 
     warmup             (n_ranks,) number of forward passes
-    forward, backward  chunks and micro-batches of the passes, (n_ranks, n) or what numpy broadcasts to that
+    forward, backward  chunks and micro-batches of the passes, (n_ranks, n) or broadcastable to that
     """
     n, ranks = forward[1].shape[-1], len(warmup)
     nth, warmup = np.arange(n), np.minimum(warmup, n)[:, None]
@@ -169,7 +169,7 @@ def zb_v(ranks: Count, micro_batches: Count) -> PassOrder:
             (rank, [("W", up)]),
             (rank, [("W", down)]),
         ]
-        micro: dict[tuple[Kind, int], int] = {}  # the next one
+        micro: dict[tuple[Kind, int], int] = {}  # next micro-batch
         passes = []
         for times, what in blocks:
             for kind, chunk in what * times:
@@ -194,8 +194,8 @@ def v_min(ranks: Count, micro_batches: Count) -> PassOrder:
 def _v_shaped(ranks: int, micro_batches: int, hops: tuple[int, int, int, int]) -> PassOrder:
     """Return an order that repeats one micro-batch's passes every 6 times the time of a pass.
 
-    hops  from rank to rank, in passes: forward down and up, backward of the last chunk and of the first. The lower,
-          the sooner activations are given back
+    hops  delays from rank to rank, in passes: forward down and up, backward of the last chunk and of the first. Lower
+          values free activations sooner
     """
     turns = min((turn for turn in itertools.product(range(6), repeat=3) if _fits(ranks, hops, turn)), key=sum)
     order: list[list[Pass]] = []
@@ -217,7 +217,7 @@ def _v_shaped(ranks: int, micro_batches: int, hops: tuple[int, int, int, int]) -
 
 
 def _starts(ranks: int, rank: int, hops: tuple[int, ...], turns: tuple[int, ...]) -> list[int]:
-    """Return when a rank starts F and F of its two chunks, then B and B, if each turn waits so long."""
+    """Return when a rank starts the F of its two chunks, then their B, if reversals are delayed by `turns`."""
     above, below = rank, ranks - 1 - rank
     up = hops[0] * (ranks - 1) + 1 + turns[0]
     back = up + hops[1] * (ranks - 1) + 1 + turns[1]
@@ -226,14 +226,14 @@ def _starts(ranks: int, rank: int, hops: tuple[int, ...], turns: tuple[int, ...]
 
 
 def _fits(ranks: int, hops: tuple[int, ...], turns: tuple[int, ...]) -> bool:
-    """Return whether no rank ever has to do two passes at once."""
+    """Return whether no rank ever has to execute two passes at once."""
     return all(len({start % 6 for start in _starts(ranks, rank, hops, turns)}) == 4 for rank in range(ranks))
 
 
 def _filled(order: list[list[Pass]], most: list[int]) -> PassOrder:
-    """Return an order of F and B with the W put where a rank would be idle, or has as many activations as it may.
+    """Return an order of F and B with W inserted where a rank would be idle, or holds the maximum of activations.
 
-    most  activations of chunks that each rank may have
+    most  number of chunk activations that each rank may hold
     """
     n_chunks = max(each.chunk for passes in order for each in passes) + 1
     at, live = [0] * len(order), [0] * len(order)
@@ -277,17 +277,17 @@ ORDERS: Mapping[str, tuple[int, Callable[[int, int], PassOrder]]] = MappingProxy
 })  # fmt: skip
 
 
-#: orders of pipelines that are never flushed (:mod:`ddlsim.plan.asynchronous_pipeline`), whose passes are those of 1F1B
+#: orders of asynchronous pipelines (:mod:`ddlsim.plan.asynchronous_pipeline`), whose passes are those of 1F1B
 ASYNCHRONOUS = ("pipedream", "2bw")
 
 
 def pass_order(
     order: str | Sequence[Sequence[tuple[str, int, int]]] | PassOrder, ranks: int, micro_batches: int, n_chunks: int
 ) -> PassOrder:
-    """Return the order of a name, or a table after checking it.
+    """Return the order with a given name, or a table after checking it.
 
-    "1f1b" is interleaved where there are several chunks per rank. Raises ConfigError for an unknown name, and for an
-    order that does not allow this number of ranks, micro-batches or chunks.
+    "1f1b" is interleaved if there are several chunks per rank. Raises ConfigError for an unknown name, and for an order
+    that does not allow this number of ranks, micro-batches or chunks.
     """
     if isinstance(order, PassOrder):
         return order
@@ -312,8 +312,8 @@ def pass_order(
 def check_order(
     order: Sequence[Sequence[tuple[str, int, int]]], ranks: int, micro_batches: int, n_chunks: int
 ) -> PassOrder:
-    """Return a table of passes; raises ConfigError, naming rank and pass, unless every chunk is on one rank and has
-    every micro-batch forward once and backward once. The check of the plan finds deadlocks."""
+    """Return a table of passes. Raises ConfigError, naming rank and pass, unless every chunk is on one rank and has one
+    forward and one backward pass per micro-batch. Deadlocks are found when the plan is checked."""
     if len(order) != ranks:
         raise ConfigError(f"pipeline: order has {len(order)} lists for {ranks} ranks; provide one list per rank")
     table: list[list[Pass]] = []

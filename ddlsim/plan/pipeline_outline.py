@@ -1,7 +1,7 @@
-"""Outlines of pipelines, with chunks as units, that bound the steps and memory of many splits of a model.
+"""Outlines of pipelines, in units of chunks, that bound the steps and memory of many splits of a model.
 
-Splits with the same stages, micro-batches and order differ only in seconds and bytes. So the step is built once, for
-chunks of one layer, and the columns of every split are put in. It takes at most as long as the step of
+Splits with the same stages, micro-batches and order differ only in seconds and bytes. The step is therefore built once,
+for chunks of one layer, and its columns are replaced for every split. It takes at most as long as the step of
 :func:`ddlsim.plan.pipeline.pipeline`: the gradients of a chunk are summed at once, during its last backward pass if
 buckets overlap, and gathering shards of weights (ZeRO stage 1) takes no time.
 """
@@ -47,9 +47,9 @@ from ddlsim.workload.model import load_model
 
 
 class Costs(NamedTuple):
-    """Costs of each chunk per micro-batch and step, (n_chunks,) each: seconds of the forward and backward pass, and of
-    the latter for gradients of weights; bytes over the cut before the chunk and of its gradients; seconds of its
-    update; and the bytes of weights that the first and the last chunk share, 0 if there are none."""
+    """Costs of each chunk per micro-batch and step, (n_chunks,) each: seconds of the forward pass, of the backward
+    pass, and of its part for gradients of weights; bytes across the cut before the chunk, and of its gradients; seconds
+    of its update; and the bytes of the weights that the first and the last chunk share, 0 if there are none."""
 
     forward: Floats
     backward: Floats
@@ -78,7 +78,7 @@ class Outline(NamedTuple):
 
 def costs_of(workload: Workload, cuts: Sequence[int], tensor: int = 1, gather: Seconds | None = None) -> Costs:
     """Return the costs of the chunks of a workload that is cut before some layers, for one of `tensor` ranks; `gather`
-    times the all-gathers of the tensors that enter a chunk."""
+    returns the times of the all-gathers of tensors that enter a chunk."""
     first = np.array([0, *cuts], dtype=np.int64)
     model = _in_one(workload)
     forward, backward, weights, gradient = (
@@ -108,8 +108,8 @@ def _tie(workload: Workload) -> Tie | None:
 
 
 def outlined(outline: Outline, costs: Costs) -> StepProgram:
-    """Return the program of a pipeline with these costs. Raises ConfigError for an order that does not fit the mesh,
-    the chunks and the micro-batches."""
+    """Return the program of a pipeline with these costs. Raises ConfigError if the order does not fit the mesh, the
+    chunks and the micro-batches."""
     tied = costs.tied > 0.0 and outline.mesh.pipeline > 1
     template = _template_of(outline, several=outline.mesh.data > 1, tied=tied)
     none, share = np.zeros(1), outline.mesh.data if outline.sharded else 1
@@ -118,7 +118,7 @@ def outlined(outline: Outline, costs: Costs) -> StepProgram:
     ])  # fmt: skip
     nbytes = np.concatenate([none, costs.enters, costs.gradient, np.array([costs.tied])])
     columns = {"seconds": seconds[template.seconds], "nbytes": nbytes[template.nbytes]}
-    if not (costs.gradient > 0.0).all():  # a chunk without weights is not updated
+    if not (costs.gradient > 0.0).all():  # chunks without weights are not updated
         plan = template.program.template
         idle = (plan.kind == UPDATE) & (costs.gradient + costs.update == 0.0)[template.chunk]
         columns["kind"] = np.where(idle, COMPUTE, plan.kind)
@@ -132,7 +132,7 @@ def outlined(outline: Outline, costs: Costs) -> StepProgram:
 def activations_held(outline: Outline, chunks: Sequence[Chunk]) -> Floats:
     """Return the peak memory of activations of each stage, in bytes, (n_stages,)."""
     stages, m = outline.mesh.pipeline, outline.micro_batches
-    # after a warm-up of at most (chunks per stage + 1) x stages passes 1F1B repeats itself
+    # after a warm-up of at most (chunks per stage + 1) x stages passes, 1F1B is periodic
     if outline.order == "1f1b" and m > 3 * stages and (outline.n_chunks == stages or m % stages == 0):
         outline = outline._replace(micro_batches=3 * stages)
     template = _template_of(outline._replace(sharded=False), several=False, tied=False)
@@ -148,7 +148,7 @@ def activations_held(outline: Outline, chunks: Sequence[Chunk]) -> Floats:
 
 
 class _Template(NamedTuple):
-    """A program, and for each task its chunk, and where its seconds and bytes are among those of :func:`outlined`."""
+    """A program, and for each task its chunk, and where :func:`outlined` finds its seconds and bytes."""
 
     program: StepProgram
     chunk: Ints
@@ -170,7 +170,7 @@ def _written(outline: Outline, tied: bool) -> _Template:
     tie = Tie(0, n - 1, 0.5) if tied else None
     blocks = Blocks(chunks, order, one_bucket, mesh.data, recompute=outline.recompute, sharded=False, tie=tie)
     plan = blocks.template(blocks.steps(outline.p2p))
-    chunk = np.where(plan.name >= 0, np.append(plan.first[1:], 0), plan.first)  # forward again, then backward
+    chunk = np.where(plan.name >= 0, np.append(plan.first[1:], 0), plan.first)  # recomputed forward, then backward
     part = np.array([[part.first, part.tied >= 0] for part in plan.parts] or [[0, 0]], dtype=np.int64)
     code = np.full(len(plan), -1)
     for i, kind in enumerate((FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, UPDATE)):
@@ -193,7 +193,7 @@ _known = functools.lru_cache(maxsize=8)(_written)
 
 
 def _beside(plan: Plan, sums: Bools) -> dict[str, Ints]:
-    """Return the needs of a plan whose sums go on beside the pass that they need: after what that one comes after."""
+    """Return the dependencies of a plan whose sums overlap the pass that they need: they start when that pass does."""
     row, need = plan.needing, plan.needs
     earlier = sums[row] & (plan.kind[need] < SEND)
     sum_of, of_pass = row[earlier], need[earlier]
@@ -207,7 +207,7 @@ def _beside(plan: Plan, sums: Bools) -> dict[str, Ints]:
 
 @functools.lru_cache(maxsize=1)
 def _unit() -> Workload:
-    """Return a workload of one layer that takes 1 s and has gradients of a byte."""
+    """Return a workload of one layer that takes 1 s and has 1 byte of gradients."""
     work, one = make_workload(load_model("lenet5"), load_device("v100"), 1).cut(0, 1), np.ones(1)
     return dataclasses.replace(
         work, forward=one, backward=one, optimizer=1.0, grad_nbytes=one, tensor_nbytes=one,

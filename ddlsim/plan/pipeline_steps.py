@@ -37,7 +37,7 @@ from ddlsim.workload.compute import Workload
 
 
 class Tie(NamedTuple):
-    """Weights that the first chunk's layer `owner` and the last chunk's layer `user` both use."""
+    """Weights shared by the layers `owner`, in the first chunk, and `user`, in the last chunk."""
 
     owner: int
     user: int
@@ -53,7 +53,7 @@ def tie_between(chunks: Sequence[Chunk]) -> Tie | None:
 
 
 def tie_of(chunks: Sequence[Chunk]) -> Tie | None:
-    """Return the word embedding that a tied output layer uses too, if there is one."""
+    """Return the word embedding whose weights a tied output layer shares, if there is one."""
     layers = [(chunk, i, layer) for chunk in chunks for i, layer in enumerate(chunk.workload.model.layers)]
     for chunk, i, user in layers:
         if user.type != "tied_dense":
@@ -69,15 +69,15 @@ def tie_of(chunks: Sequence[Chunk]) -> Tie | None:
     return None
 
 
-#: what the name of the rows says that go forward again
+#: name of recomputed forward passes
 RECOMPUTE = "recompute"
 Buckets = Callable[[Workload], Sequence[Bucket]]
 
 
 class Template:
-    """The rows of passes and of what follows them, added one by one in whatever order a builder says.
+    """The rows of passes and of what follows them; builders add them one by one, in any order.
 
-    groups  stages: one means its replicas, two are those of one replica
+    groups  stages of each group: one stage means its replicas, two mean those of one replica
     """
 
     def __init__(self, chunks: Sequence[Chunk], order: PassOrder, buckets: Buckets, replicas: int, *,
@@ -98,14 +98,14 @@ class Template:
         self.buckets = [buckets(work) if len(work.tensor_layer) else () for work in works]
         self.ranges = [parts_of(*each) if each[1] else () for each in zip(works, self.buckets, strict=True)]
         self.arrivals: dict[tuple[str, int, int], int] = {}  # pass -> the receive that it waits for
-        self.passes: list[tuple[int, Pass]] = []  # first row of every pass
-        self.sums: dict[int, list[int]] = {}  # chunk -> its sums
+        self.passes: list[tuple[int, Pass]] = []  # first row of each pass
+        self.sums: dict[int, list[int]] = {}  # chunk -> rows of its sums
         self.parts_of: dict[int, list[int]] = {}
-        self.part_of: dict[tuple[int, int], int] = {}  # chunk and bucket -> part
+        self.part_of: dict[tuple[int, int], int] = {}  # (chunk, bucket) -> part
         self.lanes: dict[tuple[int, str], int] = {}
 
     def _alone(self, chunk: Chunk) -> Workload:
-        """Return the workload of a chunk without the gradients of tied weights, which are summed apart."""
+        """Return the workload of a chunk without the gradient of tied weights, which is summed separately."""
         work = chunk.workload
         if self.tie is not None and chunk.first <= self.tie.owner < chunk.end:
             mine = (work.tensor_layer == self.tie.owner - chunk.first) & (work.tensor_nbytes == self.tie.nbytes)
@@ -120,7 +120,7 @@ class Template:
         return work
 
     def template(self, steps: Sequence[Step], delays: tuple[int, ...] = ()) -> Plan:
-        """Return the template of steps whose lanes are numbered as in `lanes`."""
+        """Return the template of steps with the lanes of `lanes`."""
         return template_of(
             steps, self.lanes, groups=self.groups, parts=self.parts, n_layers=self.n_layers, names=(RECOMPUTE,),
             delays=delays,
@@ -141,7 +141,7 @@ class Template:
             self._message(row, Pass("F", each.chunk + 1, each.micro), self.chunks[each.chunk + 1])
 
     def _backward(self, stage: int, each: Pass, last: bool) -> None:
-        """Add a backward pass; beside the `last` one of a chunk its gradients leave."""
+        """Add a backward pass; during the `last` one of a chunk, its gradients are sent."""
         chunk = self.chunks[each.chunk]
         split = (each.chunk, each.micro) in self.apart
         at = len(self.rows)
@@ -159,7 +159,7 @@ class Template:
             self._message(row, Pass("B", each.chunk - 1, each.micro), chunk)
 
     def _gradients(self, stage: int, each: Pass, split: bool, last: bool) -> int:
-        """Add what makes the gradients of a chunk's weights, in pieces where buckets are ready; return the last row."""
+        """Add the backward pass for a chunk's weights, split where buckets are ready; return its last row."""
         chunk = self.chunks[each.chunk]
         kind, seconds = (BACKWARD_WEIGHT, chunk.weight_seconds) if split else (BACKWARD, chunk.workload.backward)
         buckets = self.buckets[each.chunk] if last else ()
@@ -184,7 +184,7 @@ class Template:
         return self._add(Row(stage, "compute", kind, seconds, 0.0, each.micro, first, end, holds=holds))
 
     def _message(self, row: int, to: Pass, cut: Chunk) -> None:
-        """Send what `row` made to the rank of another pass, over the cut before a chunk."""
+        """Send the output of `row` to the rank of another pass, across the cut before a chunk."""
         here, there = self.rows[row].place, self.stage_of[to.chunk]
         if here == there:
             self.arrivals[to] = row
@@ -217,7 +217,7 @@ class Template:
         return len(self.parts) - 1
 
     def _of_replicas(self, stage: int, part: int, row: int) -> int:
-        """Add a stage's sum over replicas, if there are several, after a row; return the row that has it."""
+        """Add the sum over a stage's replicas, if there are several, after a row; return the row with the result."""
         if self.replicas == 1:
             return row
         kind = REDUCE_SCATTER if self.sharded else ALL_REDUCE
@@ -236,8 +236,8 @@ class Template:
                              group=self.groups.index(stages), number=number))  # fmt: skip
 
     def _updates(self, stage: int, tied: tuple[int, int] | None) -> dict[int, int]:
-        """Update a stage's chunks, the weights that are tied after their (part, row that has the sum); return the row
-        of each."""
+        """Update a stage's chunks, given (part, row with the sum) of tied weights; return the row of each chunk's
+        update."""
         mine = [chunk for chunk in sorted(self.stage_of) if self.stage_of[chunk] == stage]
         share = self.replicas if self.sharded else 1
         updates = {}
@@ -254,8 +254,8 @@ class Template:
 
 
 class _Block(NamedTuple):
-    """The rows of a pass: `begin` to `end` - 1, among them the message that it sends and the row that another stage
-    then has it with, -1 if none."""
+    """The rows `begin` to `end` - 1 of a pass, the row that sends a message and the row with which another stage has
+    received it, -1 if there is none."""
 
     begin: int
     end: int
@@ -264,7 +264,7 @@ class _Block(NamedTuple):
 
 
 class Blocks(Template):
-    """The rows of steps in which all micro-batches go forward and back before the update."""
+    """The rows of steps in which the update follows the passes of all micro-batches."""
 
     def steps(self, p2p: str) -> tuple[Step, Step]:
         """Return the first step and a further one."""
@@ -273,16 +273,16 @@ class Blocks(Template):
         offset = np.cumsum(sizes) - sizes
         n = int(sizes.sum())
         begin = np.array([block.begin for block in blocks], dtype=np.int64)
-        made = ranges(begin[which], sizes)  # from which each row is copied
+        made = ranges(begin[which], sizes)  # the row that each row is copied from
         place = np.empty(len(self.rows), dtype=np.int64)
-        place[made[::-1]] = np.arange(n)[::-1]  # of the first copy
+        place[made[::-1]] = np.arange(n)[::-1]  # index of its first copy
         n_made, self.n_before = len(self.rows), n - len(self.rows)
         self.sums = {chunk: place[rows].tolist() for chunk, rows in self.sums.items()}
         micro = np.repeat(order.micro, sizes)
         sends = np.array([row.kind == SEND for row in self.rows])[made]
         carries = np.array([row.kind in (SEND, RECEIVE) for row in self.rows])[made]
         self.n_alone = int(sends.sum())
-        numbers = np.cumsum(sends) - 1  # a message is received in the row after it
+        numbers = np.cumsum(sends) - 1  # a message is received by the row after its send
         needs = [_copied(self.rows, made), *_between(blocks, which, order, offset, len(self.chunks), p2p)]
         ends = np.append(offset, n)[order.offsets[1:]]
         compute = np.flatnonzero(np.array([row.lane == "compute" for row in self.rows])[made])
@@ -303,13 +303,13 @@ class Blocks(Template):
         row, need = pairs(before)
         return Step(column, (rows, needed)), Step(column, (rows, needed), (row, need, np.ones_like(row)))
 
-    n_before = 0  # rows that there are more than those made
+    n_before = 0  # number of copied rows minus that of the rows built
 
     def _add(self, row: Row) -> int:
         return super()._add(row) + self.n_before
 
     def _different(self) -> tuple[list[_Block], Ints]:
-        """Make the rows of all passes that differ; return them, and which of them each pass is."""
+        """Build the rows of all distinct passes; return them, and the index of each pass among them."""
         order = self.order
         stage, kind, chunk, micro = order.rank, order.kind, order.chunk, order.micro
         split = chunk * (int(micro.max()) + 1) + micro
@@ -341,8 +341,8 @@ class Blocks(Template):
     # ------------------------------------------------------------ after all passes
 
     def _tied_sums(self, latest: list[int]) -> dict[int, tuple[int, int]]:
-        """Sum the gradient of tied weights over replicas, then over the two stages that have them; return (part, row
-        that has the sum) by stage.
+        """Sum the gradient of tied weights over replicas, then over the two stages that hold them; return (part, row
+        with the sum) by stage.
 
         latest  the last task of each stage's device
         """
@@ -359,8 +359,8 @@ class Blocks(Template):
         return {stage: (part, row) for stage, row in sums.items()}
 
     def _end_stage(self, stage: int, tied: tuple[int, int] | None) -> list[int]:
-        """Update a stage's chunks and, where replicas have shares, gather them for the next forward pass; return the
-        rows that gather."""
+        """Update a stage's chunks and, if replicas hold shards, gather them for the next forward pass; return the rows
+        that gather."""
         updates = self._updates(stage, tied)
         if not self.sharded:
             return []
@@ -378,7 +378,7 @@ class Blocks(Template):
 
 
 def _copied(rows: Sequence[Row], made: Ints) -> tuple[Ints, Ints]:
-    """Return what copies of rows need of their own pass, if `made` says of which row each is one."""
+    """Return the dependencies of copied rows within their own pass; `made` is the row that each is copied from."""
     counts = np.array([len(row.needs) for row in rows], dtype=np.int64)
     flat = np.array([need for row in rows for need in row.needs], dtype=np.int64)
     own = counts[made]
@@ -389,15 +389,15 @@ def _copied(rows: Sequence[Row], made: Ints) -> tuple[Ints, Ints]:
 def _between(
     blocks: Sequence[_Block], which: Ints, passes: PassOrder, offset: Ints, n_chunks: int, p2p: str
 ) -> list[tuple[Ints, Ints]]:
-    """Return what passes need of others: what has been sent before, what has arrived, and, where neighbours take turns,
-    what has come before something is sent back."""
+    """Return the dependencies between passes: on earlier sends and on arrivals and, if neighbours take turns, on what
+    must arrive before something is sent back."""
     begin, sends, arrives = (
         np.array([getattr(block, name) for block in blocks], dtype=np.int64)[which]
         for name in ("begin", "sends", "arrives")
     )
     sent = np.where(sends >= 0, offset + sends - begin, -1)
     shape = 3, n_chunks + 2, int(passes.micro.max(initial=0)) + 1
-    where = np.full(shape, -1)  # the row with which a tensor has arrived for a pass
+    where = np.full(shape, -1)  # row with which the tensor for a pass has arrived
     left = np.flatnonzero(arrives >= 0)
     to = passes.chunk[left] + np.where(passes.kind[left] == 0, 1, -1)
     where[passes.kind[left], to, passes.micro[left]] = (offset + arrives - begin)[left]

@@ -43,7 +43,7 @@ COLUMNS = (
     "lane", "kind", "name", "seconds", "nbytes", "peer", "key", "step", "batch", "first", "end", "part", "holds",
     "every",
 )  # fmt: skip
-#: what a task can be; ``Plan.kind`` holds places in this list. From all_reduce on they are collectives
+#: kinds of tasks; ``Plan.kind`` contains indices in this list. Those from all_reduce on are collectives
 KINDS = (
     "forward", "backward", "update", "compute", "backward_input", "backward_weight", "send", "receive",
     "all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "gather", "scatter", "all_to_all", "push_pull",
@@ -52,7 +52,7 @@ KINDS = (
     FORWARD, BACKWARD, UPDATE, COMPUTE, BACKWARD_INPUT, BACKWARD_WEIGHT, SEND, RECEIVE,
     ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, REDUCE, GATHER, SCATTER, ALL_TO_ALL, PUSH_PULL,
 ) = range(len(KINDS))  # fmt: skip
-#: collectives from or to the first member of their group, which others need not wait for
+#: collectives from or to the first member of their group, which the other members need not wait for
 ROOTED = (BROADCAST, REDUCE, GATHER, SCATTER)
 
 
@@ -86,8 +86,8 @@ class Part(NamedTuple):
 
 
 class Every(NamedTuple):
-    """Steps in which a task takes place, of the steps 1, 2, ...: those from `begin` to `end` whose number is `offset`
-    modulo `period`, but for multiples of `unless` (0: all of them)."""
+    """Steps in which a task takes place, counted from 1: those from `begin` to `end` whose number is `offset` modulo
+    `period`, except multiples of `unless` (0: no exception)."""
 
     period: int
     offset: int = 0
@@ -101,7 +101,7 @@ class Every(NamedTuple):
         return inside and not (self.unless and step % self.unless == 0)
 
     def count(self, step: int) -> int:
-        """Return in how many of the steps 1, 2, ..., `step` the task takes place."""
+        """Return the number of steps 1, 2, ..., `step` in which the task takes place."""
         last = int(min(step, self.end))
         n = _n_congruent(self.begin, last, self.offset, self.period)
         if not self.unless:
@@ -117,10 +117,10 @@ class Every(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Chosen:
-    """Steps in which a task takes place, in order. The run chooses each of them while it executes the steps before.
+    """Steps in which a task takes place, in order. The run chooses each of them while it executes earlier steps.
 
     period  largest distance between two of the steps for which the ranks cannot drift too far apart
-    by            what the choice depends on
+    by      what the choice depends on
     """
 
     steps: list[int]
@@ -137,7 +137,7 @@ class Chosen:
         return self.count(step) > self.count(step - 1)
 
     def count(self, step: int) -> int:
-        """Return in how many of the steps up to `step` the task takes place."""
+        """Return the number of steps up to `step` in which the task takes place."""
         return bisect.bisect_right(self.steps, step)
 
     def nth(self, number: int) -> int:

@@ -24,10 +24,10 @@ from ddlsim.plan.queues import Queue
 from ddlsim.plan.rows import csr, end_to_end, pairs
 from ddlsim.workload.compute import Workload
 
-#: Steps that can be in flight. Where no rank updates before all have contributed, a third one begins only after all
-#: ranks have updated in the first.
+#: Steps that can be in flight. If no rank updates before all have contributed, a third step begins only after all ranks
+#: have updated in the first.
 LIVE = 3
-#: steps of a template: the first one, the second, and what a further one is to the step before it
+#: steps of a template: the first, the second, and one that represents all further steps
 N_STEPS = 3
 
 
@@ -115,7 +115,7 @@ class StepProgram:
             return dataclasses.replace(self, templates=templates)
         return dataclasses.replace(self, templates=templates, groups=groups, group_of=np.arange(len(groups))[None, :])
 
-    # ------------------------------------------------------------ what follows
+    # ------------------------------------------------------------ unrolling
 
     @property
     def cycle(self) -> int:
@@ -125,25 +125,25 @@ class StepProgram:
 
     @property
     def template(self) -> Plan:
-        """The tasks of one copy, with the seconds of the first kind of device."""
+        """The tasks of one copy, with the durations on the first kind of device."""
         return self.templates[0]
 
     @cached_property
     def _bounds(self) -> list[int]:
-        """Where the steps of a template begin, and the last one ends."""
+        """Offsets of the steps of a template."""
         template = self.template
         bounds: list[int] = np.searchsorted(template.step, np.arange(template.n_steps + 1)).tolist()
         return bounds
 
     @cached_property
     def _group_of(self) -> Ints:
-        """`group_of`, with one group at least."""
+        """`group_of`, with at least one column."""
         return self.group_of if self.group_of.size else np.zeros((len(self.ranks), 1), dtype=np.int64)
 
     @cached_property
     def _keys(self) -> tuple[Ints, Ints, list[int]]:
-        """Number of each task's first key within its step, (n,); instance of each template's group in each copy,
-        (n_copies, n_groups); keys of each step."""
+        """First key of each task within its step, (n,); index of each copy's group among those of a template's group,
+        (n_copies, n_groups); number of keys in each step."""
         template, n_copies = self.template, len(self.ranks)
         instance = np.zeros_like(self._group_of)
         count = np.ones(instance.shape[1], dtype=np.int64)
@@ -218,7 +218,7 @@ class StepProgram:
         """Return the columns of a step, copy by copy, (n_copies, n) each.
 
         source      the step of the template that it repeats
-        key_begins  the first key of each step
+        key_begins  first key of each step
         """
         template, rows = self.template, slice(self._bounds[source], self._bounds[source + 1])
         n_copies, n = len(self.ranks), rows.stop - rows.start
@@ -253,7 +253,7 @@ class StepProgram:
 
     @cached_property
     def _is_written_out(self) -> bool:
-        """Whether the template is the plan of all ranks, with the numbers that unrolling would give its keys."""
+        """Whether the template is the plan of all ranks, with the same keys as after unrolling."""
         template, (first, _, sizes) = self.template, self._keys
         key_begins = np.concatenate([[0], np.cumsum(sizes)])
         return (
@@ -359,9 +359,9 @@ class StepProgram:
     def _slots(
         self, slots: Ints, every: TaskColumns, begins: Ints, key_begins: Ints, live: int, *, repeat: bool
     ) -> dict[str, npt.NDArray[Any]]:
-        """Return the columns of the tasks of slots that are alike, (n_slots, n_copies, n) each.
+        """Return the columns of the tasks of identical slots, (n_slots, n_copies, n) each.
 
-        begins, key_begins  the first task and key of each slot, and the end of the last one
+        begins, key_begins  offsets of the tasks and keys of the slots
         """
         template, bounds, n_copies = self.template, np.array(self._bounds), len(self.ranks)
         last = template.n_steps - 1
@@ -373,7 +373,7 @@ class StepProgram:
             values = values.astype(np.int32)  # as records of tasks have them
             return np.broadcast_to(values, (len(slots), n_copies, values.shape[-1]))
 
-        # what follows a step is known of the second one in a template
+        # the successors of a step are those of the template's second step
         follows = min(source, 1) if repeat else source
         begin, end = bounds[follows], bounds[follows + 1]
         offsets = every.offsets[begin : end + 1]
@@ -410,8 +410,8 @@ class StepProgram:
         }
 
     def _late(self, every: TaskColumns, step: int) -> Ints:
-        """Return 1 for collectives of a template's step that no task of the step waits for, (n,): averages that overlap
-        local steps."""
+        """Return 1 for collectives that no task of their step waits for (averages that overlap local steps), else 0,
+        (n,)."""
         template, (begin, end) = self.template, self._bounds[step : step + 2]
         if not template.cycles:
             return np.zeros(end - begin, dtype=np.int64)
@@ -423,14 +423,14 @@ class StepProgram:
 
     @cached_property
     def _places(self) -> Ints:
-        """The place of each rank in each group, (n_groups, n_ranks)."""
+        """Rank of each rank within each group, (n_groups, n_ranks)."""
         places = np.zeros((max(len(self.groups), 1), int(self.ranks.max()) + 1), dtype=np.int64)
         for number, members in enumerate(self.groups):
             places[number, list(members)] = np.arange(len(members))
         return places
 
     def _check_alike(self, every: TaskColumns) -> None:
-        """Raise ConfigError unless the last step does the same as the second."""
+        """Raise ConfigError unless the template's last step equals the second."""
         template, bounds, last = self.template, self._bounds, self.template.n_steps - 1
         first, _, _ = self._keys
 
@@ -456,10 +456,7 @@ class StepProgram:
 
 
 def _first_steps(plan: Plan, bounds: Sequence[int]) -> Plan:
-    """Return the plan of the first steps.
-
-    bounds  rows where these steps begin, and where the last one ends
-    """
+    """Return the plan of the first steps; `bounds` are the offsets of their rows."""
     end = bounds[-1]
     if end == len(plan):
         return plan
@@ -469,7 +466,7 @@ def _first_steps(plan: Plan, bounds: Sequence[int]) -> Plan:
 
 
 def _taking_place(plan: Plan) -> Plan:
-    """Return a plan without the tasks that do not take place in their steps; their successors inherit their needs."""
+    """Remove the tasks that do not take place in their steps; their successors inherit their dependencies."""
     left_out = np.zeros(len(plan), dtype=np.bool_)
     for number, cycle in enumerate(plan.cycles, 1):
         steps = np.array([not cycle.includes(step + 1) for step in range(plan.n_steps)])
@@ -509,7 +506,7 @@ def _taking_place(plan: Plan) -> Plan:
 
 
 class Folded(NamedTuple):
-    """A function that builds a program whose ranks stand for several workers, and the worker that each rank is,
+    """A function that builds a program whose ranks represent several workers, and the (first) worker of each rank,
     (n_ranks,)."""
 
     program: Callable[[], StepProgram]
@@ -538,7 +535,7 @@ class LiveSteps:
     has_late: bool
 
     def slot(self, step: int) -> int:
-        """Return where a step is executed."""
+        """Return the slot in which a step is executed."""
         return step if step <= self.live else 1 + (step - 1) % self.live
 
     def slot_of(self, task: int) -> int:
@@ -557,14 +554,14 @@ class LiveSteps:
 
 @dataclass(slots=True)
 class Row:
-    """A task of one place in one step.
+    """A task at one place in one step.
 
     micro   the micro-batch, -1 if none
     to      message: the place at the other end
     group   collective: the template's group
     number  of the message or collective within the step
     needs   rows of the same step
-    before  rows of the step before, or (row, steps back)
+    before  rows of the previous step, or (row, number of steps back)
     every   as in a plan
     """
 
@@ -591,8 +588,8 @@ _NONE: Ints = np.empty(0, dtype=np.int64)
 
 
 class Step(NamedTuple):
-    """The rows of one step of a template: columns of :class:`Row`, (n,) each, and "lane", a place in the template's
-    lanes; (row, row that it needs) of the same step, and with the number of steps back, (n_needs,) each."""
+    """The rows of one step of a template: columns of :class:`Row`, (n,) each, and "lane", an index into the template's
+    lanes; dependencies (row, needed row) within the step, and with the number of steps back, (n_needs,) each."""
 
     columns: dict[str, npt.NDArray[Any]]
     needs: tuple[Ints, Ints]
@@ -605,12 +602,12 @@ _ROW_COLUMNS = (
 
 
 def pairs_of(lists: Iterable[Sequence[int]]) -> tuple[Ints, Ints]:
-    """Return (row, need) of the needs of each row."""
+    """Return (row, needed row) of all dependencies, given the dependencies of each row."""
     return pairs([(row, need) for row, needs in enumerate(lists) for need in needs])
 
 
 def step_of(rows: Sequence[Row], lanes: dict[tuple[int, str], int]) -> Step:
-    """Return rows as a step; new lanes (place and name) are added to `lanes`."""
+    """Convert rows to a step; new lanes (place and name) are added to `lanes`."""
     column: dict[str, npt.NDArray[Any]] = {}
     for name in _ROW_COLUMNS:
         column[name] = np.array([getattr(row, name) for row in rows])
@@ -628,11 +625,11 @@ def template_of(
     queued: str = "", delays: tuple[int, ...] = (), cycles: tuple[Every | Chosen, ...] = (),
     servers: Iterable[int] = (), notes: Iterable[str] = (),
 ) -> Plan:  # fmt: skip
-    """Return the template of steps that follow each other.
+    """Return the template of consecutive steps.
 
-    lanes   place and name of each
-    groups  places of each, as they stand in one copy
-    queued  the lane whose collectives the queue launches, if there is one
+    lanes   place and name of each lane
+    groups  places of each group in one copy
+    queued  name of the lane whose collectives the queue launches, if any
     """
     sizes = [len(step.columns["kind"]) for step in steps]
     begins = np.cumsum([0, *sizes])

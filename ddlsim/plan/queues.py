@@ -77,7 +77,7 @@ class _InCycles:
     def __init__(self, threshold: float, cycle_time: float, launch: Launch, wake: Wake) -> None:
         self.threshold, self.cycle_time, self.launch, self.wake = threshold, cycle_time, launch, wake
         self.waiting: list[tuple[int, float]] = []
-        self.batch: list[tuple[int, float]] = []  # what this cycle takes
+        self.batch: list[tuple[int, float]] = []  # collectives of this cycle
         self.running = False
 
     def ready(self, key: int, nbytes: float, now: float) -> None:

@@ -18,7 +18,7 @@ T = TypeVar("T", bound=np.generic)
 def refuse(plan: Plan, rows: Ints, problem: str, **columns: npt.NDArray[Any]) -> None:
     """Raise ConfigError for the first of `rows`, if there are any.
 
-    problem  text behind the task; names in braces stand for values of `columns`, (n_rows,) each
+    problem  text after the task; names in braces refer to values of `columns`, (n_rows,) each
     """
     for row in rows[:1].tolist():
         values = {name: column[0] for name, column in columns.items()}
@@ -35,18 +35,18 @@ def refuse_needs_across_ranks(plan: Plan, owner: str, language: str) -> None:
 
 
 def csr(keys: Ints, values: npt.NDArray[T], n: int) -> tuple[Ints, npt.NDArray[T]]:
-    """Return `values` by their key from 0 to n - 1, those of a key in their order: offsets, (n + 1,), and values."""
+    """Group `values` by key from 0 to n - 1, in stable order: return offsets, (n + 1,), and values."""
     return np.append(0, np.cumsum(np.bincount(keys, minlength=n))), values[np.argsort(keys, kind="stable")]
 
 
 def ranges(begin: Ints, count: Ints) -> Ints:
-    """Return the numbers ``begin[i]`` to ``begin[i] + count[i] - 1`` of every i, one range after the other."""
+    """Return the concatenated ranges ``begin[i]`` to ``begin[i] + count[i] - 1``."""
     numbers: Ints = np.arange(count.sum()) + np.repeat(begin - (np.cumsum(count) - count), count)
     return numbers
 
 
 def end_to_end(pieces: Sequence[npt.NDArray[T]]) -> npt.NDArray[T]:
-    """Return the elements of arrays of any shape, one array after the other: their concatenation, copied only once."""
+    """Return the concatenated elements of arrays of any shape, copied only once."""
     sizes = [piece.size for piece in pieces]
     elements = np.empty(sum(sizes), dtype=np.result_type(*pieces))
     for piece, end in zip(pieces, itertools.accumulate(sizes), strict=True):
@@ -61,21 +61,21 @@ def pairs(rows: Sequence[tuple[int, int]]) -> tuple[Ints, Ints]:
 
 
 def repeats(values: Ints) -> Bools:
-    """Return which values have occurred before, (n,)."""
+    """Return whether each value has occurred before, (n,)."""
     again = np.ones(len(values), dtype=np.bool_)
     again[np.unique(values, return_index=True)[1]] = False
     return again
 
 
 def key_ends(plan: Plan) -> Ints:
-    """Return how many keys the steps before each have, (n_steps + 1,): a step's keys come before those of the next."""
+    """Return the number of keys before each step, and in all, (n_steps + 1,); keys are in the order of their steps."""
     ends = np.zeros(plan.n_steps + 1, dtype=np.int64)
     np.maximum.at(ends, plan.step + 1, plan.key + 1)
     return np.maximum.accumulate(ends)
 
 
 def joined(left: Ints, right: Ints) -> tuple[Ints, Ints]:
-    """Return all (i, j) with ``left[i] == right[j]``, as two arrays, by i."""
+    """Return all pairs (i, j) with ``left[i] == right[j]``, as two arrays, sorted by i."""
     order = np.argsort(right, kind="stable")
     begin = np.searchsorted(right[order], left, side="left")
     count = np.searchsorted(right[order], left, side="right") - begin
@@ -85,14 +85,14 @@ def joined(left: Ints, right: Ints) -> tuple[Ints, Ints]:
 def overlapping(
     left: Ints, first: Ints, end: Ints, right: Ints, other_first: Ints, other_end: Ints
 ) -> tuple[Ints, Ints]:
-    """Return all (i, j) with ``left[i] == right[j]`` whose ranges `first` to `end` - 1 have a layer in common."""
+    """Return all pairs (i, j) with ``left[i] == right[j]`` whose ranges `first` to `end` - 1 share a layer."""
     i, j = joined(left, right)
     common = (first[i] < other_end[j]) & (other_first[j] < end[i])
     return i[common], j[common]
 
 
 def with_parts(first: Ints, end: Ints, part_first: Ints, part_end: Ints) -> tuple[Ints, Ints]:
-    """Return all (i, p) where the range `first` to `end` - 1 of i has a layer of part p, by i."""
+    """Return all pairs (i, p) where the range `first` to `end` - 1 of i shares a layer with part p, sorted by i."""
     spans, which = np.unique(np.stack([first, end]), axis=1, return_inverse=True)
     common = (spans[0][:, None] < part_end) & (part_first < spans[1][:, None])
     n_common, (_, part) = common.sum(axis=1), np.nonzero(common)

@@ -43,7 +43,7 @@ def _algorithms(algorithm: str | Collective | Mapping[str, str | Collective]) ->
 def _resolved(
     algorithms: dict[str, str | Collective], plan: Plan | StepProgram, cluster: Cluster | None, nodes: Ints | None
 ) -> dict[str, str | Collective]:
-    """Return the algorithms with "default" resolved for the nodes of the plan's workers, whatever their groups."""
+    """Return the algorithms with "default" resolved for the nodes of all of the plan's workers."""
     if cluster is None or nodes is None or "default" not in algorithms.values():
         return algorithms
     workers = np.delete(nodes, plan.servers)
@@ -56,9 +56,9 @@ def _resolved(
 
 class Schedules:
     """The schedule of a kind of collective for a group and a number of bytes; sizes with the same number of segments
-    share it.
+    share a schedule.
 
-    Without a `cluster` there are no machines and neighbours to consider.
+    Without a `cluster`, machines and neighbours are ignored.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Schedules:
                 inside = innermost(self.cluster, self.nodes[members[:n]].tolist())
             return push_pull(n, n_servers, inside, star=algorithm == "star")
         places = self._places(group)
-        if kind in ROOTED:  # from or to the first member, whatever the order
+        if kind in ROOTED:  # the first member stays the root, in any order
             places = np.roll(places, -int(np.flatnonzero(places == 0)[0]))
         if self.cluster is None or self.nodes is None:
             return reorder(build(algorithm, len(places), nbytes, None, KINDS[kind]), places)
@@ -106,7 +106,7 @@ class Schedules:
         return built(algorithm, KINDS[kind], nbytes, self.cluster, nodes, tuple(places.tolist()))
 
     def _where(self, group: int) -> tuple[Cluster, tuple[int, ...]] | None:
-        """Return the cluster and the nodes of a group's members, in their order."""
+        """Return the cluster, and the nodes of a group's members in order."""
         if self.cluster is None or self.nodes is None:
             return None
         if group not in self.at:
@@ -115,7 +115,7 @@ class Schedules:
         return self.cluster, self.at[group]
 
     def _places(self, group: int) -> Ints:
-        """Return the places of a group's members in the order in which they follow each other."""
+        """Return the indices of a group's members in the order of the schedule."""
         if group not in self.places:
             order = self.orders[group]
             if isinstance(order, str) and self.cluster is not None and self.nodes is not None:

@@ -50,7 +50,7 @@ def with_parameter_servers(plan: Plan, n_servers: Count = 1) -> Plan:
 
 
 class Service(NamedTuple):
-    """The total bytes that a worker pushes to all servers and pulls from them, and the s of each server in between."""
+    """Total bytes that a worker pushes to all servers and pulls from them; seconds of each server in between."""
 
     pushed: float
     pulled: float
@@ -58,17 +58,17 @@ class Service(NamedTuple):
 
 
 def as_messages(plan: Plan, services: Mapping[int, Service] = MappingProxyType({})) -> Plan:
-    """Return a plan whose push-pulls are messages: each worker sends every server its part, which answers all workers
-    when it has all their parts.
+    """Return a plan whose push-pulls are messages: each worker sends a part to every server, which answers all workers
+    when it has received all parts.
 
-    services  by the key of a push-pull; by default its bytes, in no time
+    services  key of a push-pull -> service; by default its bytes, in no time
     """
     lanes = {lane: number for number, lane in enumerate(plan.lanes)}
     servers, n = set(plan.servers), len(plan.servers)
     tasks: dict[int, list[Task]] = {}
 
     def message(row: int, to: int, nbytes: float, kind: int, name: str) -> dict[str, float]:
-        """Return the columns of an end of a message: its key is that of both ranks and the direction."""
+        """Return the columns of one end of a message; both ends have the same key."""
         rank = int(plan.rank[row])
         ends = (rank, to) if kind == SEND else (to, rank)
         key = (int(plan.key[row]) * plan.n_ranks + ends[0]) * plan.n_ranks + ends[1]

@@ -45,24 +45,24 @@ from ddlsim.workload.tensor_overlap import BULK, PIPELINE, RING_EXCHANGE, Beside
 from ddlsim.workload.tensor_parallel import Collective as Exchange
 from ddlsim.workload.tensor_parallel import Shard
 
-#: zero seconds of work, where a pass begins or ends with a collective
+#: work of zero seconds, at the beginning or end of a pass that begins or ends with a collective
 SYNCHRONIZE = "synchronize"
 #: a chunk of a matrix product that is computed while another chunk is exchanged
 PRODUCT = "product"
 #: the lanes of a pass: the device, the group's collectives, and messages to and from the neighbours in its ring
 LANES = ("compute", "tensor", "tensor to next", "tensor from previous")
-#: what items can be called
+#: names of items
 NAMES = (SYNCHRONIZE, PRODUCT)
 
 
 @dataclass(frozen=True)
 class Item:
-    """A task of a pass, which every rank of the group does.
+    """A task of a pass, which every rank of the group executes.
 
-    lane    place in :data:`LANES`
-    layers  first and last + 1, of passes; (0, 0) for other tasks
-    name    place in (:data:`SYNCHRONIZE`, :data:`PRODUCT`); -1: that of the pass
-    needs   earlier items of the pass, besides the one before on the lane
+    lane    index in :data:`LANES`
+    layers  of passes: first and last + 1; (0, 0) for other tasks
+    name    index in :data:`NAMES`; -1: that of the pass
+    needs   earlier items of the pass that it depends on, besides the previous one on its lane
     """
 
     lane: int
@@ -78,14 +78,14 @@ class Item:
 
 
 class _Pass:
-    """The items of a pass through some layers, added in the order of the device."""
+    """The items of a pass through some layers, added in the order of the device's work."""
 
     def __init__(self, kind: int) -> None:
         self.kind = kind
         self.items: list[Item] = []
-        self._device = -1  # the latest item of the device
-        self._waits: tuple[int, ...] = ()  # what its next item needs
-        self._seconds = 0.0  # of work that has not been added
+        self._device = -1  # the device's latest item
+        self._waits: tuple[int, ...] = ()  # items that the device's next one needs
+        self._seconds = 0.0  # of work that is not an item yet
         self._layers: list[int] = []
 
     def _add(self, item: Item) -> int:
@@ -97,12 +97,12 @@ class _Pass:
         self._waits = ()
 
     def work(self, layer: int, seconds: float) -> None:
-        """Compute a layer, in one piece with those before unless something is exchanged between them."""
+        """Compute a layer. Layers without an exchange between them become one item."""
         self._layers.append(layer)
         self._seconds += seconds
 
     def flush(self) -> None:
-        """Add the work that has come together, or a point in time that exchanges can wait for."""
+        """Add the pending work as an item, or an item of no work that exchanges can wait for."""
         if self._layers:
             layers = (min(self._layers), max(self._layers) + 1)
             self._compute(self.kind, self._seconds, layers)
@@ -111,16 +111,16 @@ class _Pass:
         self._layers, self._seconds = [], 0.0
 
     def exchange(self, kind: int, nbytes: float) -> None:
-        """Let the device wait for a collective."""
+        """Add a collective that the device waits for."""
         if self._layers or self._device < 0:
             self.flush()
         self._waits = (self._add(Item(1, kind, nbytes=nbytes, needs=(self._device,))),)
 
     def beside(self, beside: Beside, kind: int, nbytes: float) -> None:
-        """Compute a product while a collective goes on, in chunks.
+        """Compute a product in chunks while a collective is in progress.
 
-        Chunk i of a "ring_exchange" is multiplied when it has arrived, the first of them at once, as each rank has one;
-        that of a "pipeline" is scattered when it has been multiplied; "bulk" travels beside the product as a whole.
+        Chunk i of a "ring_exchange" is multiplied when it has arrived; the first one is already on the rank. A chunk of
+        a "pipeline" is scattered when it has been multiplied. "bulk" runs as a whole beside the product.
         """
         if self._layers or self._device < 0:
             self.flush()
@@ -141,7 +141,7 @@ class _Pass:
 
 
 def _by_layer(shard: Shard) -> dict[tuple[str, int], list[Exchange]]:
-    """Return the exchanges of each pass and layer."""
+    """Return the exchanges of each (phase, layer)."""
     of_layers: dict[tuple[str, int], list[Exchange]] = {}
     for each in shard.collectives:
         of_layers.setdefault((each.phase, each.layer), []).append(each)
@@ -158,11 +158,11 @@ def _items(
 ) -> list[Item]:
     """Return the items of a pass through the layers first to end - 1.
 
-    What is gathered comes before a layer's work, what is summed after it.
+    Gathers come before a layer's work, sums after it.
 
-    exchanges  of each pass and layer
-    kind       of its work
-    gathers    bytes that the group puts together before the work of some layers, behind a cut
+    exchanges  (phase, layer) -> exchanges
+    kind       of the work
+    gathers    layer -> bytes that the group gathers before its work, because it follows a cut
     """
     done = _Pass(kind)
     seconds = workload.forward if phase == "forward" else workload.backward
@@ -218,7 +218,7 @@ def _codes(plan: Plan, chunks: Sequence[Chunk]) -> tuple[Ints, Ints]:
     rows = np.flatnonzero((plan.kind == FORWARD) | (plan.kind == BACKWARD) | again)
     first, end = plan.first[rows], plan.end[rows]
     role = np.where(again[rows], 2, np.where(plan.kind[rows] == FORWARD, 0, 1))
-    if again.any():  # the chunk is that of the backward pass that follows on the lane
+    if again.any():  # recomputation: the chunk is that of the next backward pass on the lane
         ends = np.array([chunk.end for chunk in chunks])
         by_lane = rows[np.argsort(plan.lane[rows], kind="stable")]
         following = np.full(len(plan), -1)
@@ -261,9 +261,9 @@ def tensor_ranks(
 ) -> Plan:
     """Return the plan of all ranks of tensor groups: rank r of a plan of groups becomes ranks r t to r t + t - 1.
 
-    plans      of the groups, one for each kind of device, which differ only in seconds; without their exchanges
-    kinds      (n_groups, t) the index in `plans` of each worker
-    following  (n_groups, t) the member after each in the ring of its group; by default the next one
+    plans      of the groups, without their exchanges, one for each kind of device, which differ only in seconds
+    kinds      (n_groups, t) index in `plans` of each worker
+    following  (n_groups, t) the next member in the ring of the group; None: the next one in order
     """
     plan, which = plans[0], passes.which(plans[0])
     flat = [item for by_kind in passes.items for item in by_kind[0]]
@@ -272,7 +272,7 @@ def tensor_ranks(
     seconds = np.array([[item.seconds for by_kind in passes.items for item in by_kind[i]] for i in range(len(plans))])
     counts = np.where(which >= 0, sizes[which], 1)
     source = np.repeat(np.arange(len(plan)), counts * tensor)
-    starts = np.cumsum(counts * tensor) - counts * tensor  # the first row of the first member
+    starts = np.cumsum(counts * tensor) - counts * tensor  # first row of the first member
     within = np.arange(len(source)) - starts[source]
     member, nth = within // counts[source], within % counts[source]
     inside = which[source] >= 0
@@ -281,7 +281,7 @@ def tensor_ranks(
     kind_of_worker = kinds[group, member]
 
     def chosen(values: Any, otherwise: Any) -> Any:
-        """Return what items say inside passes, and what their source says elsewhere."""
+        """Return the values of items inside passes, and those of the source rows elsewhere."""
         return np.where(inside, np.array(values)[item], otherwise)
 
     columns: dict[str, Any] = {name: getattr(plan, name)[source] for name in COLUMNS}
@@ -298,7 +298,7 @@ def tensor_ranks(
     columns["first"][again] = columns["end"][again] = 0
     every = np.stack([each.seconds for each in plans])
     columns["seconds"] = np.where(inside, seconds[kind_of_worker, item], every[kind_of_worker, source])
-    holder = np.where(plan.holds[source] > 0.0, nth == 0, nth == counts[source] - 1)  # takes first, gives back last
+    holder = np.where(plan.holds[source] > 0.0, nth == 0, nth == counts[source] - 1)  # first item allocates, last frees
     columns["holds"] = np.where(holder, columns["holds"], 0.0)
 
     lanes = [Lane(each.rank * tensor + j, each.name, each.queue) for each in plan.lanes for j in range(tensor)]
@@ -361,7 +361,7 @@ def _keys(
     )
     until = np.concatenate([[0], np.cumsum(width)])
     begins = np.cumsum(sizes) - sizes
-    offset = until[:-1].copy()  # of an item among the keys of all passes; a message is received in the item after it
+    offset = until[:-1].copy()  # a message is received by the item after its send
     for i, each in enumerate(flat):
         if each.lane > 0 and each.kind == RECEIVE:
             offset[i] = offset[i - 1]
@@ -380,7 +380,7 @@ def _keys(
 def _needs(
     plan: Plan, flat: Sequence[Item], starts: Ints, counts: Ints, source: Ints, item: Ints, nth: Ints, tensor: int
 ) -> dict[str, Ints]:
-    """Return the needs as a CSR: the first item of a pass needs what the pass did, and others need its last one."""
+    """Return the dependencies as a CSR: a pass's first item inherits them, and successors need its last item."""
     row, members = plan.needing, np.arange(tensor)
     outer = (starts[row] + members[:, None] * counts[row]).ravel()
     needed = (starts[plan.needs] + members[:, None] * counts[plan.needs] + counts[plan.needs] - 1).ravel()
@@ -399,8 +399,8 @@ def _needs(
 
 
 def check_groups(cluster: Cluster, nodes: Ints, *, inside: bool) -> None:
-    """Raise ConfigError for tensor groups that span machines shared with other groups, and for those that span machines
-    although they must be `inside` one (userbuffers). The chips of a torus are machines that are linked directly.
+    """Raise ConfigError for tensor groups that span machines shared with other groups, or that span machines although
+    they must be `inside` one (userbuffers). The chips of a torus are machines that are linked directly.
 
     nodes  (n_groups, t)
     """
@@ -427,8 +427,8 @@ def check_groups(cluster: Cluster, nodes: Ints, *, inside: bool) -> None:
 class GroupSchedules:
     """The schedules of collectives in tensor groups.
 
-    nodes      (n_groups, t) where the members are
-    inside     use userbuffers: rings
+    nodes      (n_groups, t) nodes of the members
+    inside     whether userbuffers are used, which require rings
     algorithm  of the replicas' all-reduces
 
     If that is NCCL's, or the default and NCCL is the default there, groups use NCCL's algorithms. The same holds for
@@ -468,7 +468,7 @@ class GroupSchedules:
     def beside(
         self, plan: Plan, others: Callable[[int, int, float], Schedule]
     ) -> Callable[[int, int, float], Schedule]:
-        """Return the schedules of a plan of all ranks; `others` are for collectives outside tensor groups."""
+        """Return the schedules for a plan of all ranks; `others` are those of collectives outside tensor groups."""
         first = len(plan.groups) - len(self.nodes)
         return lambda kind, group, nbytes: (
             self(kind, group - first, nbytes) if group >= first else others(kind, group, nbytes)
@@ -476,12 +476,12 @@ class GroupSchedules:
 
     @functools.cached_property
     def order(self) -> Ints:
-        """(n_groups, t) The members of each group in ring order."""
+        """(n_groups, t) members of each group in ring order."""
         return _orders(self.cluster, tuple(map(tuple, self.nodes.tolist())))
 
     @property
     def following(self) -> Ints:
-        """(n_groups, t) The member after each in the ring of its group."""
+        """(n_groups, t) the next member in the ring of the group."""
         following = np.empty_like(self.order)
         np.put_along_axis(following, self.order, np.roll(self.order, -1, axis=1), axis=1)
         return following
@@ -494,13 +494,13 @@ def _orders(cluster: Cluster, nodes: tuple[tuple[int, ...], ...]) -> Ints:
 
 # ---------------------------------------------------------------- seconds on idle links
 
-#: kind of collective (or :data:`~ddlsim.plan.plan.SEND`: a hop round the ring), bytes of the whole -> s
+#: (kind of collective, or :data:`~ddlsim.plan.plan.SEND` for a hop in the ring, total bytes) -> s
 Seconds = Callable[[int, float], float]
 
 
 class Measured(NamedTuple):
-    """An exchange of a tensor group on idle links: the end for each member, s after the common start, (t,); its
-    channels with their bytes and busy s, (n,); its total bytes and messages."""
+    """An exchange of a tensor group on idle links: the end for each member, s after the common start, (t,); the
+    channels that it uses, with their bytes and busy s, (n,); total bytes and number of messages."""
 
     ends: Floats
     channels: Ints
@@ -514,14 +514,14 @@ class Measured(NamedTuple):
         return float(self.ends.max())
 
 
-#: kind of collective (or SEND), bytes of the whole -> how it goes
+#: (kind of collective or SEND, total bytes) -> course of the exchange
 Measure = Callable[[int, float], Measured]
 
 
 @functools.lru_cache(maxsize=16)
 def measured(cluster: Cluster, nodes: tuple[int, ...], inside: bool, algorithm: str | Collective) -> Measure:
-    """Return the times of a tensor group's exchanges on idle links between `nodes`, by kind and bytes: collectives, or
-    messages from each member to the next (``SEND``)."""
+    """Return a function that simulates a tensor group's exchanges on idle links between `nodes`, by kind and bytes:
+    collectives, or messages from each member to the next (``SEND``)."""
     schedules, there = GroupSchedules(cluster, np.array([nodes]), inside, algorithm), np.array(nodes)
 
     @functools.cache
@@ -542,7 +542,7 @@ def measured(cluster: Cluster, nodes: tuple[int, ...], inside: bool, algorithm: 
 
 
 def timeline(items: Sequence[Item], seconds: Seconds) -> tuple[Floats, Floats]:
-    """Return when each item of a pass starts and ends, s after the pass begins, if all members do the same."""
+    """Return the start and end of each item of a pass, s after the pass begins, if all members act identically."""
     start, end, free = np.zeros(len(items)), np.zeros(len(items)), [0.0] * len(LANES)
     for i, item in enumerate(items):
         start[i] = max([free[item.lane], *(end[need] for need in item.needs)])
@@ -555,7 +555,7 @@ def timeline(items: Sequence[Item], seconds: Seconds) -> tuple[Floats, Floats]:
 
 
 def with_exchanges(shard: Shard, seconds: Seconds) -> Workload:
-    """Return the workload of a rank of a tensor group whose layers take the time of their exchanges, too."""
+    """Return the workload of a rank of a tensor group, with the times of exchanges included in those of the layers."""
     work = shard.workload
     by_layer = _by_layer(shard)
     passes = {"forward": work.forward.copy(), "backward": work.backward.copy()}

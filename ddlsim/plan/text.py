@@ -19,9 +19,9 @@ from ddlsim.plan.plan import (
 from ddlsim.readable import count
 from ddlsim.text_tables import aligned
 
-#: rows of the table that are printed
+#: number of rows of the table that are printed
 N_ROWS = 24
-#: columns of the table that are words
+#: columns of the table that contain words
 LEFT = (1, 2)
 
 
@@ -59,7 +59,7 @@ def table(plan: Plan) -> str:
 
 
 def cells(plan: Plan) -> list[list[str]]:
-    """Return the first rows of a plan as cells, below a head; the columns :data:`LEFT` hold words."""
+    """Return the first rows of a plan as cells, below a header; the columns :data:`LEFT` contain words."""
     found = [["row", "lane", "task", "ms", "MB", "needs", "holds MB"]]
     for row in range(min(N_ROWS, len(plan))):
         lane = plan.lanes[plan.lane[row]]
@@ -73,7 +73,7 @@ def cells(plan: Plan) -> list[list[str]]:
 
 
 def more(plan: Plan) -> list[str]:
-    """Return a line about the rows that are not among the first, if there are any, and the notes."""
+    """Return a line about the rows that are not shown, if any, and the notes."""
     rest = [f"... and {len(plan) - N_ROWS} more"] if len(plan) > N_ROWS else []
     return [*rest, *(f"note: {note}" for note in plan.notes)]
 

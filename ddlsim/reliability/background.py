@@ -52,7 +52,7 @@ class Background:
     off: Part | None = None
     trace: str | Path | None = None
     name: str = ""
-    #: the rows of its trace: s from its start, and bytes/s from then on
+    #: rows of the trace: s from its start, and bytes/s from then on
     rates: tuple[tuple[float, float], ...] = field(default=(), init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -131,7 +131,7 @@ class Background:
 
 
 def _read(path: Path) -> tuple[tuple[float, float], ...]:
-    """Return the (time in s, bytes/s) of a trace's rows. Raises ConfigError, with the line, for what cannot be read."""
+    """Return (time in s, bytes/s) of a trace's rows. Raises ConfigError, with the line, for invalid rows."""
     columns = {"time_s": Start, "rate": Annotated[float | str, quantity("bandwidth", "2 Gbit/s", zero=True)]}
     cells = read_rows(path, columns, tuple(columns), "a trace of rates")
     rows = [(si(row["time_s"], "time"), si(row["rate"], "bandwidth")) for row in cells]

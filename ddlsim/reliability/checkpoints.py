@@ -120,7 +120,7 @@ class Checkpoints:
 @checked
 @dataclass(frozen=True)
 class Cost:
-    """Cost of a checkpoint: s for which training stops, further s until it is written, s to read it, and its bytes."""
+    """Cost of a checkpoint: pause of the training, further time to write it, time to read it (s), and bytes."""
 
     stall: float
     write: float

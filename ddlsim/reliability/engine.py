@@ -1,9 +1,9 @@
 """The failure engine: the course of a training run with failing machines, on one clock, with one pool of spares.
 
-:class:`Outages` are the failures of a run by time, and the machines that they take out of service. What the workers do
-meanwhile is a policy: all wait and go back to a checkpoint (:func:`simulate_failures`), the others form a new group
-(:class:`TakeTurns`), or the others continue (:func:`windows`). Between two failures every step and checkpoint has a
-known time (:class:`~ddlsim.reliability.timeline.FailureFreeTimeline`), so the engine goes from failure to failure.
+:class:`Outages` contains the failures of a run by time, and the machines that they take out of service. A policy sets
+what the workers do meanwhile: all wait and return to a checkpoint (:func:`simulate_failures`), the remaining ones form
+a new group (:class:`TakeTurns`), or the others continue (:func:`windows`). Between two failures, the times of steps and
+checkpoints are known (:class:`~ddlsim.reliability.timeline.FailureFreeTimeline`), so the engine jumps to the next one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 KINDS = ("useful", "lost", "checkpointing", "detecting", "repairing", "restarting")
 NEVER = Failure(math.inf, 0, 0.0)
-#: failures in a row without a checkpoint between them after which a training is given up
+#: consecutive failures without a checkpoint in between after which the simulation gives up
 HOPELESS = 100_000
 
 
@@ -178,7 +178,7 @@ class FailureTimeline(SuggestsAttributes):
 class Outages:
     """The failures of a run by time, the machines that they take out of service, and the spares that replace these.
 
-    parts  machines that each part which can fail takes with it
+    parts  for each part that can fail, the machines that fail with it
     out    machines that are out of service
     next   the next failure
     """
@@ -191,20 +191,20 @@ class Outages:
         self.next = next(self._coming, NEVER)
 
     def advance(self) -> Failure:
-        """Return the next failure, which has happened then."""
+        """Return the next failure, and move on to the one after it."""
         failure, self.next = self.next, next(self._coming, NEVER)
         return failure
 
     def replaced(self, failure: Failure, noticed: float) -> float:
-        """Return when there is a machine in place of one that has failed, from when that is `noticed` on."""
+        """Return when a machine is available in place of a failed one, not before `noticed`."""
         if not self.failures.takes_machines:
             return noticed
         heapq.heappush(self._ready, failure.time + failure.repair)
         return max(heapq.heappop(self._ready), noticed)
 
     def strike(self) -> tuple[Failure, list[tuple[int, float]]]:
-        """Let the next failure happen; return it, with each machine that it takes out of service and when that is
-        back."""
+        """Let the next failure occur; return it, and (machine, time of its return) for each machine that it takes out
+        of service."""
         failure, hit = self.advance(), []
         for machine in self.parts[failure.unit]:
             if machine not in self.out:
@@ -216,11 +216,11 @@ class Outages:
 
     @property
     def next_back(self) -> float:
-        """When the next machine is back, in s; inf: none is out."""
+        """Time at which the next machine returns, in s; inf if none is out of service."""
         return self._back[0][0] if self._back else math.inf
 
     def welcome(self, now: float) -> bool:
-        """Let those be there that are back by now; return whether there are any."""
+        """Return machines that are back by `now` to service; return whether there are any."""
         before = len(self.out)
         while self._back and self._back[0][0] <= now:
             self.out.discard(heapq.heappop(self._back)[1])
@@ -228,7 +228,7 @@ class Outages:
 
 
 class _Course:
-    """A training from failure to failure: its clock, and what its time went to."""
+    """A training run from failure to failure: its clock, and how its time is spent."""
 
     def __init__(self, timeline: FailureFreeTimeline, outages: Outages, length: float) -> None:
         self.timeline, self.outages, self.length, self.now = timeline, outages, length, 0.0
@@ -238,13 +238,13 @@ class _Course:
         self._fruitless = 0
 
     def book(self, kind: str, seconds: float) -> float:
-        """Book seconds as far as they are within the length; return those."""
+        """Book seconds within the length of the run; return how many that are."""
         seconds = max(min(seconds, self.length - self.now), 0.0)
         self.spent[kind] += seconds
         return seconds
 
     def progress(self, made: bool, reason: str) -> None:
-        """Note whether a failure has left any progress; raise DdlsimError after too many that have not."""
+        """Record whether there was progress before a failure; raise DdlsimError after too many failures without any."""
         self._fruitless = 0 if made else self._fruitless + 1
         if self._fruitless > HOPELESS:
             raise DdlsimError(f"failures: no progress between {HOPELESS:,} consecutive failures: {reason}")
@@ -252,7 +252,7 @@ class _Course:
     def over(
         self, end: float, finished: bool, steps: int, running_intervals: Sequence[object] = (), **more: Any
     ) -> FailureTimeline:
-        """Return what has happened until the end, s."""
+        """Return the timeline of a run that ends at `end` (s)."""
         more |= self.spent
         spans = np.array(running_intervals, dtype=np.float64).reshape(-1, 3)
         return FailureTimeline(
@@ -288,11 +288,11 @@ def simulate_failures(
 
 
 class _AllWait(_Course):
-    """All workers stop at a failure, wait for a machine, and go on from the latest checkpoint."""
+    """All workers stop at a failure, wait for a machine, and resume from the latest checkpoint."""
 
     def run(self) -> FailureTimeline:
         timeline, outages, checkpoint, running_intervals = self.timeline, self.outages, 0, []
-        position = 0.0  # that is gone on from
+        position = 0.0  # where training resumes
         while self.now < self.length:
             start, begin, ends = self.now, position, self._time(timeline.end, self.now, position)
             if (left := self._leaves(start, begin, min(ends, self.length))) is not None:
@@ -320,16 +320,16 @@ class _AllWait(_Course):
         return self._over(self.length, position, False, running_intervals)
 
     def _position(self, time: float, start: float, begin: float) -> float:
-        """Return the position at a time of what runs since `start` from the position `begin` on."""
+        """Return the position at `time`, if training runs since `start` from the position `begin` on."""
         return begin + float(self.timeline.pace.until(time) - self.timeline.pace.until(start))
 
     def _time(self, position: float, start: float, begin: float) -> float:
-        """Return when it gets to a position, the reverse."""
+        """Return the time at which a position is reached, the inverse of :meth:`_position`."""
         return max(float(self.timeline.pace.when(self.timeline.pace.until(start) + (position - begin))), start)
 
     def _leaves(self, start: float, begin: float, until: float) -> tuple[float, float] | None:
-        """Return where a training that runs since `start` stops because a failure is announced, and when it is saved;
-        None if none is before `until`, or if it is not saved before the failure."""
+        """Return (position, time) at which training has stopped for an announced failure and saved its state; None if
+        no failure is announced before `until`, or if the state cannot be saved before the failure."""
         cost, warning, failure = self.timeline.cost, self.failures.warning_seconds, self.outages.next
         if not warning or math.isinf(self.timeline.every):
             return None
@@ -344,13 +344,13 @@ class _AllWait(_Course):
         return after, saved
 
     def _recover(self, lost: float, warned: bool = False) -> None:
-        """Go on to when the training runs again; every failure until then makes it start again."""
+        """Advance to the time at which training runs again; every failure until then restarts the recovery."""
         outages, restart = self.outages, si(self.failures.restart, "time") + self.timeline.cost.load
         while True:
             failure = outages.advance()
             self.events.append((failure.time, failure.unit, lost))
             lost = 0.0
-            if failure.time >= self.now and not warned:  # what fails while all wait anyway is noticed with the first
+            if failure.time >= self.now and not warned:  # failures while all wait are noticed with the first
                 self._pass("detecting", self.failures.detection_seconds)
             warned = False
             there = max(outages.replaced(failure, self.now) for _ in outages.parts[failure.unit])
@@ -372,7 +372,7 @@ class _AllWait(_Course):
             timeline.checkpointing(position) if not finished else timeline.cost.stall * len(timeline.saved_steps)
         )
         waiting = position - float(timeline.saved_at[-1]) if finished and len(timeline.saved_steps) else 0.0
-        # for the last one to be safe, and for those before announced failures
+        # time to write the last checkpoint, and those before announced failures
         spent["checkpointing"] = checkpointing + (waiting + spent["checkpointing"])
         spent["useful"] = (
             end - spent["checkpointing"] - spent["detecting"] - spent["repairing"] - spent["restarting"] - spent["lost"]
@@ -385,8 +385,8 @@ class _AllWait(_Course):
 
 
 class Stretch(NamedTuple):
-    """What a group has done: its steps' timeline, how many there were, samples of the first n; s that it took; the
-    state of what it learns; whether it has learned enough."""
+    """The result of a group's training: timeline of its steps, number of steps, samples of the first n steps, duration
+    in s, state of the training, and whether that has reached its goal."""
 
     timeline: FailureFreeTimeline
     steps: int
@@ -398,9 +398,9 @@ class Stretch(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Workers that train together, of these ranks of the run, and how long their undisturbed steps take.
+    """Workers that train together: their ranks in the run, and the timeline of their undisturbed steps.
 
-    computing  share of its time that each computes, (n_workers,)
+    computing  fraction of the time that each worker computes, (n_workers,)
     """
 
     ranks: list[int]
@@ -412,15 +412,15 @@ class Group:
 
     @property
     def n_workers(self) -> int:
-        """How many they are."""
+        """Number of workers."""
         return len(self.ranks)
 
     def at_first(self, timeline: FailureFreeTimeline) -> Group:
-        """Return the group as it begins the run, whose first steps may differ from later ones."""
+        """Return the group at the start of the run, where its first steps may differ from later ones."""
         return replace(self, timeline=replace(timeline, every=math.inf, cost=NO_CHECKPOINTS, length=math.inf))
 
     def checkpointing(self, now: float, seconds: float) -> FailureFreeTimeline:
-        """Return the steps of a stretch from `now` on, with the checkpoints of `seconds` s."""
+        """Return the timeline of the next `seconds` s from `now` on, with checkpoints."""
         timeline = OnClock.of(self.timeline, now)
         if math.isinf(self.every) or math.isinf(seconds):
             return timeline
@@ -428,7 +428,7 @@ class Group:
         return replace(timeline, every=self.every, cost=self.cost, length=length)
 
     def expected(self, state: Any, now: float, length: float, failure: float, back: float) -> FailureFreeTimeline:
-        """Return the steps that it can make until the run is over, a machine fails or one is back (s)."""
+        """Return the timeline until the run ends (at `length`), a machine fails, or a machine returns (s)."""
         known = [time for time in (failure, back) if math.isfinite(time)]
         return self.checkpointing(now, min(length, max(known, default=math.inf)) - now)
 
@@ -438,12 +438,12 @@ class Group:
         return Stretch(timeline, timeline.ended(seconds), lambda steps: steps * self.samples_per_update, seconds)
 
     def again(self, state: Any, now: float, seconds: float, timeline: FailureFreeTimeline) -> Any:
-        """Return the state after the first s of a stretch with this timeline."""
+        """Return the state after the first `seconds` s of a stretch with this timeline."""
         return None
 
 
 class _Saved(NamedTuple):
-    """A state of the training that can be read: s that led to it, steps, samples, and what had been learned."""
+    """A saved state: useful time that led to it (s), steps, samples, and a function that returns the state."""
 
     useful: float = 0.0
     steps: int = 0
@@ -452,16 +452,16 @@ class _Saved(NamedTuple):
 
 
 class TakeTurns(_Course):
-    """Those who are left form a new group, and another one when a machine is back, until the training has ended or
-    `length` s are over.
+    """The remaining workers form a new group, and another one when a machine returns, until the training ends or
+    `length` s have passed.
 
-    groups    that the machines can form
+    groups    the groups that machines can form
     timeline  of all workers, undisturbed
     """
 
     def __init__(self, groups: Groups, timeline: FailureFreeTimeline, outages: Outages, length: float) -> None:
         super().__init__(timeline, outages, length)
-        self.groups, self.saved, self.reads = groups, _Saved(), False  # the latest checkpoint; whether it is to be read
+        self.groups, self.saved, self.reads = groups, _Saved(), False  # latest checkpoint, whether it must be read
         self.steps, self.samples = 0, 0.0
         self.state: Any = None
         self.last_state: Any = None
@@ -470,8 +470,8 @@ class TakeTurns(_Course):
         self.finished, self.warned = False, False
 
     def run(self) -> FailureTimeline:
-        """Return what happens. Raises ConfigError where all machines are too few, and DdlsimError where too few are
-        left for ever."""
+        """Simulate the run. Raises ConfigError if all machines are too few, and DdlsimError if too few are left
+        forever."""
         group = self.groups.on(range(self.groups.n_machines))
         if group is None:
             n_workers = len(self.groups.machine)
@@ -499,7 +499,7 @@ class TakeTurns(_Course):
         )
 
     def _train(self, group: Group) -> bool:
-        """Train until a machine fails, or until the end of the step in which one is back, or to the end; return whether
+        """Train until a machine fails, until the end of the step in which one returns, or to the end; return whether
         one has failed."""
         outages, start, until, whole = self.outages, self.now, self.length, self.groups.whole
         back = outages.next_back
@@ -542,14 +542,14 @@ class TakeTurns(_Course):
         return fails
 
     def _compute(self, group: Group, start: float, end: float, checkpointing: float) -> None:
-        """Count what the devices of a group compute meanwhile, but for the s in which it saves."""
+        """Add the computing time of a group's devices from `start` to `end`, without the time spent on checkpoints."""
         pace = group.timeline.pace
         each = group.computing * (end - start) if pace.busy is None else pace.computed(start, end)
         self.computed[group.ranks] += each * (1.0 - checkpointing / (end - start)) if end > start else 0.0
 
     def _leaves(self, group: Group, timeline: FailureFreeTimeline) -> float:
-        """Return when the group goes on without a machine whose failure is announced: at the end of the step under way
-        then, if that is before (and the state is saved before, where workers hold parts of it); else inf."""
+        """Return when the group continues without a machine whose failure is announced: at the end of the current step,
+        if that (and, if workers hold shards, saving the state) comes before the failure; else inf."""
         failure = self.outages.next.time
         if not (warning := self.failures.warning_seconds) or math.isinf(failure):
             return math.inf
@@ -558,8 +558,8 @@ class TakeTurns(_Course):
         return end if end + takes <= failure else math.inf
 
     def _save(self, group: Group) -> bool:
-        """Save the state at hand, as others can only go on from that; return whether no machine fails meanwhile."""
-        if self.saved.steps == self.steps:  # one was due just now
+        """Save the state, from which other workers can resume; return whether no machine fails meanwhile."""
+        if self.saved.steps == self.steps:  # a checkpoint has just been written
             return True
         done = self._pass("checkpointing", min(self.now + group.cost.stall + group.cost.write, self.outages.next.time))
         if done:
@@ -568,7 +568,7 @@ class TakeTurns(_Course):
         return done
 
     def _note_saved(self, group: Group, done: Stretch) -> None:
-        """Note the latest checkpoint of a stretch from the state that it has begun with."""
+        """Record the latest checkpoint of a stretch, which began with the current state."""
         timeline = done.timeline
         if number := 0 if math.isinf(timeline.every) else timeline.latest(done.seconds, 0):
             step = int(timeline.saved_steps[number - 1])
@@ -579,7 +579,7 @@ class TakeTurns(_Course):
             )
 
     def _go_back(self) -> float:
-        """Go back to the latest checkpoint, or to the beginning; return how many s of training that takes."""
+        """Return to the latest checkpoint, or to the beginning; return the seconds of training that are lost."""
         saved, lost = self.saved, self.spent["useful"] - self.saved.useful
         self.spent["lost"] += lost
         self.spent["useful"], self.steps, self.samples = saved.useful, saved.steps, saved.samples
@@ -588,17 +588,17 @@ class TakeTurns(_Course):
         return lost
 
     def _fails(self, lost: float) -> bool:
-        """The next failure happens; return whether it hits a machine in service."""
+        """Let the next failure occur; return whether it hits a machine in service."""
         failure, hit = self.outages.strike()
         if hit:
             parted = not self.groups.whole and not self.warned
-            if parted or len(self.outages.out) == self.groups.n_machines:  # no machine holds all of the state any more
+            if parted or len(self.outages.out) == self.groups.n_machines:  # no machine holds the whole state
                 lost += self._go_back()
             self.events.append((failure.time, failure.unit, lost))
         return bool(hit)
 
     def _formed(self, failed: bool) -> Group | None:
-        """Form a group of those that are there, as often as others fail meanwhile; None if time is over."""
+        """Form a group of the machines in service, again after each failure meanwhile; None if the run has ended."""
         warned, self.warned = self.warned, False
         if failed and not warned:
             self._pass("detecting", self.now + self.failures.detection_seconds)
@@ -628,7 +628,7 @@ class TakeTurns(_Course):
             self.turns.append((self.now, n_workers))
 
     def _pass(self, kind: str, until: float) -> bool:
-        """Let time pass up to `until`, or to a failure of a machine in service; return whether all of it has."""
+        """Advance to `until`, or to a failure of a machine in service; return whether `until` was reached."""
         while self.outages.next.time < min(until, self.length):
             self._book(kind, self.outages.next.time - self.now)
             if self._fails(0.0) and kind != "detecting":
@@ -648,7 +648,7 @@ Windows = Sequence[tuple[float, float]]
 
 
 def windows(outages: Outages, n_machines: int, length: float) -> list[list[tuple[float, float]]]:
-    """Return (s, s until which it is not there) of the failures of each machine up to `length` s."""
+    """Return the outages (start in s, end in s) of each machine that begin by `length` (s)."""
     out_of_service: list[list[tuple[float, float]]] = [[] for _ in range(n_machines)]
     while outages.next.time <= length:
         outages.welcome(outages.next.time)
@@ -659,8 +659,8 @@ def windows(outages: Outages, n_machines: int, length: float) -> list[list[tuple
 
 
 def seconds_missing(failures: Failures, out_of_service: Windows, end: float) -> dict[str, float]:
-    """Return kind -> s that a worker is missing up to the `end` in these windows: a failure is noticed, repaired, and
-    the worker starts again."""
+    """Return kind -> seconds of a worker's outages up to `end`: detecting a failure, repairing, and restarting the
+    worker."""
     spent = dict.fromkeys(KINDS[3:], 0.0)
     for start, back in out_of_service:
         edges = [start, start + failures.detection_seconds, back - si(failures.restart, "time"), back]
@@ -670,7 +670,7 @@ def seconds_missing(failures: Failures, out_of_service: Windows, end: float) -> 
 
 
 def covered(out_of_service: Windows, end: float) -> float:
-    """Return how much of the time up to `end` the windows cover, s."""
+    """Return how much of the time up to `end` the outages cover, in s."""
     seconds = until = 0.0
     for start, back in sorted(out_of_service):
         seconds += max(min(back, end) - max(start, until), 0.0)

@@ -27,14 +27,14 @@ from ddlsim.units import si
 def read_rows(
     path: Path, columns: Mapping[str, Any], needed: Sequence[str], what: str, *, only: bool = False
 ) -> list[dict[str, Any]]:
-    """Return the cells of each row of a CSV file by column; empty ones, and those of missing columns, are None.
+    """Return the cells of each row of a CSV file by column; None for empty cells and missing columns.
 
     columns  name -> annotation of its values (:mod:`ddlsim.arguments`); ``str | None`` for texts
-    needed   columns that must be there
+    needed   required columns
     what     description of the file, for errors
-    only     other columns raise ConfigError
+    only     whether other columns raise ConfigError
 
-    Raises ConfigError, with the line, for what cannot be read.
+    Raises ConfigError, with the line, for invalid content.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -60,25 +60,25 @@ def read_rows(
 
 
 def _cell(text: str | None, *, is_text: bool) -> str | float | None:
-    """Return a cell as a number where it is one, and None where it is empty."""
+    """Return a cell as a number if it is one, and None if it is empty."""
     for kind in () if is_text else (int, float):
         with suppress(TypeError, ValueError):
             return kind(text)  # type: ignore[arg-type]
     return (text or "").strip() or None
 
 
-#: s until a collective that hangs is given up: PyTorch's for NCCL (``default_pg_nccl_timeout``)
+#: time after which a hanging collective is aborted, in s: PyTorch's for NCCL (``default_pg_nccl_timeout``)
 COLLECTIVE_TIMEOUT = 600.0
-#: failures that are drawn at most
+#: maximum number of sampled failures
 MOST = 1_000_000
-#: what takes no machine out of service when it fails
+#: failing parts that take no machine out of service
 _SOFTWARE = "job"
 
 Time = Annotated[float | str, quantity("time", "20 min", zero=True)]
 
 
 class Failure(NamedTuple):
-    """A failure of a part: s after the start, number of the part, s until it is repaired."""
+    """A failure of a part: time in s, number of the part, time until it is repaired in s."""
 
     time: float
     unit: int
@@ -223,7 +223,7 @@ class Failures:
     def _drawn(self, n_units: int, seed: int, index: int) -> Iterator[Failure]:
         assert self.mtbf is not None
         mean, repair = si(self.mtbf, "time"), si(self.repair, "time")
-        # the clock of a part runs on while it is repaired
+        # the clock of a part also runs while it is repaired
         for n, (time, unit) in enumerate(recurring(mean, self.shape, n_units, 0.0, seed, index, "failures")):
             if n >= MOST:
                 raise ConfigError(
@@ -234,10 +234,10 @@ class Failures:
 
 
 def units(failures: Failures, cluster: Cluster, nodes: Sequence[int], nbytes: Floats | None = None) -> list[list[int]]:
-    """Return the numbers of the machines of a run that each part which can fail takes out of service.
+    """Return, for each part that can fail, the numbers of the run's machines that fail with it.
 
-    A switch or a job counts for one machine that is waited for. Switches are those that the run's messages went
-    through: `nbytes` are what each channel carried. Raises ConfigError for machines whose rack is unknown.
+    A switch or a job counts as one machine to wait for. Switches are those on the routes of the run's messages:
+    `nbytes` are the bytes carried by each channel. Raises ConfigError for machines whose rack is unknown.
     """
     if failures.per == _SOFTWARE:
         return [[0]]

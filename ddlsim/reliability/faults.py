@@ -33,15 +33,15 @@ Start = Annotated[float | str, quantity("time", "60 s", zero=True)]
 Duration = Annotated[float | str, quantity("time", "60 s")]
 Ranks = Index | Iterable[Index]
 
-#: s until a fabric takes other routes: between what is within reach and what is usual (RFC 7938, section 7)
+#: default time in s until a fabric reroutes: between the fastest possible and usual values (RFC 7938, section 7)
 CONVERGENCE = 1.0
-#: s that stand for ever where a fault is simulated in its steady state
+#: duration in s that represents a permanent fault, in simulations of its steady state
 FOREVER = 1e9
 #: mean number of random faults up to the first horizon
 MANY = 500
 #: most faults sampled from one RandomFaults
 MOST = 20_000
-#: number of the first sample for faults of links that all jobs share
+#: number of the first sample of link faults, which all jobs share
 SHARED = 1_000_000
 Made = TypeVar("Made")
 
@@ -86,8 +86,8 @@ class Fault(Protocol):
 
 
 def effects_of(faults: Iterable[Any], cluster: Cluster, nodes: Sequence[int], field: str = "faults") -> list[Effect]:
-    """Return the effects of all faults at known times. Raises ConfigError for effects that cannot be, such as those on
-    workers and links that are not there."""
+    """Return the effects of all faults at known times. Raises ConfigError for invalid effects, such as on unknown
+    workers and links."""
     effects = []
     for fault in at_known_times(faults):
         for effect in fault.effects(cluster, nodes):
@@ -107,7 +107,7 @@ def _check(effect: Effect, fault: Fault, cluster: Cluster, n_workers: int, field
             raise ConfigError(
                 f"{field}: {fault} affects {part} {max(wrong)}, but there are only {n} {parts}, numbered from 0"
             )
-    least = 1.0 if field == "faults" else 0.0  # of a fault; a slow-down may be a speed-up
+    least = 1.0 if field == "faults" else 0.0  # of a fault; the factor of a timed event may also be below 1
     factors = [each for _, each in effect.slowed if each < least] + [each for _, each in effect.links if each < 0.0]
     if factors:
         factor = factors[0]
@@ -140,16 +140,16 @@ def slow_intervals_of(effects: Sequence[Effect], rank: int, begin: float) -> lis
 
 
 def stops_of(effects: Sequence[Effect], begin: float) -> dict[int, list[tuple[float, float]]]:
-    """Return rank -> (s, s) from when until when it stands still, by start, in a run that begins at `begin` (s)."""
+    """Return rank -> sorted (start in s, end in s) of its standstills, in a run that begins at `begin` (s)."""
     stops = sorted((effect for effect in effects if effect.stopped), key=lambda effect: effect.start)
     ranks = sorted({rank for effect in stops for rank in effect.stopped})
     return {rank: [(begin + e.start, begin + e.end) for e in stops if rank in e.stopped] for rank in ranks}
 
 
 def inject(effects: Sequence[Effect], network: Network, nodes: Sequence[int], begin: float = 0.0) -> None:
-    """Let a network change as faults say in a run that begins at `begin` (s), with worker i at ``nodes[i]``.
+    """Schedule the network changes of faults in a run that begins at `begin` (s), with worker i at ``nodes[i]``.
 
-    Raises ConfigError for routes that change where others use the network already.
+    Raises ConfigError if routes change while other clients already use the network.
     """
     stops = [(begin + e.start, begin + e.end, nodes[rank]) for e in effects for rank in e.stopped]
     shares = [(begin + e.start, begin + e.end, channel, factor) for e in effects for channel, factor in e.links]
@@ -200,7 +200,7 @@ def disturbances_of(effects: Sequence[Effect], cluster: Cluster, nodes: Sequence
 
 
 def _settle(fault: object, **values: Any) -> None:
-    """Set the fields of a fault, with its times in s."""
+    """Set the fields of a fault, with its times converted to s."""
     for name, value in values.items():
         if name == "ranks":
             value = (value,) if isinstance(value, int) else tuple(value)
@@ -343,7 +343,7 @@ class LinkFault:
 
 
 def links_between(cluster: Cluster, one: str, other: str) -> list[int]:
-    """Return the links between two nodes, both directions. Raises ConfigError where there are none."""
+    """Return the links between two nodes, in both directions. Raises ConfigError if there are none."""
     for name in (one, other):
         if name not in cluster.node_names:
             raise unknown_name("node", name, cluster.node_names, f"faults: cluster {cluster.name!r}")
@@ -363,7 +363,7 @@ def links_between(cluster: Cluster, one: str, other: str) -> list[int]:
 
 @dataclass(frozen=True)
 class OfGroup:
-    """A fault as it affects a group of some of the workers, which have other ranks in the group.
+    """A fault as seen by a group of workers, in which they have other ranks.
 
     fault   the fault, which affects workers by their ranks among all workers
     ranks   ranks of the group's workers among all workers
@@ -393,9 +393,9 @@ class OfGroup:
 
 
 def in_group(fault: Any, ranks: Sequence[int], cluster: Cluster, nodes: Sequence[int]) -> Any:
-    """Return a fault among the workers with these `ranks`, which are at ``nodes[ranks[i]]``; None if it affects only
+    """Return a fault as seen by the workers with these `ranks`, with worker i at ``nodes[i]``; None if it affects only
     others."""
-    if not hasattr(fault, "effects"):  # which is sampled for the workers that there are
+    if not hasattr(fault, "effects"):  # a random fault, sampled for the workers of the group
         return fault
     effects = list(fault.effects(cluster, nodes))
     hit = {rank for effect in effects for rank in (*(rank for rank, _ in effect.slowed), *effect.stopped)}
@@ -409,7 +409,7 @@ def in_group(fault: Any, ranks: Sequence[int], cluster: Cluster, nodes: Sequence
 
 
 def phases(event: Any) -> list[tuple[float, float, Any]]:
-    """Return (s, s, the event as it is meanwhile, from 0 s on for ever) of a fault, job or background traffic."""
+    """Return (start in s, end in s, permanent event from 0 s on) per phase of a fault, job or background traffic."""
     if hasattr(event, "phases"):
         return list(event.phases())
     lasting = dataclasses.replace(event, start=0.0, duration=FOREVER)
@@ -417,10 +417,10 @@ def phases(event: Any) -> list[tuple[float, float, Any]]:
 
 
 def left_of(events: Iterable[Any], since: float) -> tuple[Any, ...]:
-    """Return what is left of faults, jobs and traffic for a run that begins at `since` (s), on its own clock."""
+    """Return the remaining parts of faults, jobs and traffic for a run that begins at `since` (s), on its clock."""
     left = []
     for each in events:
-        if not since or not hasattr(each, "start"):  # which is sampled
+        if not since or not hasattr(each, "start"):  # a random fault
             left.append(each)
             continue
         start = si(each.start, "time")
@@ -443,11 +443,11 @@ def left_of(events: Iterable[Any], since: float) -> tuple[Any, ...]:
 def recurring(
     mean: float, shape: float, n_parts: int, lasting: float, seed: int, number: int, what: str
 ) -> Iterator[tuple[float, int]]:
-    """Yield the events of all parts by time, without end: (s, part).
+    """Yield (time in s, part) of the events of all parts in order of time, without end.
 
-    mean     s from the end of an event of a part to its next one; of a Weibull distribution of this `shape`
-    lasting  s that an event lasts
-    number   of the draw, of `what` happens: others are independent of it
+    mean     mean time from the end of an event to the part's next one, in s; Weibull distribution of this `shape`
+    lasting  duration of an event, in s
+    number   number of the sample; samples are independent, and so are those of other events `what`
     """
     if math.isinf(mean):
         return
@@ -455,14 +455,14 @@ def recurring(
     first = scale * stream(seed, number, what).weibull(shape, n_parts)
     coming = [(time, part) for part, time in enumerate(first.tolist())]
     heapq.heapify(coming)
-    later = stream(seed, number, f"later {what}")  # drawn in the order of time, which is always the same
+    later = stream(seed, number, f"later {what}")  # sampled in order of time, which is deterministic
     while True:
         time, part = coming[0]
         yield time, part
         heapq.heapreplace(coming, (time + lasting + scale * float(later.weibull(shape)), part))
 
 
-#: kind -> what it can happen to
+#: kind -> parts that can be affected
 PARTS = {"slow": ("host", "device"), "stop": ("host", "device"), "link": ("host", "link", "switch")}
 
 
@@ -548,7 +548,7 @@ class RandomFaults:
 
 
 def _links(per: str, cluster: Cluster) -> list[list[tuple[str, str]]]:
-    """Return the pairs of neighbours between which links are down together."""
+    """Return the groups of neighbours whose links fail together."""
     host, switch, names = cluster.host_of, cluster.is_fabric_switch, cluster.node_names
     outside = (host[cluster.link_src] != host[cluster.link_dst]) | (host[cluster.link_src] < 0)
     ends = np.sort(np.stack([cluster.link_src, cluster.link_dst], axis=1)[outside], axis=1)
@@ -580,10 +580,10 @@ def sampled(
     shared: bool = False,
     index: int = 0,
 ) -> tuple[Any, ...]:
-    """Return the faults that come at random until then (s), by time; worker i is at ``nodes[i]``.
+    """Return the random faults up to `until` (s), in order of time; worker i is at ``nodes[i]``.
 
-    Faults `shared` by all jobs differ from those of a job with the same seed, as do those of another
-    `index`. Raises ConfigError for more than `MOST`.
+    Faults `shared` by all jobs differ from those of a job with the same seed, as do those of another `index`. Raises
+    ConfigError for more than `MOST`.
     """
     faults_at = []
     for sample, source in enumerate(at_random(faults), SHARED if shared else 1000 * index):
@@ -597,7 +597,7 @@ def sampled(
                     "reduce max_time, or increase mtbf"
                 )
             for fault in parts[part]:
-                at = copy.copy(fault)  # `replace` would check each of many anew
+                at = copy.copy(fault)  # `replace` would validate each copy
                 object.__setattr__(at, "start", time)
                 faults_at.append(at)
     return tuple(sorted(faults_at, key=lambda fault: fault.start))
@@ -620,14 +620,14 @@ class BeyondError(DdlsimError):
 
 
 def horizon_of(faults: Iterable[Any], cluster: Cluster, n_faults: float) -> float:
-    """Return when about `n_faults` random faults have come, in s; inf where nothing is random."""
+    """Return the time by which about `n_faults` random faults are expected, in s; inf if there are none."""
     workers = cluster.workers.tolist()
     rate = math.fsum(source.rate * len(source.parts(cluster, workers)) for source in at_random(faults))
     return n_faults / MANY * (MANY / rate) if rate > 0.0 else math.inf
 
 
 def up_to_its_end(faults: Iterable[Any], cluster: Cluster, simulated: Callable[[float], Made]) -> Made:
-    """Return what `simulated(horizon)` returns with the first horizon that it does not reach."""
+    """Call `simulated(horizon)` with growing horizons until the run ends before its horizon; return the result."""
     horizon = horizon_of(faults, cluster, MANY)
     while True:
         try:
@@ -637,7 +637,7 @@ def up_to_its_end(faults: Iterable[Any], cluster: Cluster, simulated: Callable[[
 
 
 def sampled_notes(faults: Sequence[Any], happened: Sequence[Any], seconds: float) -> Iterator[str]:
-    """Note how often random faults happened in a run of `seconds`."""
+    """Yield notes on how often random faults occurred in a run of `seconds`."""
     words = {Slowdown: "slow-down", Stop: "stop", LinkFault: "link fault"}
     counts = Counter(words.get(type(each), type(each).__name__) for each in happened)
     texts = ", ".join(count(n, word) for word, n in counts.items())

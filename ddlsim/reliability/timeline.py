@@ -14,15 +14,15 @@ from ddlsim.reliability.checkpoints import Cost
 
 @dataclass(frozen=True, eq=False)
 class Pace:
-    """Progress of a training without failures, piecewise linear in the time on the clock.
+    """Progress of a training run without failures, piecewise linear in the time on the clock.
 
-    clock      s, ascending from 0, shape (n,), n >= 2
-    work       s that a training without events needs for the same steps, ascending from 0, shape (n,)
+    clock      times in s, ascending from 0, shape (n,), n >= 2
+    work       time in s that a run without events needs for the same steps, ascending from 0, shape (n,)
     rate       s of work per second after the last point
-    busy       s that each worker has computed until each point, shape (n, n_workers)
+    busy       s that each worker has computed by each point, shape (n, n_workers)
     computing  s that each worker computes per second after the last point, shape (n_workers,)
 
-    A training that resumes from a checkpoint repeats work, but not events, which are fixed on the clock.
+    A run that resumes from a checkpoint repeats work, but not events, which are fixed on the clock.
     """
 
     clock: Floats
@@ -32,21 +32,21 @@ class Pace:
     computing: Floats | None = None
 
     def until(self, time: Floats | float) -> Floats:
-        """Return the s of work until times on the clock, in s."""
+        """Return the work done by times on the clock, in s."""
         late = np.maximum(np.asarray(time) - self.clock[-1], 0.0)
         return np.asarray(np.interp(time, self.clock, self.work) + (self.rate * late if self.rate else 0.0))
 
     def computed(self, start: float, end: float) -> Floats:
-        """Return the s that each worker computes between two times on the clock, (n_workers,)."""
+        """Return the computing time of each worker between two times on the clock, (n_workers,) s."""
         assert self.busy is not None
         assert self.computing is not None
         each = np.array([np.diff(np.interp((start, end), self.clock, own))[0] for own in self.busy.T])
         return np.asarray(each + self.computing * (max(end, self.clock[-1]) - max(start, self.clock[-1])))
 
     def when(self, work: Floats | float) -> Floats:
-        """Return the time on the clock, in s, at which that many s of work are done; inf: never."""
+        """Return the time on the clock at which `work` (s) is done, in s; inf: never."""
         work = np.asarray(work)
-        after = np.clip(np.searchsorted(self.work, work), 1, len(self.work) - 1)  # of a standstill, its beginning
+        after = np.clip(np.searchsorted(self.work, work), 1, len(self.work) - 1)  # in a standstill, its beginning
         left, right = self.work[after - 1], self.work[after]
         late = np.maximum(work - self.work[-1], 0.0)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -55,7 +55,7 @@ class Pace:
         return np.asarray(self.clock[after - 1] + share * (self.clock[after] - self.clock[after - 1]) + late)
 
 
-#: of a training without events
+#: of a run without events
 STEADY = Pace(np.zeros(2), np.zeros(2))
 
 
@@ -85,7 +85,7 @@ class FailureFreeTimeline:
 
     @cached_property
     def _pattern(self) -> Floats:
-        """Ends of the steps that repeat, since the end of the one before, shape (cycle,)."""
+        """Ends of the repeating steps, relative to the end of the step before them, shape (cycle,)."""
         before = float(self.ends[-self.cycle - 1]) if self.cycle < len(self.ends) else 0.0
         return np.asarray(self.ends[-self.cycle :] - before)
 
@@ -106,7 +106,7 @@ class FailureFreeTimeline:
         repeats = int((time - last) // self._pattern[-1])
         rest = time - last - repeats * float(self._pattern[-1])
         steps = len(self.ends) + repeats * self.cycle + int(np.searchsorted(self._pattern, rest, "right"))
-        while self.end_of(np.array(steps + 1)) <= time:  # what rounding has missed
+        while self.end_of(np.array(steps + 1)) <= time:  # correct for rounding
             steps += 1
         while steps > len(self.ends) and self.end_of(np.array(steps)) > time:
             steps -= 1
@@ -123,7 +123,7 @@ class FailureFreeTimeline:
         if math.isinf(self.every):
             return np.empty(0, dtype=np.int64)
         steps, done = [], 0.0
-        due = self.every * (1.0 - 1e-12)  # a step that ends when it is due is not one too early
+        due = self.every * (1.0 - 1e-12)  # a step that ends exactly when the checkpoint is due is not too early
         while (step := self._first_at(done + due)) <= self.n_steps:
             steps.append(step)
             done = float(self.end_of(np.array(step)))
@@ -132,7 +132,7 @@ class FailureFreeTimeline:
         return np.array(steps, dtype=np.int64)
 
     def _first_at(self, time: float) -> int:
-        """Return the number of the first step that ends at that time or later; beyond the last one if none does."""
+        """Return the number of the first step that ends at `time` or later; one more than the last if there is none."""
         steps = self.count(time)
         return steps if steps and self.end_of(np.array(steps)) == time else steps + 1
 
@@ -205,14 +205,14 @@ class FailureFreeTimeline:
 
 @dataclass(frozen=True, eq=False)
 class OnClock(FailureFreeTimeline):
-    """A timeline that begins at `since` (s on the clock), whose times go by the clock from then on."""
+    """A timeline that begins at `since` (s on the clock), with times that follow the clock from then on."""
 
     since: float = 0.0
     _steady: FailureFreeTimeline | None = None
 
     @classmethod
     def of(cls, steady: FailureFreeTimeline, since: float) -> FailureFreeTimeline:
-        """Return a timeline by the clock from `since` on."""
+        """Return a timeline on the clock from `since` on."""
         if steady.pace is STEADY:
             return steady
         return cls(steady.ends, steady.cycle, steady.every, steady.cost, steady.length, steady.pace, since, steady)
@@ -224,6 +224,6 @@ class OnClock(FailureFreeTimeline):
     def count(self, time: float) -> int:
         assert self._steady is not None
         steps = self._steady.count(float(self.pace.until(self.since + time) - self.pace.until(self.since)))
-        while self.end_of(np.array(steps + 1)) <= time:  # what rounding has missed
+        while self.end_of(np.array(steps + 1)) <= time:  # correct for rounding
             steps += 1
         return steps

@@ -48,10 +48,10 @@ _Needs = tuple[int, Ints, Ints]
 class Shape:
     """The rows of one step of a plan, numbered from 0.
 
-    rows  of each step of the plan
-    keys  of each step
-    step  its number
-    said  name of a rank's wait for collectives of a kind and a group, of parts or of anything else
+    of_steps  rows of each step of the plan
+    of_keys   keys of each step
+    step      number of this step
+    said      (kind, group, whether of parts) of a collective -> name of a rank's wait for it
     """
 
     plan: Plan
@@ -66,7 +66,7 @@ class Shape:
         return self.of_steps[self.step]
 
     def _by_steps_back(self, needing: Ints, need: Ints, begins: Sequence[slice], of: Ints) -> list[_Needs]:
-        """Return needs by how many steps back the needed rows are, with ``of[need]`` counted from that step's begin."""
+        """Group dependencies by how many steps earlier the needed row is; ``of[need]`` counts from its step's start."""
         back = self.step - self.plan.step[need]
         return [
             (steps, needing[back == steps], of[need[back == steps]] - begins[self.step - steps].start)
@@ -81,17 +81,17 @@ class Shape:
 
     @cached_property
     def rank(self) -> Ints:
-        """The rank of each of these."""
+        """Rank of each device's task."""
         return self.plan.rank[self.rows][self.device]
 
     @cached_property
     def first(self) -> Ints:
-        """The place in `device` of the first task of each rank, (n_ranks,)."""
+        """Index in `device` of the first task of each rank, (n_ranks,)."""
         return np.searchsorted(self.rank, np.arange(self.plan.n_ranks))
 
     @cached_property
     def micro(self) -> Ints:
-        """The number of each row's micro-batch among those of its rank; of other rows, the last one's, (n,)."""
+        """Index of each row's micro-batch among those of its rank, (n,); for other rows, that of the last one."""
         rank, batch = self.plan.rank[self.rows], self.plan.batch[self.rows]
         of_batch = batch >= 0
         width = int(batch.max(initial=0)) + 1
@@ -104,18 +104,18 @@ class Shape:
 
     @cached_property
     def begins(self) -> Ints:
-        """The row with which each rank begins its (last) micro-batch, (n_ranks,)."""
+        """The row with which each rank begins its last micro-batch, (n_ranks,)."""
         rank, kind = self.plan.rank[self.rows], self.plan.kind[self.rows]
         last = np.zeros(self.plan.n_ranks, dtype=np.int64)
         np.maximum.at(last, rank, self.micro)
         forward = np.flatnonzero((kind == FORWARD) & (self.micro == last[rank]))[::-1]
         begins = np.zeros(self.plan.n_ranks, dtype=np.int64)
-        begins[rank[forward]] = forward  # the first of each rank, which comes last
+        begins[rank[forward]] = forward  # the first one of each rank, because rows are in reverse order
         return begins
 
     @cached_property
     def lasts(self) -> Ints:
-        """Rows after which a rank's step has ended: all updated weights are there."""
+        """Rows after which a rank's step has ended, because all its weights are updated."""
         kind, part = self.plan.kind[self.rows], self.plan.part[self.rows]
         now_and_then = (self.plan.every[self.rows] > 0) & self.plan.on_device[self.rows]
         gathers = np.isin(kind, (ALL_GATHER, BROADCAST)) & (part >= 0)
@@ -123,7 +123,7 @@ class Shape:
 
     @cached_property
     def entering(self) -> list[_Needs]:
-        """Of the needs of rows that enter an exchange: steps back, the keys, and the needed rows."""
+        """Dependencies of the rows that enter an exchange: steps back, keys, and needed rows."""
         rows = np.arange(self.rows.start, self.rows.stop)
         kind = self.plan.kind[rows]
         row, need = _needs(self.plan, rows[(kind >= ALL_REDUCE) | (kind == SEND)])
@@ -132,8 +132,8 @@ class Shape:
 
     @cached_property
     def _awaited(self) -> tuple[Ints, Ints]:
-        """For each exchange that a device's task needs, also by way of work of the stream: the task's place in
-        `device`, and the row of the exchange."""
+        """Exchanges that devices' tasks depend on, directly or through work on the stream: index of the task in
+        `device`, and row of the exchange."""
         rows = self.rows.start + self.device
         row, need = _needs(self.plan, rows)
         place = np.full(self.rows.stop - self.rows.start, -1)
@@ -148,13 +148,13 @@ class Shape:
 
     @cached_property
     def comes(self) -> list[_Needs]:
-        """Of the exchanges that devices' tasks need: steps back, the tasks' places in `device`, and the keys."""
+        """The same, grouped by steps back: indices in `device`, and keys of the exchanges."""
         place, need = self._awaited
         return self._by_steps_back(place, need, self.of_keys, self.plan.key)
 
     @cached_property
     def names(self) -> Texts:
-        """The name of each device's task."""
+        """Name of each device's task."""
         rows = self.rows.start + self.device
         named, kind = self.plan.name[rows], self.plan.kind[rows]
         different, which = np.unique(np.where(named >= 0, len(KINDS) + named, kind), return_inverse=True)
@@ -163,12 +163,12 @@ class Shape:
 
     @cached_property
     def samples(self) -> Bools:
-        """Which of these wait for samples."""
+        """Whether each device's task waits for samples."""
         return np.asarray(self.names == rc.INPUT)
 
     @cached_property
     def waits(self) -> Texts:
-        """The name of the wait before each device's task, after the last exchange that it needs."""
+        """Name of the wait before each device's task, for the last exchange that it needs."""
         place, need = self._awaited
         latest = np.full(len(self.device), -1)
         np.maximum.at(latest, place, need)
@@ -179,7 +179,7 @@ class Shape:
 
     @cached_property
     def exchanges(self) -> list[tuple[str, Ints]]:
-        """(name, rows) of each collective, and of all messages."""
+        """(name, rows) of each collective, and of all messages together."""
         kind, part, key = (column[self.rows] for column in (self.plan.kind, self.plan.part, self.plan.key))
         rows = np.flatnonzero(kind >= ALL_REDUCE)
         several = len(np.unique(kind[rows[part[rows] >= 0]])) > 1
@@ -205,12 +205,12 @@ def _needs(plan: Plan, rows: Ints) -> tuple[Ints, Ints]:
 
 
 class Bookings:
-    """Books steps into a recorder, one after the other.
+    """Records steps, one after the other.
 
-    A rank computes, or waits for an exchange. The wait is booked as waiting until all members have handed their data
+    A rank computes, or waits for an exchange. The wait is recorded as waiting until all members have handed their data
     to the network, and as communication from then on.
 
-    members  the workers that each rank stands for, which do the same at the same time
+    members  the workers that each rank represents, which act identically
     shapes   of the first steps; the last one also describes all further ones
     start    s at which they begin
     folding  the contents of passes whose rank stands for several workers
@@ -229,24 +229,24 @@ class Bookings:
         self.recorder, self.members, self.shapes = recorder, members, shapes
         self.seconds = {kind: np.zeros(n) for kind in (rc.COMPUTE, rc.COMMUNICATION, rc.WAITING, rc.INPUT)}
         self.booked, self.idle = np.full(n, start), np.zeros(n)
-        for own in members:  # which stand still together
+        for own in members:  # they stand still together
             stops = sorted(stop for worker in own for stop in recorder.stops.get(worker, ()))
             recorder.stops.update({worker: stops for worker in own if stops})
         self.step_end: list[Floats] = []
-        #: of the latest steps, the last one first: ends of tasks, and s at which the last rank had what it puts into
-        #: each exchange
+        #: of the latest steps, the last one first: ends of tasks (s), and for each exchange when all its data was
+        #: available (s)
         self._ends: deque[Floats] = deque(maxlen=len(shapes))
         self._entered: deque[Floats] = deque(maxlen=len(shapes))
         self._first = np.array([own[0] for own in members], dtype=np.int64)
 
     def shape(self, step: int) -> Shape:
-        """Return the rows of a step."""
+        """Return the shape of a step."""
         return self.shapes[min(step, len(self.shapes) - 1)]
 
     def step(self, number: int, tasks: Records, now: float = np.inf) -> None:
-        """Book a step: all of it or, for the last steps of a run, the tasks that have ended by `now`."""
+        """Record a step: all of it or, for the last steps of a run, the tasks that have ended by `now`."""
         shape = self.shape(number)
-        start, end = tasks["start"], tasks["end"].copy()  # the tasks are gone through again
+        start, end = tasks["start"], tasks["end"].copy()  # a copy, because the tasks are executed again
         keys = shape.of_keys[shape.step]
         self._ends.appendleft(end)
         self._entered.appendleft(np.zeros(keys.stop - keys.start))
@@ -357,7 +357,7 @@ class Bookings:
             )
 
     def _under_way(self, timeline: Timeline, rank: int, start: float, elapsed: float, name: str) -> None:
-        """Book what a rank has done in a pass that it has been in for `elapsed` s, and what it is in the middle of."""
+        """Record the completed part of a pass that a rank entered `elapsed` s ago, and its current activity."""
         over, begun = timeline.ends <= elapsed, timeline.starts <= elapsed
         until = float(timeline.ends[over].max(initial=0.0))
         computing = float((timeline.ends - timeline.starts)[over].sum())
@@ -371,7 +371,7 @@ class Bookings:
             self.recorder.open[worker] = (kind, name if kind == rc.COMPUTE else "exchange", start + until)
 
     def _spans(self, timeline: Timeline, ranks: Ints, start: Floats, took: Floats, names: Texts) -> None:
-        """Show what devices did in passes: they computed, and waited for exchanges between."""
+        """Show the activities of devices within passes: they computed, and waited for exchanges."""
         since = np.concatenate([[0.0], timeline.ends[:-1]])
         for before, first, last, is_product in zip(
             since.tolist(), timeline.starts.tolist(), timeline.ends.tolist(), timeline.products, strict=True
@@ -383,12 +383,12 @@ class Bookings:
             self._keep(rc.COMPUTE, what[over], ranks[over], start[over] + first, start[over] + last)
 
     def exchanged(self, n_channels: int) -> tuple[Traffic, Records]:
-        """Return what tensor groups that are executed as one rank have exchanged, and when that kept channels busy."""
+        """Return the traffic within tensor groups that are executed as one rank, and the busy intervals of channels."""
         assert self.folding is not None
         return Traffic(*self.folding.traffic(self._times, n_channels)), np.concatenate(self._busy)
 
     def _keep(self, kind: str, names: Texts, ranks: Ints, starts: Floats, ends: Floats) -> None:
-        """Show what ranks did, on the tracks of all workers that they stand for."""
+        """Show spans of ranks on the tracks of all workers that they represent."""
         for name in np.unique(names).tolist():
             own = np.flatnonzero((names == name) & (ends > starts))
             workers = [self.members[rank] for rank in ranks[own].tolist()]
@@ -397,7 +397,7 @@ class Bookings:
             self.recorder.keep(Spans(kind, name, flat, starts[places], ends[places]))
 
     def exchange(self, name: str, ranks: Ints, tasks: Records, rows: Ints) -> None:
-        """Show what the networks of `ranks` did beside computing, where it has ended."""
+        """Show an exchange that has ended on the network tracks of `ranks`."""
         over = ~np.isnan(tasks["end"][rows]) & (tasks["kind"][rows] != SKIPPED)
         done = tasks[rows[over]]
         who = [np.array(self.members[rank], dtype=np.int64) for rank in ranks[over].tolist()]
@@ -406,7 +406,7 @@ class Bookings:
         self.recorder.columns.append(Spans(rc.TRANSFER, name, workers, *times))
 
     def close(self, now: float, waits: dict[int, str]) -> None:
-        """Hand all bookings over to the recorder at the end of a run; `waits` names what ranks are waiting for."""
+        """Pass all records to the recorder at the end of a run; `waits` describes what ranks are waiting for."""
         recorder, ends = self.recorder, np.array(self.step_end).reshape(-1, len(self.members))
         for rank, own in enumerate(self.members):
             step_end = ends[:, rank][ends[:, rank] <= now].tolist()

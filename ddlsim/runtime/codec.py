@@ -39,7 +39,7 @@ from ddlsim.workload.compute import Workload
 from ddlsim.workload.model import Model, tensor_shapes
 from ddlsim.workload.precision import FP32_NBYTES
 
-#: a sender's (first) message, and its next state; or between machines, what it has before they meet
+#: (message, next state) of a sender; between machines, its vector before the machine's workers exchange
 Encoded: TypeAlias = tuple[Payload | Vector, object]
 
 
@@ -78,7 +78,7 @@ def one_model(context: RunContext) -> bool:
 
 
 def _clock_model(context: RunContext) -> Model:
-    """Return the whole timed model."""
+    """Return the timed model."""
     return (context.whole[0] if context.whole else context.workers[0].workload).model
 
 
@@ -91,13 +91,13 @@ def rounded(nbytes: float) -> int:
 
 
 def backwards(buckets: Sequence[Bucket]) -> list[slice]:
-    """Return the elements of the flat gradient that buckets hold, which go from its last tensor to the first."""
+    """Return the slices of the flat gradient that buckets hold; buckets begin with its last tensor."""
     ends = [rounded(nbytes) for nbytes in np.cumsum([0.0, *(bucket.nbytes for bucket in buckets)]).tolist()]
     return [slice(ends[-1] - end, ends[-1] - start) for start, end in pairwise(ends)]
 
 
 def cut(part: slice, n_parts: int) -> list[slice]:
-    """Return contiguous parts of a part, sizes differing by one at most: one for each of several servers."""
+    """Divide a slice into contiguous slices, one per server, whose sizes differ by at most one."""
     n = part.stop - part.start
     bounds = [part.start + i * n // n_parts for i in range(n_parts + 1)]
     return [slice(a, b) for a, b in pairwise(bounds)]
@@ -108,7 +108,7 @@ def cut(part: slice, n_parts: int) -> list[slice]:
 
 @dataclass(frozen=True)
 class Seconds:
-    """Seconds of encoding and decoding: as given, or the memory traffic over the device's bandwidth, or launches."""
+    """Seconds of encoding and decoding: set by the user, or memory traffic over bandwidth, or kernel launches."""
 
     choice: Compression
 
@@ -133,13 +133,13 @@ class Seconds:
     def server(self, n: int, n_payloads: int) -> float:
         """Return the seconds of a server to decode payloads of n elements each, and to encode the answer."""
         cost = self.choice.given
-        if cost is None:  # a server's memory bandwidth is unknown
+        if cost is None:  # the memory bandwidth of servers is unknown
             return 0.0
         return cost.decode_seconds(n, n_payloads) + (cost.encode_seconds(n) if self.choice.down is not None else 0.0)
 
 
 def _kernels(workload: Workload, traffic: float, launches: int) -> float:
-    """Return the s of kernels that move `traffic` bytes between them: launches are hidden behind long ones only."""
+    """Return the seconds of kernels that move `traffic` bytes in all; long kernels hide the next launch."""
     return max(traffic / workload.memory_bandwidth, launches * workload.launch_time)
 
 
@@ -148,7 +148,7 @@ def _kernels(workload: Workload, traffic: float, launches: int) -> float:
 
 @contextmanager
 def _diverging(what: str) -> Iterator[None]:
-    """A vector that cannot be compressed (not finite, beyond half precision) means that the run has diverged."""
+    """Report a vector that cannot be compressed (not finite, or beyond half precision) as a divergence of the run."""
     try:
         yield
     except ConfigError as error:
@@ -228,7 +228,7 @@ class Coding:
 
 @dataclass
 class _Unit:
-    """Values of a part of the learning model's vector, `before` being the outcome of its last exchange."""
+    """Values of a part of the trained model's vector; `before` is the outcome of its last exchange."""
 
     part: slice
     coding: Coding
@@ -244,7 +244,7 @@ class _Step:
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """n elements that a sender compresses by themselves (in the model of the clock), with their compressors."""
+    """n elements of the timed model that a sender compresses together, and their compressors."""
 
     n: int
     compressor: AnyCompressor
@@ -256,12 +256,12 @@ class Codec:
 
     ranks    of the senders
     parts    elements of each piece, in the timed model
-    vector   the vector to encode, given a step and a sender's place among the ranks
+    vector   (step, place of a sender among the ranks) -> the vector to encode
     order, n_local, served
-             how messages become one vector (:class:`Coding`)
+             how messages are combined into one vector (:class:`Coding`)
     tensors  (name, shape) of the timed model's tensors in the vector; by default all
-    learned  the trained model's tensors, and the part of its vector in the (one) piece; None: whole vectors
-    name     of the direction, for streams of random numbers, and the `number` of its first piece
+    learned  the trained model's tensors, and the part of its vector in the (single) piece; None: whole vectors
+    name     of the direction, for streams of random numbers; `number` is that of its first piece
     """
 
     def __init__(
@@ -324,7 +324,7 @@ class Codec:
 
     @property
     def value_notes(self) -> list[str]:
-        """What a plan says of sizes that depend on values."""
+        """Notes for plans about sizes that depend on values."""
         name = title(self.choice.compressor)
         return (
             []
@@ -333,8 +333,8 @@ class Codec:
         )
 
     def nbytes(self, step: int, piece: int, place: int) -> tuple[float, ...]:
-        """Return the bytes of a sender's messages for a piece, one per round; dense to show a plan, where values
-        decide."""
+        """Return the bytes of a sender's messages for a piece, one per round. When only a plan is shown, sizes that
+        depend on values are replaced by uncompressed ones."""
         known = self.pieces[piece].compressor.expected_nbytes(self.pieces[piece].n, step)
         if known is not None:
             return tuple(float(size) for size in known)
@@ -364,20 +364,20 @@ class Codec:
         return size * self._share(piece)
 
     def _share(self, piece: int) -> float:
-        """Return how large a piece is, in units of what its values are computed for."""
+        """Return the size of a piece relative to the unit for which values are computed."""
         part = self._units[piece if self.by_piece else 0].part
         return float(self.pieces[piece].n / max(part.stop - part.start, 1))
 
     # ------------------------------------------------------------ values
 
     def mean(self, step: int) -> Value[Array]:
-        """Return the vector that all members have after a step; statistics of batches are not compressed."""
+        """Return the vector that all members hold after a step; batch statistics are not compressed."""
         if not self._units:
             return ABSENT
         outcomes = [self._outcome(step, unit) for unit in range(len(self._units))]
         for unit, outcome in zip(self._units, outcomes, strict=True):
             unit.before = outcome
-        self._at(step).encoded.clear()  # all sizes that anybody will ask for are known
+        self._at(step).encoded.clear()  # no more sizes will be requested
         forwards = sorted(range(len(outcomes)), key=lambda i: self._units[i].part.start)
         joined: Value[Array] = self.learner.plane.apply(_joined, *[outcomes[i] for i in forwards])
         return joined.with_statistics_of(*[self.vector(step, place) for place in range(self.n_senders)])
@@ -385,7 +385,7 @@ class Codec:
     def _at(self, step: int) -> _Step:
         if step not in self._steps:
             self._steps[step] = _Step()
-            self._steps.pop(step - 2, None)  # all have what came of it, or they could not be so far
+            self._steps.pop(step - 2, None)  # all members have used its outcome
         return self._steps[step]
 
     def _encoded(self, step: int, unit: int, place: int) -> Value[Encoded]:
@@ -415,7 +415,7 @@ class Codec:
         return made[unit]
 
     def _stream(self, place: int, step: int, unit: int) -> np.random.Generator:
-        """Return the random numbers of a sender; beyond the last place, those of the server."""
+        """Return the random stream of a sender; beyond the last place, that of the server."""
         rank = self.ranks[place] if place < self.n_senders else len(self.ranks)
         return stream(self.seed, rank, f"compression {self.name}{step} {self.number + unit}")
 
@@ -455,7 +455,7 @@ class _Sender:
     step: int = 0
 
     def send(self, vector: Value[Array], *, model: bool) -> tuple[Value[Array], float]:
-        """Return the received vector, or the receiver's new copy of a model, and the bytes."""
+        """Encode a vector; return the received vector, or the receiver's new copy of a model, and the bytes."""
         self.vector = vector - self.held if model else vector
         nbytes = sum(self.codec.nbytes(self.step, 0, 0))
         arrives = self.codec.mean(self.step)
@@ -492,7 +492,7 @@ class Messages:
         self._clock = cut(slice(0, rounded(workload.gradient_nbytes)), n_parts)
         self._shapes = tensor_shapes(workload.model), () if task is None else tensor_shapes(task.network.model)
         self._senders: dict[tuple[str, int, int], _Sender] = {}
-        for part in self._clock:  # what does not fit is said before the run
+        for part in self._clock:  # errors are raised before the run
             fitted(choice.compressor, self._shapes[0], part)
         if not one_model(context) and task is not None:
             trained, timed = task.network.model.name, workload.model.name

@@ -26,16 +26,16 @@ from ddlsim.runtime.fabric import Fabric, OnFabric, fabric_of, with_algorithm
 from ddlsim.runtime.worker import Worker
 from ddlsim.ties import tie
 
-#: algorithms that "auto" does not try: never the fastest, the same as another at these settings, or (NCCL's) not
-#: comparable, as the others know no protocol's latencies
+#: algorithms that "auto" does not try: those that are never the fastest, duplicate another at these settings, or
+#: (NCCL's) include protocol latencies that the others lack
 NOT_TRIED = ("gloo_ring", "naive_ring", "nccl", "open_mpi", "parameter_server")
-#: collectives that can wait for members at a time: those of a thousand tensors in some steps
+#: limit on the collectives that wait for members at a time: those of a thousand tensors in some steps
 MOST_OPEN = 4096
 
 
 @dataclass
 class _Operation:
-    """A collective under way: its number in the network, or who has joined where its time is known."""
+    """A collective in progress: its id in the network or, if its time is known, the members that have entered it."""
 
     number: int | None
     n_missing: int
@@ -72,14 +72,14 @@ class Communicator:
         #: of the members, then of the bystanders
         self.all_nodes = np.array([*self.nodes, *bystanders], dtype=np.int64)
         self._open: dict[Hashable, _Operation] = {}
-        self._entered = [0] * self.n_ranks  # collectives, by each member
+        self._entered = [0] * self.n_ranks  # collectives entered by each member
         self._schedules: dict[tuple[str, str | Collective, Hashable], Schedule] = {}
         self._costs: dict[str, Callable[[Phase], Known]] = {}
         self._known: dict[tuple[Phase, ...], Known] = {}
         self._stream_end = 0.0
 
     def _ordered(self, rank_order: str | Sequence[int]) -> Ints:
-        """Return the places of the members in ring order."""
+        """Return the indices of the members in ring order."""
         if isinstance(rank_order, str):
             if rank_order == "given":
                 return np.arange(self.n_ranks)
@@ -94,7 +94,7 @@ class Communicator:
 
     @functools.cached_property
     def levels(self) -> Levels:
-        """The levels of the network among the members, in ring order."""
+        """The network levels among the members, in ring order."""
         return levels(self.context.cluster, self.at)
 
     @functools.cached_property
@@ -153,7 +153,7 @@ class Communicator:
         return self._schedules[key]
 
     def _note(self, choice: Choice, nbytes: float) -> None:
-        """Note the first time that NCCL runs an algorithm by a protocol."""
+        """Note when NCCL first selects an algorithm and protocol."""
         said, notes = f"nccl: {choice.algorithm} with {choice.protocol} for ", self.context.notes
         if not any(note.startswith(said) for note in notes):
             notes.append(f"{said}{nbytes / 1e6:.3g} MB")
@@ -219,7 +219,7 @@ class Communicator:
         return loop.join(operation.number, self.place[worker.rank])
 
     def _joined(self, key: Hashable, worker: Worker | None, begun: Callable[[], int | None]) -> _Operation:
-        """Count that a member enters a collective, which the first one begins."""
+        """Count a member that enters a collective; the first one creates it."""
         if worker is not None:
             self._entered[self.place[worker.rank]] += 1
         if key not in self._open:
@@ -284,7 +284,7 @@ class Communicator:
             for phase in phases:
                 self.prepare(phase.kind)
                 total = total.then(self._costs[phase.kind](phase))
-            busy = np.where(total.traffic.busy > 0.0, total.seconds, 0.0)  # links are its own until its last phase ends
+            busy = np.where(total.traffic.busy > 0.0, total.seconds, 0.0)  # occupied until its last phase ends
             self._known[phases] = replace(total, traffic=total.traffic._replace(busy=busy))
         return self._known[phases]
 
@@ -294,7 +294,7 @@ class Communicator:
         algorithm  algorithm of the collective; None: the algorithm of the fabric
         """
         if self._by_level(kind, algorithm):
-            n_named = str(self.fabric.algorithm).count(",") + 1  # levels beyond those named are one
+            n_named = str(self.fabric.algorithm).count(",") + 1  # unnamed levels are merged
             inner = self.nested.shape[1:] if n_named == 1 else self.nested.shape[1:][1 - n_named :]
             return self.by_level(nbytes, self.nested.reshape(-1, *inner), kind=kind)
         return (Phase(kind, (tuple(self.nodes[place] for place in self.order.tolist()),), nbytes),)
@@ -326,7 +326,7 @@ class Communicator:
         return tuple(phase for phase in (*inner, across, *outwards) if len(phase.groups[0]) > 1)
 
     def _by_level(self, kind: str, algorithm: str | Collective | None) -> bool:
-        """Return whether collectives of a kind and of known time go level by level."""
+        """Return whether collectives of a kind and of known time are executed level by level."""
         chosen = self.fabric.algorithm if kind == "all_reduce" else algorithm
         return self.fabric.cost == "nccl" and hierarchical(chosen) and self.nested.size > 0
 
@@ -352,21 +352,21 @@ def communicator(context: RunContext, strategy: OnFabric) -> Communicator:
 
 
 def hierarchical(algorithm: object) -> bool:
-    """Return whether an algorithm goes level by level."""
+    """Return whether an algorithm works level by level."""
     return isinstance(algorithm, str) and algorithm.split("(")[0].strip() == "hierarchical"
 
 
 def fastest(cluster: Cluster, nodes: Sequence[int], order: Ints, nbytes: float, notes: list[str]) -> str:
-    """Return the name of the all-reduce that is fastest for `nbytes` on the idle cluster, and note it.
+    """Return the name of the fastest all-reduce for `nbytes` on the idle cluster, and note it.
 
-    ``order`` holds the ranks in ring order. Hierarchical all-reduces are tried with other algorithms at one level after
-    the other, and with fewer levels. Among those that tie with the fastest (:mod:`ddlsim.ties`), the first name wins.
+    ``order`` contains the ranks in ring order. Hierarchical all-reduces are tried with other algorithms at one level
+    after the other, and with fewer levels. Among ties (:mod:`ddlsim.ties`), the first name wins.
     """
     times: dict[str, float] = {}
     at = tuple(nodes[place] for place in order.tolist())
 
     def time(name: str) -> float:
-        with contextlib.suppress(ConfigError):  # not for this number or placement of ranks
+        with contextlib.suppress(ConfigError):  # unsuitable for this number or placement of ranks
             schedule = reorder(build(name, len(order), nbytes, where=(cluster, at)), order)
             times[name] = schedule_time(cluster, schedule, nodes, nbytes)
         return times.get(name, math.inf)

@@ -10,28 +10,28 @@ longer than on an idle network. A library that gets less out of a link than its 
 its time, too: that is sent behind the bytes, and booked as overhead. Otherwise a collective of known time takes no
 network time by itself (:meth:`ddlsim.runtime.loop.Loop.known`).
 
-**Links** (:class:`Charge`). A link cannot carry more than its capacity, so no known time is less than the bytes of any
-link over its capacity. Which bytes a link carries is a matter of the routes:
+**Links** (:class:`Charge`). A link cannot carry more than its capacity, so a known time is never less than the bytes of
+any link over its capacity. The bytes of a link depend on the routes:
 
-* those of the collective's own schedule (:func:`by_schedule`), which has one ring, say, and so one network card of
-  each machine in use;
+* those of the collective's own schedule (:func:`by_schedule`), which has one ring, say, and so uses one network card of
+  each machine;
 * those of a library that spreads its rings or trees over all links, as NCCL's channels do (:func:`spread`). Inside a
   machine, the rings are those of NCCL's search (:mod:`ddlsim.cluster.rings`). Each ring is cut at each of its GPUs in
-  turn, so that all of them, and the cards nearest to them, carry the same between machines: of m GPUs each sends 1/m to
+  turn, so that all of them, and the cards nearest to them, carry the same between machines: each of m GPUs sends 1/m to
   the GPU at its own place in the next machine.
 
-With V bytes over every hop of a ring (2 (n-1)/n of the buffer for an all-reduce), a hop inside a machine of m among
-several carries V (m-1)/m of its ring's share, and a machine sends V to the next one. NCCL's trees are a chain through
+With V bytes over every hop of a ring (2 (n-1)/n of the buffer for an all-reduce), a hop inside one of several machines
+of m GPUs carries V (m-1)/m of its ring's share, and a machine sends V to the next one. NCCL's trees are a chain through
 each machine and a double binary tree over the machines (``src/graph/trees.cc``): S up and S down each chain, S/2 up and
 down each edge of the two trees.
 
 **Measured curves** are factors on the parts of a simulated time. Simulated on the calibrated cluster, an operation
-takes A (per message: latencies and overheads) + B (bytes) + G (adding up). A curve multiplies A by one factor and B by
+takes A (per message: latencies and overheads) + B (bytes) + G (reductions). A curve multiplies A by one factor and B by
 factors that depend on the size:
 
     T(S) = per_message A + sum_k per_byte_k B(part of S in piece k) + G
 
-A, B and G are simulated where the curve is used, so it carries over to other numbers of ranks.
+A, B and G are simulated for each use of the curve, so it applies to other numbers of ranks as well.
 :mod:`ddlsim.validation.curves` fits the factors.
 """
 
@@ -68,7 +68,7 @@ from ddlsim.runtime.loop import Loop, Traffic
 
 @dataclass(frozen=True)
 class Parts:
-    """What the simulated seconds of one operation over `nbytes` are made of, all in s."""
+    """Components of the simulated time of one operation over `nbytes`, in s."""
 
     nbytes: float
     per_message: float
@@ -77,10 +77,10 @@ class Parts:
 
 
 def parts_of(seconds: Callable[[Cluster], float], cluster: Cluster, nbytes: float) -> Parts:
-    """Return the parts of an operation that takes ``seconds(cluster)`` by simulation: the same without latency and with
-    twice the rate tells them apart."""
+    """Split the time of an operation, which ``seconds(cluster)`` simulates, into its parts, by simulating it without
+    latency and with twice the rate as well."""
     idle = np.zeros_like(cluster.send_overhead)
-    hardly = 1e-15 * cluster.link_latency  # with none at all, messages could take other routes
+    hardly = 1e-15 * cluster.link_latency  # with latency 0, messages could take other routes
     free = dataclasses.replace(cluster, link_latency=hardly, send_overhead=idle, recv_overhead=idle)
     fast = dataclasses.replace(free, link_bandwidth=2.0 * free.link_bandwidth)
     whole, bytes_only, faster = (seconds(c) for c in (cluster, free, fast))
@@ -89,7 +89,7 @@ def parts_of(seconds: Callable[[Cluster], float], cluster: Cluster, nbytes: floa
 
 
 def columns(parts: Sequence[Parts], sizes: Sequence[int]) -> Floats:
-    """Return what each factor of a curve multiplies, shape (n_rows, 1 + n_pieces); pieces meet at `sizes` (bytes)."""
+    """Return the coefficients of a curve's factors, shape (n_rows, 1 + n_pieces); pieces meet at `sizes` (bytes)."""
     size = np.array([p.nbytes for p in parts])
     edges = np.array([0.0, *sizes, math.inf])
     inside = np.clip(size[:, None], edges[:-1], edges[1:]) - edges[:-1]
@@ -98,7 +98,7 @@ def columns(parts: Sequence[Parts], sizes: Sequence[int]) -> Floats:
 
 
 def curve_seconds(parts: Parts, per_message: float, sizes: Sequence[int], per_byte: Sequence[float]) -> float:
-    """Return the seconds of an operation by a curve with these factors."""
+    """Return the seconds of an operation, by a curve with these factors."""
     return float(columns([parts], sizes)[0] @ np.array([per_message, *per_byte])) + parts.reduction
 
 
@@ -107,8 +107,8 @@ Process = Generator[simpy.Event, object, None]
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """Collectives whose time is known: `seconds`, what they put on the channels, and for each phase its charge and the
-    overhead that follows, a share of its bytes."""
+    """Collectives of known time: `seconds`, their `traffic`, and for each phase its messages and the overhead that
+    follows these, as a share of their bytes."""
 
     cluster: Cluster
     seconds: float
@@ -117,17 +117,17 @@ class Known:
 
     @classmethod
     def none(cls, cluster: Cluster) -> Known:
-        """Return what takes no time."""
+        """Return an empty collective, which takes no time."""
         return cls(cluster, 0.0, Traffic(np.zeros(cluster.n_channels), np.zeros(cluster.n_channels), 0.0, 0))
 
     def then(self, other: Known) -> Known:
-        """Return this and another after it."""
+        """Return this collective followed by another one."""
         traffic, phases = self.traffic.plus(other.traffic, 1.0), (*self.phases, *other.phases)
         return Known(self.cluster, self.seconds + other.seconds, traffic, phases)
 
     @functools.cached_property
     def idle_seconds(self) -> float:
-        """How long the messages take on an idle network, s: sent twice, the second time, when buckets are empty."""
+        """Time of the messages on an idle network with empty token buckets (as when they are sent once more), s."""
         loop = Loop(Network(self.cluster).shared())
         loop.run(loop.env.process(self._sent(loop)))
         first = loop.now
@@ -184,14 +184,14 @@ class Known:
         ended(end)
 
 
-#: our names of what NCCL's tuner chooses among; None: whatever is fastest
+#: our names of the algorithms that NCCL's tuner chooses among; None: the fastest one
 _NCCL = {"ring": "ring", "nccl_ring": "ring", "double_binary_tree": "tree", "auto": None, "nccl": None}
-#: schedules with as many messages; those of the others are NCCL's own
+#: schedules with the same number of messages; the other algorithms have schedules of their own
 _SCHEDULE = {"ring": "ring", "tree": "double_binary_tree"}
 
 
 class Phase(NamedTuple):
-    """Collectives of one `kind` over `nbytes` each, side by side; ``groups`` are the nodes of each, by rank."""
+    """Concurrent collectives of one `kind` over `nbytes` each; ``groups`` are the nodes of each, by rank."""
 
     kind: str
     groups: tuple[tuple[int, ...], ...]
@@ -215,10 +215,10 @@ def known_cost(
 def _known(
     context: RunContext, what: str, nbytes: float, seconds: float, charge: Charge, n_messages: int, moving: float
 ) -> Known:
-    """Return a collective that takes `seconds`, or as long as the tightest link needs for what is charged to it.
+    """Return a collective that takes `seconds`, or as long as the tightest link needs for its bytes.
 
-    Notes it, once for `what`, if that is longer. All links that it uses are busy as long as it runs; those whose
-    bandwidth makes it last hold it for the s that are `moving`, inversely proportional to bandwidths.
+    If that is longer, a note says so, once per `what`. All links that it uses are busy for its whole duration. The
+    links that determine its time are held for `moving` seconds, the others in inverse proportion to their bandwidths.
     """
     cluster, least = context.cluster, charge.seconds
     if least > seconds * (1.0 + 1e-9) and not any(note.startswith(f"{what}: link ") for note in context.notes):
@@ -237,14 +237,14 @@ def _known(
 
 
 def _undisturbed(context: RunContext) -> str:
-    """Return what is left out, where that is so."""
+    """Return a remark for notes if contention is ignored, else ""."""
     return "" if context.loop.network.is_shared else "; other traffic does not slow them down"
 
 
 def _schedule(
     context: RunContext, algorithm: str | Collective, group: Sequence[int], nbytes: float, kind: str
 ) -> Schedule:
-    """Return the schedule of a collective among a group, rank r being at ``group[r]``."""
+    """Return the schedule of a collective in a group, with rank r at ``group[r]``."""
     return build(algorithm, len(group), nbytes, None, kind, (context.cluster, group))
 
 
@@ -253,8 +253,8 @@ def _schedule(
 
 @dataclass(frozen=True)
 class Charge:
-    """Bytes on every channel, (n_channels,), their sum over the messages (`sent`), the least s that they take, on
-    channel `tightest`, and the messages: source and target nodes and bytes of each, (n,)."""
+    """Traffic of collectives: bytes on every channel, (n_channels,), their sum over messages (`sent`), the time that
+    channel `tightest` needs at least, s, and the messages: source nodes, target nodes and bytes, (n,)."""
 
     nbytes: Floats
     sent: float
@@ -264,7 +264,7 @@ class Charge:
 
 
 class Load:
-    """Bytes from node to node, to be put on the links of `cluster`."""
+    """Bytes between pairs of nodes of a `cluster`."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -272,7 +272,7 @@ class Load:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing has been put on it."""
+        """Whether there are none."""
         return not self._parts
 
     def add(self, src: npt.ArrayLike, dst: npt.ArrayLike, nbytes: npt.ArrayLike) -> None:
@@ -281,7 +281,7 @@ class Load:
         self._parts.append((source, target, np.broadcast_to(np.asarray(nbytes, dtype=np.float64), source.shape)))
 
     def charge(self) -> Charge:
-        """Return what this puts on the channels. Headers of frames and acknowledgements take time as well."""
+        """Return the traffic on the channels. Frame headers and acknowledgements take time as well."""
         cluster = self.cluster
         if self.empty:
             return Charge(np.zeros(cluster.n_channels), 0.0, 0.0, 0)
@@ -297,7 +297,7 @@ class Load:
             framed = details.frame_header[routes.links] > 0.0
             np.maximum.at(header, of[framed], details.frame_header[routes.links[framed]])
             np.minimum.at(payload, of[framed], details.frame_payload[routes.links[framed]])
-            whole = messages[2][which.reshape(-1)]  # frames are those of the message that is sent for all of a pair
+            whole = messages[2][which.reshape(-1)]  # a pair's bytes are sent as one message
             wire += np.divide(nbytes, whole, out=np.zeros_like(nbytes), where=whole > 0.0) * (
                 header * np.ceil(whole / payload)
             )
@@ -313,9 +313,9 @@ class Load:
 
 
 def _with_acknowledgements(cluster: Cluster, seconds: Floats, reverse_load: Floats) -> Floats:
-    """Return the s that channels take if both directions of their links begin at the same time, (n_channels,).
+    """Return the seconds that channels need if both directions of their links start at the same time, (n_channels,).
 
-    seconds       s that each channel takes while its opposite direction is idle, (n_channels,)
+    seconds       for each channel, with its opposite direction idle, (n_channels,)
     reverse_load  of each link, (n_links,)
 
     While both directions are in use, 1 / (1 + reverse_load) of the bandwidth is left for data: the direction that takes
@@ -323,14 +323,14 @@ def _with_acknowledgements(cluster: Cluster, seconds: Floats, reverse_load: Floa
     """
     links = np.flatnonzero(cluster.reverse_link >= 0)
     channel, opposite = cluster.link_channel[links], cluster.link_channel[cluster.reverse_link[links]]
-    load = np.where(channel == opposite, 0.0, reverse_load[links])  # the capacity of half-duplex links includes it
+    load = np.where(channel == opposite, 0.0, reverse_load[links])  # already included in half-duplex capacities
     total = seconds.copy()
     total[channel] += load * np.minimum(seconds[channel], seconds[opposite])
     return total
 
 
 def by_schedule(load: Load, schedule: Schedule, nodes: Sequence[int], nbytes: float) -> None:
-    """Put on the links what `schedule` over `nbytes` does, rank r being at ``nodes[r]``."""
+    """Add the messages of `schedule` over `nbytes`, with rank r at ``nodes[r]``."""
     place = np.asarray(nodes, dtype=np.int64)
     for round_ in (r for lane in schedule.lanes for r in lane):
         n_distinct = 1 if schedule.chunk_weight is None or round_.shift == 0 else round_.repeat
@@ -340,7 +340,7 @@ def by_schedule(load: Load, schedule: Schedule, nodes: Sequence[int], nbytes: fl
 
 
 def spread(load: Load, nodes: Sequence[int], nbytes: float, algorithm: str, kind: str = "all_reduce") -> None:
-    """Put on the links what NCCL's "ring" or "tree" over `nbytes` among workers at `nodes` does."""
+    """Add the traffic of NCCL's "ring" or "tree" over `nbytes` among workers at `nodes`."""
     cluster, place = load.cluster, np.asarray(nodes, dtype=np.int64)
     place = place[cluster.locality_order(place)]
     machine = np.where(cluster.host_of[place] >= 0, cluster.host_of[place], len(cluster.host_names) + place)
@@ -374,7 +374,7 @@ def spread(load: Load, nodes: Sequence[int], nbytes: float, algorithm: str, kind
 
 
 def _between(load: Load, source: Ints, target: Ints, nbytes: float) -> None:
-    """Send `nbytes` from one machine to another: all GPUs send the same, all receive the same, in order."""
+    """Add `nbytes` from one machine to another: all GPUs send the same, and all receive the same, in order."""
     cuts = np.unique(np.concatenate([np.arange(len(a) + 1) / len(a) for a in (source, target)]))
     middle = (cuts[1:] + cuts[:-1]) / 2.0
     at = [a[(middle * len(a)).astype(np.int64)] for a in (source, target)]
@@ -415,7 +415,7 @@ def _by_curve(
             if _NCCL.get(curve.algorithm) is not None:
                 spread(wide, group, nbytes, str(_NCCL[curve.algorithm]), kind)
         charge = own.charge()
-        if charge.seconds > seconds and not wide.empty:  # it must have used more links
+        if charge.seconds > seconds and not wide.empty:  # then the library must have used more links
             charge = min(charge, wide.charge(), key=lambda c: c.seconds)
         n_messages = sum(plan.n_messages for plan in plans)
         return _known(context, "cost = 'calibrated'", nbytes, seconds, charge, n_messages, moving)
@@ -424,7 +424,7 @@ def _by_curve(
 
 
 def _curve(context: RunContext, where: str, nodes: Sequence[int], kind: str) -> CurveTable:
-    """Return the cluster's curve for as many ranks as there are nodes, placed as they are."""
+    """Return the cluster's curve for this number of ranks, inside a machine or between machines."""
     cluster, n = context.cluster, len(nodes)
     inside = len(set(context.hosts(list(nodes)).tolist())) == 1
     place = "inside a host" if inside else "between hosts"
@@ -481,7 +481,7 @@ def _by_nccl(context: RunContext, where: str, algorithm: str | Collective, kind:
             choice = site(algorithm=wanted, protocol=protocol, bandwidth=bus if beside > 1 else None)
             chosen = functools.partial(site, algorithm=choice.algorithm, protocol=choice.protocol)
             bytes_only = 2.0 * (chosen(bandwidth=bus).seconds - chosen(bandwidth=2.0 * bus).seconds)
-            slower = bytes_only * (_slowest(cluster, group) - 1.0)  # than NCCL knows, which reads described rates
+            slower = bytes_only * (_slowest(cluster, group) - 1.0)  # NCCL reads nominal rates
             moving = max(moving, bytes_only + slower)
             if (choice.algorithm, choice.protocol) not in seen:
                 seen.add((choice.algorithm, choice.protocol))
@@ -501,14 +501,14 @@ def _by_nccl(context: RunContext, where: str, algorithm: str | Collective, kind:
 
 
 def _slowest(cluster: Cluster, group: Sequence[int]) -> float:
-    """Return how many times as long as described the slowest link of a ring over the group takes for a byte."""
+    """Return the largest ratio of nominal to actual capacity on the links of a ring over the group."""
     at = np.array(group, dtype=np.int64)
     used = cluster.link_channel[cluster.routes(at, np.roll(at, -1)).links]
     return float((cluster.nominal_capacity[used] / cluster.channel_capacity[used]).max(initial=0.0)) or 1.0
 
 
 def _side_by_side(context: RunContext, phase: Phase) -> int:
-    """Return how many of a phase's groups share the links of a machine to the others, at most."""
+    """Return the largest number of a phase's groups that share the network links of a machine."""
     shared: Counter[int] = Counter()
     for group in phase.groups:
         machines = set(context.hosts(list(group)).tolist())

@@ -20,7 +20,7 @@ from ddlsim.workload.memory import activation_nbytes
 if TYPE_CHECKING:
     from ddlsim.runtime.lanes import Op
 
-#: a row: its step, and its place in it
+#: a row: its step, and its index in the step
 _Ref = tuple[int, int]
 _KINDS = {"forward": FORWARD, "backward": BACKWARD, "optimizer": UPDATE}
 
@@ -39,12 +39,12 @@ def plan_of_cycles(
     """Return a function that builds the plan of some cycles, by default one, of workers that repeat operations `ops`.
 
     nbytes    of every message, if `messages` encodes none
-    servers   s that each server needs for a request; servers have the ranks after the workers
+    servers   seconds per request of each server; servers have the ranks after the workers
     peers     rank -> the ranks that it sends to, without servers
     choose    samples the peer that a worker sends to, -1 for none; the plan shows the first sample
     notes     further decisions of the run
 
-    Repeated operations are repeated as often as by the first worker.
+    Operations are repeated as often as by the first worker.
     """
     for at, op in reversed(list(enumerate(ops))):
         if op.kind == ls.AGAIN and op.seconds is not None:
@@ -65,10 +65,10 @@ def plan_of_cycles(
 
 
 class _Cycles:
-    """The rows of cycles, all workers together.
+    """The rows of the cycles of all workers.
 
-    last    the row that each worker has done last
-    waits   rows that it waits for before it goes on
+    last    latest row of each worker
+    waits   rows that a worker waits for before it continues
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class _Cycles:
                 "peers are chosen at random during the run; here, each rank sends to the peer that it would choose "
                 "first"
             )
-        #: gradients that an update at the servers takes, where workers wait for it
+        #: gradients per update of the servers, if workers wait for it
         counts = [op.number for op in ops if op.kind in (ls.GATHER, ls.GATHER_NEW)]
         self._awaited = counts[0] if any(op.kind == ls.MEET for op in ops) else 1
         if servers and self._awaited < max(len(workers), 2):
@@ -141,7 +141,7 @@ class _Cycles:
     def _message(
         self, ends: tuple[int, int], lanes: tuple[str, str], nbytes: float, refs: Sequence[_Ref]
     ) -> tuple[_Ref, _Ref]:
-        """Add a message from one place to another; return its two rows."""
+        """Add a message between two ranks; return its two rows."""
         src, dst = ends
         number, self._n_messages = self._n_messages, self._n_messages + 1
         sent = self._add(src, lanes[0], SEND, refs, nbytes=nbytes, to=dst, number=number)
@@ -214,7 +214,7 @@ class _Cycles:
         self._work(worker, kind, seconds, micro=micro, end=n_layers, holds=holds)
 
     def _coding(self, worker: Worker, name: str) -> float:
-        """Return the s that encoding what a worker sends takes, or decoding what comes."""
+        """Return the time to encode a worker's messages, or to decode those that it receives, s."""
         if self.messages is None:
             return 0.0
         if self.servers:
@@ -227,7 +227,7 @@ class _Cycles:
         return n * self.messages.decode_seconds(worker, Message(worker.params, [nbytes]))
 
     def _size(self, worker: Worker, part: int = 0, *, down: bool = False) -> tuple[float, float]:
-        """Return the bytes of a message, and the s that its sender (of an answer its receiver) works on it."""
+        """Return the bytes of a message, and the seconds of encoding (for answers, decoding) it."""
         return (
             (self.nbytes, 0.0) if self.messages is None else self.messages.first_message_cost(worker, part, down=down)
         )
@@ -265,6 +265,6 @@ class _Cycles:
 
 
 def _first(choose: Callable[[Worker], int], worker: Worker) -> int:
-    """Return the first peer among what a worker draws for a block of steps, -1 if there is none."""
+    """Return the first peer among those sampled for a block of steps, -1 if there is none."""
     drawn = [choose(worker) for _ in range(ls.BLOCK)]
     return next((to for to in drawn if to >= 0), -1)

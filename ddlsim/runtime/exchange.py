@@ -49,9 +49,9 @@ from ddlsim.runtime.servers import Threads
 from ddlsim.runtime.worker import Computation, Process, Worker
 from ddlsim.workload.precision import FP32_NBYTES
 
-#: what a part travels by: one collective, simulated by a "schedule" or of "known" time, or a "process"
+#: how a part is sent: a single collective, simulated by a "schedule" or of "known" time, or a "process"
 Route = Literal["schedule", "known", "process"]
-#: (step, place of a member) -> what it brings
+#: (step, place of a member) -> its vector
 Vectors = Callable[[int, int], Value[Array]]
 
 
@@ -151,7 +151,7 @@ class Exchange:
         return self.communicator.context.learner.mean(vectors) if self.codec is None else self.codec.mean(step)
 
     def _encoded(self, part: int, place: int) -> Sequence[tuple[int, int]]:
-        """Return the pieces that a member encodes for a part, and how many elements of each."""
+        """Return the pieces that a member encodes for a part, each with its number of elements."""
         assert self.codec is not None
         return [(part, self.codec.pieces[part].n)]
 
@@ -165,7 +165,7 @@ class Exchange:
 
 
 class Call(NamedTuple):
-    """A collective of a `kind` over `nbytes` that a member enters, by an `algorithm` (None: the fabric's) or by a
+    """A collective of a `kind` over `nbytes` that a member enters, with an `algorithm` (None: the fabric's) or a
     `schedule`."""
 
     communicator: Communicator
@@ -175,11 +175,11 @@ class Call(NamedTuple):
     schedule: Schedule | None = None
 
     def planned(self) -> Schedule:
-        """Return its schedule."""
+        """Return the schedule of the collective."""
         return self.schedule or self.communicator.schedule(self.nbytes, self.kind, self.algorithm)
 
     def enter(self, key: Hashable, worker: Worker) -> simpy.Event:
-        """Let a member enter it now; the event is that of its end for this member."""
+        """Let a member enter the collective now; return the event of its end for this member."""
         if self.schedule is not None:
             return self.communicator.follow(key, worker, self.nbytes, self.planned)
         return self.communicator.enter(key, worker, self.nbytes, self.kind, self.algorithm)
@@ -249,7 +249,7 @@ class CollectiveExchange(Exchange):
                     "the size of its output depends on the input values; use 'ring', or a compressor with a known "
                     "output size, such as TopK"
                 )
-            assert communicator.nested.size  # says if groups have unequally many
+            assert communicator.nested.size  # raises if groups differ in size
             self.machines = [places.tolist() for places in communicator.groups]
         self.decodes = traits.encode_passes > 0.0 or choice.given is not None
         if self.collective != "all_reduce":
@@ -279,7 +279,7 @@ class CollectiveExchange(Exchange):
             self.codec = like.codec
 
     def _prepare(self, name: str) -> None:
-        """Check before the run that the cost model covers the collectives of payloads."""
+        """Check before the run that the cost model covers the collectives that carry payloads."""
         communicator = self.communicator
         if self.collective in ("majority_vote", "gtopk_tree"):
             raise ConfigError(
@@ -310,7 +310,7 @@ class CollectiveExchange(Exchange):
 
     @property
     def _payload_kind(self) -> str:
-        """The kind of the payloads' collective; with several rounds, all but the last need a full all-reduce."""
+        """Kind of the collectives of payloads; with several rounds, all-reduces, as earlier ones must be complete."""
         if self.collective != "all_reduce":
             return "all_gather"
         return self.kind if self.n_rounds == 1 else "all_reduce"
@@ -328,7 +328,7 @@ class CollectiveExchange(Exchange):
             nbytes *= n_payloads
         if not self._known:
             nbytes = self._gathered(step, [part])
-        if self.kind == "reduce_scatter":  # no more than its own shard
+        if self.kind == "reduce_scatter":  # only the member's shard
             n, nbytes = n // self.communicator.n_ranks, nbytes / self.communicator.n_ranks
         return self.codec.seconds.decode(worker.workload, compressor, n, nbytes, n_payloads)
 
@@ -347,11 +347,11 @@ class CollectiveExchange(Exchange):
         return tuple(float(size) for size in sizes)
 
     def _sizes(self, step: int, parts: Sequence[int], place: int) -> list[float]:
-        """Return the bytes of a member's messages for parts that are sent as one, one per round."""
+        """Return the bytes of a member's message in each round, for parts that are sent together."""
         return [sum(sizes) for sizes in zip(*(self._nbytes(step, part, place) for part in parts), strict=True)]
 
     def _gathered(self, step: int, parts: Sequence[int]) -> float:
-        """Return the bytes of all members' payloads together."""
+        """Return the total bytes of all members' payloads."""
         return sum(sum(self._sizes(step, parts, place)) for place in range(self.communicator.n_ranks))
 
     # ------------------------------------------------------------ the route
@@ -365,7 +365,7 @@ class CollectiveExchange(Exchange):
         return "schedule" if self.n_rounds == 1 and not self.machines and self._known else "process"
 
     def calls(self, step: int, parts: Sequence[int], nbytes: float, place: int = 0) -> list[Call]:
-        """Return the collectives that a member enters in turn, for parts that are `nbytes` without codec."""
+        """Return the collectives that a member enters in turn, for parts with `nbytes` uncompressed bytes."""
         communicator, n = self.communicator, self.communicator.n_ranks
         if self.codec is None:
             schedule = None if self._schedule is None else self._schedule(nbytes)
@@ -401,7 +401,7 @@ class CollectiveExchange(Exchange):
             )
         if (
             self.codec is not None and self.collective == "all_gather" and not self._known
-        ):  # the sum of all sizes is known when the last one enters
+        ):  # the sum of all sizes is known once the last member enters
             return self.communicator.phases("all_gather", self._gathered(step, parts))
         (call,) = self.calls(step, parts, nbytes)
         return self.communicator.phases(call.kind, call.nbytes, call.algorithm)
@@ -423,12 +423,12 @@ class CollectiveExchange(Exchange):
 
     @functools.cached_property
     def _merging(self) -> Schedule:
-        """The schedule of payloads that are merged on the way: votes, or a tree."""
+        """The schedule of payloads that are merged on the way: by votes, or along a tree."""
         n, order = self.communicator.n_ranks, self.communicator.order
         if self.collective == "gtopk_tree":
             return reorder(build("binomial_tree", n), order)
         up, down = build("direct", n, kind="reduce_scatter"), build("ring", n, kind="all_gather")
-        if self.kind == "reduce_scatter":  # who counts keeps what it has counted
+        if self.kind == "reduce_scatter":  # a member keeps the votes that it has counted
             return reorder(up, order)
         return reorder(sequence(up, down, kind="all_reduce"), order)
 
@@ -436,7 +436,7 @@ class CollectiveExchange(Exchange):
 
     @functools.cached_property
     def _seats(self) -> dict[int, tuple[int, int]]:
-        """The machine of each place, and its place there."""
+        """Machine and local rank of each member."""
         return _seats(self.machines)
 
     @functools.cached_property
@@ -450,7 +450,7 @@ class CollectiveExchange(Exchange):
 
     @functools.cache  # noqa: B019  # lives as long as the run
     def _shards(self, parts: tuple[int, ...]) -> list[int]:
-        """Return how many elements of parts each worker of a machine has."""
+        """Return the number of elements of the parts that each worker of a machine holds."""
         assert self.codec is not None
         each = [shard_sizes(self.codec.pieces[part].n, len(self.machines[0])) for part in parts]
         return np.sum(each, axis=0).tolist()  # type: ignore[no-any-return]
@@ -468,7 +468,7 @@ class CollectiveExchange(Exchange):
     # ------------------------------------------------------------ payloads whose sizes depend on values
 
     def _pass_on(self, worker: Worker, step: int, parts: Sequence[int]) -> Process:
-        """A ring all-gather, message by message: send the own payload, then forward the received ones."""
+        """Ring all-gather, message by message: send the own payload, then forward the received ones."""
         communicator = self.communicator
         order, n = communicator.order.tolist(), communicator.n_ranks
         seat = order.index(self.place[worker.rank])
@@ -488,7 +488,7 @@ class CollectiveExchange(Exchange):
 
 
 def _seats(groups: Sequence[Sequence[int]]) -> dict[int, tuple[int, int]]:
-    """Return the group of each place, and its place there."""
+    """Return the group of each member, and its index in the group."""
     return {place: (number, local) for number, group in enumerate(groups) for local, place in enumerate(group)}
 
 
@@ -497,7 +497,7 @@ def _seats(groups: Sequence[Sequence[int]]) -> dict[int, tuple[int, int]]:
 
 @dataclass
 class _Share:
-    """A server's share of a part in one step; ``updated`` when its server has worked on all pushes."""
+    """A server's share of a part in one step; ``updated`` is triggered when the server has processed all pushes."""
 
     server: int
     nbytes: float
@@ -508,7 +508,7 @@ class _Share:
 
 @dataclass
 class _Visit:
-    """A part in flight: its collectives, and how many ranks have not entered yet. Dense, those are inside machines."""
+    """A part in flight: its first and last collective (without codec: in machines), and the number of missing ranks."""
 
     before: int | None
     after: int | None
@@ -521,7 +521,7 @@ class ThroughServers(Exchange):
 
     With compression, every worker pushes its payload of each server's share of a part; the server decodes all payloads,
     averages them, encodes the mean with its own compressor (and memory), and answers every worker with the result. The
-    pushes of a part are one collective, and so are the pulls; only messages whose sizes depend on values are sent one
+    pushes of a part form one collective, and so do the pulls; only messages whose sizes depend on values are sent one
     by one. Without compression, a server does the `work` on its share; each thread handles one request after the other.
 
     parts    elements of the flat vector that are compressed separately
@@ -608,7 +608,7 @@ class ThroughServers(Exchange):
         return _Share(server, nbytes, self.loop.env.event(), thread)
 
     def _handle(self, thread: simpy.Resource, server: int, what: str, seconds: float) -> Process:
-        """Let a server's thread work."""
+        """Let a server's thread process a request."""
         show = functools.partial(self.recorder.background, f"server {server}", what)
         yield from self._threads[server].work(thread, seconds, show)
 
@@ -629,7 +629,7 @@ class ThroughServers(Exchange):
         return [(piece, self.codec.pieces[piece].n) for piece in range(part * n, (part + 1) * n)]
 
     def _sum(self, step: int, parts: Sequence[int], server: int, size: Callable[[int, int, int], float]) -> float:
-        """Return the bytes of a server's share of parts that are sent as one."""
+        """Return the bytes of a server's share of parts that are sent together."""
         return sum(size(step, part * len(self.nodes) + server, 0) for part in parts)
 
     def service(self, step: int, part: int) -> Service:
@@ -652,7 +652,7 @@ class ThroughServers(Exchange):
         return self.codec.answer_nbytes(step, piece)
 
     def _collective(self, sizes: Sequence[float], *, pull: bool) -> int:
-        """Prepare that all workers push their shares of these `sizes` to the servers, or pull them."""
+        """Prepare the collective in which all workers push shares of these `sizes` to the servers, or pull them."""
         key = pull, tuple(sizes)
         if key not in self._schedules:
             n_workers, n_servers = self.communicator.n_ranks, len(sizes)
@@ -671,7 +671,7 @@ class ThroughServers(Exchange):
         self.loop.join(visit.after, rank)
 
     def _average(self, parts: Sequence[int], server: int) -> Process:
-        """Decode, average and encode the answer, one piece after the other."""
+        """Decode, average and encode one piece after the other."""
         for part in parts:
             what, seconds = f"mean of piece {part * len(self.nodes) + server}", self._mean_seconds(part, server)
             yield from self._handle(self._threads[server].of((0, 0), 0.0), server, what, seconds)
@@ -700,7 +700,7 @@ class ThroughServers(Exchange):
     # ------------------------------------------------------------ dense
 
     def _lead(self, visit: _Visit, tensor: int, place: int, nbytes: float) -> Process:
-        """Push the machine's sum, and pull when all servers have acknowledged it."""
+        """Push the machine's sum, and pull the result when all servers have acknowledged it."""
         node, memory = self.communicator.nodes[place], self.memory[place]
         if visit.before is not None:
             yield self.loop.join(visit.before, place)
@@ -738,11 +738,11 @@ class ThroughServers(Exchange):
 
 
 class InGroups(Exchange):
-    """An :class:`Exchange` of dense vectors: the members of each group reduce-scatter on a `fabric`, exchange their
-    shards `between` the groups, and all-gather in the group.
+    """An :class:`Exchange` of uncompressed vectors in two levels: the members of each group reduce-scatter on a
+    `fabric`, exchange their shards `between` the groups, and all-gather in the group.
 
-    groups   places of the members of each; all groups have the same size
-    between  members with the same place in their groups -> their exchange, given the previous one, if any
+    groups   places of the members of each group; all groups have the same size
+    between  (places of members with the same index in their groups, previous exchange or None) -> their exchange
     """
 
     def __init__(
@@ -783,12 +783,12 @@ class InGroups(Exchange):
 # ---------------------------------------------------------------- the collectives of a plan
 
 
-#: kind of collective, group, whether it is of parts of the gradients
+#: key of an exchange: kind of collective, group, whether it carries parts of the gradients
 Way = tuple[int, int, bool]
 
 
 def way_of(plan: Plan, row: int) -> Way:
-    """Return the key of a collective's exchange: kind, group, whether it is of parts of the gradients."""
+    """Return the key of the exchange of a plan's collective."""
     return int(plan.kind[row]), int(plan.peer[row]), bool(plan.part[row] >= 0)
 
 
@@ -796,16 +796,16 @@ class Exchanges(Protocol):
     """The exchanges of a plan's collectives."""
 
     def exchange(self, kind: int, group: int, *, parts: bool) -> Exchange | None:
-        """Return the exchange by collectives of a kind (:data:`ddlsim.plan.KINDS`) in a group, of `parts` of the
-        gradients (and of the weights made from them) or of anything else; None if there is none."""
+        """Return the exchange by collectives of a kind (:data:`ddlsim.plan.KINDS`) in a group, for `parts` of the
+        gradients (and of the weights made from them) or for anything else; None if there is none."""
 
     def mean(self, step: int, gradients: Sequence[Value[Array]]) -> Value[Array]:
-        """Return the mean gradient, given the gradients of all contributors by place."""
+        """Return the mean gradient, given the gradients of all contributors in order."""
 
 
 @dataclass(frozen=True, eq=False)
 class OfKinds:
-    """:class:`Exchanges` with one for each kind of collective; the first one sums gradients."""
+    """:class:`Exchanges` with one exchange per kind of collective; the first one sums gradients."""
 
     exchanges: Mapping[int, Exchange]
 
@@ -818,10 +818,10 @@ class OfKinds:
 
 @dataclass(frozen=True, eq=False)
 class OfGroups:
-    """:class:`Exchanges` in several groups of the ranks of a plan, dense and simulated.
+    """:class:`Exchanges` within groups of the ranks of a plan, uncompressed and simulated.
 
-    workers    the worker of each rank, or the first of those that it stands for
-    schedules  kind of collective, group, bytes -> its schedule
+    workers    the worker of each rank, or the first of those that it represents
+    schedules  (kind of collective, group, bytes) -> its schedule
     """
 
     context: RunContext
@@ -848,8 +848,8 @@ def whole(communicator: Communicator) -> list[slice]:
 
 @dataclass
 class _Round:
-    """One exchange: the common model at its start, the members' vectors, its result and the number that have taken it
-    and, for processes, the arrival of each and when the last one had entered (s)."""
+    """One exchange: the common model at its start, the members' vectors, its result, and how many members have taken
+    that; for processes, the event of each member's arrival, and when the last member entered (s)."""
 
     common: Value[Array]
     brought: list[Value[Array] | None]
@@ -861,13 +861,13 @@ class _Round:
 
 class Rounds:
     """The values of averages among the members of a communicator, round by round, numbered from 0. They are compressed
-    if the run compresses.
+    if the run uses compression.
 
-    then    computes the result from the mean, once for all members; by default the mean. For models the next round
-            compresses differences to it
-    models  True: compress differences to the previous round's result; False: compress vectors directly
-    by            the exchange that carries them
-    common  the model that all members hold: the initial one, then the latest result
+    then    computes the result from the mean, once for all members; by default the mean. For models, the next round
+            compresses differences from it
+    models  True: compress differences from the previous round's result; False: compress vectors directly
+    by      (attribute) the exchange that carries the vectors
+    common  (attribute) the model that all members hold: the initial one, then the latest result
     """
 
     def __init__(
@@ -888,7 +888,7 @@ class Rounds:
         return current
 
     def result(self, number: int) -> Any:
-        """Return the result of a round: once for each member."""
+        """Return the result of a round. Each member must call this exactly once."""
         current = self._rounds[number]
         if current.n_done == 0:
             current.result = self._result(number, current)
@@ -913,7 +913,7 @@ class Rounds:
         return result
 
     def _vector(self, number: int, place: int) -> Value[Array]:
-        """Return what a member's part of a round is compressed from."""
+        """Return the vector that a member compresses in a round."""
         current = self._rounds[number]
         value = current.brought[place]
         assert value is not None

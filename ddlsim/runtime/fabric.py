@@ -14,7 +14,7 @@ from ddlsim.collectives.build import default_algorithm
 from ddlsim.collectives.lookup import find
 from ddlsim.errors import ConfigError, shown
 
-#: all-reduce -> the reduce-scatter and the all-gather that it consists of
+#: all-reduce -> the reduce-scatter and the all-gather of which it consists
 HALVES = {
     "default": ("default", "default"),
     "ring": ("ring", "ring"),
@@ -29,7 +29,7 @@ COSTS = ("simulated", "calibrated", "nccl")
 
 
 def algorithm_of(kind: str) -> Rule:
-    """Names (looked up at once, so that a wrong one raises before anything runs) and functions."""
+    """Annotation of algorithms: a function, or a name, which is looked up at once so that errors precede the run."""
 
     def check(algorithm: object, where: str) -> object:
         if isinstance(algorithm, str) and algorithm != "default" and (algorithm != "auto" or kind != "all_reduce"):
@@ -44,7 +44,7 @@ def algorithm_of(kind: str) -> Rule:
     return validated_by(check)
 
 
-#: the order in which the ranks of a collective follow each other
+#: order of the ranks of a collective
 RankOrder = Annotated[str, one_of("given", "topology", also="a list of ranks, ")] | Sequence[Index]
 AllReduceAlgorithm = Annotated[str | Collective, algorithm_of("all_reduce")]
 Cost = Annotated[str, one_of(*COSTS)]
@@ -101,7 +101,7 @@ class OnFabric:
         return Collectives({"algorithm": self.algorithm}, self.cost, fabric_of(self))
 
     def on_fabric(self, fabric: Fabric) -> Self:
-        """Return the strategy on another fabric. Raises ConfigError if its own fields set one already."""
+        """Return the strategy on another fabric. Raises ConfigError if the strategy's own fields already set one."""
         before = fabric_of(self)
         if before not in (Fabric(), fabric):
             label = self.label  # type: ignore[attr-defined]  # every strategy has one
@@ -125,8 +125,8 @@ def fabric_of(strategy: OnFabric) -> Fabric:
 
 
 def halves_of(fabric: Fabric, owner: str) -> tuple[str, str]:
-    """Return the algorithms of the reduce-scatter and the all-gather in a fabric's all-reduce. Raises ConfigError if it
-    does not consist of these."""
+    """Return the algorithms of the reduce-scatter and the all-gather that form a fabric's all-reduce. Raises
+    ConfigError if it does not consist of these."""
     if fabric.algorithm not in HALVES:
         raise ConfigError(
             f"fabric: algorithm = {algorithm_name(fabric.algorithm)!r}: {owner} requires an algorithm that consists "
@@ -147,7 +147,7 @@ def algorithm_for(
     cost: str = "simulated",
     kind: str = "all_reduce",
 ) -> str | Collective:
-    """Return the algorithm, with "default" resolved for the nodes: with calibrated costs, that of the curve."""
+    """Return the algorithm, with "default" resolved for the nodes; with calibrated costs, it is that of the curve."""
     if algorithm != "default":
         return algorithm
     curves = () if cluster.calibration is None or cost != "calibrated" else cluster.calibration.curves

@@ -25,7 +25,7 @@ from ddlsim.runtime.loop import Loop, after
 from ddlsim.units import si
 from ddlsim.workload.input import Input, hit_rate
 
-#: bytes of a request: an NFS READ call is about so long (RFC 1813, with the headers of RPC, RFC 5531)
+#: bytes of a request, about the length of an NFS READ call (RFC 1813, with the headers of RPC, RFC 5531)
 REQUEST_NBYTES = 128.0
 Steps = Generator[simpy.Event, object, None]
 
@@ -40,14 +40,14 @@ class Mix:
         self.ssd_rate = 1.0
         for cache in input.levels:
             nbytes = decoded if cache.holds == "decoded" else input.stored_nbytes
-            assert input.n_samples is not None  # Input has seen to it
+            assert input.n_samples is not None  # set by Input
             room = min(1.0, cache.nbytes / (input.n_samples * nbytes))
             if cache.partitioned:
                 hits = hit_rate("minio", min(1.0, machines * room), 1, epoch)
                 self.peers, self.peer_nbytes = hits * (1.0 - 1.0 / machines), nbytes
             else:
                 hits = hit_rate(cache.policy, room, machines, epoch)
-            more = max(hits - found, 0.0)  # what is nearer is further away, too
+            more = max(hits - found, 0.0)  # samples in a nearer cache are usually in further ones, too
             if cache.on == "ssd":
                 self.ssd, self.ssd_nbytes = self.ssd + more, nbytes
                 self.ssd_rate = si(cache.read or 0.0, "bandwidth")
@@ -58,7 +58,7 @@ class Mix:
 
 
 class Line:
-    """A server for one request at a time, each of known duration: the first batches of all readers before the second.
+    """A server for one request at a time, each of known duration, in order of batch numbers over all readers.
 
     Several jobs that share a network, each with its own loop, can use it. A job that waits while another is served has
     an event at the end of that service, so no loop runs past the start of the next one. A later job's batches are
@@ -81,7 +81,7 @@ class Line:
         return event
 
     def _look(self, loop: Loop, _: simpy.Event | None = None) -> None:
-        """Begin the next service if the line is free; look again at its end if a request of this loop waits."""
+        """Begin the next service if the line is free; check again at its end if a request of this loop waits."""
         if self._waiting and self._until <= loop.now:
             self._batch, __, seconds, self._serving, event = heapq.heappop(self._waiting)
             self._until = loop.now + seconds
@@ -101,14 +101,14 @@ class Turns:
         self._last: simpy.Event | None = None
 
     def take(self, env: simpy.Environment) -> tuple[simpy.Event | None, simpy.Event]:
-        """Return the event to wait for (None: no wait), and the one to trigger afterwards."""
+        """Return the event to wait for (None: no wait), and the event to trigger afterwards."""
         before, self._last = self._last, env.event()
         return (None if before is None or before.triggered else before), self._last
 
 
 @dataclass
 class Reader:
-    """A worker's path to its batches, as nodes of the cluster, and its open requests, the oldest first."""
+    """A worker's path to its batches, as nodes of the cluster, and its open requests, oldest first."""
 
     node: int
     memory: int
@@ -123,8 +123,8 @@ class Feed:
     """The input of all workers of a run.
 
     nodes        of the workers, and of the memory of their machines
-    input_shape  of a sample of the model
-    first_epoch  in which the run begins, 0: all are late ones
+    input_shape  shape of a sample of the model
+    first_epoch  number of the first epoch, which determines cache hits; 0: those of late epochs throughout
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Feed:
         self.decoded = input.decoded_nbytes(input_shape)
         self.readers = [Reader(*pair) for pair in zip(nodes, memory, strict=True)]
         self.machines = list(dict.fromkeys(memory))
-        lines = loop.network.engine.lines  # of all jobs on the network
+        lines = loop.network.engine.lines  # shared by all jobs on the network
         self.cores = {node: lines.setdefault(("cores", node), Line()) for node in self.machines}
         self.ssds = {node: lines.setdefault(("ssd", node), Line()) for node in self.machines}
         self.storage = -1 if input.storage is None else cluster.node(input.storage)
@@ -178,7 +178,7 @@ class Feed:
         reader.n_samples += n_samples
 
     def _bring(self, reader: Reader, batch: int, mix: Mix, n_samples: int, there: simpy.Event) -> Steps:
-        """Pass a reader's batch number `batch` through all stages."""
+        """Move a reader's batch number `batch` through all stages."""
         env, loop = self.loop.env, self.loop
         parts: list[simpy.Event] = []
         if mix.remote > 0.0 and self.storage != reader.memory:
@@ -206,7 +206,7 @@ class Feed:
         yield from self._send(reader.answers, self.storage, reader.memory, n_samples * self.input.stored_nbytes)
 
     def _send(self, turns: Turns, source: int, target: int, nbytes: float) -> Steps:
-        """Send a message when those before it have arrived."""
+        """Send a message after those before it in `turns` have arrived."""
         before, done = turns.take(self.loop.env)
         if before is not None:
             yield before

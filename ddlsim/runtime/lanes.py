@@ -61,7 +61,7 @@ class Lanes:
         self.choose, self.back = choose, back
         self.follows = served is not None or any(op.follow is not None or op.kind == ls.RESIZE for op in ops)
         self._begun = self._over = False
-        self._stale: list[int] = []  # what has been served, but not yet told of
+        self._stale: list[int] = []  # staleness of services that has not been recorded yet
         workers = context.workers
         ends = peers if peers else [range(max(len(servers), 1)) for _ in workers]
         self.tables = tables_of(workers, self.ops, ends, depth, self._crashes(servers), context.loop.now)
@@ -99,16 +99,16 @@ class Lanes:
         context.loop.driver = self
 
     def _slow_down_beside_messages(self, *, with_servers: bool) -> None:
-        """Let workers compute more slowly while messages to or from their peers are under way, or note why not."""
+        """Let workers compute more slowly while messages to or from peers are in flight, or note why they do not."""
         context, workers = self.context, self.context.workers
         context.slows = True
         no_effect = ""
         if with_servers:
             no_effect = ": workers wait for servers without computing"
-        elif len(self.tables.crashes):  # what a crash undoes is planned when the work begins
+        elif len(self.tables.crashes):  # the time of work that a crash undoes must be known when it begins
             no_effect = " on workers that fail while their peers go on"
         if no_effect:
-            if any(worker.overlap_slowdown != worker.workload.slowdown for worker in workers):  # set, not the stack's
+            if any(worker.overlap_slowdown != worker.workload.slowdown for worker in workers):  # not the default
                 context.notes.append(f"overlap_slowdown has no effect{no_effect}")
             return
         devices = np.zeros(len(workers), dtype=DEVICE)
@@ -120,8 +120,8 @@ class Lanes:
         self.tables = self.tables._replace(devices=devices, contention=contention)
 
     def _crashes(self, servers: Sequence[tuple[int, float]]) -> Crashes:
-        """Return the outages of each worker, and of servers on its machine. Workers that wait for all others in every
-        step, or round, have none."""
+        """Return the outages of each worker, and of servers on its machine; none if workers wait for all others in
+        every step or round."""
         context, common = self.context, {(ls.STEP, ls.COMMON), (ls.MEET, 1)}
         context.waits_for_all = any((op.kind, op.number) in common for op in self.ops)
         if context.waits_for_all or not context.crashes:
@@ -143,7 +143,7 @@ class Lanes:
         context.loop.network.will_change((), [(*window, node) for node, own in away for window in own])
         return context.crashes
 
-    # ------------------------------------------------------------ what follows may change
+    # ------------------------------------------------------------ later changes
 
     def set_seconds(self, worker: Worker, name: str, seconds: float) -> None:
         """Set the seconds of a worker's work of this name, from now on."""
@@ -168,7 +168,7 @@ class Lanes:
         self.tables.ways["seconds"][worker.rank] = seconds
 
     def invite(self, ranks: Sequence[int], *, now: bool = False) -> None:
-        """Let workers that wait for an invitation go on after the current update or, in their order, `now`."""
+        """Let workers that wait for an invitation continue after the current update or, in order, `now`."""
         self.tables.actors["invited"][ranks] = 1
         self.tables.counts[ls.INVITED] = len(ranks)
         if now:
@@ -249,7 +249,7 @@ class Lanes:
             )
         return DeadlockError(f"deadlock at {now:.6g} s: no event is left, but the run has not ended")
 
-    # ------------------------------------------------------------ processes, such as those that bring samples
+    # ------------------------------------------------------------ processes, such as those that fetch samples
 
     def _complete(self) -> None:
         """Trigger the events of processes whose messages or collectives have ended."""
@@ -258,7 +258,7 @@ class Lanes:
         loop.complete(*loop.network.completed(n), when)
 
     def _fetch(self, worker: Worker) -> None:
-        """Let a worker take its next batch."""
+        """Give a worker its next batch, when it is available."""
         assert worker.feed is not None
         batch = worker.feed.take(worker.rank, worker.workload.batch_size)
         if batch is None:
@@ -268,19 +268,18 @@ class Lanes:
         after(batch, lambda _: self._wake(ls.FED + ls.N_EVENTS * worker.rank))
 
     def _wake(self, item: int) -> None:
-        """Let an event happen now."""
+        """Schedule an event of the kernel for the present instant."""
         counts = self.tables.counts
         self.tables.calendar[counts[N_CALENDAR] + counts[N_WOKEN]] = (self.context.loop.now, 0, item)
         counts[N_WOKEN] += 1
 
     def _refill(self, rank: int) -> None:
-        """Draw a worker's next factors."""
         block = self.context.workers[rank].factors.take(ls.BLOCK)
         self.tables.factors[rank * ls.BLOCK : (rank + 1) * ls.BLOCK] = block
         self.tables.actors["cursor"][rank] = 0
 
     def _choose(self, worker: Worker) -> None:
-        """Make a worker's next choices."""
+        """Sample a worker's next choices."""
         assert self.choose is not None
         network, nodes = self.context.loop.network, self.context.nodes
         choices = self.tables.choices[worker.rank * ls.BLOCK : (worker.rank + 1) * ls.BLOCK]
@@ -293,7 +292,7 @@ class Lanes:
             choices["back_route"][some] = network.routes(there, here)
         self.tables.actors["drawn"][worker.rank] = 0
 
-    # ------------------------------------------------------------ what follows
+    # ------------------------------------------------------------ the log
 
     def _follow(self) -> None:
         """Process the rows of the log."""
@@ -363,7 +362,7 @@ class Lanes:
                     self._tell(1)
                 self.served(worker, place, staleness, bool(whole))
             if whole:
-                self._owe()  # evaluations, if they cost workers time
+                self._owe()  # evaluations, if they take the workers' time
 
     def _resize(self, worker: Worker) -> None:
         """Set a worker's work in its step, as :meth:`Worker.begin_step` does."""
@@ -374,14 +373,14 @@ class Lanes:
             self._seconds[worker.rank] = seconds_of([worker], self.ops)[0]
 
     def _owe(self) -> None:
-        """Let the first worker evaluate, if it owes that, before its next step."""
+        """Add the first worker's pending evaluation, if any, to its next step."""
         worker = self.context.workers[0]
         if worker.owed:
             self.tables.actors["owed"][0] += worker.owed
             worker.owed = 0.0
 
     def _show(self, rows: Records) -> None:
-        """Keep the spans of a block of the log."""
+        """Keep the spans in a block of the log."""
         recorder = self.context.recorder
 
         def keep(kind: str, what: int, start: str, end: str, which: Bools | bool = True) -> None:
@@ -421,10 +420,10 @@ class Lanes:
             if actor["down"]:
                 now = self.context.loop.now
                 recorder.booked[rank] = min(float(actor["fell"]), now)
-                late = max(float(actor["fell"]) - now, 0.0)  # a crash after the end
+                late = max(float(actor["fell"]) - now, 0.0)  # if the crash would come after the end
                 recorder.seconds[rank][COMPUTE] -= late
                 recorder.lost[rank] = 0.0 if late else recorder.lost[rank]
-                if recorder.keep_spans:  # of a worker that is back before the end, the log has it
+                if recorder.keep_spans:  # if the worker restarts before the end, the log contains the span
                     kind = COMMUNICATION if op.kind in (ls.EXCHANGE, ls.TRAVEL) else COMPUTE
                     times = np.array([actor["start"]]), np.array([recorder.booked[rank]])
                     recorder.keep(Spans(kind, op.name, np.array([rank]), *times))
@@ -439,9 +438,9 @@ class Lanes:
 
 
 LOG_ROWS = 4096
-#: what follows an operation, where something does
+#: called after an operation
 Follow = Callable[[Worker], None]
-#: (s, s until which it is not there) of the crashes of each worker, by time; the end of the last one may be inf
+#: (start, end) of the outages of each worker in s, sorted; the last end may be inf
 Crashes = Sequence[Sequence[tuple[float, float]]]
 
 
@@ -482,7 +481,7 @@ def seconds_of(workers: Sequence[Worker], ops: Sequence[Op]) -> Floats:
 
 
 def gradient(context: RunContext, drawn: Follow | None) -> list[Op]:
-    """Return the operations of :meth:`Worker.gradient`: `drawn` follows when its parameters are read."""
+    """Return the operations of :meth:`Worker.gradient`; `drawn` is called when its parameters are read."""
     first = context.workers[0]
     forward = Op(ls.WORK, "forward", lambda worker: worker.workload.forward_time, redo=True)
     early = Op(ls.WORK, "backward", lambda worker: worker.workload.backward_time, redo=True)
@@ -500,7 +499,7 @@ def gradient(context: RunContext, drawn: Follow | None) -> list[Op]:
 
 
 def _begins(ops: Sequence[Op]) -> list[int]:
-    """Return the number of the operation with which the gradient begins that each is part of; -1 of none."""
+    """Return for each operation the first one of the gradient that it belongs to, or -1."""
     begins: list[int] = []
     for number, op in enumerate(ops):
         endless = number > 0 and ops[number - 1].redo
@@ -516,7 +515,7 @@ def tables_of(
     crashes: Crashes = (),
     start: float = 0.0,
 ) -> ls.Tables:
-    """Return the tables of workers that begin at `start` (s), each with ways to its `ends`; no servers yet."""
+    """Return the tables of workers that begin at `start` (s), each with ways to its `ends`, without servers."""
     n, n_ways = len(workers), sum(len(each) for each in ends)
     table = np.zeros(len(ops), dtype=ls.OP)
     table["kind"], table["number"] = [op.kind for op in ops], [op.number for op in ops]

@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 #: asked before time goes on: whether to stop here
 Halt = Callable[[], bool]
 Check = Callable[[], None]
-#: what loops that begin here call
+#: called by loops that are created in this context
 _CHECK: ContextVar[Check] = ContextVar("check", default=lambda: None)
 
 
 @contextmanager
 def watched(check: Check) -> Iterator[None]:
-    """Make every simulation that starts in this context call `check` now and then; an exception from it ends the run
+    """Make every simulation that starts in this context call `check` regularly; an exception from it ends the run
     without a result.
 
     Raise a BaseException to get past the handlers for failed runs. Work in other processes is not watched.
@@ -82,7 +82,7 @@ class Traffic(NamedTuple):
     n_messages: int
 
     def plus(self, other: Traffic, share: float) -> Traffic:
-        """Return this and a `share` of another's."""
+        """Return the sum of this and a `share` of other traffic."""
         return Traffic(
             self.nbytes + share * other.nbytes,
             self.busy + share * other.busy,
@@ -99,7 +99,7 @@ class _Known(NamedTuple):
     traffic: Traffic
 
     def share(self, now: float) -> float:
-        """Return the share of it that has passed."""
+        """Return the share of the collective that has passed."""
         return 1.0 if now >= self.end else max(now - self.start, 0.0) / (self.end - self.start)
 
 
@@ -123,37 +123,38 @@ class Loop:
     def __init__(self, network: Network, start: float = 0.0) -> None:
         self.env = _Environment(initial_time=start)
         self.network = network
-        #: s on the network's clock at which the run begins
+        #: time on the network's clock at which the run begins, s
         self.start = start
         self._busy_before = network.channel_busy if start else 0.0
         self._events: dict[tuple[int, int], simpy.Event] = {}
         self._joins: list[tuple[int, int]] = []
         self._sends: list[tuple[int, int, float, simpy.Event, bool | None]] = []
-        #: when collectives of known time that are sent as messages have left a channel, or a stream
+        #: channel, or stream -> event when collectives of known time that are sent as messages have left it
         self.turns: dict[Hashable, simpy.Event] = {}
         #: on a network that nobody else uses, what changes it; None: others may use it at any time
         self.disturbances: Disturbances | None = None
         #: by how many messages their schedules have more
         self.n_more_messages = 0
-        #: bytes of the messages and collectives that processes have asked the network for
+        #: bytes of all messages and collectives requested by processes
         self.nbytes_asked = 0.0
         self._volume: dict[int, tuple[Schedule, float, float]] = {}
-        #: collectives of known time: those that have not ended, how often each that has ran, all of them if recorded
+        #: collectives of known time: those in progress, the number of runs of each, and all of them if recorded
         self._known: list[tuple[float, int, _Known]] = []
         self._n_known = itertools.count()
         self._free = np.zeros(network.n_channels)  # when the latest of them leaves each channel, s
         self._ended: dict[int, tuple[Traffic, int]] = {}
         self._recorded: list[_Known] = []
-        #: channels that carry what others do, where ranks stand for several workers, and what else is not executed
+        #: for ranks that represent several workers: channels with the traffic of others, and traffic that is not
+        #: executed
         self._copies: Copies | None = None
         self._booked: tuple[Traffic, Records] | None = None
-        #: who waits for what, for the report of a deadlock
+        #: process -> what it waits for, for reports of deadlocks
         self.waiting: dict[str, str] = {}
-        #: what runs the network: processes, or code in their place
+        #: executes the run: processes, or code in their place
         self.driver: Driver = self
-        #: what ends the run
+        #: event that ends the run
         self.until: simpy.Event = self.env.event()
-        #: called now and then while the clock goes on, by drivers, too
+        #: called regularly while time advances, also by drivers
         self.check = _CHECK.get()
 
     @property
@@ -186,7 +187,7 @@ class Loop:
 
     def collective(self, schedule: Schedule, nodes: Sequence[int] | Ints, nbytes: float) -> int:
         """Prepare a collective over `nbytes` with rank r at node ``nodes[r]``; return its id."""
-        if id(schedule) not in self._volume:  # bytes sent per byte of the buffer, and the headers of the messages
+        if id(schedule) not in self._volume:  # bytes sent per byte of the buffer, and header bytes
             headers = sum(r.header * r.repeat * len(r.src) for lane in schedule.lanes for r in lane)
             self._volume[id(schedule)] = schedule, float(schedule.bytes_sent(1.0).sum()), headers
         _, volume, headers = self._volume[id(schedule)]
@@ -245,7 +246,7 @@ class Loop:
             seen = Traffic(copies.nbytes(seen.nbytes), copies.busy(seen.busy), n * seen.sent, n * seen.n_messages)
         if self._booked is not None:
             seen = seen.plus(self._booked[0], 1.0)
-            # exchanges that meet other traffic, where one rank stands for others that it is not like
+            # exchanges that compete with other traffic, if one rank represents others that differ from it
             seen = seen._replace(busy=np.minimum(seen.busy, max(self.now - self.start, 0.0)))
         return seen
 
@@ -271,11 +272,11 @@ class Loop:
 
     @property
     def stands_for(self) -> bool:
-        """Whether messages stand for those of several workers."""
+        """Whether each message represents those of several workers."""
         return self._copies is not None
 
     def stand_for(self, copies: Copies, shared: tuple[Ints, Floats]) -> None:
-        """Let each message stand for those of several workers; `shared` gives the number of them on shared channels."""
+        """Let each message represent those of several workers; `shared` gives their number on shared channels."""
         self._copies = copies
         self.network.divide_capacity(*shared)
 
@@ -337,10 +338,10 @@ class Loop:
     def go(self, limit: float, halt: Halt | None) -> None:
         """Let processes go on as :class:`Driver` says."""
         env = self.env
-        quiet_until = -np.inf  # the network is known to complete nothing before
+        quiet_until = -np.inf  # the network completes nothing before this time
         while not self.until.processed:
             next_event = env.peek()
-            if next_event > env.now:  # nothing is left to happen, nor to fail, at this instant
+            if next_event > env.now:  # no event is left at this instant
                 self.check()
                 if halt is not None and halt():
                     self.catch_up()  # the network may have reached a completion that has not been reported yet
@@ -365,7 +366,7 @@ class Loop:
             env.step()
 
     def close(self) -> None:
-        """(Processes book what they do by themselves.)"""
+        """Do nothing: processes record their operations themselves."""
 
     @property
     def asks(self) -> bool:

@@ -21,9 +21,9 @@ from ddlsim.runtime.replica import Replica, replicas_of
 from ddlsim.runtime.table_run import TableRun
 from ddlsim.runtime.worker import Worker
 
-#: Tasks of the steps in flight. Workers that never average could be any number of steps apart, which needs memory.
+#: Bound on the tasks of the steps in flight. Workers that never average could be any number of steps apart.
 MOST_TASKS = 1_000_000
-#: steps that workers can be apart, however many tasks these have
+#: number of steps by which workers can always be apart
 LEAST_APART = 1000
 
 
@@ -35,10 +35,9 @@ class Rule:
     members   of each of its groups, which exchange on their fabric
     bring     returns a worker's contribution; by default its model
     then      computes the result from the mean, once for each group; by default the mean
-    merge     called for a worker with the result (None: there was nothing to wait for); by default the result becomes
-              its model
+    merge     called for a worker with the result (None: no exchange); by default the result becomes its model
     decides   call `then` as soon as the mean is available: it chooses the next steps of the average
-    models    True: contributions are models, compressed as differences to the model that all hold; False: they are
+    models    True: contributions are models, compressed as differences from the model that all hold; False: they are
               compressed directly
     """
 
@@ -53,7 +52,7 @@ class Rule:
 
 
 class _Rounds(Exchange, Rounds):
-    """The rounds of an average in one group: an exchange that counts the steps in which they take place."""
+    """The rounds of an average in one group: an exchange that translates steps into numbers of rounds."""
 
     def __init__(self, models: OwnModels, number: int, rule: Rule, communicator: Communicator) -> None:
         Exchange.__init__(self, communicator)
@@ -62,7 +61,7 @@ class _Rounds(Exchange, Rounds):
         self.what, self.decodes, self.codec = self.by.what, self.by.decodes, self.by.codec
 
     def round(self, step: int) -> int:
-        """Return the number of the round of a step, 0-based: how many there were before."""
+        """Return the number of the round of a step: the number of earlier rounds."""
         return self.rule.average.steps.count(step)
 
     def _vector(self, number: int, place: int) -> Value[Array]:
@@ -105,7 +104,7 @@ class _Rounds(Exchange, Rounds):
 
 
 class OwnModels:
-    """The models of all workers, computed in the order of the executed tasks of a program.
+    """The models of all workers, computed in the order in which the tasks of a program are executed.
 
     A worker makes a local step when its update has ended; the rules determine its contributions to averages and the use
     of their results.
@@ -119,13 +118,13 @@ class OwnModels:
         self._round_of = [
             {worker.rank: each for each in rule.rounds for worker in each.communicator.workers} for rule in rules
         ]
-        self._done = [0] * len(self.replicas)  # operations of each worker, of all steps
+        self._done = [0] * len(self.replicas)  # operations completed by each worker, over all steps
         self._gradients: list[Value[Array] | None] = [None] * len(self.replicas)
         self._follows = self.learner.task is not None or context.compression is not None
         self._operations = self._of_step()
 
     def _of_step(self) -> list[tuple[str, int]]:
-        """Return a worker's operations in a step, with their averages, in the order of the program's tasks."""
+        """A worker's operations in a step, with their averages, in the order of the program's tasks."""
         after = [i for i, rule in enumerate(self.rules) if not rule.average.gradients]
         operations = [("bring", i) for i in after if self.rules[i].average.at_begin] + [("gradient", -1)]
         for i in sorted(set(range(len(self.rules))) - set(after)):
@@ -140,12 +139,12 @@ class OwnModels:
     # ------------------------------------------------------------ what a run asks for
 
     def runs(self, run: TableRun) -> None:
-        """Remember the run that executes the tasks."""
+        """Set the run that executes the tasks."""
         self._run = run
         plan, rows = run.steps.plan, run.steps.rows[1]
         merges = [("merge", i) for kind, i in self._operations if kind == "merge"]
         updates = np.flatnonzero(plan.kind[rows] == UPDATE)
-        each = updates.reshape(len(self.replicas), -1)  # of each worker, in the order of its tasks
+        each = updates.reshape(len(self.replicas), -1)  # per worker, in the order of its tasks
         ends = [operation for operation in self._operations if operation[0] in ("merge", "update")]
         assert each.shape[1] == len(ends) == len(merges) + 1
         self._ends: list[tuple[int, Ints]] = [
@@ -153,7 +152,7 @@ class OwnModels:
         ]
 
     def learn_until(self, step: int) -> None:
-        """Bring models up to date after the end of a step, including parts of later steps."""
+        """Update models after the end of a step, including completed operations of later steps."""
         if not self._follows:
             return
         width = len(self._operations)
@@ -169,11 +168,11 @@ class OwnModels:
             self._advance(rank, until)
 
     def bring(self, number: int, step: int, rank: int) -> None:
-        """Add a worker's contribution to an average in a step, unless it has been added."""
+        """Add a worker's contribution to an average in a step, unless it has already been added."""
         self._until("bring", number, step, rank)
 
     def merge(self, number: int, step: int, rank: int) -> None:
-        """Let a worker use the average of a step, unless it has done so."""
+        """Let a worker use the average of a step, unless it has already done so."""
         self._until("merge", number, step, rank)
 
     def _until(self, operation: str, number: int, step: int, rank: int) -> None:
@@ -187,7 +186,7 @@ class OwnModels:
     # ------------------------------------------------------------ values
 
     def _advance(self, rank: int, until: int) -> None:
-        """Let a worker do all operations before `until`, of all steps."""
+        """Let a worker execute all operations before `until`, counted over all steps."""
         width = len(self._operations)
         while self._done[rank] < until:
             step, at = divmod(self._done[rank], width)
@@ -221,7 +220,7 @@ class OwnModels:
                     result = rounds.result(rounds.round(of))
                 if rule.average.gradients:
                     worker.params, replica.state = result
-                    self._gradients[rank] = None  # it is in the parameters
+                    self._gradients[rank] = None  # it is included in the parameters
                 elif rule.merge is None:
                     worker.params = result
                 else:
@@ -242,13 +241,13 @@ class _ByGroup:
 
 
 def run_local_steps(context: RunContext, rules: Sequence[Rule], *, owner: str) -> list[Replica]:
-    """Let all workers make local steps, and average as the rules say; return their models."""
+    """Let all workers make local steps and average by the rules; return their models."""
     models = OwnModels(context, rules)
     averages = [rule.average for rule in rules]
     accumulation = context.workers[0].accumulation
     codes = context.compression is not None
     apart = max([2, *(each.delay + each.steps.period for each in averages)]) + 2
-    n_tasks = len(models.replicas) * (2 * accumulation + 1 + 4 * len(averages))  # of a step, at most
+    n_tasks = len(models.replicas) * (2 * accumulation + 1 + 4 * len(averages))  # upper bound per step
     run = TableRun(
         context,
         lambda workloads: local_steps(workloads, averages, accumulation, codes=codes),

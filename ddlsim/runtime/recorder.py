@@ -41,7 +41,7 @@ class Spans(NamedTuple):
     end: Floats
 
     def each(self) -> list[Span]:
-        """Return those that take time, one by one."""
+        """Return the spans of non-zero length, one by one."""
         track = "worker %d network" if self.kind == TRANSFER else "worker %d"
         columns = (self.ranks.tolist(), self.start.tolist(), self.end.tolist())
         return [
@@ -53,17 +53,17 @@ class Spans(NamedTuple):
 
 @dataclass
 class Recorder:
-    """Collects what the result is made of.
+    """Collects the activities of a run for its result.
 
-    ``seconds[rank][kind]`` adds up each worker's time and ``idle[rank]`` (s) the gaps between what is booked, each
-    seen for itself, so that with bookings that overlap the two add up to more than the time of the run; spans are
-    kept only if ``keep_spans``, those in ``columns`` until ``spans`` is read. ``updates`` holds (time, samples that
-    went into it); ``step_end[rank]`` the times at which a worker's steps ended.
+    ``seconds[rank][kind]`` is the total time of each worker's activities, and ``idle[rank]`` (s) is the sum of the gaps
+    between them; if records overlap, the two add up to more than the duration of the run. Spans are kept only if
+    ``keep_spans``; those in ``columns`` are expanded when ``spans`` is read. ``updates`` contains (time, number of
+    samples); ``step_end[rank]`` the times at which a worker's steps ended.
     """
 
     n_workers: int
     keep_spans: bool = False
-    #: s at which the run begins; all times are those from then on once :meth:`close` has been called
+    #: start of the run, s; after :meth:`close`, all times count from it
     start: float = 0.0
     columns: list[Spans] = field(default_factory=list)
     seconds: list[dict[str, float]] = field(default_factory=list)
@@ -71,22 +71,23 @@ class Recorder:
     updates: list[tuple[float, int]] = field(default_factory=list)
     staleness: list[int] = field(default_factory=list)
     idle: list[float] = field(default_factory=list)
-    #: s up to which each worker's time is booked
+    #: time up to which each worker's activities are recorded, s
     booked: list[float] = field(default_factory=list)
-    #: of workers that do not stop for each other: s of work that crashes have undone, and when each was not there
+    #: for workers that do not stop for each other: work undone by crashes (s), and each worker's outages
     lost: list[float] = field(default_factory=list)
     down: Sequence[Sequence[tuple[float, float]]] | None = None
-    #: of workers, (s, s) of the times at which they stand still, by start: their devices are idle then, also in the
-    #: middle of computing
+    #: worker -> (start, end) of its standstills in s, sorted; its device is idle then, even in the middle of a
+    #: computation
     stops: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
-    #: (n_pauses, 2) s, in which no message starts: a worker without work waits for their end
+    #: (n_pauses, 2) s, during which no message starts and a worker without work waits
     pauses: Floats = field(default_factory=lambda: NO_PAUSES)
-    #: ranks whose crashes take down a server, and with it all updates
+    #: ranks whose crashes stop a server, and with it all updates
     with_servers: list[int] = field(default_factory=list)
-    #: workers without which the others stop, after `lead` more steps; those that never return do not count for a lead
+    #: number of workers that must be up: with fewer, the others stop after `lead` more steps; with a lead, those that
+    #: never return are not awaited
     needed: int = 0
     lead: int = 0
-    #: what each worker is in the middle of: (kind, name, start)
+    #: each worker's current operation: (kind, name, start)
     open: dict[int, tuple[str, str, float]] = field(default_factory=dict)
     _spans: list[Span] = field(default_factory=list)
     #: of workers with stops, the latest end (s) of each stop and those before it
@@ -109,7 +110,7 @@ class Recorder:
         return self._spans
 
     def stalled(self, end: float) -> float:
-        """Return the s from the last update to the `end` of a run, if no update before took as long; otherwise 0."""
+        """Return the seconds from the last update to the `end` of a run, or 0 if an earlier update took as long."""
         times = [0.0, *(time for time, _ in self.updates)]
         gap = end - times[-1]
         return gap if gap > max(np.diff(times), default=math.inf) else 0.0
@@ -129,7 +130,7 @@ class Recorder:
             self._count_from_start()
 
     def _count_from_start(self) -> None:
-        """Let all times be those from the start of the run on."""
+        """Shift all times so that they count from the start of the run."""
         since, self.start = self.start, 0.0
         self.updates = [(time - since, n) for time, n in self.updates]
         self.step_end = [[end - since for end in ends] for ends in self.step_end]
@@ -140,7 +141,7 @@ class Recorder:
             self.down = [[(fall - since, back - since) for fall, back in own] for own in self.down]
 
     def worker(self, rank: int, kind: str, name: str, start: float, end: float) -> None:
-        """Book part of a worker's time."""
+        """Record part of a worker's time."""
         self.open.pop(rank, None)
         if not len(self.pauses) and rank not in self.stops:
             self._book(rank, kind, name, start, end)
@@ -163,13 +164,13 @@ class Recorder:
             self._spans.append(Span(f"worker {rank}", kind, name, start, end))
 
     def keep(self, spans: Spans) -> None:
-        """Show spans of workers."""
+        """Keep spans of workers for timelines."""
         for kind, place, start, end in self.parts(spans.kind, spans.ranks, spans.start, spans.end):
             self.columns.append(Spans(kind, spans.name, spans.ranks[place], start, end))
 
     def parts(self, kind: str, ranks: Ints, start: Floats, end: Floats) -> list[tuple[str, Ints, Floats, Floats]]:
-        """Cut spans of workers, each (n,), where these wait in a pause or stand still: the kind of some pieces, and the
-        place of its span, start and end of each."""
+        """Split spans of workers, each (n,), at pauses and standstills: for some pieces, their kind, and the index of
+        the span, the start and the end of each."""
         place = np.arange(len(ranks))
         if kind == COMMUNICATION and len(self.pauses):
             place, start, end, waits = pieces(self.pauses, start, end)
@@ -196,7 +197,7 @@ class Recorder:
         return stops[bisect.bisect_right(self._latest[rank], start) : bisect.bisect_left(stops, (end,))]
 
     def background(self, track: str, name: str, start: float, end: float) -> None:
-        """Add a span that is ready at `start` and runs in the background of a worker."""
+        """Add a span of a background activity from `start` to `end`, on a track of its own."""
         start = earliest_start(self.pauses, start)
         if self.keep_spans and end > start:
             self._spans.append(Span(track, TRANSFER, name, start, end))

@@ -18,7 +18,7 @@ from typing import Annotated
 from ddlsim.arguments import Count, checked, number, quantity
 from ddlsim.units import si
 
-#: over the bytes of a tensor
+#: per byte of a tensor
 Passes = Annotated[float, number(0.0, hint=", such as 2")]
 
 
@@ -72,20 +72,20 @@ class ServerWork:
         return si(self.unsplit_below, "bytes")
 
 
-#: MXNet's, until 1.4: a thread of ps-lite and the main thread do everything in turn; SGD with momentum, the default of
+#: MXNet until 1.4: one thread of ps-lite and the main thread do everything in turn; SGD with momentum, the default of
 #: its examples (src/kvstore/kvstore_dist_server.h)
 EARLY_MXNET_SERVERS = ServerWork(update=5.0, unsplit_below="4 MB")
-#: MXNet's from 1.5 on: copies between its arrays, sums and updates run on all cores of a socket (ParallelCopy in
-#: src/common/utils.h, EvalBinary_ in src/ndarray/ndarray_function-inl.h); answers are still copied by one thread
+#: MXNet from 1.5 on: copies between its arrays, sums and updates run on all cores of a socket (ParallelCopy in
+#: src/common/utils.h, EvalBinary_ in src/ndarray/ndarray_function-inl.h); replies are still copied by one thread
 MXNET_SERVERS = ServerWork(update=5.0, unsplit_below="4 MB", together="60 GB/s")
-#: BytePS's (byteps/server, 0.2): four threads (BYTEPS_SERVER_ENGINE_THREAD), the first push and the answers are not
-#: copied, the sum is copied once; workers update, and find answers where they need them (shared memory). Tensors come
-#: in slices of BYTEPS_PARTITION_BYTES, 4 MB: Priority("4 MB", ...)
+#: BytePS (byteps/server, 0.2): four threads (BYTEPS_SERVER_ENGINE_THREAD); the first push and the replies are not
+#: copied, the sum is copied once; workers update, and read replies from shared memory. Tensors are sent in slices of
+#: BYTEPS_PARTITION_BYTES, 4 MB: Priority("4 MB", ...)
 BYTEPS_SERVERS = ServerWork(threads=4, first_push=0.0, update=2.0, pull=0.0, deliver=0.0)
-#: TensorFlow's, in a process with 16 cores: every push is copied out of its message (2: TensorFlow issue 6116) and
-#: applied by itself (SGD: 3), on as many threads as there are cores (DefaultNumInterOpThreads of
-#: tensorflow/core/common_runtime/process_util.cc, unless inter_op_parallelism_threads says otherwise; at most 8 of them
-#: read messages, kGrpcWorkerCacheThreadCount of distributed_runtime/rpc/grpc_worker_cache.cc, which is not modelled).
-#: Answers are sent as they lie there (EncodeTensorToByteBuffer of grpc_tensor_coding.cc shares a tensor's memory), and
-#: copied out of their messages
+#: TensorFlow in a process with 16 cores: every push is copied out of its message (2: TensorFlow issue 6116) and applied
+#: separately (SGD: 3), on as many threads as there are cores (DefaultNumInterOpThreads of
+#: tensorflow/core/common_runtime/process_util.cc, unless inter_op_parallelism_threads is set; at most 8 of them read
+#: messages, kGrpcWorkerCacheThreadCount of distributed_runtime/rpc/grpc_worker_cache.cc, which is not modelled).
+#: Replies are sent from the tensor's memory (EncodeTensorToByteBuffer of grpc_tensor_coding.cc), and copied out of
+#: their messages
 TENSORFLOW_SERVERS = ServerWork(threads=16, first_push=5.0, push=5.0, update=0.0, pull=0.0)

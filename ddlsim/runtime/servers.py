@@ -34,7 +34,7 @@ ApplyTime = Annotated[float | str, quantity("time", "1 ms", zero=True)]
 
 
 class PlacesServers:
-    """Strategies with servers, which have the ranks after the workers in their plans."""
+    """Strategies with servers, whose ranks follow those of the workers in plans."""
 
     servers: int
     placement: str
@@ -45,7 +45,7 @@ class PlacesServers:
 
 
 class UpdatesServers(PlacesServers):
-    """Strategies whose servers need `apply_time` for an update."""
+    """Strategies whose servers need `apply_time` (s) per update."""
 
     apply_time: float | str
 
@@ -61,7 +61,7 @@ class WithServers(UpdatesServers):
 
 
 def check_layers(kind: str, learner: Learner, servers: int) -> None:
-    """Raise ConfigError for an optimizer that needs norms of whole layers, if each server holds a part of them."""
+    """Raise ConfigError for an optimizer that needs norms of whole layers if layers are divided among servers."""
     optimizer = learner.task.optimizer if learner.task is not None else None
     if servers > 1 and hasattr(optimizer, "bounds"):
         name = type(optimizer).__name__
@@ -109,8 +109,8 @@ def server_nodes(cluster: Cluster, workers: list[int], n_servers: int, placement
 
 
 class Threads:
-    """Threads of a server or a machine, each of which serves in the order of arrival; a tensor is assigned to one of
-    them at its first request."""
+    """Threads of a server or a machine, each of which serves requests in order of arrival. A tensor is assigned to a
+    thread at its first request."""
 
     def __init__(self, loop: Loop, n: int = 1) -> None:
         self._loop, self._threads = loop, [simpy.Resource(loop.env) for _ in range(n)]
@@ -124,7 +124,7 @@ class Threads:
         return self._threads[self._of[tensor]]
 
     def work(self, thread: simpy.Resource, seconds: float, show: Callable[[float, float], None]) -> Process:
-        """Wait for a thread's turn, and let it work; `show` gets begin and end (s)."""
+        """Wait for a thread, then occupy it for `seconds`; `show` receives the start and end (s)."""
         if seconds > 0.0:
             with thread.request() as turn:
                 yield turn
@@ -190,14 +190,14 @@ class Servers:
 
 
 def communicate(worker: Worker, event: simpy.Event, what: str) -> Process:
-    """Block the worker until `event`, booked as communication."""
+    """Block the worker until `event`, and record the time as communication."""
     start = worker.loop.now
     yield from worker.block(event, what)
     worker.book(start, start, what)
 
 
 class Visit(NamedTuple):
-    """A worker's contribution, from `n_samples` samples, `staleness` updates after the pull that it is based on."""
+    """A worker's contribution of `n_samples` samples; `staleness`: number of updates since its pull."""
 
     rank: int
     value: Value[Array]
@@ -206,14 +206,14 @@ class Visit(NamedTuple):
 
 
 class UpdateRule:
-    """The update rule of a strategy's servers. All workers repeat: work, a visit of the servers, work.
+    """The update rule of a strategy's servers. All workers repeat: work, visit the servers, work.
 
-    count    visits per update, in the order of arrival
-    late     visits count even if there has been an update since their pull
-    counted  an update of the servers is an update of the run
-    told     the staleness of visits is recorded
-    follows  values, or sizes, depend on the order of events
-    notes    decisions that the plan of a cycle leaves open
+    count    number of visits per update, in order of arrival
+    late     whether visits count if there has been an update since their pull
+    counted  whether an update of the servers is an update of the run
+    told     whether the staleness of visits is recorded
+    follows  whether values or sizes depend on the order of events
+    notes    decisions that the plan of a cycle does not specify
     """
 
     count = 1
@@ -230,7 +230,7 @@ class UpdateRule:
         raise NotImplementedError
 
     def update(self, visits: Sequence[Visit]) -> None:
-        """Make an update of `count` visits now."""
+        """Update the model from `count` visits now."""
         raise NotImplementedError
 
     def answer(self, worker: Worker) -> Message:
@@ -251,8 +251,8 @@ class UpdateRule:
     ) -> None:
         """Let all workers repeat: the operations ``before`` a visit, the visit, the operations ``after`` it.
 
-        held   waits of a worker after its turn: operations of MEET or CLOCK
-        steps  of a worker between two visits
+        held   operations MEET or CLOCK, by which a worker waits after its turn
+        steps  steps of a worker between two visits
         first  the operation that all begin with; None: the first one
 
         Values are computed in training runs, sizes if they depend on values.

@@ -52,7 +52,7 @@ from ddlsim.workload.contention import IN_MACHINE, NO_SLOWDOWN, OTHER, OverlapSl
 def with_slowdowns(
     tasks: TaskColumns, steps: LiveSteps, members: Sequence[Sequence[Worker]], context: RunContext
 ) -> TaskColumns:
-    """Return the tasks of steps with the slow-downs of their workers; if several apply, the largest factor counts."""
+    """Add the slow-downs of workers to the tasks of steps; if several apply to a task, the largest factor counts."""
     rank, (first, slow) = steps.plan.rank[steps.row], slow_rows(members)
     tasks = tasks._replace(slow=first[rank], slowdowns=slow)
     context.slows = True
@@ -73,8 +73,8 @@ def _channels(
 ) -> Ints:
     """Return how many channels of NCCL the exchange of each key uses between machines, (n_keys,).
 
-    ``IN_MACHINE`` if all its ends are on one machine. ``OTHER`` if it goes through servers, if nothing depends on the
-    number, or if the key stands for several exchanges, each of them inside one machine.
+    ``IN_MACHINE`` if all its ends are on one machine. ``OTHER`` if it goes through servers, if the slow-downs do not
+    depend on the number, or if the key stands for several exchanges, each of them inside one machine.
     """
     plan, nodes = steps.plan, context.nodes
     hosts = [context.hosts([nodes[worker.rank] for worker in own]) for own in members]
@@ -82,7 +82,7 @@ def _channels(
     key, kind, group = tasks.key[rows], plan.kind[steps.row[rows]], plan.peer[steps.row[rows]]
     n_keys = len(steps.key_sizes)
     channels, served = np.full(n_keys, OTHER), np.zeros(n_keys, dtype=bool)
-    served[key[kind == PUSH_PULL]] = True  # by servers, which are elsewhere
+    served[key[kind == PUSH_PULL]] = True  # these go through servers, on other machines
 
     def together(least: Sequence[int], most: Sequence[int]) -> Bools:
         lowest, highest = np.full(n_keys, np.iinfo(np.int64).max), np.full(n_keys, -1)
@@ -106,16 +106,16 @@ def _channels(
 
 
 def _group_channels(context: RunContext, workers: Sequence[Worker]) -> int:
-    """Return how many channels of NCCL the collectives of workers on several machines use."""
+    """Return how many NCCL channels the collectives of a group of workers on several machines use."""
     device = workers[0].workload.device
     nodes = tuple(context.nodes[worker.rank] for worker in workers)
     return network_channels(context.cluster, nodes, "" if device is None else device.name)
 
 
 EVALUATION = "evaluation"
-#: what a rank waits for before it passes a micro-batch through the first layer
+#: exchange that a rank waits for before it passes a micro-batch through the first layer
 SAMPLES = "input"
-#: workloads of all workers -> their step
+#: workloads of all workers -> their step program
 Make = Callable[[Sequence[Workload]], StepProgram]
 #: kind of collective, group, bytes -> its schedule
 Schedules = Callable[[int, int, float], Schedule]
@@ -125,17 +125,17 @@ class Models(Protocol):
     """The models that the steps of a run train."""
 
     def gradient(self, step: int, place: int) -> Value[Array]:
-        """Return the gradient of a step that has been begun."""
+        """Return the gradient of a step that has begun."""
 
     def learn_until(self, step: int) -> None:
         """Apply all steps up to `step`."""
 
 
-#: gradients and plan -> what carries its collectives
+#: (gradients, plan) -> exchanges of the plan's collectives
 MakeExchanges = Callable[[Vectors, Plan], Exchanges]
 #: step, gradients by place -> their mean
 Mean = Callable[[int, Sequence[Value[Array]]], Value[Array]]
-#: step, parameters before its update -> those that its micro-batches meet
+#: (step, parameters before its update) -> parameters that its micro-batches use
 Met = Callable[[int, Value[Array]], Value[Array]]
 
 
@@ -146,9 +146,9 @@ class CommonModel:
 
     n_learners  number of contributors of gradients: workers, or groups of workers that share a model
     mean        computes the mean of gradients
-    samples     of each contributor in a step
-    began       when the gradient of a step was begun, s
-    met         maps a step and the parameters before its update to the parameters that its gradients are computed at;
+    samples     number of samples of each contributor in a step
+    began       returns when a contributor began the gradient of a step, s
+    met         maps a step and the parameters before its update to the parameters at which its gradients are computed;
                 by default those before the update
     """
 
@@ -161,7 +161,7 @@ class CommonModel:
         self.params: Value[Array] = learner.initial
         self.state = learner.optimizer_state(self.params)
         self._n_samples = 0
-        self._n_steps = 0  # whose update is in the parameters
+        self._n_steps = 0  # number of updates applied
         self._made: dict[int, dict[int, Value[Array]]] = {}
 
     def gradient(self, step: int, place: int) -> Value[Array]:
@@ -170,7 +170,7 @@ class CommonModel:
             return ABSENT
         made = self._made.setdefault(step, {})
         if place not in made:
-            self.learn_until(step - 1)  # all have contributed to those
+            self.learn_until(step - 1)  # every worker's gradient of those steps has begun
             met = self.params if self._met is None else self._met(step, self.params)
             made[place] = self.learner.gradient(place, met, self.samples(step), self.began(step, place))
         return made[place]
@@ -187,8 +187,8 @@ class CommonModel:
 
 
 def planned(members: Communicator, make: Make, exchanges: Callable[[Vectors], Mapping[int, Exchange]]) -> None:
-    """Run the program that `make` builds for all workers, with `exchanges` by the kind of collective, those that sum
-    gradients first."""
+    """Execute the program that `make` builds, for all workers. `exchanges` returns the exchange for each kind of
+    collective, beginning with the kind that sums gradients."""
     context = members.context
     context.loop.driver = TableRun(
         context, make, lambda gradients, plan: OfKinds(exchanges(gradients)), owner=members.owner
@@ -203,14 +203,13 @@ def run_table(
     """Execute a step program repeatedly until the run ends.
 
     exchanges  given gradients and the plan, returns the exchanges of its collectives
-    samples    of an update, over all ranks
-    folding    the workers that each rank of the plan stands for, which do the same at the same time; by default rank r
-               is worker r
+    samples    number of samples per update, over all ranks
+    folding    the workers that each rank of the plan represents, which act identically; by default rank r is worker r
     live       number of steps that can be in flight
     met        returns the parameters of a step's gradients (:class:`CommonModel`)
     owner      name of the strategy, for messages
     beside_first
-               number of steps that devices can be in, or wait in, until the first one has ended, included
+               number of steps, including the first, that devices may have entered before the first one has ended
 
     Raises ConfigError for batches that change.
     """
@@ -227,17 +226,17 @@ def run_table(
 
 
 def by_schedules(context: RunContext, schedules: Schedules) -> MakeExchanges:
-    """Return what carries all collectives of a plan by `schedules`."""
+    """Return a function that makes exchanges in which `schedules` carry all collectives of a plan."""
     return lambda gradients, plan: OfGroups(context, context.workers, plan.groups, schedules)
 
 
 def is_one_step(context: RunContext, live: int = LIVE) -> bool:
-    """Return whether a run ends with its first step, so that no step repeats."""
+    """Return whether a run ends with its first step."""
     return not context.shows_plan and live == LIVE and context.stop.n_updates == 1 and context.learner.task is None
 
 
 def disturbed(context: RunContext) -> str:
-    """Return why equal workers do not act alike, or why other traffic uses their links; "" if neither happens."""
+    """Return why equal workers may behave differently, or why other traffic uses their links; "" if neither happens."""
     loop, workers = context.loop, context.workers
     reasons = {
         "every rank is to be shown": context.shows_plan,
@@ -254,20 +253,20 @@ def disturbed(context: RunContext) -> str:
 
 
 class TableRun:
-    """Ranks that execute the tasks of a plan, step after step.
+    """Execution of the tasks of a plan, step after step.
 
-    Compute times are the plan's seconds, multiplied by the factor that a worker draws for each micro-batch: of several
-    that a rank stands for, by the largest. Values follow the clock: they are computed when a step has ended, or when
-    the size of a compressed message depends on them.
+    Compute times are the plan's, multiplied by a factor that is drawn for each worker and micro-batch; a rank that
+    represents several workers uses the largest factor. Values follow the clock: they are computed when a step has
+    ended, or when the size of a compressed message depends on them.
 
     exchanges   given gradients and the plan, returns the exchanges of its collectives
-    folding     the workers that each rank stands for; by default rank r is worker r
+    folding     the workers that each rank represents; by default rank r is worker r
     n_learners  number of ranks 0, 1, ... with their own samples; by default all
     live        number of steps that can be in flight
     met         returns the parameters of a step's gradients, if steps overlap
     owner       name of the strategy, for messages
     beside_first
-                number of steps that devices can be in, or wait in, until the first one has ended, included
+                number of steps, including the first, that devices may have entered before the first one has ended
     models      the trained models; by default one that all workers share
     """
 
@@ -308,15 +307,15 @@ class TableRun:
         if folding is not None and passes is not None:
             self._exchanging = folding.exchanging(steps.plan.rank, passes)
         self._varies = any(worker.factors is not UNVARIED for worker in context.workers)
-        self.done = 0  # steps
-        self._ended: set[int] = set()  # slots, of later steps
-        self._refused: dict[int, ConfigError] = {}  # why a step cannot be executed
-        self._late = [steps.has_late] * len(steps.rows)  # whether tasks that a slot's step does not wait for are left
-        self.step_in = list(range(len(steps.rows)))  # the step that is executed in each
-        self._waiting: deque[int] = deque()  # slots whose steps have ended
+        self.done = 0  # completed steps
+        self._ended: set[int] = set()  # slots whose steps have ended out of order
+        self._refused: dict[int, ConfigError] = {}  # steps that cannot be executed, and why
+        self._late = [steps.has_late] * len(steps.rows)  # per slot: whether late tasks are left
+        self.step_in = list(range(len(steps.rows)))  # per slot: the step that it executes
+        self._waiting: deque[int] = deque()  # slots whose steps have been completed, to be armed again
         self._n_armed = 0
-        self._drawn = 0  # samples of each who learns in the steps that are armed
-        self._armed: dict[int, list[Workload]] = {}  # all workers' in the steps under way
+        self._drawn = 0  # samples of each contributor in all armed steps
+        self._armed: dict[int, list[Workload]] = {}  # workloads of all workers in the armed steps
         self._kinds = [calls.kinds[own] for own in steps.rows[:2]]
         tasks = tasks._replace(seconds=np.concatenate([self._arm() for _ in steps.rows]), kind=calls.kinds)
         each = [[context.workers[i] for i in own] for own in self.members]
@@ -329,7 +328,7 @@ class TableRun:
             self.set_kinds(range(self._n_armed))
 
     def _common_model(self, met: Met | None) -> CommonModel:
-        """Return the model that all workers share, which is the result of the run."""
+        """Create the model that all workers share, which becomes the result of the run."""
         model = CommonModel(
             self.learner,
             self.n_learners,
@@ -342,7 +341,7 @@ class TableRun:
         return model
 
     def _kind(self, step: int) -> Ints:
-        """Return what the tasks of a step are for the executor."""
+        """Return the kinds of a step's tasks (:mod:`ddlsim.network.tasks`), SKIPPED for averages in other steps."""
         kind, plan = self._kinds[min(step, 1)], self.steps.plan
         if not plan.cycles:
             return kind
@@ -350,7 +349,7 @@ class TableRun:
         return np.where(left_out[plan.every[self.steps.rows[min(step, 1)]]], SKIPPED, kind)
 
     def set_kinds(self, steps: Iterable[int]) -> None:
-        """Update which tasks take place in those of the `steps` that no rank has begun."""
+        """Update the kinds of the tasks in those `steps` that no rank has begun."""
         for step in steps:
             if not self.done <= step < self._n_armed:
                 continue
@@ -359,7 +358,7 @@ class TableRun:
                 tasks["kind"] = self._kind(step)
 
     def plan(self, steps: int | None) -> Plan:
-        """Return the first steps, or one cycle of them, as they are executed."""
+        """Return the plan of the first steps as they are executed, of one cycle by default."""
         plan = self._program.unroll(self._program.cycle if steps is None else steps)
 
         def exchange(kind: int, group: int, parts: bool) -> Exchange:
@@ -373,7 +372,7 @@ class TableRun:
         return tasks
 
     def _with_more(self, program: StepProgram) -> StepProgram:
-        """Return the program with additional tasks: evaluations, encoding and decoding, fixed costs of the software."""
+        """Add tasks for evaluations, encoding and decoding, samples, and fixed costs of the software."""
         self.context.has_fixed_costs = True
         first, several = self.workers[0].workload, len(self.context.workers) > 1
         step, call = first.host_time, first.stack.call_time * several
@@ -424,7 +423,7 @@ class TableRun:
                 if not loop.network.others_wait:
                     loop.env.pass_time(limit)
                 return
-            if slot > self.steps.live:  # the tasks that its step does not wait for have ended, too
+            if slot > self.steps.live:  # tasks that its step does not wait for have ended
                 self._late[slot - self.steps.live - 1] = False
                 self._arm_waiting()
                 continue
@@ -436,7 +435,7 @@ class TableRun:
             self.executor.end_instant()
 
     def _end_step(self) -> None:
-        """All tasks of a step have ended, and those of all steps before."""
+        """Complete the next step: all its tasks have ended, and so have those of earlier steps."""
         step, slot = self.done, self.steps.slot(self.done)
         if step in self._refused:
             raise self._refused[step]
@@ -453,7 +452,7 @@ class TableRun:
         self._charge()
 
     def _arm_waiting(self) -> None:
-        """Let slots whose tasks have all ended be executed as later steps, in their order."""
+        """Reuse slots whose tasks have all ended for the next steps, in order."""
         while self._waiting and not self._late[self._waiting[0]]:
             slot = self._waiting.popleft()
             n_keys = self.steps.keys[-1].stop - self.steps.keys[1].start
@@ -464,7 +463,7 @@ class TableRun:
     def _deadlock(self) -> DeadlockError:
         rows = self.steps.rows[self.steps.slot(self.done)]
         stuck = rows.start + int(np.flatnonzero(np.isnan(self.executor.tasks["end"][rows]))[0])
-        _ = Order(self.steps.plan).events  # raises, naming the circle that it is in
+        _ = Order(self.steps.plan).events  # raises, naming the cycle that contains the task
         task = self.steps.plan.task(int(self.steps.row[stuck]))
         return DeadlockError(f"deadlock at {self.executor.now:.6g} s: {task} never finishes")
 
@@ -475,17 +474,17 @@ class TableRun:
         return float(self._last[step][rank])
 
     def _seconds(self, plan: Plan) -> list[Floats]:
-        """Return the seconds of the tasks of a first and a later step, NaN where they are asked for."""
+        """Return the seconds of the tasks of a first and a later step; NaN if known only when a task starts."""
         seconds = np.where(self.calls.asked[: len(plan)], np.nan, plan.seconds)
         return [seconds[each] for each in self.steps.rows[:2]]
 
     def _arm(self) -> Floats:
-        """Return the seconds of the next step's tasks, with its factors, of what the workers compute then."""
+        """Return the durations of the next step's tasks in s, for its workloads and with its factors."""
         step = self._n_armed
         self._n_armed += 1
         try:
             workloads, seconds = self._regime(self.learner.epoch(self._drawn * self.n_learners))
-        except ConfigError as error:  # of a step that the run may never come to
+        except ConfigError as error:  # raised only if the run reaches this step
             self._refused.setdefault(step, error)
             workloads, seconds = next(reversed(self._regimes.values()))
         self._armed[step] = workloads
@@ -516,15 +515,15 @@ class TableRun:
         return self._regimes[key]
 
     def workload(self, step: int, rank: int) -> Workload:
-        """Return what the first worker of a rank computes in a step."""
+        """Return the workload of a rank's first worker in a step."""
         return self._armed[step][self.members[rank][0]]
 
     def samples(self, step: int) -> int:
-        """Return how many samples each who learns takes in a step."""
+        """Return the number of samples of each contributor in a step."""
         return self._armed[step][0].batch_size * self.context.workers[0].accumulation
 
     def _resize(self) -> None:
-        """Let workers have the workload of the step that they are in."""
+        """Set the workers' workloads to those of the steps that they are in."""
         if self.workers[0].workload_at is None:
             return
         for rank, own in enumerate(self.members):
@@ -533,7 +532,7 @@ class TableRun:
                 self.context.workers[worker].use(self._armed[self.done if begun else self.done - 1][worker])
 
     def _first_task(self, rank: int, step: int) -> Records:
-        """Return the first task of a rank's device in a step under way."""
+        """Return the first task of a rank's device in a step in flight."""
         shape = self.bookings.shape(step)
         task: Records = self.tasks_of(step)[shape.device[shape.first[rank]]]
         return task
@@ -544,7 +543,7 @@ class TableRun:
         return float(self.tasks_of(step)["start"][row])
 
     def _charge(self) -> None:
-        """Let the first worker evaluate, if it owes that, before the next step that it begins."""
+        """Add the first worker's pending evaluation, if any, to the next step that it begins."""
         worker = self.context.workers[0]
         if not worker.owed:
             return
@@ -599,7 +598,7 @@ class TableRun:
         del self.executor, self.calls, self.steps, self.bookings
 
     def _missing(self, step: int, row: int) -> str:
-        """Return a description of what a task waits for."""
+        """Describe what a task waits for."""
         plan = self.steps.plan
         if plan.every[row]:
             return f"the average of step {step + 1}"
@@ -612,8 +611,8 @@ class TableRun:
 
 class Calls:
     """Callbacks from the tasks of a run to Python while the kernel executes them
-    (:class:`~ddlsim.network.executor.Outside`): collectives of known time, or by processes; the seconds of encoding and
-    decoding, which can depend on values; samples; and the decisions of averages.
+    (:class:`~ddlsim.network.executor.Outside`): for collectives of known time, or executed by processes; for the time
+    of encoding and decoding, which can depend on values; for samples; and for averages that decide on later ones.
 
     Raises ConfigError for a collective without an exchange.
     """
@@ -621,7 +620,7 @@ class Calls:
     def __init__(self, run: TableRun, tasks: TaskColumns, owner: str) -> None:
         self.run, self.context, self.loop, self.steps = run, run.context, run.context.loop, run.steps
         self.nodes = np.array([worker.node for worker in run.workers], dtype=np.int64)
-        self.launched: dict[int, list[list[int]]] = {}  # keys of each buffer, by slot
+        self.launched: dict[int, list[list[int]]] = {}  # keys of each launched buffer, per slot
         plan, steps = run.steps.plan, run.steps
         rows = plan.collectives
         self.exchanges: dict[Way, Exchange] = {}
@@ -633,18 +632,18 @@ class Calls:
         known, process = (np.zeros(len(plan), dtype=np.bool_) for _ in range(2))
         for name, rows_of in (("known", known), ("process", process)):
             rows_of[rows] = np.array([route == name for route in routes], dtype=np.bool_)[which.reshape(-1)]
-        #: whether what queues launch does not go by schedules
+        #: whether some collectives are not simulated by schedules, so that `meet` executes what queues launch
         self.meets = any(route != "schedule" for route in routes)
-        #: ranks that enter every collective by themselves
+        #: ranks without tasks in every collective
         self.n_bystanders = max((each.communicator.n_bystanders for each in self.exchanges.values()), default=0)
-        self._task = np.zeros(len(steps.key_sizes), dtype=np.int64)  # one of each key
+        self._task = np.zeros(len(steps.key_sizes), dtype=np.int64)  # one task per key
         collectives = np.flatnonzero(plan.kind[steps.row] >= ALL_REDUCE)
         self._task[tasks.key[collectives]] = collectives
         self.coding, self.sampling = _named(plan, ENCODE, DECODE), _named(plan, SAMPLES)
         self.deciding = _named(plan, MERGE)
         for row in np.flatnonzero(self.deciding).tolist():
             self.deciding[row] = self._summing[int(plan.rank[row]), int(plan.part[row])].decides
-        #: which rows take as long as Python says when they begin
+        #: rows whose duration Python determines when they begin
         self.asked = self.coding | self.sampling | self.deciding | (process & (plan.queue < 0))
         #: what the tasks are for the executor
         self.kinds = np.where(known[steps.row] & (tasks.kind == JOIN), MEETING, tasks.kind)
@@ -691,7 +690,7 @@ class Calls:
         return self.loop.collective(schedule, exchange.communicator.all_nodes, size)
 
     def messages(self, rows: Ints) -> tuple[Ints, Ints, Floats]:
-        """Return the nodes that messages leave and reach, and their bytes."""
+        """Return the source nodes, target nodes and bytes of messages."""
         plan, rows = self.steps.plan, self.steps.row[rows]
         return self.nodes[plan.rank[rows]], self.nodes[plan.peer[rows]], plan.nbytes[rows]
 
@@ -738,7 +737,7 @@ class Calls:
             exchange, factor = self._summing[rank, part], run.factor(step, rank)
             if plan.names[plan.name[row]] == ENCODE:
                 return exchange.encode_seconds(worker, step, part) * factor
-            if plan.queues:  # perhaps of the step before
+            if plan.queues:  # may belong to the previous step
                 step += int(plan.step[plan.needs[plan.need_offsets[row]]]) - int(plan.step[row])
             return exchange.decode_seconds(worker, step, part) * factor
         if self.deciding[row]:
@@ -755,14 +754,14 @@ class Calls:
         return float("inf")
 
     def _end_after(self, event: simpy.Event, tasks: list[int]) -> None:
-        """Let tasks end when an event happens."""
+        """End tasks when an event occurs."""
         executor = self.run.executor
         after(event, lambda _: executor.end(tasks, executor.now))
 
     # ------------------------------------------------------------ samples
 
     def _samples(self, step: int, row: int) -> simpy.Event | None:
-        """Return the event of a rank's next samples, None if they are ready. The first of the ranks that share a
+        """Return the event of a rank's next samples, None if they are available. The first of the ranks that share a
         micro-batch reads it."""
         batch, reader, n_ranks = self._batches[row]
         left, event = self._brought.pop((step, batch), (n_ranks, None))
@@ -776,7 +775,7 @@ class Calls:
 
     @functools.cached_property
     def _batches(self) -> dict[int, tuple[int, int, int]]:
-        """Of each row that waits for samples: its micro-batch, the rank that reads it, and how many ranks share it."""
+        """For each row that waits for samples: its micro-batch, the rank that reads it, and how many ranks share it."""
         plan = self.steps.plan
         passes = np.flatnonzero((plan.kind == FORWARD) & (plan.first == 0))
         batch = dict(zip(plan.previous[passes].tolist(), plan.batch[passes].tolist(), strict=True))
@@ -814,15 +813,14 @@ def _summing(plan: Plan, exchange_of: Callable[[int], Exchange]) -> dict[tuple[i
 
 
 def _named(plan: Plan, *names: str) -> Bools:
-    """Return which rows have one of these names."""
     return np.isin(plan.name, [number for number, name in enumerate(plan.names) if name in names])
 
 
 def as_executed(plan: Plan, exchange_of: Callable[[int, int, bool], Exchange], workers: Sequence[Worker]) -> Plan:
-    """Return the plan of steps with the tasks that their exchanges add.
+    """Return a plan with the tasks that its exchanges add.
 
-    exchange_of  kind of collective, group, whether it is of parts of the gradients -> its exchange
-    workers      of the ranks
+    exchange_of  (kind of collective, group, whether it carries parts of the gradients) -> its exchange
+    workers      the worker of each rank
 
     An encoded collective becomes the collectives that its codec needs, one task each. A sum through servers becomes a
     push-pull, or messages if the encoded answer has another size.
@@ -845,7 +843,7 @@ def as_executed(plan: Plan, exchange_of: Callable[[int, int, bool], Exchange], w
 
 
 def _with_seconds(plan: Plan, exchanges: Mapping[int, Exchange], workers: Sequence[Worker]) -> Plan:
-    """Return the plan with the seconds of encoding and decoding."""
+    """Set the durations of encoding and decoding in a plan."""
     coding = _named(plan, ENCODE, DECODE)
     if not coding.any():
         return plan
@@ -859,7 +857,7 @@ def _with_seconds(plan: Plan, exchanges: Mapping[int, Exchange], workers: Sequen
 
 
 def _in_calls(plan: Plan, coded: Mapping[int, Exchange], workers: Sequence[Worker]) -> Plan:
-    """Return the plan with each encoded collective replaced by those that its codec needs."""
+    """Replace each encoded collective of a plan by those that its codec needs."""
     groups = {group: number for number, group in enumerate(plan.groups)}
     keys: dict[tuple[int, int, int], int] = {}
     tasks: dict[int, list[Task]] = {}

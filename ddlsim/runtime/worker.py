@@ -28,14 +28,14 @@ from ddlsim.workload.contention import NO_SLOWDOWN, Contention
 from ddlsim.workload.jitter import Jitter, NoJitter, Slow, slow_intervals
 
 Process = Generator[simpy.Event, object, None]
-#: a process that ends with a value
+#: a process that returns a value
 Computation = Generator[simpy.Event, object, Value[Array]]
-#: steps of a worker in which there must be an update
+#: steps per worker after which a run without an update counts as deadlocked
 MOST_STEPS = 10_000
 
 
-#: Factors are sampled in multiples of this number, so that one block after the other gives the same sequence as several
-#: at once even where a NumPy function treats the end of an array differently.
+#: Factors are sampled in multiples of this number, so that blocks of any size give the same sequence, even where a
+#: NumPy function treats the end of an array differently.
 BLOCK = 64
 
 
@@ -49,8 +49,8 @@ class Factors:
     def __init__(self, jitter: Jitter, source: np.random.Generator) -> None:
         self._jitter, self._source = jitter, source
         self._sampled: Floats = np.empty(0)
-        self._n_returned = 0  # of those sampled
-        # a custom class may return another sequence when it samples several blocks at once
+        self._n_returned = 0  # of the sampled factors
+        # a custom distribution may return another sequence if it samples several blocks at once
         self._at_once = type(jitter) in get_args(Jitter)
 
     def __iter__(self) -> Iterator[float]:
@@ -74,7 +74,7 @@ class Unvaried(Factors):
     """The factors without jitter, which workers can share."""
 
     def __init__(self) -> None:
-        """Sample nothing."""
+        """Take no arguments: nothing is sampled."""
 
     def __next__(self) -> float:
         return 1.0
@@ -93,8 +93,8 @@ def factors(jitter: Jitter, seed: int, rank: int) -> Factors:
 
 
 def slow_rows(members: Sequence[Sequence[Worker]]) -> tuple[Ints, list[tuple[float, float]]]:
-    """Return the slow-downs of ranks that each stand for some workers, of which the slowest counts: the first row of
-    each rank, -1 for none, and the rows (until (s), factor) of all ranks."""
+    """Return the slow-downs of ranks that each represent some workers: the first row of each rank, -1 for none, and the
+    rows (until (s), factor) of all ranks. The slowest worker of a rank counts."""
     first, rows = np.full(len(members), -1), list[tuple[float, float]]()
     for rank, own in enumerate(members):
         slowed = [slow_intervals(worker.slowdowns) for worker in own if worker.slowdowns]
@@ -206,7 +206,7 @@ class Worker:
     def use(self, workload: Workload) -> None:
         """Use the times of `workload` from now on."""
         self.workload = workload
-        #: seconds of the backward pass until the gradient of each layer is ready
+        #: time until the gradient of each layer is ready, from the start of the backward pass, s
         self.backward_until = np.cumsum(workload.backward[::-1])[::-1]
 
     @property
