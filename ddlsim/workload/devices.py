@@ -185,8 +185,7 @@ def load_device(name: DeviceLike) -> Device:
 
 @cache
 def _read_device(path: Path, changed: int) -> Device:
-    """Read a device file, whose name is the default name. `changed`, its modification time, is part of the cache key.
-    """
+    """Read a device file; its name is the default name. `changed` (modification time) is part of the cache key."""
     return PLAIN.structure(Device, {"name": path.stem, **read_toml(path)}, str(path))
 
 

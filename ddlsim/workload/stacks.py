@@ -189,7 +189,7 @@ def load_stack(name: StackLike) -> Stack:
 
 @cache
 def _read_stack(path: Path, changed: int) -> Stack:
-    """Read a stack file, whose name is the default name. `changed`, its modification time, is part of the cache key."""
+    """Read a stack file; its name is the default name. `changed` (modification time) is part of the cache key."""
     return PLAIN.structure(Stack, {"name": path.stem, **read_toml(path)}, str(path))
 
 
