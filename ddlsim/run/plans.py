@@ -19,18 +19,18 @@ from ddlsim.strategies import contract
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.jitter import NoJitter
 
-#: collectives of what is compressed
+#: collectives that can be compressed
 SUMS = (ALL_REDUCE, REDUCE_SCATTER, PUSH_PULL)
 
 
 def encode_seconds(
     plan: Plan, experiment: Experiment, workloads: Sequence[Workload], hosts: Sequence[int] | Ints
 ) -> Floats:
-    """Return the s of encoding that each task takes besides in a run that compresses, at least, (n,): a part that is
-    summed is encoded with the last task that its sum needs of the device.
+    """Return a lower bound on the additional encoding time of each task in s, (n,), in a run with compression. A part
+    that is reduced is encoded with the last of the device's tasks that the reduction depends on.
 
-    hosts  (n_workers,) the machine of each worker, or its innermost group in the network: where gradients are
-           compressed between machines only, every worker of a machine encodes its share
+    hosts  (n_workers,) the machine of each worker, or its innermost group in the network: if gradients are compressed
+           only between machines, every worker of a machine encodes its share
     """
     seconds = np.zeros(len(plan))
     choice = compression_of(experiment.compression)
@@ -62,12 +62,11 @@ def encode_seconds(
 
 
 def least_seconds(plan: Plan, experiment: Experiment, besides: Floats, n_workers: int) -> Floats:
-    """Return a lower bound on the seconds of each task, its work and `besides`, in a run of `n_workers`, with the
-    factors that they draw, (n,).
+    """Return a lower bound on the time of each task in s, (n,): its work and `besides`, with the sampled jitter
+    factors.
 
-    Of slow-downs only those count that are none. A worker draws a factor for every micro-batch; where one begins before
-    another has ended, as in pipelines, that of the micro-batch counts for its passes, and for all else the least of the
-    step.
+    Only slowdowns with factors below 1 count. A worker samples one factor per micro-batch. If micro-batches overlap, as
+    in pipelines, a micro-batch's passes take its own factor, and all other tasks the smallest of the step.
     """
     seconds = math.prod(min(slow.factor, 1.0) for slow in experiment.slowdowns) * (plan.seconds + besides)
     if isinstance(experiment.jitter, NoJitter):
@@ -85,7 +84,7 @@ def least_seconds(plan: Plan, experiment: Experiment, besides: Floats, n_workers
         current = own[np.maximum.accumulate(np.where(own >= 0, np.arange(len(rows)), 0))]
         begins = np.flatnonzero(np.diff(current, prepend=-1) != 0)
         batches = np.unique(own[own >= 0])
-        if len(batches) == len(begins) == steps * per_step:  # one after the other
+        if len(batches) == len(begins) == steps * per_step:  # sequential micro-batches
             nth = np.searchsorted(begins, np.arange(len(rows)), side="right") - 1
             seconds[rows] *= drawn[nth]
         elif len(batches) == steps * per_step:

@@ -45,7 +45,7 @@ from ddlsim.units import si
 from ddlsim.workload.contention import NO_SLOWDOWN, OverlapSlowdown
 from ddlsim.workload.model import Model
 
-#: lets a run go on to its end, or until the pause asks it to stop
+#: continues a run to its end, or until the pause requests a stop
 GoOn = Callable[[Pause | None], None]
 
 
@@ -70,7 +70,7 @@ def _workers(
 
 
 def _check_compressible(model: Model) -> None:
-    """Raise ConfigError for embedding tables that learn: what is compressed is what workers exchange, without them."""
+    """Raise ConfigError for trained embedding tables: workers compress only exchanged gradients, which exclude them."""
     names = ", ".join(layer.name for layer in model.layers if layer.model_parallel)
     if names:
         raise ConfigError(
@@ -87,7 +87,7 @@ def _monitor(
     saved: Checkpoint | None,
     shift: Shift | None,
 ) -> Monitor | None:
-    """Return what evaluates a training run, after the strategy has said where its model is."""
+    """Return the monitor of a training run, after the strategy has set where its model is."""
     training, task = experiment.training, context.learner.task
     if training is None or task is None:
         return None
@@ -105,7 +105,7 @@ def _monitor(
 
 
 def _learner(prepared: Prepared, loaded: Experiment, saved: Saved | None, shift: Shift | None) -> Learner:
-    """Return the learner, which knows the values of the `saved` run where there is one."""
+    """Return the learner, with the values of the `saved` run if there is one."""
     task, n_workers = prepared.task, contract.of(loaded.strategy).n_replicas(len(prepared.nodes))
     if saved is None:
         return Learner(DataPlane(), task, n_workers, None if shift is None else shift.begin)
@@ -120,7 +120,7 @@ def _learner(prepared: Prepared, loaded: Experiment, saved: Saved | None, shift:
 def _pauses(
     monitor: Monitor | None, interrupt: Interrupt, loaded: Experiment, path: str | Path | None, every: float
 ) -> Pauses | None:
-    """Return what lets a training run stop, and saves it at `path`, before its clock goes on."""
+    """Return the pauses at which a training run can stop, and be saved at `path`, before its clock advances."""
     if monitor is None or monitor.learner.task is None:
         if path is not None:
             raise ConfigError(f"checkpoint = {str(path)!r} has no effect without training")
@@ -129,7 +129,7 @@ def _pauses(
 
 
 def _learn(monitor: Monitor, pauses: Pauses, stop: StopRule, max_time: float, go: GoOn) -> bool:
-    """Let the workers train; return whether they were interrupted."""
+    """Train the workers; return whether they were interrupted."""
     with pauses.interrupt.on_ctrl_c():
         monitor.start()
         go(pauses)
@@ -147,13 +147,13 @@ class UnderWay:
     """A run on a `network`, from its setup at `start` (s on the network's clock) to its result.
 
     given       the experiment as requested
-    keep_spans  record what a timeline needs
-    progress    is called during a training run
-    saved       the saved run that it resumes
-    shift       part of a training in which groups of workers alternate
-    endless     it continues after its steps
-    horizon     its own time in s up to which random faults are sampled; reaching it raises BeyondError
-    shows_plan  it is set up for its plan, and never executed
+    keep_spans  whether to record activities for timelines
+    progress    called during a training run
+    saved       saved run to resume
+    shift       part of a training run in which groups of workers alternate
+    endless     whether it continues after its steps
+    horizon     time in s since its start up to which random faults are sampled; reaching it raises BeyondError
+    shows_plan  whether it is set up only for its plan, and never executed
     """
 
     def __init__(
@@ -197,14 +197,14 @@ class UnderWay:
         report = None if progress is None else self.interrupt.guarded(progress)
         before = saved.checkpoint if saved is not None else None
         self.monitor = stop.monitor = _monitor(context, experiment, report, before, shift)
-        #: s on the network's clock at which it ends in any case
+        #: latest end in s on the network's clock
         self.latest = start + min(max_time, horizon)
         self._cut_short = horizon < max_time
         self.interrupted = self.halfway = False
         self.reason = ""
 
     def _check(self) -> None:
-        """Raise ConfigError for what has no effect with this strategy, or note it."""
+        """Raise ConfigError for settings without effect under this strategy, or note them."""
         experiment, context = self.experiment, self.context
         if not context.waits_for_all:
             check_free(experiment)
@@ -235,12 +235,12 @@ class UnderWay:
         self.check_horizon()
 
     def check_horizon(self) -> None:
-        """Raise BeyondError if the run waits only for faults that have not been sampled yet."""
+        """Raise BeyondError if the run stopped only at the end of the sampled random faults."""
         if self._cut_short and not self.stop.reason and self.loop.now >= self.latest:
             raise faults.BeyondError(f"random faults are sampled only up to {self.latest} s of simulated time")
 
     def go(self, go_on: GoOn, checkpoint: str | Path | None, every: float) -> None:
-        """Let `go_on` run it to the end; save a training run at `checkpoint` every `every` s. Ctrl-C stops it."""
+        """Run to the end with `go_on`; save a training run at `checkpoint` every `every` s. Ctrl-C stops it."""
         pauses = _pauses(self.monitor, self.interrupt, self.loaded, checkpoint, every)
         try:
             if self.monitor is None or pauses is None:
@@ -255,8 +255,8 @@ class UnderWay:
             self.reason = str(error)
 
     def has_ended(self, error: DdlsimError | None, whose: str) -> None:
-        """Record that it has ended, by its own rule or with an error; raises the error, with its owner, if the run has
-        no result then."""
+        """Record the end of the run, by its own rule or with an error. Raises the error, prefixed with `whose`, if the
+        run has no result."""
         if error is not None and not isinstance(error, DivergedError):
             raise type(error)(f"{whose}{error}") from None
         if error is None:
@@ -266,7 +266,7 @@ class UnderWay:
     # ------------------------------------------------------------ the result
 
     def result(self, *, stability: bool = False) -> Result:
-        """Return the result of a run that has ended, after checking that it adds up."""
+        """Return the result of a run that has ended, after the conservation checks."""
         loop, recorder, prepared = self.loop, self.recorder, self.prepared
         recorder.close(loop.now)
         if not recorder.updates:
@@ -299,7 +299,7 @@ class UnderWay:
             memory=prepared.fullest,
             sampled_faults=tuple(each for each in self._random if each.start < loop.now - loop.start),
         )
-        if not self.halfway:  # a run interrupted in the middle of an event has booked only a part of it
+        if not self.halfway:  # an event interrupted halfway has booked only a part of its time
             check_result(result, loop, self.stop.n_samples)
         if more := tuple(notes.superlinear_notes(result)):
             result = dataclasses.replace(result, notes=(*result.notes, *more))
@@ -316,7 +316,7 @@ class UnderWay:
             *life_notes(experiment, free=self.recorder.down is not None),
             *short_fault_notes(experiment, seconds / max(len(self.recorder.updates), 1)),
             *notes.link_notes(prepared.cluster),
-            *dict.fromkeys(context.notes),  # parts of a communicator say the same
+            *dict.fromkeys(context.notes),  # parts of a communicator repeat notes
             *feed_notes(experiment, self.recorder, seconds),
             *faults.sampled_notes(experiment.faults, happened, seconds),
             *notes.late_notes((*experiment.faults, *experiment.slowdowns, *experiment.background), lasts),
@@ -340,7 +340,7 @@ class UnderWay:
 
 def plan_of_run(experiment: Experiment, steps: int | None = None) -> Plan:
     """Return the tasks of a run's ranks in its first `steps` steps (None: in one cycle of steps), without jitter,
-    slow-downs, faults and failures.
+    slowdowns, faults and failures.
 
     The run is set up as for a simulation, and its executor returns the plan. Raises ConfigError for processes without
     one.
@@ -396,8 +396,8 @@ def run(
     def made(horizon: float) -> Result:
         together, network = None, None
         known = contract.of(experiment.strategy).collectives().cost != "simulated"
-        if experiment.background or (experiment.faults and known):  # on a shared network faults slow known costs, too
-            from ddlsim.run.concurrent import with_background  # which sets up runs, too
+        if experiment.background or (experiment.faults and known):  # faults also slow known costs on a shared network
+            from ddlsim.run.concurrent import with_background  # which imports this module
 
             together = with_background(
                 prepared.experiment, prepared.cluster, prepared.nodes, keep_spans=keep_spans, horizon=horizon
