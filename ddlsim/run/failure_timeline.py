@@ -300,8 +300,7 @@ def _timeline_without_waiting(result: Outcome, index: int) -> FailureTimeline:
 
 
 def _blocked(result: Outcome, out_of_service: Sequence[Windows], end: float) -> float:
-    """Return the total time in s that available workers were blocked by a missing server or too many missing workers.
-    """
+    """Return the time in s that available workers were blocked by a missing server or too many missing workers."""
     times = [0.0, *(time for time, _ in result.recorder.updates)]
     blocked = [window for rank in result.recorder.with_servers for window in out_of_service[rank]]
     gone = not stands_for_more(result.experiment) and any(own and own[-1][1] == math.inf for own in out_of_service)
