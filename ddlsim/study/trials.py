@@ -25,24 +25,24 @@ if TYPE_CHECKING:
     from optuna.trial import Trial
 
 
-#: of NSGA-II; Optuna's 50 are for budgets of thousands of trials
+#: population of NSGA-II; Optuna's default of 50 is for thousands of trials
 POPULATION = 20
-#: times that a sampler may come back to what it has had already, before a configuration is drawn from the others
+#: number of repeated proposals by the sampler before a new configuration is sampled at random
 REPEATS = 20
-#: configurations that are drawn then, before all are gone through
+#: number of random samples before all configurations are enumerated
 DRAWS = 1000
 
 
 @dataclass(frozen=True, eq=False)
 class Proposal:
-    """A configuration: what it takes for each key of the study, by its name where it has one."""
+    """A configuration: its value for each key of the study, by name if the value has one."""
 
     trial: Trial
     row: Mapping[str, object]
 
 
 class Proposals:
-    """The trials of a search. Raises ConfigError where Optuna is not installed."""
+    """The trials of a search. Raises ConfigError if Optuna is not installed."""
 
     def __init__(self, search: Search, vary: Vary) -> None:
         try:
@@ -52,7 +52,7 @@ class Proposals:
         self._search = search
         self._values = {key: list(values) if isinstance(values, Mapping) else values for key, values in vary.items()}
         self._space: dict[str, BaseDistribution] = {key: _space(values) for key, values in self._values.items()}
-        #: configurations that there are, inf where a number can be anything in a range
+        #: number of possible configurations; inf if a range contains real numbers
         self._n = math.prod(_n_values(values) for values in self._values.values())
         self._generator = np.random.default_rng(search.seed)
         self._seen: set[tuple[object, ...]] = set()
@@ -64,30 +64,30 @@ class Proposals:
             )
 
     def ask(self) -> list[Proposal]:
-        """Return the next configurations, `search.batch` of them or what is left; none at the end."""
+        """Return the next `search.batch` configurations, or the remaining ones; none at the end."""
         n = int(min(self._search.batch, self._search.n_trials - len(self._seen), self._n - len(self._seen)))
         with _quiet():
             return list(itertools.islice(self._new(), n))
 
     def tell(self, proposal: Proposal, values: Sequence[float] | None) -> None:
-        """Say what came of a configuration: a value per metric, or None if it has none (it does not fit together, or
-        was given up)."""
+        """Report the result of a configuration: a value per metric, or None if it has none (it is invalid, or was
+        pruned)."""
         from optuna.trial import TrialState
 
         with _quiet():
-            if values is None:  # samplers count those without a value as the worst
+            if values is None:  # samplers treat trials without a value as the worst
                 self._study.tell(proposal.trial, state=TrialState.PRUNED)
             else:
                 self._study.tell(proposal.trial, list(values))
 
     def gives_up(self, proposal: Proposal, value: float, step: int) -> bool:
-        """Return whether a configuration with this mean after seed number `step` is worse than the median."""
+        """Return whether the mean of a configuration after seed number `step` is worse than the median."""
         with _quiet():
             proposal.trial.report(value, step)
             return proposal.trial.should_prune()
 
     def _new(self) -> Iterator[Proposal]:
-        """Yield configurations that have not been proposed yet, while there are."""
+        """Yield configurations that have not been proposed yet, until there are none."""
         from optuna.trial import TrialState
 
         while True:
@@ -95,7 +95,7 @@ class Proposals:
                 trial = self._study.ask(self._space)
                 if self._is_new(trial.params):
                     break
-                self._study.tell(trial, state=TrialState.FAIL)  # which samplers leave out
+                self._study.tell(trial, state=TrialState.FAIL)  # ignored by samplers
             else:
                 parameters = next(filter(self._is_new, self._others()), None)
                 if parameters is None:
@@ -106,7 +106,7 @@ class Proposals:
             yield Proposal(trial, dict(zip(self._values, self._row(trial.params), strict=True)))
 
     def _others(self) -> Iterator[dict[str, float]]:
-        """Yield parameters at random; then, where there are that few, all in turn."""
+        """Yield random parameters, and then, unless there are too many, all combinations in order."""
         for _ in range(DRAWS):
             shares = self._generator.random(len(self._values)).tolist()
             yield {
@@ -125,7 +125,7 @@ class Proposals:
         ]
 
     def _place(self, parameters: Mapping[str, float]) -> tuple[object, ...]:
-        """Return what tells a configuration from others: numbers that are written alike are the same."""
+        """Return a key of a configuration; numbers with the same text have the same key."""
         return tuple(
             value if isinstance(values, Range) else parameters[key]
             for value, (key, values) in zip(self._row(parameters), self._values.items(), strict=True)
@@ -136,7 +136,7 @@ class Proposals:
 
 
 def _all_of(values: Sequence[object] | Range) -> range:
-    """Return the parameters of a list, or of a range of integers."""
+    """Return all parameters of a list, or of a range of integers."""
     if not isinstance(values, Range):
         return range(len(values))
     low, high = values.bounds
@@ -151,7 +151,7 @@ def _n_values(values: Sequence[object] | Range) -> float:
 
 
 def _space(values: Sequence[object] | Range) -> BaseDistribution:
-    """Return what Optuna is to choose from: places in a list, in no order, or numbers in a range."""
+    """Return Optuna's distribution: unordered indices of a list, or numbers in a range."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     if not isinstance(values, Range):
@@ -165,7 +165,7 @@ def _space(values: Sequence[object] | Range) -> BaseDistribution:
 def _sampler(search: Search) -> BaseSampler:
     from optuna import samplers
 
-    seed = search.seed % 2**32  # what Optuna's random numbers begin with
+    seed = search.seed % 2**32  # range of Optuna's seeds
     if search.sampler_used == "tpe":
         return samplers.TPESampler(seed=seed)
     if search.sampler_used == "nsga2":
@@ -175,7 +175,7 @@ def _sampler(search: Search) -> BaseSampler:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep what Optuna notes for itself off the terminal, and leave its level as it was."""
+    """Suppress Optuna's log messages, and restore its level."""
     logger = logging.getLogger("optuna")
     level = logger.level
     logger.setLevel(logging.WARNING)
@@ -200,10 +200,10 @@ class _Trial:
 
 
 class Trials:
-    """A search, round after round.
+    """A search, round by round.
 
-    points_of  the points of a proposed configuration, a seed after the other
-    points     of all trials so far, in their order
+    points_of  function that returns the points of a proposed configuration, one per seed
+    points     points of all trials so far, in order
     """
 
     def __init__(
@@ -219,18 +219,18 @@ class Trials:
         return [point for trial in self._trials for point in trial.points]
 
     def take(self, outcomes: Mapping[str, Outcome]) -> None:
-        """Take what has come of the points of the last round."""
+        """Receive the outcomes of the last round's points."""
         self._outcomes = outcomes
 
     def rounds(self) -> Iterator[list[Point]]:
-        """Yield points to be simulated; their outcomes are to be taken before the next round.
+        """Yield points to simulate; pass their outcomes to :meth:`take` before the next round.
 
-        Raises ConfigError for a metric that nothing simulated has.
+        Raises ConfigError for a metric that no simulated point has.
         """
         while proposals := self._proposals.ask():
             batch = [_Trial(proposal, self._points_of(proposal.row)) for proposal in proposals]
             self._trials += batch
-            # with pruning a seed after the other, else all at once
+            # with pruning, one seed after the other, else all at once
             steps = [[i] for i in range(self._n_seeds)] if self._search.prune else [list(range(self._n_seeds))]
             going = batch
             for step in steps:
@@ -239,11 +239,11 @@ class Trials:
             known = [trial for trial in batch if len(trial.values) == self._n_seeds]
             self._refuse_unknown()
             for trial in batch:
-                # those that do not fit together, have failed or were given up are told without a value
+                # invalid, failed and pruned trials are reported without a value
                 self._proposals.tell(trial.proposal, trial.means if trial in known else None)
 
     def _goes_on(self, trial: _Trial, step: Sequence[int]) -> bool:
-        """Note what came of some seeds of a trial; return whether it is worth simulating others."""
+        """Record the outcomes of some seeds of a trial; return whether to simulate further seeds."""
         for i in step:
             outcome = self._outcomes[trial.points[i].key]
             values = [outcome.record.get(name) for name in self._search.metrics]
@@ -253,7 +253,7 @@ class Trials:
         n = len(trial.values)
         if not self._search.prune:
             return True
-        gives_up = self._proposals.gives_up(trial.proposal, trial.means[0], n)  # which later trials are compared with
+        gives_up = self._proposals.gives_up(trial.proposal, trial.means[0], n)  # also recorded for later trials
         if not gives_up or n == self._n_seeds:
             return True
         name = self._search.metrics[0]
