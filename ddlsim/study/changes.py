@@ -140,8 +140,7 @@ def _replaced(value: object, tree: Mapping[str, object], where: str, units: Mapp
 
 
 def _with_items(values: Sequence[object], tree: Mapping[str, object], where: str) -> list[object]:
-    """Return the values with the fields in `tree` changed, in items named by index or in the only one with the field.
-    """
+    """Return the values with the fields in `tree` changed, in items named by index or the only one with the field."""
     items: dict[int, dict[str, object]] = {}
     for name, branch in tree.items():
         if name.isdecimal() and int(name) < len(values):

@@ -165,8 +165,7 @@ class _Dispatcher:
         self.finished({task.key: outcome.status for task, outcome in ended})
 
     def died(self, tasks: list[Task], how: str) -> None:
-        """Handle a process's death: retry its points in smaller groups, to find the one that kills processes, if any.
-        """
+        """Handle a process's death: retry its points in smaller groups, to find one that kills processes, if any."""
         self.strikes.update(task.key for task in tasks)
         guilty = [task for task in tasks if self.strikes[task.key] >= _GUILTY]
         if guilty:
