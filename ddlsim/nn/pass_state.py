@@ -102,7 +102,7 @@ class PureLayer(Protocol):
     """
 
     def forward(self, x: Array, params: Mapping[str, Array]) -> tuple[Array, object]:
-        """Return the outputs for `x`, shape (n, *in_shape), and data for the backward pass. Must not modify arguments.
+        """Return the outputs for `x`, shape (n, *in_shape), and data for the backward pass; arguments are not modified.
         """
 
     def backward(self, dy: Array, kept: object, params: Mapping[str, Array]) -> tuple[Array, Mapping[str, Array]]:
