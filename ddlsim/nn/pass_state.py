@@ -102,8 +102,7 @@ class PureLayer(Protocol):
     """
 
     def forward(self, x: Array, params: Mapping[str, Array]) -> tuple[Array, object]:
-        """Return the outputs for `x`, shape (n, *in_shape), and data for the backward pass; arguments are not modified.
-        """
+        """Return the outputs for `x`, shape (n, *in_shape), and data for the backward pass; changes no argument."""
 
     def backward(self, dy: Array, kept: object, params: Mapping[str, Array]) -> tuple[Array, Mapping[str, Array]]:
         """Return the gradients of `x` and of every tensor (summed over samples), given that of the outputs."""
