@@ -154,7 +154,7 @@ def candidates(
     def rows() -> Iterator[_Row]:
         for cluster in clusters:
             for n in dict.fromkeys(worker_counts(cluster) if workers is None else workers):
-                usual: list[tuple[Any, bool, bool]]  # strategies, and what stands for several ways
+                usual: list[tuple[Any, bool, bool]]  # strategy, one server per machine, no compression
                 if strategies is None:  # compression is never combined with averaging by default
                     usual = [(one, each, not nature_of(one).exact) for one, each in _usual_strategies(cluster, n)]
                 else:
@@ -218,13 +218,13 @@ class _Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Nature:
-    """What follows from a strategy's plan (docs/models/plans.md); all is False where it has none.
+    """Properties derived from a strategy's plan (docs/models/plans.md); all False if it has none.
 
-    synchronous  all workers make a step between two updates, so that a window of updates holds whole steps
-    exact        workers learn together what one would learn alone with their batches as one: the plan proves that where
-                 parameters are updated, the gradients of all batches have been summed
-    simple       how simple the exchange of gradients is: 0 for all-reduces, then servers, other collectives, what is
-                 not exact
+    synchronous  all workers make one step per update, so that a window of updates contains whole steps
+    exact        training equals that of one worker with all batches as one: the plan proves that the gradients of all
+                 batches are summed before each update
+    simple       rank of the gradient exchange by complexity: 0 for all-reduces, then servers, other collectives,
+                 inexact exchanges
     """
 
     synchronous: bool
@@ -233,7 +233,7 @@ class Nature:
 
 
 def nature_of(strategy: Strategy) -> Nature:
-    """Return what is known of a strategy, by its plan for two small workers."""
+    """Return the properties of a strategy, derived from its plan for two workers and a small model."""
     strategy = contract.of(strategy).scaled_down()
     workload = make_workload(load_model(SMALL), load_device(DEFAULT_DEVICE), 1)
     synchronous = False
@@ -255,11 +255,11 @@ def _key(strategy: Strategy) -> Hashable:
 
 
 def _length(base: Experiment, strategy: Strategy, synchronous: bool) -> tuple[int, int]:
-    """Return warm-up and steps of a simulation: whole periods of strategies that talk now and then."""
+    """Return warm-up and measured steps of a simulation, as whole cycles of the strategy."""
     length = RANDOM if varies(base) else REGULAR if synchronous else OWN_WAYS
     return contract.of(strategy).whole_cycles(*length)
 
 
 def varies(experiment: Experiment) -> bool:
-    """Return whether tasks can take other times than the step program says."""
+    """Return whether tasks can take other times than in the step program."""
     return not isinstance(experiment.jitter, NoJitter) or bool(experiment.slowdowns or experiment.faults)

@@ -13,17 +13,17 @@ from ddlsim.planner.evaluate import Evaluator, number_of
 from ddlsim.planner.search import Found
 from ddlsim.printable import shown
 
-#: ways to exchange gradients that are compared
+#: maximum number of gradient exchanges that are compared
 N_WAYS = 4
-#: throughputs that differ by a smaller share are equal
+#: relative difference below which throughputs are equal
 EQUAL = 1e-6
 
 
 @dataclass(frozen=True)
 class Crossover:
-    """From `workers` on `faster` has the higher throughput, at `before` (the count tried below) not yet.
+    """`faster` has the higher throughput from `workers` on, but not at `before`, the previous simulated number.
 
-    On `cluster`, with `batch_size`; both counts were simulated. `exact` if no count in between fits.
+    Applies to `cluster` and `batch_size`. Not `exact` if a number in between could not be simulated.
     """
 
     cluster: str
