@@ -19,7 +19,7 @@ __all__ = [*__all__, "__version__"]
 
 
 def __getattr__(name: str) -> object:
-    """Load a public name, or a package such as ``ddlsim.planner``, when it is first used."""
+    """Load a public name, or a package such as ``ddlsim.planner``, on first use."""
     if name not in __all__ and not name.startswith("_") and importlib.util.find_spec(f"ddlsim.{name}"):
         return importlib.import_module(f"ddlsim.{name}")
     if name not in __all__ and not name.startswith("_"):

@@ -1,6 +1,6 @@
 """Location of ddlsim's data files: `models/`, `topologies/` and `deviations/`.
 
-A checkout has these folders beside the package; a wheel carries them inside it, under `data_files/`.
+In a checkout, these folders are next to the package; in a wheel, they are inside it, under `data_files/`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ _PACKAGE = Path(__file__).resolve().parent
 def bundled_files(folder: str) -> dict[str, Path]:
     """Return the bundled `*.toml` files of `folder` ("models", "topologies" or "deviations") by name, in sorted order.
 
-    Raises :class:`ConfigError` when the folder is missing, which means that the installation is broken.
+    Raises :class:`ConfigError` if the folder is missing, which means that the installation is broken.
     """
-    # The wheel's copy goes first: beside an installed package may lie another project's "models".
+    # The wheel's copy comes first: next to an installed package, "models" may belong to another project.
     for root in (_PACKAGE / "data_files" / folder, _PACKAGE.parent / folder):
         if root.is_dir():
             return {path.stem: path for path in sorted(root.glob("*.toml"))}
@@ -26,9 +26,9 @@ def bundled_files(folder: str) -> dict[str, Path]:
 
 
 def split_options(text: str, folder: Path = Path()) -> tuple[str, list[str]]:
-    """Return the name or the path that a text like ``name+option+key=value`` begins with, and what follows it.
+    """Split a text like ``name+option+key=value`` into the name or path and the options.
 
-    Files and folders can have a plus in their names as well: the longest beginning that is a file (in `folder`) counts.
+    Names of files and folders can contain a plus: the longest prefix that is a file (in `folder`) is used.
     """
     ends = [*(i for i, character in enumerate(text) if character == "+"), len(text)]
     end = next((i for i in reversed(ends) if os.path.isfile(os.path.join(folder, text[:i]))), ends[0])
@@ -36,9 +36,9 @@ def split_options(text: str, folder: Path = Path()) -> tuple[str, list[str]]:
 
 
 def relative_name(name: str | Path, folder: Path) -> str:
-    """Return the name of a file or folder (with options) as a file in `folder` refers to it.
+    """Return the name of a file or folder (with options) as used by a file in `folder`.
 
-    Names that are no paths of existing files or folders, and absolute paths, stay as they are.
+    Names that are not paths of existing files or folders, and absolute paths, are returned unchanged.
     """
     text = str(name)
     stem, options = split_options(text)
@@ -50,8 +50,8 @@ def relative_name(name: str | Path, folder: Path) -> str:
         stem, options = text, []
     try:
         path = os.path.relpath(stem, folder)
-    except ValueError:  # on another drive of Windows
+    except ValueError:  # on another drive in Windows
         path = os.path.abspath(stem)
     if os.path.isdir(stem) and not os.path.dirname(path):
-        path = f"./{path}"  # a name with a slash is that of a folder
+        path = f"./{path}"  # a slash marks the name as a path
     return "+".join((path, *options))

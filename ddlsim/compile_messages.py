@@ -1,8 +1,8 @@
 """Progress messages on stderr while numba compiles, which happens once.
 
-In a terminal a line counts the seconds and is gone at the end; elsewhere (a pipe, a notebook, under a progress bar)
-there is a line every 20 s. Nothing is said of what comes from the cache, by all but the first of the processes that one
-has started, and where the environment variable ``DDLSIM_QUIET`` is set.
+In a terminal, a line shows the elapsed seconds and is removed at the end; elsewhere (a pipe, a notebook, with a
+progress bar), a line is printed every 20 s. Nothing is printed for cached code, if the environment variable
+``DDLSIM_QUIET`` is set, and by all but the first of several child processes.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-#: s between two looks at the clock in a terminal, and elsewhere; between two lines there
+#: interval in s between updates in a terminal, and between checks elsewhere; interval between lines elsewhere
 INTERVAL, LOOK, LINES = 0.2, 1.0, 20.0
 
-#: What is announced as soon as it begins takes longer than this, in s of CPU time.
+#: Compilations that take longer than this, in s of CPU time, are announced immediately.
 _LONG = 2.5
 
 
 @dataclass(frozen=True)
 class Part:
-    """Functions that people know as one thing: those whose names, with the module's, begin with ``prefix``.
+    """A group of functions shown under one name: those whose qualified names begin with ``prefix``.
 
-    seconds  CPU time that compiling all of them takes on one core, about
+    seconds  approximate CPU time in s for compiling all of them on one core
     """
 
     prefix: str
@@ -36,7 +36,7 @@ class Part:
     seconds: float
 
 
-#: the first whose prefix fits
+#: the first one with a matching prefix applies
 PARTS = (
     Part("ddlsim.network.kernel.advance", "the event kernel", 7.0),
     Part("ddlsim.network.tasks", "the executor of steps", 1.5),
@@ -48,7 +48,7 @@ PARTS = (
     Part("ddlsim.nn.", "the gradients of networks", 6.0),
 )
 
-#: are told (name of the function, part) of everything that is compiled, when it begins
+#: called with (name of the function, part) when the compilation of a function begins
 Listener = Callable[[str, Part], None]
 
 
@@ -58,20 +58,20 @@ def is_quiet() -> bool:
 
 
 def _speaks() -> bool:
-    """Whether this process says what it compiles: of several that one has started, the first speaks for all."""
+    """Whether this process prints messages: of several child processes, only the first does."""
     return multiprocessing.parent_process() is None or multiprocessing.current_process().name.endswith("-1")
 
 
 class _Teller:
-    """Follows what numba compiles; functions that are compiled inside others belong to these."""
+    """Tracks compilations by numba; functions compiled within others count as parts of these."""
 
     def __init__(self) -> None:
         self.depth = 0
         self.listeners: list[Listener] = []
         self.muted = False  # another part of the program reports instead
-        self.remark = ""  # why what is compiled is not kept
+        self.remark = ""  # why compiled code is not cached
         self._told: set[Part] = set()
-        self._spent: dict[Part, tuple[float, float]] = {}  # elapsed and CPU s so far
+        self._spent: dict[Part, tuple[float, float]] = {}  # elapsed and CPU time in s so far
         self._next_line = 0.0
         self._began = (0.0, 0.0)
         self._over = threading.Event()
@@ -110,7 +110,7 @@ class _Teller:
             self._ticker = None
 
     def _tick(self, part: Part, over: threading.Event) -> None:
-        # not under a progress bar, which has a line of its own: here, or in the process that has started this one
+        # not with a progress bar, which has its own line: in this process, or in its parent
         terminal, alone = sys.__stderr__, multiprocessing.parent_process() is None
         live = alone and terminal is not None and sys.stderr is terminal and terminal.isatty()
         shown = 0
@@ -137,7 +137,7 @@ class _Teller:
 
 
 def _say(text: str) -> None:
-    with suppress(OSError, ValueError, AttributeError):  # stderr is closed, or there is none
+    with suppress(OSError, ValueError, AttributeError):  # stderr is closed or missing
         sys.stderr.write(text)
         sys.stderr.flush()
 

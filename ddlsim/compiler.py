@@ -1,8 +1,8 @@
 """Decorators of kernels: loaded as machine code if the wheel has it, compiled by numba otherwise.
 
 A wheel can contain the kernels as machine code (the module ``_precompiled``, built by :mod:`ddlsim.precompile`). It is
-used if it was built from exactly these sources (``STAMP``) and this processor can run it. Then numba is not imported: a
-kernel calls its machine code. Only arguments of types for which it was not compiled make it import numba and compile.
+used if it was built from exactly these sources (``STAMP``) and this processor supports it. In this case, kernels call
+their machine code without importing numba, except for arguments of types that were not precompiled.
 
 Without precompiled kernels, in a checkout for example, the decorators are those of :mod:`ddlsim.numba_compiler`, which
 caches compiled code on disk.
@@ -52,15 +52,15 @@ def network_stamp() -> int:
 
 
 def _precompiled() -> Any:
-    """Return the module with precompiled kernels; None if there is none that may be used here.
+    """Return the module with precompiled kernels; None if there is none that can be used here.
 
-    ``DDLSIM_PRECOMPILED=0`` in the environment ignores it, so that numba compiles for this very processor.
+    ``DDLSIM_PRECOMPILED=0`` in the environment disables it, so that numba compiles for this processor.
     """
     if os.environ.get("DDLSIM_PRECOMPILED", "1") == "0":
         return None
     try:
         module = importlib.import_module("ddlsim._precompiled")
-    except ImportError:  # none in this installation, or built for another Python or system
+    except ImportError:  # missing, or built for another Python or system
         return None
     if not module.SUPPORTED or source_stamp(*SOURCES) != module.STAMP or not _reads_arrays(module):
         return None
@@ -77,12 +77,12 @@ def _reads_arrays(module: Any) -> bool:
     return bool(module.fields(array) == (array.ctypes.data, array.shape, array.dtype, array.flags.num))
 
 
-#: the module with precompiled kernels, None without
+#: the module with precompiled kernels, or None
 PRECOMPILED = _precompiled()
 
 
 def n_precompiled() -> int:
-    """Return how many functions are precompiled, each type of arguments counted."""
+    """Return the number of precompiled functions, counting each set of argument types."""
     return 0 if PRECOMPILED is None else int(PRECOMPILED.N_SIGNATURES)
 
 
@@ -97,19 +97,19 @@ if TYPE_CHECKING or PRECOMPILED is None:
     from ddlsim.numba_compiler import pasted as pasted
 
     def deferred(module: str, name: str) -> Any:
-        """Return what `name` is in a module that imports numba, now if numba is imported anyway."""
+        """Return the object `name` of a module that imports numba; here, numba is imported in any case."""
         return getattr(importlib.import_module(module), name)
 
 else:
     KEPT = True
 
     def files() -> list[Path]:
-        """Return the file with precompiled kernels, and those of the cache if something was compiled nevertheless."""
+        """Return the file with precompiled kernels, and cache files if numba compiled further functions."""
         compiled = importlib.import_module("ddlsim.numba_compiler").files() if _Kernel.compiled else []
         return [Path(PRECOMPILED.__file__), *compiled]
 
     class _Deferred:
-        """An object of a module that imports numba."""
+        """An object in a module that imports numba."""
 
         def __init__(self, module: str, name: str) -> None:
             self._module, self._name = module, name
@@ -120,18 +120,18 @@ else:
             return getattr(importlib.import_module(self._module), self._name)
 
     class _Part:
-        """A function that only compiled code calls."""
+        """A function that is called only by compiled code."""
 
         def __init__(self, py_func: Callable[..., Any], decorator: str) -> None:
             self.py_func, self._decorator = py_func, decorator
 
         @functools.cached_property
         def dispatcher(self) -> Any:
-            """numba's function."""
+            """The function as compiled by numba."""
             return _by_numba(self.py_func, self._decorator)
 
     class _Kernel(PRECOMPILED.Kernel):
-        """A function that Python calls."""
+        """A function that is called by Python."""
 
         compiled = False  # whether numba has compiled any
 
@@ -141,12 +141,12 @@ else:
 
         @functools.cached_property
         def dispatcher(self) -> Any:
-            """numba's function, for types of arguments that are not precompiled."""
+            """The function as compiled by numba, for argument types that are not precompiled."""
             _Kernel.compiled = True
             return _by_numba(self.py_func, self._decorator)
 
     def _by_numba(function: Callable[..., Any], decorator: str) -> Any:
-        """Let numba have a function, in whose globals numba's functions take the places of those of this module."""
+        """Return a function decorated by numba, with functions of this module in its globals replaced by numba's."""
         own = {
             name: value.dispatcher
             for name, value in function.__globals__.items()
@@ -169,7 +169,7 @@ else:
         return set(code.co_names).union(*inner)
 
     def deferred(module: str, name: str) -> Any:
-        """Return what `name` is in a module that imports numba, which is imported when numba compiles."""
+        """Return a reference to the object `name` of a module that imports numba, resolved when numba compiles."""
         return _Deferred(module, name)
 
     def entry(function: _Function) -> Any:

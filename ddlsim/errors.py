@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddlsim import printable
 
-#: characters of a message, and of a word in it (a path, say)
+#: maximum lengths of a message, and of a word in it (such as a path)
 _LONGEST, _LONGEST_WORD = 1200, 300
 
 
@@ -25,7 +25,7 @@ class DdlsimError(Exception):
     """
 
     def __init__(self, message: str = "") -> None:
-        text = message.replace("\n", " ")  # other ends of lines are shown
+        text = message.replace("\n", " ")  # other line separators are escaped
         if len(text) > _LONGEST_WORD:
             text = re.sub(rf"\S{{{_LONGEST_WORD},}}", lambda word: f"{word[0][:60]}...", text)
         half = _LONGEST // 2
@@ -59,7 +59,7 @@ class ConservationError(DdlsimError, RuntimeError):
 
 
 class _Short(reprlib.Repr):
-    """A short repr: no long number is written out, no text or array printed whole."""
+    """A repr that abbreviates long numbers, texts and arrays."""
 
     def repr_int(self, x: int, level: int) -> str:
         if abs(x) < 10**30:
@@ -70,7 +70,7 @@ class _Short(reprlib.Repr):
         return f"an array of shape {x.shape}, {x.dtype}" if x.ndim else repr(x.item())
 
 
-#: names that a message lists
+#: maximum number of names listed in a message
 MOST_LISTED = 10
 _SHORT = _Short()
 _SHORT.maxstring, _SHORT.maxother, _SHORT.maxlong, _SHORT.maxlevel = 60, 80, 40, 3
@@ -78,19 +78,19 @@ _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = _SHORT.maxset = 6
 
 
 def shown(value: object) -> str:
-    """Return a value for an error message: as Python writes it, on one line, shortened, nothing unprintable."""
+    """Return a value for an error message: its repr on one line, shortened, without unprintable characters."""
     text = " ".join(_SHORT.repr(value).split())
     return "".join(c if c.isprintable() else "?" for c in text[:200])
 
 
 def listed(names: Iterable[object]) -> str:
-    """Return names for an error message: at most ten, and how many more there are."""
+    """Return names for an error message: at most ten, and the number of further ones."""
     every = list(map(str, names))
     more = len(every) - MOST_LISTED
     return ", ".join(every) if more <= 0 else f"{', '.join(every[:MOST_LISTED])} and {more} more"
 
 
-#: former names of classes, arguments, keys and attributes, and today's
+#: former names of classes, arguments, keys and attributes -> current names
 RENAMED = (
     ("aim", "objective"),
     ("away", "out_of_service"),
@@ -124,9 +124,9 @@ RENAMED = (
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return which of the `known` names was meant, "" if none is like it.
+    """Return the `known` name that was probably meant, "" if none is similar.
 
-    What begins as the name does comes before what is spelled a little differently: "async" is no "k-async".
+    Names with the same prefix have priority over similar spellings: "async" does not suggest "k-async".
     """
     known = list(known)
     current = [new for old, new in RENAMED if old == name and new in known]
@@ -137,7 +137,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     if wanted in plain:
         return plain[wanted]
     close = difflib.get_close_matches(wanted, plain, n=len(plain) or 1, cutoff=0.0)
-    words = _words(name)  # the longest name of which all words are there: "h100" in "NVIDIA H100 80GB HBM3"
+    words = _words(name)  # the longest name whose words all occur: "h100" in "NVIDIA H100 80GB HBM3"
     within = sorted((each for each in known if len(each) > 2 and _words(each) <= words), key=len, reverse=True)
     begins = [each for each in close if len(wanted) > 2 and each.startswith(wanted)]
     inside = [each for each in close if len(wanted) > 2 and wanted in each]
@@ -167,12 +167,12 @@ def unknown_name(what: str, name: str, known: Iterable[str], where: str = "") ->
 
 
 class SuggestsAttributes:
-    """Base of results: the error for an unknown attribute suggests the nearest of its public ones."""
+    """Base of results: errors for unknown attributes suggest the nearest public one."""
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> object:
-            if hasattr(type(self), name):  # a property, whose own AttributeError says what is wrong
+            if hasattr(type(self), name):  # a property, whose own AttributeError is raised
                 return object.__getattribute__(self, name)
             known = [each for each in dir(self) if not each.startswith("_")]
             raise no_attribute(f"the {type(self).__name__}", name, known)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from ddlsim.errors import ConfigError
 
-#: package -> (what cannot be done without it, the extra that installs it)
+#: package -> (feature that requires it, extra that installs it)
 _EXTRAS = {"matplotlib": ("draw plots", "plots"), "scipy": ("fit or optimise parameters", "fit")}
 
 

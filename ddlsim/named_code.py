@@ -8,17 +8,17 @@ from ddlsim.errors import ConfigError
 
 
 def names_code(name: object) -> bool:
-    """Return whether a name is one of code, to be imported."""
+    """Return whether a name refers to code to be imported."""
     return isinstance(name, str) and ":" in name
 
 
 def imported(name: str, where: str, form: str = "Name") -> object:
-    """Return what ``"package.module:Name"`` stands for; importing the module runs it.
+    """Return the object named ``"package.module:Name"``; importing the module runs it.
 
-    where   what is named, for messages
-    form    what stands after the colon, for messages
+    where   name of the setting, for messages
+    form    kind of object after the colon, for messages
 
-    Raises ConfigError where there is no such module, or no such name in it.
+    Raises ConfigError if the module, or the name in it, does not exist.
     """
     module_name, _, attribute = name.partition(":")
     try:

@@ -1,7 +1,7 @@
 """HTML representations in notebooks: the rows of the text summaries as tables.
 
-Nothing but text and tables: no colours, so that they read in light and dark notebooks alike, no script, and nothing
-that a browser would have to load. Names from elsewhere are escaped.
+They consist only of text and tables, without colours (so that they are readable in light and dark notebooks), scripts
+or external resources. External names are escaped.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ _LEFT, _RIGHT = "text-align: left", "text-align: right; white-space: nowrap"
 
 
 def page(title: str, *parts: str) -> str:
-    """Return what a notebook shows: a title, and parts that the functions below have made (those without text left
-    out). What is wider than the page scrolls."""
+    """Return an HTML page with a title and parts made by the functions below; empty parts are omitted. Contents wider
+    than the page scroll."""
     return f'<div style="overflow-x: auto"><p><strong>{escaped(title)}</strong></p>{"".join(parts)}</div>'
 
 
 def labelled(rows: Iterable[tuple[str, str]]) -> str:
-    """Return a table of labels and texts; a row without a label goes on with the one before, an empty row is left
-    out."""
+    """Return a table of labels and texts; a row without a label continues the previous one, and an empty row is
+    omitted."""
     merged: list[tuple[str, list[str]]] = []
     for label, text in rows:
         if label or not merged:
@@ -39,7 +39,7 @@ def labelled(rows: Iterable[tuple[str, str]]) -> str:
 
 
 def grid(rows: Sequence[Sequence[str]], left: Container[int] = ()) -> str:
-    """Return a table with a head, as :func:`ddlsim.text_tables.aligned` lays it out in text."""
+    """Return a table with a header, like :func:`ddlsim.text_tables.aligned` for text."""
     head, *body = rows
     style = [_LEFT if i in left else _RIGHT for i in range(len(head))]
     cells = "".join(f'<th scope="col" style="{s}">{escaped(text)}</th>' for s, text in zip(style, head, strict=True))
@@ -51,16 +51,16 @@ def grid(rows: Sequence[Sequence[str]], left: Container[int] = ()) -> str:
 
 
 def lines(texts: Iterable[str]) -> str:
-    """Return lines of text under each other; nothing if there are none."""
+    """Return lines of text, one below the other; "" if there are none."""
     found = [escaped(text) for text in texts]
     return f"<p>{'<br>'.join(found)}</p>" if found else ""
 
 
 def folded(label: str, part: str) -> str:
-    """Return a part that a click on the label opens."""
+    """Return a part that is expanded by clicking on the label."""
     return f"<details><summary>{escaped(label)}</summary>{part}</details>"
 
 
 def escaped(text: str) -> str:
-    """Return `text` for HTML: its markup and control characters are shown, not obeyed."""
+    """Escape `text` for HTML: markup and control characters are displayed, not interpreted."""
     return html.escape(shown(text))

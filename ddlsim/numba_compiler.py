@@ -1,17 +1,17 @@
-"""How numba compiles ddlsim's kernels: to code as fast as by itself, in less than half of the time.
+"""How numba compiles ddlsim's kernels: to equally fast code, in less than half of the time.
 
-What numba does for each function by itself is left out or done once:
+Work that numba does for each function by default is omitted or done once:
 
-* a function that only compiled code calls (a part) is simplified, but neither optimised nor turned into machine code;
-  the function that Python calls is, once, together with all its parts;
-* the types that an operator takes and returns, and whether there is special code for a constant operand, are looked up
-  once per set of types, not at every place where the operator stands;
+* a function that is called only by compiled code (a part) is simplified, but neither optimised nor compiled to machine
+  code; the function that Python calls is, once, together with all its parts;
+* the argument and result types of an operator, and whether there is special code for a constant operand, are looked up
+  once per set of types, not at every use of the operator;
 * steps for language features that no kernel uses (closures, literal lists, context managers) are skipped, and so is the
-  deletion of variables where nothing is counted;
+  deletion of variables, because nothing is reference-counted;
 * loops are not unrolled.
 
-Garbage collections, which would look at all of numba's many objects again and again, wait until a function is
-compiled, and then count these objects as old ones. All of it rests on `pipeline_class`, numba's extension point for
+Garbage collections, which would traverse numba's many objects repeatedly, are postponed until a function is compiled;
+these objects then belong to the oldest generation. All of this uses `pipeline_class`, numba's extension point for
 custom compilers (https://numba.readthedocs.io/en/stable/developer/custom_pipeline.html).
 """
 
@@ -41,35 +41,35 @@ from numba.core.ssa import reconstruct_ssa
 from ddlsim.compile_messages import teller
 
 _REMEDY = "set NUMBA_CACHE_DIR to a writable folder"
-_full: list[OSError] = []  # what has kept compiled code from being written
+_full: list[OSError] = []  # errors that prevented writing compiled code
 
 
 class Cache(caching.FunctionCache):  # type: ignore[misc,unused-ignore]
-    """numba's cache of a function: quicker to load from, and a full disk is no reason to fail."""
+    """numba's cache of a function, with faster loading, and without errors if the disk is full."""
 
     @property
     def function(self) -> Any:
-        """What is compiled."""
+        """The function that is compiled."""
         return self._py_func
 
     @property
     def stem(self) -> str:
-        """With what the names of its files begin."""
+        """Prefix of its file names."""
         return str(self._impl.filename_base)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Load compiled code, if it is there.
+        """Load compiled code, if it is in the cache.
 
-        Without numba's refresh before it, which imports everything that numba knows to compile, and scipy's linear
-        algebra: half a second for what is compiled already. Whatever does compile refreshes by itself. Of the refresh,
-        code that is compiled already needs only numba's runtime, if it counts references.
+        This skips numba's refresh, which imports everything that numba can compile, and scipy's linear algebra. For
+        code that is already compiled, it would take half a second; the compiler refreshes by itself. Cached code needs
+        only numba's runtime, if it counts references.
         """
         rtsys.initialize(target_context)
         with self._guard_against_spurious_io_errors():
             return self._load_overload(sig, target_context)
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        """Write compiled code; where that fails, it is not kept."""
+        """Write compiled code; ignore errors with a warning, so that the code is not cached."""
         try:
             super().save_overload(sig, data)
         except OSError as error:
@@ -80,7 +80,7 @@ class Cache(caching.FunctionCache):  # type: ignore[misc,unused-ignore]
 
 
 def _no_place() -> bool:
-    """Whether numba finds no folder that it may write to."""
+    """Whether numba finds no writable folder."""
     try:
         caching.FunctionCache(_no_place)
     except RuntimeError:
@@ -89,7 +89,7 @@ def _no_place() -> bool:
 
 
 def _prepare() -> bool:
-    """Find a place for compiled code; whether there is one."""
+    """Find a folder for compiled code; return whether there is one."""
     if not _no_place():
         return True
     teller.remark = f"no folder for compiled code is writable; {_REMEDY}"
@@ -103,11 +103,11 @@ def _prepare() -> bool:
 
 
 def _remove(folder: str, owner: int) -> None:
-    if os.getpid() == owner:  # not a child that was forked
+    if os.getpid() == owner:  # not a forked child
         shutil.rmtree(folder, ignore_errors=True)
 
 
-#: whether compiled code can be kept on disk
+#: whether compiled code can be cached on disk
 KEPT = _prepare()
 
 
@@ -116,7 +116,7 @@ _dispatchers: list[Any] = []
 
 
 def keep(dispatcher: Any) -> Any:
-    """Let a compiled function be kept in the cache, if there is one; returns it."""
+    """Enable the disk cache of a compiled function, if there is one, and return the function."""
     if KEPT:
         dispatcher._cache = Cache(dispatcher.py_func)
         _caches.append(dispatcher._cache)
@@ -125,34 +125,34 @@ def keep(dispatcher: Any) -> Any:
 
 
 def dispatchers() -> list[Any]:
-    """Return the functions that are kept in the cache, of what has been imported."""
+    """Return the cached functions of all imported modules."""
     return list(_dispatchers)
 
 
 def files() -> list[Path]:
-    """Return the files of the cache that belong to what has been imported: one index per function, and its code."""
+    """Return the cache files of all imported modules: one index per function, and its code."""
     found = (Path(cache.cache_path).glob(f"{glob.escape(cache.stem)}.*") for cache in _caches)
     return sorted({path for paths in found for path in paths})
 
 
-#: A compiled function takes arrays or numbers; numba infers the types.
+#: A compiled function takes arrays or numbers, whose types numba infers.
 _Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class _Flags(compiler.Flags):
-    """A function's options, as a key that is quick to compare: numba looks implementations up by it."""
+    """A function's options as a key with fast comparison, which numba uses to look up implementations."""
 
     __slots__ = ()
 
     def __hash__(self) -> int:
-        return 0  # there are hardly two that differ
+        return 0  # almost all are equal
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, _Flags) and self._values == other._values)
 
 
 class _Operator(types.Function):
-    """An operator or another function of numba that remembers its signatures."""
+    """A function known to numba, such as an operator, with cached signatures."""
 
     def __init__(self, function: Any) -> None:
         vars(self).update(vars(function))
@@ -168,7 +168,7 @@ class _Operator(types.Function):
 
 
 class _Operators:
-    """A typing context that remembers what it has said of operators and other functions of numba."""
+    """A typing context with cached results for operators and other functions known to numba."""
 
     def __init__(self, context: Any) -> None:
         self._context = context
@@ -195,7 +195,7 @@ class _Operators:
 
 
 class _Code(JITCodeLibrary):
-    """Code of a function, which is only made smaller before it is linked into other code and optimised there."""
+    """Code of a function that is only simplified here, and optimised after it is linked into other code."""
 
     def _optimize_functions(self, ll_module: Any) -> None:
         ll_module.data_layout = self._codegen._data_layout
@@ -209,12 +209,12 @@ class _Code(JITCodeLibrary):
 
 
 def _by_itself(context: Any) -> Any:
-    """Return a typing context as numba has made it."""
+    """Return numba's original typing context."""
     return context._context if isinstance(context, _Operators) else context
 
 
 class _OperatorsAtLowering(_Operators):
-    """The same for the generation of code, which asks operators themselves."""
+    """The same for code generation, which queries operators directly."""
 
     def __init__(self, context: Any) -> None:
         super().__init__(context)
@@ -230,7 +230,7 @@ class _OperatorsAtLowering(_Operators):
 
 
 class _NoEnvironment:
-    """The code generator of a part, which has no machine code in which an environment could be noted."""
+    """The code generator of a part, which has no machine code to store an environment in."""
 
     def __init__(self, codegen: Any) -> None:
         self._codegen = codegen
@@ -259,7 +259,7 @@ class _PartCode(_Code):
 
 
 class _OwnCode(JITCodeLibrary):
-    """Code of a function that is optimised as numba does it, with one pass manager for all functions."""
+    """Code of a function that is optimised like numba's, with one pass manager for all functions."""
 
     def _optimize_functions(self, ll_module: Any) -> None:
         ll_module.data_layout = self._codegen._data_layout
@@ -277,10 +277,10 @@ class _WholeCode(_Code):
         super().finalize()
 
     def _optimize_final_module(self) -> None:
-        """Optimise once: numba's first pass inlines, without simplifying, what are functions many calls deep here.
+        """Optimise once: numba's first pass would inline deeply nested functions without simplifying them.
 
-        Loops are vectorised but not unrolled, which would take a quarter of the time and gain nothing: most of them are
-        over the few links of a route.
+        Loops are vectorised but not unrolled. Unrolling would take a quarter of the time without gain, because most
+        loops run over the few links of a route.
         """
         options = llvm.create_pipeline_tuning_options(speed_level=3)
         options.loop_vectorization = options.slp_vectorization = True
@@ -290,7 +290,7 @@ class _WholeCode(_Code):
 
 
 def _with_parts(libraries: Iterable[Any], seen: dict[Any, None]) -> dict[Any, None]:
-    """Return the libraries and those that parts among them need, each once, in order, as keys."""
+    """Return the libraries and those that parts among them need, each once, in order, as keys of a dictionary."""
     for library in libraries:
         if library not in seen:
             seen[library] = None
@@ -304,7 +304,7 @@ _AT_LOWERING: dict[int, _OperatorsAtLowering] = {}
 
 
 class _Target(CPUContext):  # type: ignore[misc,unused-ignore]
-    """A target that remembers for what it has no code: numba looks for code for constants at each operator."""
+    """A target that caches failed lookups: at each operator, numba looks for special code for constants."""
 
     missing: ClassVar[set[Any]] = set()
 
@@ -318,7 +318,7 @@ class _Target(CPUContext):  # type: ignore[misc,unused-ignore]
             raise
 
     def compile_subroutine(self, *args: Any, **kws: Any) -> Any:
-        """Compile a function of numba's, whose types numba infers by itself."""
+        """Compile one of numba's own functions, whose types numba infers itself."""
         typing, self.typing_context = self.typing_context, _by_itself(self.typing_context)
         try:
             return super().compile_subroutine(*args, **kws)
@@ -327,7 +327,7 @@ class _Target(CPUContext):  # type: ignore[misc,unused-ignore]
 
 
 class _Lower(lowering.Lower):  # type: ignore[misc,unused-ignore]
-    """Generates a function's code; what numba knows of operators is remembered."""
+    """Generates a function's code, with cached knowledge of operators."""
 
     def __init__(self, context: Any, *args: Any, **kws: Any) -> None:
         super().__init__(context, *args, **kws)
@@ -343,10 +343,10 @@ class _NativeLowering(typed_passes.NativeLowering):  # type: ignore[misc,unused-
     lowering_class = _Lower
 
 
-#: Variables need not be deleted (numba's IRLegalization), as nothing is counted.
+#: Variables need not be deleted (numba's IRLegalization), because nothing is reference-counted.
 @register_pass(mutates_CFG=True, analysis_only=False)
 class _ReconstructSSA(untyped_passes.ReconstructSSA):  # type: ignore[misc,unused-ignore]
-    """The same without how long variables live, which matters where they are deleted."""
+    """The same without live ranges of variables, which matter only for deleting them."""
 
     _name = "ddlsim_reconstruct_ssa"
 
@@ -358,7 +358,7 @@ class _ReconstructSSA(untyped_passes.ReconstructSSA):  # type: ignore[misc,unuse
 
 @register_pass(mutates_CFG=True, analysis_only=False)
 class _StripPhis(typed_passes.PreLowerStripPhis):  # type: ignore[misc,unused-ignore]
-    """The same without that."""
+    """The same without deletions."""
 
     _name = "ddlsim_strip_phis"
 
@@ -396,7 +396,7 @@ _STEPS = (
 
 
 class _Whole(compiler.CompilerBase):  # type: ignore[misc,unused-ignore]
-    """Compiles what Python calls."""
+    """Compiles functions called by Python."""
 
     code: type[JITCodeLibrary] = _WholeCode
     steps: tuple[Any, ...] = _STEPS
@@ -406,7 +406,7 @@ class _Whole(compiler.CompilerBase):  # type: ignore[misc,unused-ignore]
         self.state.typingctx = _OPERATORS.setdefault(id(typing), _Operators(typing))
 
     def define_pipelines(self) -> list[Any]:
-        """Return the only pipeline."""
+        """Return the single pipeline."""
         manager = PassManager("ddlsim")
         for step in self.steps:
             manager.add_pass(step, step.__name__)
@@ -428,20 +428,20 @@ class _Whole(compiler.CompilerBase):  # type: ignore[misc,unused-ignore]
 
 
 def _let_age() -> None:
-    """Make all objects old ones, so that the next garbage collection of young ones does not look at them."""
-    if gc.get_freeze_count() == 0:  # else the application has frozen objects, which would be thawed
+    """Move all objects to the oldest generation, which the next young collections skip."""
+    if gc.get_freeze_count() == 0:  # otherwise, objects frozen by the application would be thawed
         gc.freeze()
         gc.unfreeze()
 
 
 class _Part(_Whole):
-    """Compiles what only compiled code calls."""
+    """Compiles functions called only by compiled code."""
 
     code = _PartCode
 
 
 class _Alone(_Whole):
-    """Compiles what stands for itself."""
+    """Compiles independent functions."""
 
     code = _OwnCode
     steps = _STEPS_ALONE
@@ -455,28 +455,28 @@ _PART: dict[str, Any] = {**_OPTIONS, "no_cpython_wrapper": True, "no_cfunc_wrapp
 
 
 def entry(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile what Python calls, and keep it in the cache on disk."""
+    """Compile a function called by Python, and cache it on disk."""
     return cast("Callable[..., Any]", keep(nb.njit(**_ENTRY)(function)))
 
 
 def addressed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile what Python calls, and other compiled code by its address; keep it in the cache on disk."""
+    """Compile a function called by Python, and by other compiled code through its address; cache it on disk."""
     return cast("Callable[..., Any]", keep(nb.njit(**_ADDRESSED)(function)))
 
 
 def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile what stands for itself, to the code that numba makes of it, and keep it in the cache on disk."""
+    """Compile an independent function to the same code as numba's default, and cache it on disk."""
     return cast("Callable[..., Any]", keep(nb.njit(pipeline_class=_Alone)(function)))
 
 
-#: For parts of what :func:`kernel` compiles, which numba pastes into their callers before it infers types.
+#: For parts of functions compiled by :func:`kernel`; numba inlines them before type inference.
 pasted: _Decorator = nb.njit(inline="always")
 
 
 def _part(**options: Any) -> _Decorator:
-    """Return a decorator of parts, which are compiled once for all integers that int64 can hold, constants included.
+    """Return a decorator of parts, which are compiled once for all integers that fit int64, including constants.
 
-    By itself, numba compiles a function anew for int32, int64 and each constant that it gets.
+    By default, numba compiles a function separately for int32, int64 and each constant.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -499,16 +499,16 @@ def _widened(kind: Any) -> Any:
     return types.int64 if kind == types.int32 else kind
 
 
-#: For parts that become part of their callers.
+#: For parts that are inlined into their callers.
 inlined: _Decorator = _part(forceinline=True)
 
-#: For parts of which LLVM decides that: hot loops over a few arrays have the processor's registers for themselves.
-#: (Without the option, it would be taken over from the caller.)
+#: For parts that LLVM may inline or not: hot loops over a few arrays that then have all registers for themselves.
+#: (Without the option, the caller's setting would apply.)
 called: _Decorator = _part(forceinline=False)
 
 
 class _Listener(event.Listener):  # type: ignore[misc,unused-ignore]
-    """Passes on when numba begins and ends to compile a function."""
+    """Forwards the start and end of numba's compilations."""
 
     def on_start(self, event: Any) -> None:
         teller.on_start(event)

@@ -1,8 +1,8 @@
 """Atomic output files: written to a temporary file first, then moved into place.
 
-Readers see the old file or the new one. On a full disk, after Ctrl-C or a crash the old file is still there (or
-none, as before), and nothing lies beside it. Everything that ddlsim writes goes this way; rows that are appended to a
-table of measurements are the one exception (:mod:`ddlsim.measure.reading`).
+Readers see either the old file or the new one. On a full disk, after Ctrl-C or a crash, the old file (if any) is still
+there, and no temporary file is left. All of ddlsim's output is written in this way, except for rows appended to a table
+of measurements (:mod:`ddlsim.measure.reading`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-#: what can be done about it
+#: error -> remedy
 _REMEDIES = {
     errno.ENOSPC: "free some space, or choose another folder",
     errno.EDQUOT: "free some space, or choose another folder",
@@ -38,7 +38,7 @@ _REMEDIES = {
 
 
 def check_suffix(path: str | Path, *suffixes: str) -> None:
-    """Raise ConfigError for a name that does not end as the files that ddlsim reads do; /dev/stdout and pipes may."""
+    """Raise ConfigError for a suffix that ddlsim's files do not have; /dev/stdout and pipes are exempt."""
     path = Path(path)
     if path.suffix not in suffixes and (os.path.isfile(path) or os.path.isdir(path) or not os.path.exists(path)):
         raise ConfigError(f"{path}: cannot write {path.suffix!r} files; use {' or '.join(suffixes)}")
@@ -47,17 +47,17 @@ def check_suffix(path: str | Path, *suffixes: str) -> None:
 def write_text(path: str | Path, text: str) -> None:
     """Write `text` as UTF-8; see :func:`replacing`."""
     with replacing(path) as file:
-        # a lone half of a surrogate pair, which JSON may hold, has no UTF-8
+        # a lone surrogate, which JSON may contain, cannot be encoded in UTF-8
         file.write(text.encode("utf-8", "backslashreplace"))
 
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[BinaryIO]:
-    """Yield a file to write to, which takes the place of `path` when the block ends without an error.
+    """Yield a file to write to, which replaces `path` when the block ends without an error.
 
-    A symbolic link stays, and what it leads to is replaced; the permissions and, where possible, the owner of the old
-    file stay. What is no file on a disk (``/dev/stdout``, a named pipe) is written to when the block has ended. Raises
-    :class:`ConfigError` in one line with the path, the reason and what to do; BrokenPipeError if nothing reads a pipe.
+    A symbolic link is kept, and its target is replaced; the permissions and, if possible, the owner of the old file are
+    kept. Targets that are not regular files (``/dev/stdout``, a named pipe) are written when the block has ended.
+    Raises a one-line :class:`ConfigError` with path, reason and remedy; BrokenPipeError if nothing reads a pipe.
     """
     path = Path(path)
     try:
@@ -71,7 +71,7 @@ def replacing(path: str | Path) -> Iterator[BinaryIO]:
 
 
 def check_place(path: str | Path) -> None:
-    """Find out before long work that its output cannot be written at `path`. Raises :class:`ConfigError`."""
+    """Check before long work that its output can be written at `path`. Raises :class:`ConfigError`."""
     path = Path(path)
     folder = Path(os.path.realpath(path)).parent
     if not path.parent.is_dir():
@@ -87,15 +87,15 @@ def check_place(path: str | Path) -> None:
 
 
 def cannot_be_written(path: str | Path, error: OSError) -> ConfigError:
-    """Return the error for a file that could not be written, with the reason and what to do about it."""
+    """Return the error for a file that could not be written, with the reason and the remedy."""
     remedy, reason = _REMEDIES.get(error.errno or 0, "choose another path"), error.strerror or error
     return ConfigError(f"{path}: cannot be written: {reason}; {remedy}")
 
 
 def _stream(path: Path, *, just_look: bool = False) -> int | None:
-    """Return a descriptor of what is no file on a disk, or is where our own output goes; None for other files.
+    """Return a descriptor if `path` is not a regular file, or is our own stdout; None for other files.
 
-    Raises OSError for folders and files that are write-protected. With `just_look`, nothing is opened (0).
+    Raises OSError for folders and write-protected files. With `just_look`, nothing is opened (0).
     """
     try:
         there = path.stat()
@@ -108,14 +108,14 @@ def _stream(path: Path, *, just_look: bool = False) -> int | None:
             if os.path.samestat(there, os.fstat(descriptor)):
                 return 0 if just_look else os.dup(descriptor)
     if stat.S_ISREG(there.st_mode):
-        os.close(os.open(path, os.O_WRONLY))  # a file that is write-protected is not replaced either
+        os.close(os.open(path, os.O_WRONLY))  # write-protected files must not be replaced
         return None
     return 0 if just_look else os.open(path, os.O_WRONLY | getattr(os, "O_CLOEXEC", 0))
 
 
 @contextmanager
 def _into(stream: int) -> Iterator[BinaryIO]:
-    """Yield a buffer, which goes to the stream at the end: pictures and archives go back in what they write."""
+    """Yield a buffer that is written to the stream at the end, because pictures and archives are written with seeks."""
     with os.fdopen(stream, "wb") as out:
         buffer = io.BytesIO()
         yield buffer
@@ -124,7 +124,7 @@ def _into(stream: int) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _beside(target: Path) -> Iterator[BinaryIO]:
-    """Yield a new file in the folder of `target`, which is moved there at the end, or removed."""
+    """Yield a new file in the folder of `target`, which is moved into place at the end, or removed."""
     partial = target.with_name(f".{target.name[:40]}.{os.getpid()}-{secrets.token_hex(4)}.partial")
     handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
     try:
@@ -132,7 +132,7 @@ def _beside(target: Path) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             _keep_permissions(file.fileno(), target)
-            os.fsync(file.fileno())  # a crash of the computer must not leave the new name with nothing in it
+            os.fsync(file.fileno())  # after a crash of the computer, the new name must not be an empty file
         partial.replace(target)
     except BaseException:
         with suppress(OSError):
@@ -141,21 +141,21 @@ def _beside(target: Path) -> Iterator[BinaryIO]:
 
 
 def _keep_permissions(handle: int, target: Path) -> None:
-    """Give a new file the owner and the permissions of the one that it takes the place of."""
+    """Copy owner and permissions of the replaced file to the new one."""
     if not hasattr(os, "fchown"):
         return
     try:
         old = target.stat()
     except FileNotFoundError:
         return
-    with suppress(OSError):  # only root may give files away
+    with suppress(OSError):  # only root may change owners
         os.fchown(handle, old.st_uid, old.st_gid)
     with suppress(OSError):
         os.fchmod(handle, stat.S_IMODE(old.st_mode))
 
 
 def csv_text(frame: pd.DataFrame) -> str:
-    """Return the rows of a frame as CSV, without its index; texts that look like formulas are guarded
+    """Return the rows of a frame as CSV, without its index; texts that look like formulas are escaped
     (:mod:`ddlsim.output_files`)."""
     safe = frame.astype(object).map(lambda cell: guarded(cell) if isinstance(cell, str) else cell)
     safe.columns = [guarded(str(name)) for name in frame.columns]
@@ -163,7 +163,7 @@ def csv_text(frame: pd.DataFrame) -> str:
 
 
 def save_csv(frame: pd.DataFrame, path: str | Path) -> None:
-    """Write the rows of a frame, as :func:`csv_text` has them. Raises ConfigError if the file cannot be written."""
+    """Write the rows of a frame like :func:`csv_text`. Raises ConfigError if the file cannot be written."""
     write_text(path, csv_text(frame))
 
 
@@ -171,13 +171,13 @@ _FORMULA = re.compile(r"'*[=+\-@\t\r\n]")
 
 
 def guarded(text: str) -> str:
-    """Return what to write for `text`, so that no program takes it for a formula."""
+    """Escape `text` so that no program interprets it as a formula."""
     text = shown(text)
     return f"'{text}" if _FORMULA.match(text) and not _is_number(text) else text
 
 
 def unguarded(cell: str) -> str:
-    """Return the text that :func:`guarded` has made `cell` from (its control characters stay written out)."""
+    """Undo :func:`guarded` (control characters stay escaped)."""
     return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell
 
 

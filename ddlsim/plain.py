@@ -1,8 +1,7 @@
 """TOML and JSON files of plain values that are safe to check and print.
 
-Some content of such files is valid, but harms the reader: values nested so deeply that Python's recursion ends,
-integers so large that they are no floats (or cannot even be printed), numbers whose inverse is infinite, and
-dates, which no field here takes.
+Some valid content of such files causes problems: values nested beyond Python's recursion limit, integers that are too
+large for floats (or for printing), numbers with an infinite inverse, and dates, which no field accepts.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ from pathlib import Path
 from ddlsim.errors import ConfigError, shown
 from ddlsim.units import LARGEST, SMALLEST, in_range
 
-#: larger files are refused: a mistake, or an attempt to fill the memory
+#: size limit; larger files are a mistake, or an attempt to fill the memory
 MAX_NBYTES = 2**30
-#: tables and lists inside each other
+#: maximum nesting of tables and lists
 MAX_DEPTH = 100
-#: integers have 64 bits, as TOML says (https://toml.io/en/v1.0.0#integer)
+#: integers have 64 bits, as in TOML (https://toml.io/en/v1.0.0#integer)
 _FEWER = "use an integer of at most 64 bits"
 _LEAST, _MOST = -(2**63), 2**63 - 1
 
 
 def read_bytes(path: Path, missing: str = "no such file") -> bytes:
-    """Return the bytes of a file. Raises ConfigError, ending in `missing` where there is none."""
+    """Return the bytes of a file. Raises ConfigError, ending in `missing` if there is no file."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_NBYTES + 1)
@@ -45,11 +44,11 @@ def _at(where: str) -> str:
 
 
 def decoded(data: bytes, where: str = "") -> str:
-    """Return UTF-8 as text, a byte order mark left out. Raises ConfigError with the line and the byte that is none."""
+    """Decode UTF-8 without a byte order mark. Raises ConfigError with the line and the first invalid byte."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        start = error.start + (3 if data[:3] == b"\xef\xbb\xbf" else 0)  # the decoder does not count the mark
+        start = error.start + (3 if data[:3] == b"\xef\xbb\xbf" else 0)  # the decoder skips the mark
         line = data.count(b"\n", 0, start) + 1
         raise ConfigError(
             f"{_at(where)}line {line}: invalid UTF-8 (byte {start}, 0x{data[start]:02x}); save the file as UTF-8"
@@ -57,7 +56,7 @@ def decoded(data: bytes, where: str = "") -> str:
 
 
 def flattened(table: Mapping[str, object], where: str = "") -> dict[str, object]:
-    """Return the values in nested tables by their dotted paths."""
+    """Return the values in nested tables, by dotted path."""
     found: dict[str, object] = {}
     for name, value in table.items():
         found |= flattened(value, f"{where}{name}.") if isinstance(value, dict) else {f"{where}{name}": value}
@@ -67,7 +66,7 @@ def flattened(table: Mapping[str, object], where: str = "") -> dict[str, object]
 def check_separator(head: Sequence[str], where: str) -> None:
     """Raise ConfigError if the first row of a CSV file is a single cell, because other characters separate columns.
 
-    Spreadsheet programs write semicolons, and decimals with a comma, where a comma is usual in numbers.
+    Spreadsheet programs write semicolons, and decimal commas, in locales that use a decimal comma.
     """
     for character, name in ((";", "semicolons"), ("\t", "tabs")):
         if len(head) == 1 and character in head[0]:
@@ -77,7 +76,7 @@ def check_separator(head: Sequence[str], where: str) -> None:
 
 
 def parse_value(text: str) -> object:
-    """Return the value that TOML writes as `text`; what it does not take, such as ``25 Gbit/s``, is the text itself."""
+    """Parse `text` as a TOML value; text that is not valid TOML, such as ``25 Gbit/s``, is returned unchanged."""
     try:
         return parse_toml(f"value = {text}")["value"] if "\n" not in text else text
     except ConfigError:
@@ -85,7 +84,7 @@ def parse_value(text: str) -> object:
 
 
 def parse_toml(text: str, where: str = "") -> dict[str, object]:
-    """Return the table. Raises ConfigError in one line after `where`."""
+    """Return the table. Raises a one-line ConfigError that begins with `where`."""
     try:
         table: dict[str, object] = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -93,20 +92,20 @@ def parse_toml(text: str, where: str = "") -> dict[str, object]:
         raise ConfigError(f"{_at(where)}not valid TOML: {error}; {remedy}") from None
     except RecursionError:
         raise ConfigError(f"{_at(where)}nested too deeply; is it the right file?") from None
-    except ValueError:  # Python refuses integers of thousands of digits
+    except ValueError:  # Python rejects integers of thousands of digits
         raise ConfigError(f"{_at(where)}contains an integer with thousands of digits; {_FEWER}") from None
     checked(table, where)
     return table
 
 
 def read_toml(path: Path, where: str = "") -> dict[str, object]:
-    """Return the table in a file, which errors call `where`. Raises ConfigError if it is unreadable or not TOML."""
+    """Return the table in a file, called `where` in errors. Raises ConfigError if it is unreadable or not TOML."""
     where = where or str(path)
     return parse_toml(decoded(read_bytes(path), where), where)
 
 
 def parse_json(text: str, where: str = "") -> object:
-    """Return the value. Raises ConfigError in one line after `where`."""
+    """Return the value. Raises a one-line ConfigError that begins with `where`."""
     try:
         value: object = json.loads(text)
     except json.JSONDecodeError as error:
@@ -120,12 +119,12 @@ def parse_json(text: str, where: str = "") -> object:
 
 
 def is_unicode(text: str) -> bool:
-    """Return whether a text can be written: JSON can name halves of characters ("\\ud800"), which nothing can print."""
+    """Return whether a text can be encoded: JSON can contain lone surrogates ("\\ud800"), which cannot be printed."""
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def checked(value: object, where: str = "") -> None:
-    """Raise ConfigError, naming the place in the file, for what cannot be used in any field (see above)."""
+    """Raise ConfigError, naming the place in the file, for values that no field can use (see above)."""
     todo: list[tuple[object, str, int]] = [(value, "", 0)]
     while todo:
         part, place, depth = todo.pop()

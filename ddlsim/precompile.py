@@ -2,14 +2,14 @@
 
     python -m ddlsim.precompile FOLDER
 
-`hatch_build.py` runs it for wheels. It lets :func:`ddlsim.warm_up` compile everything for processors of the level
+`hatch_build.py` runs it for wheels. It makes :func:`ddlsim.warm_up` compile everything for processors of level
 x86-64-v3 (AVX2 and FMA; Intel since 2013, AMD since 2015), takes LLVM's optimised code of each kernel and signature,
-adds a function with plain arguments, and links all of it with ``precompiled.c``. It needs Linux on x86-64, a C compiler
-and the headers of Python. The module uses the stable ABI: one file is for all Pythons from 3.11 on.
+adds a function with plain arguments, and links all of it with ``precompiled.c``. It requires Linux on x86-64, a C
+compiler and Python's headers. The module uses the stable ABI: one file works with all Pythons from 3.11 on.
 
-The machine code computes the same bits as what numba compiles on the spot. LLVM neither reorders sums nor contracts
-products and sums unless it is asked to, whatever the processor; products and sums that are rounded once are calls of
-``llvm.fma`` in the sources.
+The machine code computes the same bits as code compiled by numba at run time. On any processor, LLVM neither reorders
+sums nor contracts products and sums unless requested; fused operations are explicit calls of ``llvm.fma`` in the
+sources.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any
 
 CPU = "x86-64-v3"
 SUFFIX = ".abi3.so"
-#: how `precompiled.c` numbers the kinds of arguments, and how long its tables are
+#: numbers of argument kinds in `precompiled.c`, and sizes of its tables
 INTEGER, REAL, BOOLEAN, ARRAY, TUPLE = range(5)
 MAX_WORDS, MAX_RESULTS = 256, 8
 
@@ -36,12 +36,12 @@ _PACKAGE = Path(__file__).parent
 
 
 class CannotPrecompileError(RuntimeError):
-    """Something that is needed is missing on this machine."""
+    """A requirement is missing on this machine."""
 
 
 @dataclass(frozen=True)
 class _Compiled:
-    """A kernel for one signature."""
+    """A kernel compiled for one signature."""
 
     name: str
     addressed: bool
@@ -53,7 +53,7 @@ class _Compiled:
 
 
 def compiler_command() -> list[str]:
-    """Return the command of the C compiler; raises CannotPrecompileError where the module cannot be built."""
+    """Return the command of the C compiler. Raises CannotPrecompileError if the module cannot be built."""
     if not (sys.platform == "linux" and platform.machine() == "x86_64"):
         raise CannotPrecompileError(
             f"precompiling requires Linux on x86-64, not {sys.platform} on {platform.machine()}"
@@ -68,7 +68,7 @@ def compiler_command() -> list[str]:
 
 
 def build(folder: Path) -> Path:
-    """Compile and link in a fresh process, and return the module, in `folder`."""
+    """Compile and link in a fresh process, and return the path of the module in `folder`."""
     compiler_command()
     with tempfile.TemporaryDirectory(prefix="ddlsim-precompile-") as work:
         environment = {
@@ -81,7 +81,7 @@ def build(folder: Path) -> Path:
 
 
 def link(work: str, folder: str) -> None:
-    """Compile all kernels in this process, and link them; `work` is for files in between."""
+    """Compile all kernels in this process, and link them; `work` is the folder of intermediate files."""
     import llvmlite.binding as llvm
 
     from ddlsim.compiler import SOURCES, source_stamp
@@ -126,14 +126,14 @@ def link(work: str, folder: str) -> None:
         ],
         check=True,
     )  # fmt: skip
-    # With -z now, a function that neither Python nor the C library has is an error here, and not when it is called.
+    # With -z now, an undefined function is an error here, not when it is called.
     specification = importlib.util.spec_from_file_location("ddlsim._precompiled", target)
     assert specification is not None
     importlib.util.module_from_spec(specification)
 
 
 def _kernels() -> list[_Compiled]:
-    """Return what has been compiled for Python to call, those with the same name one after the other."""
+    """Return the compiled kernels that Python calls, with equal names next to each other."""
     from numba import types
 
     from ddlsim import numba_compiler
@@ -172,7 +172,7 @@ def _is_tuple(kind: Any) -> bool:
 
 
 def _kinds(kind: Any, dtypes: list[str]) -> list[int]:
-    """Return how `precompiled.c` describes an argument; what dtypes arrays have is added to `dtypes`."""
+    """Return an argument's kinds in `precompiled.c`; the dtypes of arrays are added to `dtypes`."""
     from numba import types
     from numba.np import numpy_support
 
@@ -192,7 +192,7 @@ def _kinds(kind: Any, dtypes: list[str]) -> list[int]:
 
 
 def _dtype_text(dtype: Any) -> str:
-    """Return a Python literal from which NumPy makes the dtype again."""
+    """Return a Python literal of which NumPy makes the dtype."""
     if dtype.fields is None:
         return repr(dtype.str)
     fields = {
@@ -219,7 +219,7 @@ def _letters(result: Any) -> str:
 
 
 def _machine_code(kernel: _Compiled, number: int, machine: Any) -> bytes:
-    """Return the object code of a kernel, and of the functions by which `precompiled.c` and other code call it."""
+    """Return the object code of a kernel, with the functions through which `precompiled.c` and other code call it."""
     import llvmlite.binding as llvm
 
     module = llvm.parse_assembly(str(kernel.library._final_module))
@@ -228,13 +228,13 @@ def _machine_code(kernel: _Compiled, number: int, machine: Any) -> bytes:
         if not (function.is_declaration or function.name.startswith("ddlsim_")):
             function.linkage = "internal"
     passes = llvm.create_new_module_pass_manager()
-    passes.add_global_dead_code_eliminate_pass()  # numba's own wrappers
+    passes.add_global_dead_code_eliminate_pass()  # removes numba's own wrappers
     passes.run(module, llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options()))
     return bytes(machine.emit_object(module))
 
 
 def _callers(kernel: _Compiled, number: int) -> str:
-    """Return LLVM's text of ``ddlsim_call_<number>(words, results)``, and of ``ddlsim_address_<number>``."""
+    """Return the LLVM code of ``ddlsim_call_<number>(words, results)``, and of ``ddlsim_address_<number>``."""
     from llvmlite import ir
     from numba import types
     from numba.core.registry import cpu_target
@@ -294,7 +294,7 @@ def _callers(kernel: _Compiled, number: int) -> str:
         builder.store(item, builder.gep(results, [ir.Constant(ir.IntType(32), place)]))
     builder.ret(builder.zext(status.is_error, ir.IntType(32)))
 
-    # as ddlsim.network.pointers calls it: numba's values as arguments, the result without a status
+    # as called by ddlsim.network.pointers: numba's values as arguments, and the result without a status
     kinds = [context.get_value_type(argument) for argument in kernel.arguments]
     returns = ir.VoidType() if kernel.result == types.none else context.get_value_type(kernel.result)
     if kernel.addressed:

@@ -1,7 +1,7 @@
 """Escaping of control characters in text from other sources.
 
-A name from a file may hold escape sequences, which a terminal obeys (colours, the title of the window, going back over
-what was printed), or marks that reverse the order of the text after them (Unicode's bidirectional controls, "Trojan
+A name from a file may contain escape sequences, which a terminal interprets (colours, the window title, overwriting
+earlier output), or marks that reverse the order of the following text (Unicode's bidirectional controls, "Trojan
 Source", CVE-2021-42574).
 """
 
@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import re
 
-#: all but line feed and tabulator of C0; DEL and C1; the marks, embeddings, overrides and isolates of Unicode's
-#: bidirectional algorithm (UAX 9); line and paragraph separators; byte order mark; halves of surrogate pairs
+#: C0 except line feed and tab; DEL and C1; the marks, embeddings, overrides and isolates of Unicode's bidirectional
+#: algorithm (UAX 9); line and paragraph separators; byte order mark; lone surrogates
 _OBEYED = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
 )
 
 
 def shown(text: str) -> str:
-    """Return `text` with its control characters as escapes (``\\x1b``, ``\\u202e``); lines and tabs stay."""
+    """Return `text` with its control characters as escapes (``\\x1b``, ``\\u202e``), except line feeds and tabs."""
     return _OBEYED.sub(_escape, text)
 
 

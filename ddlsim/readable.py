@@ -22,7 +22,7 @@ def seconds(value: float) -> str:
 
 
 def duration(value: float) -> str:
-    """Return a time as people say it also where it is long, e.g. "30 days", "1.7 h"."""
+    """Return a time in units suitable for long times, too, e.g. "30 days", "1.7 h"."""
     for scale, unit in ((2 * 86_400.0, "days"), (2 * 3600.0, "h"), (2 * 60.0, "min")):
         if abs(value) >= scale:
             return f"{2 * value / scale:.4g} {unit}"
@@ -45,13 +45,13 @@ def percent(share: float) -> str:
 
 
 def spread(share: float) -> str:
-    """Return a share that may be tiny, or above 1, as "0.83 %", "3e-13" or "440.0 %"."""
+    """Return a share that may be tiny or above 1, as "0.83 %", "3e-13" or "440.0 %"."""
     if share >= 0.95:
         return percent(share)
     return f"{100.0 * share:.2g} %" if share >= 1e-5 or share == 0.0 else f"{share:.0e}"
 
 
-#: abbreviations in names, as the field writes them
+#: abbreviations in names, in the usual spelling
 _ABBREVIATIONS = {
     "nic": "NIC",
     "pcie": "PCIe",

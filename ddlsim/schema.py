@@ -1,8 +1,8 @@
 """One schema for files, addresses, forms and manifests, derived from the annotations of classes.
 
 :meth:`Schema.structure` turns plain values (TOML, JSON) into objects, :meth:`Schema.unstructure` objects into plain
-values. A table's keys are the arguments of a class; ``type`` names the class where a field takes several. Quantities
-are texts with a unit. Code that a text names is imported only where the caller allows it.
+values. A table's keys are the arguments of a class; ``type`` names the class if a field accepts several. Quantities are
+texts with a unit. Code named by a text is imported only if the caller allows it.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from ddlsim.plain import parse_value
 from ddlsim.units import quantity_text
 
 T = TypeVar("T")
-#: name in files -> the class that it stands for
+#: name in files -> class
 Names = Mapping[str, type]
-#: fields whose texts may contain a colon and are never imported: names of files and nodes, and prose
+#: fields whose texts may contain a colon but are never imported: names of files and nodes, and prose
 _TEXTS = frozenset({
     "at", "between", "cluster", "data", "dataset", "model", "name", "note", "notes", "path", "source", "sources",
     "storage", "target", "time_model", "title", "trace", "version", "versions",
 })  # fmt: skip
-#: texts of other fields that may contain a colon
+#: other texts that may contain a colon
 UNIMPORTED = Rule("a string", TEXT.takes, TEXT.keep)
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where plain values come from.
+    """Origin of plain values.
 
-    folder      in which the files that they name are; None: names of files stay as they are
+    folder      folder for relative file names; None: file names are not changed
     allow_code  whether texts may name code ("package.module:Name"), which is imported
     """
 
@@ -54,7 +54,7 @@ class Source:
     allow_code: bool = False
 
     def found(self, name: str) -> str | Path:
-        """Return the path of a file (with options) or folder in the folder, or else the name."""
+        """Return the path of a file (with options) or folder if it exists in the folder, else the name."""
         if self.folder is None:
             return name
         stem, options = split_options(name, self.folder)
@@ -77,7 +77,7 @@ def refuse_code(text: object, where: str) -> None:
 
 
 def members(annotation: Any) -> Iterator[Any]:
-    """Yield the types of a union, without what narrows them."""
+    """Yield the types of a union, without their validation rules."""
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
         yield from members(inner[0])
@@ -98,25 +98,25 @@ def _rules(annotation: Any) -> Iterator[Rule]:
 
 
 def _quantity_rule(annotation: Any) -> Rule | None:
-    """Return the rule of a quantity; None for an annotation that takes plain numbers in files."""
+    """Return the rule of a quantity; None for an annotation with plain numbers in files."""
     rule = next((rule for rule in _rules(annotation) if rule.dimension), None)
     return rule if rule is not None and float in members(annotation) else None
 
 
 def _items(annotation: Any) -> list[Any]:
-    """Return the annotations of the items of lists that an annotation takes."""
+    """Return the annotations of the items of an annotation's lists."""
     kinds = (tuple, list, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection)
     return [each for each in members(annotation) if typing.get_origin(each) in kinds]
 
 
 def _entries(annotation: Any) -> Any:
-    """Return the annotation of the values of mappings that an annotation takes, None if it takes none."""
+    """Return the annotation of the values of an annotation's mappings, or None if it has none."""
     mappings = (each for each in members(annotation) if typing.get_origin(each) in (dict, collections.abc.Mapping))
     return next((typing.get_args(each)[1] for each in mappings), None)
 
 
 def _annotations(make: Callable[..., object]) -> dict[str, object]:
-    """Return the annotations of the arguments of a function or class; none for a class whose names are local ones."""
+    """Return the annotations of the arguments of a function or class; empty for a class with local names in them."""
     try:
         return annotations_of(make)
     except NameError:
@@ -129,17 +129,17 @@ def _kebab(kind: type) -> str:
 
 @dataclass(frozen=True)
 class Schema:
-    """How files call classes.
+    """The names of classes in files.
 
-    names    class or protocol in an annotation -> the names that ``type`` may have there. A dataclass without names is
-             called after itself: ``LinkFault`` is "link-fault"
-    opaque   dataclasses that files refer to by name only
-    untyped  classes that a table without ``type`` describes where a field takes several: the first of them whose
-             required keys are there, or else the one with the most of its keys
-    fields   (class, argument) -> annotation, where that of the class is too wide
-    readers  class -> function (value, where, source) that returns the object, in place of :meth:`build`
-    filled_in  names of arguments that runs fill in, which files leave out
-    short    class -> function that returns the part of an object that says all of it
+    names    class or protocol in an annotation -> allowed names in ``type``. By default, a dataclass has its own name:
+             ``LinkFault`` is "link-fault"
+    opaque   dataclasses that files refer to only by name
+    untyped  classes of tables without ``type`` if a field accepts several: the first one whose required keys are
+             present, or else the one with the most of its keys
+    fields   (class, argument) -> annotation, if that of the class is too wide
+    readers  class -> function (value, where, source) that returns the object, instead of :meth:`build`
+    filled_in  names of arguments that runs fill in and files omit
+    short    class -> function that returns a part of an object that defines all of it
     """
 
     names: Mapping[object, Names] = field(default_factory=dict)
@@ -152,7 +152,7 @@ class Schema:
     _arguments: dict[object, dict[str, object]] = field(default_factory=dict, init=False, repr=False)
 
     def kinds(self, annotation: object) -> dict[str, type]:
-        """Return the classes that a table may describe where `annotation` stands, by name."""
+        """Return the classes that a table may describe for an `annotation`, by name."""
         kinds: dict[str, type] = {}
         for each in members(annotation):
             of = typing.get_origin(each) or each
@@ -199,8 +199,8 @@ class Schema:
     ) -> T:
         """Return the object of class `kind` that a table describes.
 
-        where       what errors begin with: the path of the file, say
-        folder      in which the files that it names are
+        where       beginning of error messages, such as the path of the file
+        folder      folder for relative file names in it
         allow_code  whether texts may name code, "package.module:Name", which is imported
 
         Raises ConfigError in one line: file, field, value, rule and remedy.
@@ -213,7 +213,7 @@ class Schema:
     def value(
         self, annotation: object, value: object, where: str, name: str = "", source: Source = UNTRUSTED
     ) -> object:
-        """Return what a plain value stands for where `annotation` stands, in a field called `name`."""
+        """Convert a plain value for an `annotation`, in a field called `name`."""
         kinds = self.kinds(annotation)
         reader = next((self.readers[kind] for kind in kinds.values() if kind in self.readers), None)
         if isinstance(value, Mapping):
@@ -261,7 +261,7 @@ class Schema:
         return self._build(kinds[name], rest, where, source)
 
     def _untyped(self, kinds: Names, table: Mapping[str, object], where: str) -> type:
-        """Return the class that a table without a type describes."""
+        """Return the class of a table without a type."""
         if len(kinds) == 1:
             return next(iter(kinds.values()))
         usual = [kind for kind in self.untyped if kind in kinds.values()]
@@ -282,7 +282,7 @@ class Schema:
         source: Source = UNTRUSTED,
         joint: str = ".",
     ) -> T:
-        """Return ``make(...)`` with the arguments in `table`; what is not there keeps its default."""
+        """Return ``make(...)`` with the arguments in `table`; missing ones have their defaults."""
         arguments = self.arguments(make, table, where, source, joint)
         try:
             return make(**arguments)
@@ -293,9 +293,10 @@ class Schema:
         self, make: Callable[..., object], table: Mapping[str, object], where: str, source: Source = UNTRUSTED,
         joint: str = ".", *, partial: bool = False,
     ) -> dict[str, Any]:  # fmt: skip
-        """Return the arguments of `make` in `table`, as objects: all that have no default, unless `partial`.
+        """Return the arguments of `make` in `table`, as objects; without `partial`, all that have no default are
+        required.
 
-        `joint` stands between `where` and the name of a field.
+        `joint` is the text between `where` and the name of a field.
         """
         annotations = self.arguments_of(make)
         for name in table:
@@ -311,7 +312,7 @@ class Schema:
         }
 
     def _argument(self, annotation: Any, value: object, where: str, name: str, source: Source) -> object:
-        if value == "inf" and float in members(annotation):  # as JSON has it
+        if value == "inf" and float in members(annotation):  # as written in JSON
             value = math.inf
         quantity = _quantity_rule(annotation)
         is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
@@ -328,7 +329,7 @@ class Schema:
             raise
 
     def _check_is_table(self, annotation: Any, value: str, where: str, name: str) -> None:
-        """Raise ConfigError for the name of a type, with options, where only a table can be."""
+        """Raise ConfigError if a type's name, with options, is given where only a table is allowed."""
         kind, *options = value.split("+")
         if kind not in self.kinds(annotation):
             return
@@ -345,14 +346,13 @@ class Schema:
         full: bool = False,
         folder: Path | None = None,
     ) -> Any:
-        """Return an object as plain values, which :meth:`structure` reads as the same object.
+        """Return an object as plain values, from which :meth:`structure` builds an equal object.
 
-        annotation  of the field that it is in
-        full        keep what has its default as well, and call what files refer to by name by its name
-        folder      folder of the file that the values are for, from which it names other files; None: names of files
-                    stay as they are
+        annotation  annotation of the field
+        full        include default values, and names of objects that files refer to by name
+        folder      folder of the file for the values, to which file names become relative; None: names are not changed
 
-        Raises ConfigError, after `where`, for what files have no name for.
+        Raises ConfigError, after `where`, for objects that files cannot express.
         """
         if folder is not None and isinstance(value, str | Path) and Path in members(annotation):
             return relative_name(value, folder)
@@ -403,9 +403,9 @@ class Schema:
         }
 
     def expression(self, value: Any, where: str) -> str:
-        """Return the Python expression, after ``import ddlsim``, that makes a value.
+        """Return the Python expression, after ``import ddlsim``, that creates a value.
 
-        Raises ConfigError for what files refer to by name: clusters, models.
+        Raises ConfigError for objects that files refer to by name: clusters, models.
         """
         import ddlsim
 
@@ -428,15 +428,15 @@ class Schema:
         return f"{value.__module__}.{value.__qualname__}"
 
     def call(self, value: Any, where: str = "", between: str = ", ") -> str:
-        """Return the arguments of the call that makes an object."""
+        """Return the arguments of the call that creates an object."""
         stem = f"{where}." if where else ""
         pairs = changed_arguments(value).items()
         return between.join(f"{name}={self.expression(each, f'{stem}{name}')}" for name, each in pairs)
 
 
-#: for classes that need no names
+#: schema of classes that need no names
 PLAIN = Schema()
-#: keys of the files that ddlsim reads -> what a file with the key describes, and what to do with it
+#: keys of the files that ddlsim reads -> kind of file with the key, and its use
 _FILES = {
     "vary": ("a study", "run it with ddlsim sweep FILE"),
     "jobs": ("several jobs", "run them with ddlsim run FILE, or ddlsim.load_jobs"),
@@ -456,7 +456,7 @@ _AN_OBJECT = (
 def unknown_key(name: str, known: Iterable[str], where: str, file: Mapping[str, object]) -> ConfigError:
     """Return the error for a key that is not among the `known` ones.
 
-    file  the whole file: if it is one of another kind, the message says so; empty for a table inside a file
+    file  the whole file, so that the message can name another kind of file; empty for a table inside a file
     """
     known = list(known)
     for key, (what, remedy) in _FILES.items():
@@ -473,7 +473,7 @@ def required(make: Callable[..., object]) -> list[str]:
 
 
 def class_named(name: str, where: str) -> type:
-    """Return the dataclass that ``"package.module:Name"`` stands for; importing it runs its module."""
+    """Return the dataclass named ``"package.module:Name"``; importing it runs its module."""
     make = imported(name, where)
     if not isinstance(make, type) or not is_dataclass(make):
         found = shown(make)
@@ -482,15 +482,15 @@ def class_named(name: str, where: str) -> type:
 
 
 def arguments(value: Any) -> dict[str, Any]:
-    """Return the arguments that an object keeps, quantities as texts."""
+    """Return the arguments stored in an object, with quantities as texts."""
     names = (name for name in inspect.signature(type(value)).parameters if hasattr(value, name))
     return {name: _as_text(type(value), name, getattr(value, name)) for name in names}
 
 
 def changed_arguments(value: Any) -> dict[str, Any]:
-    """Return the arguments that differ from their defaults, quantities as texts.
+    """Return the arguments that differ from their defaults, with quantities as texts.
 
-    An argument that the object does not keep is one of two ways to give one that it keeps.
+    An argument that the object does not store is an alternative to one that it stores.
     """
     kind = type(value)
     factories = {each.name: each.default_factory for each in dataclasses.fields(kind) if callable(each.default_factory)}
@@ -515,20 +515,20 @@ def _as_text(kind: type, name: str, value: Any) -> Any:
         return value
     try:
         return quantity_text(value, rule.dimension)
-    except UnitError:  # a name, where quantities may have names
+    except UnitError:  # a name instead of a quantity
         return value
 
 
 def to_toml(table: Mapping[str, Any]) -> str:
     """Return a table as the text of a TOML file.
 
-    Tables inside tables, and in lists inside tables, have headers where they are long.
+    Tables inside tables, and in lists inside tables, have headers if they are long.
     """
     return "\n".join([*_table_lines(table, ""), ""])
 
 
 def _table_lines(table: Mapping[str, Any], name: str) -> list[str]:
-    """Return the lines of a table that stands under the header `name`."""
+    """Return the lines of a table with the header `name`."""
     headed = [key for key, value in table.items() if _has_header(value, bool(name))]
     lines = [f"{toml_key(key)} = {_toml_lines(value)}" for key, value in table.items() if key not in headed]
     for key in headed:
@@ -540,7 +540,7 @@ def _table_lines(table: Mapping[str, Any], name: str) -> list[str]:
 
 
 def _toml_lines(value: object) -> str:
-    """Return a value in a line, or an item a line where it is a long list of lists or tables."""
+    """Return a value on one line, or on one line per item for a long list of lists or tables."""
     text = toml_value(value)
     if len(text) < 120 or not isinstance(value, list) or not all(isinstance(each, list | Mapping) for each in value):
         return text
@@ -556,16 +556,16 @@ def _has_header(value: object, is_nested: bool) -> bool:
 
 
 def toml_value(value: object) -> str:
-    """Return a value as TOML writes it in a line."""
+    """Return a value in TOML notation, on one line."""
     if isinstance(value, Mapping):
         return f"{{ {', '.join(f'{toml_key(key)} = {toml_value(each)}' for key, each in value.items())} }}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(toml_value(each) for each in value)}]"
     if isinstance(value, float) and not math.isfinite(value):
         return repr(value)
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # which JSON allows, TOML does not
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # allowed in JSON, but not in TOML
 
 
 def toml_key(name: str) -> str:
-    """Return a key as TOML writes it."""
+    """Return a key in TOML notation."""
     return name if re.fullmatch("[A-Za-z0-9_-]+", name) else json.dumps(name)

@@ -9,9 +9,9 @@ from typing import Annotated
 from ddlsim.arguments import Count, Seed, checked, number
 from ddlsim.streams import stream
 
-#: from whisker to whisker of a box plot, the quartiles and 1.5 times their distance beyond: 5.396 standard deviations
+#: distance of a box plot's whiskers (quartiles +- 1.5 times their distance), in standard deviations of a normal
 WHISKERS = 8.0 * NormalDist().inv_cdf(0.75)
-#: of the times of parts of one kind, from whisker to whisker
+#: spread of the times of equal parts between whiskers
 Variation = Annotated[float, number(0.0, 1.0)]
 
 

@@ -32,7 +32,7 @@ from ddlsim.streams import stream
 from ddlsim.workload.jitter import Lognormal
 
 Array = npt.NDArray[Any]
-#: of the runs of a strategy: eight machines on a switch
+#: cluster for runs of a strategy: eight machines on a switch
 CLUSTER = "office-1gbe"
 
 
@@ -71,7 +71,7 @@ def check_compressor(compressor: object, *, n: Count = 203, steps: Count = 20, a
     decoded = coder.decode(sent[-1])
     right = decoded.shape == (n,) and decoded.dtype == np.float32 and bool(np.isfinite(decoded).all())
     _need(right, owner, f"decode returns {decoded.dtype}{decoded.shape}; must return a finite float32 vector ({n},)")
-    elsewhere = dataclasses.replace(cast(Any, coder)) if dataclasses.is_dataclass(coder) else coder  # built anew
+    elsewhere = dataclasses.replace(cast(Any, coder)) if dataclasses.is_dataclass(coder) else coder  # a new instance
     received = copy.deepcopy(sent[-1])
     _need(_same([elsewhere.decode(received)], [decoded]), owner, "decode depends on more than the payload")
     for step in range(steps):
@@ -111,7 +111,7 @@ def _refused(coder: AnyCompressor, vector: Array, n: int) -> bool:
 
 
 def _messages(coder: AnyCompressor, vector: Array, state: object, step: int) -> tuple[list[Any], object]:
-    """Return all payloads that one worker alone sends for `vector`, and its next state."""
+    """Return all payloads that one worker sends for `vector`, and its next state."""
     payload, state = coder.encode(vector, state, stream(1, 0, f"encode {step}"))
     sent = [payload]
     if coder.traits.n_rounds == 2:
@@ -121,7 +121,7 @@ def _messages(coder: AnyCompressor, vector: Array, state: object, step: int) -> 
 
 
 def _exchanged(coder: AnyCompressor, n: int) -> list[Array]:
-    """Return what three workers hold after three exchanges."""
+    """Return the vectors that three workers hold after three exchanges."""
     states = [coder.init(n, 7) for _ in range(3)]
     for step in range(3):
         rngs = [stream(5, rank, f"encode {step}") for rank in range(3)]

@@ -1,8 +1,8 @@
 """Plain-text tables (with rich), wrapped only to fit a terminal.
 
-In a file, a pipe or a notebook lines are as long as their cells need. At a terminal columns of words fold until the
-table fits, numbers stay whole; a table that is too wide even so is left as it is. Wide characters count as two columns,
-control characters are shown (:mod:`ddlsim.printable`).
+In a file, a pipe or a notebook, lines are as long as necessary. In a terminal, text columns are wrapped until the table
+fits, but numbers are not; a table that is still too wide is left as it is. Wide characters count as two columns, and
+control characters are escaped (:mod:`ddlsim.printable`).
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from ddlsim.printable import shown
 if TYPE_CHECKING:
     from rich.table import Table
 
-#: cells that are wider are words that may fold, to this width at least
+#: minimum width of wrapped cells
 WORDS = 16
-#: of labels before text
+#: width of labels before text
 LABEL = 13
-#: between columns
+#: spaces between columns
 _GAP = 2
-#: more than any table has
+#: wider than any table
 _ENDLESS = 1_000_000
 
 
 def aligned(
     rows: Sequence[Sequence[str]], left: Container[int] = (), *, indent: int = 0, width: int | None = None
 ) -> list[str]:
-    """Return a table as lines, with columns as wide as their widest cell: to the right, those in `left` not.
+    """Return a table as lines, with columns as wide as their widest cell, right-aligned except those in `left`.
 
-    rows    cells; the first row are the headings, if there are any
+    rows    cells; the first row contains the headings, if there are any
     indent  spaces before each line
-    width   that the table must fit in, where there is no terminal (default: any)
+    width   maximum width without a terminal (default: unlimited)
     """
     table, room = _table(_GAP), _room(width) - indent
     columns = [[_measured(shown(cell)) for cell in column] for column in zip(*rows, strict=True)]
@@ -47,7 +47,7 @@ def aligned(
 
 
 def labelled(rows: Sequence[tuple[str, str]], *, width: int | None = None) -> list[str]:
-    """Return lines of a label and a text, which goes on below itself where it is longer than a terminal, or `width`."""
+    """Return lines of a label and a text, which is wrapped with an indent if it exceeds the terminal, or `width`."""
     table = _table(1)
     table.add_column(min_width=LABEL, no_wrap=True)
     table.add_column(overflow="fold")
@@ -62,17 +62,17 @@ def _table(gap: int) -> Table:
 
 
 def _measured(text: str) -> int:
-    """Return how many columns of a terminal the widest line of a cell takes."""
+    """Return the terminal width of the widest line in a cell."""
     from rich.cells import cell_len
 
     return max(map(cell_len, text.split("\n")))
 
 
 def _room(width: int | None) -> int:
-    """Return how many columns lines may have."""
+    """Return the maximum width of lines."""
     try:
         at_terminal = sys.stdout.isatty()
-    except (AttributeError, ValueError):  # there is none, or it is closed
+    except (AttributeError, ValueError):  # missing or closed
         at_terminal = False
     return shutil.get_terminal_size().columns if at_terminal else width or _ENDLESS
 
@@ -83,7 +83,7 @@ def _lines(table: Table, rows: Sequence[Sequence[str]], width: int, indent: int)
     from rich.console import Console
     from rich.text import Text
 
-    for row in rows:  # a Text is shown as it is: a str may hold what rich takes for markup, "[red]"
+    for row in rows:  # a Text is not parsed, while a str may contain rich's markup, such as "[red]"
         table.add_row(*(Text(shown(cell)) for cell in row))
     file = StringIO()
     console = Console(

@@ -1,7 +1,7 @@
 """Ties between results, as used in all rankings.
 
-Two results *tie* if they differ by less than their stability (:meth:`ddlsim.Result.stability`) or, if that was not
-examined, by less than :data:`FLOOR`, which covers rounding.
+Two results *tie* if they differ by less than their stability (:meth:`ddlsim.Result.stability`) or, if that is unknown,
+by less than :data:`FLOOR`, which covers rounding.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-#: relative difference below which two simulated numbers are never told apart
+#: relative difference below which simulated numbers always tie
 FLOOR = 1e-9
 
 T = TypeVar("T")
@@ -19,7 +19,7 @@ T = TypeVar("T")
 def tie(a: float, b: float, spread: float = 0.0) -> bool:
     """Return whether two numbers are tied: they differ by no more than the relative `spread`, or than :data:`FLOOR`.
 
-    The larger of the two limits applies. Infinity is tied with itself only.
+    The larger of the two limits applies. Infinity is tied only with itself.
     """
     if a == b:
         return True
@@ -29,11 +29,11 @@ def tie(a: float, b: float, spread: float = 0.0) -> bool:
 
 
 def places(values: Sequence[float], spreads: Sequence[float] | None = None) -> list[int]:
-    """Return the place of each of n values, 0 for the smallest; those that tie share a place.
+    """Return the rank of each of n values, 0 for the smallest; values that tie share a rank.
 
-    To tie is not transitive, so there is a written rule: the smallest value leads, and all that tie with it, by the
-    larger of the two `spreads` (n,), have its place; then the smallest of the rest leads, and so on. Of equal ones the
-    one with the largest spread leads.
+    Because ties are not transitive, there is a rule: the smallest value and all that tie with it, by the larger of the
+    two `spreads` (n,), share a rank; then the smallest of the rest and all that tie with it, and so on. Among equal
+    values, the one with the largest spread comes first.
     """
     given = [0.0] * len(values) if spreads is None else list(spreads)
     widest = max(given, default=0.0)
@@ -51,7 +51,7 @@ def places(values: Sequence[float], spreads: Sequence[float] | None = None) -> l
 
 
 def _near(values: Sequence[float], ascending: Sequence[int], start: int, widest: float) -> list[int]:
-    """Return the one at `start` in ascending order and those after it that may tie with it."""
+    """Return the value at `start` in ascending order, and those after it that may tie with it (indices)."""
     end = start + 1
     while end < len(ascending) and tie(values[ascending[start]], values[ascending[end]], widest):
         end += 1
@@ -59,9 +59,9 @@ def _near(values: Sequence[float], ascending: Sequence[int], start: int, widest:
 
 
 def in_order(items: Sequence[T], keys: Callable[[T], Sequence[float]], spread: Callable[[T], float]) -> list[T]:
-    """Return the items, the smallest first by their first key; those that tie in it by the next key, and so on.
+    """Return the items sorted by their first key; those that tie in it by the next key, and so on.
 
-    Items that tie in all keys stay in the order in which they are given. `spread` is what an item's keys are stable to.
+    Items that tie in all keys keep their order. `spread` is the relative stability of an item's keys.
     """
     return _by_key(list(items), {id(item): keys(item) for item in items}, spread, 0)
 

@@ -1,8 +1,8 @@
 """Conversion of texts with units to SI floats.
 
 ``parse("25 Gbit/s", "bandwidth")`` returns bytes per second, ``parse("10 us", "time")`` seconds. QuantiPhy
-reads number and scale factor (decimal, so ``10 us`` is exactly ``1e-05``); the table below says what each
-base unit means. GB is 1e9 bytes and GiB is 2**30 bytes, everywhere.
+reads number and scale factor (decimal, so ``10 us`` is exactly ``1e-05``); the table below defines the base units. GB
+is 1e9 bytes and GiB is 2**30 bytes, everywhere.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from decimal import Decimal, InvalidOperation
 
 from ddlsim.errors import UnitError, shown
 
-#: bounds on the magnitude of numbers other than 0, far beyond any real one: products and quotients of two stay finite
+#: bounds on the magnitude of nonzero numbers, far beyond any real one: products and quotients of two stay finite
 SMALLEST, LARGEST = 1e-100, 1e100
 
 _NUMBER = re.compile(r"^[-+]?[\d.,_]*([eE][-+]?\d+)?\s*")
-#: dimensions without quantities below one base unit: in "100 mbit/s", m is a misspelt M
+#: dimensions without quantities below one base unit: in "100 mbit/s", m is a typing error for M
 _NO_FRACTIONS = ("bandwidth", "bytes", "flops")
 #: prefixes in suggestions for misspelt units
 _PREFIXES = ("", "k", "M", "G", "T", "P", "Ki", "Mi", "Gi", "Ti")
@@ -52,7 +52,7 @@ DIMENSIONS: dict[str, tuple[str, dict[str, float], str]] = {
 }
 
 
-#: dimension -> units to write numbers in, besides the base units; the shortest text that is exact is taken
+#: dimension -> output units, besides the base units; the shortest exact text is used
 _WRITTEN: dict[str, tuple[str, ...]] = {
     "time": ("us", "ms", "s", "h"),
     "bytes": ("GiB", "MiB", "KiB", "GB", "MB", "kB", "B"),
@@ -63,7 +63,7 @@ _WRITTEN: dict[str, tuple[str, ...]] = {
 
 
 def in_range(number: float) -> bool:
-    """Return whether `number` is 0, or from :data:`SMALLEST` to :data:`LARGEST` in size (so it is finite)."""
+    """Return whether `number` is 0, or has a magnitude from :data:`SMALLEST` to :data:`LARGEST` (so it is finite)."""
     return number == 0.0 or SMALLEST <= abs(number) <= LARGEST
 
 
@@ -72,16 +72,16 @@ def _quantity_type() -> type:
     from quantiphy import Quantity
 
     class DdlsimQuantity(Quantity):
-        """A quantity type of our own, so that the preference below stays ours."""
+        """A separate quantity type, so that the preference below affects only ddlsim."""
 
-    DdlsimQuantity.set_prefs(known_units="min")  # otherwise "2 min" is two milli-inches
+    DdlsimQuantity.set_prefs(known_units="min")  # otherwise, "2 min" is two milli-inches
     return DdlsimQuantity
 
 
 def _without_exponent(text: str) -> str:
-    """Return "1000000 GB/s" for "1e6 GB/s": QuantiPhy takes either an exponent or a scale factor."""
+    """Return "1000000 GB/s" for "1e6 GB/s": QuantiPhy supports either an exponent or a scale factor."""
     found = _NUMBER.match(text)
-    if found is None or found[1] is None or len(found[1]) > len("e-300"):  # a longer one would be written out
+    if found is None or found[1] is None or len(found[1]) > len("e-300"):  # a longer exponent would be written out
         return text
     try:
         return f"{Decimal(found[0].replace(',', '')):f} {text[found.end() :]}"
@@ -105,7 +105,7 @@ def parse(text: str, dimension: str, where: str = "") -> float:
         raise UnitError(f"{at} is too long for a {noun}; write it like {example!r}")
     found = _NUMBER.match(text.strip())
     number = found[0].strip() if found else ""
-    written = text.strip()[found.end() :] if found else ""  # QuantiPhy takes "y" for yocto, and "p" off "parsecs"
+    written = text.strip()[found.end() :] if found else ""  # QuantiPhy takes "y" for yocto, and the "p" off "parsecs"
     if "," in number:
         raise UnitError(f"{at} contains a comma; write decimals with a point and thousands without a separator")
     try:
@@ -144,7 +144,7 @@ def _hint(written: str, dimension: str) -> str:
     known = [(prefix + unit, prefix + unit) for unit in DIMENSIONS[dimension][1] for prefix in _PREFIXES]
     if dimension == "bytes":  # "1 Gb" may be either
         known += [(f"{prefix}b", f"{prefix}bit") for prefix in _PREFIXES]
-    near: dict[float, str] = {}  # one unit of each size
+    near: dict[float, str] = {}  # one unit per size
     for spelling, unit in known:
         if _plain(spelling) == _plain(written):
             near.setdefault(parse(f"1 {unit}", dimension), unit)
@@ -152,7 +152,7 @@ def _hint(written: str, dimension: str) -> str:
 
 
 def _plain(unit: str) -> str:
-    """Return a unit in lower case, without plurals, and with one abbreviation for seconds and one for hours."""
+    """Return a unit in lower case and singular, with one abbreviation for seconds and one for hours."""
     words = re.sub(r"(?<=[a-z]{2})s\b", "", unit.lower())
     return re.sub(r"\bhr\b|\bhour\b", "h", re.sub(r"\bsec\b|\bsecond\b", "s", words))
 

@@ -17,9 +17,9 @@ import ddlsim
 from ddlsim.errors import DdlsimError, nearest
 from ddlsim.printable import shown
 
-#: what typer raises where the words of a command cannot be used; newer versions have click inside, older ones beside
+#: typer's usage errors; newer versions contain click, older ones depend on it
 _UsageError: type[Any] = typer.BadParameter.__mro__[1]
-#: what other tools, and other pages, call the commands
+#: names of the commands in other tools and on other pages
 _CALLED = {
     "cluster": "topology", "network": "topology", "clusters": "topologies", "networks": "topologies", "gpus": "devices",
     "collectives": "algorithms", "simulate": "run", "study": "sweep", "plan": "recommend", "memory": "fits",
@@ -32,7 +32,7 @@ def _in_a_line(context: Any) -> Iterator[None]:
         yield
     except _UsageError as error:
         text = error.format_message()
-        if "\n" in text:  # the help, where nothing was asked
+        if "\n" in text:  # the help, as no command was given
             raise
         context = error.ctx or context
         command = context.command_path
@@ -58,7 +58,7 @@ def _in_a_line(context: Any) -> Iterator[None]:
 
 
 class Commands(TyperGroup):
-    """Commands whose mistakes are one line, as all others are: a DdlsimError."""
+    """A command group that reports usage errors as one line, like a DdlsimError."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Take the options of all commands."""
@@ -112,13 +112,13 @@ def _warn(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Show a warning as the errors are shown: without the line of the program that it comes from."""
+    """Print a warning like an error, without the source line that it comes from."""
     with suppress(OSError):
         print(shown(f"warning: {message}"), file=sys.stderr, flush=True)
 
 
 def _forget_stdout() -> None:
-    """Let what is still to be written to stdout go nowhere, so that the interpreter does not try again as it ends."""
+    """Discard pending output on stdout, so that the interpreter does not try to write it again at exit."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -130,7 +130,7 @@ def main() -> None:
     is 130. If the output pipe is closed (as in ``ddlsim models | head -1``), the program ends without a message.
     """
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a name that has no place in its encoding is no reason to fail
+        if isinstance(stream, io.TextIOWrapper):  # names that the encoding lacks must not cause errors
             stream.reconfigure(errors="backslashreplace")
     try:
         try:

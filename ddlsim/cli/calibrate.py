@@ -162,7 +162,7 @@ def calibrate(
     named = _algorithms(algorithm or [])
     found = fit(list(measurements), cluster, algorithms=named, reader=function, **facts)
     typer.echo(json.dumps(_plain(found), indent=2) if as_json else str(found))
-    if as_json:  # text begins with them
+    if as_json:  # the text starts with them
         for warning in warnings(found):
             typer.echo(warning, err=True)
     write_file(out, lambda path: found.save(path, cluster))

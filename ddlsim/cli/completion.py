@@ -13,9 +13,9 @@ from ddlsim.errors import DdlsimError
 from ddlsim.plain import read_toml
 from ddlsim.workload.precision import ELEMENT_NBYTES
 
-#: tables of a cluster file whose keys "+key=value" sets
+#: tables of a cluster file whose keys "+key=value" can set
 _SETTABLE = ("generator", "host", "link")
-#: words that options take, written out since what defines them is slow to import
+#: values of options, listed here because the modules that define them are slow to import
 COSTS = ("simulated", "calibrated", "nccl")
 OVERLAPS = ("none", "layer", "ddp", "horovod", "priority", "while-waiting")
 PLACEMENTS = ("own", "colocated")
@@ -24,7 +24,7 @@ OPTIMIZERS = ("sgd", "momentum", "adam", "lars", "lamb")
 
 
 def clusters(incomplete: str) -> list[str]:
-    """Return the names of the bundled clusters; behind a plus the keys that can be set, as they are set now."""
+    """Return the names of the bundled clusters or, after a plus, the keys that can be set, with current values."""
     name, plus, _ = incomplete.rpartition("+")
     files = bundled_files("topologies")
     if not plus:
@@ -34,12 +34,12 @@ def clusters(incomplete: str) -> list[str]:
 
 
 def _settings(path: Path) -> list[str]:
-    """Return "key=value" for all that a cluster file says, and for the other transports."""
+    """Return "key=value" for all settings of a cluster file, and for the other transports."""
     from ddlsim.cluster.details import PROTOCOLS
 
     try:
         file = read_toml(path)
-    except DdlsimError:  # the command itself will tell
+    except DdlsimError:  # the command itself will report it
         return []
     found: list[str] = []
     for place in _SETTABLE:
@@ -51,7 +51,7 @@ def _settings(path: Path) -> list[str]:
 
 
 def _text(value: object) -> str:
-    """Return a value as one word: "25 Gbit/s" is as good without its space, which the shell would need quoted."""
+    """Return a value as one word, without spaces, which the shell would require to be quoted: "25Gbit/s"."""
     return str(value).lower() if isinstance(value, bool) else str(value).replace(" ", "")
 
 
@@ -77,7 +77,7 @@ def stacks(incomplete: str) -> list[str]:
 
 
 def algorithms(incomplete: str) -> list[str]:
-    """Return the names of the all-reduces, and the word for the best of them."""
+    """Return the names of the all-reduces, and "auto", which selects the fastest."""
     from ddlsim.collectives.lookup import algorithm_names
 
     return ["auto", *algorithm_names()]

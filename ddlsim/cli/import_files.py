@@ -69,7 +69,7 @@ def import_file(
     from ddlsim.plan import Plan
 
     if device is not None:
-        ddlsim.load_device(device)  # otherwise the first run would be the one to report an unknown name
+        ddlsim.load_device(device)  # otherwise the first run would report an unknown name
     all_ranks = file.suffix == ".et" and not os.path.exists(file)  # step.et: step.0.et, step.1.et, ...
     chosen = kind or ("chakra" if all_ranks else detect_kind(file))
     said: dict[str, object] = {"operation": operation, "n_ranks": ranks, "bandwidth": bandwidth, "latency": latency}
@@ -129,7 +129,7 @@ def _refuse(file: Path, kind: str, options: dict[str, object]) -> None:
 def _measurements(
     file: Path, timings: Sequence[Timing], hosts: int | None, model: str | None, out: Path | None
 ) -> None:
-    """Tell the rows, and write those that the table of measurements has a place for."""
+    """Print the rows, and write those that the measurement table supports."""
     if model is not None and not any(row.operation == "step" for row in timings):
         raise ConfigError(f"--model has no effect, because {file} contains no training steps; leave --model out")
     if hosts is not None and timings and all(row.n_hosts for row in timings):

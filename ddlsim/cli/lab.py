@@ -82,7 +82,7 @@ def lab(
 
 
 def _watched(comparisons: Generator[Comparison, None, None], n: int, out: Path | None) -> tuple[list[Comparison], bool]:
-    """Collect comparisons behind a progress bar and write each to `out`; keep what is there when interrupted."""
+    """Collect comparisons with a progress bar, and write each to `out`; after an interrupt, return those so far."""
     from rich.console import Console
     from rich.progress import track
 

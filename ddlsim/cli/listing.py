@@ -36,7 +36,7 @@ def warm_up(as_json: Json = False) -> None:
                 bar.update(task, description=what, completed=done, total=total)
 
             warmth = ddlsim.warm_up(show)
-    else:  # lines on stderr say what is compiled
+    else:  # progress goes to stderr
         warmth = ddlsim.warm_up()
     typer.echo(json.dumps(warmth.to_dict(), indent=2) if as_json else str(warmth))
 
@@ -137,7 +137,7 @@ def devices(
 
 
 def _rates(device: ddlsim.Device) -> list[str]:
-    """Return lines with a device's memory, its peak rates and what products and fused attention reach of them."""
+    """Return lines with a device's memory, its peak rates and the fractions that products and fused attention reach."""
     from ddlsim.readable import size
 
     memory = f"{size(device.memory_nbytes)}, {size(device.memory_bandwidth)}/s, {device.power_w:.0f} W"

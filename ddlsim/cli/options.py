@@ -13,7 +13,7 @@ from ddlsim.errors import ConfigError, shown
 
 
 def opt(text: str, *names: str, offers: Callable[[str], list[str]] | Sequence[str] = ()) -> Any:
-    """Return an option with its help; `offers` completes its value. Without `names`, its parameter names it."""
+    """Return an option with its help; `offers` completes its value. By default, its name is that of the parameter."""
 
     def words(incomplete: str) -> list[str]:
         return list(offers) if not callable(offers) else offers(incomplete)
@@ -102,7 +102,7 @@ def given(**options: Any) -> dict[str, Any]:
 
 
 def counts(option: str, text: str, least: int = 1) -> list[int]:
-    """Return "8,16" as numbers. Raises ConfigError, naming the option, for anything else."""
+    """Parse "8,16" to numbers. Raises ConfigError, naming the option, for anything else."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts or not all(re.fullmatch("[0-9]{1,9}", part) and int(part) >= least for part in parts):
         raise ConfigError(f"{option} = {shown(text)}: must be a comma-separated list of numbers, such as 8,16,32")

@@ -14,27 +14,27 @@ from ddlsim.output_files import check_place
 from ddlsim.printable import shown
 from ddlsim.text_tables import aligned
 
-#: what matplotlib writes, as far as people ask for it
+#: common formats that matplotlib writes
 PICTURES = (".png", ".pdf", ".svg", ".jpg", ".jpeg", ".webp", ".eps")
 
 
 def check_folder(path: Path | None) -> None:
-    """Find out before a long simulation that its output has nowhere to go."""
+    """Check that output can be written before a long simulation."""
     if path is not None:
         check_place(path)
 
 
 def check_page(path: Path | None) -> None:
-    """Find out before a long simulation that its report cannot be written."""
+    """Check that a report can be written before a long simulation."""
     check_folder(path)
     if path is not None and path.suffix not in (".html", ".htm"):
         raise ConfigError(f"--html {path}: the report is an HTML page; choose a name that ends in .html")
     if path is not None:
-        check_installed("matplotlib")  # a report has pictures
+        check_installed("matplotlib")  # a report has figures
 
 
 def check_picture(path: Path | None) -> None:
-    """Find out before a long simulation that its picture cannot be written."""
+    """Check that a figure can be written before a long simulation."""
     check_folder(path)
     if path is not None and path.suffix.lower() not in PICTURES:
         raise ConfigError(f"{path}: unknown image format; choose a name that ends in one of {', '.join(PICTURES)}")
@@ -43,15 +43,15 @@ def check_picture(path: Path | None) -> None:
 
 
 def write_file(path: Path | None, write: Callable[[Path], object]) -> None:
-    """Call `write` with the path, if there is one, and say so on stderr; what cannot be written is a ConfigError.
+    """Call `write` with the path, if there is one, and report it on stderr; errors become ConfigError.
 
-    If `write` returns a list, it is that of the files it wrote; otherwise it wrote `path`.
+    If `write` returns a list of files, these are reported, otherwise `path`.
     """
     if path is None:
         return
     try:
         result = write(path)
-    except ConfigError:  # says itself what is wrong
+    except ConfigError:  # its message is complete
         raise
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be written: {error}") from None

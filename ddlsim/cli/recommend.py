@@ -152,7 +152,7 @@ def recommend(
 
 
 def _question(clusters: list[str], allow_code: bool) -> dict[str, Any]:
-    """Return what a question file asks, or that these clusters are to choose from."""
+    """Return the arguments in a question file, or those for choosing among these clusters."""
     from ddlsim.plain import read_toml
     from ddlsim.planner import load_question
 
@@ -164,7 +164,7 @@ def _question(clusters: list[str], allow_code: bool) -> dict[str, Any]:
 
 
 def _priced(clusters: list[Any], prices: list[str]) -> list[ddlsim.Cluster]:
-    """Return the clusters with the prices of their machines, as far as prices are given."""
+    """Return the clusters with the given prices of their machines."""
     from ddlsim.run.costs import priced
 
     loaded = [ddlsim.load_cluster(cluster) for cluster in clusters]

@@ -107,7 +107,7 @@ def run(
     _check_training(experiment, {"--plot-learning": plot_learning, "--save": save, "--resume": resume})
     if steps is not None and experiment.training is not None:
         raise ConfigError("--steps has no effect on a training run; set epochs or updates in its [training] table")
-    write_file(write_to, experiment.save)  # before the run: what text cannot say is known at once
+    write_file(write_to, experiment.save)  # before the run, so that settings that cannot be saved are reported at once
     check_folder(trace)
     if trace_whole and trace is None:
         raise ConfigError("--trace-whole has no effect without --trace; add --trace trace.json.gz")
@@ -128,7 +128,7 @@ def run(
     ]
     if save is not None and result.can_be_saved:
         typer.echo(f"saved {save}; continue with --resume {save}", err=True)
-    if result.interrupted:  # pictures would simulate it all again
+    if result.interrupted:  # figures would simulate the whole run again
         raise typer.Exit(130)
     for path, write in outputs:
         write_file(path, write)
@@ -137,7 +137,7 @@ def run(
 def _run_jobs(
     what: str, allow_code: bool, as_json: bool, bottleneck: bool, timeline: Path | None, others: dict[str, object]
 ) -> None:
-    """Simulate a file of jobs, and each job separately if the slow-downs are wanted."""
+    """Simulate a file of jobs and, if slow-downs are requested, each job separately."""
     for option in others:
         name = option.replace("_", "-")
         is_field = any(field.name == option for field in dataclasses.fields(ddlsim.Experiment))
@@ -154,7 +154,7 @@ def _run_jobs(
 
 
 def _trace(result: Result, path: Path, whole: bool) -> None:
-    """Write a trace, and say on stderr what is not in it."""
+    """Write a trace, and report omitted parts on stderr."""
     left_out = result.save_trace(path, whole=whole)
     if left_out:
         more = "" if whole else "; use --trace-whole to include all"
@@ -162,14 +162,14 @@ def _trace(result: Result, path: Path, whole: bool) -> None:
 
 
 def _check_training(experiment: Experiment, options: dict[str, Path | None]) -> None:
-    """Refuse options that have no effect on a run about time only."""
+    """Raise ConfigError for options without effect on a timing-only run."""
     for option, path in options.items():
         if path is not None and experiment.training is None:
             raise ConfigError(f"{option} has no effect without training; use a file with a [training] table")
 
 
 def _with_sensitivities(result: Result) -> Result:
-    """Work out what the output shows besides the run itself; an interrupt meanwhile leaves the run's own numbers."""
+    """Compute the sensitivities for the output; after an interrupt, return the result without them."""
     from rich.console import Console
 
     console = Console(stderr=True)
@@ -231,7 +231,7 @@ def scaling(
 
 
 def _each(experiment: Experiment, counts: list[int]) -> tuple[list[Result], bool]:
-    """Simulate one count after the other behind a progress bar; keep what is done when interrupted."""
+    """Simulate one count after the other with a progress bar; after an interrupt, return the results so far."""
     from rich.console import Console
     from rich.progress import track
 
@@ -248,7 +248,7 @@ def _each(experiment: Experiment, counts: list[int]) -> tuple[list[Result], bool
 
 
 def _experiment(what: str, allow_code: bool, options: dict[str, object]) -> Experiment:
-    """Return the experiment of a file, or one on a cluster, with those of its fields put in that are given."""
+    """Return the experiment in a file, or one on a cluster, with the given options set."""
     is_cluster = Path(what).suffix != ".toml" or _has(what, {"generator", "hosts", "links", "nodes", "edges"})
     if not is_cluster:
         experiment = ddlsim.load_experiment(what, allow_code=allow_code)
@@ -277,7 +277,7 @@ def _strategy(
     servers: int | None,
     placement: str | None,
 ) -> Strategy | None:
-    """Return the strategy that the options describe; an option that it does not have is an error."""
+    """Return the strategy described by the options. Raises ConfigError for options that it does not have."""
     options = given(algorithm=algorithm, cost=cost, overlap=overlap, servers=servers, placement=placement)
     if name is None and not options:
         return None

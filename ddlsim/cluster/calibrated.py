@@ -42,21 +42,21 @@ from ddlsim.plain import read_toml
 PARAMETERS = {
     "between.latency": "time",
     "between.bandwidth": "bandwidth",
-    "between.frame_header": "bytes",  # these six as in ddlsim.cluster.details, on all links between hosts
+    "between.frame_header": "bytes",  # these six are fields of LinkDetail, on all links between hosts
     "between.frame_payload": "bytes",
     "between.burst": "bytes",
     "between.reverse_load": "share",
-    "between.window": "bytes",  # of TCP, which links without a transport then name
-    "between.warm": "share",  # 1: windows are open already
+    "between.window": "bytes",  # of TCP, which becomes the transport of links without one
+    "between.warm": "share",  # 1: windows are already open
     "inside.latency": "time",
     "inside.bandwidth": "bandwidth",
     "overhead": "time",  # per message, at the sender and again at the receiver
-    "reduce_bandwidth": "bandwidth",  # at which received data are added up
+    "reduce_bandwidth": "bandwidth",  # rate at which received data are reduced
 }
 
-#: the details of links that measurements tell
+#: link details that can be measured
 FITTED_DETAILS = ("frame_header", "frame_payload", "burst", "reverse_load", "window", "warm")
-#: of links whose windows a calibration has found: Linux's (tcp(7), RFC 9438)
+#: transport of links with a calibrated window: Linux's default (tcp(7), RFC 9438)
 DEFAULT_TRANSPORT = "tcp-cubic"
 DETAILS = tuple(f"between.{key}" for key in FITTED_DETAILS)
 
@@ -64,14 +64,14 @@ _Ends: TypeAlias = tuple[int, int]
 
 
 def inside_hosts(cluster: Cluster) -> Bools:
-    """Return which links lie inside a host, shape (n_links,); the others are between hosts."""
+    """Whether each link is inside a host (otherwise between hosts), shape (n_links,)."""
     src, dst = cluster.host_of[cluster.link_src], cluster.host_of[cluster.link_dst]
     inside: Bools = (src == dst) & (src >= 0)
     return inside
 
 
 def reference_ends(cluster: Cluster, link_class: str) -> _Ends | None:
-    """Return the nodes that the reference route of "between" or "inside" joins, or None if there are none."""
+    """Return the end nodes of the reference route of "between" or "inside", or None if there is none."""
     by_host = workers_by_machine(cluster)
     if link_class == "inside":
         several = [nodes for nodes in by_host if len(nodes) > 1]
@@ -81,9 +81,9 @@ def reference_ends(cluster: Cluster, link_class: str) -> _Ends | None:
 
 
 def current_parameters(cluster: Cluster) -> dict[str, float]:
-    """Return the values (s, bytes/s) that the parameters have in `cluster`; without those it has no link or host for.
+    """Return the values (s, bytes/s) of the parameters in `cluster`, omitting those without a link or host.
 
-    ``reduce_bandwidth`` is infinite where adding up takes no time; details of links are left out where there are none.
+    ``reduce_bandwidth`` is infinite if reducing takes no time. Details of links are omitted if there are none.
     """
     values: dict[str, float] = {}
     for link_class in ("between", "inside"):
@@ -112,7 +112,7 @@ def with_parameters(cluster: Cluster, values: Mapping[str, float]) -> Cluster:
     cluster does not have.
     """
     told = {name.removeprefix("between."): value for name, value in values.items() if name in DETAILS}
-    if told:  # first, as frames are a part of what a bandwidth of messages' own bytes means
+    if told:  # first, because payload rates depend on frames
         cluster = _with_details(cluster, told)
     details = cluster.details
     latency, bandwidth = cluster.link_latency.copy(), cluster.link_bandwidth.copy()
@@ -140,14 +140,14 @@ def with_parameters(cluster: Cluster, values: Mapping[str, float]) -> Cluster:
         members = _members(cluster, link_class, route)
         if quantity == "latency":
             known = float(latency[route].sum())
-            if details is not None:  # what was measured includes the threads at both ends
+            if details is not None:  # the measurement includes the threads at both ends
                 details = dataclasses.replace(details, overhead=np.where(members, 0.0, details.overhead))
-            if known and link_class == "inside":  # of all kinds, or messages would take other routes
+            if known and link_class == "inside":  # all kinds, because other proportions would change routes
                 members = inside_hosts(cluster)
             latency[members] = latency[members] * (value / known) if known else value / len(route)
         else:
             share = efficiency[members] * (value / float(rate.min()))
-            # what the file's rate cannot explain by its share for payload raises the rate itself
+            # a share above 1 raises the bandwidth itself
             bandwidth[members] *= np.maximum(share, 1.0)
             efficiency[members] = np.minimum(share, 1.0)
             if link_class == "between":
@@ -158,7 +158,7 @@ def with_parameters(cluster: Cluster, values: Mapping[str, float]) -> Cluster:
 
 
 def _carrying(details: LinkDetails | None, members: Bools, rate: float) -> LinkDetails | None:
-    """Return the details without limits of connections below a `rate` (bytes/s) that two workers have been seen at."""
+    """Return the details without connection limits below a `rate` (bytes/s) that was measured between two workers."""
     if details is None:
         return None
     refuted = members & (details.connection_limit < rate)
@@ -166,7 +166,7 @@ def _carrying(details: LinkDetails | None, members: Bools, rate: float) -> LinkD
 
 
 def _with_details(cluster: Cluster, values: Mapping[str, float]) -> Cluster:
-    """Return the cluster with these details on all links between hosts; others stay."""
+    """Set these details on all links between hosts, and keep the others."""
     told: dict[str, Any] = {key: bool(value) if key == "warm" else value for key, value in values.items()}
     if cluster.details is None:
         return with_detail(cluster, transport=DEFAULT_TRANSPORT if "window" in told else "", **told)
@@ -178,10 +178,10 @@ def _with_details(cluster: Cluster, values: Mapping[str, float]) -> Cluster:
 
 
 def payload_rate(cluster: Cluster, links: Ints) -> Floats:
-    """Return the bytes/s of a large message's own bytes that each of these links of a route carries alone, shape (n,).
+    """Return the payload rate of a large message on each of the links of a route, in bytes/s, shape (n,).
 
-    Headers of frames do not count: those of a route, the largest for the smallest payload; nor do the acknowledgements
-    on half-duplex links (docs/models/tcp.md).
+    It excludes frame headers (the largest header and the smallest payload on the route) and acknowledgements on
+    half-duplex links (docs/models/tcp.md).
     """
     rate = (cluster.link_bandwidth * cluster.link_efficiency)[links]
     details = cluster.details
@@ -197,7 +197,7 @@ def payload_rate(cluster: Cluster, links: Ints) -> Floats:
 
 
 def _members(cluster: Cluster, link_class: str, route: Ints) -> Bools:
-    """Return which links are scaled together with those of `route`."""
+    """Whether each link is scaled together with the links of `route`."""
     if link_class == "between":
         return np.logical_not(inside_hosts(cluster))
     kinds = {cluster.link_kind[link] for link in route.tolist()}
@@ -205,7 +205,7 @@ def _members(cluster: Cluster, link_class: str, route: Ints) -> Bools:
 
 
 def _reference_links(cluster: Cluster, link_class: str) -> tuple[Ints, Floats] | None:
-    """Return the links of the class on its reference route, and what they carry of messages on it (bytes/s)."""
+    """Return the links of the class on its reference route, and their payload rates for messages on it (bytes/s)."""
     ends = reference_ends(cluster, link_class)
     if ends is None:
         return None
@@ -215,20 +215,20 @@ def _reference_links(cluster: Cluster, link_class: str) -> tuple[Ints, Floats] |
     return links[own], payload_rate(cluster, links)[own] / [share[link] for link in links[own].tolist()]
 
 
-#: standard deviation, in the logarithm, of each doubling beyond what was measured
+#: standard deviation of the logarithm per doubling beyond the measured range
 PER_DOUBLING = 0.0125
-#: standard deviation of the time that a message takes besides, in measured latencies: uniform in [-1, 1]
+#: standard deviation of an additional time per message, in measured latencies: uniform in [-1, 1]
 PER_MESSAGE = 1.0 / math.sqrt(3.0)
 
-#: bytes; messages and buffers below this are a kind of their own
+#: size in bytes below which messages and buffers have a kind of their own
 SHORT = 64 * 1024
 
 
 @dataclass(frozen=True)
 class Beyond:
-    """How far a prediction is beyond the measurements: `variance` in the logarithm to add, what to tell of it, the
-    standard deviation of the time of each message, in measured latencies, and how much `faster` and `slower` than the
-    prediction measurements of its kind have been (logarithm, one-sided quantiles of 97.5 %)."""
+    """Uncertainty of a prediction beyond its measurements: additional `variance` of the logarithm, notes, standard
+    deviation of the time per message in measured latencies, and how much `faster` and `slower` measurements of its kind
+    were than predictions (logarithm, one-sided 97.5 % quantiles)."""
 
     variance: float = 0.0
     notes: tuple[str, ...] = ()
@@ -242,33 +242,33 @@ class Beyond:
         return Beyond(self.variance + other.variance, (*self.notes, *other.notes), per_message, faster, slower)
 
     def around(self, value: float, faster: float = 0.0, slower: float = 0.0) -> tuple[float, float]:
-        """Return the ends of the interval of a time `value`, which without this reaches so far (logarithms)."""
+        """Return the interval of a time `value`; `faster` and `slower` are its limits without this (logarithms)."""
         return value * math.exp(-math.hypot(faster, self.faster)), value * math.exp(math.hypot(slower, self.slower))
 
 
-#: of what was measured like this
+#: no extrapolation
 INSIDE = Beyond()
 
 
 def operation_kind(operation: str, algorithm: str, transport: str, nbytes: float) -> str:
-    """Return the kind of a message (without `algorithm`) or a collective: latency decides how long short ones take."""
+    """Return the kind of a message (without `algorithm`) or a collective; short ones are dominated by latency."""
     names = (f"collective/{algorithm.partition('(')[0]}" if algorithm else f"message/{operation}", transport)
     return ("short " if nbytes < SHORT else "") + "/".join(filter(None, names))
 
 
 @functools.cache
 def learned() -> dict[str, tuple[float, float]]:
-    """Return how much faster and slower measurements were, by kind of prediction; "" is all of them together."""
+    """Return (faster, slower) deviations of measurements by kind of prediction; "" covers all kinds."""
     path = bundled_files("deviations")["learned"]
     kinds = cast("dict[str, dict[str, float]]", read_toml(path)["kinds"])
     return {kind: (row["faster"], row["slower"]) for kind, row in kinds.items()}
 
 
 def deviation(kind: str) -> Beyond:
-    """Return by how much predictions of a `kind` deviate, such as "collective/ring/tcp-cubic".
+    """Return the deviation of predictions of a `kind`, such as "collective/ring/tcp-cubic".
 
-    Without measurements of that kind it is that of the kind above it ("collective/ring"). Where no more is known than
-    the operation ("collective"), it is that of the least accurate kind of it, and a note says so.
+    Without measurements of that kind, it is that of the parent kind ("collective/ring"). If only the operation
+    ("collective") is known, it is that of its least accurate kind, with a note.
     """
     parts, table = kind.split("/"), learned()
     known = next(name for n in range(len(parts), -1, -1) if (name := "/".join(parts[:n])) in table)
@@ -280,12 +280,12 @@ def deviation(kind: str) -> Beyond:
 
 
 def unmeasured(note: str, kind: str) -> Beyond:
-    """Return how far an operation of a `kind` is beyond measurements of others."""
+    """Return the uncertainty of an operation of a `kind` that was not measured itself."""
     return Beyond(0.0, (f"extrapolated: {note}",), PER_MESSAGE) + deviation(kind)
 
 
 def beyond(value: float, measured: Sequence[float], what: str) -> Beyond:
-    """Return how far a value is outside the range of the `measured` ones."""
+    """Return the uncertainty of a value outside the range of the `measured` ones."""
     least, most = min(measured), max(measured)
     if least <= value <= most or value <= 0.0 or most <= 0.0:
         return Beyond()

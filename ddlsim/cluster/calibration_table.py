@@ -1,7 +1,7 @@
 """The `[calibration]` table of a cluster file, written by ``ddlsim calibrate``. docs/calibration.md describes its keys.
 
-Loading a cluster uses the parameters and keeps the table: runs can ask for its curves (``cost = "calibrated"``), and
-:func:`ddlsim.validation.load_calibration` reads all of it.
+Loading a cluster applies the parameters and keeps the table: runs can use its curves (``cost = "calibrated"``), and
+:func:`ddlsim.validation.load_calibration` reads the whole table.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _Size = Annotated[int, integer(1, 10**18)]
 @checked
 @dataclass(frozen=True, kw_only=True)
 class ParameterTable:
-    """One fitted number: text with a unit, with its 95 % confidence interval and what the file said before.
+    """One fitted number as text with a unit, with its 95 % confidence interval and the previous value.
 
-    `nbytes` are the least and most that it was fitted to; `informed` is the share that measurements tell;
-    the prior is `prior` within a factor of `prior_factor` two times out of three; `bounds` what the fit allowed;
-    `scatter` spread, degrees of freedom and absolute scatter (s) of its measurements, where not as those of the table.
+    `nbytes`: smallest and largest size used in the fit; `informed`: share of information from measurements. The prior
+    is `prior` within a factor of `prior_factor` with probability 2/3; `bounds`: limits of the fit. `scatter`: spread,
+    degrees of freedom and absolute scatter (s), if they differ from those of the table.
     """
 
     name: str
@@ -52,27 +52,27 @@ class ParameterTable:
 @checked
 @dataclass(frozen=True, kw_only=True)
 class CurveTable:
-    """How one operation deviates from the simulation on the calibrated cluster, by size."""
+    """Deviation of one operation from the simulation on the calibrated cluster, by size."""
 
     operation: str
     backend: str = ""
-    algorithm: Annotated[str, UNIMPORTED] = ""  # refused where it is used, unless code is allowed
+    algorithm: Annotated[str, UNIMPORTED] = ""  # an error when it is used, unless code is allowed
     inside: bool = False  # the ranks were on one host
     per_message: NotNegative
-    sizes: Sequence[_Size] = ()  # bytes at which the slope changes
+    sizes: Sequence[_Size] = ()  # sizes in bytes at which the slope changes
     per_byte: Sequence[NotNegative]
     covariance: _Matrix
     spread: NotNegative
     dof: Positive
-    nbytes: Sequence[_Bytes]  # least and most measured
+    nbytes: Sequence[_Bytes]  # smallest and largest measured size
     ranks: Sequence[int]
-    left_out: Sequence[float] = ()  # what a curve through every size is off where one is left out
+    left_out: Sequence[float] = ()  # errors of the curve at sizes left out of the fit
 
 
 @checked
 @dataclass(frozen=True, kw_only=True)
 class ComputeTable:
-    """Seconds of a training step: c0 + c1 * batch size."""
+    """Time of a training step in s: c0 + c1 * batch size."""
 
     model: str
     c0: _Time
@@ -86,10 +86,10 @@ class ComputeTable:
 @checked
 @dataclass(frozen=True, kw_only=True)
 class JitterTable:
-    """The distribution of a factor on the compute time, with its goodness of fit."""
+    """Distribution of a factor of the compute time, with its goodness of fit."""
 
     type: str
-    shape: Positive  # coefficient of variation; of a shifted exponential the mean excess
+    shape: Positive  # coefficient of variation; for a shifted exponential, the mean excess
     base: _Time
     ks: NotNegative
     p_value: NotNegative
@@ -99,7 +99,7 @@ class JitterTable:
 @checked
 @dataclass(frozen=True, kw_only=True)
 class ResidualTable:
-    """One measurement that was used, and what the calibrated simulation says."""
+    """A measurement used in the fit, and the result of the calibrated simulation."""
 
     operation: str
     backend: str = ""
@@ -188,7 +188,7 @@ def value_of(name: str, text: str, place: str) -> float:
 
 
 def apply(cluster: Cluster, table: Mapping[str, object]) -> Cluster:
-    """Return the cluster as the `[calibration]` table of its file says, with that table."""
+    """Apply the `[calibration]` table of a cluster's file, and attach the table to the cluster."""
     found: dict[str, float] = {}
     file = parse_calibration(table)
     for i, row in enumerate(file.parameters):

@@ -49,14 +49,14 @@ def load_cluster(source: ClusterLike) -> Cluster:
     bundled = bundled_files("topologies")
     if stem in bundled:
         return _load_bundled(bundled[stem], tuple(settings), os.stat(bundled[stem]).st_mtime_ns)
-    if path.suffix or len(path.parts) > 1:  # no bundled cluster has a name like that
+    if path.suffix or len(path.parts) > 1:  # bundled clusters have no such names
         raise ConfigError(f"{path}: no such file; use a path or a bundled cluster (see: ddlsim topologies)")
     raise unknown_name("cluster", stem, bundled)
 
 
-@functools.lru_cache(maxsize=32)  # all that are bundled, so that who goes through them twice loads them once
+@functools.lru_cache(maxsize=32)  # at least the number of bundled clusters
 def _load_bundled(path: Path, settings: tuple[str, ...], changed: int) -> Cluster:
-    """Return the cluster of a bundled file as it was `changed` last; runs of a study all name the same."""
+    """Load a bundled file, cached for studies; `changed` (modification time) is part of the cache key."""
     return _load_file(path, settings)
 
 
@@ -72,7 +72,7 @@ def _load_file(path: Path, settings: Sequence[str]) -> Cluster:
 
 
 def _fact(context: str) -> tuple[str, object]:
-    """Return the name and the value of a text like ``bandwidth=25 GB/s``."""
+    """Parse a text like ``bandwidth=25 GB/s`` to (name, value)."""
     name, is_setting, value = context.partition("=")
     if not is_setting:
         raise ConfigError(

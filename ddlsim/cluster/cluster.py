@@ -39,10 +39,10 @@ def _is_cluster(value: object) -> bool:
     return isinstance(value, str | Path | Cluster) or graph
 
 
-#: places of nodes
+#: indices of nodes
 NodesLike = Annotated[npt.ArrayLike, array_of(np.int64, scalar=True)]
 GraphLike = Annotated["nx.Graph[Any]", with_attributes("a networkx graph", "nodes", "edges", "is_directed")]
-#: what :func:`ddlsim.load_cluster` takes (networkx is not imported to look at it)
+#: arguments of :func:`ddlsim.load_cluster` (checked without importing networkx)
 ClusterLike = Annotated[
     Union[str, Path, "nx.Graph[Any]", "Cluster"],  # networkx is slow to import
     Rule(
@@ -136,9 +136,9 @@ class Cluster:
     sources: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     routing: str = "shortest"
-    #: sizes of the dimensions that number the machines, in row-major order; of a torus for "dimension-order"
+    #: sizes of the dimensions in which machines are numbered in row-major order; for "dimension-order", of the torus
     grid: tuple[int, ...] = ()
-    #: (source node, destination node) -> links, instead of what the routing policy would say
+    #: (source node, destination node) -> links, which override the routing policy
     fixed_routes: Mapping[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
     node_names: tuple[str, ...]
     node_kind: tuple[str, ...]
@@ -156,20 +156,20 @@ class Cluster:
     link_efficiency: Floats
     link_latency: Floats
     link_kind: tuple[str, ...]
-    #: prices and power, NaN where unknown: USD/s of a machine, (n_hosts,), and of a device in it, (n_nodes,); W
-    #: that a switch draws, (n_nodes,)
+    #: prices and power, NaN if unknown: USD/s of a machine, (n_hosts,), and of a device in it, (n_nodes,); power draw
+    #: of a switch in W, (n_nodes,)
     host_price: Floats | None = None
     device_price: Floats | None = None
     switch_power: Floats | None = None
-    #: whether a switch adds up what passes through it (SHARP), (n_nodes,); None: no switch does
+    #: whether a switch reduces messages (SHARP), (n_nodes,); None: no switch does
     switch_reduces: Bools | None = None
-    #: s that a storage needs for an operation, (n_nodes,); None: no storage has a limit
+    #: time per operation of a storage in s, (n_nodes,); None: no storage has a limit
     operation_time: Floats | None = None
-    #: frames, token buckets and acknowledgements of links; None: no link has any
+    #: frames, token buckets, transports etc. of links; None: no link has any
     details: LinkDetails | None = None
-    #: seed of the streams that the rates of links with a `spread` are sampled from; None: 0, until a run sets its own
+    #: seed of the sampled rates of links with a `spread`; None: 0, until a run sets its own seed
     link_seed: int | None = None
-    #: what measurements of this cluster have told; its links, overheads and speed of adding up are set accordingly
+    #: calibration from measurements; links, overheads and reduction rates are set accordingly
     calibration: CalibrationTable | None = None
 
     def __post_init__(self) -> None:
@@ -347,7 +347,7 @@ class Cluster:
         return split if routes is None else split.replaced({i: routes.path(i) for i in fixed})
 
     def _pairs(self, src: npt.ArrayLike, dst: npt.ArrayLike) -> tuple[Ints, Ints]:
-        # The compiled walk would be compiled anew for each memory layout (read-only, strided) that it sees.
+        # One memory layout, because the walk is compiled for each layout (read-only, strided) that it receives.
         ends = [np.require(self._nodes(nodes), np.int64, ["C", "W"]) for nodes in (src, dst)]
         if ends[0].shape != ends[1].shape:
             raise ConfigError(f"routes: src and dst must have the same length, not {ends[0].shape} and {ends[1].shape}")
@@ -359,7 +359,7 @@ class Cluster:
             lost = (src != dst) & self.is_endpoint[src] & self.is_endpoint[dst] & [way is None for way in fixed]
             if lost.any():
                 raise self.no_route(int(src[lost.argmax()]), int(dst[lost.argmax()]))
-        # a fixed route asks the router for the empty one, so that it need not exist there
+        # fixed routes replace routes that need not exist, so the router gets the empty route for these
         offsets, links = self._router.route(src, np.where([way is not None for way in fixed], src, dst))[:2]
         routed = np.split(links, offsets[1:-1])
         parts = [own if way is None else np.array(way, dtype=np.int64) for own, way in zip(routed, fixed, strict=False)]
@@ -432,13 +432,13 @@ class Cluster:
         The copy keeps the routes of this cluster, even if other paths have become faster.
         """
         made = dataclasses.replace(self, link_bandwidth=bandwidth, link_latency=latency)
-        vars(made)["_router"] = self._router  # its cached property, with the tables that are known already
+        vars(made)["_router"] = self._router  # cached property; keeps the tables built so far
         return made
 
     def with_spraying(self) -> Cluster:
         """Return a copy of this cluster with routing "spray"."""
         made = dataclasses.replace(self, routing="spray")
-        if self.routing != "dimension-order":  # else all policies choose from the same tables of shortest paths
+        if self.routing != "dimension-order":  # other policies share the tables of shortest paths
             vars(made)["_router"] = self._router
         return made
 
@@ -544,7 +544,7 @@ def _frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _reached(root: int, src: Ints, dst: Ints, n_nodes: int) -> Bools:
-    """Return which nodes a search from `root` along the links src -> dst reaches, shape (n_nodes,)."""
+    """Whether a search from `root` along the links src -> dst reaches each node, shape (n_nodes,)."""
     order = np.argsort(src, kind="stable")
     starts = np.searchsorted(src[order], np.arange(n_nodes + 1)).tolist()
     beyond = dst[order].tolist()
@@ -595,7 +595,7 @@ def summary_rows(cluster: Cluster) -> list[tuple[str, str]]:
 
 
 def _details(cluster: Cluster, of_kind: Bools) -> str:
-    """Return what links of a kind do besides, or nothing."""
+    """Describe the details of links of a kind, or return ""."""
     if cluster.details is None:
         return ""
     found = [cluster.details.of(link) for link in np.flatnonzero(of_kind).tolist()]
@@ -616,7 +616,7 @@ def _details(cluster: Cluster, of_kind: Bools) -> str:
 
 
 def _transport(detail: LinkDetail) -> str:
-    """Return a transport in words: its name, and what it has been told."""
+    """Describe a transport: its name and settings."""
     words = [f"{detail.connections} connections"] if detail.connections > 1 else []
     words += [f"{detail.flow_rate * 8e-9:.4g} Gbit/s each"] if detail.flow_rate else []
     words += [f"window {size(detail.window)}"] if detail.window else []

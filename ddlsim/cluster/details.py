@@ -1,7 +1,6 @@
 """Link behaviour beyond bandwidth and latency: frames with headers, token buckets, acknowledgements, transports.
 
-The network engine applies them (docs/models/tcp.md and docs/models/transport.md have the formulas); links without them
-cost nothing.
+The network engine applies them (docs/models/tcp.md and docs/models/transport.md have the formulas).
 """
 
 from __future__ import annotations
@@ -38,23 +37,23 @@ from ddlsim.units import si
 
 #: bytes per Ethernet frame besides its payload: preamble 8, header 14, check sequence 4, gap 12 (IEEE 802.3)
 ETHERNET = 38.0
-#: s: least retransmission time-out (TCP_RTO_MIN in Linux' include/net/tcp.h); the time-out is that and a round trip
+#: minimum retransmission time-out in s (TCP_RTO_MIN in Linux' include/net/tcp.h); a round trip is added
 LEAST_TIMEOUT = 0.2
-#: s: longest one, however often it has doubled (RFC 6298, section 2.5; TCP_RTO_MAX)
+#: maximum time-out in s after repeated doubling (RFC 6298, section 2.5; TCP_RTO_MAX)
 MOST_TIMEOUT = 120.0
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """What is the same wherever a transport is used.
+    """Constants of a transport protocol.
 
-    header      bytes of its headers per frame, the link's own included
-    inside      those of them that count in the MTU, bytes
-    mtu         bytes, the usual one
-    window      bytes of a connection under way at most, unless something else is said; inf: it has no window
-    segments    frames' payloads that a connection sends before it has heard anything; inf: no slow start
-    least       of them, that a connection keeps under way on average whatever is lost; 0: nothing of it is lost
-    burst       bytes that a connection sends at once at most, if it keeps up its rate whatever is lost; 0: it does not
+    header      header bytes per frame, including the link's own
+    inside      part of `header` in bytes that counts towards the MTU
+    mtu         default MTU in bytes
+    window      default maximum of bytes in flight per connection; inf: no window
+    segments    initial window in frames' payloads (slow start); inf: no slow start
+    least       minimum average window in segments under any loss; 0: the protocol loses nothing
+    burst       maximum bytes sent at once by a connection that keeps its rate under loss; 0: it reduces its rate
     """
 
     header: float
@@ -66,27 +65,27 @@ class Protocol:
     burst: float = 0.0
 
 
-# IPv4 20, TCP 20, its timestamps 12. 3 MiB: half of the 6 MiB to which Linux lets the receiver's buffer grow, the
-# other half being for its own records (tcp(7): tcp_rmem, tcp_adv_win_scale). Ten segments at first: RFC 6928.
-# A loss halves the window to no less than two segments (RFC 5681, equation 4), so it goes from two to four: three.
+# IPv4 20, TCP 20, its timestamps 12. 3 MiB: half of the 6 MiB to which Linux lets the receiver's buffer grow; the other
+# half is for its own records (tcp(7): tcp_rmem, tcp_adv_win_scale). Initial window of ten segments: RFC 6928. A loss
+# halves the window to at least two segments (RFC 5681, equation 4), so it varies from two to four: three.
 _TCP = Protocol(header=ETHERNET + 52.0, inside=52.0, mtu=1500.0, window=3.0 * 2**20, segments=10.0, least=3.0)
-# BBR does not take a loss for congestion (Cardwell et al., "BBR: congestion-based congestion control", ACM Queue 14(5),
-# 2016), and keeps three quanta of two segments under way however short the path is (Cardwell et al., "BBR congestion
+# BBR does not treat a loss as congestion (Cardwell et al., "BBR: congestion-based congestion control", ACM Queue 14(5),
+# 2016), and keeps three quanta of two segments in flight on arbitrarily short paths (Cardwell et al., "BBR congestion
 # control", draft-cardwell-iccrg-bbr-congestion-control-02, section 4.6.4.2).
 _BBR = dataclasses.replace(_TCP, least=6.0, burst=65536.0)
 
-#: by the names in files. The kinds of TCP differ in how they answer losses. Neither of the others starts slowly:
-#: RoCE begins at line rate (Zhu et al. 2015, section 3.1: "hyper-fast start"), InfiniBand is held back by credits.
+#: by name in files. The TCP variants differ in their response to losses. The others have no slow start: RoCE begins at
+#: line rate (Zhu et al. 2015, section 3.1: "hyper-fast start"), InfiniBand is limited by credits.
 PROTOCOLS = {
     "tcp-cubic": _TCP,
     "tcp-reno": _TCP,
     "tcp-bbr": _BBR,
     # RoCE v2: IPv4 20, UDP 8, base transport header 12, check 4 (InfiniBand Architecture Specification, annex A17)
     "roce": Protocol(header=ETHERNET + 44.0, inside=0.0, mtu=4096.0),
-    # EFA's SRD sends packets of some 8 KiB over all paths and puts them in order (fi_efa(7)); what it adds to them is
+    # EFA's SRD sends packets of about 8 KiB over all paths and reorders them (fi_efa(7)); the size of its headers is
     # not published
     "efa": Protocol(header=ETHERNET, inside=0.0, mtu=8192.0),
-    # GPUDirect-TCPX and -TCPXO (FasTrak) keep connections open between GPUs' memories; Google's networks have frames of
+    # GPUDirect-TCPX and -TCPXO (FasTrak) keep connections between GPU memories open; Google's networks have frames of
     # 8,896 bytes (Google Cloud, VPC networks: maximum transmission unit)
     "tcpx": Protocol(header=ETHERNET + 52.0, inside=52.0, mtu=8896.0),
     "fastrak": Protocol(header=ETHERNET + 52.0, inside=52.0, mtu=8896.0),
@@ -99,8 +98,8 @@ def window_under_loss(transport: str, loss: float, round_trip: float, segment: f
     """Return the mean window (bytes) of a TCP connection that loses a share `loss` of its segments.
 
     Reno: sqrt(3 / (2 p)) segments (Mathis, Semke, Mahdavi and Ott, "The macroscopic behavior of the TCP congestion
-    avoidance algorithm", CCR 27(3), 1997). Cubic: 1.054 (RTT / p)^(3/4) segments, or Reno's where that is more
-    (RFC 8312, equation 6 and section 4.2). BBR: all of it.
+    avoidance algorithm", CCR 27(3), 1997). Cubic: 1.054 (RTT / p)^(3/4) segments, or Reno's if that is larger (RFC
+    8312, equation 6 and section 4.2). BBR: the whole window.
     """
     if loss == 0.0 or transport == "tcp-bbr":
         return math.inf
@@ -111,10 +110,10 @@ def window_under_loss(transport: str, loss: float, round_trip: float, segment: f
 
 
 Transport: TypeAlias = Annotated[str, one_of("", *PROTOCOLS)]
-#: in files, and a link's own
+#: names in files, and the values of an ideal link
 _Sharing: TypeAlias = Annotated[str, one_of("", "max-min", "fifo")]
 Sharing: TypeAlias = Annotated[str, one_of("", "fifo")]
-#: what a user calls links without a transport, whatever their file says
+#: name by which users select links without a transport
 IDEAL = "ideal"
 Texts: TypeAlias = npt.NDArray[np.str_]
 
@@ -168,7 +167,7 @@ class LinkDetail:
         return {key: value for key, value in dataclasses.asdict(self).items() if value != getattr(_NONE, key)}
 
     def __bool__(self) -> bool:
-        """Whether the link does anything besides carrying bytes."""
+        """Whether the link differs from an ideal link."""
         return self != _NONE
 
 
@@ -221,7 +220,7 @@ class LinkDetails:
 
 
 def route_overhead(details: LinkDetails | None, routes: Routes) -> Floats:
-    """Return the s that the threads at both ends of a message take on each route, the most of its links, (n,)."""
+    """Return the processing time of the threads at both ends on each route in s, the maximum over its links, (n,)."""
     most = np.zeros(len(routes.offsets) - 1)
     if details is not None:
         np.maximum.at(most, routes.of, details.overhead[routes.links])
@@ -229,7 +228,7 @@ def route_overhead(details: LinkDetails | None, routes: Routes) -> Floats:
 
 
 def transport_of(cluster: Cluster) -> str:
-    """Return the transport of all links between hosts, "" where they name none or several."""
+    """Return the common transport of all links between hosts; "" if they have none or several."""
     if cluster.details is None:
         return ""
     between = cluster.host_of[cluster.link_src] != cluster.host_of[cluster.link_dst]
@@ -253,10 +252,10 @@ _Spread = Annotated[float | Spread, "the variation of a Spread, 0 to 1, or a ddl
 @checked
 @dataclass(frozen=True, kw_only=True)
 class Told:
-    """The details of a link as files and people write them: sizes are bytes or text such as "66 B", `flow_rate` is
-    bytes/s or "5 Gbit/s".
+    """Link details as written in files and by users: sizes are bytes or text such as "66 B", `flow_rate` is bytes/s or
+    "5 Gbit/s".
 
-    mtu      bytes of the transport's frames, which says frame_header and frame_payload
+    mtu      MTU of the transport in bytes, which determines frame_header and frame_payload
     sharing  "max-min" is the same as ""
 
     The other fields are those of :class:`LinkDetail`.
@@ -281,7 +280,7 @@ class Told:
     sharing: _Sharing = ""
 
     def detail(self, where: str = "") -> LinkDetail:
-        """Return it as a :class:`LinkDetail`. Raises :class:`ConfigError` if its parts do not go together."""
+        """Convert to a :class:`LinkDetail`. Raises :class:`ConfigError` for conflicting fields."""
         told: dict[str, Any] = {key: getattr(self, key) for key in DETAIL_KEYS}
         transport = told["transport"] = "" if self.transport == IDEAL else self.transport
         told["sharing"] = "" if self.sharing == "max-min" else self.sharing
@@ -325,7 +324,7 @@ class _Wanted(Told):
     kinds: Collection[str] | None = None
 
 
-#: what only a transport does
+#: fields that require a transport
 TRANSPORT_KEYS = ("connections", "flow_rate", "window", "rendezvous", "loss", "unordered", "warm", "buffer", "overhead")
 
 
@@ -373,7 +372,7 @@ def with_detail(wanted: _Wanted) -> Cluster:
 
 
 def with_spread(cluster: Cluster, spread: Floats | float) -> Cluster:
-    """Return a cluster whose links have this `spread`, of each, (n_links,), or of all."""
+    """Return a cluster with this `spread` of its links, one value or one per link, (n_links,)."""
     if cluster.details is None:
         return cluster
     column = np.broadcast_to(np.float64(spread), cluster.n_links).copy()
@@ -381,11 +380,12 @@ def with_spread(cluster: Cluster, spread: Floats | float) -> Cluster:
 
 
 def sampled_times(cluster: Cluster) -> Floats:
-    """Return how many times as long as described each channel takes for a byte, (n_channels,), 1 without a `spread`.
+    """Return the sampled time per byte of each channel relative to the nominal one, (n_channels,); 1 without a
+    `spread`.
 
-    Each direction of a link is sampled by itself, by the rule of :class:`ddlsim.Spread` among all of one spread: the
-    order is that of numbers from the streams of (seed, link). Links from a switch into a machine have the rate that is
-    described, since clouds limit what a machine sends (docs/models/variability.md).
+    Each direction of a link is sampled separately, by the rule of :class:`ddlsim.Spread` among all of equal spread, in
+    the order of random numbers from the streams (seed, link). Links from a switch into a machine keep their nominal
+    rate, because clouds limit what a machine sends (docs/models/variability.md).
     """
     assert cluster.details is not None
     times, spread = np.ones(cluster.n_channels), cluster.details.spread
@@ -399,9 +399,9 @@ def sampled_times(cluster: Cluster) -> Floats:
 
 
 def reverse_links(cluster: Cluster) -> Ints:
-    """Return for each link the one that leads back, -1 if there is none, shape (n_links,).
+    """Return the index of each link's reverse link, -1 if there is none, shape (n_links,).
 
-    Of several links in parallel, the first one belongs to the first one back, and so on.
+    Parallel links are matched in order.
     """
     waiting: dict[tuple[int, int], list[int]] = {}
     ends = list(zip(cluster.link_src.tolist(), cluster.link_dst.tolist(), strict=True))

@@ -1,7 +1,7 @@
 """Cluster files: TOML for people, node-link JSON and GraphML for programs.
 
-Every error is one line that begins with the path. Nothing in a file can run code: TOML and JSON are plain
-data, and XML passes defusedxml (no entities, no DTD) before networkx sees it.
+Every error is one line that begins with the path. Files cannot run code: TOML and JSON are plain data, and defusedxml
+parses XML (no entities, no DTD) before networkx reads it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from ddlsim.units import quantity_text
 
 # ---------------------------------------------------------------- TOML tables
 
-Table = dict[str, Any]  # as the TOML parser gives it; every value is checked below
+Table = dict[str, Any]  # as parsed; every value is checked below
 _Names = Annotated[Sequence[str], Rule("a list of at least 2 names", lambda value: _is_names(value, 2))]
 _Pair = Annotated[Sequence[str], Rule("a list of 2 names", lambda value: _is_names(value, 2, 2))]
 _Machines = Annotated[int, integer(1, MAX_NODES)]
@@ -62,7 +62,7 @@ class Numbered:
 
     @property
     def names(self) -> list[str]:
-        """All names."""
+        """All names of the machines or switches."""
         return [self.name] if self.count is None else [f"{self.name}{i}" for i in range(self.count)]
 
 
@@ -79,7 +79,7 @@ class SwitchTable(Numbered):
 @checked
 @dataclass(frozen=True, kw_only=True)
 class AllLinksTable(Told):
-    """`[link]`: details of all links of the given `kinds` (of all between hosts)."""
+    """`[link]`: details of all links of the given `kinds` (default: all links between hosts)."""
 
     kinds: Sequence[str] | None = None
     source: str | None = None
@@ -88,7 +88,7 @@ class AllLinksTable(Told):
 @checked
 @dataclass(frozen=True, kw_only=True)
 class StorageTable(Storage):
-    """`[[storage]]`: where data sets and checkpoints lie, joined to `at`, a switch, say (where there is one, that)."""
+    """`[[storage]]`: a storage for data sets and checkpoints, connected to `at` (default: the only switch)."""
 
     source: str | None = None
 
@@ -96,7 +96,7 @@ class StorageTable(Storage):
 @checked
 @dataclass(frozen=True, kw_only=True)
 class LinkTable(Told):
-    """`[[links]]`: between two names; `*` in a name makes one link for each match."""
+    """`[[links]]`: links between two names; `*` in a name makes one link per match."""
 
     between: _Pair
     bandwidth: Annotated[float, quantity("bandwidth", si=True)]
@@ -111,7 +111,7 @@ class LinkTable(Told):
 @checked
 @dataclass(frozen=True)
 class RouteTable:
-    """`[[routes]]`: the path to take from its first to its last node, against the routing policy."""
+    """`[[routes]]`: the path from its first to its last node, which overrides the routing policy."""
 
     path: _Names
     source: str | None = None
@@ -120,7 +120,7 @@ class RouteTable:
 @checked
 @dataclass(frozen=True)
 class ClusterFile:
-    """The whole file. `generator` and `host`, or else `hosts`, `switches`, `links`; `nodes` and `edges`."""
+    """The whole file: `generator` and `host`, or `hosts`, `switches` and `links`, or `nodes` and `edges`."""
 
     name: str | None = None
     title: str = ""
@@ -129,7 +129,7 @@ class ClusterFile:
     routing: Annotated[str, one_of(*POLICIES)] | None = None
     grid: Sequence[Count] = ()
     switch_power: _Power | None = None  # of every switch between the machines
-    switch_reduces: bool | None = None  # whether each of them adds up what passes through it
+    switch_reduces: bool | None = None  # whether each of them reduces messages
     generator: Mapping[str, object] | None = None
     link: Mapping[str, object] | None = None
     host: Mapping[str, object] | None = None
@@ -144,7 +144,7 @@ class ClusterFile:
 
 
 def _call(make: Callable[..., Any], table: Mapping[str, object], place: str, **more: object) -> tuple[Any, list[str]]:
-    """Return what a function or class makes of the arguments in a table, and the table's source."""
+    """Call a function or class with the arguments in a table; return the result, and the table's source."""
     arguments = dict(table)
     source = arguments.pop("source", None)
     if not isinstance(source, str | None):
@@ -160,7 +160,7 @@ def _call(make: Callable[..., Any], table: Mapping[str, object], place: str, **m
 
 
 def interior(table: Mapping[str, object], place: str) -> tuple[Interior, list[str]]:
-    """Return the machine that a `[host]` table describes (GPUs if it has `n_gpus`), and its source."""
+    """Return the machine of a `[host]` table (with GPUs if it has `n_gpus`), and its source."""
     if "n_gpus" in table:
         return _call(MultiGpu, table, place)
     only_gpu = {field.name for field in fields(MultiGpu)} - {field.name for field in fields(Host)}
@@ -172,7 +172,7 @@ def interior(table: Mapping[str, object], place: str) -> tuple[Interior, list[st
 
 
 def generate(table: Mapping[str, object], host: Interior) -> tuple[Graph, list[str]]:
-    """Return the graph that a `[generator]` table describes, and the table's source."""
+    """Return the graph of a `[generator]` table, and the table's source."""
     parameters = dict(table)
     kind = parameters.pop("type", None)
     if kind is None:
@@ -187,7 +187,7 @@ def generate(table: Mapping[str, object], host: Interior) -> tuple[Graph, list[s
 
 
 def set_key(file: Table, context: str) -> None:
-    """Set a key of a file's [generator], [host] or [link] by a text like ``n_hosts=64`` or ``transport=roce``."""
+    """Set a key of a file's [generator], [host] or [link] from a text like ``n_hosts=64`` or ``transport=roce``."""
     key, is_setting, text = context.partition("=")
     if not is_setting:
         raise ConfigError(
@@ -195,7 +195,7 @@ def set_key(file: Table, context: str) -> None:
         )
     if key == "transport":
         _set_transport(file, parse_value(text))
-    elif key == "storage":  # of a file whose machines meet in one switch
+    elif key == "storage":  # for files with a single switch between machines
         file["storage"] = [*file.get("storage", []), {"name": "storage", "read": text}]
     elif key in {field.name for field in fields(Told)}:
         file["link"] = {**file.get("link", {}), key: parse_value(text)}
@@ -224,7 +224,7 @@ def _set_in_generator(file: Table, key: str, value: object, context: str) -> Non
 
 
 def _set_transport(file: Table, name: object) -> None:
-    """Let the links between hosts have this transport; what the file says of another one does not hold for it."""
+    """Set the transport of links between hosts; settings of a different transport in the file are removed."""
     tables = (file.get("link", {}), *file.get("links", ()), *file.get("edges", ()))
     for table in tables:
         if table.get("transport", name) != name:
@@ -235,8 +235,8 @@ def _set_transport(file: Table, name: object) -> None:
 
 
 def parse_file(table: Table, settings: Sequence[str] = ()) -> ClusterFile:
-    """Return the checked outline of a file, with some keys set; its tables are checked when they are used."""
-    outline = Source(allow_code=True)  # nothing is imported here: tables are checked when they are used
+    """Return the checked structure of a file after setting some keys; tables are checked when they are used."""
+    outline = Source(allow_code=True)  # nothing is imported here
     PLAIN.build(ClusterFile, table, "", outline, "")
     for context in sorted(settings, key=lambda context: not context.startswith("transport=")):
         set_key(table, context)
@@ -256,18 +256,18 @@ def parse_file(table: Table, settings: Sequence[str] = ()) -> ClusterFile:
 
 # ---------------------------------------------------------------- files
 
-#: what is below this line is replaced when a file is calibrated
+#: calibration replaces everything below this line
 MARK = "# ---- below: written by ddlsim calibrate; calibrate again to change it ----"
-#: attribute of nodes and edges -> dimension in which it is written
+#: attribute of nodes and edges -> dimension of its unit in files
 _DIMENSIONS = {"bandwidth": "bandwidth", **dict.fromkeys(("latency", "send_overhead", "recv_overhead"), "time")}
-#: graph attributes that GraphML, which knows no lists, carries as JSON text
+#: graph attributes stored as JSON text in GraphML, which has no lists
 _LISTS = ("sources", "notes", "grid", "routes")
 
 
 def read_cluster(path: Path, text: str, settings: Sequence[str] = ()) -> Cluster:
-    """Return the cluster that the file's `text` describes, in the format of the suffix.
+    """Return the cluster described by the file's `text`, in the format of the suffix.
 
-    settings  "key=value" for keys of [generator] and [host], in place of the file's
+    settings  "key=value" for keys of [generator] and [host], which override the file
 
     Raises :class:`ConfigError` in one line: path, field, value, rule and remedy.
     """
@@ -287,7 +287,7 @@ def read_cluster(path: Path, text: str, settings: Sequence[str] = ()) -> Cluster
 
 
 def _with_device_files(cluster: Cluster, folder: Path) -> Cluster:
-    """Return the cluster with the paths of device files that are in the `folder`, where its file names them."""
+    """Replace the names of device files that exist in the cluster file's `folder` by their paths."""
     names = {name for name in cluster.device_of if name and name.endswith(".toml") and (folder / name).is_file()}
     if not names:
         return cluster
@@ -297,7 +297,7 @@ def _with_device_files(cluster: Cluster, folder: Path) -> Cluster:
 
 
 def in_folder(cluster: Cluster, folder: Path) -> Cluster:
-    """Return the cluster with the paths of device files as a file in `folder` names them."""
+    """Return the cluster with device-file paths relative to `folder`, as a file in it names them."""
     names = {name: relative_name(name, folder) for name in set(cluster.device_of) if name and name.endswith(".toml")}
     if all(name == relative for name, relative in names.items()):
         return cluster
@@ -328,14 +328,14 @@ def write_cluster(cluster: Cluster, path: Path) -> None:
 def cluster_toml(graph: Graph, name: str, calibration: CalibrationTable | None) -> str:
     """Return the graph of a cluster as TOML, which :func:`read_cluster` reads as the same cluster.
 
-    Nodes and edges with equal attributes share a table, as far as the order of nodes, and of links from each, allows.
+    Nodes and edges with equal attributes share a table if this preserves the order of nodes and of each node's links.
     """
     about = {key: graph.graph[key] for key in ("title", "sources", "notes", "routing", "grid") if key in graph.graph}
     table: dict[str, Any] = {"name": name, "nodes": [], "edges": [], "routes": []} | about
     for data, nodes in _runs((_without_own_host(node, data), node) for node, data in graph.nodes(data=True)):
         table["nodes"].append({"names": nodes, **_in_units(data)})
     for data, links in _alike(graph):
-        keys = {"keys": [key for _, _, key in links]} if data.get("shared") else {}  # ties the two directions together
+        keys = {"keys": [key for _, _, key in links]} if data.get("shared") else {}  # identifies the opposite direction
         table["edges"].append({"links": [[a, b] for a, b, _ in links], **_in_units(data), **keys})
     table["routes"] = [{"path": list(path)} for path in graph.graph.get("routes", ())]
     text = to_toml({key: value for key, value in table.items() if value != [] or key in about})
@@ -345,24 +345,24 @@ def cluster_toml(graph: Graph, name: str, calibration: CalibrationTable | None) 
 
 
 def _in_units(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return attributes with bandwidths and times as texts."""
+    """Return attributes with bandwidths and times as text with units."""
     return {key: quantity_text(value, _DIMENSIONS[key]) if key in _DIMENSIONS else value for key, value in data.items()}
 
 
 def _without_own_host(node: str, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the attributes of a node without its machine, where an endpoint is a machine of its own."""
+    """Return the attributes of a node, without "host" if an endpoint is its own machine."""
     return {key: value for key, value in data.items() if (key, value) != ("host", node) or data["kind"] == "switch"}
 
 
 def _runs(pairs: Iterable[tuple[dict[str, Any], Any]]) -> Iterator[tuple[dict[str, Any], list[Any]]]:
-    """Yield (attributes, neighbours in the order that have them)."""
+    """Group consecutive neighbours with equal attributes: yield (attributes, neighbours)."""
     for _, group in itertools.groupby(pairs, key=lambda pair: pair[0]):
         run = list(group)
         yield run[0][0], [each for _, each in run]
 
 
 def _alike(graph: Graph) -> list[tuple[dict[str, Any], list[tuple[str, str, int | None]]]]:
-    """Return (attributes, links that have them), in an order that keeps that of the links from each node."""
+    """Return (attributes, links that have them), in an order that preserves the order of each node's links."""
     tables: dict[tuple[int, str], tuple[dict[str, Any], list[tuple[str, str, int | None]]]] = {}
     for node in graph:
         links = (
@@ -448,7 +448,7 @@ def _add_explicit(graph: Graph, file: ClusterFile) -> list[str | None]:
 
 
 def _add_nodes(graph: Graph, tables: Iterable[Mapping[str, Any]]) -> None:
-    """Add `[[nodes]]`: `names`, and attributes, which the graph's reader checks."""
+    """Add `[[nodes]]`: `names`, and attributes, which :func:`from_graph` checks."""
     for i, table in enumerate(tables):
         names: Any = table.get("names")
         if not _is_names(names, 1):
@@ -461,7 +461,7 @@ def _add_nodes(graph: Graph, tables: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _add_edges(graph: Graph, tables: Iterable[Mapping[str, Any]]) -> None:
-    """Add `[[edges]]`: `links`, pairs of nodes in one direction, and attributes, which the graph's reader checks."""
+    """Add `[[edges]]`: `links`, pairs of nodes in one direction, and attributes, which :func:`from_graph` checks."""
     n_links = graph.number_of_edges()
     for i, table in enumerate(tables):
         links: Any = table.get("links")
@@ -493,7 +493,7 @@ def _add_links(graph: Graph, ports: dict[str, list[str]], link: LinkTable, place
             f"{place}.reverse_bandwidth = {link.reverse_bandwidth!r} cannot be combined with shared; remove one of them"
         )
     n_ports = [sum(len(ports[name]) for name in names) for names in ends]
-    n_cables = max(n_ports[0] * len(ends[1]), n_ports[1] * len(ends[0]))  # at most: each pair has one for each NIC
+    n_cables = max(n_ports[0] * len(ends[1]), n_ports[1] * len(ends[0]))  # upper limit: one per NIC of each pair
     check_size(0, graph.number_of_edges() + 2 * n_cables, f"{place}.between = {link.between!r}")
     for a, b in itertools.product(*ends):
         if a == b:
@@ -504,7 +504,7 @@ def _add_links(graph: Graph, ports: dict[str, list[str]], link: LinkTable, place
         kind = link.kind or ("link", "nic", "trunk")[n_switches]
         rest: Any = {key: getattr(link, key) for key in ("efficiency", "reverse_bandwidth", "shared")}
         rest["detail"] = link.detail(f"{place}: ")
-        for i in range(max(len(ports[a]), len(ports[b]))):  # one for each NIC
+        for i in range(max(len(ports[a]), len(ports[b]))):  # one per NIC
             left, right = (ports[end][i % len(ports[end])] for end in (a, b))
             connect(graph, left, right, kind, link.bandwidth, link.latency, **rest)
 
@@ -566,7 +566,7 @@ def _read_graphml(stem: str, text: str) -> Cluster:
         raise ConfigError(
             f"DTDs and entity declarations are not allowed ({type(error).__name__}); remove them"
         ) from None
-    except (ParseError, ValueError) as error:  # ValueError: characters that XML does not have
+    except (ParseError, ValueError) as error:  # ValueError: invalid XML characters
         raise ConfigError(f"not valid XML: {error}; correct it (is the file complete?)") from None
     elements = [(element.tag.rpartition("}")[2], element.attrib) for element in root.iter()]
     try:
@@ -575,7 +575,7 @@ def _read_graphml(stem: str, text: str) -> Cluster:
             [attributes[end] for tag, attributes in elements if tag == "edge" for end in ("source", "target")],
         )
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # networkx warns of keys without a type, and guesses
+            warnings.simplefilter("error")  # networkx only warns if keys have no type
             graph: nx.Graph[Any] = nx.parse_graphml(text, force_multigraph=True)
     except ConfigError:
         raise

@@ -25,16 +25,16 @@ from ddlsim.cluster.quantity import MAX_NODES, Places, Quantity, check_size
 from ddlsim.errors import ConfigError, shown
 from ddlsim.units import si
 
-#: the nodes of a machine to which its NICs attach
+#: nodes of a machine to which its NICs are attached
 Ports: TypeAlias = list[str]
 
-#: the machine that stands at each place when nothing else is asked for
+#: default machine at each position
 PLAIN = Host()
 
 
 @dataclass(frozen=True)
 class Link:
-    """A checked pair of links: SI floats."""
+    """A pair of links with checked values in SI units."""
 
     bandwidth: float
     latency: float
@@ -43,13 +43,13 @@ class Link:
     shared: bool = False
 
     def join(self, graph: Graph, a: str, b: str, kind: str) -> None:
-        """Add the pair between `a` and `b`."""
+        """Add the pair of links between `a` and `b`."""
         connect(graph, a, b, kind, **vars(self))
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Fabric:
-    """What every generator takes (see the top of this module)."""
+    """Parameters of all generators (see the top of this module)."""
 
     bandwidth: Bandwidth
     latency: Latency
@@ -58,7 +58,7 @@ class _Fabric:
 
     @property
     def link(self) -> Link:
-        """The link from a machine to the network, checked."""
+        """Checked link from a machine to the network."""
         return Link(si(self.bandwidth, "bandwidth"), si(self.latency, "time"), self.efficiency)
 
     @property
@@ -68,7 +68,7 @@ class _Fabric:
 
 @dataclass(frozen=True, kw_only=True)
 class _Plain(_Fabric):
-    """Machines whose links may differ by direction, or be half duplex."""
+    """Machines whose links may differ by direction or be half-duplex."""
 
     n_hosts: Places = field(kw_only=False)
     reverse_bandwidth: Bandwidth | None = None
@@ -85,7 +85,7 @@ class _Plain(_Fabric):
 
 @dataclass(frozen=True, kw_only=True)
 class _Trunked(_Fabric):
-    """Machines on several switches."""
+    """Machines connected by several switches."""
 
     trunk_bandwidth: Bandwidth | None = None
     trunk_latency: Latency | None = None
@@ -109,7 +109,7 @@ class _Oversubscribed(_Trunked):
 
 
 def trunk_of(link: Link, bandwidth: Quantity | None, latency: Quantity | None) -> Link:
-    """Return the link between switches: what is not given is as on the machines' links."""
+    """Return the link between switches; missing values are those of the machines' links."""
     rate = link.bandwidth if bandwidth is None else si(bandwidth, "bandwidth")
     return Link(rate, link.latency if latency is None else si(latency, "time"), link.efficiency)
 
@@ -117,9 +117,9 @@ def trunk_of(link: Link, bandwidth: Quantity | None, latency: Quantity | None) -
 def start(
     kind: str, routing: str, n_hosts: int, host: Interior, *, n_switches: int = 0, n_links: int = 0
 ) -> tuple[Graph, list[Ports]]:
-    """Return a graph with the machines h0, h1, ... in it, and their ports.
+    """Return a graph with the machines h0, h1, ... and their ports.
 
-    Raises ConfigError if these and `n_switches` and `n_links` more are too many to be built.
+    Raises ConfigError if these with `n_switches` and `n_links` more exceed the size limits.
     """
     nodes, links = size_of(host)
     check_size(n_hosts * nodes + n_switches, n_hosts * links + n_links, f"{kind} of {n_hosts} machines")
@@ -134,7 +134,7 @@ def add_switch(graph: Graph, name: str) -> str:
 
 # ---------------------------------------------------------------- direct networks
 
-MAX_DIMS = 20  # of a torus: with more, all but a few have size 1
+MAX_DIMS = 20  # of a torus: with more, almost all would have size 1
 
 
 def _direct(
@@ -144,7 +144,7 @@ def _direct(
     pairs: Iterable[tuple[int, int]] | None = None,
     n_pairs: int = 0,
 ) -> Graph:
-    """Return machines joined without switches, as a torus of these sizes or by `n_pairs` pairs.
+    """Connect machines without switches, as a torus of these sizes or by `n_pairs` pairs.
 
     Machines with several NICs use them in turn.
     """
@@ -153,7 +153,7 @@ def _direct(
     if pairs is None:
         pairs, n_pairs = _grid_pairs(sizes), _n_grid_pairs(sizes)
     graph, hosts = start(kind, "shortest", n_hosts, wanted.host, n_links=2 * n_pairs)
-    if grid:  # with one node per place routes follow by formula
+    if grid:  # routes by formula require one node per position
         by_formula = {"routing": "dimension-order"} if isinstance(wanted.host, Host) else {}
         graph.graph |= {"grid": list(sizes), **by_formula}
     used = [0] * n_hosts
@@ -170,14 +170,14 @@ def _n_grid_pairs(sizes: Sequence[Places]) -> int:
 
 
 def _grid_pairs(sizes: Sequence[Places]) -> Iterator[tuple[int, int]]:
-    """Yield the neighbours on a torus, one dimension after the other; nodes in row-major order."""
+    """Yield pairs of neighbours on a torus, dimension by dimension; nodes are in row-major order."""
     for dim, size in enumerate(sizes):
         stride = math.prod(sizes[dim + 1 :])
         for node in range(math.prod(sizes)):
             place = node // stride % size
             if place + 1 < size:
                 yield node, node + stride
-            elif size > 2:  # the way round; with two, it would be the same link again
+            elif size > 2:  # the wrap-around link; with two nodes, it would be the same link again
                 yield node, node - place * stride
 
 
@@ -534,7 +534,7 @@ def dragonfly(wanted: _Dragonfly) -> Graph:
 
 
 def _join_group(graph: Graph, routers: list[str], shape: list[int], cables: list[int], local: Link) -> None:
-    """Join the routers of a group that differ in one coordinate only."""
+    """Connect the routers of a group that differ in exactly one coordinate."""
     for dim, size in enumerate(shape):
         stride = math.prod(shape[dim + 1 :])
         wide = replace(local, bandwidth=local.bandwidth * cables[dim])

@@ -5,17 +5,17 @@ These attributes are read. Any other raises ConfigError, so that a misspelt attr
 graph   name, title, sources, notes; routing (see `routing.POLICIES`); grid: sizes of the dimensions in which the
         machines are numbered in row-major order, levels of hierarchical collectives (nodes of a torus, with routing
         "dimension-order"); routes: lists of node names, the paths to take from the first to the last
-node    kind "gpu", "host" (also when missing), "storage" or "switch"; host: the machine it sits in (an endpoint's own
-        name when missing; a switch without it belongs to the fabric); device; speed; send_overhead,
-        recv_overhead (s per message), reduce_time (s per reduced byte); price of its machine (on one of its
-        endpoints) and device_price of the endpoint (USD/s), power of a switch (W), and
-        whether it reduces: adds up what passes through it (true or false); operations/s of a storage
-edge    bandwidth (required), latency (0 when missing), efficiency (1 when missing), kind ("link" when
-        missing), shared (half duplex with the edge of the same key the other way); frame_header,
-        frame_payload, burst, reverse_load, transport, mtu, ... (see `details.LinkDetail`)
+node    kind "gpu", "host" (default), "storage" or "switch"; host: its machine (default: an endpoint's own name; a
+        switch without it belongs to the fabric); device; speed; send_overhead, recv_overhead (s per message),
+        reduce_time (s per reduced byte); price of its machine (on one of its endpoints) and device_price of the
+        endpoint (USD/s), power of a switch (W), and reduces: whether it reduces messages (true or false); operations/s
+        of a storage
+edge    bandwidth (required), latency (default: 0), efficiency (default: 1), kind (default: "link"), shared (half-duplex
+        with the edge of the same key in the other direction); frame_header, frame_payload, burst, reverse_load,
+        transport, mtu, ... (see `details.LinkDetail`)
 
-Bandwidths, latencies, overheads and sizes are SI floats or text with a unit. An undirected edge is a pair of links
-that are equal: networkx forgets which end of it was named first, so what differs by direction needs a directed graph.
+Bandwidths, latencies, overheads and sizes are SI floats or text with a unit. An undirected edge is a pair of equal
+links. Values that differ by direction require a directed graph, because networkx does not keep the order of the ends.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from ddlsim.errors import ConfigError, shown, unknown_name
 
 T = TypeVar("T")
 GRAPH_KEYS = {"name", "title", "sources", "notes", "routing", "grid", "routes"}
-#: what networkx itself, or a drawing tool on the way, leaves in a graph
+#: attributes added by networkx and drawing tools, which are ignored
 _FOREIGN_GRAPH_KEYS = {"node_default", "edge_default"}
 
-#: any string, as in a graph
+#: a string as in a graph
 _Text = Annotated[str, Rule("a string", lambda value: isinstance(value, str))]
 _Time = Annotated[float, quantity("time", zero=True, si=True)]
 _Price = Annotated[float, quantity("price", zero=True, si=True)]
@@ -79,15 +79,15 @@ class EdgeAttributes(Told):
 
 
 NODE_KEYS, EDGE_KEYS = ({field.name for field in dataclasses.fields(each)} for each in (NodeAttributes, EdgeAttributes))
-#: attribute -> the kinds of nodes that can have it
+#: attribute -> kinds of nodes that can have it
 _ONLY_OF = {
     **dict.fromkeys(("price", "device_price"), ("endpoints", ("gpu", "host", "storage"))),
     **dict.fromkeys(("power", "reduces"), ("switches", ("switch",))),
     "operations": ("storage nodes", ("storage",)),
 }
 
-Attributes = dict[str, Any]  # networkx promises nothing about values; every one is checked below
-#: source, destination, what identifies the other direction, attributes
+Attributes = dict[str, Any]  # networkx does not restrict values; every one is checked below
+#: source, destination, key shared by both directions, attributes
 _Link = tuple[Hashable, Hashable, Hashable, Attributes]
 
 
@@ -114,7 +114,7 @@ def _texts(value: object, where: str) -> tuple[str, ...]:
 
 
 def _directed_links(graph: nx.Graph[Any], where: str) -> Iterator[_Link]:
-    """Yield the directed links; an undirected edge gives two."""
+    """Yield the directed links; an undirected edge makes two."""
     if isinstance(graph, nx.MultiGraph):
         edges = list(graph.edges(keys=True, data=True))
     else:
@@ -138,10 +138,10 @@ def _directed_links(graph: nx.Graph[Any], where: str) -> Iterator[_Link]:
 
 
 def from_graph(graph: nx.Graph[Any], name: str | None = None) -> Cluster:
-    """Return the :class:`Cluster` of a networkx (multi)(di)graph; see the module's text for the attributes.
+    """Return the :class:`Cluster` of a networkx (multi)(di)graph; the module's docstring lists the attributes.
 
-    Links are numbered by source node, in the order of the graph. Raises :class:`ConfigError` naming the node
-    or edge, the attribute and the remedy.
+    Links are numbered by source node, in graph order. Raises :class:`ConfigError` naming the node or edge, the
+    attribute and the remedy.
     """
     name = str(name or graph.graph.get("name") or "graph")
     where = f"cluster {name!r}"
@@ -157,7 +157,7 @@ def from_graph(graph: nx.Graph[Any], name: str | None = None) -> Cluster:
         raise ConfigError(f"{where}: grid = {shown(grid)} must be a list of sizes, such as [8, 8]")
     routing = check_policy(str(graph.graph.get("routing", "shortest")), where)
     nodes = _node_columns(graph, where)
-    n_places = sum(kind != "switch" for kind in nodes["node_kind"])  # a switch may join several tori
+    n_places = sum(kind != "switch" for kind in nodes["node_kind"])  # a switch may connect several tori
     if routing == "dimension-order" and math.prod(grid) != n_places:
         raise ConfigError(
             f"{where}: routing = 'dimension-order' requires a grid whose dimensions multiply to {n_places}, the "
@@ -185,7 +185,7 @@ def from_graph(graph: nx.Graph[Any], name: str | None = None) -> Cluster:
 
 
 def _node_columns(graph: nx.Graph[Any], where: str) -> dict[str, Any]:
-    """Return the columns of nodes and machines; those that no node states are left out."""
+    """Return the arrays of nodes and machines; those that no node sets are omitted."""
     nodes: list[NodeAttributes] = []
     host_of: list[int] = []
     hosts: dict[str, int] = {}
@@ -236,13 +236,13 @@ def _link_columns(graph: nx.Graph[Any], index: dict[Hashable, int], where: str) 
     numbers: list[tuple[float, float, float]] = []
     details: list[LinkDetail] = []
     channels: dict[Hashable, int] = {}
-    checked: dict[Hashable, tuple[EdgeAttributes, LinkDetail]] = {}  # most links of a large cluster are alike
+    checked: dict[Hashable, tuple[EdgeAttributes, LinkDetail]] = {}  # most links of a cluster have equal attributes
     listed = sorted(_directed_links(graph, where), key=lambda link: index[link[0]])
     for number, (u, v, key, data) in enumerate(listed):
         alike: Hashable = (*data.items(), *map(type, data.values()))
         try:
             row = checked.get(alike)
-        except TypeError:  # a list or the like, which the check refuses
+        except TypeError:  # unhashable, such as a list; an error in the check
             row = None
         if row is None:
             row = checked[alike] = _checked_link(data, f"{where}: edge {u!r} -> {v!r}")
@@ -278,7 +278,7 @@ def _checked_link(data: Attributes, place: str) -> tuple[EdgeAttributes, LinkDet
 
 
 def _check_shared(channel: Any, columns: Any, kinds: list[str], listed: list[_Link], where: str) -> None:
-    """Both directions of a half-duplex link must agree on what they share."""
+    """Raise ConfigError if the two directions of a half-duplex link differ in shared attributes."""
     first: dict[int, int] = {}
     for link, number in enumerate(channel.tolist()):
         other = first.setdefault(number, link)
@@ -344,7 +344,7 @@ def to_graph(cluster: Cluster) -> nx.MultiDiGraph[str]:
             data["efficiency"] = float(cluster.link_efficiency[link])
         if cluster.details is not None:
             data.update(cluster.details.of(link).written())
-        if n_uses[channel] > 1:  # the key is what ties the two directions together
+        if n_uses[channel] > 1:  # the key connects the two directions
             data["shared"] = True
             graph.add_edge(u, v, keys.setdefault(channel, 1_000_000 + channel), **data)
         else:

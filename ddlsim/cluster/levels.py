@@ -1,8 +1,8 @@
 """Levels of a network: groups of nearby workers, groups of these groups, and so on.
 
-A topology declares levels by its `grid`: each dimension is a level, the fastest one innermost. Otherwise levels follow
-from the links. Machines are the first level. Then every group joins the groups at the other end of its fastest links
-(of equal ones those with the least latency), directly or through switches, until all workers are one group. In this way
+If a topology has a `grid`, each dimension is a level, the fastest one innermost. Otherwise levels are computed from the
+links. Machines are the first level. Then every group joins the groups at the other end of its fastest links (among
+equal ones, those with the lowest latency), directly or through switches, until all workers are one group. In this way,
 machines form racks, and racks form pods.
 """
 
@@ -22,8 +22,8 @@ from ddlsim.cluster.rings import groups_of, members
 class Levels(NamedTuple):
     """Groups at every level except the outermost, which is one group of all workers.
 
-    groups      members of every group, from the innermost level outwards: places on the first level, numbers of groups
-                of the previous level on further ones
+    groups      members of every group, from the innermost level outwards: indices of workers on the first level,
+                indices of groups of the previous level on further ones
     algorithms  the algorithm that suits the links of each level, including the outermost
     """
 
@@ -37,8 +37,8 @@ class Levels(NamedTuple):
 
     @property
     def places(self) -> Ints | None:
-        """The places, (outermost groups, ..., members of the innermost), by the levels before the first one with groups
-        of unequal sizes; None where this is the innermost."""
+        """Indices of the workers, (outermost groups, ..., members of the innermost), up to the first level with groups
+        of unequal sizes; None if this is the innermost."""
         places = None
         for level in self.groups:
             if len(set(map(len, level))) > 1:
@@ -51,7 +51,7 @@ class Levels(NamedTuple):
 def levels(cluster: Cluster, nodes: tuple[int, ...]) -> Levels:
     """Return the levels among workers at ``nodes``, in an order that suits the network.
 
-    Without several levels, the groups are machines, or all workers if they are in one dimension of a grid.
+    If there is only one level, the groups are machines, or all workers if they are in one dimension of a grid.
     """
     at = np.array(nodes, dtype=np.int64)
     machines = tuple(members(cluster, at))
@@ -62,7 +62,7 @@ def levels(cluster: Cluster, nodes: tuple[int, ...]) -> Levels:
             n_groups = n
     if not labels:
         return Levels(((np.arange(len(at)),) if cluster.grid else machines,), ("ring", "ring"))
-    of_machines = n_groups == len(machines)  # otherwise those at the same place of neighbouring groups must be near
+    of_machines = n_groups == len(machines)  # otherwise corresponding members of neighbouring groups must be near
     first = np.arange(len(at)) if of_machines else np.argsort(_partitions(cluster)[0][at], kind="stable")
     groups: list[tuple[Ints, ...]] = []
     algorithms: list[str] = []
@@ -76,8 +76,8 @@ def levels(cluster: Cluster, nodes: tuple[int, ...]) -> Levels:
 
 
 def axes(cluster: Cluster, nodes: tuple[int, ...]) -> Ints | None:
-    """Return the places of workers at ``nodes`` on tori, (slices, sizes of the axes along which there are several), or
-    None unless they fill the same box in each slice of a cluster with dimension-order routes."""
+    """Return the indices of workers at ``nodes`` by position on tori, (slices, sizes of the axes longer than 1); None
+    unless they fill the same box in each slice of a cluster with dimension-order routes."""
     if cluster.routing != "dimension-order":
         return None
     shape = cluster.grid if cluster.is_fabric_switch.any() else (1, *cluster.grid)
@@ -91,7 +91,7 @@ def axes(cluster: Cluster, nodes: tuple[int, ...]) -> Ints | None:
 
 
 def innermost(cluster: Cluster, nodes: Sequence[int]) -> list[int]:
-    """Return, for each of the workers at ``nodes``, the first node of its innermost group (such as its machine)."""
+    """Return the first node of each worker's innermost group (such as its machine)."""
     first = np.array(nodes, dtype=np.int64)
     for group in levels(cluster, tuple(first.tolist())).groups[0]:
         first[group] = first[group].min()
@@ -99,7 +99,7 @@ def innermost(cluster: Cluster, nodes: Sequence[int]) -> list[int]:
 
 
 def _algorithm(cluster: Cluster, nodes: Ints) -> str:
-    """Return the algorithm that suits the links between nodes: direct links, one switch, or anything else."""
+    """Return the algorithm that suits the links between nodes, which are direct links, one switch, or anything else."""
     n_hops = set(np.diff(cluster.routes(np.full(len(nodes) - 1, nodes[0]), nodes[1:]).offsets).tolist())
     if n_hops == {1} and len(nodes) > 2:
         return "direct"
@@ -108,7 +108,7 @@ def _algorithm(cluster: Cluster, nodes: Ints) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _partitions(cluster: Cluster) -> list[Ints]:
-    """Return the label of the group of every node, (n_nodes,), from machines outwards."""
+    """Return the group label of every node, (n_nodes,), for each level from machines outwards."""
     machine = np.where(cluster.host_of >= 0, cluster.host_of, len(cluster.host_names) + np.arange(cluster.n_nodes))
     homes, first = np.unique(machine[cluster.workers], return_index=True)
     if cluster.grid and math.prod(cluster.grid) == len(homes):
@@ -135,7 +135,7 @@ def _partitions(cluster: Cluster) -> list[Ints]:
 
 
 def _dimensions(cluster: Cluster, machine: Ints, homes: Ints, at: Ints) -> list[Ints]:
-    """Return the groups of machines, which have workers at nodes ``at``, that differ in the fastest dimensions only."""
+    """Return the groups of machines by level of a grid, fastest dimensions first; ``at``: a worker of each machine."""
     place = np.arange(len(at)).reshape(cluster.grid)
     dims = [dim for dim in reversed(range(place.ndim)) if place.shape[dim] > 1]
     routes = cluster.routes(np.full(len(dims), at[0]), at[[place.strides[dim] // place.itemsize for dim in dims]])

@@ -11,18 +11,18 @@ from ddlsim.errors import ConfigError
 
 
 def host_nodes(cluster: Cluster) -> dict[int, int]:
-    """Return machine number -> its host node."""
+    """Return the host node of each machine, by machine number."""
     return {int(cluster.host_of[node]): int(node) for node in cluster.servers}
 
 
 def memory_nodes(cluster: Cluster, nodes: Sequence[int]) -> list[int]:
-    """Return the host node of each device's machine; the device itself where there is none."""
+    """Return the host node of each device's machine, or the device itself if there is none."""
     host_node = host_nodes(cluster)
     return [host_node.get(int(cluster.host_of[node]), node) for node in nodes]
 
 
 def workers_by_machine(cluster: Cluster) -> list[list[int]]:
-    """Return the nodes of the workers on each machine, machines in the order of their first worker."""
+    """Return the workers' nodes on each machine; machines are ordered by their first worker."""
     by_host: dict[int, list[int]] = {}
     for node in cluster.workers.tolist():
         by_host.setdefault(int(cluster.host_of[node]), []).append(node)
@@ -30,16 +30,16 @@ def workers_by_machine(cluster: Cluster) -> list[list[int]]:
 
 
 def machines_of(cluster: Cluster, nodes: Sequence[int]) -> list[int]:
-    """Return the number of the machine that each worker is on, in the order of the workers, from 0."""
+    """Return the machine of each worker, numbered from 0 in order of appearance."""
     number: dict[int, int] = {}
     return [number.setdefault(memory, len(number)) for memory in memory_nodes(cluster, nodes)]
 
 
 def rack_of_hosts(cluster: Cluster, machines_per_rack: int | None = None) -> dict[int, int]:
-    """Return machine number -> its rack, for machines that are in one.
+    """Return the rack of each machine that is in one, by machine number.
 
-    A rack is the switch that the machine's first link leads to (with several rails, that of the first one), or, with
-    `machines_per_rack`, a run of consecutive machines.
+    A rack is the switch at the machine's first link (with several rails, the first one) or, with `machines_per_rack`, a
+    group of consecutive machines.
     """
     if machines_per_rack is not None:
         hosts = np.setdiff1d(np.arange(len(cluster.host_names)), cluster.host_of[cluster.storages]).tolist()

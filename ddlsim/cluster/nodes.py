@@ -1,7 +1,7 @@
 """The inside of a machine: a single processor, or GPUs with their links.
 
-The generators put one :class:`Host` or :class:`MultiGpu` at every place of their fabric. Its *ports* are the
-nodes to which the network links (kind "nic" on switched fabrics) attach: one per NIC.
+The generators place one :class:`Host` or :class:`MultiGpu` at every position of their fabric. Its *ports* are the nodes
+to which the network links (kind "nic" on switched fabrics) are attached: one per NIC.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ddlsim.units import si
 if TYPE_CHECKING:
     Graph: TypeAlias = nx.MultiDiGraph[str]
 else:
-    Graph = nx.MultiDiGraph  # the class takes no parameter when the program runs
+    Graph = nx.MultiDiGraph  # the class is not generic at run time
 
 #: a link without details
 PLAIN_LINK = LinkDetail()
@@ -95,7 +95,7 @@ class MultiGpu:
     inside: Annotated[str, one_of(*INTERIORS)] = "pcie_tree"
     device: str | None = None
     cpu: str | None = None
-    pcie_bandwidth: Bandwidth = "12 GB/s"  # PCIe 3.0 x16, payload rate that device-to-host copies reach
+    pcie_bandwidth: Bandwidth = "12 GB/s"  # PCIe 3.0 x16, payload rate of device-to-host copies
     pcie_latency: Latency = "1 us"
     cpu_bandwidth: Bandwidth | None = None  # PCIe switch to CPU; None: as pcie_bandwidth
     nvlink_bandwidth: Bandwidth | None = None
@@ -134,7 +134,7 @@ def connect(
     if detail is not PLAIN_LINK:
         data.update(detail.written())
     key = None
-    if shared:  # the same key both ways ties the two directions together
+    if shared:  # the same key in both directions connects them
         data["shared"] = True
         key = max(graph.number_of_edges(a, b), graph.number_of_edges(b, a))
     graph.add_edge(a, b, key, bandwidth=bandwidth, **data)
@@ -144,7 +144,7 @@ def connect(
 def add_host(graph: Graph, name: str, interior: Interior) -> list[str]:
     """Add the machine `name` to the graph and return its ports.
 
-    Raises :class:`ConfigError` for numbers that do not fit together, naming the field.
+    Raises :class:`ConfigError` for inconsistent numbers, naming the field.
     """
     if isinstance(interior, Host):
         data = _endpoint(interior, name, interior.device)
@@ -154,7 +154,7 @@ def add_host(graph: Graph, name: str, interior: Interior) -> list[str]:
 
 
 def size_of(interior: Interior) -> tuple[int, int]:
-    """Return how many nodes and (directed) links a machine has inside. Raises ConfigError as :func:`add_host`."""
+    """Return the number of nodes and directed links in a machine. Raises ConfigError like :func:`add_host`."""
     if isinstance(interior, Host):
         return 1, 0
     _check(interior)
@@ -206,7 +206,7 @@ def _add_multi_gpu(graph: Graph, name: str, host: MultiGpu) -> list[str]:
     for gpu in gpus:
         graph.add_node(gpu, kind="gpu", **_endpoint(host, name, host.device))
     cpu_data = _endpoint(host, name, host.cpu)
-    for key in ("speed", "device_price"):  # these are the GPUs'
+    for key in ("speed", "device_price"):  # these apply to the GPUs
         cpu_data.pop(key, None)
     graph.add_node(cpu, kind="host", **cpu_data)
     for switch in switches:
@@ -226,7 +226,7 @@ def _add_multi_gpu(graph: Graph, name: str, host: MultiGpu) -> list[str]:
 
 
 def _add_nvlink(graph: Graph, name: str, host: MultiGpu, gpus: list[str]) -> None:
-    assert host.nvlink_bandwidth is not None  # _check has seen to it
+    assert host.nvlink_bandwidth is not None  # ensured by _check
     bandwidth, latency = si(host.nvlink_bandwidth, "bandwidth"), si(host.nvlink_latency, "time")
     efficiency = host.nvlink_efficiency
     if host.inside == "nvswitch":

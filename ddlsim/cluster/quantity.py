@@ -7,12 +7,12 @@ from typing import Annotated, TypeAlias, cast
 from ddlsim.arguments import integer, quantity
 from ddlsim.errors import ConfigError, shown
 
-#: a cluster is built in memory, node by node and link by link (half a minute and 1.5 GB at these sizes); more is a slip
+#: size limit: clusters are built in memory (half a minute and 1.5 GB at this size); more is a typing error
 MAX_NODES, MAX_LINKS = 500_000, 2_000_000
 
-#: how many of something there are: every node is built in memory
+#: counts of nodes or links, which are built in memory
 Places = Annotated[int, integer(1, MAX_NODES)]
-#: What a Python caller may pass for a bandwidth or a time: SI float or text with a unit.
+#: A bandwidth or a time as an argument: SI float or text with a unit.
 Quantity: TypeAlias = float | str
 
 
@@ -27,8 +27,8 @@ def nonnegative(value: object, dimension: str, where: str) -> float:
 
 
 def limit_size(n_nodes: int, n_links: int) -> None:
-    """Let this process build no larger clusters from now on: the explorer's, which web addresses ask for."""
-    global MAX_NODES, MAX_LINKS  # not an argument: every reader and generator would have to hand it on
+    """Lower the size limits of clusters in this process, for the explorer, whose clusters come from web addresses."""
+    global MAX_NODES, MAX_LINKS  # an argument would pass through every reader and generator
     MAX_NODES, MAX_LINKS = n_nodes, n_links
 
 

@@ -1,18 +1,18 @@
 """Node orders with nearby neighbours, and rings over all links between GPUs, as found by NCCL's search.
 
-Machines are visited as by a depth-first tour of a spanning tree of the fabric. In a tree, such a tour goes
-down and up every edge once, so a ring in this order crosses each uplink once per direction; in multi-rooted
-trees (leaf-spine, fat tree) a breadth-first spanning tree keeps leaves and pods together. Inside a machine
-the GPUs follow a Hamiltonian cycle of its fastest direct links, where there is one. On tori the order is a
-reflected Gray code, in which successive places differ by one step in one dimension.
+Machines are visited in the order of a depth-first traversal of a spanning tree of the fabric. In a tree, it passes each
+edge once down and once up, so a ring in this order crosses each uplink once per direction. In multi-rooted trees
+(leaf-spine, fat tree), a breadth-first spanning tree keeps leaves and pods together. Inside a machine, the GPUs follow
+a Hamiltonian cycle of its fastest direct links, if there is one. On tori, the order is a reflected Gray code, in which
+successive positions differ by one step in one dimension.
 
-NCCL calls them channels (``src/graph/search.cc``, version 2.19; said here in our own words): inside a machine, rings
-over disjoint NVLinks; over several machines one ring for each network interface, which enters a machine by the GPU
-nearest to its interface and goes through all GPUs of the machine. Interfaces that are equally near to a GPU carry its
-ring together; of several GPUs that are equally near to as many interfaces each has a ring. Where two GPUs share an
-interface the ring leaves by the one it came by. Where each GPU has its own it leaves by another one, and in the next
-machine, which it enters there, it goes the other way round: so a message between machines stays on its rail, and every
-interface sends and receives for one ring each.
+NCCL calls rings channels (``src/graph/search.cc``, version 2.19). Inside a machine, they use disjoint NVLinks. Over
+several machines, there is one ring per network interface. It enters a machine at the GPU nearest to the interface and
+passes through all GPUs of the machine. Interfaces that are equally near to a GPU carry its ring together; if several
+GPUs are equally near to the same number of interfaces, each has a ring. If two GPUs share an interface, the ring enters
+and leaves through it. If each GPU has its own, the ring leaves through another interface, and passes through the next
+machine in the opposite direction. Messages between machines therefore stay on their rail, and every interface sends and
+receives for one ring each.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ import numpy as np
 from ddlsim.cluster.cluster import Cluster, Floats, Ints
 from ddlsim.errors import ConfigError
 
-#: the search for a cycle inside a machine gives up beyond this size, and keeps the rank order
+#: above this size, the search for a cycle inside a machine is skipped, and the rank order is kept
 _MAX_CYCLE = 16
 
 
 def locality_order(cluster: Cluster, nodes: Ints) -> Ints:
-    """Return a permutation of ``range(len(nodes))``; see the module's text. Equal nodes stay in order.
+    """Return a permutation of ``range(len(nodes))``; see the module's docstring. Equal nodes stay in order.
 
-    Of the tour and the plain order of machine numbers, the one with fewer link crossings in total is taken.
+    The result is the traversal or the order of machine numbers, whichever crosses fewer links in total.
     """
     if len(nodes) < 2:
         return np.arange(len(nodes))
@@ -54,22 +54,22 @@ def _n_hops(cluster: Cluster, ring: Ints) -> int:
     try:
         return len(cluster.routes(ring, np.roll(ring, -1)).links)
     except ConfigError:
-        return int(np.iinfo(np.int64).max)  # some never communicate: no ring is run
+        return int(np.iinfo(np.int64).max)  # some pairs cannot communicate, so no ring is run
 
 
 def _gray_tour(sizes: tuple[int, ...]) -> Ints:
-    """Return the nodes of a grid in reflected order, shape (n_nodes,)."""
+    """Return the nodes of a grid in reflected Gray-code order, shape (n_nodes,)."""
     tour = np.zeros(1, dtype=np.int64)
-    for size in sizes:  # row-major: the later dimension varies faster
+    for size in sizes:  # row-major: later dimensions vary faster
         rows = [tour[i] * size + np.arange(size)[:: -1 if i % 2 else 1] for i in range(len(tour))]
         tour = np.concatenate(rows)
     return tour
 
 
 def machine_tour(cluster: Cluster) -> Ints:
-    """Return the machines in the order of a depth-first tour of a breadth-first spanning forest."""
+    """Return the machines in the order of a depth-first traversal of a breadth-first spanning forest."""
     n_hosts, host_of = len(cluster.host_names), cluster.host_of
-    # one vertex per machine, whatever is inside, and one per fabric switch
+    # one vertex per machine, and one per fabric switch
     vertex = np.where(host_of >= 0, host_of, n_hosts + np.arange(cluster.n_nodes))
     beside: dict[int, set[int]] = {}
     for a, b in zip(vertex[cluster.link_src].tolist(), vertex[cluster.link_dst].tolist(), strict=True):
@@ -98,7 +98,7 @@ def machine_tour(cluster: Cluster) -> Ints:
 
 
 def _by_machine(cluster: Cluster, nodes: Ints, machines: Ints) -> Ints:
-    """Return the permutation that visits `machines` in order, each one's nodes along fast links."""
+    """Return the permutation that visits `machines` in order, and each one's nodes along fast links."""
     rank = np.empty(len(machines), dtype=np.int64)
     rank[machines] = np.arange(len(machines))
     host = cluster.host_of[nodes]
@@ -118,7 +118,7 @@ def _by_machine(cluster: Cluster, nodes: Ints, machines: Ints) -> Ints:
 
 
 def direct_links(cluster: Cluster) -> dict[tuple[int, int], float]:
-    """Return the bandwidth of the links that join two endpoints of one machine."""
+    """Return the bandwidth of the links between endpoints of one machine."""
     src, dst = cluster.link_src, cluster.link_dst
     within = np.flatnonzero(
         cluster.is_endpoint[src] & cluster.is_endpoint[dst] & (cluster.host_of[src] == cluster.host_of[dst])
@@ -131,7 +131,7 @@ def direct_links(cluster: Cluster) -> dict[tuple[int, int], float]:
 
 
 def _fast_cycle(speeds: tuple[tuple[float, ...], ...]) -> list[int]:
-    """Return a Hamiltonian cycle from 0 whose slowest link is as fast as possible, or the plain order."""
+    """Return a Hamiltonian cycle from 0 that maximises the rate of its slowest link, or the rank order."""
     n = len(speeds)
     if 2 < n <= _MAX_CYCLE:
         for slowest in sorted({speed for row in speeds for speed in row if speed > 0}, reverse=True):
@@ -142,7 +142,7 @@ def _fast_cycle(speeds: tuple[tuple[float, ...], ...]) -> list[int]:
 
 
 def _cycle(speeds: tuple[tuple[float, ...], ...], slowest: float, path: list[int]) -> list[int]:
-    """Return `path` completed to a cycle over links of at least `slowest`; [] if there is none."""
+    """Extend `path` to a cycle over links of at least `slowest`; return [] if there is none."""
     if len(path) == len(speeds):
         return path if speeds[path[-1]][path[0]] >= slowest else []
     for after in range(len(speeds)):
@@ -153,19 +153,19 @@ def _cycle(speeds: tuple[tuple[float, ...], ...], slowest: float, path: list[int
     return []
 
 
-#: rings inside one machine, at most; hops that a search tries before the best until then counts
+#: maximum number of rings inside a machine; number of search steps before the best result so far is taken
 MOST_RINGS, PATIENCE = 16, 20_000
-#: shares of the fastest link's speed that rings are searched for, widest first
+#: ring rates to search for, as shares of the fastest link's rate, in descending order
 SHARES = (1.0, 1 / 2, 1 / 3, 1 / 4, 1 / 6, 1 / 8)
 
 Path: TypeAlias = tuple[int, ...]
 
 
 class Channels(NamedTuple):
-    """Ways over the same places, side by side; numbers are places, 0 to n - 1.
+    """Concurrent rings over the same ranks, 0 to n - 1.
 
-    rings   orders in which a ring runs over all places
-    chains  of each ring, the places in each machine, from the device at the interface inwards
+    rings   orders of the ranks in each ring
+    chains  for each ring, the ranks in each machine, starting with the device at the interface
     """
 
     rings: tuple[Ints, ...]
@@ -173,10 +173,10 @@ class Channels(NamedTuple):
 
 
 def rings(cluster: Cluster, nodes: tuple[int, ...]) -> tuple[Ints, ...]:
-    """Return the orders in which rings over ``nodes``, which follow each other well as they are, run side by side.
+    """Return the rank orders of concurrent rings over ``nodes``, whose own order should be a good ring.
 
-    Each is a permutation of ``range(n)``; the same number of bytes is meant for each. One, the plain order, where
-    machines have one device, or one interface and no second way inside, or where one carries more behind trunks.
+    Each is a permutation of ``range(n)`` and carries an equal share of the bytes. The result is just the given order if
+    machines have one device, or one interface and a single path inside, or if trunks make it faster.
     """
     return channels(cluster, nodes).rings
 
@@ -207,17 +207,17 @@ def channels(cluster: Cluster, nodes: tuple[int, ...]) -> Channels:
                 for chain, path in zip(chains[-1], searched[inside.shape], strict=True)
             ]
         )
-    orders = tuple(np.concatenate(ring) for ring in zip(*paths, strict=False))  # as many as the narrowest machine has
+    orders = tuple(np.concatenate(ring) for ring in zip(*paths, strict=False))  # the fewest of any machine
     if ring_rate(cluster, at, orders) < ring_rate(cluster, at, (plain,)) * (1.0 - 1e-9):
-        return Channels((plain,), (tuple(machines),))  # they cross trunks too often
+        return Channels((plain,), (tuple(machines),))  # these rings cross trunks too often
     return Channels(orders, tuple(zip(*chains, strict=False)))
 
 
 def ring_rate(cluster: Cluster, at: Ints, orders: tuple[Ints, ...], capacity: Floats | None = None) -> float:
-    """Return the bytes/s that rings over the nodes ``at[order]`` carry together, inf where they use no link.
+    """Return the total rate of rings over the nodes ``at[order]`` in bytes/s, inf if they use no link.
 
-    Each carries as much as the most crowded channel on its way leaves to all of them; `capacity` (n_channels,) are
-    the channels' bytes/s, those of the cluster if None.
+    The most heavily used channel limits all rings. `capacity` (n_channels,): channel rates in bytes/s; None: those of
+    the cluster.
     """
     capacity = cluster.nominal_capacity if capacity is None else capacity
     routes = [cluster.split_routes(at[order], at[np.roll(order, -1)]) for order in orders]
@@ -227,9 +227,9 @@ def ring_rate(cluster: Cluster, at: Ints, orders: tuple[Ints, ...], capacity: Fl
 
 
 def rails(cluster: Cluster, nodes: tuple[int, ...]) -> tuple[Ints, ...] | None:
-    """Return the places in each machine in the order of their interfaces, as many in all.
+    """Return the ranks in each machine in the order of their interfaces, equally many per machine.
 
-    None where machines have no NVLinks, or no interface for each device: then a neighbour's is no better.
+    None if machines have no NVLinks, or not one interface per device, so that a neighbour's interface is no better.
     """
     at = np.array(nodes, dtype=np.int64)
     machines = members(cluster, at)
@@ -246,27 +246,27 @@ def rails(cluster: Cluster, nodes: tuple[int, ...]) -> tuple[Ints, ...] | None:
 
 
 def members(cluster: Cluster, at: Ints) -> list[Ints]:
-    """Return the places in ``at`` of the nodes of each machine, machines in the order of their first."""
+    """Return the indices in ``at`` of each machine's nodes; machines are ordered by their first node."""
     host = cluster.host_of[at]
     return list(groups_of(np.where(host >= 0, host, len(cluster.host_names) + np.arange(len(at)))))
 
 
 def groups_of(labels: Ints) -> tuple[Ints, ...]:
-    """Return the places that have each label, in the order of their first places."""
+    """Return the indices of each label, ordered by first occurrence."""
     _, first, which = np.unique(labels, return_index=True, return_inverse=True)
     parts = np.split(np.argsort(which, kind="stable"), np.cumsum(np.bincount(which))[:-1])
     return tuple(parts[i] for i in np.argsort(first).tolist())
 
 
 class _Machine:
-    """The devices of a machine and the capacities on the ways between any two; channels are numbered from 0."""
+    """The devices of a machine, the paths between them and the capacities of their channels, numbered from 0."""
 
     def __init__(self, cluster: Cluster, nodes: Ints, outside: int | None = None) -> None:
         n = self.n = len(nodes)
         a, b = (index.ravel() for index in np.indices((n, n)))
         routes = cluster.routes(nodes[a], nodes[b])
         links = [routes[i] for i in range(n * n)]
-        out: list[tuple[int, ...]] = []  # channels of the interfaces that are nearest to each device
+        out: list[tuple[int, ...]] = []  # channels of the interfaces nearest to each device
         if outside is not None:
             ways = cluster.split_routes(nodes, np.full(n, outside))
             host = cluster.host_of[nodes[0]]
@@ -281,7 +281,7 @@ class _Machine:
             [[number[int(cluster.link_channel[link])] for link in links[i * n + j].tolist()] for j in range(n)]
             for i in range(n)
         ]
-        #: devices by the interfaces that are nearest to them, and what these carry
+        #: devices by nearest interfaces, and the rate of these interfaces
         self.interfaces: list[list[int]] = []
         self.outwards = np.inf if out else 0.0
         for ports in dict.fromkeys(out):
@@ -293,14 +293,14 @@ class _Machine:
 
     @property
     def shape(self) -> object:
-        """What makes two machines alike."""
+        """Cache key: machines with equal shapes have the same paths."""
         ways = tuple(tuple(map(tuple, row)) for row in self.ways)
         return ways, tuple(self.capacity), tuple(map(tuple, self.interfaces)), self.outwards
 
-    # ------------------------------------------------------------ one machine alone
+    # ------------------------------------------------------------ a single machine
 
     def cycles(self) -> list[Path]:
-        """Return the rings of the machine: those that carry most together, and few of them where several sets do."""
+        """Return the rings of the machine with the highest total rate; among equal sets, one with few rings."""
         best: list[Path] = []
         rate = 0.0
         fastest = max(self.capacity, default=0.0)
@@ -314,7 +314,7 @@ class _Machine:
         return best
 
     def _at_most(self, speed: float) -> int:
-        """Return an upper bound on the rings of a speed: each leaves and enters every device by one of its channels."""
+        """Return an upper bound on the rings of a rate, which use one channel from and one to each device."""
         ends: list[set[int]] = []
         for i in range(self.n):
             ways = [(self.ways[i][j], self.ways[j][i]) for j in range(self.n) if j != i]
@@ -324,7 +324,7 @@ class _Machine:
         return min(rings, default=MOST_RINGS)
 
     def _most_cycles(self, speed: float) -> list[Path]:
-        # Without the bound, a search that has found as many as there can be goes on until its patience is at an end.
+        # Without the bound, the search would continue until its step limit after finding the maximum.
         enough = min(MOST_RINGS, self._at_most(speed))
         left = list(self.capacity)
         best: list[Path] = []
@@ -332,14 +332,14 @@ class _Machine:
         self.steps = 0
 
         def further() -> bool:
-            """Add rings as long as there are any; return whether the search is over."""
+            """Add rings while there are any; return whether the search is over."""
             nonlocal best
             if len(chosen) > len(best):
                 best = list(chosen)
             if len(chosen) >= enough:
                 return True
             for cycle in self._walks([0], 0, left, speed):
-                both = [cycle, (0, *cycle[:0:-1])]  # the other way round uses the other direction of the same links
+                both = [cycle, (0, *cycle[:0:-1])]  # the reverse ring uses the other direction of the same links
                 if not self._fits(both[1], left, speed):
                     both.pop()
                 self._take(both[1:], left, speed)
@@ -353,10 +353,10 @@ class _Machine:
         further()
         return best
 
-    # ------------------------------------------------------------ one of several
+    # ------------------------------------------------------------ one of several machines
 
     def paths(self) -> list[Path]:
-        """Return the ways through the machine, one for each interface, as fast as all of them can be."""
+        """Return the paths through the machine, one per interface, with the highest common rate."""
         if self.n == 1:
             return [(0,)]
         ends = self._ends()
@@ -374,7 +374,7 @@ class _Machine:
         return [(b[0], *(i for i in range(self.n) if i not in (b[0], e[-1])), e[-1]) for b, e in ends]
 
     def _ends(self) -> list[tuple[list[int], list[int]]]:
-        """Return the devices by which each ring may enter, and by which it may leave."""
+        """Return the devices at which each ring may enter, and at which it may leave."""
         single = [each for each in self.interfaces if len(each) == 1]
         beside = {}
         for i, each in enumerate(single):
@@ -390,11 +390,11 @@ class _Machine:
                 if first != last:
                     yield from self._walks([first], last, left, speed)
 
-    # ------------------------------------------------------------ walking
+    # ------------------------------------------------------------ search
 
     def _walks(self, path: list[int], last: int, left: list[float], speed: float) -> Iterator[Path]:
-        """Yield ways over all devices that end at `last` (a ring, if that is where they begin). While one is looked at,
-        its hops are taken out of `left`."""
+        """Yield paths over all devices that end at `last` (a ring, if they start there). While a path is yielded, its
+        hops are subtracted from `left`, the remaining capacity."""
         here, closed = path[-1], path[0] == last
         n_open = self.n - len(path)
         if not n_open:

@@ -1,7 +1,7 @@
 """Array-based routing policies with one table per destination, built on first use.
 
-Endpoints with a single attachment are contracted to their switch first, so a fat tree of 10,000 hosts is
-searched on its switches only; tori and hypercubes need no search at all (dimension order by formula).
+Endpoints with a single attachment are contracted to their switch first, so the search of a fat tree with 10,000 hosts
+covers only its switches. Tori and hypercubes need no search (dimension order by formula).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from ddlsim.cluster.cluster import Cluster, Floats, Ints, Routes
 from ddlsim.cluster.details import DETAIL_KEYS, LinkDetails
 from ddlsim.errors import ConfigError, unknown_name
 
-#: Among equally short paths: lowest link ids; a hash of (src, dst, node); the digits of the destination; on grids, one
-#: dimension after the other; "fixed": endpoints communicate along fixed routes only; "spray": all of them, each node
-#: dividing every message evenly among its equal next links.
+#: Choice among equally short paths: lowest link ids; a hash of (src, dst, node); the digits of the destination; on
+#: grids, one dimension after the other; "fixed": only fixed routes; "spray": all paths, with each node dividing every
+#: message evenly among its equal next links.
 POLICIES = ("shortest", "ecmp", "d-mod-k", "dimension-order", "fixed", "spray")
 
 
 def check_policy(policy: str, where: str) -> str:
-    """Return `policy`, or raise :class:`ConfigError` when there is no such routing policy."""
+    """Return `policy`, or raise :class:`ConfigError` for an unknown routing policy."""
     if policy == "adaptive":
         raise ConfigError(f"{where}: adaptive routing is not simulated; 'spray' uses all equal paths as well")
     if policy not in POLICIES:
@@ -38,7 +38,7 @@ def make_router(cluster: Cluster) -> TableRouter | GridRouter:
 
 
 class TableRouter:
-    """Shortest paths: by hops, endpoints, bandwidth, latency; the policy chooses among equal ones."""
+    """Shortest paths by hops, endpoints, bandwidth and latency; the policy chooses among equal ones."""
 
     def __init__(self, cluster: Cluster) -> None:
         from ddlsim.cluster import walk
@@ -67,11 +67,11 @@ class TableRouter:
     def route(
         self, src: Ints, dst: Ints, flows: Ints | None = None, n_flows: Ints | None = None, ports: bool = False
     ) -> tuple[Ints, Ints, Floats]:
-        """Return `offsets`, `links` and `shares` of the routes src[i] -> dst[i]; a missing route is a ConfigError.
+        """Return `offsets`, `links` and `shares` of the routes src[i] -> dst[i]. Raises ConfigError for a missing
+        route.
 
-        These are all equal paths where ``n_flows[i]`` is 0, otherwise those of ``n_flows[i]`` flows from ``flows[i]``
-        on; without, one path each. With `ports`, messages between machines use all interfaces that are equally near to
-        a GPU at either end.
+        A route has all equal paths if ``n_flows[i]`` is 0, otherwise those of ``n_flows[i]`` flows from ``flows[i]``
+        on; without flows, one path. With `ports`, messages between machines use all interfaces equally near to a GPU.
         """
         from ddlsim.cluster import walk
 
@@ -94,7 +94,7 @@ class TableRouter:
             links, shares = np.concatenate([links, links]), np.concatenate([shares, shares])
 
     def _prepare(self, dst: Ints) -> None:
-        """Make the tables towards those destinations that have none yet."""
+        """Build the missing tables for these destinations."""
         from ddlsim.cluster import walk
 
         wanted = np.zeros(len(self._row_of), dtype=bool)
@@ -108,7 +108,7 @@ class TableRouter:
         links = (self._src, self._dst, self._costs, self._out_start, self._in_start, self._in_links)
         walk.mark_shortest(dags, hops, np.empty((n, 4)), queue, shortest, targets, *links)
         n_rows = self._n_rows + len(targets)
-        if n_rows > len(self._dags):  # grow by doubling: routes are often asked for one at a time
+        if n_rows > len(self._dags):  # double the size, because routes are often requested one at a time
             grown = np.zeros((max(n_rows, 2 * len(self._dags)), self._dags.shape[1]), dtype=np.uint64)
             grown[: self._n_rows] = self._dags[: self._n_rows]
             self._dags = grown
@@ -120,7 +120,7 @@ class TableRouter:
 class GridRouter:
     """Dimension-order routes on a torus (or hypercube) whose nodes are numbered in row-major order.
 
-    Where a switch joins several tori, the first dimension numbers these, and routes between them lead through it.
+    If a switch connects several tori, the first dimension is their index, and routes between them use the switch.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -157,9 +157,9 @@ class GridRouter:
 
 
 def _contract(cluster: Cluster) -> tuple[Ints, Ints, Ints]:
-    """Return `up`, `down`, `core`: the two links of singly attached nodes (else -1), and where they lead.
+    """Return `up`, `down`, `core`: the two links of singly attached nodes (else -1), and the nodes that they lead to.
 
-    Such a node can only be the first or last of a route, so taking it out of the search is exact.
+    Such a node can only be the first or last node of a route, so removing it from the search is exact.
     """
     n = cluster.n_nodes
     n_out = np.bincount(cluster.link_src, minlength=n)
@@ -173,7 +173,7 @@ def _contract(cluster: Cluster) -> tuple[Ints, Ints, Ints]:
     core = np.arange(n)
     nodes = np.flatnonzero(single)
     beyond = cluster.link_dst[out_link[nodes]]
-    # Not where the two links lead to different nodes, nor where two such nodes face each other.
+    # Exclude nodes whose two links lead to different nodes, and pairs of such nodes.
     fits = (cluster.link_src[in_link[nodes]] == beyond) & ~single[beyond]
     nodes, beyond = nodes[fits], beyond[fits]
     up[nodes], down[nodes], core[nodes] = out_link[nodes], in_link[nodes], beyond
@@ -181,11 +181,11 @@ def _contract(cluster: Cluster) -> tuple[Ints, Ints, Ints]:
 
 
 def port_numbers(cluster: Cluster) -> Ints:
-    """Return per node the number of the network port (NIC) through which its traffic arrives, shape (n_nodes,).
+    """Return for each node the index of the network port (NIC) through which its traffic arrives, shape (n_nodes,).
 
     Ports are counted switch by switch and on each switch machine by machine, so with one endpoint and one NIC
-    per machine this is the rank. The endpoints of a machine are spread over its ports in order. D-mod-k takes
-    its digits from these numbers: neighbours on one switch must differ in the last digit.
+    per machine this is the rank. The endpoints of a machine are distributed over its ports in order. D-mod-k takes its
+    digits from these numbers, so neighbours on one switch must differ in the last digit.
     """
     port = np.zeros(cluster.n_nodes, dtype=np.int64)
     src_host, dst_host = cluster.host_of[cluster.link_src], cluster.host_of[cluster.link_dst]
@@ -195,11 +195,11 @@ def port_numbers(cluster: Cluster) -> Ints:
     n_hosts = len(cluster.host_names)
     number = np.empty(len(entries), dtype=np.int64)
     number[np.lexsort((entries, dst_host[entries], cluster.link_src[entries]))] = np.arange(len(entries))
-    # the ports of each machine, in the order of the nodes inside it that they lead to
+    # ports of each machine, in the order of the nodes inside it that they lead to
     inside = np.lexsort((entries, cluster.link_dst[entries], dst_host[entries]))
     n_ports = np.bincount(dst_host[entries], minlength=n_hosts)
     first = np.cumsum(n_ports) - n_ports
-    for nodes in (cluster.servers, cluster.workers):  # in this order: the workers' numbers count
+    for nodes in (cluster.servers, cluster.workers):  # in this order, so that the workers' numbers take precedence
         host = cluster.host_of[nodes]
         members = np.bincount(host, minlength=n_hosts)
         by_host = np.argsort(host, kind="stable")
@@ -212,16 +212,16 @@ def port_numbers(cluster: Cluster) -> Ints:
 
 
 def widest_links(cluster: Cluster) -> dict[tuple[int, int], int]:
-    """Return the link between each pair of joined nodes: the widest of parallel ones, of these the lowest id."""
+    """Return the link between each pair of adjacent nodes: the widest of parallel ones, among these the lowest id."""
     capacity = cluster.nominal_capacity[cluster.link_channel]
     widest_last = np.lexsort((-np.arange(cluster.n_links), capacity)).tolist()
     return {(int(cluster.link_src[link]), int(cluster.link_dst[link])): link for link in widest_last}
 
 
 def _grid_links(cluster: Cluster) -> Ints:
-    """Return (n_nodes, n_dims, 2): the link to the neighbour at +1 and at -1; raises if one is missing.
+    """Return the links to the neighbours at +1 and -1, (n_nodes, n_dims, 2). Raises ConfigError if one is missing.
 
-    Where a switch joins tori, there are none in the first dimension.
+    If a switch connects tori, the first dimension has no links.
     """
     joined = bool(cluster.is_fabric_switch.any())
     shape, n = cluster.grid, sum(kind != "switch" for kind in cluster.node_kind)
@@ -234,7 +234,7 @@ def _grid_links(cluster: Cluster) -> Ints:
     table = np.zeros((n, len(shape), 2), dtype=np.int64)
     numbers = np.arange(n).reshape(shape)
     for dim, size in list(enumerate(shape))[joined:]:
-        for way, step in enumerate((-1, 1)):  # rolling by -1 brings the neighbour at +1 here
+        for way, step in enumerate((-1, 1)):  # rolling by -1 yields the neighbour at +1
             beside = np.roll(numbers, step, axis=dim).ravel().tolist() if size > 1 else range(n)
             for node, other in enumerate(beside):
                 if node == other:
@@ -250,12 +250,11 @@ def _grid_links(cluster: Cluster) -> Ints:
 
 
 class Detours:
-    """The routes of a cluster while some of its links are down, as the fabric finds them once it knows.
+    """The routes of a cluster while some links are down, after the fabric has adapted.
 
-    A switch looks for another way, a machine does not: what has lost its own link waits for it, and nothing passes
-    through the machines of others, except where these are all that the network consists of (tori). Other ways are
-    chosen by the cluster's routing policy among the shortest that are left; where that is dimension order, or a route
-    is set explicitly, among the first of these.
+    Switches choose other paths. Machines do not: traffic of a machine that lost its own link waits. Detours do not pass
+    through other machines, unless the network has no switches (tori). They are the shortest remaining paths, chosen by
+    the routing policy; for dimension order and fixed routes, the first of these.
     """
 
     def __init__(self, cluster: Cluster, down: Sequence[int]) -> None:
@@ -270,7 +269,7 @@ class Detours:
 
     @cached_property
     def _left(self) -> tuple[Cluster, Ints]:
-        """The cluster with the links that are left, and the numbers of these."""
+        """The cluster with the remaining links, and their original indices."""
         cluster, left = self._cluster, np.flatnonzero(~self._down)
         kinds = tuple(cluster.link_kind[link] for link in left.tolist())
         changed = {
@@ -284,14 +283,14 @@ class Detours:
         return rest, left
 
     def routes(self, src: Ints, dst: Ints, usual: Routes) -> Routes:
-        """Return the routes src[i] -> dst[i]: the `usual` ones but for those over links that are down."""
+        """Return the routes src[i] -> dst[i]: the `usual` ones, except for those over links that are down."""
         blocked = np.unique(usual.of[self._down[usual.links]]).tolist()
         flows = np.zeros(len(src), dtype=np.int64) if usual.flows is None else usual.flows
         around = {i: self._around(src[i : i + 1], dst[i : i + 1], flows[i : i + 1]) for i in blocked}
         return usual.replaced({i: path for i, path in around.items() if path is not None})
 
     def _around(self, src: Ints, dst: Ints, flows: Ints) -> tuple[Ints, Floats] | None:
-        """Return another path between two nodes, arrays of one: links and shares; None if there is none."""
+        """Return another path between two nodes (arrays of length 1) as links and shares; None if there is none."""
         rest, left = self._left
         try:
             found = rest.split_routes(src, dst, flows)

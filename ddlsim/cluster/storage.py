@@ -1,9 +1,9 @@
 """Additions to a cluster: storages (`with_storage`), and cores that drive communication (`Endpoints`).
 
-Storages are nodes that data sets are read from and checkpoints are written to, behind a link that is their disks.
+Storages are nodes from which data sets are read and to which checkpoints are written.
 
-Disks are a link of kind "disk" between the storage and its network port, which reads in one direction and writes in the
-other, so that all who use them share their rates by the rules of the network.
+Their disks are a link of kind "disk" between the storage and its network port, which reads in one direction and writes
+in the other. All users of a storage therefore share its rates by the rules of the network.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Storage:
 
 
 def add_storage(graph: Graph, storage: Storage, where: str) -> None:
-    """Add a storage to the graph of a cluster. Raises ConfigError, with `where`, for a place that there is not."""
+    """Add a storage to the graph of a cluster. Raises ConfigError, with `where`, if `at` does not exist."""
     if graph.graph.get("routing") == "dimension-order":
         raise ConfigError(
             f"{where}: a storage node cannot be added to a grid with routing = 'dimension-order'; use the name of one "
@@ -92,7 +92,7 @@ def _place(graph: Graph, at: str | None, where: str) -> str:
 
 
 def _usual_link(graph: Graph, at: str) -> tuple[Mapping[str, Any] | None, LinkDetail]:
-    """Return what the first link of a machine to a node is like, None if there is none."""
+    """Return the attributes and details of the first link from a machine to a node; None if there is none."""
     for port, _, data in graph.in_edges(at, data=True):
         if graph.nodes[port].get("kind") != "switch" or "host" in graph.nodes[port]:
             told = {name: data[name] for name in DETAIL_KEYS if name in data}

@@ -1,7 +1,7 @@
 """Compiled parts of routing: shortest-path DAGs to a destination, and walks along them.
 
-A DAG is stored as one bit per link ("this link lies on a shortest path to the target"), which keeps tables
-of ten thousand targets in memory and leaves the choice among equal links to the policy.
+A DAG is stored as one bit per link ("this link lies on a shortest path to the target"), so tables of ten thousand
+targets fit in memory, and the policy chooses among equal links.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _Ints = npt.NDArray[np.int64]
 _Floats = npt.NDArray[np.float64]
 _Bits = npt.NDArray[np.uint64]
 
-#: Sums of equal paths differ in the last bits by the order of addition; this much is a tie.
+#: Relative tolerance for ties: sums of equal paths differ by rounding.
 _TIE = 1.0 + 1e-12
 
 
@@ -32,7 +32,7 @@ def _mix(x: np.uint64) -> np.uint64:
 
 @called
 def _cost(costs: _Floats, link_costs: _Floats, link: int, nearer: int, i: int) -> float:
-    """Return cost number `i` of the path by `link`, which leads to the node `nearer`."""
+    """Return cost number `i` of the path over `link`, which leads to the node `nearer`."""
     cost, rest = link_costs[link, i], costs[nearer, i]
     return float(max(cost, rest) if i == 1 else cost + rest)
 
@@ -54,9 +54,9 @@ def mark_shortest(
 ) -> None:
     """Set the bits of the links on the shortest paths to each target in its row of `dags`.
 
-    A path is shorter with fewer hops, then with fewer endpoints that forward, a wider narrowest link, less latency, and
-    wider links altogether. The last four are the columns of `link_costs` (n_links, 4): 1 where an endpoint follows, s
-    per byte, s, and s per byte. (Hops, then the narrowest link: widest-shortest paths, RFC 2676, section 2.)
+    Paths are compared by number of hops, then by number of forwarding endpoints, bandwidth of the narrowest link,
+    latency, and total time per byte. The last four are the columns of `link_costs` (n_links, 4): 1 if an endpoint
+    follows, s per byte, s, and s per byte. (Hops, then the narrowest link: widest-shortest paths, RFC 2676, section 2.)
 
     Links are sorted by source; `out_start` (n_nodes + 1,) delimits them, `in_start`, `in_links` list them by
     destination. `dags` has shape (n_targets, ceil(n_links / 64)); `hops`, `queue` (n_nodes,), `costs` (n_nodes, 4) and
@@ -73,16 +73,16 @@ def mark_shortest(
             node = queue[head]
             head += 1
             if node != targets[row]:
-                # Nodes one hop nearer left the queue before this one, so their costs are final.
+                # Nodes one hop closer left the queue before this one, so their costs are final.
                 n = 0
                 for link in range(out_start[node], out_start[node + 1]):
                     if hops[link_dst[link]] == hops[node] - 1:
                         shortest[n] = link
                         n += 1
-                if n == 1:  # as at most nodes: nothing to choose
+                if n == 1:  # the usual case: nothing to choose
                     for i in range(4):
                         costs[node, i] = _cost(costs, link_costs, shortest[0], link_dst[shortest[0]], i)
-                for i in range(4 if n > 1 else 0):  # each criterion chooses among the links that tie by those before it
+                for i in range(4 if n > 1 else 0):  # each criterion breaks ties of the previous ones
                     best = np.inf
                     for j in range(n):
                         best = min(best, _cost(costs, link_costs, shortest[j], link_dst[shortest[j]], i))
@@ -107,7 +107,7 @@ def mark_shortest(
 
 @called
 def _marked(dags: _Bits, row: int, start: int, end: int) -> np.uint64:
-    """Return bits start .. end - 1 (1 to 64 of them) of a row as a number whose lowest bit is number `start`."""
+    """Return bits start .. end - 1 (1 to 64 of them) of a row as a number; bit `start` becomes the lowest."""
     at, shift = start >> 6, start & 63
     word: np.uint64 = dags[row, at] >> np.uint64(shift)
     if shift + end - start > 64:
@@ -117,7 +117,7 @@ def _marked(dags: _Bits, row: int, start: int, end: int) -> np.uint64:
 
 @called
 def _ones(word: np.uint64) -> int:
-    """Return how many bits of `word` are set (Warren 2012, Hacker's Delight, section 5-1)."""
+    """Return the number of set bits in `word` (Warren 2012, Hacker's Delight, section 5-1)."""
     word = word - ((word >> np.uint64(1)) & np.uint64(0x5555555555555555))
     word = (word & np.uint64(0x3333333333333333)) + ((word >> np.uint64(2)) & np.uint64(0x3333333333333333))
     word = (word + (word >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
@@ -126,12 +126,12 @@ def _ones(word: np.uint64) -> int:
 
 @called
 def _choice(dags: _Bits, row: int, start: int, end: int, skip: int) -> int:
-    """Return the number of the set bit among start .. end - 1 that comes after `skip` others, or -1."""
+    """Return the index of the set bit among start .. end - 1 that follows `skip` others, or -1."""
     for first in range(start, end, 64):
         word = _marked(dags, row, first, min(first + 64, end))
         rest = word
         for _ in range(skip):
-            rest &= rest - np.uint64(1)  # clears the lowest
+            rest &= rest - np.uint64(1)  # clears the lowest set bit
         if rest != 0:
             place: int = first + _ones(~rest & (rest - np.uint64(1)))
             return place
@@ -141,7 +141,7 @@ def _choice(dags: _Bits, row: int, start: int, end: int, skip: int) -> int:
 
 @called
 def _n_marked(dags: _Bits, row: int, start: int, end: int) -> int:
-    """Return how many of the bits start .. end - 1 of a row are set."""
+    """Return the number of set bits among start .. end - 1 of a row."""
     n = 0
     for first in range(start, end, 64):
         n += _ones(_marked(dags, row, first, min(first + 64, end)))
@@ -150,7 +150,7 @@ def _n_marked(dags: _Bits, row: int, start: int, end: int) -> int:
 
 @called
 def _hashed(s: int, d: int, node: int, flow: int, equal: int) -> int:
-    """Return which of `equal` equal links the flow number `flow` from `s` to `d` takes at a node (ECMP)."""
+    """Return which of `equal` links flow number `flow` from `s` to `d` takes at a node (ECMP)."""
     key = _mix(_mix(_mix(np.uint64(s)) + np.uint64(d)) + np.uint64(node))
     if flow > 0:
         key = _mix(key + np.uint64(flow))
@@ -163,19 +163,19 @@ def walk(
     link_dst: _Ints, link_id: _Ints, policy: int, port: _Ints, flows: _Ints, n_flows: _Ints, host: _Ints, ends: _Ints,
     room: tuple[_Ints, _Ints, _Ints, _Floats, _Floats], n_done: int, offsets: _Ints, links: _Ints, shares: _Floats,
 ) -> tuple[int, bool]:  # fmt: skip
-    """Write the routes src[i] -> dst[i] from i = `n_done` on into `offsets`, `links`, with the share of bytes per link.
+    """Write the routes src[i] -> dst[i] from i = `n_done` on to `offsets` and `links`, with each link's share of the
+    bytes.
 
-    Returns how many are done now, and whether the next one does not exist (otherwise `links` is full or all
-    are done). A node with a single attachment enters and leaves through `up` and `down` (-1 for others) at its
-    `core` node; `row_of` says which DAG leads to a core node. If ``n_flows[i]`` is 0, each node divides what it gets
-    evenly among its equal next links. Otherwise that number of flows, from ``flows[i]`` on, have an equal part each and
-    take one of these links: SHORTEST the lowest id; ECMP number hash(src, dst, node, flow) modulo their count;
-    D_MOD_K divides `port[dst]` by their count, takes the remainder, and goes on with the quotient, so that the up ports
-    of a fat tree are the digits of `port[dst]` (Zahavi 2012, "Fat-tree routing and node ordering providing contention
-    free traffic"). Whatever the policy, nodes of the machines `ends` (n_routes, 2), the source's and the destination's,
-    divide what leaves or enters them evenly among equal next links, and what leaves by another one takes another equal
-    link further on; `host` (n_nodes,) are the nodes' machines, an end of -2 is none. `room` to work in: (n_nodes,)
-    three times, zeros (n_nodes,), zeros (n_links,).
+    Returns the number of finished routes, and whether the next one does not exist (otherwise `links` is full or all are
+    done). A node with a single attachment enters and leaves through the links `up` and `down` (-1 for others) at its
+    `core` node; `row_of` is the row of a core node's DAG. If ``n_flows[i]`` is 0, each node divides its bytes evenly
+    among its equal next links. Otherwise, this number of flows, from ``flows[i]`` on, carry equal parts and take one of
+    these links: SHORTEST the lowest id; ECMP index hash(src, dst, node, flow) modulo their count; D_MOD_K divides
+    `port[dst]` by their count, takes the remainder and continues with the quotient, so that the up ports of a fat tree
+    are the digits of `port[dst]` (Zahavi 2012, "Fat-tree routing and node ordering providing contention free traffic").
+    Nodes of the end machines `ends` (n_routes, 2; -2: none) always divide their traffic evenly among equal next links,
+    and parts on different links also choose different links further on. `host` (n_nodes,) contains the nodes' machines.
+    `room` is scratch space: (n_nodes,) three times, zeros (n_nodes,), zeros (n_links,).
     """
     queue, digits, branch, amount, load = room
     for i in range(n_done, len(src)):
@@ -193,7 +193,7 @@ def walk(
                 queue[0], digits[core[s]], branch[core[s]] = core[s], port[d], 0
                 amount[core[s]] = 1.0 / max(n_flows[i], 1)
                 head, tail = 0, int(core[s] != target)
-                while head < tail:  # nodes come in the order of their hops, so all that one gets is there
+                while head < tail:  # nodes are in order of their hops, so all of a node's bytes have arrived
                     node = queue[head]
                     head += 1
                     begin, end = out_start[node], out_start[node + 1]
@@ -238,12 +238,12 @@ def walk(
 
 @entry
 def grid_walk(src: _Ints, dst: _Ints, shape: _Ints, next_link: _Ints, offsets: _Ints, links: _Ints) -> int:
-    """Fill in `offsets`, `links` of dimension-order routes on a torus, the shorter way round (+ at a tie).
+    """Write dimension-order routes on a torus to `offsets` and `links`, in the shorter direction (+ at a tie).
 
-    Nodes are numbered in row-major order of `shape`; `next_link` (n_nodes, n_dims, 2) is the link from a node
-    to its neighbour at +1 and at -1 (modulo the size) in each dimension.
+    Nodes are numbered in row-major order of `shape`; `next_link` (n_nodes, n_dims, 2) is the link from a node to its
+    neighbour at +1 and at -1 (modulo the size) in each dimension.
 
-    Returns the number of links. If `links` is shorter, the rest is missing.
+    Returns the number of links. If `links` is too short, the remaining ones are not written.
     """
     offsets[0] = 0
     used = 0

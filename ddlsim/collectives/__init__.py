@@ -1,9 +1,9 @@
 """Collective operations as schedules of messages.
 
 One module per kind of operation (`all_reduce`, `broadcast`, `reduce`, `reduce_scatter`, `all_gather`,
-`all_to_all`, `gather`, `scatter`); each public function in it is an algorithm, ``n_ranks -> Schedule``. `gloo`
-has what PyTorch does over TCP. `build` finds algorithms by name, `check` proves that a schedule does what its kind
-says, `states` plays it round by round, `combine` puts schedules together, `cost` has the closed forms.
+`all_to_all`, `gather`, `scatter`); each public function in it is an algorithm, ``n_ranks -> Schedule``. `gloo` contains
+PyTorch's algorithms over TCP. `build` finds algorithms by name, `check` verifies that a schedule implements its kind,
+`states` replays it round by round, `combine` composes schedules, and `cost` contains the closed forms.
 """
 
 from ddlsim.collectives.build import build as build

@@ -61,8 +61,8 @@ def recursive_doubling(n_ranks: Ranks) -> Schedule:
 def bruck(n_ranks: Ranks) -> Schedule:
     """Bruck et al. 1997: ceil(log2 p) alpha + (p-1)/p S beta for every number of ranks.
 
-    In step k, rank r sends the blocks that it holds, starting with r, to rank r - 2^k, but no more than that rank is
-    missing.
+    In step k, rank r sends the blocks that it holds, starting with block r, to rank r - 2^k, except those that this
+    rank already holds.
     """
     rank = np.arange(n_ranks)
     steps = [1 << k for k in range((n_ranks - 1).bit_length())]

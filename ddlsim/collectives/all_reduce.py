@@ -22,8 +22,8 @@ from ddlsim.collectives.schedule import Ints, Ranks, Round, Schedule, messages
 from ddlsim.collectives.trees import double_binary_tree
 from ddlsim.errors import ConfigError
 
-#: ranks below which, and bytes below which Open MPI runs an algorithm for sums (open-mpi/ompi 8efebee,
-#: ``coll_tuned_decision_fixed.c``); larger buffers are halved and doubled
+#: Open MPI uses another algorithm for sums below this number of ranks or below this number of bytes (open-mpi/ompi
+#: 8efebee, ``coll_tuned_decision_fixed.c``); larger buffers use halving and doubling
 _OPEN_MPI: tuple[tuple[float, tuple[tuple[int, str], ...]], ...] = (
     (4, ((8, "ring"), (4096, "doubling"), (8192, "ring"), (16384, "doubling"), (262144, "ring"))),
     (8, ((16, "ring"), (8192, "doubling"))),
@@ -123,7 +123,7 @@ def pipelined_ring(n_ranks: Ranks, n_lanes: Annotated[int, integer(1, 1024)] = 2
     """
     rank = np.arange(n_ranks)
     right = (rank + 1) % n_ranks
-    n_pieces = n_lanes * (n_lanes + 1) // 2  # of each of the p chunks
+    n_pieces = n_lanes * (n_lanes + 1) // 2  # per chunk; there are p chunks
     lanes = []
     for i in range(n_lanes):
         begin = i * (i + 1) // 2
@@ -188,7 +188,7 @@ def open_mpi(n_ranks: Ranks, nbytes: NotNegative = math.inf) -> Schedule:
 
 
 def _folded(n_ranks: int, n_chunks: int, exchange: list[Round]) -> Schedule:
-    """Put the fold before and the unfold after an exchange among the active ranks."""
+    """Add the fold before and the unfold after an exchange among the active ranks."""
     pairs, _ = fold_pairs(n_ranks)
     before = [messages(pairs, pairs + 1, 0, n_chunks, reduce=True)] if len(pairs) else []
     after = [messages(pairs + 1, pairs, 0, n_chunks, reduce=False)] if len(pairs) else []

@@ -18,7 +18,7 @@ from ddlsim.errors import ConfigError
 
 __all__ = ["bruck", "direct", "gloo_all_to_all", "nccl", "pairwise"]
 
-#: rounds that the machines are spread over, at most
+#: upper limit of the number of rounds over which the machines are distributed
 MOST_ROUNDS = 8
 
 
@@ -75,7 +75,7 @@ def nccl(n_ranks: Ranks, n_segments: Segments = 1, rails: Sequence[Ints] | None 
         )
     m = len(rails)
     n_rounds = min(n_segments, MOST_ROUNDS)
-    n_pieces = n_rounds if m <= MOST_ROUNDS else 1  # of each block, so that few machines fill many rounds
+    n_pieces = n_rounds if m <= MOST_ROUNDS else 1  # per block, so that few machines still fill several rounds
     items = np.arange(m * n_pieces)
     columns: list[list[list[Ints]]] = [[] for _ in range(n_rounds + 1)]
     for i, item in enumerate(np.array_split(items, n_rounds)):

@@ -20,7 +20,7 @@ from ddlsim.collectives.nccl_tuner import ALGORITHMS, LAPS, PROTOCOLS
 from ddlsim.collectives.schedule import KINDS, Collective, Ints, Kind, Ranks, Schedule
 from ddlsim.errors import ConfigError, unknown_name
 
-#: schedules that move more chunks than this are proved on fewer ranks instead
+#: custom schedules that move more chunks than this are verified on FEW_RANKS ranks instead
 CHECK_LIMIT = 4_000_000
 FEW_RANKS = 64
 #: parameters of algorithms that are requests for information about the network, and the functions that return it
@@ -50,7 +50,7 @@ def _default_algorithm(cluster: Cluster, nodes: tuple[int, ...], kind: str) -> s
 
 
 def _link_seconds(cluster: Cluster, at: Ints, schedule: Schedule) -> float:
-    """Return the s per byte of the buffer that links need for the rounds of a schedule, one after the other."""
+    """Return the time of a schedule's rounds on the links, one after the other, in s per byte of the buffer."""
     seconds = 0.0
     for r in (r for lane in schedule.lanes for r in lane):
         routes = cluster.routes(at[r.src], at[r.dst])
@@ -63,7 +63,7 @@ def _link_seconds(cluster: Cluster, at: Ints, schedule: Schedule) -> float:
 def size_class(
     algorithm: str | Collective, nbytes: float, kind: str, where: tuple[Cluster, Sequence[int]] | None
 ) -> Hashable:
-    """Return what sizes that run by the same schedule have in common."""
+    """Return a key that is equal for sizes with the same schedule."""
     if _takes_bytes(algorithm, kind) if isinstance(algorithm, str) else "nbytes" in parameters_of(algorithm):
         return n_segments_for(nbytes), int(nbytes).bit_length()
     if where is None or len(where[1]) == 1:
@@ -77,7 +77,7 @@ def size_class(
 
 @functools.lru_cache(maxsize=64)
 def _takes_bytes(algorithm: str, kind: str) -> bool:
-    """Whether a collective decides by the bytes, at powers of two."""
+    """Whether the schedule depends on the size in bytes (only the power of two matters)."""
     return algorithm != "default" and kind in KINDS and "nbytes" in parameters_of(find(algorithm, kind))
 
 
@@ -87,7 +87,7 @@ def _forced_by(algorithm: str, kind: str) -> tuple[str | None, str | None]:
 
 
 def forced(function: Collective) -> tuple[str | None, str | None]:
-    """Return the algorithm and the protocol that a call of "nccl(algorithm, protocol)" leaves no choice of."""
+    """Return the algorithm and the protocol fixed by "nccl(algorithm, protocol)"; None if NCCL's tuner chooses."""
     words = [given(function).get(key) for key in ("algorithm", "protocol")]
     for word, known, what in zip(words, (ALGORITHMS, PROTOCOLS), ("algorithm", "protocol"), strict=True):
         if word is not None and word not in known:
@@ -155,8 +155,7 @@ def _call(
     where: tuple[Cluster, Sequence[int]] | None = None,
     kind: str = "all_reduce",
 ) -> Schedule:
-    """Call a collective with those of `axes`, `groups`, `levels`, `n_segments`, `nbytes`, `rails`, `rings`, `way` that
-    it takes."""
+    """Call a collective algorithm with the size and the network information that its parameters request."""
     parameters = parameters_of(function)
     wanted = set(parameters) - set(given(function))
     more: dict[str, Any] = {}
@@ -186,7 +185,7 @@ def _is_own(function: Collective) -> bool:
 
 
 def _prove(schedule: Schedule, name: str, n_ranks: int, kind: str) -> bool:
-    """Check what a user's function returned; return False if it was too large to be replayed."""
+    """Verify the result of a custom algorithm; return False if it is too large to be replayed."""
     where = f"collective {name!r} for {n_ranks} ranks"
     if not isinstance(schedule, Schedule):
         raise ConfigError(f"{where} returned a {type(schedule).__name__}; expected a Schedule")

@@ -1,7 +1,7 @@
 """Verification by replay: does a schedule implement its collective, regardless of timing?
 
-Every buffer starts as a mark of its rank; the rounds are replayed on the marks, and in the end each rank must
-hold exactly the marks that the kind promises:
+Every buffer starts with a mark that identifies its rank. The rounds are replayed on the marks. At the end, each rank
+must hold exactly the marks that the kind specifies:
 
 ==============  =========================================================================================
 all_reduce      everywhere, the marks of all members, once each
@@ -15,8 +15,8 @@ scatter         at member i, in block i the root's mark
 ==============  =========================================================================================
 
 Timing cannot matter inside a lane: a rank sends what it held when it entered the round, and what arrives
-early waits for the receiver. So one replay speaks for all, if no chunk is written twice in one round and no
-lane touches what another one writes; both are checked.
+early waits for the receiver. One replay is therefore sufficient if no chunk is written twice in one round and no lane
+reads or writes chunks that another lane writes; both are checked.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ddlsim.errors import ConfigError, unknown_name
 Marks = npt.NDArray[np.uint64]
 Flags = npt.NDArray[np.bool_]
 
-#: marks are exact counts per contributor up to this many numbers, and random 64-bit fingerprints above
+#: up to this many numbers, marks are exact counts per contributor; above, they are random 64-bit fingerprints
 _EXACT_LIMIT = 4_000_000
 
 
@@ -133,7 +133,7 @@ def groups_of(schedule: Schedule) -> tuple[Ints, ...]:
 
 
 def initial(schedule: Schedule, marks: Marks) -> Marks:
-    """Return the marks (n_ranks, n_chunks, width) at the start: its own in all chunks of one copy."""
+    """Return the initial marks, shape (n_ranks, n_chunks, width): each rank's own mark in all chunks of one copy."""
     copy = np.arange(schedule.n_chunks) * schedule.copies // schedule.n_chunks
     own = np.zeros(schedule.n_ranks, dtype=np.int64)
     for group in groups_of(schedule):
@@ -144,21 +144,21 @@ def initial(schedule: Schedule, marks: Marks) -> Marks:
 
 @dataclass
 class _Touched:
-    """Which (rank, chunk) a lane has sent, combined into, overwritten; arrays (n_ranks, n_chunks)."""
+    """Which chunks of which rank a lane has sent, combined into and overwritten; shape (n_ranks, n_chunks)."""
 
     read: Flags
     added: Flags
     copied: Flags
 
     def conflicts(self, other: _Touched) -> Flags:
-        """Return where two lanes disturb each other: only reading, or only adding, is harmless."""
+        """Return where two lanes conflict; chunks that both only read, or both only add to, are harmless."""
         copied = self.copied & (other.read | other.added | other.copied)
         copied |= other.copied & (self.read | self.added)
         return np.asarray(copied | (self.added & other.read) | (self.read & other.added))
 
 
 def _replay(schedule: Schedule, state: Marks) -> tuple[Marks, Ints]:
-    """Return the final marks, and the (lane, round) that last wrote (rank, chunk) as one number, or -1."""
+    """Return the final marks, and for each (rank, chunk) the last write as a single number for (lane, round), or -1."""
     shape = (schedule.n_ranks, schedule.n_chunks)
     flat = state.reshape(-1, state.shape[-1])
     written = np.full(shape, -1, dtype=np.int64)
@@ -194,13 +194,13 @@ def _replay(schedule: Schedule, state: Marks) -> tuple[Marks, Ints]:
 
 
 def addresses(schedule: Schedule, round: Round, repetition: int) -> tuple[Ints, Ints]:
-    """Return the flat (rank, chunk) numbers that the chunks carried come from and go to."""
+    """Return the flat (rank, chunk) indices from which and to which the chunks of a round are copied."""
     owner, chunk = schedule.chunks(round, repetition)
     return round.src[owner] * schedule.n_chunks + chunk, round.dst[owner] * schedule.n_chunks + chunk
 
 
 def add(flat: Marks, target: Ints, values: Marks) -> None:
-    """Add values (k, width) into rows `target` of `flat`, several into one row if need be."""
+    """Add values (k, width) to rows `target` of `flat`; rows may repeat."""
     order = np.argsort(target, kind="stable")
     row, first = np.unique(target[order], return_index=True)
     flat[row] += np.add.reduceat(values[order], first, axis=0)
@@ -216,7 +216,7 @@ def _refuse_double_write(schedule: Schedule, target: Ints, where: str) -> None:
 
 
 def _compare(schedule: Schedule, state: Marks, written: Ints, marks: Marks) -> None:
-    """Raise ConfigError at the first (rank, chunk) that does not hold what the kind promises."""
+    """Raise ConfigError for the first (rank, chunk) that lacks the contents specified by the kind."""
     n_copied = schedule.n_chunks // schedule.copies
     total = state.reshape(schedule.n_ranks, schedule.copies, n_copied, -1).sum(axis=1, dtype=np.uint64)
     for group in groups_of(schedule):
@@ -231,7 +231,7 @@ def _compare(schedule: Schedule, state: Marks, written: Ints, marks: Marks) -> N
 
 
 def promise(schedule: Schedule, group: Ints, n_chunks: int, marks: Marks) -> tuple[Marks, Flags]:
-    """Return the marks (members, n_chunks, width) promised to a group, and where (members, n_chunks)."""
+    """Return the marks that a group must hold, (members, n_chunks, width), and which chunks are specified."""
     size = len(group)
     place, block = np.arange(size)[:, None], schedule.blocks(size)[None, :]
     everywhere = np.ones((size, n_chunks), dtype=np.bool_)
@@ -262,7 +262,7 @@ def _origin(schedule: Schedule, number: int) -> str:
 
 
 def _described(held: Marks, expected: Marks) -> str:
-    """Say what is wrong with the marks (width,) of one chunk."""
+    """Describe the error in the marks (width,) of one chunk."""
     if len(held) == 1:
         return "contributions missing or counted twice"
     rank = int(np.flatnonzero(held != expected)[0])

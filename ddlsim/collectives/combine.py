@@ -150,7 +150,7 @@ def with_root(schedule: Schedule, root: int) -> Schedule:
 
 
 def refine(schedule: Schedule, factor: int) -> Schedule:
-    """Cut every chunk in `factor` equal ones. Nothing else changes."""
+    """Split every chunk into `factor` equal chunks."""
     if factor == 1:
         return schedule
 
@@ -169,7 +169,7 @@ def refine(schedule: Schedule, factor: int) -> Schedule:
 def strided(round: Round, n_chunks: int, stride: int, offset: Ints, width: int = 1) -> Round:
     """Return `round` with chunk c of message i renamed to the chunks `c * stride + offset[i] + (0..width-1)`.
 
-    n_chunks  of the schedule that the round comes from
+    n_chunks  number of chunks in the original schedule
     offset    (m,)  each in 0..stride-width
     """
     even, which = uniform(round, n_chunks)
@@ -181,9 +181,9 @@ def strided(round: Round, n_chunks: int, stride: int, offset: Ints, width: int =
 
 
 def uniform(round: Round, n_chunks: int) -> tuple[Round, Ints]:
-    """Return `round` with messages of equal count, and the old message (m',) that each comes from.
+    """Return `round` with messages of equal count, and the original message (m',) of each.
 
-    Messages of unequal counts are cut in messages of their greatest common divisor; these flow together.
+    Messages of unequal counts are split into messages of their greatest common divisor, which are sent concurrently.
     """
     count = round.count
     if round.slots is not None or (count == count[0]).all():
@@ -219,7 +219,7 @@ def _users(schedule: Schedule) -> Ints:
 
 
 def _same_chunks(schedules: Sequence[Schedule], weights: bool = True) -> list[Schedule]:
-    """Cut all schedules in the same number of chunks; raise ConfigError if they cannot go together."""
+    """Subdivide the chunks of all schedules to a common number; raise ConfigError if the schedules are incompatible."""
     if not schedules:
         raise ConfigError("there are no schedules to combine; pass at least one")
     if len({(s.n_ranks, s.copies) for s in schedules}) > 1:
@@ -234,7 +234,7 @@ def _same_chunks(schedules: Sequence[Schedule], weights: bool = True) -> list[Sc
 
 
 def _merged(sequences: Iterable[tuple[Round, ...]]) -> Iterable[Round]:
-    """Merge sequences on disjoint ranks position by position, rounds of one pattern into one round."""
+    """Merge sequences on disjoint ranks position by position, combining rounds of the same pattern into one."""
     for rounds in itertools.zip_longest(*sequences):
         patterns: dict[tuple[object, ...], list[Round]] = {}
         for r in rounds:

@@ -2,10 +2,10 @@
 
 Hockney's model: a message of n bytes takes ``alpha + n * beta`` (seconds, seconds per byte), then ``n * gamma`` at the
 receiver if it is reduced; one full-duplex port per rank, no other contention; all ranks start together. All-reduce
-algorithms keep their names (`ring`), others carry their kind in front (`all_to_all_bruck`). Sources stand with the
-algorithms. A function is here only if it is exact for what it accepts: where an algorithm folds ranks or prunes a tree
-to fit a number of ranks, messages meet at the ports and the time is not the textbook's sum of steps, so these ask for a
-power of two. (For `double_binary_tree` only bounds are known.)
+algorithms keep their names (`ring`), and the others are prefixed with their kind (`all_to_all_bruck`). The algorithms'
+docstrings cite the sources. Every function is exact for all arguments that it accepts. If an algorithm folds ranks or
+prunes a tree to fit the number of ranks, messages contend for ports and the textbook's sum of steps does not hold;
+these functions require a power of two. (Only bounds are known for `double_binary_tree`.)
 
 n_ranks  p                                    alpha  latency of a message, s
 nbytes   S, the buffer of one rank in bytes   beta   s per byte;  gamma  s per byte reduced
@@ -18,9 +18,9 @@ from __future__ import annotations
 from ddlsim.arguments import Count, NotNegative, checked
 from ddlsim.errors import ConfigError
 
-#: bytes, s, s per byte
+#: sizes in bytes; latencies and costs in s
 Real = NotNegative
-#: alpha, beta and gamma of one of the two networks of a hierarchy
+#: alpha, beta and gamma of one level of a hierarchy
 Link = tuple[Real, Real, Real]
 
 
@@ -41,9 +41,9 @@ def naive_ring(n_ranks: Count, nbytes: Real, alpha: Real, beta: Real) -> float:
 def pipelined_ring(n_ranks: Count, nbytes: Real, alpha: Real, beta: Real) -> float:
     """2 (p-1) u + max(alpha, 2 alpha - u/4) + (2p-3) max(0, alpha - u/2), with u = S/p beta.
 
-    For two lanes and gamma = 0. The lanes take turns at the port. If a latency fits in half a chunk's time,
-    only the first one shows, and a little more if it does not fit in a quarter (the second lane's first
-    piece); else each of the 2p-3 later steps waits for the rest.
+    For two lanes and gamma = 0. The lanes take turns at the port. If the latency is at most half a chunk's time, only
+    the first one is exposed, plus a little more above a quarter (the second lane's first piece). Otherwise each of the
+    2p-3 later steps waits for the remainder.
     """
     if n_ranks == 1:
         return 0.0
@@ -77,8 +77,8 @@ def parameter_server(
 ) -> float:
     """2 alpha + 2 (p-1)/k S beta + S/k gamma with k of the ranks as servers.
 
-    A server's port carries p-1 shards each way, all at the same rate. What arrives together is reduced
-    together (gamma is charged per message).
+    A server's port carries p-1 shards in each direction, all at the same rate. Messages that arrive together are
+    reduced concurrently (gamma is charged per message).
     """
     if n_ranks == 1:
         return 0.0
@@ -226,7 +226,7 @@ def scatter_direct(n_ranks: Count, nbytes: Real, alpha: Real, beta: Real) -> flo
 
 
 def _others(n_ranks: Count, nbytes: Real) -> float:
-    """What belongs to the other ranks, (p-1)/p S."""
+    """Bytes of the buffer that belong to the other ranks, (p-1)/p S."""
     return (n_ranks - 1) / n_ranks * nbytes
 
 

@@ -1,17 +1,17 @@
 """The collectives of Gloo (github.com/facebookincubator/gloo), message by message, as PyTorch runs them over TCP.
 
-Every transfer is a rendezvous: sender and receiver tell each other that they are ready (48 bytes each way), and a
-preamble of 48 bytes goes before the data (``gloo/transport/tcp/buffer.cc`` and ``unbound_buffer.cc``). So a transfer
-takes two latencies. The rings work on two segments at a time, which are lanes here. Both travel on one connection, the
-second behind the first; lanes that share a link in step would wait in step, too. So the second lane starts two
-latencies later and stays so far behind, which is what lets each hide the handshakes of the other.
+Every transfer is a rendezvous: sender and receiver notify each other that they are ready (48 bytes in each direction),
+and a preamble of 48 bytes precedes the data (``gloo/transport/tcp/buffer.cc`` and ``unbound_buffer.cc``). A transfer
+therefore takes two latencies. The rings keep two segments in flight, which are modelled as two lanes on one connection.
+Lanes in lockstep would share the link and then wait together. The second lane therefore starts two latencies later and
+stays behind, so that each lane hides the handshakes of the other.
 
-On links that name a transport, messages of a connection come one after the other, and a lane's notification waits for
-the other lane's data (docs/models/transport.md has the formula). In gloo the data wait for the receiver's notification,
-which waits in the queue before the machine that it goes to, filled by the data of that machine's other neighbour; in a
-ring, that is as long.
+On links with a configured transport, the messages of a connection are sent in order, and a lane's notification waits
+for the other lane's data (docs/models/transport.md has the formula). In Gloo, data wait for the receiver's
+notification, which waits in the queue of the machine that it is sent to, behind data from that machine's other
+neighbour. In a ring, both waits are equally long.
 
-Rounds are stored one by one, as handshakes and data take turns: a ring is 12 p (p-1) messages or more.
+Handshakes and data alternate, so rounds are stored one by one: a ring has at least 12 p (p-1) messages.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from ddlsim.arguments import Index, checked
 from ddlsim.collectives.combine import with_root
 from ddlsim.collectives.schedule import Ints, Ranks, Round, Schedule, Segments, messages
 
-#: bytes of ``transport::tcp::Op``'s preamble, which a notification consists of and data begin with
+#: bytes of ``transport::tcp::Op``'s preamble; notifications consist of one, and data start with one
 PREAMBLE = 48
 IN_FLIGHT = 2
 
 
 def _ready(src: Ints, dst: Ints) -> Round:
-    """Both ends of each transfer say that they are ready."""
+    """Both ends of each transfer notify each other that they are ready."""
     ends = np.concatenate([src, dst]), np.concatenate([dst, src])
     return messages(*ends, 0, 0, reduce=False, header=PREAMBLE)
 
@@ -40,7 +40,7 @@ def _ready(src: Ints, dst: Ints) -> Round:
 def _transfer(
     src: npt.ArrayLike, dst: npt.ArrayLike, start: npt.ArrayLike, slots: Ints, *, reduce: bool = False
 ) -> tuple[Round, Round]:
-    """Return the handshake and the data of transfers of the chunks start + slots."""
+    """Return the handshake and the data of transfers; each carries the chunks start + slots."""
     source, target = np.broadcast_arrays(np.atleast_1d(np.asarray(src)), np.asarray(dst))
     carried = None if len(slots) == 1 else slots
     first = np.asarray(start) + (slots[0] if carried is None else 0)
@@ -49,18 +49,18 @@ def _transfer(
 
 
 def _lane_slots(lane: int, n_segments: Segments) -> Ints:
-    """Return the segments of a chunk that a lane works on: every other one."""
+    """Return the segments of a chunk that belong to a lane: every other one."""
     return np.arange(lane, n_segments, IN_FLIGHT)
 
 
 def _late(n_ranks: Ranks, n_transfers: int) -> tuple[Round, ...]:
-    """Return handshakes without data: a lane waits as long as `n_transfers` transfers of nothing take."""
+    """Return handshakes without data, which delay a lane by the time of `n_transfers` empty transfers."""
     rank = np.arange(n_ranks)
     return (_ready(rank, (rank - 1) % n_ranks),) * (2 * n_transfers)
 
 
 def _lap(n_ranks: Ranks, n_segments: Segments, lane: int, first: int, *, reduce: bool) -> Iterable[Round]:
-    """One lap of the ring r -> r-1, segment by segment; rank r begins with chunk r + `first`."""
+    """One lap of the ring r -> r-1, segment by segment; rank r starts with chunk r + `first`."""
     rank = np.arange(n_ranks)
     for step in range(n_ranks - 1):
         chunk = (rank + first + step) % n_ranks * n_segments
@@ -69,7 +69,7 @@ def _lap(n_ranks: Ranks, n_segments: Segments, lane: int, first: int, *, reduce:
 
 
 def _segments_per_chunk(n_ranks: Ranks, n_segments: Segments) -> int:
-    """Return how many segments of at most 1 MiB a chunk has, two at least, given the number of 512 KiB pieces."""
+    """Return the number of segments (at most 1 MiB) per chunk, at least two, given the number of 512 KiB pieces."""
     pairs = -(-n_segments // 2)  # segments of 1 MiB in the buffer
     return IN_FLIGHT * -(-pairs // (IN_FLIGHT * n_ranks))
 

@@ -19,7 +19,7 @@ from ddlsim.errors import ConfigError, unknown_name
 
 #: a reduce-scatter and an all-gather
 Pair: TypeAlias = tuple[Collective, Collective]
-#: what runs inside a group before and after the exchange between groups: reduce-scatter and all-gather ...
+#: algorithms inside a group before and after the exchange between groups: reduce-scatter and all-gather ...
 _SHARED = {
     "ring": ("ring", "ring"),
     "halving_doubling": ("recursive_halving", "recursive_doubling"),
@@ -71,8 +71,8 @@ def _level_by_level(
     usual: Sequence[str],
     n_segments: int,
 ) -> Schedule:
-    """Return the all-reduce of ranks in groups at several levels, at the innermost by ``names[0]``; `usual` are the
-    algorithms where that is None."""
+    """Return the all-reduce of ranks in groups at several levels. ``names[i]`` is the algorithm at level i, from the
+    innermost; None: ``usual[i]``."""
     name = names[0]
     if not levels:
         name = name or usual[0]
@@ -102,7 +102,7 @@ def _level_by_level(
 
 
 def scattered_by_level(n_ranks: int, levels: Levels) -> Schedule:
-    """Return the reduce-scatter inside groups, then of what a member has between the groups, level by level."""
+    """Return the reduce-scatter inside groups, then between the groups, level by level."""
     return _scattered(levels.groups, n_ranks, levels.algorithms)
 
 
@@ -121,10 +121,10 @@ def _scattered(levels: Sequence[Sequence[Ints]], n_ranks: int, usual: Sequence[s
 
 
 def scattered_on_axes(places: Ints) -> Schedule:
-    """Return the reduce-scatter over all links of tori at once: one part of every block per axis and direction, which
-    begins in rings along that axis, goes on along the next ones, and ends between the slices.
+    """Return the reduce-scatter over all links of tori at once. Each block has one part per axis and direction, which
+    is scattered in rings along that axis, then along the next ones, and finally between the slices.
 
-    places  the ranks, (slices, sizes of the axes)
+    places  ranks by position, shape (slices, sizes of the axes)
     """
     n_axes, parts = places.ndim - 1, []
     for first in range(n_axes):
@@ -173,7 +173,7 @@ def torus_2d(
 
 
 def grouped(groups: Sequence[Ints], n_ranks: int) -> Levels:
-    """Return the two levels of ranks in groups, in rings."""
+    """Return the two levels of ranks in groups, with rings on both."""
     return Levels((_checked_groups(groups, n_ranks),), ("ring", "ring"))
 
 
@@ -211,10 +211,10 @@ def _through_leaders(
 
 
 def _shared_work(members: Ints, down: Schedule, exchange: Schedule, up: Schedule) -> Schedule:
-    """Compose reduce-scatter, parallel all-reduces and all-gather; `members` is (n_groups, n_inside).
+    """Compose reduce-scatter, parallel all-reduces and all-gather; `members` has shape (n_groups, n_inside).
 
-    Chunk a of the inside and chunk b of the exchange meet in chunk b * A + a. The inside sends whole residue
-    classes mod A, the exchange steps of A, so that both keep their arithmetic modulo the number of chunks.
+    Chunk a of the inner schedule and chunk b of the exchange become chunk b * A + a. The inner schedule sends whole
+    residue classes mod A and the exchange strides by A, so both keep their arithmetic modulo the number of chunks.
     """
     if len(exchange.lanes) > 1 or exchange.copies > 1:
         raise ConfigError("hierarchical: the algorithm between groups must use one lane and one buffer, such as 'ring'")
@@ -242,7 +242,7 @@ def _shared_work(members: Ints, down: Schedule, exchange: Schedule, up: Schedule
 
 
 def _inside(round: Round, members: Ints, a: int, b: int) -> Round:
-    """Run a round of the inside in all groups at once, on all chunks b * a + (its chunks)."""
+    """Run a round of the inner schedule in all groups at once, on all chunks b * a + (its chunks)."""
     even, _ = uniform(round, a)
     carried = np.arange(even.count[0]) if even.slots is None else even.slots
     slots = (np.arange(b)[:, None] * a + carried).ravel()

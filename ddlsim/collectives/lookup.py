@@ -65,15 +65,15 @@ def given(function: Collective) -> dict[str, object]:
 
 
 def parameters_of(function: Collective) -> Mapping[str, inspect.Parameter]:
-    """Return what a collective takes. Raises ConfigError for what is no function of Python."""
+    """Return the parameters of a collective algorithm. Raises ConfigError if it is not a Python function."""
     try:
         return inspect.signature(function).parameters
-    except (TypeError, ValueError):  # of some that are written in C
+    except (TypeError, ValueError):  # for some functions written in C
         raise _no_collective(function, "its signature cannot be determined") from None
 
 
 def called(function: Collective, n_ranks: int, **more: object) -> Schedule:
-    """Return the schedule that a user's function makes. Raises ConfigError if it cannot be called, or makes none."""
+    """Return the schedule built by a custom function. Raises ConfigError if the call fails or returns no schedule."""
     try:
         inspect.signature(function).bind(n_ranks, **more)
     except TypeError as error:
@@ -90,7 +90,7 @@ def _no_collective(function: Collective, reason: str) -> ConfigError:
 
 
 def n_segments_for(nbytes: float) -> int:
-    """Return the number of segments that pipelined algorithms get by default: 512 KiB each, at most 1024."""
+    """Return the default number of segments of pipelined algorithms: 512 KiB each, at most 1024."""
     return int(min(max(-(-nbytes // SEGMENT_BYTES), 1), MAX_SEGMENTS))
 
 
@@ -104,8 +104,8 @@ def _imported(name: str) -> Collective:
 
 
 def _with_arguments(function: Collective, text: str, arguments: list[int | str]) -> Collective:
-    """Bind arguments in the order of the parameters, those by keyword after the others; "groups" and "levels" are never
-    written. A parameter "further" takes all names that are left."""
+    """Bind the positional arguments in order to the parameters that users can set (not "groups" or "levels"). A
+    parameter "further" takes all remaining names."""
     names = [name for name in list(parameters_of(function))[1:] if name not in ("groups", "levels")]
     at = names.index("further") if "further" in names else len(arguments)
     words, numbers = ([word for word in arguments[at:] if isinstance(word, kind)] for kind in (str, int))

@@ -1,13 +1,13 @@
 """NCCL's estimate of a collective's time, from which its tuner chooses the algorithm and protocol.
 
-The formulas are in :mod:`ddlsim.collectives.nccl_tuner`; the least of all estimates counts. What they ask of the
-cluster is found here. The bus bandwidth is the caller's, or that of the links that NCCL sees, which trims its topology
-to the GPUs of the communicator: in a single node, that of the rings that its search finds; in several, what the links
-of each worker to others that take part carry, and between nodes what a node's network cards carry together, each at
-most what the connections of its transport carry (``connections * flow_rate``, docs/models/transport.md); the least over
-all workers and nodes. Of NVLinks NCCL counts a share (``src/graph/topo.h``: 20 of 25 GB/s, say).
-(Links beyond, those between switches, are not looked at here; a run does, see :mod:`ddlsim.runtime.costs`.) Switches
-between machines add up (SHARP) where the cluster says so, ``switch_reduces``, and all on the ways do.
+The formulas are in :mod:`ddlsim.collectives.nccl_tuner`; the fastest combination is chosen. This module determines
+their inputs from the cluster. The bus bandwidth is set by the caller or computed from the links between the GPUs of the
+communicator. In a single node, it is that of the rings that NCCL's search finds. In several nodes, it is the minimum
+over all workers and nodes of the bandwidth from a worker to the other ranks in its node and of a node's network cards
+together, each limited by the connections of its transport (``connections * flow_rate``, docs/models/transport.md). NCCL
+counts only part of an NVLink's bandwidth (``src/graph/topo.h``, such as 20 of 25 GB/s). Links between switches are
+ignored here, but not in a run (:mod:`ddlsim.runtime.costs`). Switches between machines reduce (SHARP) if
+``switch_reduces`` is set for all of them on the routes.
 
 The estimate ranks algorithms for the tuner; as a prediction it is rough (docs/calibration.md).
 """
@@ -32,15 +32,15 @@ from ddlsim.collectives.nccl_tuner import ALGORITHMS, LAPS, PROTOCOLS, SIMPLE_ON
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.units import si
 
-#: GPUs by how their names begin; what is not named counts as "ampere"
+#: GPU generations by prefix of the device name; other devices count as "ampere"
 GENERATIONS = {
     "volta": ("v100", "t4", "titan-v"),
     "hopper": ("h100", "h200", "h800", "h20", "gh200"),
     "blackwell": ("b100", "b200", "b300", "gb200", "gb300"),
 }
-#: those before Volta, which know no LL128
+#: GPUs before Volta, which do not support LL128
 OLD = ("k40", "k80", "m40", "m60", "p4", "p100", "gtx", "titan-x")
-#: which share of an NVLink's nominal bandwidth NCCL counts, by how the names of GPUs begin (``src/graph/topo.h``)
+#: share of an NVLink's nominal bandwidth that NCCL counts, by prefix of the GPU's name (``src/graph/topo.h``)
 NVLINK_SHARE = {
     "p100": 18 / 20,
     "v100": 20 / 25,
@@ -50,16 +50,16 @@ NVLINK_SHARE = {
     **dict.fromkeys(("b200", "b300", "gb200", "gb300"), 40.1 / 50),
 }
 
-#: bytes/s from 25e9 on at which the search tries rings between machines, on Hopper and Blackwell
+#: bandwidths (bytes/s, at least 25e9) that the search tries for rings between machines, on Hopper and Blackwell
 #: (``src/graph/search.cc``, sm90SpeedArrayInter and sm100SpeedArrayInter)
 RING_SPEEDS = (96e9, 86e9, 80e9, 48e9, 45e9, 42e9, 40e9, 30e9)
-#: bytes/s that NCCL counts for 16 lanes of PCIe 5.0 and 6.0 (``src/graph/topo.cc``, kvDictPciGen), by the generation of
-#: the GPU; before Hopper it is 24e9 at most
+#: bytes/s that NCCL counts for 16 lanes of PCIe 5.0 and 6.0 (``src/graph/topo.cc``, kvDictPciGen), by generation of the
+#: GPU; before Hopper, it is at most 24e9
 PCIE_SPEED = {"hopper": 48e9, "blackwell": 96e9}
-#: most channels of a communicator (``src/include/device.h``, MAXCHANNELS, before version 2.25)
+#: maximum number of channels of a communicator (``src/include/device.h``, MAXCHANNELS, before version 2.25)
 MAX_CHANNELS = 32
-#: channels of a message to another machine: NCCL begins with 2 per network interface (``src/graph/paths.cc``,
-#: ncclTopoGetNchannels, from version 2.12 on; NCCL_NCHANNELS_PER_NET_PEER)
+#: channels per peer in another machine: NCCL starts with 2 per network interface (``src/graph/paths.cc``,
+#: ncclTopoGetNchannels, since version 2.12; NCCL_NCHANNELS_PER_NET_PEER)
 MESSAGE_CHANNELS = 2
 
 
@@ -75,12 +75,12 @@ class NcclTime:
 @checked
 @functools.lru_cache(maxsize=256)
 def bus_bandwidth(cluster: Cluster, n_ranks: Count, places: tuple[int, ...] | None = None) -> tuple[float, str]:
-    """Return the bytes/s at which rings over the first workers can run, and what joins workers of a node ("nvlink" or
-    "pcie", the slower one if there are both). With `places` the ranks are at these nodes.
+    """Return the bandwidth of rings over the first workers, or the nodes `places`, in bytes/s, and the interconnect
+    inside a node ("nvlink" or "pcie"; if there are both, "pcie").
 
-    In one node, the rate of all rings together. Over several, what the links of a worker to others that take part carry
-    (its NVLinks if it has any), at most what a node's links to the outside carry: the least of all, as a ring passes
-    through every worker and every node.
+    In one node, this is the rate of all rings together. Over several nodes, it is the minimum over all workers and
+    nodes, because a ring passes through each: the bandwidth of a worker's links to other ranks (of its NVLinks if it
+    has any), and of a node's links to other nodes.
     """
     nodes = cluster.workers[:n_ranks].tolist() if places is None else places
     inside, outside, hardware = _buses(cluster, tuple(nodes))
@@ -88,9 +88,9 @@ def bus_bandwidth(cluster: Cluster, n_ranks: Count, places: tuple[int, ...] | No
 
 
 def _buses(cluster: Cluster, places: tuple[int, ...]) -> tuple[float, float, str]:
-    """Return the bytes/s inside machines and between them, inf where there are no such links, and what is inside.
+    """Return the bandwidth inside and between machines (bytes/s, inf without such links) and the interconnect inside.
 
-    As NCCL trims its topology to the GPUs of the communicator, NVLinks to other GPUs do not count.
+    NVLinks to GPUs outside the communicator do not count, because NCCL trims them from its topology.
     """
     nodes = np.array(places, dtype=np.int64)
     hosts = cluster.host_of[nodes]
@@ -122,12 +122,12 @@ def _buses(cluster: Cluster, places: tuple[int, ...]) -> tuple[float, float, str
 
 @functools.lru_cache(maxsize=16)
 def _nvlinks(cluster: Cluster) -> npt.NDArray[np.bool_]:
-    """Return which links are NVLinks, (n_links,)."""
+    """Whether each link is an NVLink, shape (n_links,)."""
     return np.array([kind == "nvlink" for kind in cluster.link_kind], dtype=bool)
 
 
 def _bus_inside(cluster: Cluster, nodes: npt.NDArray[np.int64]) -> tuple[float, float, str]:
-    """Return what :func:`_buses` does for workers of one machine: the rate of the rings that NCCL's search finds."""
+    """Like :func:`_buses`, for workers of one machine: the rate of the rings that NCCL's search finds."""
     rings = channels(cluster, tuple(nodes.tolist())).rings
     links = np.unique(np.concatenate([cluster.routes(nodes[ring], nodes[np.roll(ring, -1)]).links for ring in rings]))
     rates = np.minimum(payload_rate(cluster, links), _counted(cluster, links))
@@ -139,7 +139,7 @@ def _bus_inside(cluster: Cluster, nodes: npt.NDArray[np.int64]) -> tuple[float, 
 
 @functools.lru_cache(maxsize=1024)
 def site(cluster: Cluster, nodes: tuple[int, ...], bandwidth: float | None = None) -> Site:
-    """Return what the tuner knows of workers at `nodes`; `bandwidth` (bytes/s) is that of the bus, if it is known."""
+    """Return the tuner's inputs for workers at `nodes`. `bandwidth` overrides the bus bandwidth (bytes/s)."""
     at = np.array(nodes, dtype=np.int64)
     hosts, n_local = np.unique(cluster.host_of[at], return_counts=True)
     several = len(hosts) > 1
@@ -175,21 +175,21 @@ def site(cluster: Cluster, nodes: tuple[int, ...], bandwidth: float | None = Non
 
 @functools.lru_cache(maxsize=4096)
 def network_channels(cluster: Cluster, nodes: tuple[int, ...], device: str) -> int:
-    """Return the number of channels of collectives of NCCL among GPUs (`device`) at `nodes` in several machines.
+    """Return the number of channels of NCCL's collectives among GPUs (`device`) at `nodes` in several machines.
 
     Each channel is a thread block, which occupies a multiprocessor of every GPU. The rules are those of NCCL 2.21:
 
     - The search finds a ring for each network interface that the group uses in a machine (:mod:`ddlsim.cluster.rings`).
-    - It splits each ring in two if they have 25 GB/s or more. On Hopper and later, it does not split more than 4 rings
-      of less than 50 GB/s (``src/graph/search.cc``, ncclTopoDupChannels).
-    - Two channels take turns on each of these rings, so that the interface is never idle (``src/graph/connect.cc``,
+    - It splits each ring in two if it has at least 25 GB/s. On Hopper and later, it does not split more than 4 rings of
+      less than 50 GB/s (``src/graph/search.cc``, ncclTopoDupChannels).
+    - Two channels alternate on each of these rings, so that the interface is never idle (``src/graph/connect.cc``,
       ncclTopoPostset; https://github.com/NVIDIA/nccl/issues/438).
-    - On Hopper and later, four do if the rings have more than 45 GB/s and there would be fewer than 16 channels
-      (ncclTopoPostset).
+    - On Hopper and later, there are four per ring if the rings have more than 45 GB/s and there would be fewer than 16
+      channels (ncclTopoPostset).
 
-    So one GPU per machine has 4 channels on Hopper with an interface of 400 Gbit/s, and 2 on other GPUs or with slower
-    interfaces; a machine with 8 interfaces, all in use, has 16. That NCCL uses fewer channels for small buffers is
-    not modelled.
+    For example, one GPU per machine has 4 channels on Hopper with an interface of 400 Gbit/s, and 2 on other GPUs or
+    with slower interfaces; a machine with 8 interfaces, all in use, has 16. The model ignores that NCCL uses fewer
+    channels for small buffers.
     """
     at = np.array(nodes, dtype=np.int64)
     _, n_interfaces, bandwidth = _interfaces(cluster, at)
@@ -205,18 +205,18 @@ def network_channels(cluster: Cluster, nodes: tuple[int, ...], device: str) -> i
 
 
 def _n_rings(cluster: Cluster, nodes: tuple[int, ...], n_interfaces: int, *, bundled: bool) -> int:
-    """Return the number of rings over workers at `nodes` in several machines, which use `n_interfaces` network cards of
-    each; `bundled`: whether a GPU's interfaces are one to NCCL."""
+    """Return the number of rings over workers at `nodes` in several machines, each of which uses `n_interfaces` network
+    cards. `bundled` means that NCCL treats the interfaces of a GPU as one."""
     n_rings = len(channels(cluster, nodes).rings)
     alone = len(np.unique(cluster.host_of[list(nodes)])) == len(nodes)
     return max(n_rings, n_interfaces) if not bundled and (n_rings > 1 or alone) else n_rings
 
 
 def _interfaces(cluster: Cluster, at: npt.NDArray[np.int64]) -> tuple[float, int, float]:
-    """Return the bytes/s of the network cards by which workers leave their machines, how many these are, and their
-    nominal bytes/s, of the machine that has the least.
+    """Return the bandwidth of the network cards that connect the workers to other machines, their number and their
+    nominal bandwidth (bytes/s), each the minimum over the machines.
 
-    Others, nearest to GPUs that do not take part, are not used.
+    Cards nearest to GPUs outside the communicator are unused.
     """
     hosts, first, machine = np.unique(cluster.host_of[at], return_index=True, return_inverse=True)
     routes = cluster.split_routes(at, at[np.roll(first, -1)][machine])
@@ -230,9 +230,9 @@ def _interfaces(cluster: Cluster, at: npt.NDArray[np.int64]) -> tuple[float, int
 
 
 def _plugin(cluster: Cluster, at: npt.NDArray[np.int64]) -> tuple[Plugin, float]:
-    """Return the plugin by which NCCL reaches other machines, and the s of latency that it reports.
+    """Return the plugin that NCCL uses between machines, and the latency in s that it reports (0 if none).
 
-    One that reports a latency bundles a GPU's interfaces.
+    A plugin that reports a latency bundles a GPU's interfaces.
     """
     first = at[np.unique(cluster.host_of[at], return_index=True)[1]]
     links = cluster.routes(first[:1], first[1:2]).links
@@ -260,14 +260,14 @@ def _cpu(cluster: Cluster, hosts: npt.NDArray[np.int64]) -> str:
 
 
 def _by_cpu(cluster: Cluster, at: npt.NDArray[np.int64]) -> bool:
-    """Return whether GPUs reach the other machines through a CPU."""
+    """Whether traffic of GPUs to other machines passes through a CPU."""
     first = at[np.unique(cluster.host_of[at], return_index=True)[1]]
     passed = cluster.link_dst[cluster.routes(first, np.roll(first, -1)).links]
     return bool((cluster.is_endpoint[passed] & ~np.isin(passed, at)).any())
 
 
 def _switches_reduce(cluster: Cluster, at: npt.NDArray[np.int64]) -> bool:
-    """Return whether all switches between the machines, on the ways between GPUs at the same place in each, add up."""
+    """Whether every switch on the routes between corresponding GPUs of different machines can reduce."""
     if cluster.switch_reduces is None:
         return False
     rails = at.reshape(-1, len(at) // len(np.unique(cluster.host_of[at])))
@@ -278,33 +278,33 @@ def _switches_reduce(cluster: Cluster, at: npt.NDArray[np.int64]) -> bool:
 
 
 def _outwards(cluster: Cluster, links: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Return the bytes/s of a ring over each of a machine's `links`: what the connections of its transport carry."""
+    """Return the bandwidth of each link for a ring (bytes/s), limited by the transport's connections."""
     if cluster.details is None:
         return payload_rate(cluster, links)
     return np.minimum(payload_rate(cluster, links), cluster.details.connection_limit[links])
 
 
 def _device(cluster: Cluster, node: int) -> str:
-    """Return the name of a device, "" if it has none; of one in a file that of the file, without its folder."""
+    """Return the name of a node's device without its folder (for device files); "" if it has none."""
     return PurePath(cluster.device_of[node] or "").name
 
 
 def _counted(cluster: Cluster, links: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Return the bytes/s that NCCL counts for links of GPUs, inf for those that it takes as they are."""
+    """Return the bandwidth that NCCL counts for each link (bytes/s); inf if it counts the full bandwidth."""
     devices = [_device(cluster, node) for node in cluster.link_src[links].tolist()]
     shares = [next((NVLINK_SHARE[name] for name in NVLINK_SHARE if each.startswith(name)), np.inf) for each in devices]
     return np.where(_nvlinks(cluster)[links], shares * cluster.link_bandwidth[links], np.inf)
 
 
 def nvlink_excess(cluster: Cluster, nodes: npt.NDArray[np.int64]) -> float:
-    """Return how many times as much the ways between GPUs of a machine carry as NCCL makes use of, at least 1."""
+    """Return the ratio of the actual bandwidth between GPUs of a machine to the one that NCCL uses, at least 1."""
     links = np.unique(cluster.routes(nodes, np.roll(nodes, -1)).links)
     links = links[np.isin(cluster.link_src[links], nodes)]
     return float(np.max(payload_rate(cluster, links) / _counted(cluster, links), initial=1.0))
 
 
 def behind_nvswitches(cluster: Cluster, at: npt.NDArray[np.int64]) -> bool:
-    """Return whether the GPUs of each machine are joined by NVSwitches."""
+    """Whether NVSwitches connect the GPUs of each machine."""
     hosts = cluster.host_of[at]
     if (hosts < 0).any():
         return False
@@ -314,7 +314,7 @@ def behind_nvswitches(cluster: Cluster, at: npt.NDArray[np.int64]) -> bool:
 
 
 def _grouped(key: npt.NDArray[np.int64], links: npt.NDArray[np.int64]) -> dict[int, npt.NDArray[np.int64]]:
-    """Return the `links` by ``key[link]``."""
+    """Group `links` by ``key[link]``."""
     if not len(links):
         return {}
     order = links[np.argsort(key[links], kind="stable")]
@@ -366,8 +366,8 @@ def nccl_time(
 
 
 def least(place: Site, kind: str, size: float, algorithm: str | None, protocol: str | None, name: str) -> NcclTime:
-    """Return the fastest at a place of the cluster called `name`, or what its network's plugin chooses, of what is not
-    ruled out."""
+    """Return NCCL's choice among the allowed combinations: that of the network's plugin, or else the fastest. `name` is
+    the cluster's name, for errors."""
     if algorithm is protocol is None:
         algorithm, protocol = place.plugin_choice(kind, size) or (None, None)
     times = [

@@ -1,26 +1,26 @@
-"""NCCL's choice for a collective: rings or double binary trees over all channels, and the protocol, by size.
+"""NCCL's choice of algorithm, channels and protocol for a collective, by size.
 
-The channels are searched in the links (:mod:`ddlsim.cluster.rings`), algorithm and protocol chosen as by
-:mod:`ddlsim.collectives.nccl`. Then (https://github.com/NVIDIA/nccl, version 2.19, said here in our own words):
+:mod:`ddlsim.cluster.rings` finds the channels, and :mod:`ddlsim.collectives.nccl` chooses algorithm and protocol. The
+model follows https://github.com/NVIDIA/nccl, version 2.19:
 
-protocols  LL sends 8 bytes of data in 16 (``prims_ll.h``), LL128 120 in 128 (``prims_ll128.h``), Simple the data alone.
-           A message flows after the latency of a hop by its protocol (``tuning.cc``, which counts the wire's), or after
-           its route's where that is longer; the first ones, after what it takes to start.
-slices     Simple cuts the chunks of rings in two slices (``collectives.h``), of which one flows while the other is on
-           its way: so much of a route's latency is hidden, beyond the hop's own, as a slice needs to flow.
-NVLink     carries at most what NCCL counts for it: where links inside a machine are faster, messages use them longer.
-NVLS       every GPU sends each other one its part of the buffer, and then its part of the sum, as many bytes as the
-           links carry where switches add up and multicast.
-trees      a chain inside each machine, which ends at the device at its channel's interface, and two binary trees
-           between these, in one of which a machine is inner (``trees.cc``, ``connect.cc``). Each carries half of the
-           channel's part, in chunks that follow each other; as a connection holds eight, only the first waits for the
-           latency, and for each stage to copy it.
-NVLS tree  the parts of the sum of each machine, one at each GPU, go up and down two such trees between the machines.
-CollNet    they go to the GPUs at the same place in each machine and back, as many bytes as the links carry where the
-           switches between machines add up and multicast (SHARP); inside, by NVLS, straight to the GPU whose part it is
-           ("direct"), or along the chains. Trunks carry what such an exchange puts on them, more than SHARP would.
-ceilings   of what channels carry by a protocol (:mod:`ddlsim.collectives.nccl_tuner`) make messages use links longer
-           than their bytes on the wire need.
+protocols  LL sends 16 bytes per 8 bytes of data (``prims_ll.h``), LL128 128 per 120 (``prims_ll128.h``), Simple no
+           flags. A message starts to flow after the protocol's hop latency (``tuning.cc``, which includes the wire's)
+           or its route's latency, whichever is longer. First messages start after an additional start-up time.
+slices     Simple divides the chunks of rings into two slices (``collectives.h``). One slice is sent while the other is
+           in flight, which hides as much of the route's latency beyond the hop's as a slice takes to send.
+NVLink     carries at most the bandwidth that NCCL counts; on faster links, messages take longer accordingly.
+NVLS       Every GPU sends the others their parts of the buffer, and later its own part of the sum. Byte counts are
+           those on links of switches that reduce and multicast.
+trees      Each machine has a chain that ends at the GPU at its channel's interface. Two binary trees connect these
+           GPUs; a machine is an inner node of only one (``trees.cc``, ``connect.cc``). Each tree carries half of the
+           channel's part in pipelined chunks. A connection buffers eight, so only the first chunk waits for the
+           latency and for copies at each stage.
+NVLS tree  Each GPU of a machine has one part of the machine's sum, which two such trees reduce between the machines.
+CollNet    These parts are exchanged between corresponding GPUs of the machines. The byte counts are those on links
+           of switches that reduce and multicast (SHARP); trunks carry more than with SHARP. Inside a machine, parts use
+           NVLS, direct messages to the GPU that owns the part ("direct"), or the chains.
+ceilings   If a protocol limits channels (:mod:`ddlsim.collectives.nccl_tuner`), messages occupy links for longer than
+           their bytes on the wire require.
 """
 
 from __future__ import annotations
@@ -54,27 +54,27 @@ Nodes = tuple[int, ...]
 #: bytes on the wire per byte of data
 WIRE = {"LL": 16 / 8, "LL128": 128 / 120, "Simple": 1.0}
 SLICES = 2
-#: chunks that a connection's buffer holds (``NCCL_STEPS``)
+#: number of steps (chunks) in a connection's buffer (``NCCL_STEPS``)
 STEPS = 8
-#: bytes of data that a tree's chunk has by LL (half of a step) and LL128; by Simple a step of the plugin's buffer
+#: bytes of data per chunk of a tree for LL (half a step) and LL128; Simple uses one step of the plugin's buffer
 TREE_CHUNK = {"LL": 32.0 * 2**10, "LL128": 576e3}
-#: channels that each ring or tree of the search becomes (``connect.cc``); the tuner's constants are of both together
+#: channels created from each ring or tree of the search (``connect.cc``); the tuner's constants cover both
 COPIES = 2.0
-#: channels that pull from switches (``nvls.cc``, of Hopper's generation)
+#: channels that read from NVSwitches (``nvls.cc``, Hopper generation)
 NVLS_CHANNELS = 16
-#: the time that slices hide counts in parts of a ring's longest latency, so that sizes share schedules
+#: resolution of `Choice.hidden`, per longest latency of a ring; it is coarse so that similar sizes share schedules
 PARTS = 64
 MOST_CHUNKS = 1024
 
 
 class Choice(NamedTuple):
-    """What the tuner has chosen: sizes with the same choice run by the same schedule.
+    """The tuner's choice. Sizes with the same choice use the same schedule.
 
-    n_chunks  that follow each other in a tree, or between machines
-    hidden    how many `PARTS` of a ring's longest latency its slices hide
-    plateau   by what the latency of rings over several machines is multiplied for what NCCL calls so
-    fill      s for which a stage copies its first chunk before the next one has it
-    message   bytes of a tree's chunk
+    n_chunks  number of pipelined chunks in a tree, or between machines
+    hidden    latency hidden by slices, in units of 1/`PARTS` of the ring's longest latency
+    plateau   factor of the hop latency of rings over several machines (NCCL's "plateau effect")
+    fill      time in s that a stage takes to copy its first chunk before the next stage has it
+    message   bytes per chunk of a tree
     """
 
     algorithm: str
@@ -88,12 +88,12 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Way:
-    """Where and how a collective runs; ranks are places among ``nodes``.
+    """Where and how a collective runs. Ranks are indices of ``nodes``.
 
-    choice          the tuner's
+    choice          algorithm, protocol and chunks
     rings, chains   see :class:`ddlsim.cluster.rings.Channels`
-    nodes           (n_ranks,) of the `cluster`
-    site            what the tuner knows of them
+    nodes           (n_ranks,) nodes of the `cluster`
+    site            inputs of the tuner
     """
 
     choice: Choice
@@ -110,15 +110,15 @@ class Way:
 
     @property
     def wire(self) -> float:
-        """Bytes on the wire per byte of the buffer; see :meth:`inside`, too."""
+        """Bytes on the wire per byte of the buffer, without the factors of :meth:`inside`."""
         return WIRE[self.choice.protocol]
 
     @property
     def handled(self) -> float:
-        """Bytes that multiprocessors handle per byte on the wire, more than 1 where channels carry less than links."""
+        """Bytes that multiprocessors handle per byte on the wire; more than 1 if channels are slower than links."""
         algorithm, site = self.choice.algorithm, self.site
         if algorithm in SIMPLE_ONLY:
-            # bytes/s of the buffer that links would carry: NVLink's share, and a part of it up and down each interface
+            # rate of the buffer on the links, bytes/s; two trees through one machine share its interfaces
             n_halves = 2.0 if algorithm == "nvls_tree" and site.n_nodes > 2 else 1.0
             rate = min(site.in_switches() if site.nvls else site.inside, site.outside / n_halves)
             return max(1.0, rate * (2.0 * (site.n_ranks - 1) / site.n_ranks) / site.ceiling(algorithm, "Simple"))
@@ -128,9 +128,9 @@ class Way:
         return handled * nvlink_excess(self.cluster, self.nodes) if site.n_nodes == 1 else handled
 
     def handled_between(self, src: Ints, dst: Ints) -> Floats | None:
-        """Return what messages count in addition, (m,): between machines, LL passes through memory of the CPU, and
-        small messages keep the proxy thread of a GPU busy longer than the wire; inside, NVLink carries what NCCL
-        counts, where interfaces carry more than that."""
+        """Return the additional `handled` factor of each message, (m,), or None if all are 1.
+        Between machines, LL passes through CPU memory, and a small message occupies the proxy thread for longer than
+        the wire. Inside, NVLinks carry only what NCCL counts."""
         site, inside, between = self.site, 1.0, 1.0
         if site.n_nodes > 1 and site.outside > site.inside:
             inside = nvlink_excess(self.cluster, self.nodes)
@@ -146,8 +146,8 @@ class Way:
 
     @property
     def inside(self) -> tuple[float, float]:
-        """Bytes on NVLinks per byte of messages inside a machine that are summed up or spread by switches, and how many
-        multiprocessors and switches handle for each of them."""
+        """Bytes on NVLinks per byte of messages that switches reduce or multicast inside a machine, and bytes that
+        multiprocessors and switches handle per byte on NVLinks."""
         n = self.site.n_local
         excess = nvlink_excess(self.cluster, self.nodes)
         if self.choice.algorithm.startswith("collnet"):
@@ -156,28 +156,28 @@ class Way:
 
     @property
     def start(self) -> float:
-        """Seconds until a rank's first message is on its way."""
+        """Start-up time until a rank's first message is in flight, in s."""
         return BASE[self.choice.algorithm][PROTOCOLS.index(self.choice.protocol)]
 
     @property
     def first_inside(self) -> float:
-        """Seconds of the first message inside a machine that is exchanged by switches.
+        """Latency of the first message exchanged by switches inside a machine, in s.
 
-        NVLS copies chunks to a buffer, then switches add them up, then they are copied from it: the first one has two
-        more stages behind it (``all_reduce.h``: scatter, reduce, gather).
+        NVLS copies chunks to a buffer, reduces them in the switches, and copies them out of the buffer, so the first
+        chunk passes two additional stages (``all_reduce.h``: scatter, reduce, gather).
         """
         hop = self.site.hop(self.choice.algorithm, "Simple")[0] + 2.0 * self.choice.fill
         return hop + (self.site.n_local - 1.0) * ARITY_HOP * (self.choice.algorithm == "collnet_direct")
 
     def latency(self, src: Ints, dst: Ints, first: bool = False) -> Floats:
-        """Return the seconds until messages between ranks flow, (m,); nothing hides those of the first."""
+        """Return the latency of messages between ranks in s, (m,). For `first` messages, slices hide none of it."""
         choice = self.choice
         route = routes_latency(self.cluster, self.nodes[src], self.nodes[dst])
         host = self.cluster.host_of[self.nodes]
         inside = (host[src] == host[dst]) & (host[src] >= 0)
         hop = np.where(inside, *self.site.hop(choice.algorithm, choice.protocol))
         hidden = 0.0 if first else float(route.max(initial=0.0)) * choice.hidden / PARTS
-        # by Simple a channel hands on full chunks; by LL128 threads read data as they come, but proxies wait for chunks
+        # Simple channels forward full chunks; LL128 threads read data on arrival, but proxies wait for chunks
         copied = choice.fill * (choice.algorithm == "tree")
         handed_on = max(copied - choice.message / self.site.inside, 0.0) * (choice.protocol == "Simple")
         return np.maximum(hop * choice.plateau, route - hidden) + np.where(inside, handed_on, copied)
@@ -187,7 +187,7 @@ class Way:
 def choose(
     cluster: Cluster, nodes: Nodes, nbytes: float, kind: str, algorithm: str | None = None, protocol: str | None = None
 ) -> Choice:
-    """Return what NCCL's tuner chooses for `nbytes` per rank among the workers at ``nodes``, if it is free to."""
+    """Return the tuner's choice for `nbytes` per rank at ``nodes``; the last two arguments may fix it."""
     place = site(cluster, nodes)
     time = least(place, kind, nbytes, algorithm, protocol, cluster.name)
     ways, n = channels(cluster, nodes), len(nodes)
@@ -201,7 +201,7 @@ def choose(
         chunk = _tree_chunk(time.protocol, place, part, n_machines, n / n_machines)
         n_chunks = min(max(math.ceil(part / chunk), 1), MOST_CHUNKS)
         counts = time.protocol == "Simple" or (time.protocol == "LL128" and n_machines > 1)
-        message = _stepped(part / n_chunks) if counts or place.plugin.message_time else 0.0  # or sizes share schedules
+        message = _stepped(part / n_chunks) if counts or place.plugin.message_time else 0.0  # else 0: share schedules
         return Choice("tree", time.protocol, n_chunks, fill=message / _copying(time.protocol, place), message=message)
     hidden = 0
     if time.protocol == "Simple":
@@ -210,27 +210,27 @@ def choose(
         slice_time = nbytes / (SLICES * n * bus_bandwidth(cluster, n, nodes)[0])
         hidden = PARTS if slice_time >= longest else int(PARTS * slice_time / longest)
         hop = HOP["ring", "network" if n_machines > 1 else "nvlink"][PROTOCOLS.index("Simple")]
-        hidden = hidden if longest > hop else 0  # a hop takes longer than the wire anyway
+        hidden = hidden if longest > hop else 0  # the hop latency includes the wire's
     return Choice("ring", time.protocol, hidden=hidden, plateau=place.plateau(kind, time.protocol, nbytes))
 
 
 def _stepped(nbytes: float) -> float:
-    """Return a size in steps of a sixteenth of an octave, so that sizes share schedules."""
+    """Round a size to a sixteenth of an octave, so that similar sizes share schedules."""
     return 2.0 ** (round(16.0 * math.log2(nbytes)) / 16.0) if nbytes > 1.0 else nbytes
 
 
 def _copying(protocol: str, place: Site) -> float:
-    """Return the bytes/s at which one channel of a tree copies a chunk from one GPU to the next.
+    """Return the rate at which one channel of a tree copies a chunk from one GPU to the next, in bytes/s.
 
-    That of LL is in its ceilings between machines. (NCCL 2.8's tuner says what its latency by Simple is: a chunk of
-    256 kB at 12 GB/s; ``tuning.cc``.)
+    For LL, the ceilings between machines include it. (NCCL 2.8's tuner documents its latency for Simple: a chunk of 256
+    kB at 12 GB/s; ``tuning.cc``.)
     """
     table = {"LL128": TREE_LL128_CHANNEL, "Simple": TREE_CHANNEL}.get(protocol)
     return math.inf if table is None else table[place.generation][place.n_nodes > 2] / COPIES
 
 
 def _chunks(algorithm: str, place: Site, nbytes: float, n_channels: int) -> tuple[int, float]:
-    """Return how many chunks follow each other between machines, and the bytes of all that are handled at a time
+    """Return the number of pipelined chunks between machines, and the bytes that all channels process at a time
     (``calcCollChunking``)."""
     n_heads = 1.0 if algorithm == "collnet_chain" else place.n_local
     chunk, depth = 128.0 * 2**10, 2.0
@@ -257,8 +257,8 @@ def _chunks(algorithm: str, place: Site, nbytes: float, n_channels: int) -> tupl
 
 
 def _tree_chunk(protocol: str, place: Site, part: float, n_machines: int, n_local: float) -> float:
-    """Return the bytes of a chunk of a tree's `part`: of LL128 fewer where few would follow each other (``enqueue.cc``,
-    ``calcCollChunking``)."""
+    """Return the chunk size of a tree's `part` in bytes. LL128 uses smaller chunks if there would be too few to
+    pipeline (``enqueue.cc``, ``calcCollChunking``)."""
     chunk = TREE_CHUNK.get(protocol, place.plugin.buffer_size / STEPS)
     if protocol == "LL128":
         steps = (1 + int(math.log2(n_machines)) + 0.1 * n_local) / n_local
@@ -271,13 +271,13 @@ def _tree_chunk(protocol: str, place: Site, part: float, n_machines: int, n_loca
 def way(
     cluster: Cluster, nodes: Nodes, nbytes: float, kind: str, algorithm: str | None = None, protocol: str | None = None
 ) -> Way:
-    """Return how NCCL runs a collective over `nbytes` per rank among the workers at ``nodes``."""
+    """Return how NCCL runs a collective of `nbytes` per rank among the workers at ``nodes``."""
     ways, choice = channels(cluster, nodes), choose(cluster, nodes, nbytes, kind, algorithm, protocol)
     return Way(choice, ways.rings, ways.chains, cluster, np.array(nodes), site(cluster, nodes))
 
 
 def several_ways(cluster: Cluster, nodes: Nodes) -> bool:
-    """Return whether machines have several devices and several ways between them: NVLinks, NVSwitches, interfaces."""
+    """Whether machines have several devices and several paths between them: NVLinks, NVSwitches, interfaces."""
     at = np.array(nodes, dtype=np.int64)
     n_local = np.unique(cluster.host_of[at], return_counts=True)[1]
     if n_local.max() == 1:
@@ -286,7 +286,7 @@ def several_ways(cluster: Cluster, nodes: Nodes) -> bool:
 
 
 def routes_latency(cluster: Cluster, src: Ints, dst: Ints) -> Floats:
-    """Return the latency (s) of the links between nodes, and of the threads at both ends, (m,)."""
+    """Return the latency of routes between nodes in s, including host overhead at both ends, (m,)."""
     routes = cluster.routes(src, dst)
     latency = np.bincount(routes.of, cluster.link_latency[routes.links], len(src))
     return latency + route_overhead(cluster.details, routes)

@@ -1,4 +1,4 @@
-"""The schedules that NCCL runs, from the choices of :mod:`ddlsim.collectives.nccl_choice`."""
+"""NCCL's schedules for the choices of :mod:`ddlsim.collectives.nccl_choice`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ddlsim.errors import ConfigError
 
 
 def side_by_side(ring: Callable[[int], Schedule], n_ranks: int, rings: Sequence[Ints] | None) -> Schedule:
-    """Return the schedule in which ``ring(n_ranks)`` runs once in each of the orders `rings`, all in step.
+    """Run ``ring(n_ranks)`` concurrently in each of the rank orders `rings`, in lockstep.
 
-    Part k of each block is what ring k carries of it, so a rank's block is the same for all of them. Raises ConfigError
-    for orders that are none of the ranks.
+    Ring k carries part k of each block, so a rank owns the same block in all rings. Raises ConfigError unless every
+    order is a permutation of the ranks.
     """
     alone = ring(n_ranks)
     if rings is None or n_ranks == 1:
@@ -32,7 +32,7 @@ def side_by_side(ring: Callable[[int], Schedule], n_ranks: int, rings: Sequence[
             raise ConfigError(f"rings: {ranks} must contain each rank from 0 to {n_ranks - 1} once")
     n_rings, orders = len(rings), np.stack(rings)
     which = np.arange(n_rings)[:, None]
-    (lap,) = alone.lanes  # the rounds of all rings are alike, and go on together; each message carries one chunk
+    (lap,) = alone.lanes  # all rings have the same rounds, which run together; each message carries one chunk
     rounds = [
         dataclasses.replace(
             r,
@@ -53,11 +53,11 @@ def side_by_side(ring: Callable[[int], Schedule], n_ranks: int, rings: Sequence[
 
 
 class _Edges(NamedTuple):
-    """Messages on the way to the sum, (m,) each; the way back is the same backwards.
+    """Messages of the reduction, (m,) each; the broadcast sends them backwards.
 
     start, width  chunks of each segment
     wire, handled see :class:`ddlsim.collectives.Round`
-    up, down      s until the first one flows, on either way
+    up, down      latency of the first message in the reduction and the broadcast, in s
     """
 
     src: Ints
@@ -72,10 +72,10 @@ class _Edges(NamedTuple):
 
 
 def through_machines(n_ranks: int, way: Way) -> Schedule:
-    """Return the all-reduce: the parts of the buffer are each summed up at one head in every machine, then by all heads
-    of a part; segments of the parts follow each other."""
+    """Return the all-reduce over machines: one head per machine reduces each part of the buffer, then the heads of a
+    part all-reduce it. Segments of the parts are pipelined."""
     n_machines = len(way.machines)
-    width = 2 if way.choice.algorithm == "nvls_tree" else n_machines  # chunks of a segment: trees, or heads in switches
+    width = 2 if way.choice.algorithm == "nvls_tree" else n_machines  # chunks per segment: one per tree or per head
     inside, heads = _chains(way, width) if way.choice.algorithm == "collnet_chain" else _straight(way, width)
     n_inside = int(inside.stage.max(initial=-1)) + 1
     between = (_trees_between if way.choice.algorithm == "nvls_tree" else _switches)(way, heads, n_inside)
@@ -92,13 +92,13 @@ def through_machines(n_ranks: int, way: Way) -> Schedule:
 
 
 def _straight(way: Way, width: int) -> tuple[_Edges, Ints]:
-    """Return the messages to the rank whose part it is, and who that is, (parts, machines)."""
+    """Return direct messages to the rank that owns the part, and these ranks, (parts, machines)."""
     machines = np.stack(way.machines)
     n = machines.shape[1]
     machine, src, step = (a.ravel() for a in np.indices((len(machines), n, n - 1)))
     dst = (src + 1 + step) % n
     late = np.full(len(src), way.first_inside)
-    one_way = way.choice.algorithm.startswith("nvls")  # whose latency is that of both ways
+    one_way = way.choice.algorithm.startswith("nvls")  # the latency covers both directions
     ends = machines[machine, src], machines[machine, dst]
     shares = np.full(len(src), way.inside[0]), np.full(len(src), way.inside[1])
     down = np.zeros_like(late) if one_way else late
@@ -106,7 +106,7 @@ def _straight(way: Way, width: int) -> tuple[_Edges, Ints]:
 
 
 def _chains(way: Way, width: int) -> tuple[_Edges, Ints]:
-    """Return the messages along each channel's chains, and the ranks in which they end, (channels, machines)."""
+    """Return the messages along each channel's chains, and the ranks at which they end, (channels, machines)."""
     chains = np.array(way.chains)  # (channels, machines, ranks)
     n = chains.shape[2]
     part, machine, place = (a.ravel() for a in np.indices((*chains.shape[:2], n - 1)))
@@ -117,7 +117,7 @@ def _chains(way: Way, width: int) -> tuple[_Edges, Ints]:
 
 
 def _trees_between(way: Way, heads: Ints, stage: int) -> _Edges:
-    """Return the messages up two trees between the machines, half of each part on either."""
+    """Return the messages up two trees between the machines; each tree carries half of each part."""
     columns = []
     for number, (parent, depth) in enumerate(double_tree(heads.shape[1])):
         child = np.flatnonzero(depth)
@@ -130,7 +130,7 @@ def _trees_between(way: Way, heads: Ints, stage: int) -> _Edges:
 
 
 def _switches(way: Way, heads: Ints, stage: int) -> _Edges:
-    """Return the messages between all heads of a part, as many bytes as links carry to switches that add up."""
+    """Return the messages between all heads of a part; they carry as many bytes as links to switches that reduce."""
     n_parts, n_machines = heads.shape
     part, machine, step = (a.ravel() for a in np.indices((n_parts, n_machines, n_machines - 1)))
     other = (machine + 1 + step) % n_machines
@@ -142,7 +142,7 @@ def _switches(way: Way, heads: Ints, stage: int) -> _Edges:
 
 
 def by_nccl(ring: Callable[[int], Schedule], n_ranks: int, way: Way | None) -> Schedule:
-    """Return the schedule of the `way` that NCCL has chosen; without one, ``ring(n_ranks)``."""
+    """Return NCCL's schedule for `way`; if None, ``ring(n_ranks)``."""
     if way is None or n_ranks == 1:
         return ring(n_ranks)
     if way.choice.algorithm == "tree":
@@ -153,10 +153,10 @@ def by_nccl(ring: Callable[[int], Schedule], n_ranks: int, way: Way | None) -> S
 
 
 def _timed(schedule: Schedule, way: Way) -> Schedule:
-    """Return the schedule of rings whose messages take what the protocol adds.
+    """Add the protocol's latencies and costs to a schedule of rings.
 
-    Here a rank goes on when its last message has arrived; NCCL's connections hold several steps, so that slow hops do
-    not hold up the others and the time that a chunk needs for a lap counts. So each hop takes its ring's average.
+    In a schedule, a rank proceeds when its last message has arrived. NCCL's connections buffer several steps, so that
+    only the time of a whole lap matters. Each hop therefore has its ring's average latency.
     """
     (lane,) = schedule.lanes
     rounds = []
@@ -171,13 +171,13 @@ def _timed(schedule: Schedule, way: Way) -> Schedule:
 
 
 def _average(way: Way, r: Round, first: bool = False) -> Floats:
-    """Return the average latency of the hops of each message's ring, (m,)."""
+    """Return the average latency of the hops in each message's ring, (m,)."""
     each = way.latency(r.src, r.dst, first).reshape(len(way.rings), -1)
     return np.repeat(each.mean(axis=1), each.shape[1])
 
 
 def _in_switches(n_ranks: int, way: Way) -> Schedule:
-    """Return the all-reduce in the switches of a machine: all parts to the rank that each is of, and from it to all."""
+    """Return the all-reduce in a machine's switches: each part is sent to its owner, and from there to all."""
     rank, step = (a.ravel() for a in np.indices((n_ranks, n_ranks - 1)))
     other = (rank + 1 + step) % n_ranks
     latency = np.full(len(rank), way.first_inside)
@@ -188,7 +188,7 @@ def _in_switches(n_ranks: int, way: Way) -> Schedule:
 
 
 def _trees(n_ranks: int, way: Way) -> Schedule:
-    """Return the all-reduce over the trees of all channels, in step; one after the other they reduce and broadcast."""
+    """Return the all-reduce over the trees of all channels: all trees reduce in lockstep, then broadcast."""
     n_chunks = way.choice.n_chunks
     trees = [tree for chains in way.chains for tree in _parents(n_ranks, chains)]
     edges = []
@@ -204,7 +204,7 @@ def _trees(n_ranks: int, way: Way) -> Schedule:
 
 
 def _parents(n_ranks: int, chains: tuple[Ints, ...]) -> list[tuple[Ints, Ints]]:
-    """Return a channel's trees as `(parent, depth)`, both (n_ranks,): two over machines, one inside a single one."""
+    """Return a channel's trees as `(parent, depth)`, both (n_ranks,): two if there are several machines, else one."""
     found = []
     for over, level in double_tree(len(chains))[: min(len(chains), 2)]:
         parent, depth = np.arange(n_ranks), np.zeros(n_ranks, dtype=np.int64)

@@ -1,26 +1,25 @@
 """Formulas and constants with which NCCL's tuner estimates the time of a collective.
 
-They are those of ``src/graph/tuning.cc`` (https://github.com/NVIDIA/nccl, version 2.30), said here in our own words.
-For each algorithm and protocol
+The source is ``src/graph/tuning.cc`` (https://github.com/NVIDIA/nccl, version 2.30). For each algorithm and protocol
 
     time = latency + nbytes / bandwidth
 
     ring         latency = base + (n_steps - n_inter) intra + n_inter inter, n_steps = 2 (n_ranks - 1) for all-reduce
                  bandwidth = bus n_ranks / n_steps
     tree         latency = base + 2 ((n_local - 1) intra + log2(n_nodes) inter)
-                 bandwidth = 0.92 bus / 2, of medium sizes less
-    nvls         latency = 25 us (and 18 us for switches between nodes that add up)
-                 bandwidth = 0.85 inside / (1 + 1 / n_local), between nodes at most bus n_ranks / n_steps
+                 bandwidth = 0.92 bus / 2, less for medium sizes
+    nvls         latency = 25 us (plus 18 us for switches between nodes that reduce)
+                 bandwidth = 0.85 inside / (1 + 1 / n_local), between nodes at most outside n_ranks / n_steps
     nvls_tree    latency = 25 us + 2 log2(n_nodes) 20.9 us
-                 bandwidth = that of nvls, at most outside n_ranks / n_steps (of two nodes twice that)
+                 bandwidth = that of nvls, at most outside n_ranks / n_steps (twice that for two nodes)
     collnet_direct   latency = 31 us + 2 (3.7 us + (n_local - 1) 0.4 us)
                      bandwidth = bus / 2, on Hopper's generation 0.85 of that
     collnet_chain    latency = 30 us + 2 (n_local - 1) 2.8 us; bandwidth = bus / 2
 
-LL sends a flag with every 4 bytes, LL128 with every 120, and is on where GPUs are joined by NVLink and their network
-cards by PCIe switches. A channel is a few of a GPU's multiprocessors, so what it carries has ceilings (`ceiling`).
-NVLS has every GPU send its buffer once to the switches and its part of the sum once more; the tuner itself counts twice
-the bus bandwidth of its heads.
+LL sends a flag with every 4 bytes, LL128 with every 120. LL128 is enabled if NVLinks connect the GPUs and PCIe switches
+connect them to their network cards. A channel uses only a few multiprocessors of a GPU, which limits its bandwidth
+(`ceiling`). With NVLS, every GPU sends its buffer to the switches once, and then its part of the sum; the tuner itself
+counts twice the bus bandwidth of its heads.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ from ddlsim.plain import read_toml
 from ddlsim.units import si
 
 PROTOCOLS = ("LL", "LL128", "Simple")
-#: those that know one protocol, Simple
+#: algorithms that support only the protocol Simple
 SIMPLE_ONLY = ("nvls", "nvls_tree", "collnet_direct", "collnet_chain")
 ALGORITHMS = ("ring", "tree", *SIMPLE_ONLY)
-#: s, by algorithm: base latency, and latency of one hop by NVLink, PCIe and network; each for LL, LL128, Simple
+#: base latency of each algorithm, and latency per hop over NVLink, PCIe and network, in s; each for LL, LL128, Simple
 BASE = {"ring": (6.6e-6, 14.0e-6, 8.4e-6), "tree": (6.8e-6, 14.0e-6, 8.4e-6)}
 HOP = {
     ("ring", "nvlink"): (0.6e-6, 1.9e-6, 3.4e-6),
@@ -49,50 +48,50 @@ HOP = {
     ("ring", "network"): (2.7e-6, 4.0e-6, 14.0e-6),
     ("tree", "network"): (5.0e-6, 8.5e-6, 14.0e-6),
 }
-#: s of a hop of what knows one protocol: inside a machine, in the network
+#: latency per hop of algorithms with a single protocol, in s: inside a machine, in the network
 HOP_SIMPLE = {
     "nvls": (25e-6, 18e-6),
     "nvls_tree": (25e-6, 20.9e-6),
     "collnet_direct": (3.7e-6, 31e-6),
     "collnet_chain": (2.8e-6, 30e-6),
 }
-#: s for each further GPU of a machine that sends to the same one (CollNet)
+#: latency in s per additional GPU of a machine that sends to the same one (CollNet)
 ARITY_HOP = 0.4e-6
-#: s that a step of a ring takes at least between nodes, as a thread of the CPU posts it; of AMD's twice that
+#: minimum time of a ring step between nodes in s, because a CPU thread posts it; twice that on AMD CPUs
 NET_OVERHEAD, SIMPLE_POSTS = 1e-6, 3.0
-#: which share of the NVLinks switches that add up use, and CollNet on GPUs of that generation
+#: share of the NVLinks' bandwidth used by switches that reduce, and by CollNet on GPUs of these generations
 NVLS_SHARE = {"hopper": 0.85, "blackwell": 0.74}
 DIRECT_SHARE = 0.85
-#: generation of the GPU -> bytes/s of LL in one machine
+#: bandwidth of LL in one machine in bytes/s, by generation of the GPU
 LL_BANDWIDTH = {"volta": 39.0e9, "ampere": 87.7e9, "hopper": 141.0e9, "blackwell": 282.0e9}
-#: bytes/s of LL over 2 and more nodes, by who made the CPU
+#: bandwidth of LL over 2 and over more nodes in bytes/s, by vendor of the CPU
 LL_BETWEEN = {"intel": (39.0e9, 20.4e9), "amd": (22.5e9, 19.0e9)}
-#: bytes/s of a channel over 2 and more nodes: of rings and trees by LL128, of trees, and of trees between NVSwitches
+#: bandwidth per channel over 2 and over more nodes in bytes/s: LL128 in rings, LL128 in trees, trees, NVLS trees
 RING_LL128_CHANNEL = dict(zip(LL_BANDWIDTH, ((20e9, 20e9), (20e9, 20e9), (36.7e9, 36.7e9), (40e9, 40e9)), strict=True))
 TREE_LL128_CHANNEL = dict(zip(LL_BANDWIDTH, ((20e9, 20e9), (20e9, 20e9), (36.7e9, 29e9), (31.67e9, 20e9)), strict=True))
 TREE_CHANNEL = dict(zip(LL_BANDWIDTH, ((18.5e9, 10e9), (23.6e9, 17.8e9), (41.4e9, 36e9), (42.8e9, 24e9)), strict=True))
 NVLS_TREE_CHANNEL = {"hopper": (57.7e9, 45.5e9), "blackwell": (96e9, 80e9)}
-#: of a tree's bandwidth by Simple, what is left of it by LL128, and how many times less it is by LL
+#: bandwidth of a tree with LL128 relative to Simple, and the factor by which it is lower with LL
 LL128_SHARE, LL_TREE = 120.0 / 128.0, 3.8
-#: rings of Simple over several nodes cannot hide the network's latency ("plateau effect") from this size per rank on
+#: from this size per rank on, Simple rings over several nodes cannot hide the network's latency ("plateau effect")
 PLATEAU, PLATEAU_FACTOR, PLATEAU_VOLTA = 4096.0, 1.4, 1.9
-#: share of a tree's bandwidth that sizes from 64 bytes on get, by powers of two
+#: share of a tree's bandwidth that is reached, for sizes from 64 bytes up, by powers of two
 TREE_SHARE = {
     "LL": (1, 1, 1, 1, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.6, 0.5, 0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
     "LL128": (1, 1, 1, 1, 1, 0.9, 0.8, 0.8, 0.8, 0.7, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6, 0.8, 0.9, 0.9, 0.9, 0.9),
     "Simple": (0.9,) * 7 + (0.8, 0.7, 0.6, 0.6, 0.5, 0.5, 0.5, 0.5, 0.6, 0.7, 0.8, 0.7, 0.7, 0.8, 0.9, 0.9),
 }
-#: kind of collective -> steps of a ring, for the ranks and again for the nodes
+#: number of laps of a ring: steps per rank, and steps between nodes per node
 LAPS = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
 
 
 @dataclass(frozen=True)
 class Plugin:
-    """What the plugin of a network changes of NCCL's settings.
+    """Changes that the plugin of a network makes to NCCL's settings.
 
-    ``plugins.toml`` beside this file explains the fields, and has the numbers with their sources.
+    ``plugins.toml`` in this folder explains the fields and lists the values with their sources.
 
-    areas   by number of ranks: up to how many bytes which algorithm and protocol its tuner chooses for all-reduces
+    areas   by number of ranks: choices for all-reduces as (largest size in bytes, algorithm, protocol)
     """
 
     buffer_size: float = 4.0 * 2**20
@@ -106,7 +105,7 @@ class Plugin:
 
 @functools.cache
 def plugins() -> dict[str, Plugin]:
-    """Return NCCL's network plugins by the transport that they use."""
+    """Return NCCL's network plugins by transport."""
     tables: dict[str, Any] = read_toml(Path(__file__).with_name("plugins.toml"))
     found = {}
     for name, table in tables.items():
@@ -127,18 +126,18 @@ def plugins() -> dict[str, Plugin]:
 
 @dataclass(frozen=True)
 class Site:
-    """What the tuner knows of where a collective runs; bandwidths are bytes/s.
+    """The tuner's inputs for a group of ranks; bandwidths are in bytes/s.
 
-    inside, outside   of the links of a GPU to those in its machine, and of a machine to the others; inf: there are none
-    n_channels        rings or trees side by side
-    hardware          what joins GPUs of a machine, "nvlink" or "pcie"
-    generation        of the GPUs: "volta" (and before), "ampere", "hopper", "blackwell"
+    inside, outside   bandwidth of a GPU to others in its machine, and of a machine to the others; inf: no such links
+    n_channels        number of concurrent rings or trees
+    hardware          interconnect between GPUs of a machine, "nvlink" or "pcie"
+    generation        generation of the GPUs: "volta" (and before), "ampere", "hopper", "blackwell"
     cpu               "amd" or "intel"
-    ll128             whether that protocol is on
-    nvls, sharp       whether NVSwitches, and the switches between machines, add up
-    net_latency       s that the network's plugin reports, which NCCL adds to a hop, and once more for Simple; those of
-                      InfiniBand and sockets report none, that of EFA does (``aws-ofi-nccl``)
-    plugin            of the network between the machines
+    ll128             whether this protocol is enabled
+    nvls, sharp       whether NVSwitches, and the switches between machines, can reduce
+    net_latency       latency in s that the network's plugin reports. NCCL adds it to a hop, and twice for Simple. The
+                      plugins of InfiniBand and sockets report none, that of EFA does (``aws-ofi-nccl``)
+    plugin            plugin of the network between the machines
     """
 
     n_ranks: int
@@ -157,16 +156,16 @@ class Site:
 
     @property
     def bus(self) -> float:
-        """Bytes/s at which rings can run."""
+        """Bandwidth of rings, in bytes/s."""
         return min(self.inside, self.outside)
 
     @property
     def n_local(self) -> float:
-        """Ranks of a machine."""
+        """Number of ranks per machine."""
         return self.n_ranks / self.n_nodes
 
     def hop(self, algorithm: str, protocol: str) -> tuple[float, float]:
-        """Return the s of a hop inside a machine and of one between machines."""
+        """Return the latency of a hop inside a machine and of one between machines, in s."""
         reported = self.net_latency * (2.0 if protocol == "Simple" else 1.0)
         if algorithm in HOP_SIMPLE:
             return HOP_SIMPLE[algorithm][0], HOP_SIMPLE[algorithm][1] + reported
@@ -175,11 +174,11 @@ class Site:
         if algorithm == "ring" and self.n_nodes > 1:
             posts = NET_OVERHEAD * (2.0 if self.cpu == "amd" else 1.0) * (SIMPLE_POSTS if protocol == "Simple" else 1.0)
             inside = max(inside, posts)
-        between = "tree" if self.n_local == 1 else algorithm  # with one GPU a machine nothing hides a hop
+        between = "tree" if self.n_local == 1 else algorithm  # with one GPU per machine, no other hop hides it
         return inside, HOP[between, "network"][p] + reported
 
     def plugin_choice(self, kind: str, size: float) -> tuple[str, str] | None:
-        """Return algorithm and protocol that the tuner of the network's plugin chooses, None where NCCL's own does."""
+        """Return the algorithm and protocol that the network plugin's tuner chooses; None: NCCL's tuner decides."""
         areas = self.plugin.areas
         if kind != "all_reduce" or not areas or (self.generation, self.n_local) != ("hopper", 8):
             return None
@@ -188,18 +187,18 @@ class Site:
         return (algorithm, protocol) if algorithm and protocol in self.protocols(algorithm, kind) else None
 
     def plateau(self, kind: str, protocol: str, size: float) -> float:
-        """Return what the latency of a ring is multiplied by."""
+        """Return the factor of a ring's latency due to the plateau effect."""
         if protocol != "Simple" or self.n_nodes == 1 or kind != "all_reduce" or size < PLATEAU * self.n_ranks:
             return 1.0
         return PLATEAU_VOLTA if self.generation == "volta" else PLATEAU_FACTOR
 
     def ceiling(self, algorithm: str, protocol: str) -> float:
-        """Return the bytes/s of bus bandwidth that the channels together carry at most, whatever the links are."""
+        """Return the upper bound of the channels' total bus bandwidth in bytes/s, regardless of the links."""
         most = math.inf
         if protocol == "LL":
             most = LL_BANDWIDTH[self.generation] if self.n_nodes == 1 else LL_BETWEEN[self.cpu][self.n_nodes > 2]
         if self.n_nodes == 1:
-            return most  # a machine alone has as many channels as its links take
+            return most  # in a single machine, NCCL creates enough channels to saturate the links
         several, n = self.n_nodes > 2, self.n_channels
         if algorithm == "ring":
             return n * RING_LL128_CHANNEL[self.generation][several] if protocol == "LL128" else most
@@ -211,11 +210,11 @@ class Site:
         return self.n_local * NVLS_TREE_CHANNEL[self.generation][several] if algorithm == "nvls_tree" else math.inf
 
     def in_switches(self) -> float:
-        """Return the bytes/s of an all-reduce in the switches of a machine."""
+        """Return the bandwidth of an all-reduce in the switches of a machine, in bytes/s."""
         return NVLS_SHARE[self.generation] * self.inside / (1.0 + 1.0 / self.n_local)
 
     def protocols(self, algorithm: str, kind: str) -> tuple[str, ...]:
-        """Return the protocols that can be chosen with an algorithm; none where it cannot run."""
+        """Return the protocols available for an algorithm; none if it cannot run."""
         if algorithm not in self.plugin.algorithms or (algorithm != "ring" and kind != "all_reduce"):
             return ()
         if algorithm in ("ring", "tree"):
@@ -230,7 +229,7 @@ class Site:
         return ("Simple",) if runs[algorithm] else ()
 
     def seconds(self, kind: str, algorithm: str, protocol: str, size: float) -> float:
-        """Return what the tuner expects."""
+        """Return the tuner's estimate for `size` bytes per rank, in s."""
         base = BASE[algorithm][PROTOCOLS.index(protocol)] if algorithm in BASE else 0.0
         intra, inter = self.hop(algorithm, protocol)
         n, n_nodes, levels = self.n_ranks, self.n_nodes, math.floor(math.log2(self.n_nodes))

@@ -30,8 +30,8 @@ def push_pull(n_workers: int, n_servers: int, hosts: list[int] | None = None, *,
 def inside(
     hosts: list[int] | None, n_workers: int, n_chunks: int, *, star: bool
 ) -> tuple[Ints, tuple[Round, ...], tuple[Round, ...]]:
-    """Return each machine's first worker, and the rounds that reduce to it and broadcast from it: binomial, or all
-    directly. Without `hosts` every worker is a machine."""
+    """Return each machine's first worker, and the rounds that reduce to it and broadcast from it, in binomial trees or
+    (`star`) directly. Without `hosts`, every worker is its own machine."""
     if hosts is None:
         return np.arange(n_workers), (), ()
     labels = np.asarray(hosts)

@@ -27,13 +27,13 @@ def fold_pairs(n_ranks: int) -> tuple[Ints, Ints]:
 
 
 def halving(ranks: Ints, boundary: Ints, distances: Iterable[int]) -> list[Round]:
-    """Reduce-scatter among 2^q `ranks` by halving: each step, partners keep one half of what they hold.
+    """Reduce-scatter among 2^q `ranks` by halving: in each step, partners keep one half of their chunks.
 
-    ranks      (2^q,)    the ranks that take part; place i works with place i ^ distance
+    ranks      (2^q,)    participating ranks; position i is paired with position i ^ distance
     boundary   (2^q+1,)  window w consists of the chunks boundary[w] .. boundary[w+1]-1
-    distances            a permutation of 1, 2, 4, ..; falling: place i ends with window i
+    distances            a permutation of 1, 2, 4, ...; if descending, position i ends with window i
 
-    The place with the distance's bit set keeps the upper half.
+    The position with the distance's bit set keeps the upper half.
     """
     place = np.arange(len(ranks))
     low = np.zeros(len(ranks), dtype=np.int64)
@@ -83,7 +83,7 @@ def recursive_halving(n_ranks: Ranks) -> Schedule:
     rank 2i+1 and receives its block at the end, which adds two steps.
     """
     pairs, active = fold_pairs(n_ranks)
-    # the blocks that each active rank works for: its own, and that of the rank folded into it
+    # blocks that each active rank reduces: its own, and that of the rank folded into it
     block = np.concatenate([[0], active + 1])
     distances = [len(active) >> k for k in range(1, len(active).bit_length())]
     rounds = []

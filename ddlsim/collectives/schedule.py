@@ -1,8 +1,9 @@
 """`Schedule`: which rank sends which chunk to which rank, in which round. Pure data, without time or values.
 
-The buffer is cut in `n_chunks` chunks. A message carries chunks of its sender to the *same* chunks of its receiver, to
-be combined with (`reduce`) or written over what is there. A sender sends what it held when it entered the round, even
-if it receives into the same chunk meanwhile. The rule by which rounds are executed is in ``docs/architecture.md``.
+The buffer is cut in `n_chunks` chunks. A message carries chunks of its sender to the *same* chunks of its receiver,
+where they are combined with (`reduce`) or replace the present data. A sender sends the data that it held when it
+entered the round, even if it receives into the same chunk meanwhile. ``docs/architecture.md`` states how rounds are
+executed.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ if TYPE_CHECKING:
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
 
-#: what a schedule can promise; `ddlsim.collectives.check` says exactly what each one means
+#: kinds of collectives; `ddlsim.collectives.check` defines exactly what each one computes
 KINDS = ("all_reduce", "broadcast", "reduce", "reduce_scatter", "all_gather", "all_to_all", "gather", "scatter")
-#: those that combine what ranks have; the others move it
+#: kinds that reduce; the others only move data
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 Kind = Annotated[str, one_of(*KINDS)]
-#: ranks or chunks as callers may write them
+#: numbers of ranks or chunks as arguments
 Wholes = Annotated[npt.ArrayLike, array_of(np.int64, scalar=True)]
 #: of a collective; rounds list messages, and some algorithms send one from each rank to each other one
 Ranks = Annotated[int, integer(1, 10**6)]
-#: arrays of a round that are None or hold a number per message
+#: fields of a round that are None or contain one number per message
 PER_MESSAGE = ("latency", "wire", "handled")
-#: that pipelined algorithms cut the buffer into
+#: number of segments into which pipelined algorithms divide the buffer
 Segments = Annotated[int, integer(1, 10**6)]
 
 
@@ -245,9 +246,9 @@ def messages(
     return Round(src, filled(dst), filled(start), filled(count), reduce, repeat, shift, slots, header)
 
 
-#: rounds that are shown, and messages of each
+#: number of rounds in the table, and messages shown per round
 N_ROUNDS, N_MESSAGES = 12, 3
-#: columns of the table that are words
+#: left-aligned columns of the table
 LEFT = (0, 5, 6)
 
 
@@ -257,7 +258,7 @@ def text(schedule: Schedule) -> str:
 
 
 def title(schedule: Schedule) -> str:
-    """Return kind and size."""
+    """Return the kind and the size as a line."""
     sizes = (
         count(schedule.n_ranks, "rank"),
         count(schedule.n_chunks, "chunk"),
@@ -268,28 +269,27 @@ def title(schedule: Schedule) -> str:
 
 
 def sent(schedule: Schedule) -> str:
-    """Return how many times its buffer a rank puts on the wire, and handles, where its multiprocessors are slower."""
+    """Return a line on the bytes that each rank puts on the wire and handles, relative to its buffer."""
     sends, handles = (_times(share) for share in (schedule.bytes_sent(1.0), schedule.bytes_handled(1.0)))
     slower = "" if sends == handles else f" and, limited by its multiprocessors, takes as long as for {handles} times"
     return f"each rank sends {sends} times the bytes of its buffer{slower}"
 
 
 def _times(share: Floats) -> str:
-    """Return the range of some numbers."""
+    """Format the range of some numbers."""
     low, high = float(share.min()), float(share.max())
     return f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"
 
 
 def cells(schedule: Schedule) -> list[tuple[str, ...]]:
-    """Return a row for each of the first rounds as they are written, with a head; the columns :data:`LEFT` hold
-    words."""
+    """Return the header and one row for each of the first rounds; the columns :data:`LEFT` contain text."""
     head = ("lane, round", "repeats", "messages", "buffers on wire", "handled", "receivers", "message: chunks")
     rows = [(f"{i}, {k}", round) for i, lane in enumerate(schedule.lanes) for k, round in enumerate(lane)]
     return [head, *((name, *_cells(schedule, round)) for name, round in rows[:N_ROUNDS])]
 
 
 def more(schedule: Schedule) -> list[str]:
-    """Return a line about the rounds that are not among the first, if there are any."""
+    """Return a line with the number of remaining rounds, if any."""
     n = sum(map(len, schedule.lanes))
     return [f"... and {n - N_ROUNDS} more"] if n > N_ROUNDS else []
 

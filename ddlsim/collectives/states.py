@@ -13,7 +13,7 @@ from ddlsim.collectives.check import Flags, add, addresses, groups_of, initial, 
 from ddlsim.collectives.schedule import REDUCING, Ints, Round, Schedule
 from ddlsim.errors import ConfigError
 
-#: numbers in the `counts` of one state, at most (8 MB): a ring of 100 ranks
+#: upper limit of the numbers in the `counts` of one state (8 MB): a ring of 100 ranks
 MOST_COUNTS = 1_000_000
 
 
@@ -110,7 +110,7 @@ def _played(schedule: Schedule) -> Iterator[State]:
     yield state(0, nothing, nothing, nothing, no_flags, nothing)
     for number, rounds in enumerate(_steps(schedule), start=1):
         moves = [addresses(schedule, round, repetition) for _, round, repetition in rounds]
-        brought = [flat[source] for source, _ in moves]  # what all senders held when they entered the round
+        brought = [flat[source] for source, _ in moves]  # data that all senders held when they entered the round
         for (_, round, _), (_, target), values in zip(rounds, moves, brought, strict=True):
             if round.reduce and len(target):
                 add(flat, target, values)
@@ -125,7 +125,7 @@ def _played(schedule: Schedule) -> Iterator[State]:
 
 
 def beginning(schedule: Schedule, n_rounds: int) -> Schedule:
-    """Return what `schedule` does until the state number `n_rounds` (0: nothing); it does not do its kind then."""
+    """Return the part of `schedule` up to state `n_rounds` (0: nothing); it does not implement its kind."""
     lanes = []
     for lane, levels in zip(schedule.lanes, _levels(schedule), strict=True):
         kept = [sum(level < n_rounds for level in each) for each in levels]
@@ -134,7 +134,7 @@ def beginning(schedule: Schedule, n_rounds: int) -> Schedule:
 
 
 def _steps(schedule: Schedule) -> list[list[tuple[int, Round, int]]]:
-    """Return what happens in each step, as lane, round and repetition."""
+    """Return the active (lane, round, repetition) of each step."""
     steps: dict[int, list[tuple[int, Round, int]]] = {}
     for number, (lane, levels) in enumerate(zip(schedule.lanes, _levels(schedule), strict=True)):
         for round, each in zip(lane, levels, strict=True):
@@ -144,10 +144,10 @@ def _steps(schedule: Schedule) -> list[list[tuple[int, Round, int]]]:
 
 
 def _levels(schedule: Schedule) -> list[list[list[int]]]:
-    """Return in which step each repetition of each round of each lane comes: as soon as all its ranks can."""
+    """Return the step of each repetition of each round of each lane, the earliest that its ranks allow."""
     found = []
     for lane in schedule.lanes:
-        n_before = np.zeros(schedule.n_ranks, dtype=np.int64)  # steps that each rank has behind it
+        n_before = np.zeros(schedule.n_ranks, dtype=np.int64)  # steps that each rank has completed
         levels = []
         for round in lane:
             ranks = np.concatenate([round.src, round.dst])

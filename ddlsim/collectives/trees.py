@@ -27,11 +27,11 @@ def pipeline(
 ) -> tuple[Round, ...]:
     """Send `n_segments` segments along edges; edge i sends its j-th segment in round `stage[i] + j`.
 
-    src, dst, stage  (m,)  an edge must have a later stage than those that it waits for
+    src, dst, stage (m,) an edge must have a later stage than the edges that it depends on
     first            (m,)  chunk number of each edge's first segment
-    latency          (m,)  s that the first segment on an edge takes to flow; those behind it follow at once then. None:
-                     each has the latency of its route
-    count, width     chunks that an edge sends of each segment, and how many a segment has
+    latency          (m,)  latency in s of the first segment on an edge; the next ones follow without latency. None: all
+                     segments have the latency of their route
+    count, width     chunks that an edge sends per segment, and chunks per segment
     wire, handled    (m,)  see :class:`ddlsim.collectives.schedule.Round`
 
     Consecutive rounds with the same edges are stored once, with a repeat count.

@@ -16,7 +16,7 @@ from ddlsim.errors import ConfigError
 if TYPE_CHECKING:
     from panel.viewable import Viewable
 
-#: a port of this machine; 0: any that is free
+#: a port of this machine; 0: any free port
 Port = Annotated[int, integer(0, 65535)]
 
 

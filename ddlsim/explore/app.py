@@ -1,9 +1,8 @@
-"""The page: a form at the side, one screen at a time, served on this machine alone.
+"""The page: a form at the side, one screen at a time, served only on this machine.
 
-What may reach the explorer: host names that are this machine's, and addresses that fill in the form within limits.
-
-Any web page can make a browser send a request to this machine, so a request only fills in the form: it runs no code,
-starts no simulation, builds no huge cluster and is shown no file.
+Requests must be addressed to this machine's host names. Any web page can make a browser send a request to this machine,
+so requests can only set values of the form, within limits: they cannot run code, start simulations, build huge clusters
+or read files.
 """
 
 from __future__ import annotations
@@ -51,11 +50,11 @@ from ddlsim.workload.model import model_names
 from ddlsim.workload.precision import ELEMENT_NBYTES, GRADIENT_TYPES
 from ddlsim.workload.stacks import stack_names
 
-#: what people change most: shown at once, the others on request
+#: settings that are always shown; the others are shown on request
 COMMON = {"algorithm", "overlap", "tensor", "pipeline", "data", "micro_batch", "order", "stage", "servers"}
 COMMON |= {"placement", "period", "groups", "degree", "sharding", "probability", "fraction"}
 
-#: names that fields take which have no list of their own
+#: names accepted by fields without a list of their own
 WORDS: tuple[str, ...] = ("simulated", "calibrated", "nccl", "topology", "given", "own", "colocated", "none")
 WORDS += ("selective", "full", "early-stop", "fp32", "fp16", "bf16", "ring", "complete", "bipartite", "exponential")
 WORDS += ("table-wise", "row-wise", "column-wise", "balance", "exchanged", "prefetched", "data-parallel", "one rank")
@@ -67,10 +66,10 @@ class Setting:
     """One field of a form.
 
     kind      "flag", "count", "choice" or "text"
-    choices   of a choice; the first is what the class does by default
-    default   None: it has none, or it is worked out
-    needed    whether something must be given
-    about     what its class says about it
+    choices   options of a choice; the first is the default of the class
+    default   None: no default, or a computed one
+    needed    whether a value is required
+    about     description from the class's docstring
     """
 
     name: str
@@ -82,13 +81,13 @@ class Setting:
 
     @property
     def label(self) -> str:
-        """What people call it."""
+        """Label in the form."""
         return in_words(self.name)[:1].upper() + in_words(self.name)[1:]
 
 
 @functools.cache
 def settings_of(kind: type) -> tuple[Setting, ...]:
-    """Return what a strategy or compressor can be told in a file, common things first."""
+    """Return the settings of a strategy or compressor, common ones first."""
     defaults = {field.name: field.default for field in dataclasses.fields(kind)}
     about = _descriptions(kind)
     made = [
@@ -113,7 +112,7 @@ def _setting(kind: type, name: str, annotation: object, default: object, about: 
 
 
 def _choices(kind: type, name: str) -> tuple[str, ...]:
-    """Return the names that the class takes for one of its fields."""
+    """Return the names that a field of the class accepts."""
     annotation = annotations_of(kind)[name]
     literals = _literals(annotation)
     if literals:
@@ -138,7 +137,7 @@ def _literals(annotation: object) -> tuple[str, ...]:
 
 
 def _vocabulary(name: str) -> Iterable[str]:
-    """Return names that may stand in a field."""
+    """Return the names that a field accepts."""
     if name in ("reduce_scatter", "all_gather", "all_to_all"):
         return ("default", *ddlsim.algorithm_names(name))
     if name == "shared_norms":
@@ -153,7 +152,7 @@ def _vocabulary(name: str) -> Iterable[str]:
 
 
 def _descriptions(kind: type) -> dict[str, str]:
-    """Return what the class's docstring says about its fields: lines of a name, two spaces and a text."""
+    """Return the descriptions of fields in a class's docstring: lines with a name, two spaces and a text."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         lines = inspect.cleandoc(base.__doc__ or "").splitlines()
@@ -171,12 +170,12 @@ def _descriptions(kind: type) -> dict[str, str]:
 
 
 OWN = "own ..."
-#: what is seen where nothing is written
+#: placeholders of empty fields
 OTHERS = 'max_time = "720 h"\n[failures]\nmtbf = "5000 h"\n[checkpoints]\nevery = "1 h"\nto = "peers"'
 
 
 def form(setup: Setup) -> pn.Column:
-    """Return the widgets of the setup, in cards."""
+    """Return the widgets of the setup, grouped in cards."""
     problem = message("")
 
     def tell() -> None:
@@ -227,7 +226,7 @@ def _select(setup: Setup, name: str, label: str, options: Iterable[str]) -> pn.w
 
 
 def _source(setup: Setup, name: str, presets: Sequence[str]) -> list[Any]:
-    """Return the widgets of a cluster or a model: a preset, or any text; a file can be uploaded."""
+    """Return the widgets for a cluster or a model: a preset, any text, or an uploaded file."""
     choice = pn.widgets.Select(label=name.capitalize(), options=[*presets, OWN], sizing_mode="stretch_width")
     text = pn.widgets.TextInput.from_param(
         setup.param[name], label=f"{name.capitalize()} or file, with +key=value", sizing_mode="stretch_width"
@@ -254,7 +253,7 @@ def _source(setup: Setup, name: str, presets: Sequence[str]) -> list[Any]:
 
 
 def _kept(name: str, content: bytes) -> Path:
-    """Write an uploaded file to a folder of its own, under its name; a plus in it would begin a setting."""
+    """Write an uploaded file to its own folder, under its name without plus signs, which would start a setting."""
     folder = Path(tempfile.mkdtemp(prefix=UPLOADED))
     path = folder / (re.sub(r"[^\w.-]", "_", Path(name).name).lstrip(".") or "file")
     with replacing(path) as file:
@@ -265,7 +264,7 @@ def _kept(name: str, content: bytes) -> Path:
 def _choice_card(
     setup: Setup, title: str, field: str, settings: str, kinds: Names, choose: Callable[[str], None]
 ) -> pn.Card:
-    """Return a choice of a class and widgets of what it can be told."""
+    """Return a card for the choice of a class, with widgets of its settings."""
     choice = pn.widgets.Select(
         label=title, options=sorted(kinds), value=getattr(setup, field), sizing_mode="stretch_width"
     )
@@ -292,7 +291,7 @@ def _choice_card(
 
 
 def _widget(setup: Setup, settings: str, setting: Setting) -> Any:
-    """Return the widget of one setting, which changes the setup's table of them."""
+    """Return the widget of one setting, which updates the setup's table of settings."""
     value = getattr(setup, settings).get(setting.name)
     more: dict[str, Any] = {"label": setting.label, "sizing_mode": "stretch_width"}
     if setting.about:
@@ -321,52 +320,52 @@ def _widget(setup: Setup, settings: str, setting: Setting) -> Any:
 
 
 def _written(value: object) -> str:
-    """Return a value as TOML writes it; texts without quotes."""
+    """Return a value in TOML notation, strings without quotes."""
     return value if isinstance(value, str) else toml_value(value)
 
 
-#: what an address may ask for: integers, characters of a text and of a word in it
+#: limits on values in addresses: integers, length of a text and of a word in it
 MOST = {"workers": 4096, "batch_size": 2**20, "accumulation": 1024, "steps": 1000}
 MOST_TEXT, MOST_WORD = 2000, 250
 REFUSAL = "This host name or origin is not accepted; open http://localhost, or start with --host NAME."
-#: nodes and links of a cluster that the explorer builds, in about a second
+#: maximum nodes and links of a cluster that the explorer builds, which takes about a second
 MOST_NODES, MOST_LINKS = 20_000, 100_000
 
 
 class Foreign(Matcher):
-    """Matches requests that are not for this machine's names, or come from a page of another server.
+    """Matches requests that are not addressed to this machine, or come from a page of another server.
 
-    A name that anybody's DNS gives this machine's address (rebinding) is none of its names: `hosts` are those accepted
-    besides localhost and loopback addresses.
+    A foreign domain name that resolves to this machine's address (DNS rebinding) is not accepted: `hosts` are the names
+    accepted in addition to localhost and loopback addresses.
     """
 
     def __init__(self, hosts: Collection[str]) -> None:
         self._hosts = {host.lower() for host in hosts}
 
     def match(self, request: HTTPServerRequest) -> dict[str, Any] | None:
-        """Return {} for a request to be refused, else None."""
+        """Return {} for a request to be rejected, else None."""
         host, origin = request.headers.get("Host", ""), request.headers.get("Origin")
         try:
             name, page = urlsplit(f"//{host}").hostname or "", urlsplit(origin or f"//{host}")
             own = page.netloc.lower() == host.lower() or page.hostname in self._hosts
             accepted = name in (*self._hosts, "localhost") or ipaddress.ip_address(name).is_loopback
-        except ValueError:  # no address, or not even a name
+        except ValueError:  # not an address
             return {}
         return None if own and accepted else {}
 
 
 class Refusal(RequestHandler):
-    """Answers what is :class:`Foreign`."""
+    """Rejects requests that are :class:`Foreign`."""
 
     def prepare(self) -> None:
-        """Answer every method alike."""
+        """Reject every method."""
         self.set_status(403)
         self.set_header("Content-Type", "text/plain; charset=utf-8")
         self.finish(REFUSAL)
 
 
 def fill_in(setup: Setup, query: Mapping[str, object]) -> list[str]:
-    """Put an address's settings into the form. Returns a line for each that is left out, with the reason."""
+    """Set the form from an address's settings. Returns a line for each setting that is ignored, with the reason."""
     left_out = []
     for name, value in query.items():
         if name in (*FIELDS, "screen"):
@@ -379,7 +378,7 @@ def fill_in(setup: Setup, query: Mapping[str, object]) -> list[str]:
 
 
 def _check(name: str, value: object) -> None:
-    """Raise ConfigError for a value beyond the limits."""
+    """Raise ConfigError for a value that exceeds the limits."""
     plain.checked(value, name)
     text = value if isinstance(value, str) else json.dumps(value)
     if len(text) > MOST_TEXT or (isinstance(value, str) and max(map(len, text.split()), default=0) > MOST_WORD):
@@ -392,11 +391,11 @@ def _check(name: str, value: object) -> None:
         raise ConfigError(f"{shown(value)} exceeds the limit of {MOST[name]}; enter the value in the form")
 
 
-#: in the order of the buttons
+#: screens in the order of the buttons
 SCREENS: tuple[ModuleType, ...] = (cluster, run, what_if, scaling, learning, collective)
 ADDRESS = "127.0.0.1"
-#: where the form has no place beside a screen it lies above it, closed at first; what Panel makes of mouse clicks alone
-#: is made for keys, too
+#: if there is no space for the form beside a screen, it is above it, initially closed; also makes Panel's click-only
+#: elements usable with the keyboard
 NARROW = """
 <style>
 @media (max-width: 767px) {
@@ -425,13 +424,13 @@ document.addEventListener('DOMContentLoaded', () => {
 
 
 class Fast(fast.Fast):
-    """Panel's design without the font that it would fetch from the internet; its files are found by its name."""
+    """Panel's design without the font from the internet. Panel finds its files by the class name."""
 
     _resources = {**fast.Fast._resources, "font": {}}  # noqa: RUF012
 
 
 def made_setup(cluster_name: str | None, model: str | None) -> Setup:
-    """Return the state of a page that shows these first. Raises ConfigError for what cannot be used."""
+    """Return the initial state of a page. Raises ConfigError for an invalid cluster or model."""
     from ddlsim.workload.model import load_model
 
     setup = Setup()
@@ -445,7 +444,7 @@ def made_setup(cluster_name: str | None, model: str | None) -> Setup:
 
 
 def screens(setup: Setup, jobs: Jobs) -> tuple[pn.FlexBox, pn.Column]:
-    """Return buttons that choose a screen, and the place where the chosen one is; screens are made when first shown."""
+    """Return the buttons that choose a screen, and the chosen one's container; screens are built when first shown."""
     place = pn.Column(sizing_mode="stretch_width")
     made: dict[str, Any] = {}
     modules = {module.NAME: module for module in SCREENS}
@@ -459,7 +458,7 @@ def screens(setup: Setup, jobs: Jobs) -> tuple[pn.FlexBox, pn.Column]:
             return
         for name, button in buttons.items():
             button.button_type = "primary" if name == setup.screen else "default"
-        start.visible = not setup.started and setup.screen not in ("cluster", "learning")  # which have no need of it
+        start.visible = not setup.started and setup.screen not in ("cluster", "learning")  # these need no start
         if setup.screen not in made:
             made[setup.screen] = modules[setup.screen].screen(setup, jobs)
         place[:] = [made[setup.screen]]
@@ -479,7 +478,7 @@ def screens(setup: Setup, jobs: Jobs) -> tuple[pn.FlexBox, pn.Column]:
 
 
 def template(setup: Setup) -> pn.template.FastListTemplate:
-    """Return the page of one visitor, who has asked for it by an address: nothing is simulated before Start."""
+    """Return the page of one visitor; nothing is simulated before Start, because the address may be foreign."""
     setup.started = False
     left_out = keep_in_address(setup)
     buttons, place = screens(setup, Jobs())
@@ -490,9 +489,9 @@ def template(setup: Setup) -> pn.template.FastListTemplate:
 
 
 def keep_in_address(setup: Setup) -> list[str]:
-    """Begin with what the page's address says, and write changes into it: links and reloads bring the same page.
+    """Apply the settings in the page's address, and write changes to it, so that links and reloads show the same page.
 
-    Returns why parts of the address are left out.
+    Returns the reasons for ignored settings.
     """
     location = pn.state.location
     if location is None:
@@ -511,8 +510,7 @@ def keep_in_address(setup: Setup) -> list[str]:
 
 
 def server(cluster_name: str | None, model: str | None, port: int, browser: bool, hosts: Sequence[str]) -> Server:
-    """Return a server of the explorer, to be started. Raises ConfigError for names that cannot be used, and a port
-    that is taken."""
+    """Return a server of the explorer, not started yet. Raises ConfigError for invalid names, and for a port in use."""
     shown = load_cluster(made_setup(cluster_name, model).cluster)
     limit_size(max(MOST_NODES, shown.n_nodes), max(MOST_LINKS, shown.n_links))
     try:
@@ -523,12 +521,12 @@ def server(cluster_name: str | None, model: str | None, port: int, browser: bool
             f"port = {port}: cannot be used ({error.strerror or error}); choose another one, or 0 for any free port"
         ) from None
     made._tornado.default_router.rules.insert(0, Rule(Foreign(hosts), Refusal))
-    made._tornado.websocket_origins.add("*")  # of those that the rule lets through
+    made._tornado.websocket_origins.add("*")  # the rule has rejected all others
     return made
 
 
 def serve(cluster_name: str | None, model: str | None, port: int, browser: bool, hosts: Sequence[str] = ()) -> None:
-    """Serve the explorer until Ctrl-C. Errors as for :func:`server`."""
+    """Serve the explorer until Ctrl-C. Raises the same errors as :func:`server`."""
     made = server(cluster_name, model, port, browser, hosts)
     made.start()
     made.io_loop.start()

@@ -1,6 +1,6 @@
-"""Building blocks of screens: messages, numbers, tables and bars as HTML, and cards that are filled when opened.
+"""Building blocks of screens: messages, numbers, tables and bars as HTML, and cards that are built when opened.
 
-Colours of text and lines are the page's own, so that all of this is readable in light and in dark.
+Text and lines use the page's colours, so that they are readable in light and dark themes.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from ddlsim.report.drawing import COLOURS
 from ddlsim.run.experiment import Experiment
 from ddlsim.study import Study
 
-#: their own annotations leave out most of what they take
+#: Panel's annotations lack most parameters
 models: Any = bokeh_models
 plotting: Any = bokeh_plotting
 
-#: dashes of successive lines, which tell them apart without colours
+#: dashes of successive lines, which distinguish them without colours
 DASHES = ("solid", "dashed", "dotdash", "dotted")
 MARKS = ("circle", "square", "triangle", "diamond", "star")
 
 
 class Chart:
-    """Lines over one axis, each a series with a name; empty until there is a point.
+    """Lines in one chart, each a named series; empty until there are points.
 
-    x, y     columns that are shown, and what their axes say
-    columns  of each series, "low" and "high" among them where there are bands
+    x, y     displayed columns and their axis labels
+    columns  columns of each series, including "low" and "high" if there are bands
     """
 
     def __init__(self, x: tuple[str, str], y: tuple[str, str], columns: Sequence[str]) -> None:
@@ -59,7 +59,7 @@ class Chart:
         return list(self._sources)
 
     def values(self, name: str) -> Mapping[str, Sequence[float]]:
-        """Return the points of a series, none for one that there is not."""
+        """Return the points of a series; empty if it does not exist."""
         if name not in self._sources:
             return {column: [] for column in self._columns}
         return {column: list(self._sources[name].data[column]) for column in self._columns}
@@ -71,7 +71,7 @@ class Chart:
         self.view[:] = []
 
     def put(self, name: str, points: Mapping[str, Sequence[float]], *, plain: bool = False) -> None:
-        """Give a series these points; a new one is added. `plain`: a thin grey line, to compare with."""
+        """Set the points of a series, adding it if it is new. `plain`: a thin grey line for comparison."""
         length = len(points[self._columns[0]])
         if not length:
             return
@@ -86,7 +86,7 @@ class Chart:
             self._sources[name].data = whole
 
     def show(self, x: tuple[str, str], y: tuple[str, str]) -> None:
-        """Show other columns, with what their axes say."""
+        """Display other columns, with their axis labels."""
         self._x, self._y = x, y
         if self._figure is not None:
             for renderer in self._glyphs:
@@ -144,13 +144,13 @@ class File:
 
 
 def files_of(described: Experiment | Study, stem: str = "run") -> list[File]:
-    """Return an experiment, or a study, as a file for the command line, and as a program. Raises ConfigError as those
-    do."""
+    """Return an experiment or a study as a file for the command line, and as a program. Raises ConfigError if it cannot
+    be expressed in this way."""
     return [File(f"{stem}.toml", described.to_toml()), File(f"{stem}.py", described.to_python())]
 
 
 class Exports:
-    """The panel of a screen's files, made by `files` whenever it is open and something has changed."""
+    """The panel with a screen's files, which are created by `files` while it is open, after every change."""
 
     def __init__(self, files: Callable[[], Sequence[File]]) -> None:
         self._files = files
@@ -159,7 +159,7 @@ class Exports:
         self.card = self._lazy.card
 
     def stale(self) -> None:
-        """Say that the screen shows something else now."""
+        """Mark the files as outdated."""
         self._lazy.stale()
 
     def _show(self) -> None:
@@ -181,12 +181,12 @@ def _file(file: File) -> list[Any]:
     return [html(f"<h3>{plain(file.name)}</h3>"), text, pn.FlexBox(copy, download)]
 
 
-#: matplotlib's pictures are black on white, also on a dark page
+#: matplotlib's figures are black on white, also on a dark page
 FRAME = ":host { background: white; border-radius: 6px; }"
 
 
 def picture(draw: Callable[[], Any], alternative: str) -> pn.pane.PNG:
-    """Return the figure that `draw` returns, with a text for who cannot see it."""
+    """Return the figure drawn by `draw`, with an alternative text."""
     file = io.BytesIO()
     draw().savefig(file, format="png", dpi=110)
     return pn.pane.PNG(
@@ -194,7 +194,7 @@ def picture(draw: Callable[[], Any], alternative: str) -> pn.pane.PNG:
     )
 
 
-#: how folders of uploaded files begin
+#: prefix of folders of uploaded files
 UPLOADED = "ddlsim-explore-"
 STYLE = """
 :host { font-size: 14px; line-height: 1.45; }
@@ -226,24 +226,24 @@ pre { overflow-x: auto; padding: 10px; border-radius: 6px; margin: 4px 0;
 
 
 def html(text: str = "", **more: Any) -> pn.pane.HTML:
-    """Return a pane of HTML in the house's style."""
+    """Return a pane with HTML in the explorer's style."""
     return pn.pane.HTML(text, stylesheets=[STYLE], sizing_mode="stretch_width", margin=(4, 8), **more)
 
 
 def plain(text: object) -> str:
-    """Return text from elsewhere as it may stand in HTML."""
+    """Escape external text for HTML."""
     return escape(shown(str(text)))
 
 
 def message(text: str) -> pn.pane.HTML:
-    """Return a pane with an error of one line, which screen readers read out; empty without one."""
+    """Return a pane with a one-line error, announced by screen readers; empty without one."""
     return html(f'<div class="error" role="alert">{plain(without_content(text))}</div>' if text else "")
 
 
 def without_content(text: str) -> str:
-    """Return an error, cut after the name of a file that it is about: what follows may quote a file that is private.
+    """Return an error, truncated after the name of the file that it concerns, as the rest may quote a private file.
 
-    Files that come with ddlsim, and those that were uploaded, are quoted.
+    Errors in bundled and in uploaded files are not truncated.
     """
     ours = {*bundled_files("models").values(), *bundled_files("topologies").values()}
     for part in text.split(": "):
@@ -255,7 +255,7 @@ def without_content(text: str) -> str:
 
 
 def tiles(numbers: Sequence[tuple[str, str]]) -> str:
-    """Return labelled numbers side by side."""
+    """Return labelled numbers in a row."""
     each = (
         f'<div class="tile"><div>{plain(label)}</div><div class="v">{plain(value)}</div></div>'
         for label, value in numbers
@@ -276,7 +276,7 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: int = 1)
 
 
 def stacked(shares: Mapping[str, float], styles: Mapping[str, tuple[str, str]], write: Callable[[float], str]) -> str:
-    """Return shares of 1 as one bar with a legend; `styles` are colours and what people call them."""
+    """Return shares of 1 as a stacked bar with a legend; `styles` are colours and labels."""
     parts = [(*styles[kind], share) for kind, share in shares.items()]
     words = ", ".join(f"{label} {write(share)}" for _, label, share in parts)
     pieces = "".join(
@@ -291,7 +291,7 @@ def stacked(shares: Mapping[str, float], styles: Mapping[str, tuple[str, str]], 
 
 
 def legend(parts: Sequence[tuple[str, str]]) -> str:
-    """Return (colour, what it stands for) side by side."""
+    """Return a legend of (colour, label) pairs."""
     keys = (f'<span class="key"><i style="background:{colour}"></i>{plain(label)}</span>' for colour, label in parts)
     return f"<div>{''.join(keys)}</div>"
 
@@ -303,7 +303,7 @@ BAR_COLOURS = ("#4477aa", "#dd7733")
 def bars(rows: Sequence[tuple[str, Sequence[float | None]]], series: Sequence[str] = ("",)) -> str:
     """Return (label, gain of each series) as bars from a common line, losses to the left of it.
 
-    Gains are shares of 1. What gains less than 0.05 % in all series is only named.
+    Gains are shares of 1. Items that gain less than 0.05 % in all series are only listed.
     """
     shown = [(label, gains) for label, gains in rows if max(abs(gain or 0.0) for gain in gains) >= 0.0005]
     others = [label for label, gains in rows if (label, gains) not in shown]
@@ -331,12 +331,12 @@ def _gain(gain: float | None) -> str:
 
 
 def lines(texts: Sequence[str], kind: str) -> str:
-    """Return notes or warnings, one below the other."""
+    """Return notes or warnings, one per line."""
     return "".join(f'<div class="{kind}">{plain(text)}</div>' for text in texts)
 
 
 class LazyCard:
-    """A card whose content is made when it is open, and made anew after `stale` then or when it is opened."""
+    """A card whose content is built when it is open, and rebuilt after `stale` or at its next opening."""
 
     def __init__(self, title: str, fill: Callable[[], None], *content: Any) -> None:
         self._fill = fill
@@ -345,7 +345,7 @@ class LazyCard:
         self.card.param.watch(self._look, "collapsed")
 
     def stale(self) -> None:
-        """Say that what is shown does not hold any more."""
+        """Mark the content as outdated."""
         self._is_stale = True
         self._look()
 
@@ -358,8 +358,8 @@ class LazyCard:
 class ComputedCard(LazyCard):
     """A card whose content is computed in the background.
 
-    name    of the work, if the title is none
-    wanted  returns the work, whose result is shown; None: there is nothing to show
+    name    name of the job, if different from the title
+    wanted  function that returns the work whose result is displayed; None: nothing to display
     """
 
     def __init__(

@@ -15,20 +15,20 @@ from ddlsim.errors import DdlsimError
 from ddlsim.runtime.loop import watched
 
 T = TypeVar("T")
-#: does a call where the page may be changed
+#: executes a call where the page may be modified
 Deliver = Callable[[Callable[[], None]], None]
 
-#: s between two looks at how far something is, and before the first
+#: interval in s between progress updates, and delay before the first
 INTERVAL, DELAY = 0.1, 0.3
 _LOG = logging.getLogger(__name__)
 
 
 class CancelledError(BaseException):
-    """The user has cancelled the work. Not an Exception, which a study would record as a failed run and go on."""
+    """The user has cancelled the work. Not an Exception, which a study would record as a failed run and continue."""
 
 
 class Progress:
-    """What work says while it goes on, and asks; made by :class:`Jobs`."""
+    """Interface for running work to report progress and check for cancellation; created by :class:`Jobs`."""
 
     def __init__(self, deliver: Deliver, show: Callable[[float, str], None]) -> None:
         self.cancelled = False
@@ -38,7 +38,7 @@ class Progress:
         self._spoke = False
 
     def check(self) -> None:
-        """Raise CancelledError if the work has been cancelled; call it now and then."""
+        """Raise CancelledError if the work has been cancelled; call this regularly."""
         if self.cancelled:
             raise CancelledError
 
@@ -49,7 +49,7 @@ class Progress:
             self.tell(lambda: self._show(share, text))
 
     def begin(self) -> None:
-        """Show soon that something goes on, unless it says more by then."""
+        """Show a progress bar soon, unless the work reports progress before."""
 
         def show() -> None:
             if not self._spoke:
@@ -60,22 +60,22 @@ class Progress:
         timer.start()
 
     def tell(self, call: Callable[[], None]) -> None:
-        """Do `call` where the page may be changed, unless the work is cancelled by then."""
+        """Execute `call` where the page may be modified, unless the work is cancelled by then."""
         self._deliver(lambda: None if self.cancelled else call())
 
 
 class _Job(NamedTuple):
-    """Work that waits or is done, and the progress that it is given."""
+    """Work that is waiting or running, and its progress."""
 
     progress: Progress
     do: Callable[[Progress], None]
 
 
 class Jobs:
-    """The background of one page.
+    """The background work of one page.
 
-    `deliver` does a call where the page may be changed: by default in the thread of the document that is current when
-    this is made. What is started and cancelled must be so from there, too.
+    `deliver` executes a call where the page may be modified: by default, in the thread of the document that is current
+    on creation. Work must be started and cancelled in the same thread.
     """
 
     def __init__(self, deliver: Deliver | None = None) -> None:
@@ -83,7 +83,7 @@ class Jobs:
         self._lock = threading.Lock()
         self._running: dict[str, _Job] = {}
         self._waiting: dict[str, _Job] = {}
-        #: the work whose end the page still waits for, which may have ended already
+        #: work whose end the page has not handled yet; it may have ended
         self._wanted: dict[str, Progress] = {}
         self._bars: dict[str, list[_Bar]] = {}
         document = pn.state.curdoc
@@ -93,11 +93,11 @@ class Jobs:
     def start(
         self, name: str, work: Callable[[Progress], T], done: Callable[[T], None], failed: Callable[[str], None]
     ) -> None:
-        """Do ``work(progress)`` in the background, then call `done` with what it returns, or `failed` with why not.
+        """Run ``work(progress)`` in the background, then call `done` with its result, or `failed` with the error.
 
-        Older work of the same name is cancelled, and neither of its functions is called any more. New work begins when
-        the older has noticed, so that at most one of a name computes: at the next step or update of what it simulates,
-        or where it asks itself.
+        Older work of the same name is cancelled, and its functions are not called any more. New work starts when the
+        older work has noticed, so that only one of a name computes: at its next simulated step or update, or when it
+        checks.
         """
 
         def do(progress: Progress) -> None:
@@ -108,7 +108,7 @@ class Jobs:
                 return
             except DdlsimError as error:
                 text = str(error)
-            except Exception as error:  # a mistake of this program: said on the page, and in full on the terminal
+            except Exception as error:  # a bug: shown on the page, with the traceback on the terminal
                 _LOG.exception("%s failed", name)
                 text = f"{name} failed: {type(error).__name__}; see the terminal (a bug in ddlsim: please report it)"
             else:
@@ -140,23 +140,23 @@ class Jobs:
             self.start(name, work, done, failed)
 
     def cancel(self, name: str) -> None:
-        """End the work of this name, if there is any: neither `done` nor `failed` will be called."""
+        """Cancel the work of this name, if any: neither `done` nor `failed` will be called."""
         with self._lock:
             self._waiting.pop(name, None)
         self._ended(name, lambda: None)
 
     def computes(self, name: str) -> bool:
-        """Return whether work of this name goes on; cancelled work does until it notices."""
+        """Return whether work of this name is running; cancelled work is until it notices."""
         with self._lock:
             return name in self._running
 
     def close(self) -> None:
-        """End everything."""
+        """Cancel all work."""
         for name in list(self._wanted):
             self.cancel(name)
 
     def bar(self, name: str, cancelled: Callable[[], None] | None = None) -> pn.Row:
-        """Return a bar with a button that cancels, there while work of this name goes on for more than a moment.
+        """Return a progress bar with a cancel button, visible while work of this name runs for more than a moment.
 
         `cancelled` is called after the button has been pressed.
         """
@@ -190,14 +190,14 @@ class Jobs:
         call()
 
     def _give_up(self, name: str) -> None:
-        """Hear no more of the work of this name."""
+        """Cancel the work of this name and ignore its result."""
         older = self._wanted.pop(name, None)
         if older is not None:
             older.cancelled = True
 
 
 class _Bar:
-    """How far something is, and a button that cancels it."""
+    """A progress bar with a cancel button."""
 
     def __init__(self, cancel: Callable[[object], None]) -> None:
         self._text = pn.widgets.StaticText(value="", sizing_mode="stretch_width", margin=(4, 8))
@@ -215,7 +215,7 @@ class _Bar:
 
 
 def _document_thread() -> Deliver:
-    """Return what does a call in the thread of the current document; at once where no server has one."""
+    """Return a function that executes a call in the current document's thread; immediately if there is no server."""
     document = pn.state.curdoc
     if document is None or document.session_context is None:
         return lambda call: call()
@@ -227,9 +227,9 @@ def _document_thread() -> Deliver:
             calls.popleft()()
 
     def deliver(call: Callable[[], None]) -> None:
-        calls.append(call)  # the server says nothing about the order of callbacks, so each does what is there by then
+        calls.append(call)  # the server does not guarantee the order of callbacks, so each executes all pending calls
         if document.session_context is not None and not document.session_context.destroyed:
-            # changes of a page that is still being loaded would be lost now and then
+            # changes to a page that is still loading would sometimes be lost
             document.add_next_tick_callback(lambda: pn.state.onload(all_of_them))
 
     return deliver

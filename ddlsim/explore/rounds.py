@@ -21,17 +21,17 @@ from ddlsim.network import schedule_time
 from ddlsim.schema import refuse_code
 from ddlsim.units import si
 
-#: what a person can look at
+#: limits of what is displayed
 MOST_RANKS, MOST_CHUNKS, MOST_ROUNDS = 64, 256, 1000
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is to be played.
+    """The collective to display.
 
-    algorithm   a name, perhaps with arguments: "parameter_server(4)"
-    n_segments  that pipelined algorithms cut the buffer in; None: 512 KiB each
-    nbytes      buffer of a rank, as "100 MB"
+    algorithm   a name, optionally with arguments: "parameter_server(4)"
+    n_segments  number of segments of pipelined algorithms; None: 512 KiB each
+    nbytes      buffer per rank, such as "100 MB"
     """
 
     cluster: str
@@ -44,9 +44,9 @@ class Question:
 
 @dataclass(frozen=True)
 class ClosedForm:
-    """What the textbook says: the `formula`, its `time` in s, and whether the ranks' network is what it is about.
+    """A textbook result: the `formula`, its `time` in s, and whether the ranks' network satisfies its assumptions.
 
-    alpha, beta  s per message and s per byte of the slowest pair of ranks
+    alpha, beta  latency (s) and time per byte (s) of the slowest pair of ranks
     """
 
     formula: str
@@ -58,12 +58,12 @@ class ClosedForm:
 
 @dataclass(frozen=True)
 class Played:
-    """A schedule, played.
+    """A schedule with its states and times.
 
     states         before the first round and after each
-    times          (n_rounds + 1,) s after which all ranks have ended the first n rounds, if no more followed
-    closed_form    None where there is none
-    bus_bandwidth  bytes/s as nccl-tests reports it: comparable with that of links; nan where nothing is sent
+    times          (n_rounds + 1,) time in s at which all ranks have finished the first n rounds, if no more followed
+    closed_form    None if there is none
+    bus_bandwidth  bytes/s as reported by nccl-tests, comparable with link bandwidths; nan if nothing is sent
     """
 
     question: Question
@@ -75,19 +75,19 @@ class Played:
 
     @property
     def n_rounds(self) -> int:
-        """How many rounds there are."""
+        """Number of rounds."""
         return len(self.states) - 1
 
 
 def takes_segments(algorithm: str, kind: str) -> bool:
-    """Return whether an algorithm cuts the buffer in as many segments as it is told."""
+    """Return whether the number of segments of an algorithm can be set."""
     refuse_code(algorithm, "algorithm")
     function = find(algorithm, kind)
     return "n_segments" in set(parameters_of(function)) - set(given(function))
 
 
 def collective(question: Question) -> str | Collective:
-    """Return the algorithm as :func:`ddlsim.collective_time` takes it. Raises ConfigError for an unknown one."""
+    """Return the algorithm as an argument of :func:`ddlsim.collective_time`. Raises ConfigError for an unknown one."""
     refuse_code(question.algorithm, "algorithm")
     if question.n_segments is None or not takes_segments(question.algorithm, question.kind):
         return question.algorithm
@@ -95,7 +95,7 @@ def collective(question: Question) -> str | Collective:
 
 
 def play(question: Question, progress: Progress) -> Played:
-    """Return the collective, played. Raises ConfigError for what there is not, and what is too large to look at."""
+    """Return the states and times of a collective. Raises ConfigError if it is unknown or too large."""
     if question.n_ranks > MOST_RANKS:
         raise ConfigError(f"ranks = {question.n_ranks}: must be at most {MOST_RANKS} to show every rank")
     cluster = load_cluster(question.cluster)
@@ -141,10 +141,10 @@ def closed_form(question: Question, cluster: Cluster, nodes: Sequence[int], nbyt
     values |= {"gamma": float(cluster.reduce_time[nodes].max()), "n_segments": question.n_segments or 1}
     parameters = inspect.signature(function).parameters
     if not set(parameters) <= set(values):
-        return None  # of hierarchies and tori: their two networks are not those of a pair
+        return None  # hierarchies and tori have two networks, not those of a pair
     try:
         time = function(**{name: values[name] for name in parameters})
-    except ConfigError:  # exact for powers of two only
+    except ConfigError:  # exact only for powers of two
         return None
     uniform = np.ptp(alphas) <= 1e-9 * max(alphas) and np.ptp(betas) <= 1e-9 * max(betas)
     formula = (inspect.getdoc(function) or "").splitlines()[0].rstrip(".")
@@ -152,7 +152,7 @@ def closed_form(question: Question, cluster: Cluster, nodes: Sequence[int], nbyt
 
 
 def _pairs(cluster: Cluster, nodes: Sequence[int]) -> Iterator[tuple[float, float]]:
-    """Yield s per message and s per byte between each two ranks, on an idle network."""
+    """Yield latency (s) and time per byte (s) between each two ranks, on an idle network."""
     src, dst = (each.ravel() for each in np.meshgrid(nodes, nodes, indexing="ij"))
     routes = cluster.split_routes(src[src != dst], dst[src != dst])
     src, dst = src[src != dst], dst[src != dst]

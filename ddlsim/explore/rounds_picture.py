@@ -13,16 +13,16 @@ from ddlsim.explore.rounds import Played
 from ddlsim.readable import seconds
 from ddlsim.report.drawing import COLOURS
 
-#: what is added is solid, what is written over is dashed too: not everybody sees the difference in colour
+#: combined data are solid, overwritten data dashed, so that they do not differ only in colour
 ADDED, COPIED, WHOLE, PART = COLOURS[1], COLOURS[3], COLOURS[2], COLOURS[0]
 DASHES = "5 3"
 _FONT = 'font-family="inherit" fill="currentColor" text-anchor="middle" dominant-baseline="central"'
-#: cells beyond which numbers in them could not be read
+#: maximum number of cells with readable numbers
 _READABLE = 20
 
 
 def messages_of(state: State) -> list[tuple[int, int, bool, list[int]]]:
-    """Return the messages of a state's round: sender, receiver, whether it was added, chunks in order."""
+    """Return the messages of a state's round: sender, receiver, whether data are combined, chunks in order."""
     found: dict[tuple[int, int, bool], list[int]] = {}
     for src, dst, added, chunk in zip(
         state.src.tolist(), state.dst.tolist(), state.reduced.tolist(), state.chunk.tolist(), strict=True
@@ -38,7 +38,7 @@ def ranges(numbers: Sequence[int]) -> str:
 
 
 def in_words(played: Played, number: int) -> str:
-    """Return what has happened in round `number`, in a sentence."""
+    """Describe round `number` in a sentence."""
     state = played.states[number]
     done, n_ranks = int(state.done.sum()), len(state.done)
     whole = f"{'every rank is' if done == n_ranks else f'{done} of {n_ranks} ranks are'} complete"
@@ -58,7 +58,7 @@ def in_words(played: Played, number: int) -> str:
 
 
 def network(state: State) -> str:
-    """Return the ranks in a circle and an arrow for each message of the round."""
+    """Return the ranks in a circle, with an arrow per message of the round."""
     n_ranks, radius, middle = len(state.done), 150.0, 190.0
     size = min(17.0, 0.8 * math.pi * radius / n_ranks)
     angles = [2.0 * math.pi * rank / n_ranks - math.pi / 2.0 for rank in range(n_ranks)]
@@ -90,7 +90,7 @@ def _markers(size: float) -> Iterator[str]:
 
 
 def _arrow(start: tuple[float, float], end: tuple[float, float], size: float, added: bool, label: str) -> str:
-    """Return an arrow that is bent to its left, so that two in opposite directions do not cover each other."""
+    """Return an arrow that is bent to its left, so that opposite arrows do not overlap."""
     dx, dy = end[0] - start[0], end[1] - start[1]
     length = math.hypot(dx, dy)
     ux, uy = dx / length, dy / length
@@ -111,7 +111,7 @@ def _arrow(start: tuple[float, float], end: tuple[float, float], size: float, ad
 
 
 def matrix(played: Played, number: int) -> str:
-    """Return what every rank (row) holds of every chunk (column): filled by its contributions, green where whole."""
+    """Return the contents of every chunk (column) on every rank (row): filled by contributions, green if complete."""
     state = played.states[number]
     n_ranks, n_chunks = state.whole.shape
     members = np.maximum(state.counts.max(axis=(0, 1)).sum(), 1) if n_ranks else 1
@@ -163,7 +163,7 @@ def _axis(left: float, top: float, cell: float, n_ranks: int, n_chunks: int) -> 
 
 
 def durations(played: Played, number: int) -> str:
-    """Return a bar for the time of each round, the one that is shown in colour."""
+    """Return a bar for the time of each round; the displayed round is coloured."""
     times = np.diff(played.times)
     if not len(times):
         return ""
@@ -191,7 +191,7 @@ def _svg(width: float, height: float, parts: Sequence[str], words: str) -> str:
 
 
 def legend(played: Played) -> str:
-    """Return what colours and lines mean, as HTML."""
+    """Return a legend of colours and lines as HTML."""
     reduces = played.states[0].reduces
     holds = "contributions of some ranks (their number)" if reduces else "data of the rank with this number"
     boxes = [(WHOLE, "has its final result"), (PART, f"holds {holds}")]

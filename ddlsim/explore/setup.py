@@ -22,16 +22,16 @@ from ddlsim.workload.jitter import Lognormal
 
 
 def at_most(n: int, setup: Setup) -> int:
-    """Return how many workers a screen begins with: `n`, or all that the form's cluster has."""
-    with contextlib.suppress(DdlsimError):  # the form says what is wrong with it
+    """Return the initial number of workers of a screen: `n`, or all that the form's cluster has if fewer."""
+    with contextlib.suppress(DdlsimError):  # the form shows the error
         return min(n, len(load_cluster(setup.cluster.strip()).workers))
     return n
 
 
 def chosen_strategies(setup: Setup, others: Sequence[str], workers: int | None = None) -> dict[str, Strategy]:
-    """Return the form's strategy, and others as they begin, by label. Raises a DdlsimError for what makes no sense.
+    """Return the form's strategy, and others with their initial settings, by label. Raises a DdlsimError if invalid.
 
-    workers  how many there are: servers of the others go beside them where no machine is left. None: it is not fixed
+    workers  number of workers: servers of the others are co-located if no machine is left. None: not fixed
     """
     own = setup.experiment().strategy
     found: dict[str, Strategy] = {own.label: own}
@@ -46,7 +46,7 @@ def chosen_strategies(setup: Setup, others: Sequence[str], workers: int | None =
 
 
 def _placement(setup: Setup, workers: int) -> dict[str, object]:
-    """Return where a server begins: on a machine of its own, if one is left."""
+    """Return the initial placement of a server: its own machine, if one is left."""
     cluster = load_cluster(setup.cluster.strip())
     try:
         server_nodes(cluster, cluster.workers[:workers].tolist(), 1, "own")
@@ -55,17 +55,17 @@ def _placement(setup: Setup, workers: int) -> dict[str, object]:
     return {}
 
 
-#: what a setting that has no default begins with in the form
+#: initial values in the form for settings without a default
 BEGINNINGS: dict[str, object] = {"alpha": 0.1, "backups": 1, "columns": 1000, "density": 0.01, "gamma": 0.1, "k": 4}
 BEGINNINGS |= {"inner": {"type": "top-k", "density": 0.01}, "local_steps": 5, "minimum": 0.001, "n": 4, "rank": 4}
 BEGINNINGS |= {"n_levels": 16, "rows": 5, "slack": 3, "steps_per_stage": 100}
 
 
 class Setup(param.Parameterized):
-    """The shared state of all screens: what is simulated, and which screen is shown.
+    """The shared state of all screens: the experiment, and the displayed screen.
 
     `settings` are the fields of the strategy, `compression_settings` those of the compressor, as in experiment files;
-    what is not there has its default. An empty integer is None.
+    missing fields have their defaults. An empty integer is None.
     """
 
     cluster = param.String("cloud-25g-16x8-v100", doc="bundled name or path, with +key=value")
@@ -92,23 +92,23 @@ class Setup(param.Parameterized):
     screen = param.String("", doc="NAME of the screen that is shown; empty: all are")
 
     def choose_strategy(self, name: str) -> None:
-        """Take another strategy with the settings it begins with."""
+        """Select a strategy with its initial settings."""
         self.param.update(strategy=name, settings=beginnings(name, STRATEGIES))
 
     def choose_compression(self, name: str) -> None:
-        """Take another compressor with the settings it begins with."""
+        """Select a compressor with its initial settings."""
         self.param.update(compression=name, compression_settings=beginnings(name, COMPRESSORS))
 
     def take(self, state: Mapping[str, object]) -> None:
-        """Be what another setup's :meth:`state` was."""
+        """Restore the state returned by another setup's :meth:`state`."""
         self.param.update(**state)
 
     def state(self) -> dict[str, object]:
-        """Return what determines the experiment, as plain values."""
+        """Return the values that determine the experiment, as plain values."""
         return {name: getattr(self, name) for name in FIELDS}
 
     def experiment(self) -> Experiment:
-        """Return what the form says. Raises a DdlsimError, in one line, where that makes no sense."""
+        """Return the form's experiment. Raises a one-line DdlsimError if it is invalid."""
         fields: dict[str, Any] = {"cluster": _text(self.cluster, "cluster"), "model": _text(self.model, "model")}
         for name in ("accumulation", "seed"):
             fields[name] = _given(getattr(self, name), name)
@@ -127,10 +127,10 @@ class Setup(param.Parameterized):
         refresh()
 
     def when_shown(self, name: str, refresh: Callable[[], None], *, simulates: bool = True) -> None:
-        """Call `refresh` now or once the screen `name` is shown, and again when what it shows has changed.
+        """Call `refresh` now or once the screen `name` is shown, and again when its contents have changed.
 
-        A hidden screen is refreshed when it is shown again, if anything has changed meanwhile. One that `simulates` is
-        not refreshed before Start has been pressed.
+        A hidden screen is refreshed when it is shown again, if anything has changed. A screen that `simulates` is not
+        refreshed before Start has been pressed.
         """
         seen: list[dict[str, object]] = []
 
@@ -147,7 +147,7 @@ class Setup(param.Parameterized):
         return made
 
     def _others(self, own: Mapping[str, object]) -> dict[str, Any]:
-        """Return the fields that are written in TOML; what they name lies beside the folder where this was started."""
+        """Return the fields written in TOML; file names are relative to the working directory of the explorer."""
         where = "other fields"
         table = parse_toml(self.others, where)
         twice = next((name for name in table if name in own), None)
@@ -156,13 +156,13 @@ class Setup(param.Parameterized):
         return fields_from(table, where, Source(Path()))
 
 
-#: the parameters that determine an experiment
+#: parameters that determine an experiment
 FIELDS = tuple(name for name in Setup.param.values() if name not in ("name", "screen", "started"))
 
 
 def beginnings(kind: str, kinds: Names) -> dict[str, object]:
-    """Return what the form says first for a strategy or a compressor: what has no default."""
-    either = ("local_steps",) if kind == "fedavg" else ()  # or epochs, where something learns
+    """Return the form's initial settings of a strategy or a compressor: those without a default."""
+    either = ("local_steps",) if kind == "fedavg" else ()  # or epochs, in training runs
     return {name: BEGINNINGS[name] for name in (*required(kinds[kind]), *either)}
 
 

@@ -1,6 +1,6 @@
 """Reader for ASTRA-sim's analytical network files (YAML).
 
-Shape: https://github.com/astra-sim/astra-network-analytical, ``common/network-parser/NetworkParser.cc``, shown in
+Format: https://github.com/astra-sim/astra-network-analytical, ``common/network-parser/NetworkParser.cc``, shown in
 docs/formats/topologies.md. **GB means 2**30 bytes there** (``common/NetworkFunction.cc``, ``bw_GBps_to_Bpns``). NPU i
 has the coordinates of i in mixed radix, dimension 0 fastest (``MultiDimTopology.cc``); in each dimension, every group
 of NPUs that differ only there is one building block. A switch costs the latency twice, once per link (``Switch.cc``).
@@ -58,7 +58,7 @@ def read_astra(path: str | Path) -> Cluster:
 
 
 def _n_cables(block: str, n: int) -> int:
-    """Return how many cables :func:`_join` adds."""
+    """Return the number of cables added by :func:`_join`."""
     return {"Switch": n, "FullyConnected": n * (n - 1) // 2, "Ring": n if n > 2 else 1}[block]
 
 
@@ -71,13 +71,13 @@ def _join(graph: Graph, block: str, group: list[str], switch: str, bandwidth: fl
         for i, npu in enumerate(group):
             for other in group[i + 1 :]:
                 connect(graph, npu, other, "link", bandwidth, latency)
-    else:  # two NPUs in a ring have one link, not two: ASTRA-sim keeps one per neighbour
+    else:  # two NPUs in a ring have one link, not two: ASTRA-sim stores one per neighbour
         for i in range(len(group) if len(group) > 2 else 1):
             connect(graph, group[i], group[(i + 1) % len(group)], "link", bandwidth, latency)
 
 
 def _line(source: SourceText, key: str) -> int | None:
-    """Return the line that the top-level `key` stands in."""
+    """Return the line of the top-level `key`."""
     return next((n for n, line in enumerate(source.text.splitlines(), 1) if line.startswith(key)), None)
 
 
@@ -91,7 +91,7 @@ def _read(source: SourceText) -> tuple[list[str], list[int], list[float], list[f
         raise source.error(line, f"not valid YAML: {error.problem}; correct that line") from None
     except yaml.YAMLError as error:
         raise source.error(None, f"not valid YAML: {' '.join(str(error).split())}; correct it") from None
-    except ValueError as error:  # a date that does not exist, an integer of thousands of digits
+    except ValueError as error:  # an invalid date, or an integer of thousands of digits
         raise source.error(None, f"invalid value in YAML: {error}; correct it") from None
     except RecursionError:
         raise source.error(None, "nested too deeply; is it the right file?") from None
@@ -101,7 +101,7 @@ def _read(source: SourceText) -> tuple[list[str], list[int], list[float], list[f
         if key not in _KEYS:
             hint = "the keys of ASTRA-sim's analytical network are " + ", ".join(_KEYS)
             raise source.error(_line(source, str(key)), f"unknown key {str(key)!r}; {hint}")
-    for key in _KEYS:  # of two, YAML's reader would take the last in silence
+    for key in _KEYS:  # of duplicate keys, YAML's reader silently takes the last
         lines = [n for n, line in enumerate(source.text.splitlines(), 1) if re.match(rf"{key}\s*:", line)]
         if len(lines) > 1:
             raise source.error(lines[1], f"{key} appears twice (first in line {lines[0]}); remove one")
@@ -120,7 +120,7 @@ def _column(source: SourceText, table: dict[object, object], key: str) -> list[o
     if key not in table:
         raise source.error(None, f"the key {key!r} is missing; add it")
     value = table[key]
-    values = value if isinstance(value, list) else [value]  # one dimension may stand without brackets
+    values = value if isinstance(value, list) else [value]  # a single dimension can be written without brackets
     if not values:
         raise source.error(_line(source, key), f"{key} is empty; give one entry per dimension")
     return values

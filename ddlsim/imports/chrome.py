@@ -16,7 +16,7 @@ from ddlsim.imports.text import EntryError, LeftOut, SourceText
 
 @dataclass(frozen=True)
 class Event:
-    """One event; `ts` and `dur` in seconds (NaN where the file has no such number), `index` its place in the list
+    """One event; `ts` and `dur` are in seconds (NaN if missing or not a number), and `index` is its index in the list
     (``traceEvents[index]``)."""
 
     index: int
@@ -31,11 +31,11 @@ class Event:
 
     @property
     def end(self) -> float:
-        """The time at which the span ends, s."""
+        """Time at which the span ends, in s."""
         return self.ts + self.dur
 
     def integer(self, key: str) -> int | None:
-        """Return an argument that is an integer (or a text of one), else None."""
+        """Return an argument that is an integer (or a string with one), else None."""
         value = self.args.get(key)
         if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,19}", value):
             return int(value)
@@ -44,10 +44,10 @@ class Event:
 
 
 def read_events(source: SourceText, left_out: LeftOut) -> tuple[dict[str, object], list[Event]]:
-    """Return the object around the events (empty for a bare list), and the events in the order of the file.
+    """Return the object that contains the events (empty for a bare list), and the events in file order.
 
-    What is no object, and spans whose begin or duration is no number or negative, are `left_out`. Raises ConfigError
-    with file, line or index and reason for what is no trace.
+    Values that are no objects, and spans with an invalid or negative begin or duration, are `left_out`. Raises
+    ConfigError with file, line or index and reason if the file is not a trace.
     """
     text = source.text.strip()
     if text.startswith("["):
@@ -61,14 +61,14 @@ def read_events(source: SourceText, left_out: LeftOut) -> tuple[dict[str, object
         raw = value["traceEvents"]
     events: list[Event] = []
     for index, item in enumerate(raw):
-        if item:  # {} pads some writers' ends
+        if item:  # some writers end the list with {}
             with left_out:
                 events.append(_event(f"{source.path}: traceEvents[{index}]", index, item))
     return top, events
 
 
 def _bare_list(source: SourceText, text: str) -> list[object]:
-    """Return the list, also without its end: then what is cut in the last line goes."""
+    """Return a list that may lack its end; an incomplete last line is dropped."""
     whole_lines = text.rpartition("\n")[0].rstrip()
     for candidate in (text, text.rstrip(",") + "]", whole_lines.rstrip(",") + "]"):
         try:
@@ -77,7 +77,7 @@ def _bare_list(source: SourceText, text: str) -> list[object]:
             continue
         if isinstance(value, list):
             return value
-    raise parse_json(source).error("is not a list of events")  # parse_json raises, with the line of the first mistake
+    raise parse_json(source).error("is not a list of events")  # parse_json raises, with the line of the first error
 
 
 def _event(place: str, index: int, item: object) -> Event:

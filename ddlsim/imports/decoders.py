@@ -11,10 +11,10 @@ FILE = Path(__file__).parent / "decoder.toml"
 
 
 class Read(NamedTuple):
-    """A table of a model file that was made of another tool's.
+    """The table of a model file, converted from another tool's format.
 
-    reads   tokens of the longest sequences that the model takes; 0: of those in the table
-    window  tokens that some of its layers attend to at most; 0: all
+    reads   maximum sequence length of the model in tokens; 0: that in the table
+    window  maximum number of tokens that some layers attend to; 0: all
     """
 
     table: dict[str, Any]
@@ -30,6 +30,6 @@ def kinds() -> list[str]:
 
 
 def decoder_table(kind: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the model file of decoders without its parameters, and those that a kind has from the start."""
+    """Return the model file of decoders without its parameters, and the default parameters of a kind."""
     table: dict[str, Any] = read_toml(FILE)
     return table, {**table.pop("parameters"), **table.pop("sizes")[kind]}

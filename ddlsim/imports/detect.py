@@ -1,4 +1,4 @@
-"""Detection of a file's kind by content, because names and suffixes of batch job output say little."""
+"""Detection of a file's kind by content, because names and suffixes of batch job output are not reliable."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ddlsim.imports import HorovodTimeline, KinetoTrace, MlperfRun
     from ddlsim.plan import Plan
 
-#: what a reader returns
+#: results of readers
 Imported = Union[tuple[Timing, ...], "KinetoTrace", "HorovodTimeline", "MlperfRun", Cluster, "Plan"]
 
 
@@ -37,7 +37,7 @@ def _chakra(
     return plan
 
 
-#: topologies of one machine, of which there may be several
+#: topologies of single machines, which can be replicated
 MACHINES = ("nccl-topology", "nvidia-smi", "rocm-smi", "lstopo")
 TOPOLOGIES = (*MACHINES, "simgrid", "astra", "graphml")
 KINDS: tuple[str, ...] = ("nccl-tests", "osu", "iperf3", "ping", "kineto", "horovod", "mllog", "nccl-topology")
@@ -45,7 +45,7 @@ KINDS += ("nvidia-smi", "simgrid", "astra", "throughput", "chakra", "goal", "gra
 
 
 def _reader(kind: str) -> Callable[..., Imported]:
-    """Return the reader of a kind: it takes a path, and the facts that the file may leave out as keywords."""
+    """Return the reader of a kind, which takes a path and, as keywords, values that the file may lack."""
     from ddlsim import imports, plan
 
     if kind == "chakra":
@@ -54,11 +54,11 @@ def _reader(kind: str) -> Callable[..., Imported]:
     return reader
 
 
-#: kind -> what its reader calls the fact that most files of the kind leave out
+#: kind -> argument of its reader for the value that most files of the kind lack
 _BANDWIDTH = dict.fromkeys(MACHINES, "nvlink_bandwidth") | {"rocm-smi": "xgmi_bandwidth"}
 _LATENCY = dict.fromkeys(MACHINES, "network_latency")
 
-#: kind -> what only that kind has; tried in this order
+#: kind -> pattern that only this kind contains; tried in this order
 _MARKS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("simgrid", re.compile(r"<platform\b[^>]*version|<!DOCTYPE\s+platform")),
     ("graphml", re.compile(r"<(?:\w+:)?graphml\b")),
@@ -100,9 +100,9 @@ _MARKS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("astra", re.compile(r"^topology\s*:.*^npus_count\s*:|^npus_count\s*:.*^topology\s*:", re.MULTILINE | re.DOTALL)),
 )
 _LOOK = 2**24  # characters
-#: the table that :func:`ddlsim.measure.save_measurements` writes, and its required columns in any order
+#: pattern of tables written by :func:`ddlsim.measure.save_measurements`; required columns in any order
 _MEASURED = re.compile(r"(?:#.*\n)*(?=.*\bexperiment\b)(?=.*\boperation\b)(?=.*\bn_ranks\b)(?=.*\bmedian_s\b).*,")
-#: what else lies on clusters: (mark, what it is, what to read instead)
+#: other common files: (pattern, description, alternative)
 _OTHERS: tuple[tuple[re.Pattern[str], str, str], ...] = (
     (re.compile(r"^\s*(?:graph|Creator)\s.*\n*(?:.*\n){0,60}\s*node\s*\[", re.MULTILINE), "GML", "save it as GraphML"),
     (re.compile(r"^duration: [\d.]+ sec|algo throughput: |all_reduce_bench\.py", re.MULTILINE),
@@ -136,7 +136,7 @@ def detect_kind(path: str | Path) -> str:
 
 
 def _kind(source: SourceText) -> str:
-    beginning = source.text[:_LOOK]  # a trace may be large, and what tells its kind stands near its beginning
+    beginning = source.text[:_LOOK]  # traces can be large, and the pattern is near the beginning
     for kind, mark in _MARKS:
         if mark.search(beginning):
             return kind
@@ -206,7 +206,7 @@ def read_any(path: str | Path, *, kind: str | None = None, facts: Mapping[str, o
 
 
 def facts_of(kind: str) -> set[str]:
-    """Return the names of the facts that the reader of a kind of file takes."""
+    """Return the names of the facts accepted by the reader of a kind of file."""
     return set(inspect.signature(_reader(kind)).parameters) - {"path"}
 
 
@@ -227,7 +227,7 @@ def read_topology(path: str | Path, facts: Mapping[str, object] | None = None) -
         raise ConfigError(f"{path}: a {kind} file does not describe a topology; use one of {kinds}")
     try:
         cluster = read_any(path, kind=kind, facts=facts)
-    except ConfigError as error:  # its hints are options of ddlsim import
+    except ConfigError as error:  # hints in it name options of ddlsim import
         raise type(error)(_OPTION.sub(_appended, str(error))) from None
     assert isinstance(cluster, Cluster)
     return cluster
@@ -237,6 +237,6 @@ _OPTION = re.compile(r"\(--(?:set )?(\w[\w-]*)(?:=[^)]*)?\)")
 
 
 def _appended(option: re.Match[str]) -> str:
-    """Return what to append to the path of a topology in place of an option of ``ddlsim import``."""
+    """Return what to append to the path of a topology, instead of an option of ``ddlsim import``."""
     name = option[1].replace("-", "_")
     return f"(append +{name}={'true' if name in ('ignore_unknown', 'virtual_nics') else '...'} to the path)"

@@ -1,9 +1,9 @@
 """Reader for GraphML topologies: the Internet Topology Zoo, yEd, networkx.
 
-Shape: http://graphml.graphdrawing.org/primer/graphml-primer.html; the Zoo's attributes:
-http://www.topology-zoo.org/dataset.html. Every node is a host, which forwards as well; ``hyperedge`` and ``kind =
-"switch"`` make switches. An edge of a directed graph that has its counterpart is one direction of a cable; every other
-edge is a cable, both ways. What yEd draws is always directed: there, most edges must have their counterpart.
+Format: http://graphml.graphdrawing.org/primer/graphml-primer.html; the Zoo's attributes:
+http://www.topology-zoo.org/dataset.html. Every node is a host, which also forwards messages; ``hyperedge`` and ``kind =
+"switch"`` define switches. In a directed graph, an edge with a reverse edge is one direction of a cable; every other
+edge is a cable in both directions. Graphs drawn by yEd are always directed; most of their edges must have one.
 docs/formats/topologies.md lists the attributes with speeds. :func:`ddlsim.load_cluster` reads graphs that ddlsim or
 networkx wrote with all its attributes.
 """
@@ -25,13 +25,13 @@ from ddlsim.imports.machines import named_cluster
 from ddlsim.imports.text import read_text, warn
 from ddlsim.imports.xml_tree import Element, parse_xml, walk
 
-#: attributes that describe, and tell nothing that a simulation could use
+#: descriptive attributes, which are ignored
 _DESCRIBE = {"url", "description", "label", "id", "name", "Latitude", "Longitude", "Country", "Note", "color", "shape"}
 _NODE = _DESCRIBE | {"Internal", "type", "hyperedge", "kind", "geocode_name", "geocode_country", "geocode_id"}
 _NODE |= {"geocode_append", "GeoLocation", "asn", "doubted", "Place", "City", "Service", "x", "y", "size"}
 _EDGE = _DESCRIBE | {"key", "LinkType", "LinkNote", "LinkLabel", "LinkStatus", "LinkTypeRaw", "Ring"}
 _EDGE |= {"LinkSpeed", "LinkSpeedRaw", "LinkSpeedUnits", "bandwidth", "latency"}
-#: attributes that a cluster is made of
+#: attributes used for the cluster
 _MEANING = {"kind", "hyperedge", "label", "LinkLabel", "LinkSpeed", "LinkSpeedRaw", "LinkSpeedUnits"}
 _MEANING |= {"bandwidth", "latency"}
 _UNITS = {"K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "": 1.0}
@@ -39,7 +39,7 @@ _RATE = re.compile(
     r"(?<![\w./<>~-])(?:([0-9]{1,3})\s*[xX*]\s*)?([0-9]{1,6}(?:\.[0-9]{1,6})?)\s*"
     r"(?:([KMGTkmgt])b(?:ps|it/s|its/s|/s|it/sec|its/sec|it|its|s)|([MG])(?:E|igE)?)(?![\w/])"
 )
-#: what carriers call their lines (ANSI T1.105, ITU-T G.707, G.702): bit/s, of one unit
+#: bit/s of carriers' line types, per unit (ANSI T1.105, ITU-T G.707, G.702)
 _LINE = re.compile(r"(?<![\w/-])(?:([0-9]{1,3})\s*[xX*]\s*)?(OC|STM|DS|T|E)-?([0-9]{1,3})c?(?![\w/-])")
 _LINES = {"DS1": 1.544e6, "T1": 1.544e6, "DS3": 44.736e6, "T3": 44.736e6, "E1": 2.048e6, "E3": 34.368e6}
 _SONET = {"OC": 51.84e6, "STM": 155.52e6}
@@ -100,8 +100,8 @@ def read_graphml(
 
 
 def is_own(path: str | Path) -> bool:
-    """Return whether the edges of a GraphML file have ddlsim's attribute `bandwidth`, and nothing has an attribute that
-    :func:`read_graphml` alone knows."""
+    """Return whether the edges of a GraphML file have ddlsim's attribute `bandwidth`, and no attribute is specific to
+    :func:`read_graphml`."""
     keys = [(kind, name) for kind, name, _ in _keys(parse_xml(read_text(path))).values()]
     others = {"node": _NODE - NODE_KEYS, "edge": _EDGE - EDGE_KEYS}
     others["all"] = others["node"] & others["edge"]
@@ -114,7 +114,7 @@ def _name(element: Element) -> str:
 
 
 def _inside(graph: Element) -> Iterator[Element]:
-    """Yield what is in a <graph>, and in the graphs that are drawn inside its nodes (groups of yEd)."""
+    """Yield the children of a <graph>, including those of graphs nested in its nodes (yEd's groups)."""
     for child in graph.children:
         yield child
         for nested in child.children:
@@ -123,14 +123,14 @@ def _inside(graph: Element) -> Iterator[Element]:
 
 
 def _keys(root: Element) -> dict[str, tuple[str, str, str]]:
-    """Return the id of each key -> (what it is for, the attribute's name, its default); "" for graphics, for none."""
+    """Return key id -> (element type, attribute name or "" for graphics, default or "")."""
     keys = [child for child in root.children if _name(child) == "key"]
     defaults = {key["id"]: part.text.strip() for key in keys for part in key.children if _name(part) == "default"}
     return {key["id"]: (key.get("for", "all"), key.get("attr.name", ""), defaults.get(key["id"], "")) for key in keys}
 
 
 def _lone(edges: list[tuple[str, str, dict[str, str], Element]], undirected: bool, drawn: bool) -> set[int]:
-    """Return the places of the edges that are cables by themselves: no other edge leads back."""
+    """Return the indices of the edges without a reverse edge, which are cables by themselves."""
     waiting: dict[tuple[str, str], list[int]] = {}
     lone = set(range(len(edges)))
     for i, (a, b, _, _) in enumerate(edges if not undirected else []):
@@ -142,22 +142,22 @@ def _lone(edges: list[tuple[str, str, dict[str, str], Element]], undirected: boo
 
 
 class _Reader:
-    """The nodes and edges of a <graph>; counts what it leaves out."""
+    """Reads the nodes and edges of a <graph>, and counts what it skips."""
 
     def __init__(self, graph: Element, keys: dict[str, tuple[str, str, str]], ignore_unknown: bool) -> None:
         self.graph, self.keys, self.ignore_unknown = graph, keys, ignore_unknown
-        self.drawn = any(not name for _, name, _ in keys.values())  # graphics: by yEd
+        self.drawn = any(not name for _, name, _ in keys.values())  # graphics, by yEd
         self.ignored: Counter[str] = Counter()
         self.names: dict[str, str] = {}
 
     def title(self) -> str:
-        """Return the name of the network, if there is one."""
+        """Return the name of the network, or ""."""
         data = [child for child in self.graph.children if _name(child) == "data"]
         about = {self.keys.get(child["key"], ("", "", ""))[1]: child.text for child in data}
         return " ".join(filter(None, (about.get("Network", ""), about.get("NetworkDate", about.get("DateYear", "")))))
 
     def nodes(self) -> list[tuple[str, dict[str, str]]]:
-        """Return (id, attributes) of every node, and remember what it is called: by its label, if no other has it."""
+        """Return (id, attributes) of every node, and record its name: its label, if unique."""
         rows: list[tuple[str, dict[str, str], str]] = []
         edges = [child for child in _inside(self.graph) if _name(child) == "edge"]
         ends = {edge.get(end, "") for edge in edges for end in ("source", "target")}
@@ -196,7 +196,7 @@ class _Reader:
         return rows
 
     def left_out(self) -> list[str]:
-        """Return what was left out."""
+        """Return notes on what was skipped."""
         if not self.ignored:
             return []
         return ["skipped: " + ", ".join(f"{n} {what}" for what, n in sorted(self.ignored.items()))]
@@ -231,7 +231,7 @@ class _Reader:
 
 
 def _rate(attributes: dict[str, str], element: Element) -> float | None:
-    """Return bytes/s of an edge, None where the file does not say it."""
+    """Return the bandwidth of an edge in bytes/s, or None if it is not in the file."""
     if (rate := _quantity(attributes, "bandwidth", element, "bandwidth", positive)) is not None:
         return rate
     raw = attributes.get("LinkSpeedRaw", "")
@@ -250,7 +250,7 @@ def _rate(attributes: dict[str, str], element: Element) -> float | None:
 def _quantity(
     attributes: dict[str, str], name: str, element: Element, dimension: str, check: Callable[..., float]
 ) -> float | None:
-    """Return an attribute, a number (SI) or one with its unit; None where it is missing."""
+    """Return an attribute that is a number (SI) or has a unit; None if missing."""
     text = attributes.get(name, "")
     try:
         number = re.fullmatch(r"[0-9.eE+-]{1,30}", text)
@@ -260,7 +260,7 @@ def _quantity(
 
 
 def _labelled(label: str) -> float | None:
-    """Return the bit/s that a label says, by a single number with unit or a single carrier's line."""
+    """Return the bit/s of a label that consists of a single number with unit, or of a single line type."""
     rates = list(_RATE.finditer(label))
     if len(rates) == 1:
         times, number, bits, short = rates[0].groups()

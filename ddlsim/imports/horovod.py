@@ -1,8 +1,8 @@
 """Reader for Horovod timelines (``HOROVOD_TIMELINE=file``).
 
-Shape: https://horovod.readthedocs.io/en/stable/timeline_include.html and ``horovod/common/timeline.cc``: a chrome trace
-in which every tensor is a process. Fused tensors share one transfer, with equal begin and end: they become one
-:class:`Timing` of all bytes. A killed job leaves the list without its end; that is read, too.
+Format: https://horovod.readthedocs.io/en/stable/timeline_include.html and ``horovod/common/timeline.cc``: a Chrome
+trace in which every tensor is a process. Fused tensors share one transfer, with equal begin and end, and become one
+:class:`Timing` with all bytes. The truncated list of a killed job is also read.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _WIDTHS |= {"int8": 1, "uint8": 1, "bool": 1}
 class HorovodOperation:
     """One collective on one tensor.
 
-    start_s        when the processing began, s since the timeline's start
-    negotiation_s  from the first rank that was ready to the last
-    seconds        the whole processing: waiting, fusion buffer, transfer
-    transfer_s     the transfer alone (NCCL_ALLREDUCE and the like), 0 where the timeline has none
-    nbytes, dtype  0 and "" where the end of the operation was cut off or has no shape
+    start_s        start of the processing, in s since the timeline's start
+    negotiation_s  time in s from the first rank that was ready to the last
+    seconds        total processing time in s: waiting, fusion buffer, transfer
+    transfer_s     time of the transfer alone in s (NCCL_ALLREDUCE and the like); 0: not in the timeline
+    nbytes, dtype  0 and "" if the end of the operation is missing or has no shape
     """
 
     tensor: str
@@ -63,7 +63,7 @@ class HorovodTimeline:
 
 @dataclass
 class _Open:
-    """What has begun on one tensor and not ended yet."""
+    """Unfinished activities of a tensor."""
 
     stack: list[Event]
     negotiation_s: float = 0.0
@@ -137,7 +137,7 @@ def _size(event: Event) -> tuple[str, float]:
 
 
 def _transfers(operations: list[HorovodOperation], n_ranks: int) -> list[Timing]:
-    """Return one timing for every transfer; bytes are 0 if those of one of its tensors are unknown."""
+    """Return one timing per transfer; bytes are 0 if the size of one of its tensors is unknown."""
     fused: dict[tuple[str, float, float], list[HorovodOperation]] = {}
     for operation in operations:
         if operation.transfer_s > 0:

@@ -11,7 +11,7 @@ from ddlsim.imports.decoders import Read, decoder_table, kinds
 from ddlsim.imports.json_values import Node
 from ddlsim.plain import read_toml
 
-#: parameter of the model file -> names of the field, which differ between classes
+#: parameter of the model file -> names of the field in different classes
 NUMBERS = {
     "dim": ("hidden_size", "n_embd", "n_embed"),
     "layers": ("num_hidden_layers", "n_layer"),
@@ -29,7 +29,7 @@ ACTIVATIONS = {
     "gelu": "gelu", "gelu_new": "gelu", "gelu_fast": "gelu", "gelu_pytorch_tanh": "gelu", "relu": "relu",
     "relu2": "squared_relu",
 }  # fmt: skip
-#: fields of which one value can be simulated
+#: fields of which only one value is supported
 ONLY: dict[str, Any] = {
     "do_layer_norm_before": True,
     "enable_bias": True,
@@ -39,21 +39,21 @@ ONLY: dict[str, Any] = {
     "decoder_sparse_step": 1,
     "mlp_only_layers": [],
 }
-#: kinds of which only the parameters are counted
+#: kinds for which only the parameters are counted
 COUNTED = ("deepseek_v2", "deepseek_v3", "gpt_oss", "llama4_text", "qwen2_moe")
-#: sequences of which a model is taken to be trained, where it reads longer ones
+#: maximum sequence length that is assumed for training
 LONGEST = 8192
 
 
 def is_config(value: object) -> bool:
-    """Return whether a JSON value is a configuration of transformers."""
+    """Return whether a JSON value is a transformers configuration."""
     return isinstance(value, Mapping) and ("model_type" in value or "architectures" in value)
 
 
 def read_config(root: Node) -> Read:
-    """Return the model file of a configuration, with `root` at the place that errors name.
+    """Return the model file of a configuration. Errors name the place of `root`.
 
-    Raises ConfigError for a model that cannot be simulated, with its parameters where they are counted.
+    Raises ConfigError if the model cannot be simulated, with its number of parameters if it can be counted.
     """
     classes = root["architectures"].items() if root.has("architectures") else []
     architecture = classes[0].text() if classes else ""
@@ -91,7 +91,7 @@ def _kind(root: Node, name: str) -> str:
 
 
 def _count(root: Node, *names: str, needed: bool = True) -> int:
-    """Return the integer of at least 1 that one of the names has; 0 if none is there, and none is needed."""
+    """Return the positive integer stored under one of the names; 0 if it is missing and not `needed`."""
     node = next((root[name] for name in names if root.has(name)), None)
     if node is None and needed:
         raise root.error(f"{names[0]} is missing; is it a complete config.json?")
@@ -102,7 +102,7 @@ def _count(root: Node, *names: str, needed: bool = True) -> int:
 
 
 def _numbers(root: Node, fields: Mapping[str, tuple[str, ...]], defaults: Mapping[str, object]) -> dict[str, Any]:
-    """Return the numbers that are there, of which those without a default are needed."""
+    """Return the numbers in the configuration; fields without a default are required."""
     counts = {name: _count(root, *names, needed=name not in defaults) for name, names in fields.items()}
     return {name: n for name, n in counts.items() if n}
 
@@ -151,7 +151,7 @@ def _decoder(root: Node, kind: str) -> Read:
 
 
 def _falcon(root: Node, values: dict[str, Any]) -> dict[str, Any]:
-    """Return what differs between Falcon's models: those of 40B and more have a norm for each branch, and groups."""
+    """Return Falcon's variations: models from 40B on have a norm per branch, and grouped queries."""
     flags = {name: root.has(name) and _flag(root, name) for name in ("new_decoder_architecture", "bias", "alibi")}
     grouped = flags["new_decoder_architecture"]
     single = not grouped and (not root.has("multi_query") or _flag(root, "multi_query"))
@@ -164,7 +164,7 @@ def _falcon(root: Node, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _vision(root: Node) -> Read:
-    """Return the bundled vision transformer with the numbers of a configuration."""
+    """Return the bundled vision transformer with a configuration's numbers."""
     table: dict[str, Any] = read_toml(bundled_files("models")["vit"])
     values = {**table["parameters"], **_numbers(root, VISION, table["parameters"])}
     labels = root["id2label"].value if root.has("id2label") else None
@@ -177,12 +177,12 @@ def _vision(root: Node) -> Read:
 
 
 def _counted(root: Node, kind: str) -> ConfigError:
-    """Return the error, with its parameters, for a model of experts whose layers are not simulated."""
+    """Return the error, with the number of parameters, for experts whose layers are not simulated."""
     names = ("hidden_size", "num_hidden_layers", "vocab_size", "num_attention_heads", "num_experts_per_tok")
     dim, layers, vocabulary, heads, active = (_count(root, name) for name in names)
     tied = root.has("tie_word_embeddings") and _flag(root, "tie_word_embeddings")
     rest, dense = vocabulary * dim * (1 if tied else 2) + dim + 2 * dim * layers, 0
-    if kind == "gpt_oss":  # attention with biases and a sink for each head; experts with biases
+    if kind == "gpt_oss":  # attention with biases and one sink per head; experts with biases
         size, kv = _count(root, "head_dim"), _count(root, "num_key_value_heads")
         width, n_experts = _count(root, "intermediate_size"), _count(root, "num_local_experts")
         attention = (dim + 1) * (heads + 2 * kv) * size + (heads * size + 1) * dim + heads

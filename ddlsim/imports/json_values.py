@@ -27,17 +27,17 @@ def finite(value: object) -> float | None:
 
 @dataclass(frozen=True)
 class Node:
-    """A JSON value and its place, for errors: ``file: results[3].out_of_place``."""
+    """A JSON value and its location for errors: ``file: results[3].out_of_place``."""
 
     value: object
     place: str
 
     def error(self, reason: str) -> ConfigError:
-        """Return the error for `reason` at this place."""
+        """Return the error for `reason` at this location."""
         return ConfigError(f"{self.place.rstrip(': ')}: {reason}")
 
     def entry_error(self, reason: str) -> EntryError:
-        """Return the error for `reason` in the entry at this place."""
+        """Return the error for `reason` in the entry at this location."""
         return EntryError(str(self.error(reason)))
 
     def has(self, key: str) -> bool:
@@ -64,7 +64,7 @@ class Node:
         return self.value
 
     def number(self) -> float:
-        """Return a finite number; tools also write them as texts."""
+        """Return a finite number; strings with numbers are accepted, because some tools write them."""
         value = self.value
         if isinstance(value, str):
             try:
@@ -98,16 +98,16 @@ class Node:
         return int(number)
 
 
-#: a text, or what C's printf makes of numbers that are none: inf, -nan, nan(ind)
+#: a string, or non-numbers as printed by C's printf: inf, -nan, nan(ind)
 _TOKEN = re.compile(
     r'"(?:[^"\\]|\\.)*"|(?<![\w.])-?(?:nan(?:\(\w*\))?|inf(?:inity)?)(?![\w.])', re.IGNORECASE | re.DOTALL
 )
 _DOCUMENT = re.compile(r"\{|\[\s*\{")
-_DECODER = json.JSONDecoder(strict=False)  # names in traces can hold tabs and ends of lines as they are
+_DECODER = json.JSONDecoder(strict=False)  # names in traces can contain raw tabs and newlines
 
 
 def _readable(text: str) -> str:
-    """Return JSON with C's names of numbers that are none as Python's decoder knows them."""
+    """Replace C's names of non-numbers by those of Python's decoder."""
 
     def known(match: re.Match[str]) -> str:
         word = match[0].lower()
@@ -128,14 +128,14 @@ def loads(text: str) -> object:
 
 
 def beginning(text: str) -> object:
-    """Return the value that a text begins with, as :func:`loads` reads it; anything may follow."""
+    """Parse the value at the beginning of a text like :func:`loads`; anything may follow."""
     return _DECODER.raw_decode(_readable(text))[0]
 
 
 def documents(source: SourceText) -> Iterator[Node]:
-    """Yield the consecutive JSON objects, and lists of objects, of a file; there may be other output between them.
+    """Yield the consecutive JSON objects, and lists of objects, of a file; other output between them is skipped.
 
-    Raises :class:`ConfigError` with the line for one that is cut, :class:`EntryError` if there are others before it.
+    Raises :class:`ConfigError` with the line for a truncated one, or :class:`EntryError` if there are others before it.
     """
     text, at, error = _readable(source.text), 0, ConfigError
     while match := _DOCUMENT.search(text, at):

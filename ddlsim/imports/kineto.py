@@ -1,11 +1,11 @@
 """Reader for PyTorch profiler traces (Kineto): training steps, collectives, times per layer.
 
-Shape: what ``torch.profiler.profile(...).export_chrome_trace`` writes (PyTorch 1.8 to 2.x,
+Format: output of ``torch.profiler.profile(...).export_chrome_trace`` (PyTorch 1.8 to 2.x,
 https://pytorch.org/docs/stable/profiler.html and ``torch/csrc/profiler/util.cpp`` for the collectives' arguments).
 Sizes of GPU collectives are in the kernel's arguments or in those of the ``record_param_comms`` with the same
 ``External id``; on CPUs, in the ``Input Dims`` of spans such as ``gloo:all_reduce``.
 
-A collective's kernel runs from when its own rank gets there, so its time contains waiting for the slowest rank:
+A collective's kernel starts when its own rank reaches it, so its time includes waiting for the slowest rank.
 :func:`fastest_over_ranks` takes the minimum over the ranks' traces.
 """
 
@@ -58,7 +58,7 @@ class LayerTime:
 
 
 class _Spans:
-    """Spans that do not overlap within a thread: which one contains a moment?"""
+    """Spans that do not overlap within a thread, for finding the one at a given time."""
 
     def __init__(self, spans: Iterable[tuple[Event, str]]) -> None:
         self._threads: dict[tuple[str, str], list[tuple[float, float, str]]] = {}
@@ -68,7 +68,7 @@ class _Spans:
             rows.sort()
 
     def at(self, event: Event) -> str | None:
-        """Return the name of the span of the event's thread that is open when the event begins."""
+        """Return the name of the span that is open on the event's thread when the event begins."""
         rows = self._threads.get((event.pid, event.tid), [])
         place = bisect.bisect_right(rows, (event.ts, float("inf"), "")) - 1
         return rows[place][2] if place >= 0 and event.ts <= rows[place][1] else None
@@ -77,7 +77,7 @@ class _Spans:
 def layer_times(spans: Sequence[Event], steps: Sequence[tuple[float, float]]) -> list[LayerTime]:
     """Return the leaf modules in order of their first call.
 
-    spans   the complete events of a trace; steps   begin and end of each step, s (none: all is one step)
+    spans   the complete events of a trace; steps   begin and end of each step in s (none: a single step)
     """
     modules = [(event, match[1]) for event in spans if (match := _MODULE.match(event.name))]
     leaves = sorted(_leaves(modules), key=lambda pair: pair[0].ts)
@@ -107,15 +107,15 @@ def layer_times(spans: Sequence[Event], steps: Sequence[tuple[float, float]]) ->
 
 
 def input_samples(spans: Sequence[Event]) -> int:
-    """Return how many samples the first leaf module gets, the first dimension of its first operation's input.
+    """Return the number of samples in the input of the first leaf module: the first dimension of its first operation.
 
-    0 where the trace has no shapes (``record_shapes=True`` writes them as ``Input Dims``), or no modules.
+    0 if the trace has no shapes (``record_shapes=True`` writes them as ``Input Dims``) or no modules.
     """
     modules = [(event, match[1]) for event in spans if (match := _MODULE.match(event.name))]
     leaves = _Spans(_leaves(modules))
     for event in sorted((e for e in spans if e.category in ("cpu_op", "operator")), key=lambda e: e.ts):
         dims = event.args.get("Input Dims")
-        place = 1 if event.name.startswith("aten::embedding") else 0  # its weight comes first
+        place = 1 if event.name.startswith("aten::embedding") else 0  # the first input is its weight
         if leaves.at(event) is None or not isinstance(dims, list) or len(dims) <= place:
             continue
         shape = dims[place]
@@ -125,22 +125,22 @@ def input_samples(spans: Sequence[Event]) -> int:
 
 
 def _leaves(modules: list[tuple[Event, str]]) -> list[tuple[Event, str]]:
-    """Return the spans that contain no other one of their thread."""
+    """Return the spans that contain no other span of their thread."""
     threads: dict[tuple[str, str], list[tuple[Event, str]]] = {}
     for event, name in modules:
         threads.setdefault((event.pid, event.tid), []).append((event, name))
     found = []
     for rows in threads.values():
         rows.sort(key=lambda pair: (pair[0].ts, -pair[0].dur))
-        # the next one to begin lies inside if it also ends before (their ends are rounded: beginning alone says little)
+        # the next span lies inside if it also ends before this one (ends are rounded, so beginnings do not suffice)
         found += [row for row, after in itertools.pairwise(rows) if after[0].end > row[0].end]
         found.append(rows[-1])
     return found
 
 
 def _backward_calls(spans: Sequence[Event], forward: _Spans) -> list[tuple[Event, str]]:
-    """Return autograd's calls with the module that each belongs to."""
-    owner: dict[int, tuple[float, str]] = {}  # sequence number -> the last operation with it, and its module
+    """Return autograd's calls, each with its module."""
+    owner: dict[int, tuple[float, str]] = {}  # sequence number -> start of its last operation, and its module
     calls = []
     for event in spans:
         number = event.integer("Sequence number")
@@ -156,7 +156,7 @@ def _backward_calls(spans: Sequence[Event], forward: _Spans) -> list[tuple[Event
 def _kernel_costs(
     spans: Sequence[Event], forward: _Spans, backward: _Spans
 ) -> list[tuple[str, str, float, float]] | None:
-    """Return (pass, module, moment of the launch, seconds) of every kernel; None where the trace has no kernels."""
+    """Return (pass, module, launch time, seconds) of every kernel; None if the trace has no kernels."""
     kernels = [event for event in spans if event.category in ("kernel", "gpu_memcpy", "gpu_memset")]
     if not any(event.category == "kernel" for event in kernels):
         return None
@@ -177,7 +177,7 @@ def _kernel_costs(
     return costs
 
 
-#: layer type of a model file -> torch.nn classes, without their dimension
+#: layer type in model files -> torch.nn classes, without their dimension
 _CLASSES = {
     "conv": "Conv", "dense": "Linear", "batch_norm": "BatchNorm SyncBatchNorm", "layer_norm": "LayerNorm",
     "embedding": "Embedding", "embedding_bag": "EmbeddingBag", "relu": "ReLU", "gelu": "GELU", "tanh": "Tanh",
@@ -235,7 +235,7 @@ def profile_workload(workload: Workload, layers: Sequence[LayerTime]) -> Workloa
 
 
 def _type_of(layer: LayerTime) -> str | None:
-    """Return the layer type of a module; None for those without work of their own in the model."""
+    """Return the layer type of a module; None for modules without a layer in the model."""
     name = re.sub(r"[123]d$", "", layer.kind)
     if name == "Identity" or name.endswith("Loss"):
         return None
@@ -248,9 +248,9 @@ def _type_of(layer: LayerTime) -> str | None:
     return _TYPES[name]
 
 
-#: kernels of either sort below which nothing is said
+#: minimum number of kernels of either sort
 FEWEST = 20
-#: share of a kernel that may be on the other side: seconds since 1970 are exact to 0.2 us
+#: share of a kernel that may overlap the other sort: seconds since 1970 have a resolution of 0.2 us
 EDGE = 0.05
 
 
@@ -287,7 +287,7 @@ def overlap_slowdown(spans: Sequence[Event]) -> float:
 
 
 def _union(events: Sequence[Event]) -> npt.NDArray[np.float64]:
-    """Return the intervals in which one of the events runs, (n, 2) s, in their order."""
+    """Return the intervals in which at least one of the events runs, in order, (n, 2) s."""
     merged: list[list[float]] = []
     for begin, end in sorted((event.ts, event.end) for event in events):
         if merged and begin <= merged[-1][1]:
@@ -298,7 +298,7 @@ def _union(events: Sequence[Event]) -> npt.NDArray[np.float64]:
 
 
 def _covered(intervals: npt.NDArray[np.float64], event: Event) -> float:
-    """Return how long any of the intervals runs beside an event, s."""
+    """Return the time in s for which any of the intervals overlaps an event."""
     first, last = np.searchsorted(intervals[:, 1], event.ts, "right"), np.searchsorted(intervals[:, 0], event.end)
     near = intervals[first:last]
     return float((np.minimum(near[:, 1], event.end) - np.maximum(near[:, 0], event.ts)).sum())
@@ -307,7 +307,7 @@ def _covered(intervals: npt.NDArray[np.float64], event: Event) -> float:
 _STEP = re.compile(r"ProfilerStep#?\s*(\d+)")
 _KERNEL = re.compile(r"(?:nccl|rccl|msccl)\w*?(AllReduce|AllGather|ReduceScatter|Broadcast|Reduce|SendRecv|AlltoAll)")
 _CPU = re.compile(r"(?:gloo|mpi|ucc):(\w+)")
-#: operation -> its names in lower case and without underscores
+#: operation -> its names, in lower case without underscores
 _NAMES = {
     "all_reduce": "allreduce allreducecoalesced",
     "all_gather": "allgather allgatherbase allgatherintotensorcoalesced allgathersingle",
@@ -320,7 +320,7 @@ _NAMES = {
     "p2p": "send recv sendrecv",
 }
 _OPERATIONS = {name: operation for operation, names in _NAMES.items() for name in names.split()}
-#: (numpy's name of a type, bytes) -> torch's names
+#: (NumPy's name of a type, bytes) -> torch's names
 _TYPE_NAMES = {
     ("float32", 4): "float",
     ("float64", 8): "double",
@@ -412,7 +412,7 @@ def _step(source: SourceText, event: Event, n_ranks: int, batch_size: int | None
 
 
 def _collectives(source: SourceText, spans: list[Event], n_ranks: int, left_out: LeftOut) -> list[Timing]:
-    described: dict[int, Event] = {}  # External id -> the call that has the sizes
+    described: dict[int, Event] = {}  # External id -> the call with the sizes
     for event in spans:
         external = event.integer("External id")
         if external is not None and "Collective name" in event.args and event.category != "kernel":
@@ -427,7 +427,7 @@ def _collectives(source: SourceText, spans: list[Event], n_ranks: int, left_out:
 
 
 def _what(event: Event, described: dict[int, Event]) -> tuple[str | None, dict[str, object]]:
-    """Return the operation that this span is (None: no collective), and the arguments that describe it."""
+    """Return the operation of this span (None: not a collective), and the arguments that describe it."""
     if event.category == "kernel":
         if not event.name.startswith(("nccl", "rccl", "msccl")):
             return None, {}
@@ -458,7 +458,7 @@ def _collective(source: SourceText, event: Event, operation: str, args: dict[str
 
 
 def _size(operation: str, args: dict[str, object], n_ranks: int, place: str) -> tuple[str, float]:
-    """Return type and bytes of the whole buffer; "", 0 where the trace does not say."""
+    """Return dtype and bytes of the full buffer; ("", 0) if the trace does not contain them."""
     if "In msg nelems" in args:
         dtype, width = _DTYPES.get(str(args.get("dtype", "")).lower(), ("", 0))
         key = "Out msg nelems" if operation in ("all_gather", "gather") else "In msg nelems"

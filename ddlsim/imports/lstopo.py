@@ -1,9 +1,9 @@
 """Reader for hwloc topologies (``lstopo machine.xml``, versions 1 to 2): packages, PCI bridges, GPUs, NICs.
 
-Shape: https://www.open-mpi.org/projects/hwloc/doc/ and ``hwloc2.dtd``; ``pci_type`` is class and vendor,
-``pci_link_speed`` is GB/s in each direction, now. PCIe carries as much of it as NCCL counts (``topo.cc``: 0.75 of
-0.985 GB/s per lane of 8 GT/s), so that both tools' files of a machine give the same cluster. NVLinks and xGMI stand in
-matrices of bandwidths (MB/s); without them they are an argument.
+Format: https://www.open-mpi.org/projects/hwloc/doc/ and ``hwloc2.dtd``. ``pci_type`` is class and vendor,
+``pci_link_speed`` the current GB/s in each direction. The payload share of PCIe is NCCL's (``topo.cc``: 0.75 of 0.985
+GB/s per lane of 8 GT/s), so that files of both tools yield the same cluster. NVLinks and xGMI are in matrices of
+bandwidths (MB/s); without these, their bandwidth is an argument.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from ddlsim.imports.text import read_text, warn
 from ddlsim.imports.xml_tree import Element, parse_xml, walk
 
 _PACKAGES = ("Package", "Socket")
-#: share of the link's speed that data have: a lane of PCIe 3.0 carries 8 GT/s in a 128b/130b code
+#: payload share of the link's speed: a lane of PCIe 3.0 carries 8 GT/s in a 128b/130b code
 _CARRIED = 0.75 / (8 * 128 / 130 / 8)
-_SLOW = 4.0  # GB/s, 16 lanes of PCIe 1: what GPUs fall to when idle
+_SLOW = 4.0  # GB/s, 16 lanes of PCIe 1: links of idle GPUs
 _TYPE = re.compile(r"([0-9a-fA-F]{4}) \[([0-9a-fA-F]{4}):([0-9a-fA-F]{4})\].*")
 _ARCHITECTURES = {"aarch64": "arm64", "arm64": "arm64", "ppc64le": "ppc64", "ppc64": "ppc64"}
 _MATRICES = ("NVLinkBandwidth", "XGMIBandwidth")
@@ -96,12 +96,12 @@ def _info(element: Element, name: str) -> str:
 
 
 def _devices(element: Element) -> Iterator[Element]:
-    """Yield what the operating system calls a PCI device."""
+    """Yield the operating system's devices of a PCI device."""
     return (child for child in element.find("object") if child["type"] == "OSDev")
 
 
 class _Reader:
-    """Turns hwloc's objects into the elements of a PCI tree, <cpu> for every package; collects notes."""
+    """Converts hwloc's objects to the elements of a PCI tree, with a <cpu> per package; collects notes."""
 
     def __init__(self, machine: Element, usual: float) -> None:
         self.usual = usual
@@ -128,7 +128,7 @@ class _Reader:
             self.gpus[busid].attributes["dev"] = str(number)
 
     def _visit(self, element: Element, above: list[Element]) -> int:
-        """Convert the PCI devices below an object; return how many of their roots no package is near."""
+        """Convert the PCI devices below an object; return the number of their roots that belong to no package."""
         unplaced = 0
         for child in element.find("object"):
             if child["type"] in ("Bridge", "PCIDev"):
@@ -140,15 +140,15 @@ class _Reader:
         return unplaced
 
     def _package(self, element: Element, above: list[Element]) -> int | None:
-        """Return the package that an object is in, or that is the only one in it; None if there are several."""
-        for outer in (element, *reversed(above)):  # a package has itself in it, alone
+        """Return the package that contains an object, or the only one inside it; None if there are several."""
+        for outer in (element, *reversed(above)):  # a package contains only itself
             inside = [i for part in walk(outer) if (i := self.numbers.get(id(part))) is not None]
             if inside:
                 return inside[0] if len(inside) == 1 else None
         return None
 
     def _pci(self, element: Element) -> list[Element]:
-        """Return a bridge or device as <pci>; of a host bridge, what is below it."""
+        """Return a bridge or device as <pci>; for a host bridge, its children."""
         inside = (child for child in element.find("object") if child["type"] in ("Bridge", "PCIDev"))
         below = [part for child in inside for part in self._pci(child)]
         if "pci_busid" not in element.attributes:
@@ -179,14 +179,14 @@ class _Reader:
         return [pci]
 
     def _rate(self, element: Element) -> float:
-        """Return bytes/s of the link above a device."""
+        """Return the bandwidth of the link above a device in bytes/s."""
         text = element.get("pci_link_speed", "0")
         if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,9})?", text):
             raise element.error(f"pci_link_speed = {text!r} is not a number of GB/s")
         return float(text) * 1e9 * _CARRIED or self.usual
 
     def add_links(self, root: Element) -> int:
-        """Give the GPUs the NVLinks and xGMI of the matrices; return how many pairs have any."""
+        """Add the matrices' NVLinks and xGMI links to the GPUs; return the number of connected pairs."""
         n_links = 0
         for matrix in walk(root):
             if not matrix.tag.startswith("distances2") or matrix.get("name", "") not in _MATRICES:

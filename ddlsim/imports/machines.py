@@ -15,11 +15,11 @@ from ddlsim.workload.devices import device_names, load_device
 
 @dataclass
 class Machine:
-    """What is inside one machine; names are local ("gpu0"), bandwidths bytes/s per direction.
+    """The inside of one machine; names are local ("gpu0"), bandwidths are in bytes/s per direction.
 
-    gpus, cpus    endpoints; switches   PCIe switches, an NVSwitch, NICs: what only forwards
-    links         (a, b, kind, bandwidth, latency), both directions; one_way   the same for a -> b alone
-    ports         (node, bandwidth): where a cable to the network begins, once for each
+    gpus, cpus    endpoints; switches   nodes that only forward: PCIe switches, an NVSwitch, NICs
+    links         (a, b, kind, bandwidth, latency), both directions; one_way   the same for a -> b only
+    ports         (node, bandwidth) of each cable to the network
     """
 
     gpus: list[str] = field(default_factory=list)
@@ -33,12 +33,12 @@ class Machine:
 def assemble(
     source: Path, machines: Sequence[Machine], device: str | None, network_latency: Quantity, notes: Sequence[str] = ()
 ) -> Cluster:
-    """Return the cluster of these machines, node0, node1, ...; with several, one switch joins all their ports.
+    """Return the cluster of these machines, node0, node1, ...; if there are several, one switch connects all ports.
 
     device           key of the device catalogue, for the GPUs
     network_latency  of each link between a port and that switch
 
-    Raises :class:`ConfigError` when several machines are to be joined and one of them has no port.
+    Raises :class:`ConfigError` if there are several machines and one of them has no port.
     """
     graph: Graph = Graph(name=source.stem, sources=[source.name], notes=list(notes))
     latency = nonnegative(network_latency, "time", "network_latency")
@@ -60,19 +60,19 @@ def assemble(
 
 
 def nic_rate(nic_bandwidth: Quantity | None, n_hosts: int, source: Path) -> float | None:
-    """Return the bytes/s of NICs, None if it is not set. Raises ConfigError if it has no effect on a single machine."""
+    """Return the bandwidth of NICs in bytes/s, or None. Raises ConfigError if it has no effect on a single machine."""
     if n_hosts == 1 and nic_bandwidth is not None:
         problem = f"nic_bandwidth = {nic_bandwidth!r} has no effect on a single machine"
         raise ConfigError(f"{source}: {problem}; set n_hosts or remove nic_bandwidth")
     return None if nic_bandwidth is None else positive(nic_bandwidth, "bandwidth", "nic_bandwidth")
 
 
-#: bytes/s: about what copies over x16 reach, by PCIe generation (15.75, 31.5 and 63 GB/s raw)
+#: approximate rate of copies over x16 in bytes/s, by PCIe generation (15.75, 31.5 and 63 GB/s raw)
 PCIE_BANDWIDTH = {3: 12e9, 4: 25e9, 5: 50e9}
 
 
 def pcie_rate(pcie_bandwidth: Quantity | None, device: str | None) -> float:
-    """Return the bytes/s of PCIe links: `pcie_bandwidth`, or by the device's PCIe generation (3 if unknown)."""
+    """Return the bandwidth of PCIe links in bytes/s; the default is that of the device's PCIe generation (or 3)."""
     if pcie_bandwidth is not None:
         return positive(pcie_bandwidth, "bandwidth", "pcie_bandwidth")
     is_known = device is not None and (device in device_names() or device.endswith(".toml"))
@@ -81,7 +81,7 @@ def pcie_rate(pcie_bandwidth: Quantity | None, device: str | None) -> float:
 
 
 def named_cluster(graph: Graph, source: Path) -> Cluster:
-    """Return the cluster of a graph; an error in it names the file `source`, too."""
+    """Return the cluster of a graph; errors also name the file `source`."""
     try:
         return Cluster.from_graph(graph)
     except ConfigError as error:

@@ -1,8 +1,8 @@
 """Megatron-LM arguments (megatron/training/arguments.py) as models.
 
-They are read from a text, from a shell script, which is never executed, and from what Megatron prints or saves of
-them (``num_layers ...... 32``, ``num_layers: 32``, ``Namespace(num_layers=32)``). Arguments that do not concern the
-model have no effect.
+They are read from text, from a shell script (which is never executed), or from Megatron's printed or saved arguments
+(``num_layers ...... 32``, ``num_layers: 32``, ``Namespace(num_layers=32)``). Arguments unrelated to the model are
+ignored.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from ddlsim.imports.text import SourceText
 
 _SCRIPT = re.compile(r"--num[-_]layers\b")
 _PRINTED = re.compile(r"\b([a-z]\w+)['\"]?[ \t]*(?:\.{2,}|=|:)[ \t]*['\"]?([^\s,)'\"}]+)")
-#: an assignment of a script: of a word, or of something in quotes
+#: an assignment in a script, of a word or a quoted string
 _ASSIGNED = re.compile(r"(?m)^[ \t]*(?:export[ \t]+|local[ \t]+)?([A-Za-z_]\w*)=(\"[^\"]*\"|'[^']*'|[^\s;&|(]+)")
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::?-([^{}]*))?\}|([A-Za-z_]\w*))")
 _FLAG = re.compile(r"(?:^|(?<=\s))--([a-z][\w-]*)(?:[ \t]*=[ \t]*|\s+|$)((?!--)[^\s]*)?")
-#: arguments that make a model of another form, unless they have one of these values
+#: arguments that define a different architecture, unless they have one of these values
 _OTHERS = (
     "multi-latent-attention", "apply-residual-connection-post-layernorm", "mtp-num-layers", "moe-layer-freq",
     "moe-shared-expert-intermediate-size", "is-hybrid-model", "hybrid-override-pattern", "decoder-num-layers",
     "heterogeneous-layers-config-path", "heterogeneous-layers-config-encoded-json", "window-size",
 )  # fmt: skip
 _HARMLESS = ("0", "1", "-1")
-#: parameter of the model file -> its argument
+#: parameter of the model file -> Megatron's argument
 _NUMBERS = {
     "layers": "num-layers",
     "dim": "hidden-size",
@@ -48,14 +48,14 @@ def is_argument(name: str) -> bool:
 
 
 def is_megatron(text: str) -> bool:
-    """Return whether a text has arguments of Megatron-LM."""
+    """Return whether a text contains Megatron-LM arguments."""
     return bool(_SCRIPT.search(text) or {"num_layers", "hidden_size"} <= {name for name, _ in _PRINTED.findall(text)})
 
 
 def read_megatron(source: SourceText) -> Read:
-    """Return the model file that arguments make.
+    """Return the model file defined by the arguments.
 
-    Raises ConfigError for arguments that make a model of another form, and for numbers that are missing or wrong.
+    Raises ConfigError for arguments of an unsupported architecture, and for missing or invalid numbers.
     """
     given = _Arguments(source, _script(source.text) if _SCRIPT.search(source.text) else _printed(source.text))
     for flag in _OTHERS:
@@ -64,7 +64,7 @@ def read_megatron(source: SourceText) -> Read:
     table, values = decoder_table("llama")
     values |= {"hidden": "4 * $dim", "fused": True}
     has_experts, gated = "num-experts" in given.flags, "swiglu" in given.flags
-    values |= {name: given.count(_NUMBERS[name]) for name in ("layers", "dim", "heads")}  # which have no default
+    values |= {name: given.count(_NUMBERS[name]) for name in ("layers", "dim", "heads")}  # required
     values |= {name: given.count(flag) for name, flag in _NUMBERS.items() if flag in given.flags}
     if gated and "ffn-hidden-size" not in given.flags:
         values["hidden"] = 8 * values["dim"] // 3 // 64 * 64
@@ -106,7 +106,7 @@ def read_megatron(source: SourceText) -> Read:
 
 
 def _vocabulary(given: _Arguments) -> int:
-    """Return the rows of the embedding: words, padded so that tensor-parallel ranks share them evenly."""
+    """Return the rows of the embedding: the vocabulary, padded to a multiple for tensor-parallel ranks."""
     if "padded-vocab-size" in given.flags:
         return given.count("padded-vocab-size")
     tokenizer = given.text("tokenizer-type", "")
@@ -116,7 +116,7 @@ def _vocabulary(given: _Arguments) -> int:
 
 
 def _printed(text: str) -> dict[str, set[str]]:
-    """Return arguments as they are printed; those that are off or have no value are left out."""
+    """Return printed arguments, without those that are off or have no value."""
     flags = {name.replace("_", "-"): {value} for name, value in _PRINTED.findall(text)}
     if flags.pop("add-bias-linear", {""}) & {"False", "false"}:
         flags["disable-bias-linear"] = {"True"}
@@ -124,7 +124,7 @@ def _printed(text: str) -> dict[str, set[str]]:
 
 
 def _script(text: str) -> dict[str, set[str]]:
-    """Return the values of all flags in a script, variables that have one value replaced by it."""
+    """Return the values of all flags in a script; variables with a single value are substituted."""
     text = re.sub(r"(?m)(^|\s)#.*$", r"\1", text).replace("\\\n", " ")
     variables: dict[str, set[str]] = {}
     for name, value in _ASSIGNED.findall(text):
@@ -135,7 +135,7 @@ def _script(text: str) -> dict[str, set[str]]:
         values = variables.get(match[1] or match[3], {match[2]} if match[2] else set())
         return next(iter(values)) if len(values) == 1 and not any("--" in value for value in values) else match[0]
 
-    for _ in range(5):  # variables that name variables
+    for _ in range(5):  # variables can refer to variables
         text = _VARIABLE.sub(value_of, text)
     flags: dict[str, set[str]] = {}
     for name, value in _FLAG.findall(re.sub(r"[\"'()]", " ", text)):

@@ -1,12 +1,12 @@
 """Reader for MLPerf training logs: ``:::MLLOG {json}`` lines, and the older formats of v0.5 and v0.6.
 
-Shape: https://github.com/mlcommons/logging (``mlperf_logging/mllog``; keys in ``constants.py``), with any prefix before
-the three colons; v0.5 and v0.6: https://github.com/mlperf/training (the package mlperf_compliance).
+Format: https://github.com/mlcommons/logging (``mlperf_logging/mllog``; keys in ``constants.py``), with any prefix
+before the three colons; v0.5 and v0.6: https://github.com/mlperf/training (the package mlperf_compliance).
 
-Several ranks may log the same: of one-time keys the first counts, repeated accuracies and epochs are dropped. Object
-detection logs two accuracies at a time (boxes and masks), as a list or under names, image generation under ``metric``.
-Evaluations after ``run_stop`` are evaluations of checkpoints. They count when training reached the checkpoint,
-according to the ends of epochs and blocks, or else at ``run_stop``.
+Several ranks may log the same: for one-time keys, the first entry counts; repeated accuracies and epochs are dropped.
+Object detection logs two accuracies at a time (boxes and masks), as a list or under names, image generation under
+``metric``. Evaluations after ``run_stop`` are evaluations of checkpoints. They count when training reached the
+checkpoint, according to the ends of epochs and blocks, or else at ``run_stop``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ddlsim.imports.timing import Timing
 
 _MLLOG = re.compile(r":::MLL(?:OG\s*|\s+(?P<time>[\d.]+)\s+(?P<key>\w+):\s*)(?=\{)")
 _KEY = re.compile(r'"key":\s*"(\w+)"')
-#: keys that a run is made of
+#: keys that are used
 _COUNT = {"submission_benchmark", "global_batch_size", "train_samples", "run_start", "run_stop", "run_final"}
 _COUNT |= {"eval_accuracy", "epoch_start", "epoch_stop", "block_start", "block_stop", "throughput", "tracked_stats"}
 _MARK = re.compile(r":::MLL(?:OG\b|\s)")
@@ -36,7 +36,7 @@ _OLD = re.compile(
     r"|\bMLPerf:\s+(?P<name>\S+)\s+\[(?P<date>\d\d/\d\d/\d\d \d\d:\d\d:\d\d)\],)\s+(?P<key>\w+)(?::\s*(?P<value>.*))?$"
 )
 _PERCENT = re.compile(r"(?<=[:\s])([0-9]{1,3}(?:\.[0-9]{1,12})?)%")
-#: keys of the first rounds -> ours
+#: keys of the first rounds -> current keys
 _RENAMED = {"preproc_num_train_examples": "train_samples"}
 _EPOCH_KEYS = ("epoch_num", "epoch", "first_epoch_num", "epoch_no", "samples_count", "iteration", "step_num")
 
@@ -81,7 +81,7 @@ class _Entry:
     metadata: Node
 
     def epoch(self) -> float:
-        """Return the epoch (or whatever the log counts by); 0 where it does not say."""
+        """Return the epoch (or the unit that the log uses instead); 0 if missing."""
         for node in (self.metadata, self.value):
             for key in _EPOCH_KEYS:
                 if node.has(key):
@@ -115,7 +115,7 @@ def read_mllog(path: str | Path, *, n_ranks: Index = 0) -> MlperfRun:
         if any(entry.key.startswith("power_") for entry in entries):
             raise source.error(None, "this is an MLPerf power log; read the corresponding result_*.txt instead")
         raise source.error(None, "no ':::MLLOG {...}' lines of a run (run_start, ...) found; is it an MLPerf log?")
-    entries.sort(key=lambda entry: entry.time_s)  # ranks write in any order; equal times keep theirs
+    entries.sort(key=lambda entry: entry.time_s)  # ranks write in any order; stable for equal times
     once: dict[str, _Entry] = {}
     for entry in entries:
         once.setdefault(entry.key, entry)
@@ -149,9 +149,9 @@ def read_mllog(path: str | Path, *, n_ranks: Index = 0) -> MlperfRun:
 
 
 def _entries(source: SourceText, number: int, line: str, broken: list[str]) -> Iterator[_Entry]:
-    """Yield the entries of a line: with several ranks, it may hold several entries, and other output behind them.
+    """Yield the entries of a line; with several ranks, it may contain several entries, and other output after them.
 
-    A broken entry with a key that the caller needs is an error; other keys are added to `broken`.
+    A broken entry with a required key is an error; keys of other broken entries are added to `broken`.
     """
     place = f"{source.path}:{number}: "
     matches = list(_MLLOG.finditer(line))
@@ -181,7 +181,7 @@ def _entries(source: SourceText, number: int, line: str, broken: list[str]) -> I
 
 
 def _value(text: str, place: str) -> Node:
-    """Return what stands behind a key of the first rounds: JSON, with per cents as shares, or a word."""
+    """Return the value after a key of the first rounds: JSON, with percentages as fractions, or a word."""
     try:
         return Node(json.loads(_PERCENT.sub(lambda match: repr(float(match[1]) / 100), text)), place)
     except (ValueError, RecursionError):
@@ -198,7 +198,7 @@ def _date(source: SourceText, number: int, text: str) -> float:
 
 
 def _benchmark(source: SourceText, once: dict[str, _Entry]) -> str:
-    """Return what was trained; logs of the first rounds name it in every line."""
+    """Return the benchmark's name; logs of the first rounds contain it in every line."""
     if "submission_benchmark" in once:
         return str(once["submission_benchmark"].value.value)
     lines = source.lines()
@@ -206,7 +206,7 @@ def _benchmark(source: SourceText, once: dict[str, _Entry]) -> str:
 
 
 def _status(stop: _Entry | None) -> str:
-    """Return how the run ended; v0.5 says whether it was a success."""
+    """Return how the run ended; v0.5 logs whether it was a success."""
     if stop is not None and stop.metadata.has("status"):
         return stop.metadata["status"].text()
     succeeded = str(stop.metadata["success"].value).lower() if stop is not None and stop.metadata.has("success") else ""
@@ -214,7 +214,7 @@ def _status(stop: _Entry | None) -> str:
 
 
 def _check_single(source: SourceText, entries: list[_Entry]) -> None:
-    """Refuse a run that starts after another has ended, or has got somewhere and was killed."""
+    """Raise ConfigError if a run starts after another one has ended, or was killed after some progress."""
     last: _Entry | None = None
     for entry in entries:
         if entry.key in ("run_stop", "eval_accuracy", "epoch_stop", "block_stop"):
@@ -227,9 +227,9 @@ def _check_single(source: SourceText, entries: list[_Entry]) -> None:
 def _accuracies(
     entries: list[_Entry], begin: float, stop: _Entry | None, left_out: LeftOut
 ) -> tuple[list[tuple[tuple[float, float, float], str]], int]:
-    """Return the accuracies, each with its metric's name, and how many were logged after the run.
+    """Return the accuracies, each with the name of its metric, and the number of evaluations logged after the run.
 
-    What another rank logged again is left out, and so is what the run cannot have evaluated before it stopped.
+    Duplicates from other ranks are dropped, and so are evaluations of states after the end of the run.
     """
     reached = {entry.epoch(): entry.time_s for entry in reversed(entries) if entry.key in ("block_stop", "epoch_stop")}
     rows: dict[tuple[float, str, str], tuple[float, float, float]] = {}
@@ -259,7 +259,7 @@ def _accuracies(
 
 
 def _epochs(source: SourceText, entries: list[_Entry]) -> list[tuple[float, float, int]]:
-    """Return (number, s per epoch, line) of every epoch, or of every block where the log has blocks alone."""
+    """Return (number, s per epoch, line) of every epoch, or of every block if the log only has blocks."""
     unit = "epoch" if any(entry.key == "epoch_stop" for entry in entries) else "block"
     begun: dict[float, _Entry] = {}
     found: dict[float, tuple[float, float, int]] = {}
@@ -275,7 +275,7 @@ def _epochs(source: SourceText, entries: list[_Entry]) -> list[tuple[float, floa
 
 
 def _steps(source: SourceText, entries: list[_Entry], batch: int, n_ranks: int, left_out: LeftOut) -> list[Timing]:
-    """Return a step for every throughput (samples/s): the global batch, or one sample where it is not known."""
+    """Return a step timing per logged throughput (samples/s), for the global batch, or one sample if it is unknown."""
     found, samples = list[Timing](), float(batch or 1)
     for entry in entries:
         if entry.key == "throughput":

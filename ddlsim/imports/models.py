@@ -6,7 +6,7 @@ arguments of Megatron-LM           a text with ``--num-layers``, or ``num_layers
 a table of tensors                 JSON, CSV with the columns name and shape, or the header of ``.safetensors``
 =================================  ==================================================================================
 
-A source is a path or the text itself; options follow behind a plus, as for model files.
+A source is a path or the text itself; options follow after a plus, as for model files.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _OPTIONS = re.compile(r"((?:\+\w+=[^+\s]*)*)\s*$")
 def import_model(source: str | Path) -> Model:
     """Return the model that a file or a text of another tool describes.
 
-    Raises ConfigError, in one line with file, field and value, for what cannot be read, and for a model that cannot be
-    simulated, with its parameters where they are counted.
+    Raises ConfigError, in one line with file, field and value, for invalid sources, and for models that cannot be
+    simulated, with the number of parameters if it can be counted.
     """
     text, options = _content(source)
     read = _read(text)
@@ -51,11 +51,11 @@ def import_model(source: str | Path) -> Model:
 
 
 def _content(source: str | Path) -> tuple[SourceText | Node, list[str]]:
-    """Return the text, or the header of a file of tensors, and the options behind it."""
+    """Return the text, or the header of a tensor file, and the options after it."""
     stem, options = split_options(str(source))
     if isinstance(source, str) and CONTENT.search(source) and not os.path.isfile(stem):
         found = _OPTIONS.search(source)
-        assert found is not None  # it also fits nothing
+        assert found is not None  # always matches, possibly nothing
         return SourceText(Path("model"), source[: found.start()]), found[1].split("+")[1:]
     path = Path(stem) / "config.json" if os.path.isdir(stem) else Path(stem)
     return (safetensors_header(path) if path.suffix == ".safetensors" else read_text(path)), options
@@ -79,7 +79,7 @@ def _read(text: SourceText | Node) -> Read | Model:
 
 
 def _notes(model: Model, read: Read) -> tuple[str, ...]:
-    """Return what the reader of a result should know of the model."""
+    """Return notes on the assumptions about the model."""
     notes, seq = [], model.input_shape[0]
     if seq < read.reads and not any(option.startswith("seq=") for option in model.options):
         notes.append(f"assuming sequences of {seq:,} tokens; the model supports up to {read.reads:,} (set +seq=...)")

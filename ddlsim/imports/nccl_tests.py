@@ -1,16 +1,16 @@
 """Reader for nccl-tests and rccl-tests: the printed table, and the files written with ``-J`` and ``-x``.
 
-Shape: https://github.com/NVIDIA/nccl-tests, ``src/util.cu`` (table and JSON), ``doc/PERFORMANCE.md`` (algbw and busbw);
-tables since 2019 have the same columns, with ``error`` (a deviation) where newer ones count ``#wrong`` values.
-``size`` is the whole buffer in bytes, ``time`` microseconds per operation (mean over the iterations), GB 1e9 bytes.
+Format: https://github.com/NVIDIA/nccl-tests, ``src/util.cu`` (table and JSON), ``doc/PERFORMANCE.md`` (algbw and
+busbw); tables since 2019 have the same columns, with ``error`` (a deviation) where newer ones count ``#wrong`` values.
+``size`` is the full buffer in bytes, ``time`` microseconds per operation (mean over the iterations), GB 1e9 bytes.
 
-Logs often lack the line that names the program. Then the rows say it: by busbw / algbw, whether there is a reduction or
-a root, and how many elements of ``count`` make ``size`` (``src/*.cu``, ``GetCollByteCount``): parts of it, or all.
+Logs often lack the line with the program's name. It is then inferred from busbw / algbw, a reduction or root in the
+rows, and whether ``count`` elements are all of ``size`` or a part (``src/*.cu``, ``GetCollByteCount``).
 
-rccl-tests (https://github.com/ROCm/rccl-tests, ``src/common.cu``, Reporter) write JSON objects, one a line or in a
-list, or CSV, whose heading leaves ``nodes`` out in some versions. ``ranks`` are processes, with ``gpusPerRank`` GPUs
-each; ``nodes`` is the number of groups that ran side by side unless it was built to mean machines, so machines are
-known where it is above 1, or where there is one process (``gpus``).
+rccl-tests (https://github.com/ROCm/rccl-tests, ``src/common.cu``, Reporter) write JSON objects, one per line or in a
+list, or CSV, whose header lacks ``nodes`` in some versions. ``ranks`` are processes with ``gpusPerRank`` GPUs each.
+Depending on the build, ``nodes`` is the number of machines or of concurrent groups, so the number of machines is known
+only if it is above 1, or if there is one process (``gpus``).
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from ddlsim.imports.timing import Timing
 #: program -> operation
 PROGRAMS = {name: name for name in ("all_reduce", "all_gather", "reduce_scatter")} | {"alltoall": "all_to_all"}
 PROGRAMS |= {name: name for name in ("broadcast", "reduce", "gather", "scatter")} | {"sendrecv": "p2p"}
-#: the second sends every rank another size (rccl-tests, src/alltoallv.cu)
+#: alltoallv sends every rank a different size (rccl-tests, src/alltoallv.cu)
 OTHERS = ("hypercube", "alltoallv")
 OPERATIONS = tuple(PROGRAMS.values())
-#: `count` elements are one rank's part of `size`
+#: operations for which `count` elements are one rank's part of `size`
 _IN_PARTS = {"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"}
 #: type -> bytes
 _NBYTES = {"half": 2, "bfloat16": 2, "float": 4, "int": 4, "int32": 4, "uint32": 4}
 _NBYTES |= {"double": 8, "int64": 8, "uint64": 8}
-#: nccl-tests' names of types -> ours
+#: nccl-tests' names of types -> ddlsim's
 DTYPES = {"half": "float16", "float": "float32", "double": "float64", "none": ""}
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: the cells before the times, and those of the out-of-place and in-place times."""
+    """One row of the table: the cells before the times, and those of the out-of-place and in-place times."""
 
     line: int
     words: list[str]
@@ -56,10 +56,10 @@ class Row:
 
 @dataclass
 class Table:
-    """One run of a program: what its head said, and its rows."""
+    """One run of a program: the contents of its header, and its rows."""
 
     operation: str | None = None
-    is_head: bool = False  # the head names the operation, not a command line that may belong to another run
+    is_head: bool = False  # the header, not a command line of possibly another run, names the operation
     groups: dict[str, dict[int, str]] = field(default_factory=dict)  # communicator -> rank -> host (-m makes several)
     n_reps: int | None = None
     rows: list[Row] = field(default_factory=list)
@@ -73,7 +73,7 @@ def bus_factor(operation: str, n_ranks: int) -> float:
 
 
 def operations_in_name(path: Path, operations: list[str]) -> list[str]:
-    """Return which of the operations the file's name says: "nccl_alltoall_16.log"."""
+    """Return the operations that occur in the file's name, as in "nccl_alltoall_16.log"."""
     plain = re.sub(r"[^a-z]", "", path.name.lower())
     programs = {name: program.replace("_", "") for program, name in PROGRAMS.items()}
     said = [name for name in operations if programs[name] in plain]
@@ -81,13 +81,13 @@ def operations_in_name(path: Path, operations: list[str]) -> list[str]:
 
 
 def fits(table: Table, operation: str, n_ranks: int) -> bool:
-    """Return whether all rows can be of this operation among `n_ranks` ranks."""
+    """Return whether all rows are consistent with this operation among `n_ranks` ranks."""
     for row in table.rows:
         redop, root = row.about.get("redop"), row.about.get("root", "-1")
         rooted, reduces = root != "-1", redop not in (None, "", "none")
         if rooted != (operation in ("broadcast", "reduce", "gather", "scatter")):
             return False
-        if operation == "p2p" and reduces != ("root" in row.about):  # its row has "sum" since there is one heading
+        if operation == "p2p" and reduces != ("root" in row.about):  # its rows have "sum" since tables have one heading
             return False
         if operation != "p2p" and reduces != (operation in ("all_reduce", "reduce_scatter", "reduce")):
             return False
@@ -110,7 +110,7 @@ def fits(table: Table, operation: str, n_ranks: int) -> bool:
 
 
 def _rates(row: Row) -> list[tuple[float, float]]:
-    """Return algbw and busbw of a row's variants, without those that are no numbers: the rows' reader tells of them."""
+    """Return algbw and busbw of a row's variants, skipping invalid numbers, which the row reader reports."""
     rates = []
     for cells in row.times.values():
         with contextlib.suppress(ValueError):
@@ -119,7 +119,7 @@ def _rates(row: Row) -> list[tuple[float, float]]:
 
 
 def suggested(table: Table) -> list[str]:
-    """Return what the rows look like: operations with the ranks that busbw / algbw of the fastest row says."""
+    """Return operations consistent with the rows, with the ranks that follow from the fastest row's busbw / algbw."""
     pairs = ((busbw, algbw) for row in table.rows for algbw, busbw in _rates(row))
     busbw, algbw = max(pairs, default=(0.0, 0.0))
     factor = busbw / algbw if algbw > 0 else 1.0
@@ -130,12 +130,12 @@ def suggested(table: Table) -> list[str]:
 
 
 def is_bus(factor: float, algbw: float, busbw: float) -> bool:
-    # printed with two decimals: half a unit of the last digit on either side, 0.2 % where there are fewer decimals
+    # tolerance of two printed decimals: half a unit of the last digit, or 0.2 % if there are fewer decimals
     return abs(algbw * factor - busbw) <= 0.0051 * (factor + 1) + 0.002 * busbw
 
 
 def check_bus(timing: Timing, algbw: float, busbw: float) -> None:
-    """Refuse a row whose busbw says that operation or ranks are others than assumed."""
+    """Raise an error if a row's busbw contradicts the assumed operation or number of ranks."""
     factor = bus_factor(timing.operation, timing.n_ranks)
     if not is_bus(factor, algbw, busbw):
         place, operation, n_ranks = timing.place, timing.operation, timing.n_ranks
@@ -145,13 +145,13 @@ def check_bus(timing: Timing, algbw: float, busbw: float) -> None:
         )
 
 
-#: the first line of a CSV
+#: header of a CSV file
 CSV_HEADING = re.compile(r"^\s*(?:numCycle,\s*)?collective,.*\balgbw,\s*busbw\b", re.MULTILINE)
 _OPERATIONS = {program.replace("_", ""): operation for program, operation in PROGRAMS.items()}
 
 
 def csv_rows(source: SourceText) -> Iterator[Node]:
-    """Yield the rows of a CSV as JSON would have them."""
+    """Yield the rows of a CSV file in the form of JSON objects."""
     heading: list[str] = []
     for number, line in source.lines():
         cells = next(csv.reader([line], skipinitialspace=True), [])
@@ -169,9 +169,9 @@ def csv_rows(source: SourceText) -> Iterator[Node]:
 
 
 def rccl_timing(row: Node, operation: str | None, n_ranks: int | None) -> Timing:
-    """Return the timing in a row.
+    """Return the timing of a row.
 
-    Raises ConfigError: wrong values, an operation without a counterpart, a bus bandwidth of other ranks.
+    Raises ConfigError for wrong results, an unsupported operation, or a bus bandwidth of another number of ranks.
     """
     if isinstance(row.value, dict):
         row = Node({key.lower(): value for key, value in row.value.items()}, row.place)
@@ -190,7 +190,7 @@ def rccl_timing(row: Node, operation: str | None, n_ranks: int | None) -> Timing
     n_hosts = row["nodes"].count() if row.has("nodes") else int(row.has("gpus"))
     nbytes = row["size"].nonnegative()
     if n > 1 and abs(algbw * micros * 1e3 / n - nbytes) < 0.01 * nbytes:
-        nbytes *= n  # what a rank receives: all that there was to tell of a reduce-scatter until 2025
+        nbytes *= n  # received bytes, the only ones in the output for reduce-scatters until 2025
     hosts = n_hosts if n_hosts > 1 or row.has("gpus") else 0
     dtype, place = DTYPES.get(row["type"].text(), row["type"].text()), row.place.rstrip(": ")
     variant = "in-place" if row["inplace"].number() else "out-of-place"
@@ -213,13 +213,13 @@ _TYPES = re.compile(
     r"^\s*([0-9]{1,18})\s+([0-9]{1,18})\s+(?:u?int(?:8|32|64)?|half|float|double|bfloat16|f8e\w+|fp8\w*|char|byte|none)\b"
 )
 
-#: of the 32 spaces that stand for a variant that was not run (util.cu, writeBenchMarkLineNullBody)
+#: minimum of the 32 spaces printed for a variant that was not run (util.cu, writeBenchMarkLineNullBody)
 _BLANK = 24
 
 
 @dataclass(frozen=True)
 class _Run:
-    """What the head of the output said."""
+    """Contents of an output's header."""
 
     operation: str
     n_ranks: int
@@ -274,7 +274,7 @@ def read_nccl_tests(
 
 
 def _tables(source: SourceText, left_out: LeftOut) -> list[Table]:
-    """Return the runs in the file; a head after rows begins another. A row that is cut inside a variant is left out."""
+    """Return the runs in the file; a header after rows starts a new one. Truncated rows are skipped."""
     tables = [Table()]
     columns: list[str] = []
     in_place_only = False
@@ -291,7 +291,7 @@ def _tables(source: SourceText, left_out: LeftOut) -> list[Table]:
         elif "algbw" in line and "size" in line:
             columns = _columns(source, number, line)
         elif re.match(r"\s*#\s+(?:out-of|in)-place", line):
-            in_place_only = "out-of-place" not in line  # rccl-tests can leave the others out
+            in_place_only = "out-of-place" not in line  # rccl-tests can omit the others
         elif match := _ITERS.search(line):
             table.n_reps = int(match[1])
         elif begins:
@@ -351,13 +351,13 @@ def _row(source: SourceText, number: int, line: str, columns: list[str], in_plac
         wrong = cells.get("#wrong", "0")
         if wrong not in ("N/A", "0"):
             raise source.error(number, f"{wrong} wrong values ({variant}); the run is invalid, repeat it")
-    # where an operation has no in-place form, its cells are empty
+    # cells of operations without an in-place form are empty
     times = {variant: cells for variant, cells in times.items() if cells["time"] != "N/A"}
     return Row(number, words, dict(zip(columns[: starts[0]], words, strict=False)), times)
 
 
 def _run(source: SourceText, table: Table, operation: str | None, n_ranks: int | None) -> _Run:
-    """Return what the head said, and what the rows say where it did not."""
+    """Return the contents of the header, completed from the rows."""
     listed, n_hosts = _listed(table)
     operation = operation or table.operation
     line = table.rows[0].line
@@ -388,9 +388,9 @@ def _run(source: SourceText, table: Table, operation: str | None, n_ranks: int |
 
 
 def _listed(table: Table) -> tuple[int, int]:
-    """Return the ranks of a communicator by the ``# Rank`` lines, and the hosts that they are on (0: not known).
+    """Return the number of ranks in a communicator and their hosts (0: unknown), from the ``# Rank`` lines.
 
-    People cut such lists: ranks 0, 7, 8 and 15 are 16, and on two hosts if the gaps lie inside hosts.
+    Shortened lists are extrapolated: ranks 0, 7, 8 and 15 mean 16 ranks, on two hosts if the gaps are inside hosts.
     """
     if len(table.groups) != 1:
         hosts = next(iter(table.groups.values()), {})
@@ -416,7 +416,7 @@ def _timing(source: SourceText, row: Row, run: _Run, variant: str) -> Timing:
 def _read_json(
     source: SourceText, root: Node, operation: str | None, n_ranks: int | None, left_out: LeftOut
 ) -> list[Timing]:
-    """Return the timings of a run, or of the rows of rccl-tests."""
+    """Return the timings of a run, or of rccl-tests' rows."""
     rows = list[Timing]()
     if is_rccl(root):
         for row in root.items() if isinstance(root.value, list) else [root]:
@@ -455,9 +455,9 @@ def _read_json(
 
 
 def _json_groups(config: Node) -> dict[str, list[str]]:
-    """Return communicator -> the host of each rank.
+    """Return the host of each rank, by communicator.
 
-    Of a process with several GPUs only the first is listed (util.cu, parseRankInfo): it stands for all of them.
+    If a process has several GPUs, only the first is listed (util.cu, parseRankInfo) and represents all of them.
     """
     per_process = 1
     for key in ("nthreads", "ngpus"):
@@ -481,7 +481,7 @@ def _json_row(result: Node, key: str, variant: str, run: _Run) -> Timing:
     if body.has("nwrong") and body["nwrong"].number() > 0:
         raise body.error(f"{body['nwrong'].number():g} wrong values; the run is invalid, repeat it")
     seconds, low, high = body["time"].positive() * 1e-6, None, None
-    if result.has(f"{key}_per_iter"):  # per-iteration timing: the median is the better figure
+    if result.has(f"{key}_per_iter"):  # with per-iteration timing, use the median
         each = result[f"{key}_per_iter"]
         seconds = each["p50_us"].positive() * 1e-6
         low, high = each["min_us"].positive() * 1e-6, each["max_us"].positive() * 1e-6

@@ -1,12 +1,12 @@
 """Reader for topologies detected by NCCL (``NCCL_TOPO_DUMP_FILE``, the format of ``NCCL_TOPO_FILE``).
 
-Shape and constants: https://github.com/NVIDIA/nccl, ``src/graph/xml.cc``, ``topo.cc``, ``topo.h``; for AMD's GPUs the
+Format and constants: https://github.com/NVIDIA/nccl, ``src/graph/xml.cc``, ``topo.cc``, ``topo.h``; for AMD's GPUs the
 same files of https://github.com/ROCm/rccl. The file has counts and generations; :mod:`ddlsim.imports.pci_tree` has the
-bandwidths that NCCL assumes. NCCL knows no latencies; those of :class:`~ddlsim.cluster.MultiGpu` stand in.
+bandwidths that NCCL assumes. NCCL has no latencies; the defaults are those of :class:`~ddlsim.cluster.MultiGpu`.
 
-Clouds hand out files that NCCL completes on the machine (``NCCL_TOPO_FILE``): no ``<gpu>``, but PCI devices of class
-0x03.... (GPU) and 0x02.... (NIC), or without class at all. They say nothing of NVLinks and NICs' speeds: those, and how
-many devices are GPUs, are arguments.
+Clouds distribute files that NCCL completes on the machine (``NCCL_TOPO_FILE``): without ``<gpu>``, but with PCI devices
+of class 0x03.... (GPU) and 0x02.... (NIC), or without a class. They lack NVLinks and the speeds of NICs; these, and the
+number of GPUs, are arguments.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ddlsim.imports.pci_tree import GPU_CLASSES, NIC_CLASS, PciTree, bus_id, com
 from ddlsim.imports.text import read_text, warn
 from ddlsim.imports.xml_tree import Element, parse_xml, walk
 
-#: tag -> what may stand in it (xml.cc, the handlers)
+#: tag -> allowed children (xml.cc, the handlers)
 _TAGS = {"system": {"cpu"}, "cpu": {"pci", "nic"}, "pci": {"pci", "gpu", "nic", "pcilink"}, "nic": {"net"}}
 _TAGS |= {"gpu": {"nvlink", "xgmi", "c2c"}} | {tag: set() for tag in ("net", "pcilink", "nvlink", "xgmi", "c2c")}
 
@@ -96,7 +96,7 @@ def read_nccl_topology(
 
 
 def _known_tags(root: Element, ignore_unknown: bool) -> list[str]:
-    """Refuse elements that NCCL does not know, or count them: what they join would be missing in silence."""
+    """Raise an error for elements unknown to NCCL, or count them; their connections would be lost silently."""
     unknown: dict[str, int] = {}
     for element in walk(root):
         for child in element.children:
@@ -113,14 +113,14 @@ def _known_tags(root: Element, ignore_unknown: bool) -> list[str]:
 
 
 def _classless(root: Element) -> list[Element]:
-    """Return the PCI devices that say nothing of what they are."""
+    """Return the PCI devices without a class."""
     return [each for each in walk(root) if each.tag == "pci" and not each.children and "class" not in each.attributes]
 
 
 def _complete(root: Element, n_gpus: int | None) -> int:
-    """Give the PCI devices of a file without <gpu> the elements that NCCL would add; return how many are GPUs.
+    """Add the elements that NCCL would add to the PCI devices of a file without <gpu>; return the number of GPUs.
 
-    GPUs count by their bus ids, as NVML counts.
+    GPUs are numbered by bus id, as in NVML.
     """
     leaves = [element for element in walk(root) if element.tag == "pci" and not element.children]
     if n_gpus is not None:
@@ -141,6 +141,6 @@ def _complete(root: Element, n_gpus: int | None) -> int:
 
 
 def _computes(pci: Element) -> bool:
-    """Return whether a device of a GPU's class is no display, as far as the file says what it is."""
+    """Return whether a device of a GPU's class is not a display, as far as the file identifies it."""
     words = [pci.get(name, "").lower().removeprefix("0x") for name in ("class", "vendor", "device")]
     return not all(re.fullmatch("[0-9a-f]{4,6}", word) for word in words) or computes(*words)

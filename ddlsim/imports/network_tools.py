@@ -1,7 +1,7 @@
 """Readers for iperf3 and ping.
 
-iperf3: https://software.es.net/iperf/; without ``-J`` it prints bytes in powers of 1024 (``units.c``). ping: the lines
-that iputils, the BSDs, macOS and busybox print. docs/formats/benchmarks.md describes both.
+iperf3: https://software.es.net/iperf/; without ``-J`` it prints bytes in powers of 1024 (``units.c``). ping: the output
+of iputils, the BSDs, macOS and busybox. docs/formats/benchmarks.md describes both.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SUMMARY = re.compile(
 )
 _LOSS = re.compile(r"(\d+) packets transmitted, (\d+) (?:packets )?received")
 _HEAD = re.compile(r"PING (\S+).*?\b([0-9]{1,6})(?:\(\d+\))?(?: bytes of data| data bytes)")
-_ICMP_HEADER = 8  # bytes; "56 data bytes" travel as "64 bytes from"
+_ICMP_HEADER = 8  # bytes; "56 data bytes" are sent as 64 bytes
 _UNITS = {"ms": 1e-3, "us": 1e-6, "s": 1.0}
 
 
@@ -55,7 +55,7 @@ def read_iperf3(path: str | Path) -> tuple[Timing, ...]:
 
 
 def _iperf3_runs(source: SourceText) -> Iterator[Node]:
-    """Yield the runs in the file; ``--json-stream`` writes each as parts, from "start" to "end"."""
+    """Yield the runs in the file; ``--json-stream`` writes each in parts, from "start" to "end"."""
     parts: dict[str, object] = {}
     for document in documents(source):
         value = document.value
@@ -71,7 +71,7 @@ def _iperf3_runs(source: SourceText) -> Iterator[Node]:
 
 
 def _iperf3_text(source: SourceText, left_out: LeftOut) -> list[Timing]:
-    """Return the rows of what iperf3 prints for people; a server's log has several runs."""
+    """Return the rows of iperf3's text output; a server's log has several runs."""
     runs: list[tuple[int, bool, dict[str, list[tuple[int, re.Match[str]]]]]] = []
     for number, line in enumerate(source.text.splitlines(), start=1):
         if line.startswith(("Connecting to host", "Accepted connection")):
@@ -132,7 +132,7 @@ def _iperf3_row(end: Node, suffix: str, direction: str, n_streams: int) -> Timin
     key = f"sum_received{suffix}"
     if end.has(key) and not (end[key].has("bytes") and end[key]["bytes"].number() == 0 and end.has(f"sum{suffix}")):
         total, lost = end[key], 0.0
-    elif end.has(f"sum{suffix}"):  # UDP before 3.12: what was sent, and the share that was lost
+    elif end.has(f"sum{suffix}"):  # UDP before 3.12: sent bytes, and the share that was lost
         total = end[f"sum{suffix}"]
         lost = total["lost_percent"].number() / 100 if total.has("lost_percent") else 0.0
     else:
@@ -179,7 +179,7 @@ def read_ping(path: str | Path) -> tuple[Timing, ...]:
             with left_out:
                 rows.append(_ping_row(source, number, host, nbytes, replies, match))
             host, nbytes, replies = "", 0.0, []
-    if replies:  # no summary: stopped, or cut
+    if replies:  # no summary: stopped or truncated
         with left_out:
             rows.append(_ping_row(source, number, host, nbytes, replies))
     left_out.tell(rows)

@@ -1,9 +1,9 @@
 """Reader for ``nvidia-smi topo -m`` and ``nvidia-smi nvlink -s``.
 
-The matrix has how two devices are joined, not how fast: NV# a bond of # NVLinks; PIX the same PCIe bridge, PXB several;
-PHB and NODE the same CPU; SYS (SOC before driver 384) another one. NV# hides the PCIe between two GPUs; it is inferred
-from what they share with NICs and from the CPU affinity. If a GPU would need more NVLinks than any GPU has, the bonds
-are one crossbar, an NVSwitch.
+The matrix contains the type of connection between devices, not its speed: NV#: a bond of # NVLinks; PIX: the same PCIe
+bridge; PXB: several bridges; PHB and NODE: the same CPU; SYS (SOC before driver 384): another CPU. NV# hides the PCIe
+connection of two GPUs, which is inferred from their connections to NICs and from the CPU affinity. If a GPU would need
+more NVLinks than any GPU has, the bonds are one crossbar, an NVSwitch.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from ddlsim.imports.text import SourceText, read_text
 
 _KINDS = ("PIX", "PXB", "PHB", "NODE", "SYS", "SOC")
 _HEADING = re.compile(r"^\s*GPU0\s")
-MAX_NVLINKS = 18  # of one GPU: 4 (P100), 6 (V100), 12 (A100), 18 (H100, B200)
+MAX_NVLINKS = 18  # per GPU: 4 (P100), 6 (V100), 12 (A100), 18 (H100, B200)
 
 
 @dataclass(frozen=True)
 class _Matrix:
-    """The devices in order, how each pair is joined, the CPU affinity of the GPUs."""
+    """The devices in order, the connection of each pair, and the CPU affinity of the GPUs."""
 
     source: SourceText
     names: tuple[str, ...]
@@ -39,7 +39,7 @@ class _Matrix:
         return [name for name in self.names if name.startswith("GPU")]
 
     def bond(self, a: str, b: str) -> int:
-        """Return the NVLinks between two devices."""
+        """Return the number of NVLinks between two devices."""
         cell = self.cells[a, b]
         return int(cell[2:]) if cell.startswith("NV") else 0
 
@@ -134,7 +134,7 @@ def _read(source: SourceText) -> _Matrix:
 
 
 def _listed_links(source: SourceText) -> tuple[dict[str, int], float | None]:
-    """Return the NVLinks in use of each GPU that ``nvidia-smi nvlink -s`` lists, and the bytes/s of one."""
+    """Return the number of active NVLinks of each GPU listed by ``nvidia-smi nvlink -s``, and the bytes/s of one."""
     n_links: dict[str, int] = {}
     speed: float | None = None
     gpu = ""
@@ -151,7 +151,7 @@ def _listed_links(source: SourceText) -> tuple[dict[str, int], float | None]:
 
 
 def _assumed(source: SourceText, n_links: dict[str, int], nvswitch: bool | None) -> _Matrix:
-    """Return the matrix of GPUs whose links lead to the only other one, or into an NVSwitch."""
+    """Return the assumed matrix of GPUs whose links lead to the only other GPU, or to an NVSwitch."""
     names = tuple(n_links)
     if len(set(n_links.values())) > 1 or (len(names) != 2 and not nvswitch):
         hint = "add the output of nvidia-smi topo -m, or set nvswitch=True"
@@ -173,7 +173,7 @@ def _label(name: str) -> str:
 
 
 def _groups(names: Iterable[str], pairs: Iterable[tuple[str, str]]) -> list[list[str]]:
-    """Return the names in the groups that the pairs join, in order."""
+    """Return the groups of names connected by the pairs, in order."""
     group = {name: [name] for name in names}
     for a, b in pairs:
         if group[a] is not group[b]:
@@ -186,7 +186,7 @@ def _groups(names: Iterable[str], pairs: Iterable[tuple[str, str]]) -> list[list
 
 
 def _add_pcie(matrix: _Matrix, machine: Machine, bandwidth: float, latency: float) -> None:
-    """Add CPUs, bridges and NICs: devices below a bridge (PIX), bridges below a bridge (PXB), those below a CPU."""
+    """Add CPUs, bridges and NICs: devices below a bridge (PIX), bridges below a bridge (PXB), and these below a CPU."""
     kinds = (("PIX",), ("PIX", "PXB"), ("PIX", "PXB", "PHB", "NODE"))
     low, high, same_cpu = ([pair for pair, cell in matrix.cells.items() if cell in among] for among in kinds)
     same_cpu += [pair for pair in itertools.combinations(matrix.gpus(), 2) if _near(matrix, *pair)]
@@ -209,7 +209,7 @@ def _add_pcie(matrix: _Matrix, machine: Machine, bandwidth: float, latency: floa
 
 
 def _near(matrix: _Matrix, a: str, b: str) -> bool:
-    """Return whether two GPUs, whose NVLinks hide the PCIe between them, may be taken to have the same CPU."""
+    """Return whether two GPUs, whose NVLinks hide their PCIe connection, can be assumed to have the same CPU."""
     unknown = ("", "N/A")
     ends = matrix.affinity[a], matrix.affinity[b]
     return matrix.bond(a, b) > 0 and (ends[0] == ends[1] or ends[0] in unknown or ends[1] in unknown)
@@ -239,7 +239,7 @@ def _add_nvlinks(
     one = positive(bandwidth, "bandwidth", "nvlink_bandwidth")
     if nvswitch if nvswitch is not None else max(totals.values()) > MAX_NVLINKS:
         machine.switches.append("nvswitch")
-        for gpu in gpus:  # every bond uses all links of the GPU into the switch
+        for gpu in gpus:  # every bond uses all links from the GPU to the switch
             n_links = max(matrix.bond(gpu, other) for other in gpus)
             if n_links:
                 machine.links.append((gpu.lower(), "nvswitch", "nvlink", n_links * one, latency))

@@ -1,8 +1,8 @@
 """Reader for OSU micro-benchmarks (MPI, including the CUDA, ROCm and NCCL builds), versions 3 to 7.
 
-Shape: https://mvapich.cse.ohio-state.edu/benchmarks/. MB/s is 1e6 bytes/s. ``Latency Test`` is one way (half a round
+Format: https://mvapich.cse.ohio-state.edu/benchmarks/. MB/s is 1e6 bytes/s. ``Latency Test`` is one way (half a round
 trip); bandwidth tests keep many messages in flight ("stream"); the bidirectional one adds both directions. Sizes of
-gather-like and all-to-all operations are those of one rank's part (:class:`Timing` counts whole buffers).
+gather-like and all-to-all operations are those of one rank's part (:class:`Timing` uses full buffers).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TITLES = {
 }
 _TESTS = {title: operation for operation, titles in _TITLES.items() for title in titles.split(", ")}
 _IN_PARTS = ("all_gather", "gather", "scatter", "all_to_all")  # the size is one rank's part of the buffer
-#: not what the shell's time ("0.12user 0.05system") or a batch system ("2 nodes") says behind a table
+#: excludes output after a table, such as the shell's time ("0.12user 0.05system") or a batch system's ("2 nodes")
 _ROW = re.compile(r"\s*[0-9][0-9.]*(?:\s+(?:[-+0-9.]|nan|inf)|\s*$)")
 
 
@@ -71,7 +71,7 @@ def read_osu(path: str | Path, *, n_ranks: Count | None = None) -> tuple[Timing,
         elif match := _PAIRS.search(line):
             section.n_pairs = int(match[1])
         elif line.startswith("#") and ("(us)" in line or "[us]" in line or "/s" in line):
-            columns = re.sub(r"\[(us|MB/s|B)\]", r"(\1)", line.lstrip("# ").strip())  # OMB-Py has brackets
+            columns = re.sub(r"\[(us|MB/s|B)\]", r"(\1)", line.lstrip("# ").strip())  # OMB-Py uses brackets
             section.columns = tuple(re.split(r"\s{2,}", columns))
         elif section.columns and _ROW.match(line):
             with left_out:
@@ -86,7 +86,7 @@ def read_osu(path: str | Path, *, n_ranks: Count | None = None) -> tuple[Timing,
 
 def _start(source: SourceText, number: int, library: str, title: str) -> _Section:
     title = " ".join(title.split())
-    if library.startswith("MPI_"):  # "MPI_Put Latency": the other side does not take part
+    if library.startswith("MPI_"):  # "MPI_Put Latency": one-sided
         raise source.error(
             number, f"{library} {title!r} is a one-sided test, which ddlsim does not support; remove its output"
         )
@@ -118,7 +118,7 @@ def _row(source: SourceText, number: int, words: list[str], section: _Section, n
         for name, column in _time_columns(columns).items()
     }
     rate = next((column for column in columns if column.endswith(("MB/s", "(MB/s)"))), None)
-    if rate is not None:  # all pairs together; "bidirectional" also both directions
+    if rate is not None:  # of all pairs together; "bidirectional": also of both directions
         total = size * section.n_pairs * (2 if section.operation == "bidirectional" else 1)
         micro = {"avg": total / (positive_number(source, number, cells[rate], rate) * 1e6)}
     if "avg" not in micro:

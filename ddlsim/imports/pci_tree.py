@@ -2,11 +2,11 @@
 
 Constants: https://github.com/NVIDIA/nccl, ``src/graph/topo.cc``, ``topo.h``; for AMD's GPUs the same files of
 https://github.com/ROCm/rccl. Bandwidths are those that NCCL assumes, per direction, unless an element has the attribute
-:data:`RATE`, which other readers give it. As in NCCL, all NVSwitches of a machine are one; a PCIe bridge with a single
-device below it is left out, and so is what leads to no GPU or NIC.
+:data:`RATE`, which other readers set. As in NCCL, all NVSwitches of a machine are merged; PCIe bridges with a single
+device below them, and branches without a GPU or NIC, are omitted.
 
-Which PCI devices compute, and which are displays: by class, vendor, device (https://pci-ids.ucw.cz). Classes 03 are
-displays (0302: without a connector, as most accelerators are), 12 accelerators.
+Class, vendor and device determine whether a PCI device computes or is a display (https://pci-ids.ucw.cz). Classes 03
+are displays (0302: without a connector, like most accelerators), and class 12 accelerators.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from ddlsim.imports.machines import Machine
 from ddlsim.imports.text import warn
 from ddlsim.imports.xml_tree import Element, walk
 
-#: vendor -> first and last of the displays that do not compute. NVIDIA: before G80 (CUDA), and in chipsets (nForce,
-#: MCP); AMD: parts of processors, boards' own (Rage to R500), what came before GCN
+#: vendor -> ranges (first, last) of displays that cannot compute. NVIDIA: before G80 (CUDA), and in chipsets (nForce,
+#: MCP); AMD: parts of processors, on-board displays (Rage to R500), GPUs before GCN
 _AMD_DISPLAYS = ((0x1100, 0x11FF), (0x1300, 0x1FFF), (0x3000, 0x5FFF), (0x6718, 0x677F), (0x6880, 0x68FF))
 _DISPLAYS = {
     "10de": ((0x0000, 0x0190), (0x01A0, 0x03FF), (0x0530, 0x053F), (0x0840, 0x08BF)),
     "1002": (*_AMD_DISPLAYS, (0x7100, 0x72FF), (0x7800, 0x79FF), (0x9000, 0x9FFF)),
 }
-_INTELS = ((0x0BD0, 0x0BDF), (0x56C0, 0x56C1))  # Max and Flex: the others are parts of processors, or for monitors
+_INTELS = ((0x0BD0, 0x0BDF), (0x56C0, 0x56C1))  # Max and Flex: the others are integrated or for monitors
 _FPGAS = ("10ee", "1172")  # of class 12: Xilinx and Altera
 
 
 def computes(kind: str, vendor: str, device: str) -> bool:
-    """Return whether a device (class "0302", vendor "10de", device "20b0", in lower case) is a GPU or the like."""
+    """Return whether a device (class "0302", vendor "10de", device "20b0", in lower case) is a GPU or accelerator."""
     if not kind.startswith("03"):
         return kind.startswith("12") and vendor not in _FPGAS
     number = int(device, 16)
@@ -39,24 +39,24 @@ def computes(kind: str, vendor: str, device: str) -> bool:
     return vendor in _DISPLAYS and not any(first <= number <= last for first, last in _DISPLAYS[vendor])
 
 
-#: a link's bytes/s, where they are known; no attribute of a file can have this name
+#: attribute for a link's bytes/s, if known; no attribute in a file can have this name
 RATE = "rate, bytes/s"
-#: names of interfaces that are no network card: pairs, bridges and tunnels of containers, and the machine itself
+#: names of interfaces that are not network cards: pairs, bridges and tunnels of containers, and the loopback
 _VIRTUAL = re.compile(r"(veth|br-|virbr|docker|cni|cali|flannel|tun|tap).*|lo")
-#: the width that the kernel gives links of which it does not know it (PCI_LNK_WIDTH_UNKNOWN)
+#: the kernel's value for links of unknown width (PCI_LNK_WIDTH_UNKNOWN)
 _UNKNOWN_WIDTH = "255"
-#: beginnings of PCI classes (topo.cc: kvDictPciClass; 0x12 is what AMD's accelerators are)
+#: prefixes of PCI classes (topo.cc: kvDictPciClass; 0x12 for AMD's accelerators)
 GPU_CLASSES, NIC_CLASS = ("0x03", "0x12"), "0x02"
-#: GB/s of one NVLink and direction, from this compute capability on (topo.h: SM60_NVLINK_BW, ...)
+#: GB/s per NVLink and direction, from this compute capability on (topo.h: SM60_NVLINK_BW, ...)
 _NVLINK = ((100, 40.1), (90, 20.6), (87, 20.0), (86, 12.0), (80, 20.0), (70, 20.0), (60, 18.0))
-#: GB/s of one xGMI link and direction, by architecture (rccl: VEGA_, MI200_, GFX94X_XGMI_WIDTH)
+#: GB/s per xGMI link and direction, by architecture (rccl: VEGA_, MI200_, GFX94X_XGMI_WIDTH)
 _XGMI = {"gfx906": 24.0, "gfx908": 24.0, "gfx90a": 36.0, "gfx940": 48.0, "gfx941": 48.0, "gfx942": 48.0}
-#: how files of 2019 to 2022 write an architecture (rccl: archinfo.cc)
+#: notation of architectures in files of 2019 to 2022 (rccl: archinfo.cc)
 _GCN = {"906": "gfx906", "908": "gfx908", "910": "gfx90a", "940": "gfx940", "941": "gfx941", "942": "gfx942"}
 #: units of 100 Mbit/s per PCIe lane by its transfer rate (topo.cc: kvDictPciGen); unknown ones count as the third
 _PCIE = {2.5: 15.0, 5.0: 30.0, 8.0: 60.0, 16.0: 120.0, 32.0: 240.0, 64.0: 480.0}
 _UNKNOWN_RATE = 8.0
-_INSIDE = 5000e9  # bytes/s inside a PCIe switch that shows itself as several (topo.h: LOC_BW)
+_INSIDE = 5000e9  # bytes/s inside a PCIe switch that appears as several (topo.h: LOC_BW)
 #: GB/s between sockets (topo.h); Intel by model id, AMD by family (NCCL's branch dev, commit 2f1c174c)
 _INTEL = ((0xCF, 40.0), (0x8F, 22.0), (0x55, 10.0), (0, 6.0))
 _AMD = ((26, 32.0), (25, 24.0), (0, 16.0))
@@ -64,7 +64,7 @@ _OTHER = {"arm64": 6.0, "ppc64": 32.0}
 
 
 class PciTree:
-    """Walks the elements of the machines; collects notes."""
+    """Converts the elements of machines; collects notes."""
 
     def __init__(
         self, pcie_latency: float, nvlink_latency: float, nic_bandwidth: float | None, virtual_nics: bool = False
@@ -73,11 +73,11 @@ class PciTree:
         self.nvlink_latency = nvlink_latency
         self.nic_bandwidth = nic_bandwidth
         self.virtual_nics = virtual_nics
-        self._nets: set[tuple[str, str, str]] = set()  # name, guid and port of those of the machine at hand
+        self._nets: set[tuple[str, str, str]] = set()  # name, guid and port of those of the current machine
         self.notes: list[str] = []
 
     def machine(self, cpus: list[Element]) -> Machine:
-        """Return the machine that these <cpu> elements make."""
+        """Return the machine consisting of these <cpu> elements."""
         machine = Machine()
         self._nets = set()
         left_out = dict.fromkeys(
@@ -109,14 +109,14 @@ class PciTree:
         return machine
 
     def add_nvswitch(self, machine: Machine, bandwidth: float) -> None:
-        """Join all GPUs by a switch, each at `bandwidth` bytes/s."""
+        """Connect all GPUs by a switch, each with `bandwidth` in bytes/s."""
         machine.switches.append("nvswitch")
         machine.links += [(gpu, "nvswitch", "nvlink", bandwidth, self.nvlink_latency) for gpu in machine.gpus]
 
     def _pci(
         self, machine: Machine, pci: Element, above: str, limit: float, gpus: dict[str, tuple[str, Element]]
     ) -> None:
-        """Add what is below a <pci>, joined to the node `above`; `limit` is that of bridges left out in between."""
+        """Add the elements below a <pci>, connected to the node `above`; `limit`: bandwidth of omitted bridges."""
         bandwidth = min(limit, self._pcie_bandwidth(pci))
         useful = [child for child in pci.children if child.tag in ("pci", "gpu", "nic") and _leads_somewhere(child)]
         for child in useful:
@@ -140,7 +140,7 @@ class PciTree:
                 self._pci(machine, bridge, switch, float("inf"), gpus)
 
     def _join_switches(self, machine: Machine, cpus: list[Element]) -> None:
-        """Join what is one PCIe switch and shows itself as several: <pcilink>."""
+        """Connect the parts of a PCIe switch that appears as several: <pcilink>."""
         joined: set[frozenset[str]] = set()
         for element in (element for cpu in cpus for element in walk(cpu)):
             for link in element.find("pcilink"):
@@ -159,13 +159,13 @@ class PciTree:
             name = f"{name}-{place}"
         speeds = [speed for net in nets if (speed := self._net_speed(net)) is not None]
         machine.switches.append(name)
-        if bandwidth is None and not speeds:  # beside the PCIe tree, as fast as its ports
+        if bandwidth is None and not speeds:  # outside the PCIe tree, as fast as its ports
             raise nets[0].error("the speed (Mbit/s) is missing; set nic_bandwidth (--set nic_bandwidth=...)")
         machine.links.append((name, above, "pcie", bandwidth or sum(speeds), self.pcie_latency))
         machine.ports += [(name, speed) for speed in speeds]
 
     def _is_new(self, net: Element) -> bool:
-        """Return whether an interface counts: NCCL lists those that sit at no CPU under all, and virtual ones too."""
+        """Return whether an interface is new and not virtual: NCCL lists those without a CPU under all CPUs."""
         name = net.get("name", "")
         port = name, net.get("guid", ""), net.get("port", "")
         if name and port in self._nets:
@@ -174,7 +174,7 @@ class PciTree:
         return self.virtual_nics or not _VIRTUAL.fullmatch(name)
 
     def _pcie_bandwidth(self, pci: Element) -> float:
-        """Return bytes/s of the link above this device: lanes * rate, as NCCL counts (topo.cc, ncclTopoAddPci)."""
+        """Return the bandwidth of the link above this device in bytes/s: lanes * rate (topo.cc, ncclTopoAddPci)."""
         if RATE in pci.attributes:
             return float(pci[RATE])
         width = pci.get("link_width", "").strip()
@@ -199,17 +199,17 @@ class PciTree:
         return bandwidth
 
     def _net_speed(self, net: Element) -> float | None:
-        """Return bytes/s; the file has Mbit/s. None where neither file nor caller says it."""
+        """Return the speed of a NIC in bytes/s (the file has Mbit/s); None if neither file nor caller specifies it."""
         return net.integer("speed") * 1e6 / 8 if has_speed(net) else self.nic_bandwidth
 
     def _nvlinks(self, machine: Machine, gpus: dict[str, tuple[str, Element]]) -> None:
-        """Add the NVLinks and xGMI: to each other, or all to one crossbar; and C2C to the CPU."""
+        """Add the NVLinks and xGMI links, between GPUs or to one crossbar, and C2C links to the CPU."""
         pairs: dict[tuple[str, str], tuple[str, float]] = {}
         for name, gpu in gpus.values():
             for link in gpu.find("nvlink", "xgmi"):
                 other = gpus.get(bus_id(link["target"]))
                 if other is None and link.get("tclass", "").startswith(GPU_CLASSES):
-                    continue  # a GPU that this job does not use
+                    continue  # a GPU outside this job
                 peer = "nvswitch" if other is None else other[0]
                 if link.get("tclass", "") == "0x068001":
                     peer = machine.cpus[0]
@@ -230,7 +230,7 @@ class PciTree:
             if b == "nvswitch" and b not in machine.switches:
                 machine.switches.append(b)
             machine.one_way.append((a, b, kind, bandwidth, self.nvlink_latency))
-            if (b, a) not in pairs:  # switches and CPUs do not list theirs
+            if (b, a) not in pairs:  # switches and CPUs do not list their links
                 machine.one_way.append((b, a, kind, bandwidth, self.nvlink_latency))
 
     def _xgmi_bandwidth(self, gpu: Element) -> float:
@@ -243,12 +243,12 @@ class PciTree:
 
 
 def has_speed(net: Element) -> bool:
-    """Return whether a NIC says its speed; some drivers give -1, for which NCCL takes 10 Gbit/s (topo.cc)."""
+    """Return whether a NIC has a speed; some drivers report -1, which NCCL treats as 10 Gbit/s (topo.cc)."""
     return "speed" in net.attributes and net.integer("speed") > 0
 
 
 def _leads_somewhere(element: Element) -> bool:
-    """Return whether there is a GPU or a NIC at or below this element."""
+    """Return whether this element is or contains a GPU or a NIC."""
     if element.tag == "gpu":
         return True
     if element.tag == "nic":
@@ -257,7 +257,7 @@ def _leads_somewhere(element: Element) -> bool:
 
 
 def bus_id(text: str) -> str:
-    """Return a PCI address in one spelling: 0000:08:00.0 (NVML writes eight digits of domain)."""
+    """Normalise a PCI address: 0000:08:00.0 (NVML writes eight digits of domain)."""
     return text.strip().lower()[-12:]
 
 

@@ -1,6 +1,6 @@
 """Reader for ``rocm-smi --showtopo``: links between the AMD GPUs of a machine, as tables or (``--json``) as pairs.
 
-Shape: https://github.com/ROCm/rocm_smi_lib (showWeightTopology and its siblings). XGMI over one hop is a link; over
+Format: https://github.com/ROCm/rocm_smi_lib (showWeightTopology and its siblings). XGMI over one hop is a link; over
 more, it leads through other GPUs. PCIe leads to the CPU of the NUMA node.
 """
 
@@ -27,7 +27,7 @@ _LINKS, _HOPS = "Link Type between two GPUs", "Hops between two GPUs"
 
 @dataclass
 class _Tables:
-    """How each pair (the smaller number first) is joined, over how many hops; the NUMA node of each GPU."""
+    """Type and hops of the connection of each pair (smaller number first), and the NUMA node of each GPU."""
 
     source: SourceText
     gpus: set[int] = field(default_factory=set)
@@ -36,7 +36,7 @@ class _Tables:
     numa: dict[int, int] = field(default_factory=dict)
 
     def add(self, line: int | None, title: str, a: int, b: int, cell: str) -> None:
-        """Note what the table `title` says of two GPUs; both halves of a table must say the same."""
+        """Add a cell of table `title` for two GPUs; raise an error if the two halves of a table differ."""
         self.gpus |= {a, b}
         table, pair = (self.links if title == _LINKS else self.hops), (min(a, b), max(a, b))
         if a != b and table.setdefault(pair, cell) != cell:
@@ -72,7 +72,7 @@ def read_rocm_smi(
     tables = _read(read_text(path, log=True))
     source, gpus = tables.source, sorted(tables.gpus)
     machine = Machine(gpus=[f"gpu{gpu}" for gpu in gpus])
-    cpu_of = {gpu: f"cpu{max(tables.numa.get(gpu, 0), 0)}" for gpu in gpus}  # -1: the machine has one
+    cpu_of = {gpu: f"cpu{max(tables.numa.get(gpu, 0), 0)}" for gpu in gpus}  # -1: the machine has only one
     machine.cpus = sorted(set(cpu_of.values()))
     pcie = pcie_rate(pcie_bandwidth, device)
     latency = nonnegative(pcie_latency, "time", "pcie_latency")

@@ -1,9 +1,9 @@
 """Reader for SimGrid platform files (XML).
 
-Shape: https://simgrid.org/doc/latest/XML_reference.html and simgrid.dtd, versions 3 to 4.1 (``AS`` or ``zone``,
-``ASroute`` or ``zoneRoute``, ``power`` or ``speed``). A link without ``sharing_policy`` is SHARED, as the DTD has it;
-a cluster's links are SPLITDUPLEX. The DTD itself is never loaded. In quantities, K and k are 1000, Ki is 1024; b is a
-bit, B a byte. Numbers without a unit, from before version 4, are bytes/s, seconds and flop/s.
+Format: https://simgrid.org/doc/latest/XML_reference.html and simgrid.dtd, versions 3 to 4.1 (``AS`` or ``zone``,
+``ASroute`` or ``zoneRoute``, ``power`` or ``speed``). A link without ``sharing_policy`` is SHARED, the default in the
+DTD; a cluster's links are SPLITDUPLEX. The DTD itself is never loaded. In quantities, K and k are 1000, Ki is 1024; b
+is a bit, B a byte. Numbers without a unit, from before version 4, are bytes/s, seconds and flop/s.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _parse(element: Element, name: str, text: str, units: dict[str, float], defa
 
 
 def _bandwidth(element: Element, name: str) -> float:
-    """Return the attribute `name` in bytes/s; it must be above 0."""
+    """Return the attribute `name` in bytes/s; raise an error unless it is above 0."""
     value = _parse(element, name, element[name], _RATES, "Bps", "10Gbps")
     if value == 0:
         raise element.error(f"{name} = {element[name]!r} must be above 0; write it like '10Gbps'")
@@ -70,8 +70,8 @@ def _latency(element: Element, name: str, default: str = "0s") -> float:
 
 
 def _speed(element: Element, name: str = "speed") -> float:
-    """Return the attribute in flop/s: of several, one per ``pstate``, the one in use, times ``availability``."""
-    if name not in element.attributes and "power" in element.attributes:  # its name before version 4
+    """Return the speed of a host in flop/s: the value of the current ``pstate``, times ``availability``."""
+    if name not in element.attributes and "power" in element.attributes:  # name before version 4
         name = "power"
     states, state = element[name].split(","), element.integer("pstate", 0)
     if not 0 <= state < len(states):
@@ -84,11 +84,11 @@ def _speed(element: Element, name: str = "speed") -> float:
     return value
 
 
-MAX_HOSTS = 100_000  # a runaway radical is a slip of the keyboard, not a cluster
+MAX_HOSTS = 100_000  # more is a typing error in radical
 
 
 def host_names(cluster: Element) -> list[str]:
-    """Return the names that ``prefix``, ``radical`` ("0-9", "0-3,7") and ``suffix`` stand for."""
+    """Return the names described by ``prefix``, ``radical`` ("0-9", "0-3,7") and ``suffix``."""
     numbers: list[int] = []
     for part in re.split("[,;]", cluster["radical"]):
         match = re.fullmatch(r"\s*([0-9]{1,9})(?:\s*-\s*([0-9]{1,9}))?\s*", part)
@@ -104,7 +104,7 @@ def host_names(cluster: Element) -> list[str]:
 
 
 def is_shared(element: Element, default: str, name: str = "sharing_policy") -> bool:
-    """Return whether both directions share the link's bandwidth; FATPIPE, without contention, is refused."""
+    """Return whether both directions share the link's bandwidth. FATPIPE (without contention) is an error."""
     policy = element.get(name, default).upper()
     if policy in ("SPLITDUPLEX", "FULLDUPLEX"):
         return False
@@ -114,7 +114,7 @@ def is_shared(element: Element, default: str, name: str = "sharing_policy") -> b
 
 
 def cluster_graph(cluster: Element) -> Graph:
-    """Return the graph of a platform that is one ``<cluster>``."""
+    """Return the graph of a platform that consists of one ``<cluster>``."""
     if cluster.get("limiter_link", ""):
         raise cluster.error("limiter_link (a common limit for both directions) is not supported; remove it")
     topology = cluster.get("topology", "FLAT").upper()
@@ -131,7 +131,7 @@ def cluster_graph(cluster: Element) -> Graph:
 
 
 def _link(graph: Graph, cluster: Element, a: str, b: str, kind: str, n_cables: int = 1) -> None:
-    """Join two nodes with the cluster's link, of the bandwidth of `n_cables`."""
+    """Connect two nodes by the cluster's link, with the bandwidth of `n_cables`."""
     bandwidth, latency = _bandwidth(cluster, "bw") * n_cables, _latency(cluster, "lat")
     connect(graph, a, b, kind, bandwidth, latency, shared=is_shared(cluster, "SPLITDUPLEX"))
 
@@ -142,7 +142,7 @@ def _switch(graph: Graph, name: str) -> str:
 
 
 def _flat(graph: Graph, cluster: Element, hosts: list[str]) -> None:
-    """Private links to a crossbar; or a backbone, one capacity that every message between two hosts crosses once."""
+    """Private links to a crossbar, or to a backbone, whose capacity every message between two hosts uses once."""
     name = cluster.get("id", "cluster")
     if not cluster.get("bb_bw", ""):
         switch = _switch(graph, f"{name}.switch")
@@ -188,7 +188,7 @@ def _torus(graph: Graph, cluster: Element, hosts: list[str]) -> None:
             place = i // stride % size
             if place + 1 < size:
                 _link(graph, cluster, host, hosts[i + stride], "link")
-            elif size > 2:  # the way round; between two, it would be the same link again
+            elif size > 2:  # the wrap-around link; with two nodes, it would be the same link again
                 _link(graph, cluster, host, hosts[i - place * stride], "link")
         stride *= size
     if not is_shared(cluster, "SPLITDUPLEX"):
@@ -198,8 +198,8 @@ def _torus(graph: Graph, cluster: Element, hosts: list[str]) -> None:
 def _fat_tree(graph: Graph, cluster: Element, hosts: list[str]) -> None:
     """ "levels;down;up;cables": the generalised fat tree PGFT of Zahavi (2010), with D-mod-k routing.
 
-    A node of level l (hosts 0) has digits: of `down` above l, of `up` up to l. It is joined to the nodes of level
-    l + 1 that agree in all digits but the one of that level.
+    A node of level l (hosts: 0) has one digit per level, in base `down` above l and in base `up` up to l. It is
+    connected to the nodes of level l + 1 whose digits are equal except for that level.
     """
     parts = cluster["topo_parameters"].split(";")
     lists = [_counts(cluster, part) for part in parts]
@@ -230,10 +230,10 @@ def _digits(sizes: list[int]) -> list[tuple[int, ...]]:
 
 
 def _dragonfly(graph: Graph, cluster: Element, hosts: list[str]) -> None:
-    """ "groups,links;chassis,links;routers,links;nodes": the Cray XC's; links in parallel count as one.
+    """ "groups,links;chassis,links;routers,links;nodes": Cray XC's topology; parallel links are merged.
 
-    Routers of a chassis are all joined (green), those of the same place in the chassis of a group (black), and group i
-    to group j through router j of i and router i of j (blue).
+    All routers of a chassis are connected (green), and so are corresponding routers of a group's chassis (black).
+    Groups i and j are connected through router j of i and router i of j (blue).
     """
     lists = [_counts(cluster, part) for part in cluster["topo_parameters"].split(";")]
     if [len(row) for row in lists] != [2, 2, 2, 1]:
@@ -269,7 +269,7 @@ _IGNORED = ("prop", "config", "storage", "storage_type", "mount", "disk", "trace
 
 
 class _Half(NamedTuple):
-    """One direction of a link; direction "" is both (SHARED)."""
+    """One direction of a link; "" means both (SHARED)."""
 
     link: str
     direction: str
@@ -287,18 +287,18 @@ _Links = tuple[_Half, ...]
 
 @dataclass(eq=False)
 class _Zone:
-    """A zone: its hosts and routers, zones inside, and what it says about routes."""
+    """A zone with its hosts, routers, inner zones and routes."""
 
     element: Element
     routing: str
     points: dict[str, Element] = field(default_factory=dict)  # hosts and routers
     inner: dict[str, _Zone] = field(default_factory=dict)
-    #: between points, or zones inside: where it leaves and enters them, and its links
+    #: between points or inner zones: exit node, links, entry node
     routes: dict[tuple[str, str], tuple[str, _Links, str]] = field(default_factory=dict)
     private: dict[str, tuple[_Links, _Links]] = field(default_factory=dict)  # host -> up, down; Cluster only
     backbone: _Links = ()
     router: str = ""
-    paths: dict[str, dict[str, list[str]]] = field(default_factory=dict)  # source -> points on the way; _SHORTEST only
+    paths: dict[str, dict[str, list[str]]] = field(default_factory=dict)  # source -> points per path; _SHORTEST only
 
 
 @dataclass
@@ -313,8 +313,8 @@ class _Platform:
 def zones_cluster(outer: Element) -> Cluster:
     """Return the cluster of everything in the zone `outer`, with the routes between its hosts.
 
-    Raises ConfigError with file, line and reason: elements and routings that are not supported, links, hosts and
-    gateways that do not exist.
+    Raises ConfigError with file, line and reason for unsupported elements and routings, and for missing links, hosts
+    and gateways.
     """
     platform = _Platform()
     root = _read_zone(platform, outer, [])
@@ -393,7 +393,7 @@ def _add_point(platform: _Platform, element: Element, name: str, within: list[_Z
 
 
 def _note_state(platform: _Platform, element: Element) -> None:
-    state = element.get("state", "ON").upper()  # platforms of version 3 have it
+    state = element.get("state", "ON").upper()  # in platforms of version 3
     if state not in ("ON", "OFF"):
         raise element.error(f"state = {state!r} must be ON or OFF")
     if state == "OFF":
@@ -408,7 +408,7 @@ def _add_link(platform: _Platform, element: Element, name: str, bandwidth: str, 
 
 
 def _read_cluster(platform: _Platform, element: Element, parents: list[_Zone]) -> _Zone:
-    """Read a flat cluster beside others: private links, perhaps a backbone, and its router."""
+    """Read a flat cluster that is one of several zones: private links, an optional backbone, and its router."""
     if element.get("topology", "FLAT").upper() != "FLAT" or element.get("limiter_link", ""):
         raise element.error("only FLAT clusters without limiter_link can be combined with other zones; simplify it")
     zone = _Zone(element, "Cluster")
@@ -436,7 +436,7 @@ def _add_members(platform: _Platform, element: Element, within: list[_Zone]) -> 
 
 
 def _half(platform: _Platform, element: Element, name: str, direction: str) -> _Half:
-    """Return the direction of a link that a route names: by `direction`, or by a suffix _UP or _DOWN."""
+    """Return the direction of a link in a route, given by `direction` or by a suffix _UP or _DOWN."""
     base, _, suffix = name.rpartition("_")
     if name not in platform.links and suffix in ("UP", "DOWN") and base in platform.links:
         name, direction = base, suffix
@@ -446,7 +446,7 @@ def _half(platform: _Platform, element: Element, name: str, direction: str) -> _
     if link.tag != "link":
         return _Half(name, "")
     if link.get("sharing_policy", "SHARED").upper() == "FATPIPE":
-        return _Half(name, "")  # refused when a route between two hosts uses it
+        return _Half(name, "")  # an error if a route between two hosts uses it
     return _Half(name, "") if is_shared(link, "SHARED") else _Half(name, "DOWN" if direction == "DOWN" else "UP")
 
 
@@ -488,14 +488,14 @@ def _add_zone_route(platform: _Platform, zone: _Zone, route: Element) -> None:
         zone.routes.setdefault((dst, src), (route["gw_dst"], back, route["gw_src"]))
 
 
-#: a link's direction, or the host, router or crossbar between two pieces of a route
+#: a link's direction, or the host, router or crossbar between two parts of a route
 _Step = _Half | str
 
 
 class ZoneRoutes(Mapping[tuple[int, int], tuple[int, ...]]):
-    """The routes between the hosts of a platform, by their nodes in `cluster`: tuples of its links.
+    """The routes between the hosts of a platform, by their nodes in `cluster`, as tuples of link indices.
 
-    Each is composed when it is first asked for: KeyError where there is none, ConfigError if it crosses a link twice.
+    Each route is composed on first use. Raises KeyError if there is none, and ConfigError if it contains a link twice.
     """
 
     def __init__(self, platform: _Platform, root: _Zone, cluster: Cluster) -> None:
@@ -512,7 +512,7 @@ class ZoneRoutes(Mapping[tuple[int, int], tuple[int, ...]]):
             path = _nodes((src, *_find(self._platform, self._root, 0, src, dst), dst))
             if len(set(path)) < len(path):
                 raise self._root.element.error(f"the route from {src!r} to {dst!r} contains a link twice; correct it")
-            self._made[pair] = tuple(self._links[hop] for hop in itertools.pairwise(path))  # what is OFF has none
+            self._made[pair] = tuple(self._links[hop] for hop in itertools.pairwise(path))  # KeyError if OFF
         return self._made[pair]
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
@@ -523,7 +523,7 @@ class ZoneRoutes(Mapping[tuple[int, int], tuple[int, ...]]):
 
 
 def _find(platform: _Platform, zone: _Zone, depth: int, src: str, dst: str) -> tuple[_Step, ...]:
-    """Return the steps between `src` and `dst`, both somewhere inside `zone`, which has this depth; or KeyError."""
+    """Return the steps between `src` and `dst`, both inside `zone` at this depth. Raises KeyError without a route."""
     homes = [platform.home[end][depth + 1 :] for end in (src, dst)]
     a, b = (home[0].element["id"] if home else end for home, end in zip(homes, (src, dst), strict=True))
     if a == b:
@@ -542,7 +542,7 @@ def _find(platform: _Platform, zone: _Zone, depth: int, src: str, dst: str) -> t
 
 
 def _shortest(zone: _Zone, src: str) -> dict[str, list[str]]:
-    """Return the hops from `src` to the others along the fewest links, as Floyd and Dijkstra zones go."""
+    """Return the paths from `src` to the others with the fewest links, as in Floyd and Dijkstra zones."""
     import networkx as nx
 
     if src not in zone.paths:
@@ -554,12 +554,12 @@ def _shortest(zone: _Zone, src: str) -> dict[str, list[str]]:
 
 
 def _middle(zone: _Zone) -> tuple[_Step, ...]:
-    """Return what all messages of a Cluster zone cross: its backbone, or its router, or a crossbar without limit."""
+    """Return the centre of a Cluster zone, which all messages cross: its backbone, router, or an unlimited crossbar."""
     return zone.backbone or (zone.router or f"{zone.element['id']}.switch",)
 
 
 def _pieces(platform: _Platform, zone: _Zone) -> Iterator[tuple[_Step, ...]]:
-    """Yield what the routes through a zone, and those inside, consist of."""
+    """Yield the parts of all routes through a zone and inside it."""
     for ends, (leave, links, enter) in zone.routes.items():
         if not links and ends == (leave, enter) and leave != enter and {leave, enter} <= platform.hosts.keys():
             raise zone.element.error(f"the route from {leave!r} to {enter!r} has no link; add one")
@@ -575,7 +575,7 @@ def _pieces(platform: _Platform, zone: _Zone) -> Iterator[tuple[_Step, ...]]:
 
 
 def _nodes(steps: Sequence[_Step]) -> list[str]:
-    """Return the nodes of a piece: two for each direction of a link."""
+    """Return the nodes of a part; each direction of a link has two."""
     names: list[str] = []
     for step in steps:
         ends = (step,) if isinstance(step, str) else tuple(f"{step.name}.{end}" for end in ("in", "out"))
@@ -584,12 +584,12 @@ def _nodes(steps: Sequence[_Step]) -> list[str]:
 
 
 def _lay(graph: Graph, platform: _Platform, piece: Sequence[_Step]) -> None:
-    """Add the nodes and edges of a piece."""
+    """Add the nodes and edges of a part to the graph."""
     for half in piece:
         if isinstance(half, _Half) and f"{half.name}.in" not in graph:
             link = platform.links[half.link]
             if link.get("sharing_policy", "").upper() == "FATPIPE":
-                is_shared(link, "SHARED")  # raises: it says why
+                is_shared(link, "SHARED")  # raises, with the reason
             bandwidth, latency = platform.capacity[half.link]
             graph.add_node(f"{half.name}.in", kind="switch")
             graph.add_node(f"{half.name}.out", kind="switch")
@@ -600,12 +600,12 @@ def _lay(graph: Graph, platform: _Platform, piece: Sequence[_Step]) -> None:
         near = [platform.capacity[step.link][0] for step in steps if isinstance(step, _Half)]
         a, b = _nodes(steps[:1])[-1], _nodes(steps[1:])[0]
         if a != b and not graph.has_edge(a, b):
-            if not near:  # never limits
+            if not near:  # unlimited
                 near = [min(sum(bandwidth for bandwidth, _ in platform.capacity.values()) or 1.0, LARGEST)]
             graph.add_edge(a, b, bandwidth=min(near), latency=0.0, kind="link")
 
 
-_QUIET = ("config", "prop", "random", "process", "actor", "trace", "trace_connect")  # no part of the network
+_QUIET = ("config", "prop", "random", "process", "actor", "trace", "trace_connect")  # not part of the network
 
 
 @checked
@@ -643,7 +643,7 @@ def read_simgrid(path: str | Path) -> Cluster:
 
 
 def _only_cluster(element: Element) -> Element | None:
-    """Return the cluster that is all there is in `element`, or None."""
+    """Return the cluster that is the only content of `element`, or None."""
     if element.tag == "cluster":
         return element
     parts = [child for child in element.children if child.tag not in _QUIET]

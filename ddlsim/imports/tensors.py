@@ -1,7 +1,7 @@
 """Models from tables of tensors, with exact gradient sizes and estimated FLOPs.
 
-A row or entry has the name and the shape of a tensor, and maybe a dtype and ``flops`` of a sample's forward pass.
-Tensors whose names differ only behind the last dot are those of one layer, in the order of the table.
+A row or entry has the name and the shape of a tensor, and optionally a dtype and the ``flops`` per sample in the
+forward pass. Tensors whose names differ only after the last dot belong to one layer, in the order of the table.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 def is_csv(source: SourceText) -> bool:
-    """Return whether a text is a table with columns name and shape."""
+    """Return whether a text is a CSV table with columns name and shape."""
     head = next(csv.reader(io.StringIO(source.text.lstrip()[:10_000], newline=None)), [])
     words = re.split(r"[;\t]", head[0]) if len(head) == 1 else head
     return {"name", "shape"} <= {word.strip().lower() for word in words}
@@ -46,7 +46,7 @@ def read_csv(source: SourceText) -> Model:
 
 
 def read_json(root: Node) -> Model:
-    """Return the model of a JSON table: a list of objects, or an object of shapes, or of objects, by name."""
+    """Return the model of a JSON table: a list of objects, or a mapping from names to shapes or objects."""
     path, value = Path(root.place.rstrip(": ")), root.value
     if not isinstance(value, Mapping):
         return _model(root.items(), path)
@@ -86,7 +86,7 @@ def _shape(place: Node) -> tuple[int, ...]:
 
 
 def _model(entries: Iterable[Node], path: Path) -> Model:
-    """Return the model of entries with a name, a shape, and maybe a dtype and flops."""
+    """Return the model of entries with a name, a shape, and optionally a dtype and flops."""
     modules: dict[str, dict[str, tuple[tuple[int, ...], float]]] = {}
     n_skipped = n_estimated = n_params = 0
     for entry in entries:
@@ -115,7 +115,7 @@ def _model(entries: Iterable[Node], path: Path) -> Model:
 
 
 def _layer(name: str, group: Mapping[str, tuple[tuple[int, ...], float]], *, first: bool) -> Layer:
-    """Return a layer with these tensors; those of a matrix or a convolution keep its shape."""
+    """Return a layer with these tensors; a matrix or a convolution keeps its shape."""
     dims = group["weight"][0] if "weight" in group else ()
     kind = "dense" if len(dims) == 2 else "conv" if len(dims) > 2 else "tensors"
     tensors = tuple((last, math.prod(shape)) for last, (shape, _) in group.items())

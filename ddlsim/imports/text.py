@@ -16,7 +16,7 @@ from ddlsim.arguments import checked
 from ddlsim.errors import ConfigError, shown
 from ddlsim.units import LARGEST, in_range
 
-#: characters of a log that may be broken: a few, and this share of all
+#: tolerated number of invalid characters in a log: this many, and this share of all
 FEW, MOST_BROKEN = 10, 0.01
 
 _PREFIX = re.compile(
@@ -31,26 +31,26 @@ _PREFIX = re.compile(
     """,
     re.VERBOSE,
 )
-#: encodings of one byte that XML of older programs declares
+#: one-byte encodings declared in XML of older programs
 _DECLARED = re.compile(rb"""\s*<\?xml[^>]{0,80}encoding=["']((?i:iso-8859-\d+|windows-\d+|latin-?1|us-ascii))["']""")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 class ReadingWarning(UserWarning):
-    """Something in a file was left out, or taken to mean something; the message has the file and the count."""
+    """Something in a file was skipped or assumed; the message contains the file and the count."""
 
 
 def warn(message: str) -> None:
-    """Warn that something in a file was left out."""
+    """Issue a ReadingWarning."""
     warnings.warn(message, ReadingWarning, stacklevel=3)
 
 
 class EntryError(ConfigError):
-    """A value of one entry (a row, an event) cannot be used; the other entries of the file can."""
+    """Error in one entry (a row, an event); the other entries of the file can be used."""
 
 
 class LeftOut:
-    """Collects errors of entries that cannot be used: ``with left_out: ...`` catches an error of this `kind`."""
+    """Collects errors of skipped entries: ``with left_out: ...`` catches an error of this `kind`."""
 
     def __init__(self, kind: type[ConfigError] = EntryError) -> None:
         self.kind = kind
@@ -65,7 +65,7 @@ class LeftOut:
         return isinstance(error, self.kind)
 
     def tell(self, kept: object) -> None:
-        """Warn how many entries were left out, and why the first; raise its error where nothing was `kept`."""
+        """Warn how many entries were skipped, and why the first; raise its error if no entries were `kept`."""
         if self.errors and not kept:
             raise self.errors[0]
         if self.errors:
@@ -102,7 +102,7 @@ class SourceText:
 
 def _without_prefix(line: str) -> str:
     line = _COLOUR.sub("", line)
-    for _ in range(3):  # a collector's date before a launcher's rank, say
+    for _ in range(3):  # such as a collector's date before a launcher's rank
         match = _PREFIX.match(line)
         if match is None:
             break
@@ -111,9 +111,9 @@ def _without_prefix(line: str) -> str:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return what is in the file `path`, decompressed if it is gzip.
+    """Return the contents of the file `path`, decompressed if it is gzip.
 
-    Raises :class:`ConfigError` when it cannot be read or exceeds :data:`ddlsim.plain.MAX_NBYTES`.
+    Raises :class:`ConfigError` if it cannot be read or exceeds :data:`ddlsim.plain.MAX_NBYTES`.
     """
     data = plain.read_bytes(path, "no such file; check the path")
     if data[:2] == b"\x1f\x8b":
@@ -156,8 +156,8 @@ def read_text(path: str | Path, *, log: bool = False) -> SourceText:
 
 
 def _replaced(path: Path, data: bytes, error: UnicodeDecodeError, log: bool) -> tuple[str, tuple[str, ...]]:
-    """Return the text of a log with U+FFFD for what is none, and the note that says so."""
-    at = len(data) - len(error.object) + error.start  # the decoder does not count a byte order mark
+    """Return the text of a log with U+FFFD in place of invalid bytes, and a note."""
+    at = len(data) - len(error.object) + error.start  # the decoder skips a byte order mark
     line = data.count(b"\n", 0, at) + 1
     text = data.decode("utf-8-sig", errors="replace")
     n = text.count("\ufffd")

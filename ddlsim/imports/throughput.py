@@ -1,7 +1,7 @@
 """Reader for CSV tables of training throughput, as in papers: long (a throughput column) or wide (one per series).
 
-docs/formats/benchmarks.md shows both shapes. Throughputs are those of all ranks together. Separators "," ";" and tab;
-lines that begin with # are left out, and so are cells that are empty, "-" or "nan".
+docs/formats/benchmarks.md shows both shapes. Throughputs are those of all ranks together. Separators are ",", ";" and
+tab. Lines that begin with # are skipped, and so are cells that are empty, "-" or "nan".
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ _RATES = re.compile(
     r"throughput|speed|(?:total)?(?:images|imgs?|samples|sequences|examples|tokens)(?:/|per)(?:s|sec|second)"
 )
 _UNITS = re.compile(r"\((?:images|imgs?|samples|sequences|tokens)?/?\w*\)")
-#: columns of numbers that are no series of throughputs: labels, and columns of other quantities
+#: numeric columns that are not throughputs: labels and other quantities
 _LABELS = re.compile(r"(?:n|num)?(?:nodes|hosts|machines|servers)|seed|run|repetition")
 _OTHERS = re.compile(r".*(?:seconds|time|latency|duration|bytes|size|bandwidth|busbw|algbw)|s|ms|us")
 _NOTHING = ("", "-", "nan", "n/a", "oom")
 
 
 def _plain(name: str) -> str:
-    """Return a column's name without spaces, underscores and units: "Throughput (img/s)" -> "throughput"."""
+    """Return a column's name without spaces, underscores and units, as in "Throughput (img/s)" -> "throughput"."""
     return _UNITS.sub("", re.sub(r"[\s_-]", "", name.strip().lower()).lstrip("#"))
 
 
 def _rows(source: SourceText) -> list[tuple[int, list[str]]]:
-    """Return (line, cells) of every row that is no comment, the heading first."""
+    """Return (line, cells) of every row that is not a comment, starting with the header."""
     lines = enumerate(source.text.splitlines(), start=1)
     kept = [(number, line) for number, line in lines if line.strip() and not line.lstrip().startswith("#")]
     if not kept:
@@ -50,7 +50,7 @@ NO_ROWS = "has the names of columns, but no row follows; write one row per line 
 
 
 def is_throughput_table(source: SourceText) -> bool:
-    """Return whether the first row is a heading with ranks and at least one more column."""
+    """Return whether the first row is a header with ranks and at least one more column."""
     heading = [_plain(name) for name in _rows(source)[0][1]]
     return len(heading) > 1 and any(map(_RANKS.fullmatch, heading))
 
@@ -92,7 +92,7 @@ def read_throughput(path: str | Path, *, batch_size: Count | None = None) -> tup
     labels = [i for i in range(len(heading)) if i not in (*ranks, *batches, *series)]
     found, left_out = list[Timing](), LeftOut()
     for number, cells in rows:
-        for i in series if cells != heading else ():  # tables may stand one behind the other
+        for i in series if cells != heading else ():  # a file may contain several tables
             with left_out:
                 if len(cells) != len(heading):
                     reason = f"has {len(cells)} cells, but the heading has {len(heading)}; correct the row"

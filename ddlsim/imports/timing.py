@@ -55,7 +55,7 @@ class Timing:
     place: str = ""
 
     def __post_init__(self) -> None:
-        """Raise EntryError, naming the place, for an impossible measurement; every reader of files ends up here."""
+        """Raise EntryError, naming the place, for an impossible measurement; all readers use this check."""
         for name in ("nbytes", "n_samples", "n_ranks", "n_hosts", "seconds", "min_s", "max_s", "n_reps"):
             value = getattr(self, name)
             if value is not None and not (value >= 0 and in_range(value)):

@@ -12,13 +12,13 @@ from xml.sax.xmlreader import AttributesImpl
 from ddlsim.errors import ConfigError
 from ddlsim.imports.text import SourceText
 
-#: names a file elsewhere and defines nothing; it is taken out, since no DTD is loaded here
+#: a DOCTYPE that names an external file and defines nothing; it is removed, as no DTD is loaded here
 _DOCTYPE = re.compile(r"""<!DOCTYPE\s+[\w:.-]+\s+SYSTEM\s+("[^"]*"|'[^']*')\s*>""")
 
 
 @dataclass
 class Element:
-    """One element: tag, attributes, children, text directly in it, and the line that it begins in."""
+    """One element: tag, attributes, children, its own text, and its line in the file."""
 
     source: SourceText
     line: int
@@ -37,7 +37,7 @@ class Element:
         return self.attributes[name]
 
     def get(self, name: str, default: str) -> str:
-        """Return an attribute, or `default` where it is missing."""
+        """Return an attribute, or `default` if it is missing."""
         return self.attributes.get(name, default)
 
     def find(self, *tags: str) -> Iterator[Element]:
@@ -55,7 +55,7 @@ class Element:
 
 
 def walk(element: Element) -> Iterator[Element]:
-    """Yield the element and everything in it, in the order of the file."""
+    """Yield the element and all its descendants, in file order."""
     yield element
     for child in element.children:
         yield from walk(child)
@@ -90,12 +90,12 @@ class _Builder(ContentHandler):
 
 
 def parse_xml(source: SourceText) -> Element:
-    """Return the root element; raises :class:`ConfigError` with the line for anything but plain XML."""
+    """Return the root element. Raises :class:`ConfigError` with the line for anything but plain XML."""
     from defusedxml import DefusedXmlException
     from defusedxml.sax import parseString
 
     text = _DOCTYPE.sub(lambda match: "\n" * match[0].count("\n"), source.text, count=1)
-    text = re.sub(r"^\s*<\?xml[^>]*\?>", lambda match: "\n" * match[0].count("\n"), text)  # it is decoded already
+    text = re.sub(r"^\s*<\?xml[^>]*\?>", lambda match: "\n" * match[0].count("\n"), text)  # it is already decoded
     builder = _Builder(source)
     try:
         parseString(text.encode(), builder, forbid_dtd=True)

@@ -21,7 +21,7 @@ def main() -> None:
     """Serve until the laboratory closes the pipe, or dies."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     gc.disable()
-    with suppress(OSError):  # other programs on the computer should not be measured
+    with suppress(OSError):  # other programs on the computer must not be affected
         os.nice(_NICE)
     descriptor, rank, host, congestion = sys.argv[1:]
     serve(Connection(int(descriptor)), int(rank), host, congestion)

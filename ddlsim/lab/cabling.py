@@ -1,9 +1,9 @@
 """The laboratory's network for a cluster: machines, switches, and cables with a token bucket at each end.
 
-A machine is a single host, so links inside machines are left out. A link is Ethernet: a frame carries what fits in
-an MTU and costs the headers of Ethernet, IP and TCP, and on the wire 24 bytes more (preamble, frame check, gap;
-IEEE 802.3). A topology file that says what its frames cost (`frame_header`, `frame_payload`) gets those. The kernel
-does not count the bytes that are only on the wire, so a link's rate is made smaller by what they take of full frames.
+A machine is a single host, so links inside machines are omitted. A link is Ethernet: a frame carries the payload of an
+MTU plus the headers of Ethernet, IP and TCP, and on the wire another 24 bytes (preamble, frame check, gap; IEEE 802.3).
+A topology file can set other frames (`frame_header`, `frame_payload`). The kernel does not count bytes that exist only
+on the wire, so a link's rate is reduced by their share in full frames.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from ddlsim.cluster import Cluster
 from ddlsim.errors import ConfigError
 
 MOST_HOSTS = 64
-#: s that a frame takes over a veth pair anyway; links up to twice this long get no delay of their own
+#: latency of a frame over a veth pair in s; links up to twice this latency get no delay
 KERNEL_LATENCY = 25e-6
 #: bytes: Ethernet (14), IPv4 (20), TCP with timestamps (32); and what they are in without the first
 _HEADERS, _INSIDE_MTU = 66, 52
 _WIRE = 24
 _PAYLOAD = 1448
-#: frames, and s at the link's rate, that an idle link has saved up if the file does not say: about the least that
-#: keeps a link busy although the kernel's timers are late now and then
+#: default token bucket of an idle link: frames, and s at the link's rate; about the minimum that keeps a link busy
+#: despite occasional late timers of the kernel
 _BURST_FRAMES, _BURST_SECONDS = 3, 300e-6
-#: congestion control of links that name no transport: the default of Linux (RFC 9438)
+#: congestion control of links without a transport: the default of Linux (RFC 9438)
 CUBIC = "cubic"
 
 
@@ -34,9 +34,9 @@ CUBIC = "cubic"
 class Port:
     """The sending end of a link.
 
-    rate   bytes/s of frames as the kernel counts them, with the headers of Ethernet
-    delay  s, on top of what the kernel takes
-    burst  bytes that go at once after a pause
+    rate   bytes/s of frames as counted by the kernel, including Ethernet headers
+    delay  additional latency in s
+    burst  bytes that can be sent at once after a pause
     """
 
     rate: float
@@ -46,7 +46,7 @@ class Port:
 
 @dataclass(frozen=True)
 class Cable:
-    """A link in both directions between two places; `there` is the sending end at `a`, `back` that at `b`."""
+    """A link in both directions between two places; `there` is the sending end at `a`, `back` the one at `b`."""
 
     a: int
     b: int
@@ -56,14 +56,14 @@ class Cable:
 
 @dataclass(frozen=True)
 class Cabling:
-    """Places: the machines first, in rank order, then machines without a worker, then switches.
+    """Places: first machines with a worker in rank order, then machines without one, then switches.
 
-    place_names  of all of them
-    n_hosts      places 0..n_hosts-1 hold a rank
+    place_names  names of all places
+    n_hosts      places 0..n_hosts-1 have a rank
     mtu          bytes
-    efficiency   share of a link's rate that is left to payload
-    congestion   congestion control of all connections, by the kernel's name
-    notes        what the file says and the laboratory does otherwise
+    efficiency   payload share of a link's rate
+    congestion   kernel's name of the congestion control of all connections
+    notes        differences between the file and the laboratory
     """
 
     place_names: tuple[str, ...]
@@ -96,7 +96,7 @@ def _refusal(cluster: Cluster, what: str) -> ConfigError:
 
 
 def _places(cluster: Cluster) -> tuple[list[int], tuple[str, ...], int]:
-    """Return the place of each node, the places' names, and how many of them are machines with a worker."""
+    """Return the place of each node, the places' names, and the number of machines with a worker."""
     order: list[int] = []
     for worker in cluster.workers.tolist():
         host = int(cluster.host_of[worker])
@@ -125,7 +125,7 @@ def _places(cluster: Cluster) -> tuple[list[int], tuple[str, ...], int]:
 
 
 def _frame(cluster: Cluster) -> tuple[int, int]:
-    """Return payload and header of a frame, the same on all links: the file's, else those of Ethernet."""
+    """Return payload and header of a frame, which must be equal on all links: those of the file, or of Ethernet."""
     details = cluster.details
     if details is None or not details.frame_header.any():
         return _PAYLOAD, _HEADERS + _WIRE
@@ -146,7 +146,7 @@ def _frame(cluster: Cluster) -> tuple[int, int]:
 
 
 def _congestion(cluster: Cluster, where: Sequence[int]) -> str:
-    """Return the congestion control of the transport that links between places name: "reno" for "tcp-reno"."""
+    """Return the congestion control of the links' transport, such as "reno" for "tcp-reno"."""
     if cluster.details is None:
         return CUBIC
     ends = zip(cluster.link_src.tolist(), cluster.link_dst.tolist(), cluster.details.transport.tolist(), strict=True)
@@ -160,7 +160,7 @@ def _congestion(cluster: Cluster, where: Sequence[int]) -> str:
 
 
 def _cables(cluster: Cluster, where: Sequence[int], counted: int, on_wire: int) -> tuple[Cable, ...]:
-    """Return the cables; a full frame has `counted` bytes for the kernel, and takes the time of `on_wire`."""
+    """Return the cables; a full frame has `counted` bytes for the kernel, and takes the time of `on_wire` bytes."""
     n_users = np.bincount(cluster.link_channel)
     cables = []
     for link in range(cluster.n_links):
@@ -186,7 +186,7 @@ def _port(cluster: Cluster, link: int, counted: int, on_wire: int) -> Port:
     if details is not None:
         burst = float(details.burst[link]) * counted / on_wire
         if details.frame_header[link] > 0:
-            # then the efficiency is something else than the frames: what a provider's limit leaves of the rate
+            # the efficiency is then unrelated to frames, such as a provider's rate limit
             rate *= float(cluster.link_efficiency[link])
     latency = float(cluster.link_latency[link])
     delay = latency - KERNEL_LATENCY if latency > 2 * KERNEL_LATENCY else 0.0
@@ -194,7 +194,7 @@ def _port(cluster: Cluster, link: int, counted: int, on_wire: int) -> Port:
 
 
 def _check_tree(cluster: Cluster, cables: Sequence[Cable], names: Sequence[str]) -> None:
-    """Raise ConfigError for loops, around which switches cannot forward, and for unconnected parts."""
+    """Raise ConfigError for loops, in which the switches cannot forward, and for unconnected parts."""
     root = list(range(len(names)))
 
     def find(place: int) -> int:

@@ -1,9 +1,9 @@
 """Run one rank's part of a schedule over TCP, on a real buffer.
 
-One thread and one loop over all connections, as in the libraries that training uses. A connection per peer and
-lane, so that lanes cannot hold each other up. What arrives before its round is kept apart until the rank gets
-there, so a sender never waits for a receiver that is late: messages are eager, as docs/architecture.md has it.
-A send has ended when the kernel has taken all of its bytes, which is what a program can see.
+There is one thread with one event loop for all connections, as in the libraries used for training, and one connection
+per peer and lane, so that lanes cannot block each other. Messages that arrive before their round are stored until the
+rank reaches it, so a sender never waits for a late receiver: messages are eager (docs/architecture.md). A send ends
+when the kernel has accepted all of its bytes, which is all that a program can observe.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ddlsim.lab.program import ITEM_NBYTES, Part, Program, Step
 
 Buffer = npt.NDArray[np.float32]
 
-#: s without any byte in or out after which a rank gives up
+#: time in s without any transfer after which a rank gives up
 PATIENCE = 30.0
 _LOW_WATER = 64 * 1024
 
@@ -31,28 +31,28 @@ class LabError(DdlsimError, RuntimeError):
 
 
 class _Channel:
-    """A connection: what still goes out, and where the messages of this run come in, in their order."""
+    """A connection with its outgoing data, and memory for the incoming messages of this run in order."""
 
     def __init__(self, connection: socket.socket, peer: int, lane: int, inbox: list[memoryview]) -> None:
         connection.setblocking(False)
         self.connection, self.peer, self.lane, self.inbox = connection, peer, lane, inbox
         self.outbox: deque[memoryview] = deque()
-        self.low_water = 0  # not known: an earlier run may have set it
+        self.low_water = 0  # unknown: an earlier run may have set it
         self.restart()
 
     def restart(self) -> None:
-        """Begin with the first message again."""
+        """Restart with the first message."""
         self.n_full = self.position = 0
         self._expect()
 
     @property
     def events(self) -> int:
-        """What to wait for."""
+        """Events to wait for."""
         waiting = selectors.EVENT_READ if self.n_full < len(self.inbox) else 0
         return waiting | (selectors.EVENT_WRITE if self.outbox else 0)
 
     def send(self) -> None:
-        """Hand the kernel as much as it takes."""
+        """Send as much as the kernel accepts."""
         while self.outbox:
             view = self.outbox[0]
             try:
@@ -65,7 +65,7 @@ class _Channel:
                 self.outbox.popleft()
 
     def receive(self) -> None:
-        """Take what has come of the message that is next. Called only when something has."""
+        """Receive available data of the next message; call only when there are some."""
         message = self.inbox[self.n_full]
         try:
             n = self.connection.recv_into(message[self.position :])
@@ -79,7 +79,7 @@ class _Channel:
         self._expect()
 
     def _expect(self) -> None:
-        """Wake up for the rest of a message or a good part of it, not for each frame."""
+        """Set the socket to wake up for the rest of a message or a large part of it, not for each frame."""
         if self.n_full == len(self.inbox):
             return
         wanted = min(len(self.inbox[self.n_full]) - self.position, _LOW_WATER)
@@ -89,19 +89,19 @@ class _Channel:
 
 
 class _Lane:
-    """How far this rank is in one lane."""
+    """Progress of this rank in one lane."""
 
     def __init__(self, steps: tuple[Step, ...]) -> None:
         self.steps = steps
         self.now = 0
-        self.open: list[Part] = []  # messages of this step that have not been delivered
+        self.open: list[Part] = []  # undelivered messages of the current step
 
 
 class Executor:
     """One rank's part of one schedule at one size; :meth:`run` may be called again and again.
 
-    `connections` has a connected socket for every (peer, lane) of ``program.peers()``. `buffer` is what the
-    schedule works on, shape (copies * n_elements,).
+    `connections` has a connected socket for every (peer, lane) of ``program.peers()``. `buffer` is the schedule's
+    buffer, shape (copies * n_elements,).
     """
 
     def __init__(self, program: Program, connections: Mapping[tuple[int, int], socket.socket], buffer: Buffer) -> None:
@@ -113,9 +113,9 @@ class Executor:
         }
 
     def run(self, patience: float = PATIENCE) -> None:
-        """Return when this rank has ended all its lanes.
+        """Run the schedule until this rank has finished all its lanes.
 
-        Raises :class:`LabError` when a peer is gone, or after `patience` s in which nothing moved.
+        Raises :class:`LabError` if a peer is gone, or after `patience` s without any transfer.
         """
         self._lanes = [_Lane(steps) for steps in self.program.lanes]
         for channel in self._channels.values():
@@ -142,7 +142,7 @@ class Executor:
         self._advance(channel.lane)
 
     def _watch(self, selector: selectors.BaseSelector, waits: dict[_Channel, int]) -> None:
-        """Bring the selector up to date with what the channels wait for."""
+        """Update the selector with the events that channels wait for."""
         for channel, before in waits.items():
             events = channel.events
             if events == before:
@@ -156,7 +156,7 @@ class Executor:
             waits[channel] = events
 
     def _enter(self, number: int, lane: _Lane) -> None:
-        """Begin the step that `lane` is at: send what there is to send, as it is now."""
+        """Begin a lane's current step: send its messages with the present contents of the buffer."""
         if lane.now == len(lane.steps):
             return
         step = lane.steps[lane.now]
@@ -171,7 +171,7 @@ class Executor:
             channel.send()
 
     def _advance(self, number: int) -> None:
-        """Deliver what has come for the step that a lane is at, and go on to the next as often as possible."""
+        """Deliver the received messages of a lane's current step, and proceed through as many steps as possible."""
         lane = self._lanes[number]
         while lane.now < len(lane.steps):
             lane.open = [part for part in lane.open if not self._delivered(part, number)]
@@ -182,7 +182,7 @@ class Executor:
             self._enter(number, lane)
 
     def _delivered(self, part: Part, number: int) -> bool:
-        """Put a message into the buffer if all of it is here."""
+        """Copy a message into the buffer if it has arrived completely."""
         channel = self._channels[part.peer, number]
         if channel.n_full <= part.ordinal:
             return False
@@ -209,6 +209,6 @@ class Executor:
 
 
 def _inbox(program: Program, peer: int, lane: int) -> list[memoryview]:
-    """Return memory for each message of a lane that comes from `peer`, in the order in which they come."""
+    """Return memory for each message of a lane from `peer`, in order of arrival."""
     parts = [part for step in program.lanes[lane] for part in step.receives if part.peer == peer]
     return [memoryview(bytearray(part.nbytes)) for part in parts]

@@ -40,23 +40,23 @@ from ddlsim.network import schedule_time
 
 _NAME = re.compile(r"ddlsim-(\d+)-(\d+)-\S+")
 _TOOLS = ("ip", "tc")
-#: bytes that wait at a port before frames are dropped: what a port of a data-centre switch has, about
+#: bytes that wait at a port before frames are dropped: about the buffer of a port of a data-centre switch
 QUEUE = 512 * 1024
 _ETHERNET = 14
-_MOST_SEGMENTS = 40  # 64 KiB, the kernel's own limit, in frames of Ethernet
+_MOST_SEGMENTS = 40  # 64 KiB, the kernel's limit, in Ethernet frames
 _ENDING = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
 _serial = itertools.count()
 
 
 @dataclass(frozen=True)
 class Built:
-    """A cluster that has been built: the namespace and the IP address of each host, in rank order."""
+    """A cluster that was built: the namespace and the IP address of each host, in rank order."""
 
     namespaces: tuple[str, ...]
     addresses: tuple[str, ...]
 
     def inside(self, rank: int, command: Sequence[str]) -> list[str]:
-        """Return `command` so that it runs on the host of `rank`."""
+        """Return `command` with a prefix that runs it on the host of `rank`."""
         return [_tool("ip"), "netns", "exec", self.namespaces[rank], *command]
 
 
@@ -87,7 +87,7 @@ def has_netem() -> bool:
 
 
 def _probe(discipline: str) -> None:
-    """Raise :class:`ConfigError` unless a port in a namespace can have this queueing discipline."""
+    """Raise :class:`ConfigError` unless a port in a namespace supports this queueing discipline."""
     name = _prefix() + "probe"
     try:
         _run("ip", f"netns add {name}\nlink add name p0 netns {name} type veth peer name p1 netns {name}\n")
@@ -101,8 +101,8 @@ def _probe(discipline: str) -> None:
 def built(cabling: Cabling, queue: int = QUEUE) -> Iterator[Built]:
     """Build `cabling` for as long as the context lasts; `queue` bytes may wait at a port before frames are dropped.
 
-    Everything is removed at the end, also after an error, SIGINT, SIGTERM or SIGHUP; what a run left that was killed is
-    removed before (:func:`clean`). Raises :class:`ConfigError` when the kernel refuses, naming what it lacks.
+    Everything is removed at the end, also after an error, SIGINT, SIGTERM or SIGHUP. Leftovers of killed runs are
+    removed first (:func:`clean`). Raises :class:`ConfigError` if the kernel lacks a feature, naming it.
     """
     clean()
     prefix = _prefix()
@@ -129,7 +129,7 @@ def clean() -> list[str]:
         match = _NAME.fullmatch(name)
         if match and _started(int(match[1])) != int(match[2]):
             left.append(name)
-            _kill_inside(name)  # a namespace lasts, without its name, as long as a process is in it
+            _kill_inside(name)  # a namespace without a name persists as long as a process is in it
     _remove(left)
     return left
 
@@ -143,7 +143,7 @@ def _kill_inside(space: str) -> None:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Keep signals waiting, so that an impatient second Ctrl-C does not cut the tidying short."""
+    """Block signals, so that a second Ctrl-C does not interrupt the cleanup."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     try:
         yield
@@ -153,13 +153,13 @@ def undisturbed() -> Iterator[None]:
 
 @contextmanager
 def _signals_raise() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the program through its `finally` clauses."""
+    """Convert SIGTERM and SIGHUP to exceptions, so that `finally` clauses run."""
 
     def stop(number: int, _: FrameType | None) -> None:
         sys.exit(128 + number)
 
     if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread gets signals
+        yield  # only the main thread receives signals
         return
     before = {number: signal.signal(number, stop) for number in _ENDING if number != signal.SIGINT}
     try:
@@ -193,13 +193,13 @@ def _build(cabling: Cabling, spaces: Sequence[str], queue: int) -> Built:
 
 
 def _port_settings(name: str, port: Port, mtu: int) -> list[str]:
-    """Return the `ip` commands for a port. The kernel hands on at most a burst of frames in one piece."""
+    """Return the `ip` commands for a port. The kernel combines at most a burst of frames into one segment."""
     n_segments = max(port.burst // (2 * (mtu + _ETHERNET)), 1)
     return [f"link set {name} mtu {mtu} gso_max_segs {min(n_segments, _MOST_SEGMENTS)}", f"link set {name} up"]
 
 
 def _joined(n_ports: int, address: str | None, mtu: int) -> list[str]:
-    """Return the `ip` commands that join the ports of a place by a bridge, unless it is a host with one port."""
+    """Return the `ip` commands that connect the ports of a place by a bridge, unless it is a host with one port."""
     lines, own = ["link set lo up"], "port0"
     if address is None or n_ports != 1:
         own = "bridge0"
@@ -209,11 +209,11 @@ def _joined(n_ports: int, address: str | None, mtu: int) -> list[str]:
 
 
 def _shaped(name: str, port: Port, mtu: int, queue: int) -> list[str]:
-    """Return the `tc` commands that give a port its rate, and its delay if it has one."""
+    """Return the `tc` commands that set a port's rate, and its delay if it has one."""
     bucket = f"tbf rate {round(port.rate * 8)}bit burst {port.burst} limit {max(queue, 2 * port.burst)}"
     if not port.delay:
         return [f"qdisc add dev {name} root {bucket}"]
-    n_frames = (queue + round(port.rate * port.delay)) // mtu  # that wait, and that are under way
+    n_frames = (queue + round(port.rate * port.delay)) // mtu  # waiting, and in flight
     return [
         f"qdisc add dev {name} root handle 1: netem delay {round(port.delay * 1e6)}us limit {2 * n_frames}",
         f"qdisc add dev {name} parent 1:1 handle 10: {bucket}",
@@ -221,12 +221,12 @@ def _shaped(name: str, port: Port, mtu: int, queue: int) -> list[str]:
 
 
 def _tool(name: str) -> str:
-    """Return where a program is; sbin is not on everybody's path."""
+    """Return the path of a program; sbin may be missing from the search path."""
     return shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])) or name
 
 
 def _run(tool: str, lines: str, space: str = "") -> None:
-    """Give `tool` a batch of commands inside a namespace. Raises ConfigError in one line if it refuses one."""
+    """Run a batch of commands of `tool` in a namespace. Raises a one-line ConfigError if it rejects one."""
     command = [_tool(tool), *(["-n", space] if space else []), "-batch", "-"]
     done = subprocess.run(command, input=lines, text=True, capture_output=True, check=False)
     if done.returncode == 0:
@@ -243,7 +243,7 @@ def _prefix() -> str:
 
 
 def _started(pid: int) -> int:
-    """Return when a process started, in ticks since the computer did; -1 if there is no such process."""
+    """Return the start time of a process in ticks since boot; -1 if there is no such process."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
     except OSError:
@@ -256,22 +256,22 @@ def _existing() -> list[str]:
 
 
 def _remove(spaces: Sequence[str]) -> None:
-    """Remove those of the namespaces that exist. Their ends of cables go with them."""
+    """Remove the existing ones of the namespaces, with their ends of cables."""
     for name in set(_existing()).intersection(spaces):
         subprocess.run([_tool("ip"), "netns", "delete", name], capture_output=True, check=False)
 
 
-#: commas that are not inside parentheses, as in hierarchical(ring, ring)
+#: commas outside parentheses, as in hierarchical(ring, ring)
 _COMMA = re.compile(r",(?![^(]*\))")
 
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation of the table of measurements, and what does it.
+    """An operation of the measurement table, and how to execute it.
 
     experiment, operation  as in :class:`~ddlsim.measure.Measurement`
     algorithm  of a collective: a name, or "package.module:function"; "" for a message; "parameter_server"
-    n_servers  for a parameter server: machines that hold the sum, the last ones; else 0
+    n_servers  number of parameter servers, on the last machines; otherwise 0
     """
 
     label: str
@@ -282,7 +282,7 @@ class Operation:
 
     @property
     def factor(self) -> int:
-        """Size of the schedule's buffer over that of the table: an exchange needs one half for each direction."""
+        """Size of the schedule's buffer divided by the table's: an exchange uses one half per direction."""
         return 2 if self.operation == "both_ways" else 1
 
 
@@ -340,20 +340,20 @@ def schedule_of(operation: Operation, n_ranks: int, nbytes: int) -> Schedule:
 
 
 def predicted(cluster: Cluster, schedule: Schedule, nbytes: int) -> float:
-    """Return the s that ddlsim predicts for `schedule` on the workers of `cluster`."""
+    """Return the predicted time of `schedule` on the workers of `cluster`, in s."""
     return schedule_time(cluster, schedule, cluster.workers.tolist(), float(nbytes))
 
 
-#: s until the common start: ranks must have got the order by then
+#: delay in s until the common start: ranks must have received the order by then
 _LEAD, _LEAD_PER_RANK = 3e-3, 0.3e-3
-#: a rank gives up when nothing moved for this many times as long as the whole operation should take
+#: a rank gives up after this many times the expected duration without any transfer
 _SLOWER = 10.0
-#: s, and share of its time, by which the last rank of a good repetition may begin late; how many are taken again
+#: maximum start skew in good repetitions, in s and as a share of the time; maximum number of retries per repetition
 _LATE, _LATE_SHARE = 50e-6, 0.01
 _RETAKEN = 2
 
 
-#: in the note of rows whose ranks could not begin together
+#: note for rows whose ranks could not start together
 BUSY = "; ranks began late: the computer is busy"
 
 
@@ -378,26 +378,26 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Repetition:
-    """From the common start until the last rank had its result, and until the last one had begun, s."""
+    """Time in s from the common start until the last rank had its result, and until the last one had started."""
 
     seconds: float
     lateness: float
 
     @property
     def is_good(self) -> bool:
-        """Whether all ranks really began together."""
+        """Whether all ranks started together."""
         return self.lateness <= max(_LATE, _LATE_SHARE * self.seconds)
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """The processes, one per host, by the pipes to them."""
+    """The processes, one per host, accessed through their pipes."""
 
     pipes: tuple[Connection, ...]
     names: tuple[str, ...]
 
     def tell(self, order: object) -> None:
-        """Send the same to all ranks."""
+        """Send the same order to all ranks."""
         for rank, pipe in enumerate(self.pipes):
             try:
                 pipe.send(order)
@@ -405,7 +405,7 @@ class Ranks:
                 raise self._silent(rank) from None
 
     def hear(self, seconds: float) -> list[object]:
-        """Return one answer of each rank. Raises LabError for a rank that failed, died, or is silent so long."""
+        """Return one answer per rank. Raises LabError for a rank that failed, died, or did not answer in time."""
         answers: dict[int, object] = {}
         deadline = time.monotonic() + seconds
         while len(answers) < len(self.pipes):
@@ -433,18 +433,18 @@ class Ranks:
         return LabError(f"rank {rank} ({name}) ended unexpectedly; check whether another program killed it")
 
     def meet(self) -> None:
-        """Let each rank know where the others listen."""
+        """Exchange the listening addresses among the ranks."""
         self.tell(self.hear(PATIENCE))
 
     def repeat(self, order: Prepare, n_repetitions: int, limit: float) -> list[Repetition]:
-        """Return `n_repetitions` repetitions, after a first one that does not count.
+        """Return `n_repetitions` repetitions, after a warm-up repetition.
 
-        A repetition that began late on some rank, as another program had its core, is taken again: up to twice as
-        many as wanted. Then those that began the least late count. `limit` is the s after which one has failed.
+        A repetition that started late on some rank, because another program used its core, is repeated, up to twice as
+        many as wanted. The ones with the smallest delay are returned. A repetition fails after `limit` s.
         """
         self.tell(order)
         self.hear(PATIENCE + limit)
-        self._once(limit)  # opens TCP's windows and touches the memory
+        self._once(limit)  # opens TCP's windows and allocates memory
         taken: list[Repetition] = []
         while sum(r.is_good for r in taken) < n_repetitions and len(taken) < (1 + _RETAKEN) * n_repetitions:
             taken.append(self._once(limit))
@@ -512,7 +512,7 @@ def compare(
 def measured(
     cluster: Cluster, operation: Operation, size: int, n_hosts: int, taken: Sequence[Repetition], tcp: str = CUBIC
 ) -> Measurement:
-    """Return the row of the table of measurements for the repetitions; `tcp` is the congestion control."""
+    """Return the measurement table's row for the repetitions; `tcp` is the congestion control."""
     n_ranks = 2 if operation.experiment == "point_to_point" else n_hosts
     low, first, median, third, high = np.quantile([r.seconds for r in taken], [0.0, 0.25, 0.5, 0.75, 1.0]).tolist()
     return Measurement(
@@ -525,7 +525,7 @@ def measured(
 
 @contextmanager
 def _ranks_started(there: Built, names: Sequence[str], congestion: str) -> Iterator[Ranks]:
-    """Start a rank on each host for as long as the context lasts."""
+    """Start a rank on each host while the context lasts."""
     processes: list[subprocess.Popen[bytes]] = []
     with ExitStack() as stack:
         pipes = []
@@ -546,10 +546,10 @@ def _ranks_started(there: Built, names: Sequence[str], congestion: str) -> Itera
 
 
 def _rank(there: Built, rank: int, address: str, descriptor: int, congestion: str) -> subprocess.Popen[bytes]:
-    # -P: the folder that the laboratory is started in has no say in what its ranks import
+    # -P: the current directory must not affect the imports of the ranks
     command = [sys.executable, "-P", "-m", "ddlsim.lab", str(descriptor), str(rank), address, congestion]
     home = str(Path(ddlsim.__file__).parents[1])
     path = os.pathsep.join([home, *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    # a session of its own: Ctrl-C is for the laboratory, which ends its ranks itself
+    # own session: Ctrl-C goes to the laboratory only, which ends its ranks itself
     return subprocess.Popen(there.inside(rank, command), pass_fds=[descriptor], env=environment, start_new_session=True)

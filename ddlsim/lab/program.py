@@ -1,8 +1,7 @@
 """One rank's part of a schedule: the messages that it sends and receives in each step.
 
-The buffer holds float32. Its chunks are cut at whole elements, the same on all ranks, so sizes differ from the
-schedule's exact shares by less than an element. A message with no byte of the buffer still carries one byte, so that
-its receiver knows that it has arrived.
+The buffer is float32. Chunks end at whole elements, equally on all ranks, so sizes differ from the schedule's exact
+shares by less than an element. A message without data still carries one byte, so that its receiver can detect it.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ ITEM_NBYTES = 4
 class Part:
     """One end of a message: parts of the buffer that go to, or come from, a `peer`.
 
-    pieces    slices of the buffer, in elements, one after the other in the message
-    padding   bytes before them, that mean nothing
-    reduce    a received message is added to what is there, instead of replacing it
+    pieces    slices of the buffer, in elements, in message order
+    padding   meaningless bytes before them
+    reduce    a received message is added to the buffer instead of overwriting it
     snapshot  a sent message must be copied first, because the same step receives into its pieces
-    ordinal   place among all messages of this lane that come from (or go to) `peer`
+    ordinal   index among all messages of this lane from (or to) `peer`
     """
 
     peer: int
@@ -45,7 +44,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Step:
-    """A round in which this rank takes part: it ends when all of these messages have ended here."""
+    """A round in which this rank participates; it ends when all of these messages have ended on this rank."""
 
     sends: tuple[Part, ...]
     receives: tuple[Part, ...]
@@ -53,7 +52,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Program:
-    """What one rank does: lanes of steps on a buffer of `n_elements` float32 (times `copies`)."""
+    """The work of one rank: lanes of steps on a buffer of `n_elements` float32 (times `copies`)."""
 
     rank: int
     n_elements: int
@@ -71,9 +70,9 @@ class Program:
 
 
 def boundaries(schedule: Schedule, n_elements: int) -> Ints:
-    """Return where the chunks of a buffer of `n_elements` begin and end, shape (n_chunks + 1,), in elements.
+    """Return the boundaries of the chunks in a buffer of `n_elements`, shape (n_chunks + 1,), in elements.
 
-    With `copies` the buffer is as many times as long. Raises ConfigError if its copies are not cut alike.
+    With `copies`, the buffer is longer by this factor. Raises ConfigError unless all copies have equal chunks.
     """
     n_copied = schedule.n_chunks // schedule.copies
     weight = np.ones(schedule.n_chunks) if schedule.chunk_weight is None else schedule.chunk_weight
@@ -86,7 +85,7 @@ def boundaries(schedule: Schedule, n_elements: int) -> Ints:
 
 
 def program_of(schedule: Schedule, rank: int, nbytes: int) -> Program:
-    """Return what `rank` does to run `schedule` on `nbytes` (a multiple of 4) per rank."""
+    """Return the program of `rank` for `schedule` with `nbytes` (a multiple of 4) per rank."""
     n_elements = nbytes // ITEM_NBYTES
     bounds = boundaries(schedule, n_elements)
     lanes = tuple(tuple(_steps(schedule, lane, rank, bounds)) for lane in schedule.lanes)
@@ -115,7 +114,7 @@ def _steps(schedule: Schedule, lane: tuple[Round, ...], rank: int, bounds: Ints)
 
 
 def _part(round: Round, peer: int, chunks: Ints, bounds: Ints, snapshot: bool, counts: dict[int, int]) -> Part:
-    """Return one end of a message that carries `chunks`, and count it among those of `peer`."""
+    """Return one end of a message that carries `chunks`, and increment the message count of `peer`."""
     runs = np.split(chunks, np.flatnonzero(np.diff(chunks) != 1) + 1) if len(chunks) else []
     pieces = [slice(int(bounds[run[0]]), int(bounds[run[-1] + 1])) for run in runs]
     pieces = [piece for piece in pieces if piece.stop > piece.start]

@@ -1,11 +1,10 @@
 """One rank of the laboratory: a process in the network namespace of a host.
 
-It listens, says where, is told where the others listen, and then gets one :class:`Prepare` or :class:`Go` after
-the other.
+It listens, reports its address, receives those of the others, and then executes the orders :class:`Prepare` and
+:class:`Go`.
 
-What the ranks put in, and what each must hold in the end: so a wrong result is seen.
-
-Contributions are integers below 1000, so their sums are exact in float32 for 16,000 ranks, in any order.
+Results are verified: contributions are integers below 1000, whose sums are exact in float32 for up to 16,000 ranks, in
+any order.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ from ddlsim.lab.program import boundaries, program_of
 
 @dataclass(frozen=True)
 class Promise:
-    """Elements of the result, and what they must be."""
+    """Elements of the result, and their required values."""
 
     where: slice
     values: Buffer
 
 
 def contribution(rank: int, n_elements: int, n_silent: int = 0, n_ranks: int = 0) -> Buffer:
-    """Return what `rank` puts in; zeros for the last `n_silent` of `n_ranks` (servers), shape (n_elements,)."""
+    """Return the contribution of `rank`, zeros for the last `n_silent` of `n_ranks` (servers), shape (n_elements,)."""
     if n_silent and rank >= n_ranks - n_silent:
         return np.zeros(n_elements, np.float32)
     return np.random.default_rng(rank).integers(0, 1000, n_elements).astype(np.float32)
@@ -47,7 +46,7 @@ def _group(schedule: Schedule, rank: int) -> Ints | None:
 
 
 def initial(schedule: Schedule, rank: int, n_elements: int, n_silent: int = 0) -> Buffer:
-    """Return the buffer of `rank` at the start, shape (copies * n_elements,): its own in its copy, else zeros."""
+    """Return the initial buffer of `rank`, shape (copies * n_elements,): its contribution in its copy, else zeros."""
     group = _group(schedule, rank)
     place = 0 if group is None else int(np.flatnonzero(group == rank)[0])
     buffer = np.zeros((schedule.copies, n_elements), np.float32)
@@ -56,9 +55,9 @@ def initial(schedule: Schedule, rank: int, n_elements: int, n_silent: int = 0) -
 
 
 def promises(schedule: Schedule, rank: int, bounds: Ints, n_elements: int, n_silent: int = 0) -> tuple[Promise, ...]:
-    """Return what the schedule's kind promises to `rank`, as told in :mod:`ddlsim.collectives.check`.
+    """Return the result that `rank` must have, as specified by :mod:`ddlsim.collectives.check`.
 
-    `bounds` is where the chunks begin and end. Nothing is promised to the last `n_silent` ranks.
+    `bounds` are the boundaries of the chunks. The last `n_silent` ranks need no result.
     """
     group = _group(schedule, rank)
     if group is None or rank >= schedule.n_ranks - n_silent:
@@ -90,13 +89,13 @@ def promises(schedule: Schedule, rank: int, bounds: Ints, n_elements: int, n_sil
 
 
 def _slices(chunks: Ints, bounds: Ints) -> list[slice]:
-    """Return where chunks are in a buffer, those that follow each other together."""
+    """Return the slices of chunks in a buffer, merging consecutive ones."""
     runs = np.split(chunks, np.flatnonzero(np.diff(chunks) > 1) + 1) if len(chunks) else []
     return [slice(int(bounds[run[0]]), int(bounds[run[-1] + 1])) for run in runs]
 
 
 def problem(result: Buffer, promised: tuple[Promise, ...]) -> str:
-    """Say where `result`, shape (n_elements,), is not as promised; "" if it is."""
+    """Describe where `result`, shape (n_elements,), is wrong; return "" if it is correct."""
     for promise in promised:
         wrong = np.flatnonzero(result[promise.where] != promise.values)
         if len(wrong):
@@ -111,7 +110,7 @@ def problem(result: Buffer, promised: tuple[Promise, ...]) -> str:
 Address: TypeAlias = tuple[str, int]
 
 _GREETING_NBYTES = 8
-#: s before the common start at which ranks stop sleeping: a sleep may end late by a fraction of this
+#: time in s before the common start at which ranks stop sleeping, because a sleep may end late by part of it
 _AWAKE = 1e-3
 
 
@@ -119,7 +118,7 @@ _AWAKE = 1e-3
 class Prepare:
     """Connect, and fill the buffer, for `schedule` at `nbytes`; the last `n_silent` ranks are servers.
 
-    A rank gives up after `patience` s in which nothing moved.
+    A rank gives up after `patience` s without any transfer.
     """
 
     schedule: Schedule
@@ -130,14 +129,14 @@ class Prepare:
 
 @dataclass(frozen=True)
 class Go:
-    """Begin at `start`, s of CLOCK_MONOTONIC."""
+    """Start at time `start`, in s of CLOCK_MONOTONIC."""
 
     start: float
 
 
 @dataclass(frozen=True)
 class Done:
-    """This rank entered and ended at these s of CLOCK_MONOTONIC; its result was right."""
+    """This rank started and finished at these times, in s of CLOCK_MONOTONIC, with a correct result."""
 
     entered: float
     ended: float
@@ -145,13 +144,13 @@ class Done:
 
 @dataclass(frozen=True)
 class Failed:
-    """Why this rank cannot go on."""
+    """The reason why this rank failed."""
 
     reason: str
 
 
 class _Links:
-    """The connections of a rank, made when a schedule first needs them."""
+    """The connections of a rank, created on first use by a schedule."""
 
     def __init__(self, rank: int, host: str, congestion: str) -> None:
         self.rank, self.host, self.congestion = rank, host, congestion
@@ -161,7 +160,7 @@ class _Links:
         self.connections: dict[tuple[int, int], socket.socket] = {}
 
     def ensure(self, wanted: set[tuple[int, int]], addresses: Sequence[Address]) -> None:
-        """Connect to (peer, lane) of higher rank, then accept those of lower rank, unless they are there."""
+        """Create missing connections: connect to (peer, lane) of higher rank, then accept those of lower rank."""
         new = sorted(wanted - self.connections.keys())
         for peer, lane in new:
             if peer > self.rank:
@@ -190,13 +189,13 @@ class _Links:
 
 
 def _choose_congestion(link: socket.socket, name: str) -> None:
-    """Use a congestion control where the kernel has it, whatever this computer's own default is."""
-    with suppress(OSError):  # not in this kernel: its default it is
+    """Set a connection's congestion control if the kernel supports it, whatever the default is."""
+    with suppress(OSError):  # not in this kernel: name is its default
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
 
 
 def congestion_control(name: str) -> str:
-    """Return the congestion control that connections have which ask for one of that name."""
+    """Return the actual congestion control of connections that request `name`."""
     with socket.socket() as link:
         _choose_congestion(link, name)
         return link.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
@@ -204,7 +203,7 @@ def congestion_control(name: str) -> str:
 
 @dataclass(frozen=True)
 class _Task:
-    """What is repeated."""
+    """The prepared operation, which is repeated."""
 
     executor: Executor
     start: Buffer
@@ -222,15 +221,15 @@ def _prepared(order: Prepare, links: _Links, addresses: Sequence[Address]) -> _T
 
 
 def _run(order: Go, task: _Task) -> Done:
-    """Run once, from the common start until this rank has its result; then check it."""
+    """Run once, from the common start until this rank has its result, and verify the result."""
     program = task.executor.program
     copies = task.executor.buffer.reshape(program.copies, program.n_elements)
     time.sleep(max(order.start - _AWAKE - time.monotonic(), 0.0))
     while time.monotonic() < order.start:
-        os.sched_yield()  # with more ranks than cores each must get its turn
+        os.sched_yield()  # with more ranks than cores, each must get its turn
     entered = time.monotonic()
     task.executor.run(task.patience)
-    for copy in copies[1:]:  # contributions side by side are the algorithm's to add up
+    for copy in copies[1:]:  # the algorithm adds contributions stored separately
         copies[0] += copy
     ended = time.monotonic()
     wrong = problem(copies[0], task.promised)
@@ -241,7 +240,7 @@ def _run(order: Go, task: _Task) -> Done:
 
 
 def serve(pipe: Connection, rank: int, host: str, congestion: str) -> None:
-    """Do what comes over `pipe` until it closes; report a failure there, and stop."""
+    """Execute the orders from `pipe` until it is closed; after an error, report it and stop."""
     links = _Links(rank, host, congestion)
     try:
         pipe.send(links.listener.getsockname()[:2])
@@ -257,8 +256,8 @@ def serve(pipe: Connection, rank: int, host: str, congestion: str) -> None:
             else:
                 raise LabError(f"received the order {order!r} before the Prepare order")
     except EOFError:
-        return  # the laboratory closes
-    except Exception as error:  # whatever it is, the laboratory must hear of it, if it is still there
+        return  # the laboratory has closed
+    except Exception as error:  # any error must be reported to the laboratory, if possible
         with suppress(OSError):
             pipe.send(Failed(str(error) if isinstance(error, LabError) else f"{type(error).__name__}: {error}"))
     finally:

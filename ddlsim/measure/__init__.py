@@ -1,7 +1,7 @@
 """Micro-benchmarks of a real cluster, and the table of their measurements.
 
-``mpirun -n 8 python -m ddlsim.measure --out measured/`` runs them; :func:`read_measurements` reads the table,
-also one written by hand (docs/formats/measurements.md). Names are loaded when first used.
+``mpirun -n 8 python -m ddlsim.measure --out measured/`` runs them; :func:`read_measurements` reads the table, including
+hand-written ones (docs/formats/measurements.md). Names are loaded when first used.
 """
 
 import lazy_loader

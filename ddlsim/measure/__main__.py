@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def follow(events: Iterable[Event], tasks: Sequence[Task], budget: float) -> Iterator[Measurement]:
-    """Yield the rows among `events` (of all `tasks`), showing on stderr how much of `budget` (s) has passed."""
+    """Yield the rows among `events` (of all `tasks`), showing on stderr the elapsed share of `budget` (s)."""
     start = time.perf_counter()
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
@@ -54,7 +54,7 @@ def follow(events: Iterable[Event], tasks: Sequence[Task], budget: float) -> Ite
 
 
 def summary(task: Task, rows: Sequence[Measurement], n_left: int) -> str:
-    """Return in one line how a task went: its smallest and its largest size."""
+    """Return a line with the results of a task for its smallest and its largest size."""
     ends = [rows[0], rows[-1]] if len(rows) > 1 else rows
     parts = [_step(row) if task.experiment == "step" else _transfer(row) for row in ends]
     if n_left:
@@ -140,7 +140,7 @@ def measure(
         chosen = [name for name in only.split(",") if name]
         tasks = make_plan(hosts, max_nbytes, chosen, [one.label for one in trained], sizes, lacking)
         for one in trained:
-            one.step(min(sizes))()  # compiles, and finds mistakes before anything is measured
+            one.step(min(sizes))()  # compiles, and reports errors before anything is measured
         table, rows = open_table(out) if transport.rank == 0 else (None, [])
         return _Setup(tasks, trained, table, {row.key for row in rows})
 
@@ -148,7 +148,7 @@ def measure(
     try:
         _run(transport, setup, seconds)
     except BaseException as error:
-        if transport.size > 1:  # the others wait for this rank: end them too
+        if transport.size > 1:  # the others wait for this rank, so they must be ended, too
             if transport.rank == 0 or not isinstance(error, KeyboardInterrupt):
                 _show(error)
             transport.abort()
@@ -157,7 +157,7 @@ def measure(
 
 
 def _measure_device(out: str, profile: str, budget: str, others: Mapping[str, object]) -> None:
-    """Measure the kernels of this machine's GPU, or else CPU, and write its device file."""
+    """Measure the kernels of this machine's GPU, or of its CPU if there is none, and write its device file."""
     defaults = {each.name: each.default for each in inspect.signature(measure).parameters.values()}
     for name, value in others.items():
         if value != defaults[name]:
@@ -180,7 +180,7 @@ def _measure_device(out: str, profile: str, budget: str, others: Mapping[str, ob
     start = time.perf_counter()
 
     def show(measured: Mapping[str, Any]) -> None:
-        """Keep what has been measured so far, and say so."""
+        """Save the measurements so far, and report progress."""
         if profile:
             write_text(Path(profile), json.dumps(measured))
         section = list(measured["seconds"])[-1]
@@ -203,7 +203,7 @@ def _measure_device(out: str, profile: str, budget: str, others: Mapping[str, ob
 
 @dataclass(frozen=True)
 class _Setup:
-    """What a rank needs to begin; the table is the first rank's only."""
+    """What a rank needs to start; only the first rank has the table."""
 
     tasks: list[Task]
     trained: list[Trained]
@@ -253,7 +253,7 @@ def _whole_numbers(text: str, option: str) -> list[int]:
 
 
 def _is_first() -> bool:
-    """Return whether this is the first of the processes that a launcher started, before any is connected."""
+    """Return whether this is the first of the processes that a launcher started, before any of them connects."""
     names = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
     return next((os.environ[name] for name in names if name in os.environ), "0") == "0"
 

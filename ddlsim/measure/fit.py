@@ -1,8 +1,8 @@
 """Fit of a device's :class:`~ddlsim.workload.devices.Kernels` to a measured profile, by least squares.
 
-A wave of tiles takes its arithmetic and `tile_time`: one fraction of the peak for each type, one tile and one time for
-all, fitted by logarithms. Products that are over before the host has issued the next say nothing of the device and are
-left out. Whole steps are not fitted, so that they can be the check (:func:`predictions`).
+A wave of tiles takes the time of its arithmetic plus `tile_time`. The fit of logarithms has one fraction of the peak
+per data type, and one tile size and time for all. Products that finish before the host has issued the next one are
+excluded. Whole steps are not fitted, so that they can serve as a check (:func:`predictions`).
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from ddlsim.workload.stacks import load_stack
 Profile = Mapping[str, Any]
 Rows = Sequence[Mapping[str, Any]]
 Floats = npt.NDArray[np.float64]
-#: tiles of a product; those that fit best count
+#: candidate tile sizes of products; the best fit is chosen
 TILES = ((128, 128), (256, 128))
 #: PyTorch's backend -> name of its kernel
 ATTENTION = {"flash": "flash-2", "cudnn": "cudnn", "efficient": "efficient"}
-#: kernels that do nothing but stream
+#: kernels limited only by memory bandwidth
 STREAMING = ("copy", "add", "gelu")
-#: bytes that AdamW moves per parameter where all numbers are bf16: four are read, three written
+#: bytes that AdamW moves per parameter if all numbers are bf16: four are read, three written
 ADAMW_NBYTES = 14.0
 
 
 class Prediction(NamedTuple):
-    """What was measured and what the library predicts on the fitted device, in s; `what` is "product" or "step"."""
+    """A measured time and the library's prediction on the fitted device, in s; `what` is "product" or "step"."""
 
     what: str
     label: str
@@ -55,7 +55,7 @@ def predictions(profile: Profile, device: Device) -> Iterator[Prediction]:
         yield Prediction("product", f"{m} x {k} by {k} x {n} in {precision}", row["seconds"], seconds)
     usual = {row["usual"].partition("_")[0].lower() for row in profile.get("attention", ()) if "usual" in row}
     kernels = tuple(ATTENTION[name] for name in ATTENTION if name in usual)
-    # without autocast's casts, logits in bf16: fitted as the stack's other numbers
+    # without autocast's casts, logits in bf16: fitted like the stack's other numbers
     stack = replace(load_stack("pytorch"), attention=kernels, elementwise=0.85, rotation=19.0, loss_traffic=23.0)
     for row in profile.get("steps", ()):
         if "seconds" in row and "+layers=" in row["model"] and "bf16" in device.kernels.gemm:
@@ -69,7 +69,7 @@ def predictions(profile: Profile, device: Device) -> Iterator[Prediction]:
 def device_of(profile: Profile) -> Device:
     """Return the device that a profile describes: fitted kernels, and the data sheet of the catalogue's device.
 
-    Of a device that the catalogue does not have, the peaks are the rates that ever larger products approach. Raises
+    For a device outside the catalogue, the peaks are the limits of the measured rates for large products. Raises
     ConfigError for a profile without products or memory-bound kernels.
     """
     catalogued = _catalogued(profile)
@@ -105,7 +105,7 @@ def device_of(profile: Profile) -> Device:
 
 
 def _catalogued(profile: Profile) -> Device | None:
-    """Return the catalogue's device whose name is in the profile's; of several the one with the nearest memory."""
+    """Return the catalogue's device whose name is in the profile's; of several, that of the closest memory size."""
     words = set(re.findall("[a-z0-9]+", profile["device"].lower()))
     names = [name for name in device_names() if set(re.sub("-[0-9]+g$", "", name).split("-")) <= words]
     nbytes = float(profile.get("memory_nbytes") or 0.0)
@@ -136,12 +136,12 @@ def _uncatalogued(profile: Profile) -> Device:
 
 
 def _rounded(value: float) -> float:
-    """Return a measured number with the digits that mean something."""
+    """Round a measured number to its significant digits."""
     return float(f"{value:.4g}")
 
 
 def _streaming(profile: Profile) -> float:
-    """Return the bytes/s at which large element-wise kernels run: the median over those of the largest sizes."""
+    """Return the bandwidth of large element-wise kernels in bytes/s: the median over those of the largest sizes."""
     rows = [row for row in profile.get("memory", ()) if row.get("kernel") in STREAMING]
     if not rows:
         device = profile["device"]
@@ -151,7 +151,7 @@ def _streaming(profile: Profile) -> float:
 
 
 def _products(profile: Profile, device: Device) -> Rows:
-    """Return the products of types that the device has, which take over twice as long as the shortest of their type."""
+    """Return the products of the device's types that take more than twice as long as the shortest of the type."""
     rows = [row for row in profile.get("gemm", ()) if "seconds" in row]
     rows = [row for row in rows if product_type(row["precision"]) in device.peak_flops]
     least: dict[str, float] = {}
@@ -167,7 +167,7 @@ def _products(profile: Profile, device: Device) -> Rows:
 def _fitted(
     rows: Rows, device: Device, units: int, tile: tuple[int, int], streaming: float
 ) -> tuple[dict[str, float], float, float]:
-    """Return the fractions of the peaks by type, the s of a tile, and the mean error."""
+    """Return the fractions of the peaks by type, the tile time in s, and the mean error."""
     with needs("scipy"):
         from scipy.optimize import least_squares
 
@@ -198,7 +198,7 @@ def _fitted(
 
 
 def _attention(profile: Profile, device: Device, units: int) -> dict[str, AttentionRates]:
-    """Return the rates of causal attention by kernel, where all multiprocessors have work."""
+    """Return the rates of causal attention by kernel, from sizes that occupy all multiprocessors."""
     peak = next((device.peak_flops[name] for name in ("bf16", "fp16") if name in device.peak_flops), None)
     seconds: dict[tuple[str, int, float, int], dict[str, float]] = {}
     for row in profile.get("attention", ()):
@@ -217,7 +217,7 @@ def _attention(profile: Profile, device: Device, units: int) -> dict[str, Attent
 
 
 def _rates(by_width: Mapping[int, Sequence[Floats]]) -> AttentionRates:
-    """Return the rates of the widest heads, and by which power narrower ones reach less; given logarithms of rates."""
+    """Return the rates of the widest heads, and the exponent for narrower heads, from logarithms of rates."""
     means = {width: np.mean(each, axis=0) for width, each in by_width.items()}
     widest = max(means)
     lost = [(means[widest] - mean).mean() / np.log(widest / width) for width, mean in means.items() if width < widest]

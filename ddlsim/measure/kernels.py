@@ -1,8 +1,8 @@
 """Profile of one GPU (or CPU) with PyTorch: matrix products, attention, memory, launches, optimizers, whole steps.
 
-Each figure is the median of repeated runs on random inputs; on GPUs a CUDA graph of them is replayed, so that the time
-of the host does not count. Operands rotate through buffers larger than the caches. Sections begin with small sizes and
-stop when their share of the time is over. Times are seconds, sizes bytes or elements.
+Each figure is the median of repeated runs on random inputs; on GPUs, a CUDA graph of them is replayed, which excludes
+the time of the host. Operands rotate through buffers larger than the caches. Sections start with small sizes and stop
+when their share of the time is used up. Times are in seconds, sizes in bytes or elements.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 Row = dict[str, Any]
 Call = Callable[[int], object]
-#: seconds of each of the runs whose median counts, at least; calls in a CUDA graph, at most
+#: minimum time in s of each run, of which the median is taken; maximum number of calls in a CUDA graph
 LEAST, GRAPH = 0.006, 100
 
 
 class Timer:
-    """Times calls on a device; `is_over` tells a section that its time is."""
+    """Times calls on a device; `is_over` reports the end of a section's time."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.is_gpu = device, device.type == "cuda"
@@ -41,7 +41,7 @@ class Timer:
 
     @property
     def is_over(self) -> bool:
-        """Whether the section's time is over; something is always measured."""
+        """Whether the section's time is over; at least one measurement is always made."""
         return self.n_measured > 0 and time.perf_counter() > self.deadline
 
     def wait(self) -> None:
@@ -50,7 +50,7 @@ class Timer:
             torch.cuda.synchronize()
 
     def once(self, run: Callable[[], object], repeats: int) -> float:
-        """Return the seconds per run, over `repeats` in a row."""
+        """Return the time per run in s, over `repeats` consecutive runs."""
         self.wait()
         begin = time.perf_counter()
         for _ in range(repeats):
@@ -59,7 +59,7 @@ class Timer:
         return (time.perf_counter() - begin) / repeats
 
     def median(self, call: Call, *, graph: bool = True) -> Row:
-        """Return the median, least and most seconds of ``call(i)``; `graph`: of those in a CUDA graph."""
+        """Return the median, minimum and maximum time of ``call(i)`` in s; `graph`: of calls in a CUDA graph."""
         self.n_measured += 1
         call(0)
         once = self.once(lambda: call(1), 1)
@@ -80,13 +80,13 @@ class Timer:
         with torch.cuda.stream(self.stream):
             run()
             self.wait()
-            try:  # torch.cuda.graph() would collect garbage each time
+            try:  # torch.cuda.graph() would collect garbage on each use
                 graph.capture_begin()
                 try:
                     run()
                 finally:
                     graph.capture_end()
-            except RuntimeError:  # something in it waits for the device
+            except RuntimeError:  # a call synchronises with the device
                 torch.cuda.synchronize()
                 return None
         replay: Callable[[], object] = graph.replay
@@ -98,12 +98,12 @@ def _row(seconds: Sequence[float]) -> Row:
 
 
 def _n_buffers(nbytes: float) -> int:
-    """Return how many operands are needed so that repeated calls do not find them in the cache."""
+    """Return the number of operands needed so that repeated calls do not find them in the cache."""
     return int(max(1, min(16, 256e6 // nbytes + 1)))
 
 
 def measure_device(seconds: float, progress: Callable[[Mapping[str, Any]], None] = lambda _: None) -> dict[str, Any]:
-    """Return a profile, measured in about `seconds`; `progress` gets what there is after each section."""
+    """Return a profile, measured in about `seconds`; `progress` is called with the results after each section."""
     timer = Timer(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     profile, end, shares = _about(timer), time.perf_counter() + seconds, 1.0
     for name, (section, share) in SECTIONS.items():
@@ -112,8 +112,8 @@ def measure_device(seconds: float, progress: Callable[[Mapping[str, Any]], None]
         shares -= share
         rows = profile[name] = []
         try:
-            rows.extend(section(timer))  # what comes before an error stays
-        except (RuntimeError, NotImplementedError) as error:  # no memory, say
+            rows.extend(section(timer))  # rows before an error are kept
+        except (RuntimeError, NotImplementedError) as error:  # such as insufficient memory
             rows.append(_failed(error))
         gc.collect()
         if timer.is_gpu:
@@ -128,7 +128,7 @@ def _failed(error: Exception) -> Row:
 
 
 def _about(timer: Timer) -> dict[str, Any]:
-    """Return what PyTorch and the system say of the device."""
+    """Return properties of the device reported by PyTorch and the system."""
     about: dict[str, Any] = {"torch": torch.__version__, "cuda": torch.version.cuda, "seconds": {}}
     if timer.is_gpu:
         got = torch.cuda.get_device_properties(0)
@@ -137,14 +137,14 @@ def _about(timer: Timer) -> dict[str, Any]:
         try:
             answer = subprocess.run(query, capture_output=True, text=True, check=True, timeout=20)
             return about | {"power_w": float(answer.stdout)}
-        except (OSError, subprocess.SubprocessError, ValueError):  # another maker's
+        except (OSError, subprocess.SubprocessError, ValueError):  # another vendor's device
             return about
     nbytes, name = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), platform.processor() or platform.machine()
     return about | {"device": f"{name} CPU", "memory_nbytes": nbytes, "multiprocessors": torch.get_num_threads()}
 
 
 def launches(timer: Timer) -> Iterator[Row]:
-    """Measure what a kernel costs beside its work: on the host, in a chain, and within a CUDA graph."""
+    """Measure the overhead of a kernel: on the host, in a chain, and within a CUDA graph."""
     x, inputs = torch.randn(64, device=timer.device), torch.randn(1, 64, device=timer.device)
     layer = nn.Linear(64, 64, device=timer.device)
     issued: dict[str, Callable[[], object]] = {
@@ -183,7 +183,7 @@ def _shapes() -> Iterator[tuple[str, int, int, int]]:
 
 
 PLAIN = {"bf16": torch.bfloat16, "fp16": torch.float16, "tf32": torch.float32, "fp32": torch.float32}
-#: name -> bytes of an operand's number
+#: name -> bytes per number of an operand
 SCALED = {"fp8": 1.0, "mxfp8": 1.0, "nvfp4": 0.5}
 
 
@@ -210,7 +210,7 @@ def gemm(timer: Timer) -> Iterator[Row]:
                     call = _scaled(timer, m, n, k, name) if name in SCALED else _plain(timer, m, n, k, name, layout)
                     call(0)
                 except (RuntimeError, AttributeError, TypeError, ValueError, NotImplementedError) as error:
-                    lacking.add(name)  # not with this PyTorch or on this GPU
+                    lacking.add(name)  # not supported by this PyTorch or GPU
                     yield about | _failed(error)
                     break
                 yield {**about, "layout": layout, **timer.median(call)}
@@ -227,7 +227,7 @@ def _plain(timer: Timer, m: int, n: int, k: int, name: str, layout: str) -> Call
 
 
 def _scaled(timer: Timer, m: int, n: int, k: int, name: str) -> Call:
-    """Return a product of 8-bit or 4-bit numbers that gives bf16: scaled per tensor, or per block as MX and NV do."""
+    """Return a product of 8-bit or 4-bit numbers with bf16 result: scaled per tensor, or per block (MX, NV)."""
 
     def operand(rows: int) -> Tensor:
         if name == "nvfp4":
@@ -267,9 +267,9 @@ BACKENDS = {
 
 
 def attention(timer: Timer) -> Iterator[Row]:
-    """Measure scaled dot-product attention by each backend, forward, and forward with backward.
+    """Measure scaled dot-product attention with each backend, forward, and forward with backward.
 
-    usual  the backend that PyTorch chooses by itself
+    usual  the backend that PyTorch chooses by default
     """
     for batch, heads, length, width in ATTENTION:
         made = [torch.randn((batch, heads, length, width), device=timer.device, dtype=torch.bfloat16) for _ in range(4)]
@@ -299,7 +299,7 @@ def attention(timer: Timer) -> Iterator[Row]:
 
 
 def memory_bound(timer: Timer) -> Iterator[Row]:
-    """Measure element-wise kernels, normalisations and softmax of eager PyTorch; ``nbytes`` is the least traffic."""
+    """Measure element-wise kernels, normalisations and softmax of eager PyTorch; ``nbytes`` is the minimum traffic."""
     for n in (1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26, 1 << 28):
         for precision, size in (("bf16", 2), ("fp32", 4)):
             if timer.is_over:
@@ -312,7 +312,7 @@ def memory_bound(timer: Timer) -> Iterator[Row]:
 
 
 def _kernels(x: Sequence[Tensor], y: Sequence[Tensor]) -> list[tuple[str, float, Call]]:
-    """Return name, passes over a tensor (at least) and call of each kernel, over operands that rotate."""
+    """Return name, minimum number of passes over a tensor, and call of each kernel; operands rotate."""
     sets, out, wide, size = len(x), torch.empty_like(x[0]), 4096, x[0].element_size()
     weight = torch.randn(wide, device=out.device).to(out.dtype)
     return [
@@ -351,7 +351,7 @@ def optimizers(timer: Timer) -> Iterator[Row]:
 
 
 def llama(layers: int, dim: int, hidden: int, heads: int, kv_heads: int, vocabulary: int) -> Any:
-    """Return the modules of a language model as in models/llama.toml, which :func:`loss` computes."""
+    """Return the modules of a language model as in models/llama.toml; :func:`loss` evaluates it."""
     shapes = ((dim, dim + 2 * kv_heads * dim // heads), (dim, dim), (dim, 2 * hidden), (hidden, dim))
     blocks = (
         nn.ModuleList([*(nn.Linear(*shape, bias=False) for shape in shapes), nn.RMSNorm(dim), nn.RMSNorm(dim)])
@@ -394,7 +394,7 @@ LLAMAS: list[Any] = [
 
 
 def whole_steps(timer: Timer) -> Iterator[Row]:
-    """Measure forward pass, backward pass and AdamW of whole models, all in bf16: what the kernels add up to."""
+    """Measure forward pass, backward pass and AdamW of whole models, all in bf16, to check sums of kernel times."""
     for *sizes, length, batches in LLAMAS if timer.is_gpu else LLAMAS[:1]:
         names = ("layers", "dim", "hidden", "heads", "kv_heads", "vocabulary", "seq")
         name = "+".join(f"{key}={value}" for key, value in zip(names, (*sizes, length), strict=True))
@@ -404,9 +404,9 @@ def whole_steps(timer: Timer) -> Iterator[Row]:
                 return
             try:
                 yield {**about, "batch": batch, **_step(timer, sizes, (batch, length))}
-            except RuntimeError as error:  # no memory for it
+            except RuntimeError as error:  # insufficient memory
                 yield {**about, "batch": batch, **_failed(error)}
-            gc.collect()  # or it counts in the next peak
+            gc.collect()  # otherwise it counts in the next peak
 
 
 def _step(timer: Timer, sizes: Sequence[int], shape: tuple[int, int]) -> Row:
@@ -425,7 +425,7 @@ def _step(timer: Timer, sizes: Sequence[int], shape: tuple[int, int]) -> Row:
     return measured | ({"peak_bytes": torch.cuda.max_memory_allocated()} if timer.is_gpu else {})
 
 
-#: section -> (what measures it, its share of the time)
+#: section -> (function that measures it, share of the time)
 SECTIONS: dict[str, tuple[Callable[[Timer], Iterator[Row]], float]] = {
     "launch": (launches, 0.03),
     "gemm": (gemm, 0.35),

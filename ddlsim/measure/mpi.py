@@ -18,14 +18,14 @@ Buffer: TypeAlias = npt.NDArray[np.float32]
 
 
 def _buffer(n_elements: int) -> Buffer:
-    """Return zeros in memory that is really there: np.zeros would share one page until it is written."""
+    """Return zeros in allocated memory: with np.zeros, all pages would share one zero page until they are written."""
     buffer = np.empty(n_elements, np.float32)
     buffer.fill(0.0)
     return buffer
 
 
 def host_action(operation: str, n_elements: int) -> Action:
-    """Return a reduction or a copy by NumPy."""
+    """Return a reduction or a copy in NumPy."""
     into, source = _buffer(n_elements), _buffer(n_elements)
 
     def reduction() -> None:
@@ -106,14 +106,14 @@ class MpiTransport:
         return host_action(operation, n_elements)
 
     def close(self) -> None:
-        """MPI is left when Python ends."""
+        """Do nothing: MPI is finalised when Python exits."""
 
     def abort(self) -> None:
         self.comm.Abort(2)
 
 
 def connect_mpi() -> MpiTransport:
-    """Return the transport of MPI's world; raises ConfigError if mpirun belongs to another MPI."""
+    """Return the transport of MPI's world. Raises ConfigError if mpirun belongs to another MPI."""
     comm = MPI.COMM_WORLD
     vendor, numbers = MPI.get_vendor()
     version = f"{vendor} {'.'.join(str(number) for number in numbers)}"

@@ -96,16 +96,16 @@ _FORMATS: dict[str, Callable[[TextIO, Path], Rows]] = {".csv": _csv_rows, ".json
 
 
 def open_table(folder: str | Path) -> tuple[Path, list[Measurement]]:
-    """Return the table ``measurements.csv`` in `folder`, made if it is missing, and the rows that it has.
+    """Return the table ``measurements.csv`` in `folder`, created if necessary, and its rows.
 
-    A last line that an interrupted run did not finish is removed. Raises ConfigError if the folder cannot be
+    An incomplete last line of an interrupted run is removed. Raises ConfigError if the folder cannot be
     written, or the table is not one that the benchmarks wrote.
     """
     path, header = Path(folder) / "measurements.csv", _line(list(COLUMNS)).encode()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         text = path.read_bytes() if path.exists() else b""
-        if header.startswith(text):  # new, or interrupted at once
+        if header.startswith(text):  # new, or interrupted immediately
             write_text(path, header.decode())
             return path, []
         if not text.startswith(header):
@@ -118,7 +118,7 @@ def open_table(folder: str | Path) -> tuple[Path, list[Measurement]]:
 
 
 def _mended(text: bytes) -> bytes:
-    """Return `text` with its last line ended, or without it if cells are missing."""
+    """Return `text` with its last line terminated, or without it if cells are missing."""
     whole, _, last = text.rpartition(b"\n")
     return (text if last.count(b",") >= len(COLUMNS) - 1 else whole) + b"\n"
 
@@ -135,7 +135,7 @@ def append(path: Path, row: Measurement) -> None:
                     line = line[file.write(line) :]
             except BaseException:
                 if whole is not None:
-                    file.truncate(whole)  # no half rows
+                    file.truncate(whole)  # no partial rows
                 raise
     except OSError as error:
         problem = cannot_be_written(path, error)
@@ -151,7 +151,7 @@ def save_measurements(rows: Sequence[Measurement], path: str | Path) -> None:
 
 
 def _line(cells: list[object]) -> str:
-    """Return the cells as a line of CSV: empty for what does not apply, times in six digits."""
+    """Return the cells as a line of CSV: empty for missing values, times with six digits."""
     written = io.StringIO()
     csv.writer(written, lineterminator="\n").writerow([_cell(cell) for cell in cells])
     return written.getvalue()

@@ -1,17 +1,17 @@
 """Order of the benchmarks (the most useful first, because time is limited), and the timing of each row.
 
-A *task* is one operation on one set of ranks over a ladder of sizes (of batches for a step). Sizes rise by a factor
-of 4, so that every tenfold is seen about twice.
+A *task* is one operation on one set of ranks for several sizes (for a step, batch sizes). Sizes increase by a factor of
+4, so that each decade contains about two.
 
-No clock is compared with another machine's: every time is a difference of one rank's own monotonic clock.
+Clocks of different machines are never compared: every time is a difference of one rank's monotonic clock.
 
-one_way     half of a ping-pong, as its first rank sees it; several pairs begin together
-both_ways   an exchange; the smaller time of the two ranks of a pair (the other's contains waiting for it)
+one_way     half of a ping-pong, timed by its first rank; several pairs start together
+both_ways   an exchange; the smaller time of the two ranks of a pair (the other includes waiting for it)
 collective  after a barrier, each rank times its own call. No rank can leave an all-reduce, all-gather, all-to-all or
             reduce-scatter before the last has entered, so the smallest time over the ranks is that of the last to
-            enter, which waited for no other. Only some ranks know when a collective with a root has ended: there the
-            largest time counts, too long by the time between the first and the last rank's leaving the barrier
-memory, step   all ranks at once, as in training; the times of all ranks count
+            enter, which waited for no other. In a collective with a root, only some ranks know when it has ended. The
+            largest time is then used, which is too long by the skew of the ranks after the barrier
+memory, step   all ranks concurrently, as in training; the times of all ranks are used
 
 The median and the quantiles are over repetitions (and pairs, or ranks for memory and step).
 """
@@ -32,13 +32,13 @@ from ddlsim.measure.table import Measurement
 from ddlsim.measure.transport import ITEM_NBYTES, Action, Transport
 
 EXPERIMENTS = ("point_to_point", "collective", "memory", "step")
-#: a rank may leave these before others have entered
+#: collectives that a rank may leave before others have entered
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
-#: the most useful first
+#: operations, the most useful first
 COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "all_to_all", "reduce_scatter", *ROOTED[1:])
-#: smaller messages are all latency: whether others are on the way makes no difference to measure
+#: size below which latency dominates, so that concurrent messages make no measurable difference
 LEAST_CONTENDED = 64 * 1024
-#: smaller buffers are added in less time than it takes to start
+#: size below which reducing takes less time than starting
 LEAST_MEMORY = 4 * 1024
 
 Pairs = tuple[tuple[int, int], ...]
@@ -48,8 +48,8 @@ Pairs = tuple[tuple[int, int], ...]
 class Task:
     """`operation` on `n_ranks` ranks of `n_hosts` machines, for each of `sizes` (nbytes, or batch sizes).
 
-    pairs  the pairs of ranks that exchange at once (point_to_point)
-    model  what is trained (step)
+    pairs  pairs of ranks that exchange concurrently (point_to_point)
+    model  label of the trained model (step)
     """
 
     experiment: str
@@ -78,15 +78,15 @@ def sizes(least: int, most: int, multiple: int) -> tuple[int, ...]:
 
 
 def pair_sets(hosts: Sequence[str]) -> list[tuple[int, Pairs]]:
-    """Return sets of pairs that exchange at once, with the number of hosts they are on; `hosts` is by rank.
+    """Return sets of pairs that exchange concurrently, with the number of hosts they use; `hosts` is by rank.
 
-    First one pair on a host and one pair between two hosts; then 2, 4, ... pairs: within the fullest host,
-    between the two fullest hosts (they share network cards), and each pair on two hosts of its own.
+    First one pair on a host and one pair between two hosts; then 2, 4, ... pairs: within the fullest host, between the
+    two fullest hosts (sharing network cards), and with each pair on its own two hosts.
     """
     by_host: dict[str, list[int]] = {}
     for rank, host in enumerate(hosts):
         by_host.setdefault(host, []).append(rank)
-    full = sorted(by_host.values(), key=len, reverse=True)  # stable: ties in the order of the ranks
+    full = sorted(by_host.values(), key=len, reverse=True)  # stable: ties in rank order
     firsts = [ranks[0] for ranks in by_host.values()]
     within = tuple(zip(full[0][::2], full[0][1::2], strict=False))
     between = tuple(zip(full[0], full[1], strict=False)) if len(full) > 1 else ()
@@ -114,14 +114,14 @@ def make_plan(
 ) -> list[Task]:
     """Return the tasks for ranks on `hosts` (a name per rank).
 
-    only         experiments to do; none given: all
-    models       labels of what is trained, each in `batch_sizes` (samples per rank)
-    lacking      collectives that the library does not have
+    only         experiments to run; empty: all
+    models       labels of the trained models, each with all `batch_sizes` (samples per rank)
+    lacking      collectives that the library does not support
 
     Raises ConfigError for an unknown experiment, sizes below one element, models that would not be timed, and
     for a plan without any task.
     """
-    if "kernels" in only:  # on their own, they do not come here
+    if "kernels" in only:  # measured separately, not as a task
         raise ConfigError(f"--only {','.join(only)}: kernels are measured on one device; use them alone")
     for name in only:
         if name not in EXPERIMENTS:
@@ -149,7 +149,7 @@ def make_plan(
 
 
 def _exchanges(hosts: Sequence[str], most: int, lacking: Collection[str]) -> list[Task]:
-    """Return messages and collectives: single pairs and all-reduce before the rest."""
+    """Return tasks of messages and collectives: single pairs and all-reduce first."""
     n_ranks, n_hosts = len(hosts), len(set(hosts))
     if n_ranks < 2:
         return []
@@ -177,9 +177,9 @@ def _local(hosts: Sequence[str], most: int) -> list[Task]:
     return [Task("memory", operation, len(hosts), len(set(hosts)), ladder) for operation in ("reduction", "copy")]
 
 
-#: repetitions of one row; fewer than the least only when the time is up
+#: number of repetitions per row; fewer than the minimum only if time is up
 LEAST, MOST = 5, 500
-#: seconds that a burst of small messages should last: far above what reading the clock takes
+#: minimum time of a burst of small messages in s: far above the time of reading the clock
 BURST = 100e-6
 MOST_IN_BURST = 100
 
@@ -188,7 +188,7 @@ Times = list[float]
 
 @dataclass(frozen=True)
 class Timing:
-    """`times` (s) that count, and the `cost` of a repetition on this rank (s), with barrier and burst."""
+    """Times in s that are used, and the `cost` of a repetition on this rank in s, with barrier and burst."""
 
     times: Times
     cost: float
@@ -196,7 +196,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Work:
-    """What this rank does in a repetition: `ready` untimed after the barrier, then `action`, timed."""
+    """The work of this rank in a repetition: `ready` untimed after the barrier, then `action`, timed."""
 
     action: Action
     ready: Action | None = None
@@ -205,7 +205,7 @@ class Work:
 def prepare(transport: Transport, task: Task, size: int, step: Callable[[str, int], Action]) -> Work | None:
     """Return this rank's part of `task` at `size`, or None for a rank that only waits.
 
-    `step` makes the training step of a model and batch size.
+    `step` creates the training step of a model and batch size.
     """
     n_elements = size // ITEM_NBYTES
     if task.experiment == "collective":
@@ -218,7 +218,7 @@ def prepare(transport: Transport, task: Task, size: int, step: Callable[[str, in
         if transport.rank in (left, right):
             first = transport.rank == left
             peer = right if first else left
-            ready = transport.one_way(1, peer, first)  # so that neither begins before the other is there
+            ready = transport.one_way(1, peer, first)  # both must have arrived before the exchange
             if task.operation == "one_way":
                 return Work(transport.one_way(n_elements, peer, first), ready)
             return Work(transport.both_ways(n_elements, peer), ready)
@@ -226,7 +226,7 @@ def prepare(transport: Transport, task: Task, size: int, step: Callable[[str, in
 
 
 def _sample(transport: Transport, work: Work | None, n_repetitions: int, n_burst: int) -> Times:
-    """Return this rank's seconds per call, one for each repetition; empty for a rank that only waits."""
+    """Return this rank's times per call in s, one per repetition; empty for a rank that only waits."""
     times = []
     for _ in range(n_repetitions):
         transport.barrier()
@@ -242,9 +242,9 @@ def _sample(transport: Transport, work: Work | None, n_repetitions: int, n_burst
 
 
 def measure(transport: Transport, task: Task, work: Work | None, seconds: float, most_seconds: float) -> Timing:
-    """Return the times that count, on every rank: as many repetitions as fit in `seconds`.
+    """Return the times to use, on every rank, for as many repetitions as fit in `seconds`.
 
-    At least five, unless even these would take more than `most_seconds`.
+    At least five, unless these would take more than `most_seconds`.
     """
     _sample(transport, work, 1, 1)  # connections, memory, compilation
     start = time.perf_counter()
@@ -253,7 +253,7 @@ def measure(transport: Transport, task: Task, work: Work | None, seconds: float,
     if task.experiment == "point_to_point":
         once = max(transport.gather(single))
         n_burst = min(max(int(BURST / max(once, 1e-9)), 1), MOST_IN_BURST)
-    # what a repetition costs, barrier included; the ranks must agree on the numbers
+    # cost of a repetition, including the barrier; all ranks must use the same numbers
     cost = max(transport.gather(time.perf_counter() - start + (n_burst - 1) * single))
     wanted = min(max(int(seconds / cost), LEAST), MOST)
     affordable = max(int(most_seconds / cost), 1)
@@ -264,7 +264,7 @@ def measure(transport: Transport, task: Task, work: Work | None, seconds: float,
 
 
 def combine(task: Task, times: Sequence[Times]) -> Times:
-    """Return the times that count, given every rank's, shape (n_ranks, n_repetitions)."""
+    """Return the times to use, given those of every rank, shape (n_ranks, n_repetitions)."""
     if task.operation == "one_way":
         return [half / 2 for left, _ in task.pairs for half in times[left]]
     if task.operation == "both_ways":
@@ -276,13 +276,13 @@ def combine(task: Task, times: Sequence[Times]) -> Times:
     return [seconds for of_rank in times for seconds in of_rank]
 
 
-#: repetitions before those that count
+#: number of warm-up repetitions
 WARM_UP = 2
 
 
 @dataclass(frozen=True)
 class Event:
-    """A row was measured, or (row None) the time of a task was up with `n_left` sizes to go."""
+    """A measured row, or (row None) the end of a task's time with `n_left` sizes remaining."""
 
     task: Task
     row: Measurement | None
@@ -298,12 +298,12 @@ def run(
 ) -> Iterator[Event]:
     """Measure `tasks` in about `budget` seconds; every rank must iterate to the end.
 
-    models  what the tasks of experiment "step" train, by label
-    done    keys (:attr:`Measurement.key`) of rows that are not measured again
+    models  trained models of "step" tasks, by label
+    done    keys (:attr:`Measurement.key`) of rows that were already measured
 
-    What is left of the time is shared evenly among the tasks that are left, and of a task among its sizes,
-    after what the larger sizes need at least. A size other than a task's first is left out, with all larger
-    ones, when it would not fit. What a size needs is judged by the one before it, in proportion.
+    The remaining time is divided evenly among the remaining tasks and, within a task, among its sizes, after reserving
+    the minimum for larger sizes. A size other than a task's first is skipped, with all larger ones, if it would not
+    fit. Its time is estimated from the previous size, in proportion.
     """
     by_label, note = {model.label: model for model in models}, crowding(transport)
 
@@ -364,7 +364,7 @@ def _row(task: Task, size: int, times: Sequence[float], backend: str, version: s
 
 
 def crowding(transport: Transport) -> str:
-    """Return "" or how many ranks share how few cores: their times contain waiting for a core."""
+    """Return a warning if ranks share cores, as their times then include waiting for a core; otherwise ""."""
     places = transport.gather((transport.host, os.cpu_count() or 1))
     for host, n_cores in places:
         n_ranks = sum(other == host for other, _ in places)

@@ -15,13 +15,13 @@ from ddlsim.named_code import imported
 if TYPE_CHECKING:
     import torch
 
-#: small, so that parameters stay what they are; it costs as much as any other
+#: small, so that parameters hardly change; the cost is the same as for any rate
 RATE = 1e-9
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A model that can be trained: `step` makes the action for a batch size (samples)."""
+    """A trainable model: `step` creates the action for a batch size (samples)."""
 
     label: str
     backend: str
@@ -29,7 +29,7 @@ class Trained:
 
 
 def numpy_model(name: str) -> Trained:
-    """Return a network of ddlsim's own by name or file, float32. Raises ConfigError if it cannot be trained."""
+    """Return one of ddlsim's networks by name or file, in float32. Raises ConfigError if it cannot be trained."""
     import numpy as np
 
     from ddlsim.nn.network import build_network
@@ -59,9 +59,8 @@ def torch_module(name: str, input_shape: Sequence[int], gpu: int) -> Trained:
 
     input_shape  of one sample, float32; the loss is the mean square of the output, a tensor
 
-    The callable is called without arguments and returns the module; or it has a parameter `batch_size` and
-    returns the module and the tensor (or tuple of tensors) to call it with. Raises ConfigError for a name that
-    leads nowhere, and where PyTorch is missing.
+    The callable has no parameters and returns the module, or it has a parameter `batch_size` and returns the module and
+    its input, a tensor or tuple of tensors. Raises ConfigError for an invalid name, and if PyTorch is not installed.
     """
     if find_spec("torch") is None:
         raise ConfigError(f"--module {name}: PyTorch is not installed: pip install torch")
@@ -95,7 +94,7 @@ def _torch_step(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], name:
         rule.zero_grad(set_to_none=True)
         try:
             output = module(*inputs)
-        except Exception as error:  # the user's code: whatever it is, it is not ours to show as a crash
+        except Exception as error:  # custom code may raise anything
             reason = str(error).split("\n")[0]
             raise ConfigError(f"--module {name}: {type(error).__name__}: {reason}; does --input-shape fit?") from error
         if not isinstance(output, torch.Tensor):

@@ -11,7 +11,7 @@ from ddlsim.collectives import KINDS
 from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.units import parse
 
-#: experiment -> what it can time
+#: experiment -> its operations
 OPERATIONS = {
     "point_to_point": ("one_way", "both_ways"),
     "collective": KINDS,
@@ -21,7 +21,7 @@ OPERATIONS = {
 
 
 def _cell(rule: Rule, dimension: str = "") -> Rule:
-    """Return a rule that also reads strings (numbers; quantities if there is a `dimension`). Integers stay integers."""
+    """Return a rule that also accepts strings: numbers, or quantities if there is a `dimension`; integers stay so."""
 
     def keep(value: Any, where: str) -> object:
         if isinstance(value, str):
@@ -37,7 +37,7 @@ def _cell(rule: Rule, dimension: str = "") -> Rule:
     return Rule(rule.text, lambda value: isinstance(value, str) or rule.takes(value), keep)
 
 
-#: more of anything than these is a slip of the keyboard: bytes of a message, and ranks, hosts, repetitions, samples
+#: limits above which values are typing errors: bytes of a message, and ranks, hosts, repetitions, samples
 MAX_NBYTES, MAX_COUNT = 10**18, 10**9
 
 Seconds = Annotated[float, _cell(number(0.0, above=True, hint=", like 0.0012 or '1.2 ms'"), "time")]

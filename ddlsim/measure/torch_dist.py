@@ -22,8 +22,8 @@ T = TypeVar("T")
 class TorchTransport:
     """The ranks that torchrun started; see :class:`~ddlsim.measure.transport.Transport`.
 
-    Buffers travel in the default group by `backend`; barriers and Python objects in the group `control`, by
-    gloo, so that they need no GPU.
+    Buffers are sent in the default group with `backend`; barriers and Python objects use the group `control` with gloo,
+    so that they need no GPU.
     """
 
     rank: int
@@ -76,7 +76,7 @@ class TorchTransport:
         def broadcast() -> None:
             dist.broadcast(whole, 0)
 
-        # the names since PyTorch 2.13, and those before it
+        # names since PyTorch 2.13, and the earlier ones
         gather_all = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         scatter_sum = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
         parts = list(whole.chunk(self.size)) if self.rank == 0 else None
@@ -103,13 +103,13 @@ class TorchTransport:
         return self._finished({f.__name__: f for f in known}[operation])
 
     def lacking(self) -> tuple[str, ...]:
-        """Try each: which of them gloo has depends on PyTorch's version; one that is not there fails on all ranks."""
+        """Try each collective: gloo's depend on PyTorch's version, and missing ones fail on all ranks."""
         return tuple(operation for operation in COLLECTIVES if not self._has(operation))
 
     def _has(self, operation: str) -> bool:
         try:
             self.collective(operation, self.size)()
-        except (NotImplementedError, RuntimeError):  # PyTorch says "does not support" by either
+        except (NotImplementedError, RuntimeError):  # PyTorch uses both for "does not support"
             return False
         return True
 
@@ -125,18 +125,18 @@ class TorchTransport:
         return self._finished(reduction if operation == "reduction" else copy)
 
     def close(self) -> None:
-        self.barrier()  # gloo aborts a rank that still talks to one that has left
+        self.barrier()  # gloo aborts a rank that communicates with one that has left
         dist.destroy_process_group()
 
     def abort(self) -> None:
-        """torchrun ends the other ranks when this one fails."""
+        """Do nothing: torchrun ends the other ranks if this one fails."""
 
     def _buffer(self, n_elements: int) -> torch.Tensor:
-        """Return zeros that were written, so that their pages are really there."""
+        """Return zeros that were written, so that their pages are allocated."""
         return torch.empty(n_elements, dtype=torch.float32, device=self.device).fill_(0.0)
 
     def _finished(self, action: Action) -> Action:
-        """Return `action` so that it ends when the GPU has done what it was asked to."""
+        """Return `action` followed by waiting for the GPU."""
         if self.device.type == "cpu":
             return action
         device = self.device
@@ -149,9 +149,9 @@ class TorchTransport:
 
 
 def connect_torch(backend: str) -> TorchTransport:
-    """Return the transport of torchrun's ranks, by "gloo", "nccl", or with "auto" NCCL where there are GPUs.
+    """Return the transport of torchrun's ranks for "gloo", "nccl", or "auto": NCCL if there are GPUs.
 
-    Raises ConfigError when NCCL is asked for and is not there, or when a host has more ranks than GPUs.
+    Raises ConfigError if NCCL is requested but not available, or if a host has more ranks than GPUs.
     """
     has_nccl = torch.cuda.is_available() and dist.is_nccl_available()
     if backend == "auto":

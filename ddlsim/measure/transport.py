@@ -10,20 +10,20 @@ from typing import Protocol, TypeAlias, TypeVar
 from ddlsim.errors import ConfigError, unknown_name
 
 T = TypeVar("T")
-#: something to be timed: prepared (buffers, connections), and finished when it returns
+#: an operation to be timed: prepared (buffers, connections), and finished when it returns
 Action: TypeAlias = Callable[[], None]
-#: all buffers hold float32
+#: all buffers are float32
 ITEM_NBYTES = 4
 
 BACKENDS = ("auto", "mpi", "gloo", "nccl")
 
 
 class Transport(Protocol):
-    """One rank's face of a library. Buffers are float32; actions return when this rank's part is done."""
+    """Interface of a library for one rank. Buffers are float32; actions return when this rank's part is finished."""
 
     @property
     def rank(self) -> int:
-        """This rank."""
+        """Index of this rank."""
 
     @property
     def size(self) -> int:
@@ -31,15 +31,15 @@ class Transport(Protocol):
 
     @property
     def host(self) -> str:
-        """Name of the machine that this rank is on."""
+        """Name of this rank's machine."""
 
     @property
     def backend(self) -> str:
-        """What moves the bytes: "mpi", "gloo" or "nccl"."""
+        """Library that moves the bytes: "mpi", "gloo" or "nccl"."""
 
     @property
     def compute(self) -> str:
-        """What adds and copies buffers: "numpy", "torch cpu" or "torch cuda"."""
+        """Library that reduces and copies buffers: "numpy", "torch cpu" or "torch cuda"."""
 
     @property
     def version(self) -> str:
@@ -55,33 +55,33 @@ class Transport(Protocol):
         """Return a round trip with `peer`: send and receive if `first`, else receive and send."""
 
     def both_ways(self, n_elements: int, peer: int) -> Action:
-        """Return an exchange with `peer`: both send and receive at once."""
+        """Return an exchange with `peer`: both send and receive concurrently."""
 
     def collective(self, operation: str, n_elements: int) -> Action:
-        """Return the collective of that name; reduce and gather are to rank 0, broadcast and scatter from it.
+        """Return a collective by name; the root of reduce, gather, broadcast and scatter is rank 0.
 
-        `n_elements` is a multiple of the number of ranks: the buffer per rank, for all_gather, gather and scatter the
-        whole one.
+        `n_elements` is a multiple of the number of ranks: the buffer per rank, which for all_gather, gather and scatter
+        is the full one.
         """
 
     def lacking(self) -> tuple[str, ...]:
-        """Return the collectives that the library does not have; all ranks call it together."""
+        """Return the collectives that the library does not support; all ranks must call this together."""
 
     def memory(self, operation: str, n_elements: int) -> Action:
-        """Return a reduction (a += b) or a copy of a buffer, where buffers are."""
+        """Return a reduction (a += b) or a copy of a buffer, in the memory of buffers."""
 
     def close(self) -> None:
         """Leave the group of ranks."""
 
     def abort(self) -> None:
-        """End the other ranks too, after an error on this one."""
+        """End the other ranks, too, after an error on this one."""
 
 
 def connect(backend: str) -> Transport:
-    """Return the transport of this process: under torchrun that of torch.distributed, else MPI's.
+    """Return the transport of this process: torch.distributed under torchrun, otherwise MPI.
 
-    "auto" takes NCCL under torchrun where there are GPUs, gloo where there are none. Raises ConfigError for an
-    unknown backend, and where library or launcher are missing.
+    Under torchrun, "auto" selects NCCL if there are GPUs, otherwise gloo. Raises ConfigError for an unknown backend,
+    and for a missing library or launcher.
     """
     if backend not in BACKENDS:
         raise unknown_name("backend", backend, BACKENDS)
@@ -104,5 +104,5 @@ def connect(backend: str) -> Transport:
 
 
 def local_rank(rank: int, hosts: Sequence[str]) -> int:
-    """Return the place of `rank` among the ranks of its host; `hosts` has a name per rank."""
+    """Return the index of `rank` among the ranks of its host; `hosts` has one name per rank."""
     return hosts[:rank].count(hosts[rank])

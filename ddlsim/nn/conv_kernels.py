@@ -1,12 +1,12 @@
 """Compiled convolution on activations whose innermost dimension is the sample.
 
-Activations are flat arrays of shape (n_blocks, channels, plane): LANES samples side by side at each pixel, so
-that every convolution, whatever its sizes, is a sum of vectors times one weight each, without copying windows
-into a matrix. A tile of output channels stays in registers while all taps of a window pass.
+Activations are flat arrays of shape (n_blocks, channels, plane): at each pixel, they store LANES samples next to each
+other. Every convolution, whatever its sizes, is therefore a sum of vectors times scalar weights, without copying
+windows into a matrix. A tile of output channels stays in registers while all taps of a window are added.
 
-The input gradient is the same sum over other neighbours, so both take them from tables
-(:class:`ddlsim.nn.layers.Taps`): for output row y, entries ``row_at[y] .. row_at[y + 1]`` of ``row_tap``
-(kernel row) and ``row_in`` (input row); the same for columns.
+The input gradient is the same sum over other neighbours, so both use tables (:class:`ddlsim.nn.layers.Taps`): for
+output row y, entries ``row_at[y] .. row_at[y + 1]`` of ``row_tap`` (kernel row) and ``row_in`` (input row); the same
+for columns.
 """
 
 # mypy: disable-error-code="misc,untyped-decorator"
@@ -20,7 +20,7 @@ from ddlsim.compiler import kernel, pasted
 from ddlsim.nn.vectors import WIDTH, add, fma, load, splat, store, total, zeros
 
 LANES = 2 * WIDTH
-#: pixels over which a tile of the weight gradient is summed before it leaves the registers
+#: number of pixels over which a tile of the weight gradient is summed in registers
 _PIXELS = 64
 
 _Floats = npt.NDArray[np.floating]
@@ -29,8 +29,8 @@ _Ints = npt.NDArray[np.int64]
 
 @kernel
 def plane_size(space: tuple[int, int]) -> int:
-    """Return the elements of one channel: height * width * LANES, and LANES unused ones if that is even,
-    because channels a power of two apart would compete for the same few lines of a cache."""
+    """Return the elements of one channel: height * width * LANES, plus LANES unused ones if height * width is even,
+    because channels a power of two apart would compete for the same few cache lines."""
     return ((space[0] * space[1]) | 1) * LANES
 
 
@@ -38,8 +38,8 @@ def plane_size(space: tuple[int, int]) -> int:
 def pack(
     weight: _Floats, packed: _Floats, groups: int, n_out: int, n_in: int, n_taps: int, tile: int, swap: bool
 ) -> None:
-    """Write `weight` (groups * n_out, n_in, n_taps), or with `swap` its transpose in which each group maps
-    its outputs to its inputs, as (groups, tiles, n_taps, sources, tile) to `packed`, zeros filling tiles."""
+    """Write `weight` (groups * n_out, n_in, n_taps) to `packed` as (groups, tiles, n_taps, sources, tile), padding
+    tiles with zeros. `swap` transposes it, so that each group maps its outputs to its inputs."""
     n_to, n_from = (n_in, n_out) if swap else (n_out, n_in)
     n_tiles = (n_to + tile - 1) // tile
     for g in range(groups):
@@ -54,7 +54,7 @@ def pack(
 
 @pasted
 def _store2(out, at, step, last, a, b):  # type: ignore[no-untyped-def]
-    """Store two vectors `step` apart, those behind the `last` left out."""
+    """Store two vectors `step` elements apart, omitting those after the `last`."""
     if last >= 0:
         store(out, at, a)
     if last >= 1:
@@ -69,13 +69,13 @@ def correlate4(
 ) -> None:  # fmt: skip
     """Write to `out` bias + the sum over taps; tiles of 4 output channels. n_in, n_out are per group.
 
-    Where a block has so few samples that its second half of lanes is empty, two tiles are computed together instead.
+    If a block has so few samples that its second half of lanes is empty, two tiles are computed together instead.
     """
     plane, out_plane, z = plane_size(in_space), plane_size(out_space), zeros(x)
     n_tiles = (n_out + 3) // 4
     tile_size = packed.size // (groups * n_tiles)
     for b in range((n_samples + LANES - 1) // LANES):
-        wide = n_samples - b * LANES > WIDTH  # else the second half of the lanes holds no samples
+        wide = n_samples - b * LANES > WIDTH  # else the second half of the lanes is empty
         for g in range(groups):
             x_base = (b * groups + g) * n_in * plane
             for tile in range(0, n_tiles, 1 if wide else 2):
@@ -83,7 +83,7 @@ def correlate4(
                 beside = not wide and tile + 1 < n_tiles
                 first = g * n_out + 4 * tile
                 first2, jump = (first + 4, tile_size) if beside else (first, 0)
-                last = n_out - 1 - 4 * tile  # channels of this tile beyond it are not stored
+                last = n_out - 1 - 4 * tile  # further channels of this tile are not stored
                 last2 = last - 4 if beside else last
                 for y in range(out_space[0]):
                     for column in range(out_space[1]):
@@ -138,7 +138,7 @@ def correlate6(
     n_tiles = n_out // 6
     tile_size = packed.size // (groups * n_tiles)
     for b in range((n_samples + LANES - 1) // LANES):
-        wide = n_samples - b * LANES > WIDTH  # else the second half of the lanes holds no samples
+        wide = n_samples - b * LANES > WIDTH  # else the second half of the lanes is empty
         for g in range(groups):
             x_base = (b * groups + g) * n_in * plane
             for tile in range(0, n_tiles, 1 if wide else 2):
@@ -195,7 +195,7 @@ def correlate6(
 
 @kernel
 def _inside(n_out: int, n_in: int, stride: int, shift: int, low: int, high: int) -> tuple[int, int]:
-    """Return the outputs of low..high-1, first and behind the last, whose input o * stride + shift exists."""
+    """Return the range (first, end) of outputs in low..high-1 whose input o * stride + shift exists."""
     first = max(low, 0 if shift >= 0 else (-shift + stride - 1) // stride)
     behind = (n_in - 1 - shift) // stride + 1 if n_in > shift else 0
     return first, max(first, min(high, n_out, behind))
@@ -209,13 +209,13 @@ def weight_gradient(
 ) -> None:  # fmt: skip
     """Add to `dw` (groups * n_out, n_in, taps) the sums of dy * x; tiles of 4 outputs and 3 inputs.
 
-    Where a tile reaches beyond the last channel it computes that channel again and stores it once.
+    If a tile exceeds the last channel, it computes that channel repeatedly but stores it once.
     """
     plane, out_plane = plane_size(in_space), plane_size(out_space)
     n_taps, step = kernel[0] * kernel[1], stride[1] * LANES
     n_rows = max(1, _PIXELS // out_space[1])
     for b in range((n_samples + LANES - 1) // LANES):
-        wide = n_samples - b * LANES > WIDTH  # else the second half of the lanes holds no samples
+        wide = n_samples - b * LANES > WIDTH  # else the second half of the lanes is empty
         for g in range(groups):
             for top in range(0, out_space[0], n_rows):
                 for o in range(0, n_out, 4):
@@ -265,7 +265,7 @@ def weight_gradient(
 
 @pasted
 def _add3(dw, at, step, last, a, b, c):  # type: ignore[no-untyped-def]
-    """Add the lane sums of three vectors to elements `step` apart, those behind the `last` left out."""
+    """Add the lane sums of three vectors to elements `step` apart, omitting those after the `last`."""
     dw[at] += total(a)
     if last >= 1:
         dw[at + step] += total(b)
@@ -284,7 +284,7 @@ def weight_gradient1(
     n_taps, step = kernel[0] * kernel[1], stride[1] * LANES
     n_rows = max(1, _PIXELS // out_space[1])
     for b in range((n_samples + LANES - 1) // LANES):
-        wide = n_samples - b * LANES > WIDTH  # else the second half of the lanes holds no samples
+        wide = n_samples - b * LANES > WIDTH  # else the second half of the lanes is empty
         for g in range(groups):
             for top in range(0, out_space[0], n_rows):
                 for o in range(0, n_out, 6):

@@ -1,10 +1,10 @@
 """Compiled matrix products of dense layers, and the core of attention.
 
-BLAS is not used, because its threads wait for each other by spinning, which is slow when several simulations share a
-computer, and because its sums depend on the number of threads. These run on the caller's thread and add in one order.
+BLAS is not used, because its threads wait by spinning, which is slow if several simulations share a computer, and
+because its sums depend on the number of threads. These kernels run on the caller's thread and add in a fixed order.
 
-Attention: softmax(q k^T / sqrt(d)) v for each sample and head, and its gradient. All arrays are flat; q, k, v are
-columns of rows of `width` numbers, one row a token, in which those of a head lie side by side from `at` on.
+Attention: softmax(q k^T / sqrt(d)) v for each sample and head, and its gradient. All arrays are flat; q, k and v are
+columns of rows of `width` numbers, one row per token, in which the numbers of a head are contiguous from `at` on.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _Floats = npt.NDArray[np.floating]
 
 @pasted
 def _put(out, at, last, values):  # type: ignore[no-untyped-def]
-    """Write the lane sums of up to three vectors to out[at ...]; those behind `last` are left out."""
+    """Write the lane sums of up to three vectors to out[at ...], omitting those after `last`."""
     out[at] = total(values[0])
     if last >= 1:
         out[at + 1] = total(values[1])
@@ -37,7 +37,7 @@ def _put(out, at, last, values):  # type: ignore[no-untyped-def]
 def product_transposed(x: _Floats, w: _Floats, out: _Floats, n: int, n_in: int, n_out: int) -> None:
     """Write out (n, n_out) = x (n, n_in) w^T, w being (n_out, n_in); all flat. Tiles of 4 rows and 3 columns.
 
-    Where a tile reaches beyond the last row or column it computes that one again and stores it once.
+    If a tile exceeds the last row or column, it computes that one repeatedly but stores it once.
     """
     whole = n_in // WIDTH * WIDTH
     for u in range(0, n_out, 3):
@@ -78,7 +78,7 @@ def product_transposed(x: _Floats, w: _Floats, out: _Floats, n: int, n_in: int, 
 def product(a: _Floats, row_step: int, k_step: int, b: _Floats, out: _Floats, n: int, n_k: int, n_out: int) -> None:
     """Write out (n, n_out) = A (n, n_k) b (n_k, n_out), where A[r, k] = a[r * row_step + k * k_step].
 
-    Tiles of 6 rows and 16 columns; the last ones overlap those before, or are narrow where all are.
+    Tiles of 6 rows and 16 columns; the last ones overlap the previous ones, or are narrow if there are fewer columns.
     """
     if n_out < 2 * WIDTH:
         _narrow_product(a, row_step, k_step, b, out, n, n_k, n_out)
@@ -108,7 +108,7 @@ def product(a: _Floats, row_step: int, k_step: int, b: _Floats, out: _Floats, n:
                 s = splat(a, r5 + k)
                 a5, b5 = fma(s, low, a5), fma(s, high, b5)
                 at += n_out
-            # rows beyond the last were computed from it, so they may be stored over it
+            # rows beyond the last were computed from it, so they may overwrite it
             at = r * n_out + j
             store(out, at + min(5, last) * n_out, a5)
             store(out, at + min(5, last) * n_out + WIDTH, b5)
@@ -128,7 +128,7 @@ def product(a: _Floats, row_step: int, k_step: int, b: _Floats, out: _Floats, n:
 def _narrow_product(
     a: _Floats, row_step: int, k_step: int, b: _Floats, out: _Floats, n: int, n_k: int, n_out: int
 ) -> None:
-    """The same for fewer columns than a tile has."""
+    """The same for fewer columns than a tile."""
     for r in range(n):
         out[r * n_out : (r + 1) * n_out] = 0.0
         for k in range(n_k):
@@ -141,7 +141,7 @@ def attend(
     rows: _Floats, weights: _Floats, mixed: _Floats, n: int, tokens: int, heads: int, d: int, causal: bool
 ) -> None:
     """Write weights (n, heads, tokens, tokens) and mixed (n, tokens, heads * d) for rows (n, tokens, 3 * heads * d) of
-    queries, keys and values (Vaswani et al. 2017, equation 1). With `causal`, tokens see none that come later."""
+    queries, keys and values (Vaswani et al. 2017, equation 1). With `causal`, tokens do not attend to later ones."""
     width, scale = 3 * heads * d, 1.0 / math.sqrt(d)
     for sample in range(n):
         for head in range(heads):
@@ -176,7 +176,7 @@ def attend(
 @kernel
 def attend_gradient(rows: _Floats, weights: _Floats, dmixed: _Floats, drows: _Floats, slopes: _Floats, n: int,
                     tokens: int, heads: int, d: int, causal: bool) -> None:  # fmt: skip
-    """Write the gradient of the rows, given that of `mixed`; ``slopes`` (tokens,) is for what lies between.
+    """Write the gradient of the rows, given that of `mixed`; ``slopes`` (tokens,) is scratch space.
 
     With p = softmax(s): ds = p * (dp - sum(p * dp)).
     """

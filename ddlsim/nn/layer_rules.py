@@ -12,12 +12,12 @@ from ddlsim.errors import ConfigError
 from ddlsim.nn.layers import asked_for
 
 Array = npt.NDArray[Any]
-#: of central differences in float64, and the relative error that they may have
+#: step of central differences in float64, and their tolerated relative error
 STEP, TOLERANCE = 1e-6, 2e-5
 
 
 def need(holds: bool, owner: str, rule: str) -> None:
-    """Raise ConfigError with the `rule` that does not hold."""
+    """Raise ConfigError with the violated `rule` unless it `holds`."""
     if not holds:
         raise ConfigError(f"{owner}: {rule}")
 
@@ -28,7 +28,7 @@ def same(first: Iterable[Array], second: Iterable[Array]) -> bool:
 
 
 def held_to_rules(layer: object, in_shape: tuple[int, ...], n: int = 3) -> None:
-    """Raise ConfigError for what :func:`ddlsim.testing.check_layer` finds."""
+    """Run the checks of :func:`ddlsim.testing.check_layer`; raise ConfigError for violations."""
     rule, owner, rng = cast(Any, layer), type(layer).__name__, np.random.default_rng(1)
     takes = asked_for(rule)
     cost = rule.cost(in_shape)

@@ -1,7 +1,7 @@
 """Trainable layers: dense, convolution, pooling, normalisation, attention, embeddings, and their connections.
 
-Maps have the layout of :mod:`ddlsim.nn.conv_kernels`; samples of language models are rows of tokens, each token
-`features` numbers, or one: its id.
+Maps have the layout of :mod:`ddlsim.nn.conv_kernels`; samples of language models are rows of tokens, each with
+`features` numbers, or one number: its id.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Doubles = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Taps:
-    """For each output o of one dimension, which input meets which tap of the kernel: entries
-    ``at[o] .. at[o + 1] - 1`` of ``tap`` and ``source``; pairs that fall on padding are not there."""
+    """Taps of the kernel for each output o of one dimension, with their inputs: entries ``at[o] .. at[o + 1] - 1`` of
+    ``tap`` and ``source``. Taps on padding are omitted."""
 
     at: Ints
     tap: Ints
@@ -36,7 +36,7 @@ class Taps:
 
 
 def taps(n_in: int, n_out: int, kernel: int, stride: int, padding: int, *, back: bool) -> Taps:
-    """Return the taps of a convolution, or with `back` those of its input gradient (sizes as forward)."""
+    """Return the taps of a convolution, or with `back` those of its input gradient (with the forward sizes)."""
     pairs = [(o, t, o * stride - padding + t) for o in range(n_out) for t in range(kernel)]
     pairs = [(o, t, i) for o, t, i in pairs if 0 <= i < n_in]
     if back:
@@ -95,7 +95,7 @@ class Conv2d:
         return dx
 
     def _correlate(self, source: Array, out: Array, run: Pass, *, back: bool) -> None:
-        """The convolution, or `back` from outputs to inputs with the transposed weights."""
+        """Run the convolution, or with `back` the transposed one from outputs to inputs."""
         n_in, n_out = self.in_channels // self.groups, self.channels // self.groups
         n_from, n_to = (n_out, n_in) if back else (n_in, n_out)
         spaces = (self.out_space, self.in_space) if back else (self.in_space, self.out_space)
@@ -116,7 +116,7 @@ class Conv2d:
 
 @dataclass(frozen=True)
 class Windows:
-    """Of one dimension: output o covers inputs ``first[o] .. last[o] - 1``, each with weight ``share[o]``."""
+    """One dimension's windows: output o covers inputs ``first[o] .. last[o] - 1``, each with weight ``share[o]``."""
 
     first: Ints
     last: Ints
@@ -283,8 +283,8 @@ class LayerNorm:
 
 @dataclass
 class EmbeddingBag:
-    """y_t = sum of `pooling` rows of table t, side by side; tables have shape (rows, features). The numbers of these
-    rows are the last of a sample, table by table."""
+    """y_t = sum of `pooling` rows of table t, concatenated; tables have shape (rows, features). The row numbers are the
+    last numbers of a sample, table by table."""
 
     name: str
     tables: Sequence[Slot]
@@ -311,7 +311,7 @@ class EmbeddingBag:
 
 @dataclass
 class Interaction:
-    """(x_0, all x_i . x_j with j < i) of the vectors x_i of `features` numbers that a sample is made of (Naumov et al.
+    """(x_0, all x_i . x_j with j < i) of a sample's vectors x_i of `features` numbers (Naumov et al.
     2019, arXiv:1906.00091, section 2.1.3)."""
 
     features: int
@@ -348,7 +348,7 @@ def _project(x: Array, weight: Slot, bias: Slot | None, out: Array, params: Arra
 def _project_back(
     dy: Array, x: Array, weight: Slot, bias: Slot | None, dx: Array | None, run: Pass, buffers: Buffers
 ) -> None:
-    """Add to the gradients of a projection, and write that of its input if there is `dx`."""
+    """Add to the gradients of a projection, and write that of its input unless `dx` is None."""
     n, units = dy.shape
     product = buffers.get("dw", units, x.shape[1])
     flat = dy.reshape(-1)
@@ -390,12 +390,12 @@ class Dense:
 
 @dataclass
 class Elementwise:
-    """ReLU, tanh, sigmoid or GELU. ``in_place`` overwrites the input, which no other layer may need."""
+    """ReLU, tanh, sigmoid or GELU. ``in_place`` overwrites the input, which no other layer may read."""
 
     kind: Literal["relu", "gelu", "tanh", "sigmoid"]
     in_place: bool
     buffers: Buffers
-    kept: Array = field(init=False)  # what the derivative is computed from: GELU's input, others' output
+    kept: Array = field(init=False)  # input of the derivative: GELU's input, others' output
 
     def forward(self, x: Array, run: Pass) -> Array:
         out = x if self.in_place else self.buffers.get("out", *x.shape)
@@ -414,16 +414,16 @@ class Elementwise:
 
 
 def asked_for(rule: PureLayer) -> frozenset[str]:
-    """Return which of `train`, `buffers` and `rng` the layer's forward takes."""
+    """Return which of `train`, `buffers` and `rng` are parameters of the layer's forward method."""
     return frozenset({"train", "buffers", "rng"} & inspect.signature(rule.forward).parameters.keys())
 
 
 @dataclass
 class Pure:
-    """A layer that is written in pure functions of arrays.
+    """A layer written as pure functions of arrays.
 
-    buffers  its running statistics in the state, of which a batch replaces `momentum`
-    stream   place of its random stream among those of a pass
+    buffers  slots of its running statistics in the state, of which a batch replaces the share `momentum`
+    stream   index of its random stream in a pass
     """
 
     name: str
@@ -511,7 +511,7 @@ class Dropout:
 
 @dataclass
 class Relayout:
-    """From samples, rows of (channels, height, width) in C order, to maps (n_blocks, channels * plane), or back."""
+    """Convert samples, rows of (channels, height, width) in C order, to maps (n_blocks, channels * plane), or back."""
 
     to_maps: bool
     channels: int
@@ -535,12 +535,12 @@ class Relayout:
 
 @dataclass
 class Chain:
-    """One layer after the other; an empty chain is the identity."""
+    """Layers in sequence; an empty chain is the identity."""
 
     layers: Sequence[Layer]
 
     def all(self) -> Iterator[Layer]:
-        """Yield its layers, and those in branches of it."""
+        """Yield its layers, including those in branches."""
         for layer in self.layers:
             yield layer
             for branch in (layer.body, layer.shortcut) if isinstance(layer, Sum) else getattr(layer, "branches", ()):
@@ -576,7 +576,7 @@ class Sum:
 
     def backward(self, dy: Array, run: Pass) -> Array | None:
         copy = self.buffers.get("dy", *dy.shape)
-        copy[...] = dy  # a layer may overwrite what it is given
+        copy[...] = dy  # layers may overwrite their argument
         first, second = self.body.backward(dy, run), self.shortcut.backward(copy, run)
         if first is None or second is None:
             return None
@@ -587,7 +587,7 @@ class Sum:
 
 @dataclass
 class Join:
-    """The outputs of several chains on the same input, side by side."""
+    """Concatenate the outputs of several chains on the same input."""
 
     branches: Sequence[Chain]
     buffers: Buffers
@@ -619,8 +619,8 @@ class Join:
 class Embedding:
     """y = E[token] + P[place] + T[0]; E has shape (vocabulary, features).
 
-    ``places`` and ``kind``, where they are there, have the shapes (positions, features) and (types, features); all
-    tokens are of the first type.
+    ``places`` and ``kind`` are optional, with the shapes (positions, features) and (types, features); all tokens have
+    the first type.
     """
 
     name: str
@@ -667,8 +667,8 @@ def whole_ids(x: Array, vocabulary: int, name: str) -> npt.NDArray[np.int64]:
 class Attention:
     """Multi-head self-attention with its projections (Vaswani et al. 2017, section 3.2.2): out(attend(qkv(x))).
 
-    weights  of the queries, keys and values: three of shape (features, features), or one of (3 * features, features)
-    biases   of these
+    weights  for queries, keys and values: three of shape (features, features), or one of (3 * features, features)
+    biases   the corresponding biases
     """
 
     features: int
@@ -719,7 +719,7 @@ class Attention:
 
 @dataclass
 class Take:
-    """The first ``kept`` numbers of each sample: those of its first tokens."""
+    """The first ``kept`` numbers of each sample, which are those of its first tokens."""
 
     kept: int
     buffers: Buffers

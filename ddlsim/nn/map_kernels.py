@@ -1,7 +1,7 @@
 """Compiled conversions, pooling and batch normalisation on activations of shape (n_blocks, channels, plane).
 
-The layout is that of :mod:`ddlsim.nn.conv_kernels`. Pooling windows come as tables, already cut to the input:
-output row y covers input rows ``row_from[y] .. row_to[y] - 1``, and so for columns.
+The layout is that of :mod:`ddlsim.nn.conv_kernels`. Pooling windows are tables, already limited to the input: output
+row y covers input rows ``row_from[y] .. row_to[y] - 1``, and likewise for columns.
 """
 
 # mypy: disable-error-code="misc,untyped-decorator"
@@ -21,7 +21,7 @@ _Ints = npt.NDArray[np.int64]
 
 @kernel
 def to_maps(x: _Floats, out: _Floats, n: int, channels: int, space: tuple[int, int]) -> None:
-    """Write samples (n, channels * height * width) to `out` (n_blocks, channels, plane), zeros behind n."""
+    """Write samples (n, channels * height * width) to `out` (n_blocks, channels, plane), with zeros after sample n."""
     pixels, plane = space[0] * space[1], plane_size(space)
     for b in range((n + LANES - 1) // LANES):
         valid = min(LANES, n - b * LANES)
@@ -144,7 +144,7 @@ def channel_sums(
 ) -> None:  # fmt: skip
     """Write to `sums` (channels,) the sums over samples and pixels of (a + shift_a) * (b * scale_b + shift_b).
 
-    Shifts and scales are per channel. Lanes behind sample n are left out; planes are added up in float64.
+    Shifts and scales are per channel. Lanes after sample n are ignored; planes are added in float64.
     """
     lanes = np.empty(LANES, a.dtype)
     sums[:] = 0.0
@@ -183,7 +183,7 @@ def scale_channels_gradient(
     dy: _Floats, x: _Floats, dx: _Floats, on_dy: _Floats, on_x: _Floats, shift: _Floats, n: int,
     channels: int, space: tuple[int, int],
 ) -> None:  # fmt: skip
-    """Write dx = dy * on_dy + x * on_x + shift, all per channel, and zeros in the lanes behind sample n."""
+    """Write dx = dy * on_dy + x * on_x + shift, all per channel, and zeros in the lanes after sample n."""
     for m in range((n + LANES - 1) // LANES * channels):
         c, at = m % channels, m * plane_size(space)
         p, q, r = splat(on_dy, c), splat(on_x, c), splat(shift, c)

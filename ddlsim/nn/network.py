@@ -24,12 +24,12 @@ from ddlsim.workload.model import Concat, Leaf, Model, ModelLike, Node, Residual
 
 _OF_TOKENS = (specs.Embedding, specs.Attention, specs.TiedDense, specs.Take)
 _OF_ROWS = (specs.Dense, specs.LayerNorm, specs.Flatten, specs.EmbeddingBag, specs.Interaction, *_OF_TOKENS)
-_FRESH = (nn.Conv2d, nn.Dense, nn.BatchNorm2d, nn.Sum)  # their output is theirs alone and they do not look at it again
+_FRESH = (nn.Conv2d, nn.Dense, nn.BatchNorm2d, nn.Sum)  # their output is a new array that they do not read again
 
 
 @dataclass
 class _Built:
-    """Layers so far, and whether what leaves them is maps (True) or rows."""
+    """Layers so far, and whether their output has the layout of maps (True) or of rows."""
 
     layers: list[Layer]
     maps: bool
@@ -37,23 +37,23 @@ class _Built:
 
 @dataclass
 class Builder:
-    """Walks a model's nodes; collects parameters and running statistics as it meets them."""
+    """Walks a model's nodes, and collects their parameters and running statistics."""
 
     model: Model
     dtype: np.dtype[np.floating]
     parameters: list[Parameter] = field(default_factory=list)
     state: list[Parameter] = field(default_factory=list)
     embedding: Slot | None = None  # the first table of tokens
-    ids: list[int] = field(default_factory=list)  # below which the last numbers of a sample are whole
-    n_streams: int = 0  # layers of users that draw random numbers
+    ids: list[int] = field(default_factory=list)  # upper limits of the integers at the end of a sample
+    n_streams: int = 0  # custom layers that use random numbers
 
     @property
     def vocabulary(self) -> int:
-        """Of how many tokens samples are made; 0 if they are any numbers."""
+        """Number of token ids; 0 if samples are arbitrary numbers."""
         return self.embedding.shape[0] if self.embedding is not None else 0
 
     def whole(self) -> nn.Chain:
-        """Return the network, from rows to rows."""
+        """Return the whole network, with rows as input and output."""
         built = self._chain(self.model.structure, maps=False, follows="")
         last = self.model.layers[-1].out_shape
         self._lay_out(built, False, last, input_grad=True)
@@ -96,7 +96,7 @@ class Builder:
         return Buffers(self.dtype)
 
     def _lay_out(self, built: _Built, maps: bool, shape: Shape, *, input_grad: bool) -> None:
-        """Append a change of layout where what leaves `built` is not what the next layer wants."""
+        """Append a change of layout if `built` has another one than `maps`."""
         if built.maps == maps:
             return
         channels, space = shape[0], _space(shape)
@@ -104,7 +104,7 @@ class Builder:
         built.maps = maps
 
     def _slot(self, into: list[Parameter], name: str, shape: tuple[int, ...], *start_values: Any, **more: Any) -> Slot:
-        """Append a tensor; `start_values` and `more` are the fields of :class:`Parameter` behind its slot."""
+        """Append a tensor; `start_values` and `more` are the fields of :class:`Parameter` after its slot."""
         start = into[-1].slot.stop if into else 0
         slot = Slot(name, shape, start, start + math.prod(shape))
         into.append(Parameter(slot, *(start_values or (None,)), **more))
@@ -195,7 +195,7 @@ class Builder:
         return nn.Attention(d, spec.heads, spec.causal, weights, biases, *last, buffers)
 
     def _bags(self, name: str, spec: specs.EmbeddingBag, shape: Shape) -> nn.EmbeddingBag:
-        """Return tables whose rows start uniform in +-1 / sqrt(rows), as the DLRM code's do."""
+        """Return tables with rows initialised uniformly in +-1 / sqrt(rows), as in the DLRM code."""
         n_ids = len(spec.tables) * spec.pooling
         if len(shape) != 1 or shape[0] < n_ids:
             reason = f"it looks up {n_ids} ids, but its input, which must end with them, has shape {shape}"
@@ -208,18 +208,18 @@ class Builder:
         return nn.EmbeddingBag(name, slots, spec.pooling, self._buffers())
 
     def _table(self, name: str, shape: tuple[int, int]) -> Slot | None:
-        """Return the slot of an embedding, normal with deviation 0.02 (Radford et al. 2018, GPT, section 4.1)."""
+        """Return an embedding's slot, initialised normally with deviation 0.02 (Radford et al. 2018, section 4.1)."""
         if not shape[0]:
             return None
         return self._slot(self.parameters, name, shape, draw=functools.partial(normal, shape))
 
     def _projection(self, name: str, features: int, units: int) -> tuple[Slot, Slot]:
-        fans = (features, features)  # of each of the matrices that lie together
+        fans = (features, features)  # of each of the stacked matrices
         weight = self._slot(self.parameters, f"{name}.weight", (units, features), None, *fans)
         return weight, self._slot(self.parameters, f"{name}.bias", (units,), 0.0)
 
     def _pure(self, leaf: Leaf, rule: PureLayer, shape: Shape) -> nn.Pure:
-        """Return a layer that is written in pure functions, and make slots for its tensors."""
+        """Return a layer of pure functions, and create slots for its tensors."""
         layer = self.model.layers[leaf.index]
 
         def initial(rng: np.random.Generator) -> dict[str, Array]:
@@ -307,7 +307,7 @@ def _last_leaf(nodes: Sequence[Node]) -> int:
 
 
 def _activation_after(nodes: Sequence[Node], i: int, follows: str) -> str:
-    """Return the activation that node `i` feeds, looking past layers without weights of a kind to scale."""
+    """Return the activation that follows node `i`, skipping layers whose weights need no scaling."""
     for node in nodes[i + 1 :]:
         if not isinstance(node, Leaf):
             return ""
@@ -320,10 +320,10 @@ def _activation_after(nodes: Sequence[Node], i: int, follows: str) -> str:
 
 @dataclass(frozen=True)
 class Parameter:
-    """A tensor to be learned, and how it starts: constant ``value``, or random from its fans and what follows.
+    """A trained tensor and its initialisation: constant ``value``, or random from its fans and the next activation.
 
-    ``follows`` is the activation that the tensor's layer feeds ("" for none), ``momentum`` the weight of a new batch
-    where the tensor is a running statistic; ``draw`` makes the tensor where its layer says itself how it starts.
+    ``follows`` is the activation after the tensor's layer ("" for none), ``momentum`` the weight of a new batch for a
+    running statistic; ``draw`` creates the tensor if the layer defines its own initialisation.
     """
 
     slot: Slot
@@ -336,18 +336,18 @@ class Parameter:
 
 
 def normal(shape: tuple[int, ...], rng: np.random.Generator) -> Array:
-    """Draw an embedding: deviation 0.02 (Radford et al. 2018, GPT, section 4.1)."""
+    """Sample an embedding: deviation 0.02 (Radford et al. 2018, GPT, section 4.1)."""
     return 0.02 * rng.standard_normal(shape)
 
 
 def uniform(shape: tuple[int, int], rng: np.random.Generator) -> Array:
-    """Draw an embedding table of a recommendation model: within +-1 / sqrt(rows)."""
+    """Sample an embedding table of a recommendation model: within +-1 / sqrt(rows)."""
     bound = 1.0 / math.sqrt(shape[0])
     return rng.uniform(-bound, bound, shape)
 
 
 def kept_shares(state: Sequence[Parameter], dtype: np.dtype[np.floating]) -> Array:
-    """Return how much of each running statistic a batch leaves, (n_state,), read-only."""
+    """Return the share of each running statistic that a batch keeps, (n_state,), read-only."""
     flat = np.empty(state[-1].slot.stop if state else 0, dtype)
     for parameter in state:
         parameter.slot.flat(flat)[:] = 1.0 - parameter.momentum
@@ -356,7 +356,7 @@ def kept_shares(state: Sequence[Parameter], dtype: np.dtype[np.floating]) -> Arr
 
 
 def initial_values(parameters: Sequence[Parameter], seed: int, dtype: np.dtype[np.floating]) -> Array:
-    """Return all tensors as they start, flat and read-only, each from a random stream of its own."""
+    """Return the initial values of all tensors, flat and read-only, each from its own random stream."""
     flat = np.empty(parameters[-1].slot.stop if parameters else 0, dtype)
     for parameter in parameters:
         into = parameter.slot.flat(flat)
@@ -381,12 +381,12 @@ Loss = Literal["cross_entropy", "mean_squared_error"]
 
 
 def each_label(out_shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of a sample's classes: one, or one for each token where the output is (tokens, classes)."""
+    """Return the shape of a sample's labels: () or, for outputs (tokens, classes), one label per token."""
     return out_shape[:1] if len(out_shape) == 2 else ()
 
 
 def classes(out_shape: tuple[int, ...]) -> int:
-    """Return among how many classes a network with such outputs chooses."""
+    """Return the number of classes of a network with such outputs."""
     return out_shape[-1] if len(out_shape) == 2 else math.prod(out_shape)
 
 
@@ -395,8 +395,8 @@ def check_labels(
 ) -> Labels:
     """Return `labels` as classes, int64, or as targets (n, n_outputs) for the squared error.
 
-    Classes are (n,), or (n, tokens) where a network answers (tokens, classes) for each sample. Raises ConfigError when
-    number, type or range do not fit.
+    Classes are (n,), or (n, tokens) if outputs are (tokens, classes). Raises ConfigError for an invalid number, type or
+    range.
     """
     array, n_outputs = np.asarray(labels), math.prod(out_shape)
     if array.shape[:1] != (n_samples,):
@@ -422,7 +422,7 @@ def check_labels(
 def loss_of(kind: Loss, outputs: Array, labels: Labels, n_total: int, buffers: Buffers) -> tuple[float, Array]:
     """Return the samples' part of the mean loss over `n_total` samples, and its gradient, shape of `outputs`.
 
-    Cross-entropy: -log softmax(outputs)[label], the mean over the tokens where each has a label. Squared error: the
+    Cross-entropy: -log softmax(outputs)[label], averaged over the tokens if each has a label. Squared error: the
     mean over the outputs of (output - target)^2.
     """
     gradient = buffers.get("gradient", *outputs.shape)
@@ -436,8 +436,8 @@ def loss_of(kind: Loss, outputs: Array, labels: Labels, n_total: int, buffers: B
     return total / n_total, gradient
 
 
-#: samples that go through the network at once: their activations should fit the second-level cache, and
-#: memory stays bounded whatever the batch. Batch normalisation needs the whole batch together.
+#: number of samples per pass: activations should fit the second-level cache, and memory is bounded for any batch size.
+#: Batch normalisation needs the whole batch at once.
 _CHUNK = 64
 
 
@@ -449,7 +449,7 @@ class Network:
     """A trainable network, made by :func:`build_network`.
 
     ``slots`` describe the tensors in the flat vector of ``n_params`` parameters, ``state_slots`` those in the vector of
-    running statistics. A network has working arrays, so each thread needs its own network.
+    running statistics. A network contains working arrays, so each thread needs its own.
     """
 
     model: Model
@@ -459,10 +459,10 @@ class Network:
     state_slots: tuple[Slot, ...]
     initial_params: Array  # (n_params,), read-only
     initial_state: Array  # running means 0 and variances 1, read-only
-    state_keep: Array  # (n_state,), 1 - momentum: how much of the running statistics a batch leaves, read-only
-    vocabulary: int  # samples are integers below it; 0: they are any numbers
-    ids: tuple[int, ...]  # below which the last numbers of a sample are whole
-    n_streams: int  # layers of users that draw random numbers, each from a stream of its own
+    state_keep: Array  # (n_state,), 1 - momentum: share of the running statistics kept per batch, read-only
+    vocabulary: int  # samples are integers below it; 0: arbitrary numbers
+    ids: tuple[int, ...]  # upper limits of the integers at the end of a sample
+    n_streams: int  # custom layers that use random numbers, each from its own stream
     _chain: nn.Chain
     _buffers: Buffers
 
@@ -575,7 +575,7 @@ class Network:
         return _writable(array.reshape(len(array), -1))
 
     def _own(self, params: Array) -> Array:
-        """Return a copy of `params`: one type for compiled code, whatever the caller's array allows."""
+        """Return a copy of `params`, so that compiled code receives a single array type."""
         copy = self._buffers.get("params", 1, self.n_params).reshape(-1)
         copy[:] = params
         return copy
@@ -636,5 +636,5 @@ def build_network(
 
 
 def _writable(array: _Numbers) -> _Numbers:
-    """Return `array`, or a copy if it is read-only, which would be another type for compiled code."""
+    """Return `array`, or a copy if it is read-only, which compiled code treats as another type."""
     return array if array.flags.writeable else array.copy()

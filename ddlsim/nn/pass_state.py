@@ -17,7 +17,7 @@ _ALIGNMENT = 64  # bytes of a cache line, which is also LANES numbers of 4 bytes
 
 @dataclass(frozen=True)
 class Slot:
-    """Place of a named tensor in the flat vector: elements ``start`` to ``stop - 1``, in C order of `shape`."""
+    """Location of a named tensor in the flat vector: elements ``start`` to ``stop - 1``, in C order of `shape`."""
 
     name: str
     shape: tuple[int, ...]
@@ -35,9 +35,9 @@ class Slot:
 
 @dataclass
 class Pass:
-    """One pass over some samples. ``gradient`` is added to; ``state`` (running statistics) written to.
+    """A pass over some samples. ``gradient`` is accumulated, and ``state`` (running statistics) updated.
 
-    ``training`` chooses batch statistics and dropout; ``streams`` are those of the users' layers that draw.
+    ``training`` selects batch statistics and dropout; ``streams`` are the random streams of custom layers.
     ``n_samples`` may be less than the lanes hold.
     """
 
@@ -54,20 +54,20 @@ class Pass:
         return -(-self.n_samples // LANES)
 
     def into(self) -> Array:
-        """Return the gradient to add to (there is one in every backward pass)."""
+        """Return the gradient to add to (every backward pass has one)."""
         assert self.gradient is not None
         return self.gradient
 
 
 @dataclass
 class Buffers:
-    """Arrays that a layer keeps from pass to pass: allocating them anew costs more than small layers do."""
+    """Arrays that a layer reuses between passes: allocating them takes longer than small layers do."""
 
     dtype: np.dtype[np.floating]
     _kept: dict[str, Array] = field(default_factory=dict)
 
     def get(self, name: str, rows: int, columns: int) -> Array:
-        """Return an array of shape (rows, columns); what it holds is left from its last use, or 0."""
+        """Return an array of shape (rows, columns); its contents are from the last use, or 0."""
         size = rows * columns
         kept = self._kept.get(name)
         if kept is None or kept.size < size:
@@ -78,14 +78,14 @@ class Buffers:
 
 
 class Layer(Protocol):
-    """Anything that a pass goes through. Activations have shape (samples or blocks of them, elements)."""
+    """A layer or group of layers. Activations have shape (samples or blocks of them, elements)."""
 
     def forward(self, x: Array, run: Pass) -> Array:
-        """Return the output for the input `x`, which stays as it is until the backward pass."""
+        """Return the output for the input `x`, which is not changed before the backward pass."""
         ...
 
     def backward(self, dy: Array, run: Pass) -> Array | None:
-        """Add to the gradient, return that of the input, or None where nothing before it learns.
+        """Add to the gradient of the parameters, and return that of the input, or None if no earlier layer is trained.
 
         `dy` may be overwritten.
         """
@@ -93,16 +93,16 @@ class Layer(Protocol):
 
 
 class PureLayer(Protocol):
-    """A layer in pure functions of arrays, samples first: how users write one (docs/write_your_own/layer.md).
+    """A custom layer: pure functions of arrays, samples first (docs/write_your_own/layer.md).
 
-    `forward` may take more, by name: `train`, a flag; `rng`, a random stream of this layer, None unless it trains; and
-    `buffers`, running statistics, None while it trains. A layer with buffers has a method ``buffers(in_shape)`` with
-    their first values, and returns those of the batch as a third value while it trains: they replace `momentum` (0.1
-    unless the layer has a field of this name) of the running ones.
+    `forward` may have further parameters: `train`, a flag; `rng`, the layer's random stream, None except in training;
+    and `buffers`, running statistics, None in training. A layer with buffers has a method ``buffers(in_shape)`` that
+    returns their initial values. In training, it returns the batch's statistics as a third value; they replace the
+    share `momentum` (0.1 unless the layer has a field of this name) of the running ones.
     """
 
     def forward(self, x: Array, params: Mapping[str, Array]) -> tuple[Array, object]:
-        """Return the outputs for `x`, shape (n, *in_shape), and what the backward pass needs; changes no argument."""
+        """Return the outputs for `x`, shape (n, *in_shape), and data for the backward pass; changes no argument."""
 
     def backward(self, dy: Array, kept: object, params: Mapping[str, Array]) -> tuple[Array, Mapping[str, Array]]:
         """Return the gradients of `x` and of every tensor (summed over samples), given that of the outputs."""

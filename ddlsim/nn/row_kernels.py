@@ -41,7 +41,7 @@ def tanh_gradient(out: _Floats, dy: _Floats) -> None:
 
 @kernel
 def sigmoid(x: _Floats, out: _Floats) -> None:
-    """out = 1 / (1 + exp(-x)), written so that nothing overflows."""
+    """out = 1 / (1 + exp(-x)), without overflow."""
     one = x.dtype.type(1.0)
     for i in range(x.size):
         e = math.exp(-abs(x[i]))
@@ -75,7 +75,7 @@ def gelu_gradient(x: _Floats, dy: _Floats) -> None:
 def layer_norm(
     x: _Floats, weight: _Floats, bias: _Floats, out: _Floats, scaled: _Floats, inverse: _Floats, eps: float
 ) -> None:
-    """Normalise each row of `x` (rows, d); keeps the normalised rows and 1 / deviation for the gradient."""
+    """Normalise each row of `x` (rows, d), and store the normalised rows and 1 / deviation for the gradient."""
     n_rows, d = x.shape
     for r in range(n_rows):
         mean, variance = 0.0, 0.0

@@ -2,8 +2,8 @@
 
 A kernel that keeps a tile of sums in registers, as matrix libraries do, needs vectors as values. The
 functions here operate on such values, inside ``@njit`` functions only. Arrays are flat and
-contiguous, indices count elements and are not checked. Each operation becomes one or two instructions where
-the machine has vectors of 256 bits (float32), and is lowered to what it has elsewhere.
+contiguous, indices count elements and are not checked. Each operation becomes one or two instructions on machines with
+256-bit vectors (float32), and is lowered to the available instructions on others.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator"
@@ -31,7 +31,7 @@ class _Vector(types.Type):
 
 @register_model(_Vector)
 class _VectorModel(models.PrimitiveModel):
-    """Lives in a vector register, or in two where it is too wide for one."""
+    """Stored in a vector register, or in two if it is too wide for one."""
 
     def __init__(self, manager, kind) -> None:
         scalar = ir.DoubleType() if kind.dtype == types.float64 else ir.FloatType()
@@ -39,7 +39,7 @@ class _VectorModel(models.PrimitiveModel):
 
 
 def _operation(function: Callable[..., object]) -> Callable[..., Any]:
-    """Make a typing function an operation; vectors exist in compiled code only, so no type names them here."""
+    """Register a typing function as an operation; vectors exist only in compiled code, so they have no Python type."""
     return intrinsic(function)
 
 
@@ -85,7 +85,7 @@ def store(typing_context, array, index, vector):
 
 @_operation
 def splat(typing_context, array, index):
-    """splat(array, i): eight times the element i."""
+    """splat(array, i): a vector of eight copies of element i."""
 
     def generate(context, builder, signature, args):
         pointer = _pointer(context, builder, signature.args[0], args[0], args[1])
@@ -139,7 +139,7 @@ def subtract(typing_context, a, b):
 
 @_operation
 def maximum(typing_context, a, b):
-    """maximum(a, b): the larger of each pair; b where they cannot be compared."""
+    """maximum(a, b): the larger of each pair; b if they cannot be compared."""
 
     def generate(context, builder, signature, args):
         return builder.select(builder.fcmp_ordered(">", *args), *args)
@@ -149,7 +149,7 @@ def maximum(typing_context, a, b):
 
 @_operation
 def blend_equal(typing_context, a, b, c, d):
-    """blend_equal(a, b, c, d): c where a == b, elsewhere d."""
+    """blend_equal(a, b, c, d): c where a == b, otherwise d."""
 
     def generate(context, builder, signature, args):
         return builder.select(builder.fcmp_ordered("==", args[0], args[1]), args[2], args[3])

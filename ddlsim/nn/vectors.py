@@ -1,4 +1,4 @@
-"""Operations of :mod:`ddlsim.nn.simd`, with which kernels compute; numba is imported only when it has to compile."""
+"""Operations of :mod:`ddlsim.nn.simd` for kernels; numba is imported only for compiling."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from ddlsim.compiler import deferred
 
-#: numbers in a vector
+#: number of elements of a vector
 WIDTH = 8
 
 

@@ -23,7 +23,7 @@ from ddlsim.workload.compute import Workload
 from ddlsim.workload.devices import load_device
 from ddlsim.workload.model import Layer
 
-#: how much faster the machines' links become, and how many local steps are made, in the rules about these
+#: bandwidth factor and number of local steps in the rules about them
 FASTER, LOCAL_STEPS = 4.0, 8
 NOT_AVAILABLE = "n/a"
 ONE_MACHINE = f"{NOT_AVAILABLE}: one machine"
@@ -31,10 +31,10 @@ ONE_MACHINE = f"{NOT_AVAILABLE}: one machine"
 
 @dataclass(frozen=True)
 class _Case:
-    """A configuration as the rules see it: m machines with links of `bandwidth` bytes/s each (None: one machine).
+    """Inputs of the rules: a configuration on m machines with links of `bandwidth` bytes/s each (None: one machine).
 
-    compute   s of a step's passes on one worker
-    update    s of updating the parameters
+    compute   forward and backward passes of a step on one worker, in s
+    update    updating the parameters, in s
     """
 
     candidate: Candidate
@@ -49,7 +49,7 @@ class _Case:
 
     @property
     def algorithm(self) -> AllReduceAlgorithm:
-        """How the configuration sums up gradients, or a ring."""
+        """The configuration's all-reduce algorithm, or a ring."""
         return contract.of(self.candidate.experiment.strategy).collectives().algorithms.get("algorithm", "ring")
 
     @cached_property
@@ -61,19 +61,19 @@ class _Case:
 
     @property
     def busy(self) -> float:
-        """Seconds of a step without communication."""
+        """Time of a step without communication, in s."""
         return self.compute + self.update
 
     def simulated(self, run: Experiment, name: str = "step_time") -> tuple[float | None, str]:
-        """Return a number of a simulation, None if it has failed, and then why."""
+        """Run a simulation; return a value of its record (None if it failed) and the error message."""
         outcome = self.evaluator.outcomes([run])[0]
         return number_of(outcome, name), f"{NOT_AVAILABLE}: {outcome.error}"
 
 
 def advice(candidate: Candidate, efficiency: float, evaluator: Evaluator) -> tuple[Guideline, ...]:
-    """Return the rules for a configuration; the question "how many GPUs" is asked for an `efficiency`."""
+    """Return the rules for a configuration. `efficiency` is the target of the rule on the number of GPUs."""
     experiment = candidate.experiment
-    if contract.of(experiment.strategy).shares_batch:  # the rules are about workers with the whole model
+    if contract.of(experiment.strategy).shares_batch:  # the rules assume that each worker has the whole model
         return ()
     prepared = prepare(experiment)
     workload = prepared.workloads[0]
@@ -99,7 +99,7 @@ def _memory(case: _Case) -> tuple[str, str]:
 
 
 def _gpus(case: _Case) -> tuple[str, str]:
-    """T_C is the global batch on one GPU, T_O updating the parameters and the bytes of an all-reduce."""
+    """T_C is the time of the global batch on one GPU, T_O that of the update and of sending an all-reduce's bytes."""
     if case.bandwidth is None:
         return f"{NOT_AVAILABLE}: one machine, no network to pay for", NOT_AVAILABLE
     n, efficiency = case.candidate.workers, case.efficiency
@@ -134,7 +134,7 @@ def _servers(case: _Case) -> tuple[str, str]:
 
 
 def _medium(case: _Case) -> tuple[str, str]:
-    """The weights' traffic on links of the machines that are faster by a factor."""
+    """Effect of faster links between machines on the time of the weights' traffic."""
     step, _ = case.simulated(case.plain)
     if step is None or case.bandwidth is None:
         return NOT_AVAILABLE, NOT_AVAILABLE
@@ -150,7 +150,7 @@ def _medium(case: _Case) -> tuple[str, str]:
 
 
 def _kinds_between(case: _Case) -> list[str]:
-    """Return the kinds of links that no machine has inside."""
+    """Return the kinds of links that occur only between machines."""
     cluster = case.candidate.cluster
     source, target = cluster.host_of[cluster.link_src], cluster.host_of[cluster.link_dst]
     outside = (source != target) | (source < 0)
@@ -168,7 +168,7 @@ def _helpers(case: _Case) -> tuple[str, str]:
     step, missing = case.simulated(case.plain)
     if step is None:
         return says, missing
-    helped = ParameterServer(m, "own", overlap="none", local_reduction=True)  # k = m: a server on each helper
+    helped = ParameterServer(m, "own", overlap="none", local_reduction=True)  # k = m: one server per helper
     now, _ = case.simulated(case.plain.with_(strategy=helped))
     others = f"{NOT_AVAILABLE} with helpers: the cluster has too few other machines"
     if now is not None:
@@ -187,7 +187,7 @@ def _local(case: _Case) -> tuple[str, str]:
 
 
 def _balance(case: _Case) -> tuple[str, str]:
-    """FLOPs per gradient byte of the model against those per byte of the machine."""
+    """FLOPs per gradient byte of the model, compared with the machine's FLOPs per byte."""
     workload = case.workload
     flops = 3.0 * workload.model.flops * workload.batch_size * case.candidate.experiment.accumulation
     ratio = flops / workload.gradient_nbytes
@@ -202,7 +202,7 @@ def _balance(case: _Case) -> tuple[str, str]:
 
 
 def _partition(case: _Case) -> tuple[str, str]:
-    """The layer with most weights: data, model or hybrid parallelism."""
+    """Data, model or hybrid parallelism for the layer with the most weights."""
     layers = [layer for layer in case.workload.model.layers if layer.type in ("conv", "dense")]
     if not layers:
         return f"{NOT_AVAILABLE}: no dense or convolutional layer", NOT_AVAILABLE
@@ -220,7 +220,7 @@ def _partition(case: _Case) -> tuple[str, str]:
     return says, _exchanges(case, layer, batch)
 
 
-#: name, source and function of each rule; the first one is about single workers, too
+#: name, source and function of each rule; only the first one applies to single workers, too
 _RULES: tuple[tuple[str, str, Callable[[_Case], tuple[str, str]]], ...] = (
     ("mini-batch and memory", "Zou et al. 2017", _memory),
     ("number of GPUs", "Zou et al. 2017", _gpus),
@@ -234,7 +234,7 @@ _RULES: tuple[tuple[str, str, Callable[[_Case], tuple[str, str]]], ...] = (
 
 
 def _exchanges(case: _Case, layer: Layer, batch_size: int) -> str:
-    """Say how long what a layer exchanges takes by rings: its gradients, or its inputs and their gradients."""
+    """Describe the time of a layer's ring exchanges: its gradients, or its inputs and their gradients."""
     weights = guidelines.data_parallel_nbytes(layer.n_params)
     inputs = guidelines.model_parallel_nbytes(_inputs(layer), batch_size) / 2.0
 

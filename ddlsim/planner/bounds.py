@@ -1,14 +1,13 @@
 """Bounds on the figures of a configuration, computed without simulating it, for any strategy.
 
-**Programs.** A strategy with a step program cannot be faster than its longest chain, nor than the bytes of its
-exchanges cross the interfaces of devices and machines: :mod:`ddlsim.plan.bounds`. With jitter, work takes the factors
-that the workers will draw. Bytes count where they are sent as the program says: uncompressed, and with collectives that
-are simulated. What is compressed is encoded before.
+**Programs.** A strategy with a step program takes at least as long as its critical path, and as long as its bytes need
+to cross the interfaces of devices and machines (:mod:`ddlsim.plan.bounds`). With jitter, compute times use the factors
+that the simulation samples. Bytes count only if exchanges are uncompressed and their collectives simulated. Compressed
+exchanges count their encoding time.
 
-**Computing.** Of a strategy without a plan nothing is known but that every sample that counts has passed forward and
-backward through the model, on one worker or several: if it is measured from its begin, it has at most the throughput of
-the workers without any communication. Workers may be any number of steps ahead when a later window begins, so nothing
-is said of that, nor where compute times vary.
+**Computing.** For a strategy without a plan, the bound is the throughput of the workers without communication, because
+every counted sample has passed forward and backward through the model. It holds only if the measured window starts with
+the run, as workers may be any number of steps ahead when a later window begins, and only if compute times are constant.
 """
 
 from __future__ import annotations
@@ -41,14 +40,14 @@ from ddlsim.workload.compute import Workload
 from ddlsim.workload.jitter import NoJitter
 from ddlsim.workload.stage import n_copies
 
-#: sums in another order than the simulation's differ in the last bits
+#: tolerance for rounding: the simulation adds in another order
 ROUNDING = 1e-9
 #: collectives of what is compressed
 SUMS = (ALL_REDUCE, REDUCE_SCATTER, PUSH_PULL)
 
 
 class Fit(NamedTuple):
-    """Why a step does not fit the device's memory, empty if it does, and the bytes that the fullest worker needs."""
+    """Why a step exceeds the device's memory (empty if it fits), and the largest memory use of a worker, in bytes."""
 
     warning: str
     held: float
@@ -56,12 +55,12 @@ class Fit(NamedTuple):
 
 @dataclass(frozen=True)
 class Bound:
-    """The best that a configuration can do.
+    """Upper bound on a configuration's performance.
 
-    figures   throughput and efficiency that it cannot exceed, costs that it cannot stay below
-    limit     what sets the bound: "computing alone", "what computing cannot hide" or "bytes that must travel"
-    warning   why the step does not fit the device's memory; empty if it does
-    fit       tells that later, where it takes longer than the rest
+    figures   upper bounds on throughput and efficiency, lower bounds on costs
+    limit     origin of the bound: "computing alone", "what computing cannot hide" or "bytes that must travel"
+    warning   why the step exceeds the device's memory; empty if it fits
+    fit       evaluates the memory later, if that takes longer than the bound
     """
 
     figures: Figures
@@ -71,8 +70,8 @@ class Bound:
 
 
 class _Prepared(NamedTuple):
-    """What candidates share that differ only in compression: their step program, if there is one, the micro-batches of
-    the measured steps, and the program with all ranks written out, by number of steps."""
+    """Data shared by candidates that differ only in compression: their step program (if any), the number of
+    micro-batches in the measured steps, and by number of steps the program with all ranks written out."""
 
     prepared: Prepared
     program: StepProgram | None
@@ -82,10 +81,10 @@ class _Prepared(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Bounds:
-    """Bounds of the candidates of one search, which differ in what is varied only; what they share is worked out once.
+    """Bounds of the candidates of one search. Work that several candidates share is done once.
 
-    priced   cost rates are in USD/s, not in devices
-    samples  that a training has to process, where that is known
+    priced   cost rates are in USD/s instead of numbers of devices
+    samples  number of samples in the complete training run; None: unknown
     """
 
     priced: bool = False
@@ -125,7 +124,7 @@ class Bounds:
         return Figures(throughput, efficiency, rate * (1.0 - ROUNDING), total)
 
     def _folded(self, candidate: Candidate) -> Bound | None:
-        """Return the bound of a strategy with a folded program; None of others and where chance plays a part."""
+        """Return the bound of a strategy with a folded program; None if it has none or if times are random."""
         experiment = candidate.experiment
         strategy, (warmup, steps) = contract.of(experiment.strategy), experiment.window
         if varies(experiment) or not warmup or not strategy.defines("folded_program"):
@@ -138,7 +137,7 @@ class Bounds:
         if key not in self._placed:
             self._placed[key] = place(experiment)
         placed = self._placed[key]
-        cluster = placed.cluster  # whose unequal links have been sampled
+        cluster = placed.cluster  # includes the sampled link speeds
         whole = [workload for workload, _ in placed.workloads]
         folded = strategy.folded_program(whole, batches, cluster, placed.nodes)
         if folded is None:
@@ -160,7 +159,7 @@ class Bounds:
         return Bound(self._figures(candidate, throughput, efficiency), limit, fit=fit)
 
     def _prepared(self, candidate: Candidate) -> _Prepared:
-        """Return what candidates share; those of a strategy and a number of workers come one after the other."""
+        """Return the shared data of candidates. Only the latest strategy, cluster and number of workers are cached."""
         experiment = candidate.experiment
         key = id(experiment.strategy), id(candidate.cluster), candidate.workers
         if key not in self._latest:
@@ -176,7 +175,7 @@ class Bounds:
 
 
 def _limits(samples: float, chains: float, crossing: float) -> dict[str, float]:
-    """Return the upper bounds on samples/s from the lower bounds, in s, on the time of the measured steps."""
+    """Convert lower bounds on the time of the measured steps (s) to upper bounds on the throughput (samples/s)."""
     return {
         "what computing cannot hide": samples / chains if chains > 0.0 else np.inf,
         "bytes that must travel": samples / crossing if crossing > 0.0 else np.inf,
@@ -184,9 +183,9 @@ def _limits(samples: float, chains: float, crossing: float) -> dict[str, float]:
 
 
 def _bound(candidate: Candidate, shared: _Prepared, program: StepProgram) -> tuple[float, float]:
-    """Return the s that the measured steps take at least, by chains and by bytes."""
+    """Return lower bounds on the time of the measured steps in s, from the critical path and from the bytes."""
     experiment, prepared = candidate.experiment, shared.prepared
-    cluster = prepared.cluster  # whose unequal links have been sampled
+    cluster = prepared.cluster  # includes the sampled link speeds
     strategy, (warmup, steps) = contract.of(experiment.strategy), experiment.window
     simulated = strategy.collectives().cost == "simulated"
     nodes = np.array(strategy.plan_nodes(cluster, prepared.nodes), dtype=np.int64)
@@ -203,7 +202,7 @@ def _bound(candidate: Candidate, shared: _Prepared, program: StepProgram) -> tup
 
 
 def price_rate(candidate: Candidate) -> float:
-    """Return what the machines with the workers cost in USD/s. Raises ConfigError for one without price."""
+    """Return the price of the machines with the workers in USD/s. Raises ConfigError if one has no price."""
     cluster, nodes = candidate.cluster, candidate.cluster.workers[: candidate.workers]
     hosts = np.unique(cluster.host_of[nodes])
     prices = [
@@ -214,7 +213,7 @@ def price_rate(candidate: Candidate) -> float:
 
 
 def _program(candidate: Candidate, prepared: Prepared) -> StepProgram | None:
-    """Return the program of the steps that are simulated, each of which is an update; None if the strategy has none."""
+    """Return the program of the simulated steps; None if the strategy has none, or if a step is not one update."""
     experiment = candidate.experiment
     strategy, warmup, last = contract.of(experiment.strategy), experiment.window[0], sum(experiment.window)
     if any(strategy.updates(steps, candidate.workers) != steps for steps in (warmup, last)):
@@ -225,13 +224,13 @@ def _program(candidate: Candidate, prepared: Prepared) -> StepProgram | None:
             program = StepProgram.of(strategy.plan(prepared.workloads, last, batches))
         else:
             program = strategy.program(prepared.workloads, batches)
-    except ConfigError:  # without a step program
+    except ConfigError:  # no step program
         return None
     return program if program.n_ranks - len(program.template.servers) == candidate.workers else None
 
 
 def _batches(candidate: Candidate) -> tuple[int, float]:
-    """Return the samples that a worker computes at once, and how often it does so for an update."""
+    """Return the number of samples per micro-batch, and the number of micro-batches per update."""
     experiment, workers = candidate.experiment, candidate.workers
     strategy, batch_size = contract.of(experiment.strategy), candidate.batch_size
     n = strategy.micro_batches(batch_size, workers, experiment.accumulation)
@@ -239,7 +238,7 @@ def _batches(candidate: Candidate) -> tuple[int, float]:
 
 
 def _n_batches(program: StepProgram, experiment: Experiment) -> int:
-    """Return the micro-batches that go forward in the measured steps."""
+    """Return the number of forward micro-batches in the measured steps."""
     template, begin = program.template, experiment.window[0]
     forward, n = template.kind == FORWARD, 0
     for step in range(begin, sum(experiment.window)):
@@ -249,9 +248,9 @@ def _n_batches(program: StepProgram, experiment: Experiment) -> int:
 
 
 def _computing(candidate: Candidate, prepared: Prepared) -> float:
-    """Samples/s that the forward and backward passes allow, of workers that compute what one would alone."""
+    """Upper bound on the throughput from forward and backward passes alone, in samples/s; inf if it may not hold."""
     experiment = candidate.experiment
-    if contract.of(experiment.strategy).shares_batch:  # fewer weights to read, exchanges that count as work
+    if contract.of(experiment.strategy).shares_batch:  # workers read fewer weights, and exchanges count as work
         return np.inf
     if varies(experiment) or experiment.window[0] > 0:
         return np.inf

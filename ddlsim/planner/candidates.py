@@ -29,30 +29,29 @@ from ddlsim.workload.model import load_model
 
 BATCH_SIZES = (32, 64, 128)
 COMPRESSIONS: tuple[Compression | None, ...] = (None, Compression(FP16()), Compression(ErrorFeedback(TopK(0.01))))
-#: algorithms of all-reduces, and the local steps, that are tried where no strategies are given
+#: default all-reduce algorithms, and local steps of local SGD
 ALGORITHMS = ("default", "hierarchical", "halving_doubling", "double_binary_tree")
 LOCAL_STEPS = 8
-#: how servers, one with the workers of each machine, are called
+#: label of parameter servers, one on each machine with workers
 EACH = "parameter server (1 per machine)"
-#: (warm-up, steps) that are simulated: where every step is like the one before, of workers that go their own ways, and
-#: where chance plays a part
+#: simulated (warm-up, measured) steps: identical steps, workers that proceed independently, random times
 REGULAR, OWN_WAYS, RANDOM = (1, 2), (2, 8), (2, 10)
-#: a model of few layers, to look at plans
+#: a model with few layers, for inspecting plans
 SMALL = "lenet5"
-#: why a combination makes no sense
+#: reason for skipping a combination
 TOO_MANY = "there are more workers than devices"
-#: how simple a way to exchange gradients is that is not exact
+#: lowest rank of exchanges that are not exact (see `Nature`)
 LEAST_SIMPLE = 3
 
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A configuration: the experiment that measures it, and how the table shows what is varied.
+    """A configuration: the experiment that measures it, and the values of the searched fields for the table.
 
-    exact        what is learned is what one worker would learn with the global batch
-    simple       how simple the exchange of gradients is, the smaller the simpler (:class:`Nature`)
-    per_machine  it has a server on each machine, whatever their number
-    sizes        of a split of the model (:class:`~ddlsim.Splits`), by name
+    exact        training gives the same result as one worker with the global batch
+    simple       rank of the gradient exchange by complexity; smaller is simpler (:class:`Nature`)
+    per_machine  one server per machine, regardless of the number of machines
+    sizes        sizes of a split of the model (:class:`~ddlsim.Splits`), by name
     """
 
     number: int
@@ -70,12 +69,12 @@ class Candidate:
 
     @property
     def global_batch(self) -> int:
-        """Samples of an update of all workers: the batch size, or that of each worker times their number."""
+        """Number of samples per update, over all workers."""
         together = contract.of(self.experiment.strategy).shares_batch
         return self.batch_size * (1 if together else self.workers)
 
     def mfu(self, throughput: float) -> float | None:
-        """Return the model FLOPs utilisation at a throughput in samples/s; None where a peak is not known."""
+        """Return the model FLOPs utilisation at a throughput in samples/s; None if a device's peak is unknown."""
         experiment, nodes = self.experiment, self.cluster.workers[: self.workers].tolist()
         names = [self.cluster.device_of[node] or DEFAULT_DEVICE for node in nodes]
         known = {name: load_device(experiment.device or name) for name in set(names)}
@@ -85,7 +84,7 @@ class Candidate:
 
     @property
     def settings(self) -> dict[str, object]:
-        """What is varied, by name."""
+        """Values of the searched fields, by name."""
         names = ("workers", "strategy", "compression", "batch_size")
         return {"cluster": self.place, **{name: getattr(self, name) for name in names}, **self.sizes}
 
@@ -116,13 +115,13 @@ class Candidate:
 
 
 def worker_counts(cluster: Cluster) -> list[int]:
-    """Return the powers of two up to the cluster's number of devices, and that number."""
+    """Return the powers of two up to the cluster's number of devices, and this number."""
     n = len(cluster.workers)
     return sorted({*(1 << i for i in range(n.bit_length())), n})
 
 
 def _usual_strategies(cluster: Cluster, n_workers: int) -> list[tuple[Strategy, bool]]:
-    """Return the strategies that are tried by default, each with whether it has a server on each machine."""
+    """Return the default strategies, each with a flag for one server per machine."""
     if n_workers == 1:
         return [(AllReduce("ring"), False)]
     nodes = cluster.workers[:n_workers]
@@ -145,9 +144,9 @@ def candidates(
     compressions: Sequence[Compression | None],
     batch_sizes: Sequence[int],
 ) -> tuple[list[Candidate], Counter[str]]:
-    """Return all configurations that make sense, and how many do not, by reason: more workers than a cluster has, say.
+    """Return all valid configurations, and the number of invalid ones by reason, such as too many workers.
 
-    Raises ConfigError for values that are none, and if nothing is left.
+    Raises ConfigError for invalid values, and if no configuration is left.
     """
     invalid: Counter[str] = Counter()
     packed, model = [compression_of(compression) for compression in compressions], load_model(base.model)
@@ -155,15 +154,15 @@ def candidates(
     def rows() -> Iterator[_Row]:
         for cluster in clusters:
             for n in dict.fromkeys(worker_counts(cluster) if workers is None else workers):
-                usual: list[tuple[Any, bool, bool]]  # strategies, and what stands for several ways
-                if strategies is None:  # compressing and averaging seldom cost accuracy: both only where asked for
+                usual: list[tuple[Any, bool, bool]]  # strategy, one server per machine, no compression
+                if strategies is None:  # compression is never combined with averaging by default
                     usual = [(one, each, not nature_of(one).exact) for one, each in _usual_strategies(cluster, n)]
                 else:
                     usual = [(one, False, False) for one in strategies]
                 for strategy, each, dense in usual:
                     family = contract.of(strategy)
                     split = strategy.label.partition(" ")[2] if family.defines("layouts") else ""
-                    some = packed[: 1 if n == 1 or dense else None]  # one worker sends nothing
+                    some = packed[: 1 if n == 1 or dense else None]  # a single worker sends nothing
                     for compression, batch_size in itertools.product(some, batch_sizes):
                         if n > len(cluster.workers):
                             invalid[TOO_MANY] += 1
@@ -196,7 +195,7 @@ def candidates(
 
 
 def _places(clusters: Sequence[Cluster]) -> dict[int, str]:
-    """Return a name for each cluster (by id); those that have the same one are numbered."""
+    """Return a name for each cluster (by id); equal names are numbered."""
     found: dict[int, str] = {}
     for cluster in clusters:
         n = sum(other.name == cluster.name for other in clusters if id(other) in found) + 1
@@ -205,8 +204,8 @@ def _places(clusters: Sequence[Cluster]) -> dict[int, str]:
 
 
 class _Row(NamedTuple):
-    """What is varied of a candidate, whether it has a server on each machine, and what the ways of the split that it
-    is of have in common ("(ring)"): their sizes stand beside it."""
+    """Searched values of a candidate, whether it has a server on each machine, and the part of the label that all
+    variants of its split share ("(ring)"); the table lists their sizes separately."""
 
     cluster: Cluster
     workers: int
@@ -219,13 +218,13 @@ class _Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Nature:
-    """What follows from a strategy's plan (docs/models/plans.md); all is False where it has none.
+    """Properties derived from a strategy's plan (docs/models/plans.md); all False if it has none.
 
-    synchronous  all workers make a step between two updates, so that a window of updates holds whole steps
-    exact        workers learn together what one would learn alone with their batches as one: the plan proves that where
-                 parameters are updated, the gradients of all batches have been summed
-    simple       how simple the exchange of gradients is: 0 for all-reduces, then servers, other collectives, what is
-                 not exact
+    synchronous  all workers make one step per update, so that a window of updates contains whole steps
+    exact        training equals that of one worker with all batches as one: the plan proves that the gradients of all
+                 batches are summed before each update
+    simple       rank of the gradient exchange by complexity: 0 for all-reduces, then servers, other collectives,
+                 inexact exchanges
     """
 
     synchronous: bool
@@ -234,7 +233,7 @@ class Nature:
 
 
 def nature_of(strategy: Strategy) -> Nature:
-    """Return what is known of a strategy, by its plan for two small workers."""
+    """Return the properties of a strategy, derived from its plan for two workers and a small model."""
     strategy = contract.of(strategy).scaled_down()
     workload = make_workload(load_model(SMALL), load_device(DEFAULT_DEVICE), 1)
     synchronous = False
@@ -256,11 +255,11 @@ def _key(strategy: Strategy) -> Hashable:
 
 
 def _length(base: Experiment, strategy: Strategy, synchronous: bool) -> tuple[int, int]:
-    """Return warm-up and steps of a simulation: whole periods of strategies that talk now and then."""
+    """Return warm-up and measured steps of a simulation, as whole cycles of the strategy."""
     length = RANDOM if varies(base) else REGULAR if synchronous else OWN_WAYS
     return contract.of(strategy).whole_cycles(*length)
 
 
 def varies(experiment: Experiment) -> bool:
-    """Return whether tasks can take other times than the step program says."""
+    """Return whether tasks can take other times than in the step program."""
     return not isinstance(experiment.jitter, NoJitter) or bool(experiment.slowdowns or experiment.faults)

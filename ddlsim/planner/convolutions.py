@@ -1,7 +1,7 @@
 """Choice of an algorithm for each convolution, with workspaces that fit in the remaining memory.
 
-Zou et al. 2017 (arXiv:1709.06622) pose it as an integer program: minimise the sum of the seconds, one algorithm for
-each layer, the sum of the workspaces within the bound.
+Zou et al. 2017 (arXiv:1709.06622) formulate it as an integer program: minimise the total time, with one algorithm per
+layer, subject to a bound on the total workspace.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from ddlsim.workload.products import WINOGRAD
 @checked
 @dataclass(frozen=True)
 class Algorithm:
-    """A way to compute a convolution: `seconds` of its forward and backward passes, `nbytes` of workspace."""
+    """An algorithm for a convolution: `seconds` of its forward and backward passes, and `nbytes` of workspace."""
 
     name: str
     seconds: NotNegative
     nbytes: NotNegative = 0.0
 
 
-#: layer -> the algorithms that compute it
+#: layer -> candidate algorithms
 Options = Annotated[Mapping[str, tuple[Algorithm, ...]], "a mapping from layer names to lists of Algorithm objects"]
 Memory = Annotated[float | str, quantity("bytes", zero=True)]
 
 
 @checked
 def choose_algorithms(options: Options, memory: Memory) -> dict[str, Algorithm]:
-    """Return the algorithm of each layer for which all layers together take least time.
+    """Return the algorithm of each layer that minimises the total time.
 
-    memory  bytes that all workspaces together may have
+    memory  maximum total size of all workspaces in bytes
 
-    Measured options, such as those of ``cudnnFindConvolutionForwardAlgorithm``, do better than those of
+    Measured options, such as those of ``cudnnFindConvolutionForwardAlgorithm``, are more accurate than
     :func:`convolution_options`. Raises ConfigError for a layer without algorithms, and if no choice fits.
     """
     bound = si(memory, "bytes")
@@ -71,7 +71,7 @@ def choose_algorithms(options: Options, memory: Memory) -> dict[str, Algorithm]:
     nbytes = np.array([algorithm.nbytes for _, algorithm in flat])
     layers = list(options)
     one_each = np.array([[float(layer == own) for own, _ in flat] for layer in layers])
-    unit = max(float(nbytes.max()), 1.0)  # solvers like numbers near 1
+    unit = max(float(nbytes.max()), 1.0)  # for solvers, numbers should be near 1
     solved = milp(
         seconds / max(float(seconds.max()), 1e-30),
         constraints=[
@@ -90,15 +90,15 @@ def choose_algorithms(options: Options, memory: Memory) -> dict[str, Algorithm]:
 
 @checked
 def convolution_options(model: Model, device: Device, batch_size: Count) -> dict[str, tuple[Algorithm, ...]]:
-    """Return what fp32 convolutions of a model can be computed with, by the roofline of the device.
+    """Return the algorithms for a model's fp32 convolutions, with times from the device's roofline.
 
-    "implicit_gemm"  a matrix product whose windows are never written down: no workspace
+    "implicit_gemm"  a matrix product whose windows are not stored: no workspace
     "winograd"       F(2x2, 3x3) with transformed tiles in memory (Lavin and Gray 2016, arXiv:1509.09308, section 4.1):
                      16 numbers for every 2 x 2 outputs and channel in and out, 16/9 of the weights; 2.25 times fewer
-                     multiplications. 3 x 3 kernels that move by one pixel
+                     multiplications. Only for 3 x 3 kernels with stride 1
     "fft"            by transforms of whole images (Mathieu, Henaff and LeCun 2013, arXiv:1312.5851, section 2): for S
                      images, f channels in and f' out, padded to n pixels, 2.5 n log2 n (S f + f f' + S f') + 4 n S f f'
-                     operations, and n (S f + f f' + S f') numbers. Kernels that move by one pixel
+                     operations, and n (S f + f f' + S f') numbers. Only for stride 1
 
     Workspaces are written and read once. The backward pass repeats the forward pass for each gradient.
     """

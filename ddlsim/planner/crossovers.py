@@ -13,17 +13,17 @@ from ddlsim.planner.evaluate import Evaluator, number_of
 from ddlsim.planner.search import Found
 from ddlsim.printable import shown
 
-#: ways to exchange gradients that are compared
+#: maximum number of gradient exchanges that are compared
 N_WAYS = 4
-#: throughputs that differ by a smaller share are equal
+#: relative difference below which throughputs are equal
 EQUAL = 1e-6
 
 
 @dataclass(frozen=True)
 class Crossover:
-    """From `workers` on `faster` has the higher throughput, at `before` (the count tried below) not yet.
+    """`faster` has the higher throughput from `workers` on, but not at `before`, the previous simulated number.
 
-    On `cluster`, with `batch_size`; both counts were simulated. `exact` if no count in between fits.
+    Applies to `cluster` and `batch_size`. Not `exact` if a number in between could not be simulated.
     """
 
     cluster: str
@@ -42,14 +42,14 @@ class Crossover:
 def crossovers(
     found: Sequence[Found], best: Candidate, counts: Sequence[int], evaluator: Evaluator
 ) -> tuple[list[Crossover], list[str]]:
-    """Return where one of the fastest ways to exchange gradients overtakes another one for good, on the cluster and
-    with the batch of the `best` configuration; and remarks about those that take turns.
+    """Return the numbers of workers from which one of the fastest gradient exchanges remains faster than another one,
+    on the cluster and with the batch of the `best` configuration, and remarks on pairs without a single crossover.
 
-    found   what the search has simulated, best first
-    counts  numbers of workers between which to look
+    found   simulated configurations of the search, best first
+    counts  numbers of workers at which exchanges are compared
 
-    Between two counts with another order one crossing is assumed, and looked for among whole machines if both
-    counts fill theirs.
+    If the order changes between two counts, a bisection finds one crossover, among whole machines if both counts fill
+    their machines.
     """
     ways = _ways(found, best)
     grid = sorted(n for n in set(counts) if 1 < n <= len(best.cluster.workers))
@@ -58,7 +58,7 @@ def crossovers(
     evaluator.outcomes([way.at(n) for way in ways for n in grid])  # all at once, on all cores
     crossings, remarks = [], []
     for a, b in itertools.combinations(ways, 2):
-        orders = [(n, order) for n in grid if (order := _order(a, b, n, evaluator))]  # equal ones say nothing
+        orders = [(n, order) for n in grid if (order := _order(a, b, n, evaluator))]  # ties are omitted
         flips = [i for i in range(1, len(orders)) if orders[i][1] != orders[i - 1][1]]
         if len(flips) == 1:
             crossings.append(_bisect(a, b, orders[flips[0] - 1], orders[flips[0]][0], evaluator))
@@ -69,8 +69,7 @@ def crossovers(
 
 
 def _ways(found: Sequence[Found], best: Candidate) -> list[Candidate]:
-    """Return the best configuration's way to exchange gradients, and the fastest that learn exactly with any number of
-    workers."""
+    """Return the best configuration's gradient exchange, and the fastest exact ones, with any number of workers."""
     ways = {(best.strategy, best.compression): best}
     same = [
         (one.figures.throughput, one.candidate)
@@ -93,7 +92,7 @@ def _bisect(a: Candidate, b: Candidate, before: tuple[int, int], high: int, eval
     while high - low > step:
         middle = low + (high - low) // (2 * step) * step
         found = _order(a, b, middle, evaluator)
-        if found is None:  # does not fit: what can be said is between which counts it is
+        if found is None:  # does not fit in memory, so only the interval is known
             exact = False
             break
         if found == -order:
@@ -105,7 +104,7 @@ def _bisect(a: Candidate, b: Candidate, before: tuple[int, int], high: int, eval
 
 
 def _order(a: Candidate, b: Candidate, workers: int, evaluator: Evaluator) -> int | None:
-    """Return 1 if the first way has the higher throughput, -1 if the second, 0 if they are equal, None if one fails."""
+    """Return 1 if the first one has the higher throughput, -1 if the second, 0 if they are equal, None if one fails."""
     one, other = (number_of(o, "throughput") for o in evaluator.outcomes([a.at(workers), b.at(workers)]))
     if one is None or other is None:
         return None
@@ -113,7 +112,7 @@ def _order(a: Candidate, b: Candidate, workers: int, evaluator: Evaluator) -> in
 
 
 def _per_machine(candidate: Candidate) -> int:
-    """Return the number of devices of each machine, or 1 if they differ."""
+    """Return the number of devices per machine, or 1 if it varies."""
     host = candidate.cluster.host_of[candidate.cluster.workers]
     counts = np.unique(np.unique(host, return_counts=True)[1])
     return int(counts[0]) if len(counts) == 1 and host.min() >= 0 else 1

@@ -1,4 +1,4 @@
-"""`recommend`: from clusters, a model and a target to a plan.
+"""`recommend`: the best configurations for clusters, a model and a target.
 
 The keys of TOML files with questions are its arguments:
 
@@ -62,14 +62,14 @@ from ddlsim.units import si
 from ddlsim.workload.model import Model, ModelLike, load_model
 from ddlsim.workload.stacks import default_stack
 
-#: spares that are tried
+#: numbers of spare machines to try
 SPARES = (0, 1, 2, 4, 8)
-#: lives of each, and of each interval
+#: number of sampled failure timelines for each, and for each checkpoint interval
 LIVES = 20
 
 
 def reliability(candidate: Candidate) -> list[str]:
-    """Return the notes of a plan about failures of its best configuration; none without failures."""
+    """Return notes about failures of the best configuration; none without failures."""
     experiment = candidate.experiment
     if not has_failure_timeline(experiment):
         return []
@@ -87,7 +87,7 @@ def _effective(result: Result) -> float:
 def _interval(experiment: Experiment) -> list[str]:
     try:
         found = best_checkpoint_interval(experiment, n_timelines=LIVES)
-    except ConfigError:  # nothing is saved, nothing fails by chance, or saving is free
+    except ConfigError:  # no checkpoints, no random failures, or free checkpoints
         return []
     assert experiment.checkpoints is not None
     now, best = experiment.checkpoints.interval, max(found.tried, key=lambda one: one.effective)
@@ -98,7 +98,7 @@ def _interval(experiment: Experiment) -> list[str]:
 
 
 def _spares(experiment: Experiment, result: Result) -> list[str]:
-    """Return how many spare machines pay: what counts for each machine that is there, working or ready."""
+    """Return a note on the best number of spare machines, by goodput per machine including spares."""
     failures = experiment.failures
     if failures is None or not failures.takes_machines or failures.per == "switch" or failures.trace is not None:
         return []
@@ -124,10 +124,10 @@ _NAMES = {"batch_size": "batch", "micro_batch": "micro-batch"}
 def reasons(
     best: Found, found: Sequence[Found], target: Target, simulate: Callable[[Candidate], Found]
 ) -> tuple[str, ...]:
-    """Return where the time goes, and for each thing that is varied the best other value with its consequence.
+    """Return how the best configuration spends its time, and for each searched field the best alternative value.
 
-    simulate  tells the figures of a configuration that the search has left out; of splits of a model what a bound
-              says of them is told
+    simulate  returns the outcome of a configuration that the search pruned; for splits of a model, its bound is used
+              instead
     """
     lines = []
     if best.shares is not None:
@@ -135,7 +135,7 @@ def reasons(
         lines.append("time goes to " + ", ".join(f"{name} {percent(share)}" for name, share in shares.items()))
     for dimension in _DIMENSIONS:
         near = [other for other in found if _differs_in(best, other, dimension)]
-        if best.candidate.sizes:  # whose simulation takes long: what a bound says is enough
+        if best.candidate.sizes:  # simulating a split takes long, and its bound is sufficient
             other, figures = _best_known(near, target)
         else:
             other = _best_of(near, target, simulate)
@@ -149,13 +149,13 @@ def reasons(
 
 
 def _best_known(near: Sequence[Found], target: Target) -> tuple[Found | None, Figures | None]:
-    """Return the best of some configurations and its figures, or the best that it can have."""
+    """Return the best of some configurations with its figures, or with a bound on them."""
     ranked = [(other, figures) for other in near if (figures := other.figures or other.bound) is not None]
     return min(ranked, key=lambda pair: (target.rank(pair[1]), pair[0].candidate.number), default=(None, None))
 
 
 def _best_of(near: Sequence[Found], target: Target, simulate: Callable[[Candidate], Found]) -> Found | None:
-    """Return the best of some configurations; those that were left out are simulated as long as one may be it."""
+    """Return the best of some configurations, simulating pruned ones for as long as one may be the best."""
     done = [(other, other.figures) for other in near if other.figures is not None]
     open_ = [(target.rank(other.bound), other.candidate) for other in near if other.bound is not None]
     for rank, candidate in sorted(open_, key=lambda item: (item[0], item[1].number)):
@@ -175,14 +175,14 @@ def _differs_in(one: Found, other: Found, dimension: str) -> bool:
 
 
 def _consequence(best: Figures | None, other: Figures | None, target: Target) -> str:
-    """Say what it means to take the other one."""
+    """Describe the effect of choosing the other configuration instead."""
     assert best is not None
     assert other is not None
     (missed, mine), (misses, its) = target.rank(best), target.rank(other)
     if misses > missed:
         worst = max(target.misses(other), key=lambda miss: miss.share)
         return f"misses the {worst.what} by {percent(worst.share)}"
-    if missed > misses:  # nearer to the target: a better choice that is listed before
+    if missed > misses:  # closer to the target, but listed later
         return f"misses the target by {percent(misses)} only"
     takes, costs = ("takes", "as long", "longer", "less time"), ("costs", "as much", "more", "less")
     asked, rest = (costs, takes) if target.wants_cheapest else (takes, costs)
@@ -195,7 +195,7 @@ def _consequence(best: Figures | None, other: Figures | None, target: Target) ->
 
 
 def _change(ratio: float, verb: str, same: str, more: str, less: str) -> str:
-    """Say what a ratio means: "takes 3.1 % longer"."""
+    """Describe a ratio, as in "takes 3.1 % longer"."""
     change = ratio - 1.0
     if not math.isfinite(change) or abs(change) < SAME:
         return f"{verb} {same}"
@@ -204,7 +204,7 @@ def _change(ratio: float, verb: str, same: str, more: str, less: str) -> str:
     return f"{verb} {percent(change)} {more}" if change < 0.995 else f"{verb} {ratio:.3g} times {same}"
 
 
-#: efficiency that the rule on the number of GPUs is asked for where the target names none
+#: target efficiency of the rule on the number of GPUs, if the target has none
 EFFICIENCY = 0.9
 
 
@@ -290,9 +290,9 @@ def recommend(
 def _with_ranges(
     choices: list[Choice], found: Sequence[Found], search: Search
 ) -> tuple[list[Choice], tuple[str, ...] | None]:
-    """Return the choices with their ranges, and the configurations that may be better than the best within them.
+    """Return the choices with their ranges, and the rivals that may be better than the best one within them.
 
-    Compared are the choices and the best of every other cluster. None: nothing of their devices is disputed.
+    Rivals are the other choices and the best configuration of every other cluster. None: no device rates are disputed.
     """
     by_candidate = {one.candidate: one for one in found}
     finalists = [by_candidate[choice.candidate] for choice in choices]
@@ -313,7 +313,7 @@ def _with_ranges(
 
 
 def _software(choices: Sequence[Choice]) -> list[str]:
-    """Return the software stacks that were assumed for the choices, where their times depend on them."""
+    """Return notes on the software stacks assumed for the choices, if their times depend on them."""
     names = {
         default_stack(type(choice.experiment.strategy).__name__, device): None
         for choice in choices
@@ -349,7 +349,7 @@ def _lesson(
     base: Experiment | None,
     samples: float | None,
 ) -> Lesson | None:
-    """Return what is to be learned. Raises ConfigError where what is given does not fit the target."""
+    """Return the training of the finalists. Raises ConfigError if the arguments do not match the target."""
     if target.accuracy is None:
         for name, value in (("training", training), ("learning_model", model)):
             if value is not None:
@@ -384,7 +384,7 @@ def _compressions(
 
 
 def _priced(options: Sequence[Candidate], target: Target) -> tuple[bool, list[str]]:
-    """Return whether all machines have prices, and what to note if not. Raises ConfigError if a budget needs them."""
+    """Whether all machines have prices, and notes if not. Raises ConfigError if a budget requires them."""
     largest: dict[int, Candidate] = {}
     for option in options:
         known = largest.setdefault(id(option.cluster), option)

@@ -1,4 +1,4 @@
-"""Simulation of a plan's experiments, each once, on all cores; results do not depend on the number of cores."""
+"""Simulation of a search's experiments on all cores. Results do not depend on the number of cores."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ddlsim.study.worker import DONE, Outcome
 
 
 class Evaluator:
-    """Simulates, and remembers what it has simulated.
+    """Simulates experiments and caches the outcomes.
 
-    jobs    processes (None: a core each; 1: this one)
-    report  called with the number of simulations that have ended
+    jobs    number of processes (None: one per core; 1: this process)
+    report  called with the number of finished simulations
     """
 
     def __init__(self, jobs: int | None, report: Callable[[int], None] | None = None) -> None:
@@ -38,9 +38,9 @@ class Evaluator:
         self._store.close()
 
     def outcomes(self, experiments: Sequence[Experiment], *, stability: bool = False) -> list[Outcome]:
-        """Return how each experiment ends; their clusters and models must have been loaded.
+        """Return the outcome of each experiment; clusters and models must have been loaded.
 
-        With `stability` also how stable its throughput is: "throughput_spread" in the record.
+        With `stability`, records also contain "throughput_spread", the stability of the throughput.
         """
         texts = [text_of(experiment, self._digests, stability=stability) for experiment in experiments]
         keys = [key_of(text) for text in texts]
@@ -53,7 +53,7 @@ class Evaluator:
         if tasks:
             if self._pool is None:
                 self._pool = open_pool(None, self._jobs, Packer(self._digests), experiments)
-            # the long ones first: the last ones then end at about the same time
+            # the longest ones first, so that all processes finish at about the same time
             order = sorted(tasks.values(), key=lambda task: -(task.experiment.n_workers or 0))
             dispatch(order, self._pool, self._store, self._count)
         found = self._store.outcomes(keys)
@@ -66,7 +66,7 @@ class Evaluator:
 
 
 def number_of(outcome: Outcome, name: str) -> float | None:
-    """Return a number in the record of a simulation, None if it has failed or has none of that name."""
+    """Return a number from the record of a simulation; None if it failed or has no such number."""
     value = outcome.record.get(name) if outcome.status == DONE else None
     return float(value) if isinstance(value, int | float) else None
 

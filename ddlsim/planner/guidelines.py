@@ -1,8 +1,8 @@
-"""Rules of thumb from the literature, as closed forms that a plan shows next to its simulations.
+"""Rules of thumb from the literature, as closed forms that a recommendation shows next to its simulations.
 
-Each is a pure function of plain numbers: seconds, bytes, bytes/s, counts. They leave out latency, contention,
-stragglers and overlap except where they say otherwise; docs/planning.md derives each one and says where it holds.
-All raise :class:`~ddlsim.errors.ConfigError` for arguments that make no sense.
+Each is a pure function of plain numbers: seconds, bytes, bytes/s, counts. They ignore latency, contention, stragglers
+and overlap unless noted otherwise. docs/planning.md derives each one and states where it holds. All raise
+:class:`~ddlsim.errors.ConfigError` for invalid arguments.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from ddlsim.workload.precision import ELEMENT_NBYTES
 def scaling_efficiency(overhead_ratio: NotNegative, n_gpus: Count) -> float:
     """Return (1 + R) / (1 + G R): the speed-up over G of a fixed amount of work on G GPUs.
 
-    The lemma on the number of GPUs of Zou et al. 2017 (arXiv:1709.06622): a step takes T_C/G + T_O, computing that
-    is shared out and an overhead that is not; R = T_O/T_C, the `overhead_ratio`. Amdahl's law with the serial
-    fraction R/(1 + R).
+    The lemma on the number of GPUs of Zou et al. 2017 (arXiv:1709.06622): a step takes T_C/G + T_O, a parallel and a
+    serial part; R = T_O/T_C, the `overhead_ratio`. Amdahl's law with the serial fraction R/(1 + R).
     """
     return (1.0 + overhead_ratio) / (1.0 + n_gpus * overhead_ratio)
 
@@ -39,9 +38,9 @@ def largest_n_gpus(overhead_ratio: NotNegative, efficiency: Density) -> float:
 
 @checked
 def largest_overhead_ratio(n_gpus: Count, efficiency: Density) -> float:
-    """Return R = (1 - a) / (a G - 1), up to which G GPUs reach the efficiency a; inf where any overhead will do.
+    """Return R = (1 - a) / (a G - 1), up to which G GPUs reach the efficiency a; inf if every overhead is acceptable.
 
-    Zou et al. 2017, as above; four GPUs at 80 % may spend 0.0909 of the computing time on what is not shared out.
+    Zou et al. 2017, as above; four GPUs at 80 % may spend 0.0909 of the computing time on the serial part.
     """
     room = efficiency * n_gpus - 1.0
     return (1.0 - efficiency) / room if room > 0.0 else math.inf
@@ -51,19 +50,19 @@ def largest_overhead_ratio(n_gpus: Count, efficiency: Density) -> float:
 def n_parameter_servers(
     nbytes: NotNegative, n_workers: Count, bandwidth: Positive, compute_time: Positive, *, full_duplex: bool = False
 ) -> int:
-    """Return ceil(2 S N / (B T_C)): the servers with which pushing and pulling hide behind a step of computing.
+    """Return ceil(2 S N / (B T_C)): the number of servers with which computing hides pushing and pulling.
 
-    nbytes        S, of the parameters
+    nbytes        S, size of the parameters
     n_workers     N
     bandwidth     B of one server, bytes/s, in each direction
     compute_time  T_C of a step, s
-    full_duplex   pushes of some go on beside pulls of others: half as many
+    full_duplex   pushes overlap with pulls of other workers, which halves the number of servers
 
-    The lemma on the number of parameter servers of Zou et al. 2017 (arXiv:1709.06622): each of k servers moves
-    2 N S/k bytes a step.
+    The lemma on the number of parameter servers of Zou et al. 2017 (arXiv:1709.06622): each of k servers moves 2 N S/k
+    bytes per step.
     """
     directions = 1.0 if full_duplex else 2.0
-    # what divides evenly in decimal may come out an ulp above the integer
+    # a quotient that is an integer in decimal may be an ulp above it in binary
     return max(1, math.ceil(directions * nbytes * n_workers / (bandwidth * compute_time) * (1.0 - 1e-12)))
 
 
@@ -71,10 +70,10 @@ def n_parameter_servers(
 def byteps_time(
     nbytes: NotNegative, n_machines: Annotated[int, integer(2)], n_servers: Index, bandwidth: Positive
 ) -> float:
-    """Return 2 n (n-1) M / ((n^2 + k n - 2 k) B) s, the least time of a gradient exchange with k machines' help.
+    """Return 2 n (n-1) M / ((n^2 + k n - 2 k) B) s, the minimum time of a gradient exchange with k helpers.
 
-    n machines of workers and k more with CPUs only, 0 <= k <= n, all with B bytes/s in each direction, sum up M
-    bytes in shares that fit (BytePS, Jiang et al. 2020, OSDI). k = 0 is a ring's 2 (n-1)/n M/B, k = n is M/B.
+    n machines with workers and k more with CPUs only, 0 <= k <= n, all with B bytes/s in each direction, reduce M bytes
+    in optimal shares (BytePS, Jiang et al. 2020, OSDI). k = 0 is a ring's 2 (n-1)/n M/B, k = n is M/B.
     """
     if n_servers > n_machines:
         raise ConfigError(
@@ -88,12 +87,12 @@ def byteps_time(
 def largest_batch(
     model: Model, device: Device, precision: Annotated[str, one_of(*ELEMENT_NBYTES)] = "fp32", n_workers: Count = 1
 ) -> int:
-    """Return the largest mini-batch whose training step fits the device's memory; 0: not even one sample.
+    """Return the largest mini-batch whose training step fits the device's memory; 0: none.
 
-    Embedding tables are shared out over the workers.
+    Embedding tables are sharded over the workers.
 
     M_device >= parameters, gradients and momentum + batch * activations: the memory budget of Zou et al. 2017
-    without workspaces (:func:`ddlsim.workload.memory.training_nbytes` says what is counted).
+    without workspaces (:func:`ddlsim.workload.memory.training_nbytes` lists the parts).
     """
     fixed = training_nbytes(model, 0, precision, n_workers)
     per_sample = training_nbytes(model, 1, precision, n_workers) - fixed
@@ -103,7 +102,7 @@ def largest_batch(
 
 @checked
 def traffic_share(traffic_time: NotNegative, other_time: NotNegative) -> float:
-    """Return f = T_weight / (T_data + T_compute + T_weight): the share of a step that weights travel.
+    """Return f = T_weight / (T_data + T_compute + T_weight): the share of a step spent on sending weights.
 
     The breakdown of Wang et al. 2019 (Alibaba-PAI, arXiv:1910.05930): nothing overlaps. Times in s.
     """
@@ -114,9 +113,9 @@ def traffic_share(traffic_time: NotNegative, other_time: NotNegative) -> float:
 
 @checked
 def medium_speedup(share: Share, bandwidth: Positive, new_bandwidth: Positive) -> float:
-    """Return 1 / ((1 - f) + f B1/B2): what moving the weights' traffic, a share f of the time, from B1 to B2 gains.
+    """Return 1 / ((1 - f) + f B1/B2): the speed-up of moving the weights' traffic, a share f, from B1 to B2.
 
-    Wang et al. 2019, as above: from Ethernet to NVLink, or from 25 to 100 Gbit/s. Latency does not count.
+    Wang et al. 2019, as above: from Ethernet to NVLink, or from 25 to 100 Gbit/s. Latency is ignored.
     """
     return 1.0 / ((1.0 - share) + share * bandwidth / new_bandwidth)
 
@@ -129,13 +128,13 @@ def data_parallel_nbytes(n_weights: Positive, *, overlap: bool = True, nbytes: C
 
 @checked
 def model_parallel_nbytes(n_inputs: Positive, batch_size: Positive, *, nbytes: Count = 4) -> float:
-    """Return the bytes that a node moves for a layer that is shared out: all inputs, and their gradients.
+    """Return the bytes that a node moves for a layer under model parallelism: all inputs and their gradients.
 
     n_inputs    ifm * in_w * in_h of a sample
-    batch_size  of all nodes together, mb
+    batch_size  mb, over all nodes
 
-    Model parallelism moves less than data parallelism where ofm * k_w * k_h * (2 - overlap) / 2 > in_w * in_h * mb;
-    for a dense layer, sending and receiving in turn, where it has more outputs than the batch has samples.
+    Model parallelism moves less than data parallelism if ofm * k_w * k_h * (2 - overlap) / 2 > in_w * in_h * mb;
+    for a dense layer without overlap, if it has more outputs than the batch has samples.
     """
     return 2.0 * nbytes * n_inputs * batch_size
 
@@ -148,7 +147,7 @@ def hybrid_groups(
     with model parallelism inside each and data parallelism across them, with which a node moves the fewest bytes,
     2*4*inputs*mb/G + 4*weights*(2 - overlap)*G/N (Das et al. 2016).
 
-    Between 1 (model parallelism alone) and N (data parallelism alone), where one of the two is not needed at all.
+    The result lies between 1 (pure model parallelism) and N (pure data parallelism).
     """
     moved = data_parallel_nbytes(n_weights, overlap=overlap)
     best = math.sqrt(n_nodes * model_parallel_nbytes(n_inputs, batch_size) / moved)
@@ -157,7 +156,7 @@ def hybrid_groups(
 
 @checked
 def local_sgd_speedup(ratio: NotNegative, period: Count) -> float:
-    """Return (1 + a) / (1 + a/tau): what averaging every `period` steps instead of each one gains.
+    """Return (1 + a) / (1 + a/tau): the speed-up of averaging only every `period` steps.
 
     a = D/Y, the time of an exchange over that of computing a step, both constant (Wang and Joshi 2019,
     arXiv:1810.08313).

@@ -1,4 +1,4 @@
-"""Target accuracies: the finalists are trained, because throughput does not tell how well they learn."""
+"""Target accuracies: the finalists are trained, because throughput does not determine how well they learn."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from ddlsim.study.worker import DONE, Outcome
 from ddlsim.ties import in_order
 from ddlsim.workload.model import Model
 
-#: configurations that are trained
+#: number of configurations that are trained
 N_TRAINED = 6
 
 
 @dataclass(frozen=True, eq=False)
 class Lesson:
-    """What is learned: the training, with the target as its end, and the model that learns if not the clock's."""
+    """A training that ends at the target accuracy, and the trained model if it differs from the timed one."""
 
     training: Training
     model: Model | None
 
     def experiment(self, candidate: Candidate) -> Experiment:
-        """Return the experiment that trains."""
+        """Return the experiment that trains a candidate."""
         clock = candidate.experiment.model
         if self.model is None:
             return candidate.experiment.with_(training=self.training)
@@ -42,7 +42,7 @@ class Lesson:
 
 
 def lesson(training: Training, model: Model | None, target: Target, max_time: float) -> Lesson:
-    """Return the lesson for a target. Raises ConfigError for a training that may never end."""
+    """Return the lesson for a target. Raises ConfigError if the training might never end."""
     if training.last_epoch is None and training.updates is None and math.isinf(max_time):
         raise ConfigError(
             "recommend: the training would never end if the accuracy were not reached; set epochs or updates of the "
@@ -53,9 +53,9 @@ def lesson(training: Training, model: Model | None, target: Target, max_time: fl
 
 
 def learning_group(candidate: Candidate) -> Hashable:
-    """Return what is the same for configurations that learn alike: among them the fastest is the first.
+    """Return a key that is equal for configurations with the same learning curve, of which only the fastest matters.
 
-    Those that are exact with the same global batch; otherwise the same strategy, compression, workers and batch.
+    Exact configurations are grouped by global batch, others by strategy, compression, workers and batch size.
     """
     if candidate.exact:
         return candidate.global_batch
@@ -63,7 +63,7 @@ def learning_group(candidate: Candidate) -> Hashable:
 
 
 def _finalists(found: Sequence[Found]) -> list[Found]:
-    """Return the fastest of each way to learn, then others in the order of their throughput."""
+    """Return the fastest configuration of each learning rule, then others by throughput."""
     done = [one for one in found if one.figures is not None]
     first: dict[Hashable, Found] = {}
     for one in done:
@@ -79,7 +79,7 @@ def _finalists(found: Sequence[Found]) -> list[Found]:
 def trained(
     found: Sequence[Found], what: Lesson, target: Target, evaluator: Evaluator, n_best: int
 ) -> tuple[list[Choice], list[str]]:
-    """Train the finalists; return the best few, best first, and what the reader should know.
+    """Train the finalists; return the best ones, best first, and notes for the user.
 
     Raises ConfigError if none of them can be trained.
     """

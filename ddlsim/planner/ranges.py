@@ -1,8 +1,8 @@
-"""Ranges of recommended configurations on devices whose rates are disputed, and whether they decide the ranking.
+"""Ranges of recommended configurations on devices with disputed rates, and whether they affect the ranking.
 
-Published runs of a device can disagree on the share of its peak that matrix products reach (``Kernels.spread``). A
-configuration is simulated once more at the lowest and the highest of these. All configurations on one device share its
-true rate, so they are compared at the same end, configurations on different devices at opposite ends.
+Published runs of a device can disagree on the share of its peak that matrix products reach (``Kernels.spread``). Such
+configurations are also simulated at the lowest and the highest of these rates. All configurations on one device share
+its true rate, so they are compared at the same end; configurations on different devices are compared at opposite ends.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ddlsim.workload.products import has_kernels
 
 
 class Range(NamedTuple):
-    """The figures of a configuration with the lowest and the highest rates of its device, called `device`."""
+    """The figures of a configuration at the lowest and the highest rate of its device, named `device`."""
 
     low: Figures
     high: Figures
@@ -35,7 +35,7 @@ class Range(NamedTuple):
 def ranges(
     found: Sequence[Found], evaluator: Evaluator, *, priced: bool, samples: float | None
 ) -> Mapping[Candidate, Range]:
-    """Simulate configurations at both ends of what is disputed of their devices; leave out those where nothing is."""
+    """Simulate configurations at both ends of their device's disputed rates; omit those without disputed rates."""
     asked: dict[Candidate, tuple[Device, list[Experiment]]] = {}
     for one in found:
         device = device_of(one.candidate)
@@ -52,7 +52,7 @@ def ranges(
 
 
 def may_win(best: Found, other: Found, known: Mapping[Candidate, Range], target: Target) -> bool:
-    """Return whether another configuration is better than the best somewhere in their ranges."""
+    """Whether another configuration beats the best one at some point of their ranges."""
     mine, its = _ends(best, known), _ends(other, known)
     together = mine.device == its.device
     pairs = [(mine.low, its.low), (mine.high, its.high)] if together else [(mine.low, its.high)]
@@ -68,7 +68,7 @@ def _ends(found: Found, known: Mapping[Candidate, Range]) -> Range:
 
 
 def device_of(candidate: Candidate) -> Device | None:
-    """Return the device of all workers if they compute by its kernels, else None."""
+    """Return the device of all workers if their times depend on its kernels, else None."""
     experiment, cluster = candidate.experiment, candidate.cluster
     nodes = cluster.workers[: candidate.workers].tolist()
     names = {cluster.device_of[node] or DEFAULT_DEVICE for node in nodes} if experiment.device is None else set()
@@ -80,7 +80,7 @@ def device_of(candidate: Candidate) -> Device | None:
 
 
 def disputed(device: Device | None) -> tuple[float, float] | None:
-    """Return the range of a device's rates, relative to the catalogue's; None where published runs do not disagree."""
+    """Return the lowest and the highest rate relative to the catalogue's; None if published runs agree."""
     spread = (1.0, 1.0) if device is None or device.kernels is None else device.kernels.spread
     return None if spread == (1.0, 1.0) else spread
 

@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 class Guideline:
     """A rule of thumb.
 
-    name       what it is about
-    source     whose rule it is
+    name       question that it answers
+    source     origin of the rule
     says       its answer for this configuration
-    simulated  what the simulation says to the same question, or "n/a" and why it says nothing
+    simulated  answer of the simulation, or "n/a" with the reason
     """
 
     name: str
@@ -248,7 +248,7 @@ class Recommendation:
 
 
 def choices_of(found: Sequence[Found], target: Target, n_best: int) -> list[Choice]:
-    """Return the first `n_best` of what was simulated, best first, and the best exact one if it is not among them."""
+    """Return the first `n_best` simulated configurations, best first, and the best exact one if it is missing."""
     done = [one for one in found if one.figures is not None]
     chosen = done[:n_best]
     exact = next((one for one in done if one.candidate.exact), None)
@@ -261,15 +261,15 @@ def choices_of(found: Sequence[Found], target: Target, n_best: int) -> list[Choi
     ]
 
 
-#: how many sensitivities, and reasons why configurations do not fit, are shown
+#: number of sensitivities, and of reasons for skipped configurations, in the text
 N_SENSITIVITIES, N_SKIPPED = 4, 3
-#: splits of the model that are shown
+#: number of splits of the model in the text
 N_LAYOUTS = 8
-#: what has a column of its own beside the sizes of splits where it differs
+#: fields with a column of their own, next to the sizes of splits, if they vary
 LAYOUT_KEYS = ("cluster", "compression", "batch_size")
-#: gains below this share are none
+#: gains below this share count as none
 NOTHING = 0.001
-#: reasons that differ in their numbers only are shown once
+#: reasons that differ only in numbers are shown once
 _NUMBER = re.compile(r"\d[\d,.]*")
 WIDTH = 118
 
@@ -283,20 +283,20 @@ def text(plan: Recommendation) -> str:
 
 
 def choice_rows(plan: Recommendation) -> list[tuple[str, str]]:
-    """Return labels and texts: what was asked for, and what is recommended. One without a label goes on with the one
-    before, an empty one begins a new paragraph."""
+    """Return labels and texts about the target and the recommendation. A row without a label continues the previous
+    one, and an empty row starts a new paragraph."""
     rows = [("target", _target(plan.target)), ("searched", _searched(plan)), *_verdict(plan), *_certainty(plan)]
     said: set[str] = set()
     for i, choice in enumerate(plan.choices):
         rows += [("", ""), (_title(i, choice), str(choice)), ("", _figures(plan, choice)), *_range(plan, choice)]
-        new = [reason for reason in choice.reasons if reason not in said]  # the rest is as above
+        new = [reason for reason in choice.reasons if reason not in said]  # the others are shown above
         rows += [("why" if j == 0 else "", reason) for j, reason in enumerate(new)]
         said.update(new)
     return rows
 
 
 def advice_rows(plan: Recommendation) -> list[tuple[str, str]]:
-    """Return labels and texts, as :func:`choice_rows`: what would change the recommendation, and what to know."""
+    """Return labels and texts, like :func:`choice_rows`, on what would change the recommendation, and the notes."""
     rows = [("", "")] if plan.crossovers or plan.sensitivities else []
     rows += [("crossovers" if i == 0 else "", str(crossing)) for i, crossing in enumerate(plan.crossovers)]
     rows += [("sensitivity" if i == 0 else "", line) for i, line in enumerate(_sensitivities(plan))]
@@ -308,17 +308,17 @@ def advice_rows(plan: Recommendation) -> list[tuple[str, str]]:
 
 
 def _sensitivities(plan: Recommendation) -> list[str]:
-    """Return what better parts bring, as far as they bring anything."""
+    """Describe the gains from faster components."""
     shown = [str(found) for found in plan.sensitivities if abs(found.gain) >= NOTHING][:N_SENSITIVITIES]
     rest = len(plan.sensitivities) - len(shown)
-    small = all(abs(found.gain) < NOTHING for found in plan.sensitivities[len(shown) :])  # they are sorted
+    small = all(abs(found.gain) < NOTHING for found in plan.sensitivities[len(shown) :])  # in descending order of gain
     if rest and small:
         shown.append(f"no {'other ' if shown else ''}part that is 10 % better changes it by {percent(NOTHING)} or more")
     return shown
 
 
 def layout_cells(plan: Recommendation) -> list[tuple[str, ...]]:
-    """Return a table of the fastest splits of the model, with its head; empty where the model was not split."""
+    """Return a table of the fastest splits of the model, with its header; empty if the model was not split."""
     found = [one for one in plan.found if one.figures is not None and one.candidate.sizes][:N_LAYOUTS]
     if not found:
         return []
@@ -371,7 +371,7 @@ def _target(target: Target) -> str:
 
 
 def _long(value: float) -> str:
-    """A time in the unit that people plan in."""
+    """Format a time in the unit that suits planning."""
     if not math.isfinite(value):
         return "never"
     for scale, unit in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
@@ -433,7 +433,7 @@ def _figures(plan: Recommendation, choice: Choice) -> str:
 
 
 def _range(plan: Recommendation, choice: Choice) -> list[tuple[str, str]]:
-    """Return throughput and cost at both ends of what is disputed."""
+    """Return throughput and cost at both ends of the disputed rates."""
     if choice.range is None:
         return []
     low, high, device = choice.range
@@ -444,7 +444,7 @@ def _range(plan: Recommendation, choice: Choice) -> list[tuple[str, str]]:
 
 
 def _certainty(plan: Recommendation) -> list[tuple[str, str]]:
-    """Return whether the best stays the best within the ranges."""
+    """Describe whether the best choice remains the best within the ranges."""
     if plan.rivals:
         better = "; ".join(plan.rivals)
         return [("ranking", f"uncertain, because published runs on these devices disagree; may be better: {better}")]
@@ -453,7 +453,7 @@ def _certainty(plan: Recommendation) -> list[tuple[str, str]]:
 
 
 def _skipped(plan: Recommendation) -> Iterator[tuple[str, str]]:
-    """The commonest reasons why configurations do not fit."""
+    """Return the most frequent reasons for skipped configurations."""
     alike: dict[str, list[str]] = {}
     for found in plan.found:
         if found.status == OUT:

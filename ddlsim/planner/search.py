@@ -1,14 +1,13 @@
 """Best-first search: configurations are simulated in the order of their bounds, until no other can be among the best.
 
-Candidates are simulated in waves, ordered by what they could reach at best (:mod:`ddlsim.planner.bounds`). After each
-wave those that cannot get among the best any more are left out. Waves have a fixed size, so that the outcome does not
-depend on the number of processes.
+Candidates are simulated in waves, ordered by their bounds (:mod:`ddlsim.planner.bounds`). After each wave, those that
+can no longer be among the best are pruned. Waves have a fixed size, so that the outcome does not depend on the number
+of processes.
 
-Which of two configurations is preferred: what was asked decides, and where they tie in that, the rest.
-
-In this order: whether every limit is kept; where not, the worst miss; what was asked for, time or cost; then time,
-cost, energy, fewer devices, the simpler way to exchange gradients, and who was named first. Two configurations tie in
-one of these where they differ by less than :data:`SAME`, or than they are stable to where that is known and more.
+Two configurations are compared by these criteria, in this order: whether every limit is met; if not, the worst miss;
+the objective, time or cost; then time, cost, energy, number of devices, complexity of the gradient exchange, and order
+in the input. They tie in a criterion if they differ by less than :data:`SAME`, or by less than the instability of their
+throughput if that is known and larger.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from ddlsim.strategies import contract
 from ddlsim.study.worker import DONE, Outcome
 from ddlsim.ties import in_order, tie
 
-#: relative difference that a plan calls "as much" and "as long": no prediction of a few steps is that sure
+#: relative difference below which times or costs count as equal: a few simulated steps are not more precise
 SAME = 0.0005
 #: the criteria that break ties, in this order, and the text for the worse one
 _REST = {
@@ -44,10 +43,10 @@ _REST = {
 def levels(
     target: Target, candidate: Candidate, figures: Figures, *, miss: float | None = None, accuracy_miss: float = 0.0
 ) -> tuple[float, ...]:
-    """Return what orders configurations, the smallest first, one after the other.
+    """Return the sort key of a configuration; smaller is better.
 
-    miss           worst share by which a limit is missed; None: what the target says
-    accuracy_miss  share by which a training misses its accuracy
+    miss           worst relative miss of a limit; None: computed from the figures
+    accuracy_miss  relative miss of the accuracy in training
     """
     worst, asked = target.rank(figures)
     worst = worst if miss is None else miss
@@ -59,18 +58,17 @@ def levels(
 
 
 def _simplicity(candidate: Candidate) -> float:
-    """Return a small number for what is simple: an all-reduce, then servers, sharded updates, others; whole gradients
-    before compressed ones."""
+    """Return the rank by complexity: all-reduce, servers, sharded updates, others; uncompressed before compressed."""
     return float(candidate.simple + (LEAST_SIMPLE + 1) * (candidate.compression != "none"))
 
 
 def spread_of(figures: Figures) -> float:
-    """Return the relative difference up to which a configuration ties with others."""
+    """Return the relative difference below which a configuration ties with others."""
     return max(SAME, figures.spread)
 
 
 def preferred(found: Sequence[Found], target: Target) -> list[Found]:
-    """Return simulated configurations in the order of preference, the best first."""
+    """Return simulated configurations in order of preference."""
     ordered = sorted(found, key=lambda one: one.candidate.number)
     return in_order(ordered, lambda one: levels(target, one.candidate, _known(one)), lambda one: spread_of(_known(one)))
 
@@ -81,9 +79,8 @@ def _known(found: Found) -> Figures:
 
 
 def beats_bound(rank: tuple[float, float], bound: tuple[float, float], spread: float) -> bool:
-    """Return whether a simulated configuration of this rank (:meth:`Target.rank`) stands before any that is no better
-    than one of rank `bound`, whatever else that one does: it is better in what was asked by more than `spread`, the
-    largest by which any of those compared may tie."""
+    """Whether a simulated configuration of this rank (:meth:`Target.rank`) certainly beats every configuration whose
+    rank is no better than `bound`: by more than `spread`, the largest difference that counts as a tie."""
     (missed, value), (misses, its) = rank, bound
     if missed > 0.0:
         return 1.0 + missed < (1.0 + misses) * (1.0 - spread)
@@ -91,7 +88,7 @@ def beats_bound(rank: tuple[float, float], bound: tuple[float, float], spread: f
 
 
 def tie_reason(best: Found, found: Sequence[Found], target: Target) -> str:
-    """Return why the best is preferred to those that tie with it in what was asked; "" where none does."""
+    """Return why the best is preferred to those that tie with it in the target's criteria; "" if none does."""
     figures, mine = _known(best), levels(target, best.candidate, _known(best))
     why: Counter[str] = Counter()
     for other in found:
@@ -108,19 +105,19 @@ def tie_reason(best: Found, found: Sequence[Found], target: Target) -> str:
     return f"a tie: {verb} ({', '.join(f'{why[what]} {what}' for what in _REST.values() if what in why)})"
 
 
-#: what became of a candidate
+#: status of a candidate
 SIMULATED, PRUNED, OUT = "simulated", "pruned", "skipped"
-#: candidates that are simulated before it is looked again who can still win
+#: number of candidates per wave
 WAVE = 16
 
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """What became of a candidate: its figures if it was simulated, else why not.
+    """Outcome of a candidate: its figures if it was simulated, otherwise the reason.
 
-    shares  of the workers' time, by name, where it was simulated
-    bound   the best figures that it can have, where it was left out because of them
-    held    bytes of memory that its fullest worker needs, where that is known
+    shares  shares of the workers' time, by name, if it was simulated
+    bound   upper bound on its figures, if it was pruned because of them
+    held    memory of its fullest worker in bytes, if known
     """
 
     candidate: Candidate
@@ -134,8 +131,8 @@ class Found:
 
 
 def figures_of(candidate: Candidate, outcome: Outcome, *, priced: bool, samples: float | None) -> Figures:
-    """Return the figures of a simulated candidate; its cost is inf where a machine on the way has no price. Where
-    failures or checkpoints disturb it, its throughput is the goodput."""
+    """Return the figures of a simulated candidate. The cost is inf if a machine has no price. With failures or
+    checkpoints, the throughput is the goodput."""
     throughput = _number(outcome, "goodput" if "goodput" in outcome.record else "throughput")
     rate = float(candidate.workers)
     if priced:
@@ -155,7 +152,7 @@ def _number(outcome: Outcome, name: str) -> float:
 
 
 class _Ready(NamedTuple):
-    """A candidate that may be simulated, its bound, and the rank and number by which it takes its turn."""
+    """A candidate with its bound, and the rank and number that determine its turn."""
 
     rank: tuple[float, float]
     number: int
@@ -165,12 +162,12 @@ class _Ready(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Search:
-    """A search for the `n_best` configurations for a target, and for the best of those that learn exactly.
+    """A search for the `n_best` configurations for a target, and for the best exact one.
 
-    priced   costs are in USD, not in devices
-    samples  that the training has to process, where that is known
-    group    which candidates compete with each other: the `n_best` of each group are found
-    stability  whether it is looked how stable each throughput is; what differs by less than that ties
+    priced   costs are in USD instead of numbers of devices
+    samples  number of samples in the complete training run; None: unknown
+    group    key of a candidate; the `n_best` of each group are found
+    stability  whether to measure the stability of each throughput; smaller differences are ties
     """
 
     target: Target
@@ -183,7 +180,7 @@ class Search:
     _held: dict[int, float] = field(default_factory=dict)
 
     def run(self, candidates: Sequence[Candidate]) -> list[Found]:
-        """Return what became of each candidate, the simulated ones first, best first."""
+        """Return the outcome of each candidate, the simulated ones first, best first."""
         bounds = Bounds(self.priced, self.samples)
         self._held.clear()
         done: list[Found] = []
@@ -204,11 +201,11 @@ class Search:
             for found in self.simulate([item.candidate for item in wave]):
                 (done if found.status == SIMULATED else rest).append(found)
             ready = [item for item in ready if item.number not in asked]
-            open_, pruned = self._pruned(ready, done)  # of all: one less stable than thought lets some in
+            open_, pruned = self._pruned(ready, done)  # all, as an unstable result can readmit some
         return preferred(done, self.target) + sorted(rest + pruned, key=lambda found: found.candidate.number)
 
     def _fits(self, item: _Ready, rest: list[Found]) -> bool:
-        """Return whether a candidate fits its devices' memory; why not goes to `rest`."""
+        """Whether a candidate fits its devices' memory; if not, its outcome is added to `rest`."""
         if item.bound.fit is None:
             return True
         fit = item.bound.fit()
@@ -218,7 +215,7 @@ class Search:
         return not fit.warning
 
     def simulate(self, candidates: Sequence[Candidate]) -> list[Found]:
-        """Simulate candidates, whatever their bounds say."""
+        """Simulate candidates regardless of their bounds."""
         experiments = [candidate.experiment for candidate in candidates]
         outcomes = self.evaluator.outcomes(experiments, stability=self.stability)
         return [self._found(*pair) for pair in zip(candidates, outcomes, strict=True)]
@@ -234,7 +231,7 @@ class Search:
         return Found(candidate, SIMULATED, "", figures, shares, tuple(notes), held=self._held.get(candidate.number))
 
     def _pruned(self, ready: Sequence[_Ready], done: list[Found]) -> tuple[list[_Ready], list[Found]]:
-        """Return the candidates that may still be among the best, and those that cannot: what ties may be preferred."""
+        """Return the candidates that may still be among the best, including possible ties, and the pruned ones."""
         groups: dict[Hashable, list[tuple[tuple[float, float], bool]]] = defaultdict(list)
         spread = 0.0
         for found in done:
@@ -258,8 +255,8 @@ class Search:
 
 
 def _layout(candidate: Candidate) -> tuple[str, int]:
-    """Return what splits of a model have in common whose programs differ in seconds and bytes only: one after the
-    other, these are written once."""
+    """Return a key that is equal for splits whose programs differ only in times and bytes. Sorting by it lets them
+    share a program."""
     sizes, strategy = candidate.sizes, contract.of(candidate.experiment.strategy)
     if not sizes:
         return "", 0
@@ -269,7 +266,7 @@ def _layout(candidate: Candidate) -> tuple[str, int]:
 
 
 def _bounded(candidate: Candidate, target: Target, bounds: Bounds, rest: list[Found]) -> _Ready | None:
-    """Return a candidate with its bound, None (and why, in `rest`) if it does not go together."""
+    """Return a candidate with its bound; if it is invalid, add its outcome to `rest` and return None."""
     try:
         best = bounds.of(candidate)
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""`Target`: the limits and the aim of a search, and the order of configurations that follows from them."""
+"""`Target`: constraints and objective of a search, and the resulting order of configurations."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Figures:
     throughput   samples/s
     efficiency   throughput relative to that of the workers without communication
     cost_rate    USD/s, or number of devices if machines have no price
-    total_time   time of the whole training, s; None: unknown; inf: it never reaches the target
+    total_time   time of the whole training, s; None: unknown; inf: the target is never reached
     power        W; None: unknown
-    spread       relative change of the throughput with tiny changes of the inputs; 0: not measured
+    spread       relative change of the throughput under tiny changes of the inputs; 0: not measured
     """
 
     throughput: float
@@ -36,18 +36,18 @@ class Figures:
 
     @property
     def seconds(self) -> float:
-        """s of the whole training where they are known, else of a sample."""
+        """Time of the whole training in s if known, else of one sample."""
         return 1.0 / self.throughput if self.total_time is None else self.total_time
 
     @property
     def total_cost(self) -> float | None:
-        """USD (or device-seconds) of the whole training, where its time is known."""
+        """Cost of the whole training in USD (or device-seconds); None if its time is unknown."""
         return None if self.total_time is None else self.total_time * self.cost_rate
 
 
 @dataclass(frozen=True)
 class Miss:
-    """A limit, the value that stands against it, and by which share of the limit it is missed (0: it is kept)."""
+    """A limit, the corresponding value, and the relative amount by which the limit is missed (0: it is met)."""
 
     what: str
     limit: float

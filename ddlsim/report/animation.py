@@ -26,19 +26,19 @@ with needs("matplotlib"):
     from matplotlib.patches import Patch, Rectangle
     from matplotlib.patheffects import withStroke
 
-#: what can be drawn, and up to how many chunks cells have a number
+#: maximum number of ranks, chunks and rounds, and of chunks with numbers in their cells
 MOST_RANKS, MOST_CHUNKS, MOST_ROUNDS, NUMBERED = 32, 128, 200, 24
 EMPTY, FULL, WHOLE, CHANGED, SENT = "#ffffff", "#9ec3e6", "#1f4e79", "#d55e00", "#333333"
-#: frames for which the last state stays
+#: number of frames for which the last state is shown
 LAST = 3
 DPI = 110
 GIFS, PAGES = (".gif", ".webp"), (".html", ".htm")
-#: icons of matplotlib's buttons, which it would load from the internet, and characters instead
+#: characters instead of the icons of matplotlib's buttons, which would be loaded from the internet
 _ICON = re.compile(r'<i class="fa fa-([a-z-]+)(?: fa-flip-horizontal)?"></i>')
 _ICONS = {"minus": "−", "fast-backward": "|◀", "step-backward": "◂", "pause": "‖", "play": "▶"}
 _ICONS |= {"step-forward": "▸", "fast-forward": "▶|", "plus": "+"}
 _STYLESHEET = re.compile(r"<link rel=\"stylesheet\"[^>]*>")
-#: pictures that fit a telephone
+#: figure sizes that fit on a phone
 _NARROW = "<style>.animation, .animation img, .animation input { max-width: 100%; }</style>"
 _HEAD = (
     '<!DOCTYPE html>\n<html lang="en"><meta charset="utf-8">'
@@ -47,7 +47,7 @@ _HEAD = (
 
 
 class RoundByRound(FuncAnimation):
-    """matplotlib's animation; in notebooks it shows itself, with buttons, and loads nothing from elsewhere."""
+    """A matplotlib animation that notebooks display with buttons, without loading anything from the internet."""
 
     def _repr_html_(self) -> str:
         return self.to_html()
@@ -56,7 +56,7 @@ class RoundByRound(FuncAnimation):
         """Discard an animation that was never shown, without matplotlib's warning."""
 
     def to_html(self) -> str:
-        """Return the frames as HTML with buttons to go through them."""
+        """Return the frames as HTML with playback controls."""
         page = _NARROW + _STYLESHEET.sub("", self.to_jshtml(default_mode="once"))
         flipped = page.replace('fa-play fa-flip-horizontal"></i>', '"></i>◀').replace('<i class="fa "></i>', "")
         return _ICON.sub(lambda match: _ICONS[match[1]], flipped)
@@ -124,7 +124,7 @@ def _title(schedule: Schedule, state: State, n_rounds: int) -> str:
 
 
 def _canvas(played: list[State]) -> tuple[Figure, Axes]:
-    """Return a figure with all that stays the same."""
+    """Return a figure with the static parts."""
     n_ranks, n_chunks = played[0].whole.shape
     made, axes = single(
         float(np.clip(2.2 + 0.62 * n_chunks, 5.4, 14.0)), float(np.clip(1.7 + 0.42 * n_ranks, 3.2, 10.0))
@@ -152,7 +152,7 @@ def _canvas(played: list[State]) -> tuple[Figure, Axes]:
     axes.vlines(np.arange(1, n_chunks) - 0.5, -0.5, n_ranks - 0.5, color="#888888", linewidth=0.5)
     made.set_dpi(DPI)
     made.draw_without_rendering()
-    made.set_layout_engine("none")  # frames keep their places
+    made.set_layout_engine("none")  # frames must not move
     return made, axes
 
 
@@ -177,15 +177,15 @@ def _draw(axes: Axes, state: State, n_ranks: int) -> None:
 
 
 def _arrows(state: State) -> list[tuple[int, int, float, bool]]:
-    """Return sender, receiver, x and whether combined of each arrow: those of a chunk that go down stand right of its
-    numbers, those that go up left, beside each other where they would overlap."""
+    """Return sender, receiver, x and whether combined for each arrow. In a chunk's column, arrows that point down are
+    right of the numbers, the others left; overlapping ones are next to each other."""
     found: list[tuple[int, int, float, bool]] = []
     for chunk in np.unique(state.chunk).tolist():
         of = np.flatnonzero(state.chunk == chunk)
         for down in (True, False):
             mine = [i for i in of.tolist() if (state.dst[i] > state.src[i]) == down]
             place: dict[int, int] = {}
-            ends: list[int] = []  # of the last arrow in each column
+            ends: list[int] = []  # row where the last arrow ends, per column
             for i in sorted(mine, key=lambda i: (min(state.src[i], state.dst[i]), max(state.src[i], state.dst[i]))):
                 low, high = sorted((int(state.src[i]), int(state.dst[i])))
                 column = next((k for k, end in enumerate(ends) if end < low), len(ends))

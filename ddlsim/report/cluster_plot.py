@@ -28,27 +28,27 @@ with needs("matplotlib"):
     from matplotlib.transforms import ScaledTranslation
 
 
-#: clusters with more nodes than this are drawn without the inside of their machines
+#: maximum number of nodes for drawing the inside of machines
 MANY_NODES = 160
-#: and with more machines and switches than this as groups; grids, whose links do not cross, later
+#: maximum number of machines and switches before groups are drawn; more for grids, whose links do not cross
 MANY_ITEMS, MANY_PLACES = 260, 1100
-#: groups, at most
+#: maximum number of groups
 N_GROUPS = 6
-#: heights within a machine: its CPU, its switches, its GPUs
+#: heights within a machine: CPU, switches, GPUs
 CPU, INSIDE, GPU = 0.0, -0.5, -1.0
 
 
 @dataclass(frozen=True)
 class Items:
-    """What is drawn, and where.
+    """The items to draw, and their positions.
 
-    kind          "gpu", "host" (a CPU), "machine" (with what is in it), "storage" or "switch", per item
-    names         what each item is called
-    nodes         nodes that each item stands for
+    kind          "gpu", "host" (a CPU), "machine" (including its inside), "storage" or "switch", per item
+    names         name of each item
+    nodes         nodes that each item represents
     item_of       (n_nodes,) item of each node
-    x, y          (n_items,) place
-    frames        machines that are drawn with their inside: name -> items of it
-    grouped       whether items stand for several machines or switches
+    x, y          (n_items,) position
+    frames        machines whose inside is drawn: name -> items
+    grouped       whether items represent several machines or switches
     """
 
     kind: Sequence[str]
@@ -63,11 +63,11 @@ class Items:
 
 @dataclass(frozen=True)
 class Joints:
-    """What joins the items: one line for all links between two of them, in either direction.
+    """Connections between items: one line for all links between two items, in both directions.
 
-    ends      (n, 2) items, the smaller first; the same twice for links within a group
+    ends      (n, 2) items, the smaller index first; equal for links within a group
     cables    (n,) number of links in one direction
-    bandwidth (n,) bytes/s of the fastest link
+    bandwidth (n,) bandwidth of the fastest link in bytes/s
     links     links of each line
     """
 
@@ -78,11 +78,11 @@ class Joints:
 
 
 def arranged(cluster: Cluster) -> Items:
-    """Return what to draw of a cluster, with places."""
+    """Return the items of a cluster, with positions."""
     fabric = cluster.host_of < 0
     n_hosts = len(cluster.host_names)
     inside = cluster.n_nodes <= MANY_NODES
-    if inside:  # but of a storage: its disks and its port are one thing
+    if inside:  # except for a storage, whose disks and port are one item
         item_of = np.arange(cluster.n_nodes)
         for host in {int(cluster.host_of[i]) for i, kind in enumerate(cluster.node_kind) if kind == "storage"}:
             item_of[cluster.host_of == host] = int(np.flatnonzero(cluster.host_of == host)[0])
@@ -110,7 +110,7 @@ def arranged(cluster: Cluster) -> Items:
 
 
 def joints(cluster: Cluster, items: Items) -> Joints:
-    """Return what joins the items: all links but those within a machine that is drawn as one."""
+    """Return the connections between the items: all links except those within a machine drawn as one item."""
     source, target = items.item_of[cluster.link_src], items.item_of[cluster.link_dst]
     host = cluster.host_of
     within = (host[cluster.link_src] == host[cluster.link_dst]) & (host[cluster.link_src] >= 0)
@@ -128,7 +128,7 @@ def joints(cluster: Cluster, items: Items) -> Joints:
 
 
 def _kind(cluster: Cluster, members: Ints) -> str:
-    """Return "machine" for a machine with an inside that is no storage's disks, else the kind of the node."""
+    """Return "machine" for a machine with several nodes that is not a storage, else the kind of the node."""
     of_one = members[cluster.host_of[members] == cluster.host_of[members[0]]]
     if any(cluster.node_kind[node] == "storage" for node in of_one.tolist()):
         return "storage"
@@ -145,7 +145,7 @@ def _name(cluster: Cluster, members: Ints, kind: str, grouped: bool) -> str:
 
 
 def _alike(cluster: Cluster, item_of: Ints, level: Ints) -> Ints:
-    """Return the group of each node, (n_nodes,)."""
+    """Return the group of each node, (n_nodes,), by colour refinement: equal items have equal neighbours."""
     n_items = int(item_of.max()) + 1
     first = np.unique(item_of, return_index=True)[1]
     width = np.bincount(item_of)
@@ -160,19 +160,19 @@ def _alike(cluster: Cluster, item_of: Ints, level: Ints) -> Ints:
         for item, pair in zip(a[outside].tolist(), pairs, strict=True):
             seen[item].append(pair)
         finer = _numbered([(int(colour[i]), tuple(sorted(pairs))) for i, pairs in enumerate(seen)])
-        if finer.max() in (colour.max(), *range(N_GROUPS, n_items)):  # no finer, or too fine to draw
+        if finer.max() in (colour.max(), *range(N_GROUPS, n_items)):  # unchanged, or too many groups
             return np.asarray(colour[item_of])
         colour = finer
 
 
 def _numbered(values: Sequence[Hashable]) -> Ints:
-    """Return a number for each value, the same for the same, in the order in which they first come."""
+    """Number the distinct values in order of first occurrence."""
     number = {value: i for i, value in enumerate(dict.fromkeys(values))}
     return np.array([number[value] for value in values], dtype=np.int64)
 
 
 def _switch_levels(cluster: Cluster) -> Ints:
-    """Return each fabric switch's distance from the machines, in hops."""
+    """Return the distance of each fabric switch from the machines, in hops."""
     level = np.where(cluster.host_of >= 0, 0, cluster.n_nodes)
     for _ in range(cluster.n_nodes):
         before = level.copy()
@@ -186,7 +186,7 @@ def _switch_levels(cluster: Cluster) -> Ints:
 def _places(
     cluster: Cluster, item_of: Ints, nodes: Sequence[Ints], kind: Sequence[str], level: Floats, detail: str
 ) -> tuple[Floats, Floats]:
-    """Return the place of each item: grids as they are, machines in a row below their switches, or on a circle."""
+    """Return the position of each item: in a grid, in a row below its switches, or on a circle."""
     host = np.array([int(cluster.host_of[members[0]]) for members in nodes])
     if len(cluster.grid) > 1 and prod(cluster.grid) == len(nodes):
         return _grid(cluster.grid)
@@ -211,7 +211,7 @@ def _places(
     for height in np.unique(level[host < 0]):
         members = np.flatnonzero((host < 0) & (level == height))
         x[members] = 0.5
-        lower = np.isin(a, members) & (y[b] < height)  # those above what they lead to: fewer lines cross
+        lower = np.isin(a, members) & (y[b] < height)  # neighbours closer to the machines, which reduces crossings
         total, n = np.bincount(a[lower], x[b[lower]], len(nodes)), np.bincount(a[lower], minlength=len(nodes))
         middle = total[members] / np.maximum(n[members], 1)
         members = members[np.argsort(np.round(middle, 6), kind="stable")]
@@ -220,7 +220,7 @@ def _places(
 
 
 def _grid(sizes: Sequence[int]) -> tuple[Floats, Floats]:
-    """Place a torus as a grid, the third dimension aslant."""
+    """Place a torus as a grid, with the third dimension drawn diagonally."""
     places = np.array(np.unravel_index(np.arange(prod(sizes)), sizes), dtype=np.float64)
     x, y = places[-1].copy(), -places[-2]
     for depth in places[:-2]:
@@ -230,18 +230,18 @@ def _grid(sizes: Sequence[int]) -> tuple[Floats, Floats]:
 
 
 def _circle(host: Ints) -> tuple[Floats, Floats]:
-    """Machines without switches between them stand on a circle, the nodes of each close together."""
+    """Place machines without switches on a circle, with the nodes of each machine close together."""
     angle = 2.0 * np.pi * host / (host.max() + 1)
     place = np.array([int((host[:i] == number).sum()) for i, number in enumerate(host.tolist())])
     radius = 1.0 + 0.09 * place
     return radius * np.sin(angle), radius * np.cos(angle)
 
 
-#: use of a link in %, from light to dark, so that it is read in grey as well; white is no colour of it
+#: colours of utilisation, from light to dark so that they are readable in grey; white is not used
 USE = LinearSegmentedColormap.from_list("use", ["#bcd0e4", "#74a9cf", "#7b62b3", "#8c1f7c", "#2b0030"])
-#: kinds of links in the legend
+#: maximum number of kinds of links in the legend
 N_KINDS = 5
-#: points that a letter of size 1 is wide, about, and those that the picture is
+#: approximate width of a character of size 1, and width of the picture, in points
 _LETTER, _WIDTH = 0.6, 690.0
 _MARKS = {
     "gpu": ("s", "#88bb88", "GPU"),
@@ -257,9 +257,9 @@ def cluster_plot(result: Result | Cluster, path: str | Path | None = None) -> Ax
     """Draw a cluster, or a result's cluster with its links coloured by utilisation, on a scale from 0 to 100 %.
 
     Nodes are placed in layers by their distance from the machines: fabric switches above, machines below, their GPUs
-    at the bottom; grids (tori) lie as they are wired. Machines of a larger cluster are drawn without their inside, and
-    where there are hundreds, groups of machines and switches that are alike. A line stands for all links between what
-    it joins, in both directions; its colour is the use of the busiest of them.
+    at the bottom; grids (tori) keep their layout. In larger clusters, machines are drawn without their inside; if there
+    are hundreds, equal machines and switches are grouped. A line represents all links between two items, in both
+    directions, and its colour shows the utilisation of the busiest one.
     """
     cluster = result if isinstance(result, Cluster) else result.cluster
     use = None if isinstance(result, Cluster) else _utilisation(result)
@@ -279,7 +279,7 @@ def cluster_plot(result: Result | Cluster, path: str | Path | None = None) -> Ax
     axes.set_title(drawn(title), fontsize=10)
     axes.set_axis_off()
     axes.margins(0.04, 0.07)
-    if items.grouped:  # one column stands in the middle
+    if items.grouped:  # a single column is centred
         axes.set_xlim(-0.05, 1.05)
     handles = [*marks, *_kinds_of_links(cluster, items, lines)]
     made.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 4), fontsize=8)
@@ -294,7 +294,7 @@ def _utilisation(result: Result) -> Floats:
 
 
 def _draw_frames(items: Items, lines: Joints, axes: Axes) -> None:
-    """Draw a box around each machine that shows its inside, with its name below."""
+    """Draw a box around each machine whose inside is drawn, with its name below."""
     for name, members in items.frames.items():
         slot = max(1.0 / max(len(items.frames), 1), 1e-9)
         left, right = items.x[members].min() - 0.14 * slot, items.x[members].max() + 0.14 * slot
@@ -310,13 +310,13 @@ def _draw_frames(items: Items, lines: Joints, axes: Axes) -> None:
 
 
 def _has_arcs(items: Items, lines: Joints, members: Ints) -> bool:
-    """Return whether GPUs of a machine are joined, so that arcs lie below them."""
+    """Return whether GPUs of a machine are connected, so that arcs are drawn below them."""
     inside = np.isin(lines.ends, members).all(axis=1)
     return bool((items.y[lines.ends[inside]] == GPU).all(axis=1).any())
 
 
 def _paths(cluster: Cluster, items: Items, lines: Joints) -> list[list[Floats]]:
-    """Return the strokes of each line: straight, an arc within a layer, a loop within a group, two ends of a wrap."""
+    """Return the strokes of each line: straight, an arc within a layer, a loop within a group, or two wrapping ends."""
     if _is_grid(cluster, items):
         return [_in_grid(cluster, items, *pair) for pair in lines.ends.tolist()]
     order = np.lexsort((items.x, items.y))
@@ -340,7 +340,7 @@ def _paths(cluster: Cluster, items: Items, lines: Joints) -> list[list[Floats]]:
 
 
 def _in_grid(cluster: Cluster, items: Items, a: int, b: int) -> list[Floats]:
-    """Return the stroke between neighbours, or what sticks out on either side of a link that goes around."""
+    """Return the stroke between neighbours, or the two ends of a wrap-around link."""
     places = np.array(np.unravel_index([a, b], cluster.grid))
     first, last = (np.array([items.x[i], items.y[i]]) for i in (a, b))
     apart = np.abs(places[:, 0] - places[:, 1])
@@ -351,7 +351,7 @@ def _in_grid(cluster: Cluster, items: Items, a: int, b: int) -> list[Floats]:
 
 
 def _draw_lines(cluster: Cluster, items: Items, lines: Joints, use: Floats | None, axes: Axes) -> None:
-    """Draw what joins the items; unused links are dashed, and the busiest lie on top."""
+    """Draw the connections; unused links are dashed, and the busiest are on top."""
     n = len(lines.links)
     paths = _paths(cluster, items, lines)
     widest = float(np.clip(14.0 / np.sqrt(max(n, 1)), 0.6, 2.5))
@@ -390,7 +390,7 @@ def _draw_lines(cluster: Cluster, items: Items, lines: Joints, use: Floats | Non
 
 
 def _labels_of_groups(cluster: Cluster, items: Items, lines: Joints) -> dict[int, str]:
-    """Return what to write on the lines between groups: how many links each stands for."""
+    """Return the labels of lines between groups, with the number of links that each represents."""
     labels = {}
     for i, (a, b) in enumerate(lines.ends.tolist()):
         speeds = Counter(cluster.link_bandwidth[lines.links[i]].tolist())
@@ -407,13 +407,13 @@ def _labels_of_groups(cluster: Cluster, items: Items, lines: Joints) -> dict[int
 
 
 def _n_of(cluster: Cluster, items: Items, item: int) -> int:
-    """Return how many machines or switches an item stands for."""
+    """Return the number of machines or switches that an item represents."""
     hosts = cluster.host_of[items.nodes[item]]
     return len(np.unique(hosts)) if hosts[0] >= 0 else len(hosts)
 
 
 def _kinds_of_links(cluster: Cluster, items: Items, lines: Joints) -> list[Line2D]:
-    """Return entries of a legend: how many links of each kind and bandwidth are drawn."""
+    """Return legend entries with the number of drawn links of each kind and bandwidth."""
     fastest = float(lines.bandwidth.max()) if len(lines.bandwidth) else 1.0
     found = Counter[tuple[str, float]]()
     in_line: dict[tuple[str, float], set[int]] = {}
@@ -441,7 +441,7 @@ def _is_grid(cluster: Cluster, items: Items) -> bool:
 
 
 def _draw_items(cluster: Cluster, items: Items, use: Floats | None, axes: Axes) -> list[Line2D]:
-    """Draw nodes, machines, switches and groups, and return their entries of a legend.
+    """Draw nodes, machines, switches and groups, and return their legend entries.
 
     Machines of a result have the colour of their busiest link inside, storages that of their disks.
     """
@@ -468,7 +468,7 @@ def _draw_items(cluster: Cluster, items: Items, use: Floats | None, axes: Axes) 
             label += ", in the colour of its disks" if name == "storage" else ""
         look: Any = {"s": size, "marker": marker, "edgecolors": "#333333", "linewidths": 0.5, "zorder": 2}
         several = [i for i in at.tolist() if items.grouped and _n_of(cluster, items, i) > 1]
-        for away in (6.0, 3.0):  # a stack
+        for away in (6.0, 3.0):  # drawn as a stack
             behind = axes.transData + ScaledTranslation(away / 72.0, away / 72.0, made.dpi_scale_trans)
             axes.scatter(items.x[several], items.y[several], c=colour, transform=behind, **look)
         axes.scatter(items.x[at], items.y[at], c=fill, **look)
@@ -481,7 +481,7 @@ def _draw_items(cluster: Cluster, items: Items, use: Floats | None, axes: Axes) 
 
 
 def _inside(cluster: Cluster, items: Items, use: Floats) -> Floats:
-    """Return the use of the busiest link within each item, (n_items,), in %."""
+    """Return the utilisation of the busiest link within each item, (n_items,), in %."""
     most = np.zeros(len(items.x))
     source = cluster.host_of[cluster.link_src]
     within = (source == cluster.host_of[cluster.link_dst]) & (source >= 0)
@@ -490,23 +490,23 @@ def _inside(cluster: Cluster, items: Items, use: Floats) -> Floats:
 
 
 def _turned(names: list[str], n_places: int) -> float:
-    """Return by how many degrees names must be turned to stand beside each other."""
+    """Return the angle in degrees at which names do not overlap."""
     return 90.0 if max(map(len, names)) * _LETTER * 7.0 > 0.95 * _WIDTH / max(n_places, 1) else 0.0
 
 
 def _write_names(items: Items, row: Ints, size: float, axes: Axes) -> None:
-    """Write the names of a row below or above it, upright if they are tight, and not at all if they are too tight."""
-    if len(row) * 7.0 * 1.1 > _WIDTH or len(np.unique(items.y)) > 12:  # a grid has more rows than names have room for
+    """Write the names of a row below or above it, rotated if space is tight, and not at all if it is too tight."""
+    if len(row) * 7.0 * 1.1 > _WIDTH or len(np.unique(items.y)) > 12:  # a grid has too many rows for names
         return
     inner = bool(items.frames)
     names = [items.names[i].rpartition(".")[2] if inner else items.names[i] for i in row.tolist()]
     gaps = np.diff(np.sort(items.x[row]))
     places = max(len(row), float(np.ptp(items.x)) / float(gaps.min()) if len(gaps) and gaps.min() > 0.0 else 1)
     turned = _turned(names, int(places))
-    if turned and all(items.kind[i] == "switch" for i in row.tolist()):  # upright they would hide the links below
+    if turned and all(items.kind[i] == "switch" for i in row.tolist()):  # rotated names would hide the links below
         return
     away = 0.55 * size**0.5 + 1.0
-    alone = items.grouped and len(row) == 1  # in a column: links leave it upwards, downwards and to the right
+    alone = items.grouped and len(row) == 1  # in a column, with links up, down and right
     for i, name in zip(row.tolist(), names, strict=True):
         above = items.kind[i] == "switch"  # links leave a switch downwards
         offset = (-away - 3.0, 0.0) if alone else (0.0, away if above else -away)

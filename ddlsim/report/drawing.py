@@ -29,7 +29,7 @@ with needs("matplotlib"):
 if TYPE_CHECKING:
     from ddlsim.run.result import Result
 
-#: kind of time -> (colour, hatch, what it is called)
+#: kind of time -> (colour, hatch, label)
 TIME_STYLES = {
     COMPUTE: ("#4477aa", "", "compute"),
     COMMUNICATION: ("#ee9944", "//", "exposed communication"),
@@ -37,39 +37,39 @@ TIME_STYLES = {
     INPUT: ("#228833", "\\\\", "waiting for input"),
     "idle": ("#dddddd", "..", "idle"),
 }
-#: how wide a letter of size 1 is, about
+#: approximate width of a character of size 1
 _LETTER = 0.6
 MARKERS = "osD^vP*X"
 STYLES = ("-", "--", "-.", ":")
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#aa3377", "#66ccee", "#ccbb44", "#555555", "#994455")
 
 
-#: of lines to compare with
+#: styles of series
 DOTTED: dict[str, Any] = {"color": "#999999", "linewidth": 1.0, "linestyle": (0, (1, 1))}
 
 
 def series_style(i: int) -> dict[str, Any]:
-    """Return colour, style and marker of line number `i`."""
+    """Return colour, style and marker of series number `i`."""
     style = {"color": COLOURS[i % len(COLOURS)], "linestyle": STYLES[i % len(STYLES)]}
     return {**style, "marker": MARKERS[i % len(MARKERS)], "markersize": 4.5}
 
 
 def noted(axes: Axes, text: str, place: tuple[float, float], away: tuple[float, float], **style: Any) -> None:
-    """Write a text `away` from a place, in points."""
+    """Write a text at an offset `away` from a position, in points."""
     axes.annotate(text, place, xytext=away, textcoords="offset points", **{"fontsize": 8, **style})
 
 
 def time_styles(kinds: Collection[str]) -> dict[str, tuple[str, str, str]]:
-    """Return how kinds of time are drawn: all that every run has, and the wait for input if it is among `kinds`."""
+    """Return the styles of the kinds of time that every run has, and of input if it is among `kinds`."""
     return {kind: style for kind, style in TIME_STYLES.items() if kind != INPUT or INPUT in kinds}
 
 
-#: how many dots an inch of a figure takes in a notebook; it has twice as many, for sharp screens
+#: dots per inch of a figure in a notebook; it is rendered with twice as many, for sharp screens
 SHOWN_DPI = 75
 
 
 class Picture(Figure):
-    """A figure that notebooks show, also where a function returns its axes and pyplot was never imported."""
+    """A figure that notebooks display, even if a function returns its axes and pyplot was never imported."""
 
     def add_subplot(self, *args: Any, **kwargs: Any) -> Any:
         return super().add_subplot(*args, **{"axes_class": Panel, **kwargs})
@@ -82,14 +82,14 @@ class Picture(Figure):
 
 
 class Panel(Axes):
-    """Axes of a :class:`Picture`, which show the whole of it in notebooks."""
+    """Axes of a :class:`Picture`; notebooks display the whole figure for them."""
 
     def _repr_png_(self) -> tuple[bytes, dict[str, int]] | None:
         return self.figure._repr_png_() if isinstance(self.figure, Picture) else None
 
 
 def figure(width: float, height: float) -> Figure:
-    """Return an empty figure that is drawn without a screen, in inches."""
+    """Return an empty figure for drawing without a display; width and height are in inches."""
     made = Picture(figsize=(width, height), layout="constrained", dpi=150)
     FigureCanvasAgg(made)
     return made
@@ -108,7 +108,7 @@ def some_of(n: int, most: int) -> list[int]:
 
 
 def style_legend(made: Figure | SubFigure, styles: Iterable[Sequence[str]], ncols: int = 4, *more: Patch) -> None:
-    """Say below a figure what each colour and hatch stands for."""
+    """Add a legend of colours and hatches below a figure."""
     handles = [
         Patch(facecolor=colour, hatch=2 * hatch, edgecolor="white", label=text) for colour, hatch, text in styles
     ]
@@ -116,11 +116,11 @@ def style_legend(made: Figure | SubFigure, styles: Iterable[Sequence[str]], ncol
 
 
 def save(made: Figure, path: str | Path | None) -> None:
-    """Write the figure if a path is given. Raises ConfigError if it cannot be written, or is no kind of picture."""
+    """Write the figure if a path is given. Raises ConfigError if it cannot be written, or for an unknown format."""
     if path is not None:
         path = Path(path)
         kind, known = path.suffix[1:].lower(), made.canvas.get_supported_filetypes()
-        if not kind:  # as in matplotlib: a picture without a kind is a PNG
+        if not kind:  # as in matplotlib: without a suffix, a PNG
             kind, path = "png", path.with_name(f"{path.name}.png") if path.is_file() or not path.exists() else path
         if kind not in known:
             formats = ", ".join(f".{suffix}" for suffix in sorted(known))
@@ -130,12 +130,12 @@ def save(made: Figure, path: str | Path | None) -> None:
 
 
 def titled(made: Figure, title: str) -> None:
-    """Write a title over the whole figure, in as many lines as it needs; over its axes a long one might be cut off."""
+    """Add a title for the whole figure, wrapped to as many lines as necessary, so that it is not cut off."""
     made.suptitle(drawn(textwrap.fill(title, int(11.0 * made.get_figwidth()))), fontsize=9)
 
 
 def described(result: Result) -> str:
-    """Return what a run is about, for titles."""
+    """Return a description of a run for titles."""
     experiment = result.experiment
     return f"{result.workloads[0].model.name}, batch {experiment.batch_size} per worker, on {result.cluster.name}"
 
@@ -154,7 +154,7 @@ def time_bars(axes: Axes, shares: Mapping[str, Floats], width: float, *, upright
 
 
 def worker_axis(axes: Axes, counts: Sequence[int], inches: float) -> None:
-    """Let the lower axis be the number of workers, with these `counts` as ticks."""
+    """Make the horizontal axis the number of workers, with ticks at these `counts`."""
     axes.set_xscale("log", base=2)
     axes.set_xticks(counts, apart([math.log(n) for n in counts], [str(n) for n in counts], inches))
     axes.minorticks_off()
@@ -162,13 +162,13 @@ def worker_axis(axes: Axes, counts: Sequence[int], inches: float) -> None:
 
 
 def named_rows(axes: Axes, names: Sequence[str]) -> None:
-    """Name the rows of a figure, which are numbered from the top."""
+    """Label the rows of a figure, which are numbered from the top."""
     axes.set_yticks(range(len(names)), names, fontsize=8)
     axes.set_ylim(max(len(names), 1) - 0.4, -0.6)
 
 
 def learning_curve(axes: Axes, number: int, label: str, at: Floats, mean: Floats, half: Floats, **style: Any) -> None:
-    """Draw a curve in the colour, style and marker of its number, with a band of `half` the height on either side."""
+    """Draw curve number `number` in its style, with a band of half height `half`."""
     every = max(1, len(at) // 8)
     axes.plot(at, mean, label=label, markevery=(number % every, every), **series_style(number), **style)
     if np.isfinite(half).any():
@@ -177,16 +177,16 @@ def learning_curve(axes: Axes, number: int, label: str, at: Floats, mean: Floats
 
 
 def within_percent(axes: Axes) -> None:
-    """Cut the upright axis to what there can be of accuracies in %, which bands may exceed."""
+    """Limit the vertical axis to possible accuracies in %, which bands may exceed."""
     low, high = axes.get_ylim()
     axes.set_ylim(max(low, 0.0), min(high, 102.0))
 
 
 def apart(places: Sequence[float], texts: Sequence[str], inches: float, *, size: float = 10.0) -> list[str]:
-    """Return the texts of ticks at rising `places`, "" for those that would lie on a neighbour on an axis so long.
+    """Return the tick labels at ascending `places`, "" for labels that would overlap a neighbour on such an axis.
 
-    The first and the last stay. `size` is that of the letters in points; places are in units of the axis (of a
-    logarithmic one: their logarithms).
+    The first and the last are kept. `size` is the font size in points; places are in units of the axis (for a
+    logarithmic one, their logarithms).
     """
     span = max(places[-1] - places[0], 1e-300)
     at = [72.0 * inches * (place - places[0]) / span for place in places]
@@ -202,7 +202,7 @@ def apart(places: Sequence[float], texts: Sequence[str], inches: float, *, size:
 
 
 def log_numbers(axis: Axis, low: float, high: float) -> None:
-    """Write plain numbers at a few places of a logarithmic axis between `low` and `high`, and none in between."""
+    """Label a few positions of a logarithmic axis between `low` and `high` with plain numbers."""
     if high > 1e3 * low:
         axis.set_major_locator(LogLocator())
     elif high > 6.0 * low:
@@ -214,11 +214,11 @@ def log_numbers(axis: Axis, low: float, high: float) -> None:
 
 
 def wrapped(text: str, width: int, lines: int = 4) -> str:
-    """Return a text in lines of about `width` letters, as `drawn`, cut off where it needs more of them."""
+    """Return a text wrapped to lines of about `width` characters, as `drawn`, truncated after `lines` lines."""
     return drawn("\n".join(textwrap.wrap(text, max(width, 6), max_lines=lines, placeholder=" ...")))
 
 
 def drawn(text: str) -> str:
-    """Return what to hand to matplotlib for `text`: a "$" begins no formula, and no "_" keeps it out of a legend."""
+    """Escape `text` for matplotlib: "$" does not start a formula, and a leading "_" does not hide it in legends."""
     text = shown(text).replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text

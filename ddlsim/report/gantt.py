@@ -1,7 +1,7 @@
 """Gantt charts of workers, jobs and lanes of plans.
 
-:func:`bars_of` selects the bars of a run, :func:`draw` draws bars of any origin. The explorer draws the same bars with
-tools to pan and zoom.
+:func:`bars_of` selects the bars of a run, and :func:`draw` draws any bars. The explorer draws the same bars with pan
+and zoom.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Bar(NamedTuple):
 
 
 class Style(NamedTuple):
-    """Look of the bars of a kind; `low` and `high` are their edges, in rows below the middle of their row."""
+    """Look of the bars of a kind; `low` and `high` are their edges, in rows relative to the centre of their row."""
 
     colour: str
     hatch: str
@@ -67,18 +67,18 @@ STYLES = {
     "all_to_all": ("#882255", "xx"),
     "push_pull": ("#ee9944", "xx"),
 }
-#: rows between the bands of two jobs
+#: number of rows between the bands of two jobs
 _GAP = 0.6
 
 
 def tracks(result: Result, n_workers: int) -> list[str]:
-    """Return the rows of a picture of a run: at most `n_workers` workers, and the servers."""
+    """Return the rows of a run's chart: at most `n_workers` workers, and the servers."""
     servers = {span.track for span in result.recorder.spans if span.track.startswith("server")}
     return [*(f"worker {rank}" for rank in some_of(result.n_workers, n_workers)), *sorted(servers)]
 
 
 def styles_of(kinds: Iterable[str], *, transfers: bool = True) -> dict[str, Style]:
-    """Return the look of kinds of time; `transfers` in the background are drawn below the worker's bars."""
+    """Return the styles of kinds of time; `transfers` in the background are drawn below the worker's bars."""
     edges = (-0.35, 0.15) if transfers else (-0.4, 0.4)
     styles = {kind: Style(*style, *edges) for kind, style in time_styles(list(kinds)).items() if kind != "idle"}
     return {**styles, TRANSFER: _TRANSFERS} if transfers else styles
@@ -90,8 +90,8 @@ def bars_of(
     """Return the bars of a run that overlap a window of time: complete ones, even if they begin before it or end later.
 
     rows   row of each track (a worker or a server); transfers of a worker share its row
-    since  when the run begins, in s
-    most   number of bars of a kind, the first ones; all if None
+    since  start of the run in s
+    most   maximum number of bars per kind, the first ones; None: all
     """
     bars: dict[str, list[Bar]] = {}
     for track, kind, name, start, stop in result.recorder.spans:
@@ -110,7 +110,7 @@ def draw(
     *,
     columns: int = 4,
 ) -> None:
-    """Draw bars, names of rows, and a legend in columns below the figure; `window` is the time shown, in s."""
+    """Draw bars, row labels, and a legend with `columns` below the figure; `window` is the time shown, in s."""
     pieces: dict[tuple[str, float], list[tuple[float, float]]] = {}
     for row, kind, _, start, end in bars:
         pieces.setdefault((kind, row), []).append((start, end - start))
@@ -154,7 +154,7 @@ def timeline(
 
 
 def window(result: Result, start: float | None = None, end: float | None = None) -> tuple[float, float]:
-    """Return when a picture begins and ends, in s: two steps by default, without the first one."""
+    """Return the start and end of the time shown, in s: by default two steps, without the first one."""
     times = [0.0, *(t for t, _ in result.recorder.updates)]
     steps = max(1, len(times) - 1)
     per_step = max(1, round(result.updates_per_step))
@@ -172,13 +172,12 @@ def jobs_timeline(
     end: float | None = None,
     n_workers: int = 4,
 ) -> Axes:
-    """Draw what the workers of each job did between `start` and `end` (s), in a band for each; by default four steps of
-    the slowest job, from where the last one begins.
+    """Draw the activity of each job's workers between `start` and `end` (s) in a band; by default four steps of the
+    slowest job, starting when all jobs are running.
 
-    bands  name, start (s) and result of each job, with its spans; at most `n_workers` of its workers are drawn, evenly
-           spread
+    bands  name, start (s) and result of each job, with its spans; at most `n_workers` evenly spread workers are drawn
 
-    Raises ConfigError for a window in which nothing happens.
+    Raises ConfigError for a window without activity.
     """
     last = max(begin + result.simulated_time for _, begin, result in bands)
     since = max(begin for _, begin, _ in bands) if start is None else start
@@ -209,7 +208,7 @@ def jobs_timeline(
 
 
 def gantt(execution: Execution, path: str | Path | None = None, *, n_ranks: int = 8) -> Axes:
-    """Draw what the lanes of at most `n_ranks` ranks, evenly spread, did, and write it to `path` if given.
+    """Draw the lanes of at most `n_ranks` evenly spread ranks, and write the figure to `path` if given.
 
     Raises ConfigError for a plan without tasks.
     """

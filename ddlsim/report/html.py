@@ -31,17 +31,17 @@ if TYPE_CHECKING:
     from ddlsim.study.table import Table
 
 
-#: columns of :data:`ddlsim.run.metrics.METRICS` that describe single runs, and that means over seeds do not need
+#: columns of :data:`ddlsim.run.metrics.METRICS` that describe single runs and are omitted from means over seeds
 _OF_RUNS = ("speedup", "loss", "updates", "epochs", "simulated_time", "energy", "n_messages")
-#: columns that are left out where they are 0 everywhere
+#: columns that are omitted if they are 0 everywhere
 _OFTEN_ZERO = ("mean_staleness", "idle_share", "waiting_share")
-#: configurations that are named for a reason; the table of runs has all
+#: maximum number of configurations named per reason; the table of runs lists all
 N_NAMED = 6
 
 
 @dataclass(frozen=True)
 class Heading:
-    """A column: what it is called, and whether the largest value goes first when it is sorted."""
+    """A column: its label, and whether the largest value comes first when sorted."""
 
     text: str
     is_number: bool
@@ -50,7 +50,7 @@ class Heading:
 
 @dataclass(frozen=True)
 class Cell:
-    """What stands in a cell, the number to sort by ("": none, goes last; None: the text), and a remark."""
+    """A cell's text, the number to sort by ("": none, sorted last; None: the text), and a remark."""
 
     text: str
     sort: str | None = None
@@ -70,7 +70,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Reason:
-    """Why `n` points were skipped or have failed, and the configurations, as far as they are named."""
+    """Why `n` points were skipped or failed, and some of the configurations."""
 
     status: str
     n: int
@@ -81,14 +81,14 @@ class Reason:
 
 @dataclass(frozen=True)
 class Manifests:
-    """What all runs of a study have in common, and the rest by key of the point: dotted field -> value as JSON."""
+    """Values that all runs of a study share, and the others by key of the point: dotted field -> value as JSON."""
 
     common: Mapping[str, str]
     own: Mapping[str, Mapping[str, str]]
 
 
 def configurations(table: Table, front: Sequence[int]) -> tuple[list[Heading], list[Row]]:
-    """Return a row for each configuration that was simulated, with means over seeds and their 95 % intervals.
+    """Return a row per simulated configuration, with means over seeds and their 95 % intervals.
 
     front  rows of the summary that are on the Pareto front
     """
@@ -135,9 +135,9 @@ def reasons(table: Table) -> list[Reason]:
 
 
 def manifests_of(table: Table) -> Manifests:
-    """Return the manifests of the points of a study, without writing down 500 times what they share.
+    """Return the manifests of the points of a study, with common values stored only once.
 
-    Of a point whose experiment the table does not have: the settings and the seed.
+    For points without a stored experiment, the manifest has only the settings and the seed.
     """
     leaves: dict[str, dict[str, str]] = {}
     for member in table.members:
@@ -156,7 +156,7 @@ def manifests_of(table: Table) -> Manifests:
 
 
 def _is_worth(rows: pd.DataFrame, name: str) -> bool:
-    """Whether a column says anything: there is one, and it has numbers."""
+    """Return whether a column exists and contains numbers."""
     if name not in rows:
         return False
     values = rows[name].to_numpy(np.float64)
@@ -179,7 +179,7 @@ def _is_numbers(table: Table, name: str) -> bool:
 
 
 def _about(table: Table, name: str, value: object) -> Cell:
-    """Return the value of a varied field; what is no number ("25 Gbit/s") is sorted as the design has it."""
+    """Return the cell of a varied field; values that are not numbers ("25 Gbit/s") are sorted in design order."""
     text = plain(value)
     if _is_numbers(table, name):
         return Cell(text, str(value))
@@ -203,26 +203,26 @@ def _mean(row: pd.Series[float], metric: str) -> Cell:
         return cell
     remark = f"± {percent(half / abs(float(row[metric])))}"
     if metric.endswith("_share") or metric in ("efficiency", "accuracy"):
-        remark = f"± {100.0 * half:.1f} points"  # a share of a share would be misread
+        remark = f"± {100.0 * half:.1f} points"  # a share of a share would be misleading
     return Cell(cell.text, cell.sort, remark)
 
 
 _TEMPLATES = Path(__file__).parent / "templates"
-#: values of a field, members of the Pareto front, and changes that are named at the top
+#: maximum numbers of values per field, members of the Pareto front, and changes in the summary
 N_VALUES = 12
 N_FRONT = 12
 N_CHANGES = 12
-#: tasks (models, data sets) that have pictures
+#: maximum number of tasks (models, data sets) with figures
 N_TASKS = 4
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a study says about one task: the best, what changes give, what is best in what, and the front.
+    """Findings for one task: best configuration, effects of changes, best by each metric, and the Pareto front.
 
-    ranked_by, at  by which metric changes are looked at, at which configuration
-    front     (row, the two values, how many others are equal) of each place
-    in_front  rows of all that are on it
+    ranked_by, at  metric by which changes are ranked, and the configuration that they start from
+    front     (row, the two values, number of other equal ones) per position
+    in_front  rows of all members
     """
 
     name: str
@@ -256,11 +256,11 @@ def save_html(
 
 
 def sensitivities_of_best(study: Study, table: Table, metric: str = "") -> list[Sensitivity]:
-    """Return what would help the best configuration in the `table` of a study, by some runs of its first seed; where
-    models or data sets are compared, the best one of the first.
+    """Return the sensitivities of the best configuration in the `table` of a study, from some runs with its first seed.
+    If a study compares models or data sets, the best configuration of the first is used.
 
-    Empty where nothing has been simulated. Raises ConfigError if the table is not one of this study, and for a metric
-    that no configuration has.
+    Empty if nothing was simulated. Raises ConfigError if the table belongs to another study, and for a metric that no
+    configuration has.
     """
     from ddlsim.run.sensitivity import sensitivities
 
@@ -272,7 +272,7 @@ def sensitivities_of_best(study: Study, table: Table, metric: str = "") -> list[
         )
     if not len(table.summary):
         return []
-    _, first = tasks(table)[0]  # of one task: between others nothing is the best
+    _, first = tasks(table)[0]  # configurations of different tasks are not comparable
     best = first.best(metric or main_metric(table)).iloc[0]
     for point in points.values():
         if point.experiment is not None and all(best[axis] == value for axis, value in point.settings.items()):
@@ -290,9 +290,9 @@ def html_report(
 ) -> str:
     """Return the report of a study as HTML, the same text for the same study.
 
-    title, question  at the top; by default what is varied
-    metric           by which configurations are ranked (default: the time to the target accuracy where there is one,
-                     the accuracy of runs that learn, else throughput)
+    title, question  heading; by default, the varied fields
+    metric           metric that ranks configurations (default: the time to the target accuracy if there is one, the
+                     accuracy of training runs, else throughput)
     sensitivities    of the best configuration (:meth:`ddlsim.Result.sensitivities`)
 
     Raises ConfigError for a metric that no configuration has.
@@ -303,7 +303,7 @@ def html_report(
     environment = Environment(loader=FileSystemLoader(_TEMPLATES), autoescape=True, finalize=_shown, **blocks)
     summary, fields = table.summary, varied(table)
     if metric and len(summary):
-        table.known(metric)  # refuses one that there is not
+        table.known(metric)  # raises for an unknown metric
     metric = metric or main_metric(table)
     names = [label_of(row, fields) for _, row in summary.iterrows()]
     parts = tasks(table)
@@ -340,16 +340,16 @@ def html_report(
 
 
 def _shown(value: object) -> object:
-    """Return a text with its control characters written out; what is HTML already is left as it is."""
+    """Return a text with escaped control characters; HTML is returned unchanged."""
     return shown(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
 def _found(name: str, table: Table, rows: Sequence[int], metric: str, question: str) -> Found:
-    """Return what the part of a study that trains one task says; `rows` are its rows in the whole summary."""
+    """Return the findings for the part of a study that trains one task; `rows` are its rows in the whole summary."""
     ranked_by, given = labels.ranked_changes(table, metric, question)
     try:
         best, at = (label_of(table.best(by).iloc[0], varied(table)) for by in (metric, ranked_by))
-    except ConfigError:  # nothing of it has been simulated
+    except ConfigError:  # nothing was simulated
         best = at = ""
     best_of = [dataclasses.replace(answer, row=rows[answer.row]) for answer in labels.answers(table)]
     axes = labels.front_of(table)
@@ -367,7 +367,7 @@ def _found(name: str, table: Table, rows: Sequence[int], metric: str, question: 
 
 
 def _title(common: Mapping[str, str]) -> str:
-    """Return the model and the cluster, as far as all runs have the same."""
+    """Return the model and the cluster, if all runs share them."""
     model, cluster = (json.loads(common.get(f"{name}.name", '""')) for name in ("model", "cluster"))
     return " ".join(filter(None, ["Study of", model or "training", cluster and f"on {cluster}"]))
 
@@ -380,7 +380,7 @@ def _question(table: Table, fields: Sequence[str]) -> str:
 
 
 def _varied_values(table: Table, fields: Sequence[str]) -> list[tuple[str, list[str], int]]:
-    """Return each varied field, its first values, and how many more there are."""
+    """Return each varied field, its first values, and the number of further values."""
     found = []
     for name in fields:
         values = list(dict.fromkeys(plain(member.settings[name]) for member in table.members))
@@ -389,7 +389,7 @@ def _varied_values(table: Table, fields: Sequence[str]) -> list[tuple[str, list[
 
 
 def _remarks(table: Table, kind: str) -> list[tuple[str, int]]:
-    """Return the different notes or warnings of all runs, and how many runs have each."""
+    """Return the distinct notes or warnings of all runs, with the number of runs of each."""
     texts = [
         text
         for member in table.members

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
-#: (least value at which the unit is used, its size, its name)
+#: (minimum value for this unit, its size, its name)
 _UNITS: dict[str, Sequence[tuple[float, float, str]]] = {
     "time": ((2.0 * 86400.0, 86400.0, "days"), (2.0 * 3600.0, 3600.0, "h"), (1.0, 1.0, "s"), (0.0, 1e-3, "ms")),
     "nbytes": ((1e12, 1e12, "TB"), (1e9, 1e9, "GB"), (1e6, 1e6, "MB"), (0.0, 1e3, "kB")),
@@ -79,7 +79,7 @@ def plot_learning(
 
 
 def _curves(result: Result | Seeds, x: str) -> dict[str, pd.DataFrame]:
-    """Return mean and high of accuracy and losses over `x`; without high for one seed."""
+    """Return mean and upper end of accuracy and losses over `x`; only the mean for one seed."""
     columns = ("accuracy", "loss", "train_loss")
     if isinstance(result, Seeds):
         return {column: result.curve(column, x) for column in columns}
@@ -96,7 +96,7 @@ def _line(axes: Axes, curve: pd.DataFrame, scale: float, number: int, label: str
 
 
 def _title(series: Mapping[str, Result | Seeds]) -> str:
-    """Return what all runs have in common of model and cluster, and how many seeds they are of."""
+    """Return the common model and cluster of all runs, and the number of seeds."""
     titles = []
     for result in series.values():
         fields = result.experiment.manifest()

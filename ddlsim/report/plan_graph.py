@@ -23,10 +23,10 @@ with needs("matplotlib"):
 if TYPE_CHECKING:
     from ddlsim.plan.plan import Bools, Floats, Ints, Plan
 
-#: tasks that are drawn, and up to which they have a label
+#: maximum number of tasks that are drawn, and of tasks with a label
 MOST, LABELLED = 400, 120
 CRITICAL, NEED, TOGETHER = "#cc3311", "#999999", "#555555"
-#: of what is on the longest chain
+#: colour of the critical path
 EDGE: Any = {"edgecolor": CRITICAL, "linewidth": 1.6}
 _SHORT = {"forward": "F", "backward": "B", "backward_input": "B", "backward_weight": "W", "update": "U", "send": "S"}
 _SHORT |= {"receive": "R", "all_reduce": "AR", "reduce_scatter": "RS", "all_gather": "AG", "broadcast": "Bc"}
@@ -34,11 +34,11 @@ _SHORT |= {"reduce": "Re", "gather": "Ga", "scatter": "Sc", "all_to_all": "A2A",
 
 
 def graph(plan: Plan, path: str | Path | None = None, *, n_ranks: int = 4) -> Axes:
-    """Draw the tasks of at most `n_ranks` ranks, evenly spread, and write the picture to `path` if given.
+    """Draw the tasks of at most `n_ranks` evenly spread ranks, and write the figure to `path` if given.
 
-    Every lane is a row; a task stands right of all that it comes after. Grey arrows are needs, vertical lines join the
-    members of a collective and the ends of a message, and the longest chain of work (without what travels) is red. Of
-    more than 400 tasks the first are drawn. Raises ConfigError for a plan without tasks.
+    Every lane is a row; a task is to the right of its predecessors. Grey arrows are dependencies, dotted lines connect
+    the members of a collective and the ends of a message, and the critical path of computations is red. If there are
+    more than 400 tasks, only the first are drawn. Raises ConfigError for a plan without tasks.
     """
     if not len(plan):
         raise ConfigError("plot: the plan has no tasks, so there is nothing to draw")
@@ -50,7 +50,7 @@ def graph(plan: Plan, path: str | Path | None = None, *, n_ranks: int = 4) -> Ax
     shown = np.zeros(len(plan), dtype=np.bool_)
     shown[mine] = True
     lanes = [i for i in np.argsort(plan.lane_rank, kind="stable").tolist() if (plan.lane[mine] == i).any()]
-    _, level[mine] = np.unique(level[mine], return_inverse=True)  # no gaps where other ranks do something
+    _, level[mine] = np.unique(level[mine], return_inverse=True)  # no gaps for tasks of other ranks
     x, y, heights = level, *_places(plan, mine, lanes, level)
     width = float(x[mine].max()) + 1.0
     picture, axes = single(min(max(2.5 + 0.55 * width, 7.0), 24.0), 1.6 + 0.42 * float(heights.sum()))
@@ -77,7 +77,7 @@ def graph(plan: Plan, path: str | Path | None = None, *, n_ranks: int = 4) -> Ax
 
 
 def _places(plan: Plan, mine: Ints, lanes: list[int], level: Floats) -> tuple[Floats, Floats]:
-    """Return the height of each task, (n,), and of each lane: tasks of a lane without an order may be above others."""
+    """Return each task's vertical position, (n,), and each lane's height: tasks of unordered lanes are stacked."""
     lane = np.full(len(plan.lanes), -1)
     lane[lanes] = np.arange(len(lanes))
     floor = np.zeros(len(plan))
@@ -107,7 +107,7 @@ def _rows(axes: Axes, plan: Plan, lanes: list[int], heights: Floats, width: floa
 def _arrows(
     axes: Axes, plan: Plan, order: Order, shown: Bools, x: Floats, y: Floats, steps: set[tuple[int, int]]
 ) -> None:
-    """Draw what comes after what, but for a message's own two ends."""
+    """Draw the dependencies, except between the two ends of a message."""
     before, after = order.pairs
     visible = shown[before] & shown[after] & ~((plan.kind[before] == SEND) & (plan.kind[after] == RECEIVE))
     for a, b in zip(before[visible].tolist(), after[visible].tolist(), strict=True):
@@ -117,7 +117,7 @@ def _arrows(
 
 
 def _joints(axes: Axes, plan: Plan, mine: Ints, x: Floats, y: Floats) -> None:
-    """Join the members of each collective, and the ends of each message."""
+    """Connect the members of each collective, and the ends of each message."""
     lines = []
     for is_one in (plan.kind[mine] >= ALL_REDUCE, np.isin(plan.kind[mine], (SEND, RECEIVE))):
         rows = mine[is_one]
@@ -128,9 +128,9 @@ def _joints(axes: Axes, plan: Plan, mine: Ints, x: Floats, y: Floats) -> None:
 
 
 def _longest_chain(plan: Plan, order: Order) -> tuple[set[int], set[tuple[int, int]]]:
-    """Return the rows of a chain of tasks whose work takes longest, and what of them comes after what.
+    """Return the rows of the tasks on the critical path of computations, and the dependencies between them.
 
-    Of a collective, those members belong to it that are waited for, and that are waiting.
+    Of a collective, it contains the member that arrives last and the one that waits for it.
     """
     seconds = np.zeros(order.n_events)
     np.maximum.at(seconds, order.event, plan.seconds)

@@ -29,20 +29,20 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: s after which the bar appears, and between two looks at it; between two lines where there is no terminal
+#: delay in s before the bar appears, interval between updates, and interval between lines without a terminal
 DELAY, INTERVAL, LINES = 1.0, 0.1, 10.0
 
 
-#: what a bar shows: the line that stands for it where there is no terminal; beside the bar; how much is done, of what
+#: contents of a bar: line to print without a terminal, description, amount done, total
 Look = tuple[str, str, float, float | None]
 
 
 @contextmanager
 def _shown(*columns: ProgressColumn) -> Iterator[Callable[[Callable[[], Look], bool], None]]:
-    """Yield what is to be called as things go on, with a function that looks at them, which is asked now and then, and
-    whether a bar is to be there at once.
+    """Yield a function to call on progress, with a function that returns the current :data:`Look` and is called only
+    now and then, and whether to show the bar at once.
 
-    The bar is on stderr and is gone at the end; where stderr is no terminal, there is a line now and then.
+    The bar is on stderr and is removed at the end; if stderr is not a terminal, lines are printed occasionally.
     """
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     bars = Bars(*columns, console=console, transient=True)
@@ -55,7 +55,7 @@ def _shown(*columns: ProgressColumn) -> Iterator[Callable[[Callable[[], Look], b
             return
         line, beside, done, total = look()
         if console.is_terminal:
-            bars.start()  # unless it has
+            bars.start()  # if it has not started
             bars.update(task, completed=done, total=total, description=beside)
         else:
             console.print(line, markup=False)
@@ -70,7 +70,7 @@ def _shown(*columns: ProgressColumn) -> Iterator[Callable[[Callable[[], Look], b
 
 @contextmanager
 def bar(training: Training, max_time: float) -> Iterator[Progress]:
-    """Yield what a run calls after every update."""
+    """Yield a function for a run to call after every update."""
     with _shown(BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), TextColumn("{task.description}")) as show:
 
         def report(now: float, n_updates: int, epoch: float, row: Row) -> None:
@@ -85,18 +85,18 @@ def bar(training: Training, max_time: float) -> Iterator[Progress]:
 
 @contextmanager
 def study_bar() -> Iterator[Callable[[Count], None]]:
-    """Yield what a study calls as points finish."""
+    """Yield a function for a study to call as points finish."""
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("points"), TimeRemainingColumn())
     with _shown(*columns, TextColumn("{task.description}")) as show:
 
-        def report(count: Count) -> None:  # the first point may take long
+        def report(count: Count) -> None:  # shown at once, as the first point may take long
             show(lambda: (study_status(count), _misses(count), count.finished, count.total), not count.finished)
 
         yield report
 
 
 def study_status(count: Count) -> str:
-    """Return how far a study is, in a line."""
+    """Return the status of a study as a line."""
     misses = _misses(count)
     return f"{count.finished} of {count.total} points{f' ({misses})' if misses else ''}"
 
@@ -107,7 +107,7 @@ def _misses(count: Count) -> str:
 
 
 def share_done(training: Training, max_time: float, now: float, n_updates: int, epoch: float) -> float | None:
-    """Return how much of the run is done at least (0 to 1), or None if nothing but a target ends it."""
+    """Return a lower bound on the finished share of the run (0 to 1), or None if only a target ends it."""
     shares = []
     if training.updates is not None:
         shares.append(n_updates / training.updates)
@@ -119,7 +119,7 @@ def share_done(training: Training, max_time: float, now: float, n_updates: int, 
 
 
 def status(now: float, n_updates: int, epoch: float, row: Row) -> str:
-    """Return where a run is, by the simulated clock and with the last evaluation, in a line."""
+    """Return the status of a run as a line, with the simulated clock and the last evaluation."""
     return (
         f"{seconds(now)}, {n_updates:,} updates, epoch {epoch:.2f}, accuracy {percent(row.accuracy)}, "
         f"loss {row.loss:.4g}"
@@ -127,5 +127,5 @@ def status(now: float, n_updates: int, epoch: float, row: Row) -> str:
 
 
 def counted(items: Iterator[T], total: int, what: str) -> Iterator[T]:
-    """Yield the items behind a bar that counts them."""
+    """Yield the items while a bar counts them."""
     return iter(track(items, what, total, console=Console(stderr=True), transient=True))

@@ -14,11 +14,11 @@ from ddlsim.readable import percent, rate
 if TYPE_CHECKING:
     from ddlsim.run.result import Result
 
-#: comparable models have this many times the parameters at most
+#: maximum ratio of the numbers of parameters of comparable models
 MOST_RATIO = 2.0
-#: how the values are written that differ
+#: formatters of the values that differ
 _WORDS = {"device": "on {}", "GPUs": "{:,} GPUs", "precision": "{}", "tokens": "{:,} tokens", "stack": "under {}"}
-#: unit of figures that are shares of the peak, and of the others
+#: unit of figures that are shares of the peak, and unit of the others
 MFU, TOKENS = "MFU", "tokens/s per GPU"
 
 
@@ -65,7 +65,7 @@ class Comparison(NamedTuple):
 def nearest(result: Result) -> Comparison | None:
     """Return the nearest published run of a transformer of at most twice or half the size on the same kind of device.
 
-    None if there is none. The other properties count by their factor, twofold GPUs a quarter of twofold parameters.
+    None if there is none. The distance is a weighted sum of log ratios; that of GPUs counts a quarter of parameters'.
     """
     workload, tokens = result.workloads[0], result.workloads[0].model.tokens
     device = workload.device

@@ -59,13 +59,13 @@ if TYPE_CHECKING:
     from ddlsim.study.table import Table
 
 
-#: series in a legend beyond which the plot says nothing any more
+#: maximum number of series in a legend
 N_SERIES = 24
-#: inches that the lower axis is long, about
+#: approximate length of the horizontal axis in inches
 _WIDTH = 4.0
 #: gain of throughput that rounds to 0.00 %
 _NO_GAIN = 5e-5
-#: how many times the smallest value the largest one is that calls for a logarithmic axis
+#: minimum ratio of the largest to the smallest value for a logarithmic axis
 N_LOG = 8.0
 
 
@@ -93,7 +93,7 @@ def lines(table: Table, field: str, path: str | Path | None = None, *, metric: s
     """Draw a metric over a varied field, one line per combination of the other fields.
 
     Numbers and texts with a unit ("25 Gbit/s") are on a numeric axis, logarithmic if all are above 0 and the largest
-    is at least :data:`N_LOG` times the smallest; other values are categories, not joined by lines. Raises
+    is at least :data:`N_LOG` times the smallest; other values are categories, not connected by lines. Raises
     ConfigError for a field that is not varied, one with a single value, or more than :data:`N_SERIES` lines.
     """
     if field not in table.axes:
@@ -127,7 +127,7 @@ def lines(table: Table, field: str, path: str | Path | None = None, *, metric: s
 def _lines(
     groups: Mapping[str, pd.DataFrame], column: str, places: Mapping[object, float], metric: str, joined: bool = True
 ) -> Axes:
-    """Draw the rows of each group over the places of what they have in a column, with the intervals over seeds."""
+    """Draw the rows of each group at the `places` of their values in a column, with intervals over seeds."""
     _, axes = single(9.5 if len(groups) > 1 else 6.0, max(4.0, 0.6 + 0.24 * (1 + len(groups))))
     for i, (label, rows) in enumerate(groups.items()):
         x = rows[column].map(places).to_numpy(float)
@@ -143,7 +143,7 @@ def _lines(
 
 
 def _finished(axes: Axes, path: str | Path | None, metric: str, *, log: bool, legend: bool) -> Axes:
-    """Write the numbers of the upright axis as people do, and the picture."""
+    """Format the numbers of the vertical axis, and write the figure."""
     made = axes.get_figure()
     assert isinstance(made, Figure)
     _scale(axes.yaxis, log)
@@ -156,12 +156,12 @@ def _finished(axes: Axes, path: str | Path | None, metric: str, *, log: bool, le
 
 
 def _is_logarithmic(known: pd.DataFrame, metric: str) -> bool:
-    """Return whether an axis of a metric is logarithmic; shares and counts have no unit, and begin at 0."""
+    """Return whether the axis of a metric is logarithmic; axes of shares and counts are linear from 0."""
     return bool(METRICS[metric].unit) and is_wide(known[metric].tolist())
 
 
 def _scale(axis: Axis, log: bool) -> None:
-    """Let an upright axis begin at 0, or be logarithmic."""
+    """Make a vertical axis start at 0, or logarithmic."""
     if log:
         log_axis(axis)
     else:
@@ -176,7 +176,7 @@ def log_axis(axis: Axis) -> None:
 
 
 def _without_unit(texts: list[str]) -> tuple[list[str], str]:
-    """Return texts without the unit that all of them have, and the unit."""
+    """Return texts without their common unit, and the unit."""
     units = {text.partition(" ")[2] for text in texts}
     if len(units) > 1 or "" in units or not all(text[:1].isdigit() for text in texts):
         return texts, ""
@@ -184,12 +184,12 @@ def _without_unit(texts: list[str]) -> tuple[list[str], str]:
 
 
 def is_wide(values: Sequence[float]) -> bool:
-    """Return whether numbers call for a logarithmic axis."""
+    """Return whether numbers require a logarithmic axis."""
     return min(values) > 0.0 and max(values) >= N_LOG * min(values)
 
 
 def pareto(table: Table, x: str, y: str, path: str | Path | None = None) -> Axes:
-    """Draw all configurations by two metrics, with the Pareto front joined and numbered from 1.
+    """Draw all configurations by two metrics, with the Pareto front connected and numbered from 1.
 
     Raises ConfigError for a metric that no configuration has.
     """
@@ -215,7 +215,7 @@ def pareto(table: Table, x: str, y: str, path: str | Path | None = None) -> Axes
 
 
 def _series(rows: pd.DataFrame, fields: list[str]) -> dict[str, pd.DataFrame]:
-    """Return the rows of each combination of the fields, by a label with those that differ."""
+    """Return the rows of each combination of the fields, with a label of those that differ."""
     used = [field for field in fields if rows[field].nunique() > 1]
     if not used:
         return {"": rows}
@@ -233,15 +233,15 @@ def _series(rows: pd.DataFrame, fields: list[str]) -> dict[str, pd.DataFrame]:
 
 
 def describe(axis: Axis, metric: str) -> None:
-    """Name an axis, and write its numbers as people do: shares in %, what a sample takes for a million of them."""
+    """Label an axis and format its numbers: shares in %, metrics per sample for a million of them."""
     factor = METRICS[metric].factor
     axis.set_label_text(METRICS[metric].axis)
     axis.set_major_formatter(lambda value, _: f"{factor * value:,.10g}")
 
 
-#: values of a field beyond which cells of a heat map cannot be read
+#: maximum number of values of a field in a readable heat map
 N_CELLS = 16
-#: bars, and lines, that a plot shows of the best configurations
+#: maximum numbers of bars and of lines for the best configurations
 N_BARS = 16
 N_LINES = 8
 
@@ -253,7 +253,7 @@ def heat_map(table: Table, x: str, y: str, path: str | Path | None = None, *, me
     is not varied or has more than :data:`N_CELLS` values.
     """
     columns, rows = _values(table, x), _values(table, y)
-    known = table.best(metric, n=len(table.members))  # the best first
+    known = table.best(metric, n=len(table.members))  # best first
     cells = np.full((len(rows), len(columns)), np.nan)
     for found_x, found_y, value in zip(known[x].map(plain), known[y].map(plain), known[metric], strict=True):
         at = rows.index(found_y), columns.index(found_x)
@@ -277,7 +277,7 @@ def heat_map(table: Table, x: str, y: str, path: str | Path | None = None, *, me
 
 
 def _values(table: Table, axis: str) -> list[str]:
-    """Return the values of a field as texts: numbers in their order, others in that of the design."""
+    """Return the values of a field as texts: numbers in ascending order, others in design order."""
     if axis not in table.axes:
         raise unknown_name("varied field", axis, table.axes)
     values = [member.settings[axis] for member in table.members]
@@ -290,7 +290,7 @@ def _values(table: Table, axis: str) -> list[str]:
 
 
 def _write_cells(axes: Axes, cells: Floats, metric: str) -> str:
-    """Write the numbers into the cells, and return their unit if it is the same everywhere."""
+    """Write the numbers into the cells, and return their unit if it is the same in all."""
     texts = {place: METRICS[metric].write(value) for place, value in np.ndenumerate(cells) if not math.isnan(value)}
     units = {text.partition(" ")[2] for text in texts.values()}
     low, high = np.nanmin(cells), np.nanmax(cells)
@@ -349,7 +349,7 @@ def one_change(table: Table, path: str | Path | None = None, *, metric: str = "t
     axes.axvline(0.0, color="#222222", linewidth=1.0)
     named_rows(axes, [drawn(labels.label_of_axis(field, table.axes)) for field, _ in found])
     left, right = min(c[0][0] for _, c in found), max(c[-1][0] for _, c in found)
-    space = 0.6 * max(right - left, 1e-6)  # for the texts beside the bars
+    space = 0.6 * max(right - left, 1e-6)  # for the labels next to the bars
     axes.set_xlim(left - space, right + space)
     axes.set_xticks([tick for tick in axes.get_xticks() if left <= tick <= right])
     axes.set_xlabel(f"{METRICS[metric].heading} relative to the best configuration (%)")
@@ -428,13 +428,13 @@ def _best_learners(table: Table) -> pd.DataFrame:
     accurate = table.best("accuracy", n=len(table.members))
     if "time_to_accuracy" not in accurate:
         return accurate
-    # those that never reach the target stay in the order of their accuracy
+    # those that never reach the target remain sorted by accuracy
     return accurate.sort_values("time_to_accuracy", kind="stable")
 
 
-#: panels, and texts beside each other on an axis, that can be read
+#: maximum number of panels, and of readable tick labels on an axis
 N_PANELS, N_TEXTS = 6, 8
-#: how the numbers behind texts with a unit are written
+#: format of the numbers of texts with a unit
 _WRITE: dict[str, Callable[[float], str]] = {
     "": lambda number: f"{number:g}",
     **{name: functools.partial(si, unit=unit) for name, (unit, _, _) in DIMENSIONS.items()},
@@ -480,7 +480,7 @@ def scatter(table: Table, path: str | Path | None = None, *, metric: str = "thro
 
 
 def _correlation(rows: pd.DataFrame, field: str, metric: str) -> float:
-    """Return Spearman's rank correlation, NaN where the values of the field have no order or nothing differs."""
+    """Return Spearman's rank correlation; NaN if the values have no order or do not differ."""
     places = labels.numbers_of(rows[field].drop_duplicates().tolist())
     if places is None or rows[metric].nunique() < 2:
         return math.nan
@@ -490,7 +490,7 @@ def _correlation(rows: pd.DataFrame, field: str, metric: str) -> float:
 def _panel(axes: Axes, rows: pd.DataFrame, field: str, metric: str) -> None:
     values = rows[field].drop_duplicates().tolist()
     places = labels.numbers_of(values)
-    if places is None:  # texts: beside each other
+    if places is None:  # categories, evenly spaced
         texts = list(dict.fromkeys(map(plain, values)))
         x = rows[field].map(plain).map(texts.index)
         shown = [wrapped(text, 22, 1) if len(texts) <= N_TEXTS else "" for text in texts]
@@ -498,7 +498,7 @@ def _panel(axes: Axes, rows: pd.DataFrame, field: str, metric: str) -> None:
         axes.set_xlim(-0.5, len(texts) - 0.5)
     else:
         dimension = _dimension(values[0])
-        factor = 8.0 if dimension == "bandwidth" else 1.0  # so that ticks stand at whole bit/s
+        factor = 8.0 if dimension == "bandwidth" else 1.0  # ticks at whole bit/s
         x = factor * rows[field].map(places)
         write = _WRITE[dimension]
         if is_wide(list(places.values())):
@@ -515,7 +515,7 @@ def _panel(axes: Axes, rows: pd.DataFrame, field: str, metric: str) -> None:
 
 
 def _dimension(value: object) -> str:
-    """Return what a text with a unit is, "bandwidth" for "25 Gbit/s"; "" for a number."""
+    """Return the dimension of a text with a unit, such as "bandwidth" for "25 Gbit/s"; "" for a number."""
     for dimension in DIMENSIONS if isinstance(value, str) else ():
         try:
             parse(value, dimension)
@@ -525,7 +525,7 @@ def _dimension(value: object) -> str:
     return ""
 
 
-#: bars of a breakdown; more make a picture that no screen shows whole
+#: maximum number of bars of a breakdown that fits on a screen
 _N_BARS = 12
 
 
@@ -544,11 +544,11 @@ def pictures(
 ) -> list[Picture]:
     """Return the figures of a study: those for which it has data.
 
-    metric         by which configurations are ranked
-    sensitivities  of the best configuration, which is called `best`; may be empty
-    task           what is trained, where a study compares several and this is the part of one of them
+    metric         metric that ranks configurations
+    sensitivities  those of the best configuration, whose label is `best`; may be empty
+    task           name of the task, if `table` is one task's part of a study of several
     """
-    if not labels.is_known(table, metric):  # nothing of it has ended
+    if not labels.is_known(table, metric):  # nothing has finished
         return []
     found = _all(table, metric, sensitivities, best)
     return [dataclasses.replace(each, title=f"{task}: {each.title}" if task else each.title) for each in found]
@@ -562,7 +562,7 @@ def _all(table: Table, metric: str, sensitivities: Sequence[Sensitivity], best: 
         x, y = (METRICS[name].heading for name in front)
         caption = f"Every configuration by {x} and {y}; the dashed line is the Pareto front."
         yield _picture(f"{x.capitalize()} against {y}", caption, pareto(table, *front))
-    if any(table.summary[field].map(plain).nunique() > N_CELLS for field in varied(table)):  # the values were drawn
+    if any(table.summary[field].map(plain).nunique() > N_CELLS for field in varied(table)):  # a random sample
         caption = (
             f"Every configuration, {heading} over each field; rho is Spearman's rank correlation, by whose absolute "
             "value the panels are sorted."
@@ -571,7 +571,7 @@ def _all(table: Table, metric: str, sensitivities: Sequence[Sensitivity], best: 
     which = "Every configuration" if len(table.known(metric)) <= _N_BARS else f"The {_N_BARS} best configurations"
     caption = f"{which} by {heading}, the best on top, with the shares of their workers' time."
     yield _picture("Time breakdown", caption, breakdown(table, metric=metric, n=_N_BARS))
-    with suppress(ConfigError):  # of a sample: no two configurations differ in one field only
+    with suppress(ConfigError):  # random samples have no two configurations that differ in one field
         changes = one_change(table, metric=metric)
         caption = f"{heading.capitalize()} if a single field of the best configuration is changed."
         yield _picture("Effects of single changes", caption, changes)
@@ -597,7 +597,7 @@ def _scaling(table: Table, metric: str) -> Iterator[Picture]:
 
 
 def _few_lines(table: Table, metric: str) -> tuple[Table, str]:
-    """Return the part of a study that has few enough lines, and what is fixed in it: fields that matter least."""
+    """Return the part of a study with few enough lines, and text on the fixed values of the least important fields."""
     best, n_lines, fixed = table.best(metric).iloc[0], 1, {}
     for field in _by_spread(table, metric):
         n_values = len({plain(member.settings[field]) for member in table.members})
@@ -613,7 +613,7 @@ def _few_lines(table: Table, metric: str) -> tuple[Table, str]:
 
 
 def _by_spread(table: Table, metric: str) -> list[str]:
-    """Return the varied fields, first the one between whose values the best of a metric differs most."""
+    """Return the varied fields, sorted by the spread of the best metric over their values."""
     ranked = table.best(metric, n=len(table.members))  # the first row of each value is its best
     spread: dict[str, float] = {}
     for field in varied(table):
@@ -624,7 +624,7 @@ def _by_spread(table: Table, metric: str) -> list[str]:
 
 
 def _heat_maps(table: Table, metric: str) -> Iterator[Picture]:
-    """Yield heat maps over the two fields that matter most; those with many values (samples) have none."""
+    """Yield heat maps over the two most important fields; random samples have none."""
     for name in dict.fromkeys(("efficiency", metric)):
         fields = [
             field
@@ -642,7 +642,7 @@ def _heat_maps(table: Table, metric: str) -> Iterator[Picture]:
 
 
 def _picture(title: str, caption: str, axes: Axes) -> Picture:
-    """Return what has been drawn, the same bytes for the same drawing."""
+    """Return the figure as PNG; equal drawings yield equal bytes."""
     made = axes.get_figure(root=True)
     assert made is not None
     out = io.BytesIO()

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from ddlsim.study.table import Table
 
 
-#: rows that are shown; the frame has all
+#: maximum number of rows shown; the frame has all
 N_ROWS = 40
 N_REASONS = 5
-#: metrics that are shown
+#: metrics shown
 _COLUMNS: tuple[str, ...] = ("throughput", "throughput_spread", "goodput", "efficiency", "input_share", "step_time")
 _COLUMNS += ("accuracy", "time_to_accuracy", "cost_to_accuracy", "cost_per_sample", "energy_per_sample", "cost")
 
@@ -44,7 +44,7 @@ def study_text(table: Table) -> str:
 
 
 def study_cells(table: Table) -> list[list[str]]:
-    """Return a head, and a row per configuration (the first 40) with means over the seeds; of a search, the best
+    """Return a header and one row per configuration (the first 40) with means over the seeds; for a search, the best
     first."""
     summary, shown, axes = table.summary, _shown(table), _axes(table)
     lines = [[*axes, *(metric.column[0] for metric in shown)]]
@@ -60,7 +60,7 @@ def study_cells(table: Table) -> list[list[str]]:
 
 
 def study_notes(table: Table) -> list[str]:
-    """Return what is to be said below the rows of :func:`study_cells`, a line each."""
+    """Return the lines below the rows of :func:`study_cells`."""
     summary, axes, text = table.summary, _axes(table), list[str]()
     seeds = summary["n"].max() if len(summary) else 0
     fixed = [f"{axis} {plain(table.members[0].settings[axis])}" for axis in table.axes if axis not in axes]
@@ -82,25 +82,25 @@ def study_notes(table: Table) -> list[str]:
 
 
 def _axes(table: Table) -> list[str]:
-    """Return the fields that are shown: those that differ."""
+    """Return the fields that vary, which are shown."""
     return varied(table) or ["n_workers"]
 
 
 def _shown(table: Table) -> list[Metric]:
     summary = table.summary
     columns = dict.fromkeys([*_COLUMNS, *table.objectives])
-    if "updates" not in summary:  # what a few steps cost says nothing
+    if "updates" not in summary:  # the cost of a few steps is meaningless
         columns.pop("cost", None)
     return [METRICS[name] for name in columns if name in summary and summary[name].notna().any()]
 
 
 def _is_ranked(table: Table) -> bool:
-    """Return whether a search has found anything, so that there is a best."""
+    """Return whether a search has found a best configuration."""
     return any(np.isfinite(table.summary[name]).any() for name in table.objectives)
 
 
 def _best_first(table: Table) -> pd.DataFrame:
-    """Return the summary of a search: those on the Pareto front of several metrics before the others."""
+    """Return the summary of a search; with several metrics, the Pareto front comes first."""
     summary, metrics = table.summary, list(table.objectives)
     order = table.best(metrics[0], len(summary)).index.tolist()
     front = table.pareto(*metrics).index.tolist() if len(metrics) > 1 else []
@@ -108,7 +108,7 @@ def _best_first(table: Table) -> pd.DataFrame:
 
 
 def _nothing_random(table: Table) -> list[str]:
-    """Return a remark if seeds made no difference anywhere: then an interval of 0 % is no sign of certainty."""
+    """Return a note if seeds made no difference anywhere, so that intervals of 0 % do not indicate certainty."""
     summary = table.summary
     several = summary[summary["n"] > 1]
     names = [name.removesuffix("_high") for name in summary.columns if str(name).endswith("_high")]
@@ -137,7 +137,7 @@ def _with_interval(row: pd.Series[Any], name: str, write: Callable[[float], str]
 
 
 def _ends(table: Table) -> list[str]:
-    """Return how many points there are of each status, why the skipped and failed ones are, and warnings of others."""
+    """Return lines with the number of points per status, reasons of skipped and failed ones, and warnings."""
     counts = {status: n for status, n in table.counts.items() if n}
     lines = [", ".join(f"{n} {status}" for status, n in counts.items()) + " of " + count(len(table.members), "point")]
     if table.interrupted:
@@ -156,22 +156,22 @@ def _ends(table: Table) -> list[str]:
 
 #: settings as texts -> seed -> value of a metric
 _Seen: TypeAlias = dict[tuple[str, ...], dict[int, float]]
-#: values of a field that are compared one with the next; of more, the last with the first
+#: maximum number of values of a field that are compared pairwise; with more, only the first and the last
 N_VALUES = 5
-#: lines of text under a table
+#: maximum number of lines below a table
 N_LINES = 8
 
 
 @dataclass(frozen=True)
 class Change:
-    """What one value of a field instead of another gives.
+    """The effect of changing one field.
 
-    field     that changes
+    field     the field
     what      "NIC bandwidth 100 instead of 25 Gbit/s"
-    gain      relative change of the metric (of a share: difference), at the place where it is looked at
-    effect    "throughput +9.1 % (95 % interval +9.0 to +9.2 %)"; and of the cost, where it is known
-    where     what else is set there, "" at the best configuration
-    range     of the effect over all pairs of configurations that differ so in this field only, "" if it is one number
+    gain      relative change of the metric (for a share: difference) for the pair of configurations shown
+    effect    "throughput +9.1 % (95 % interval +9.0 to +9.2 %)", and the effect on cost, if known
+    where     the other settings of this pair; "" for the best configuration
+    range     range of the effect over all pairs of configurations that differ only in this way; "" for a single number
     """
 
     field: str
@@ -187,8 +187,8 @@ class Change:
 
 
 def ranked_changes(table: Table, metric: str, question: str = "") -> tuple[str, list[Change]]:
-    """Return :func:`changes` by `metric`, or by accuracy or throughput where no two configurations have it (a target
-    that one of them reaches), and which of these it is."""
+    """Return :func:`changes` by `metric` or, if no two configurations have it (such as a target that only one reaches),
+    by accuracy or throughput, and the metric used."""
     for name in (metric, "accuracy", "throughput"):
         found = changes(table, name, question)
         if found:
@@ -197,9 +197,9 @@ def ranked_changes(table: Table, metric: str, question: str = "") -> tuple[str, 
 
 
 def changes(table: Table, metric: str, question: str = "") -> list[Change]:
-    """Return what each field gives that is varied, of one task; first those that the question names, then the largest.
+    """Return the effect of each varied field, for one task, sorted by relevance to the question, then by size.
 
-    Looked at is the best configuration by `metric` and its neighbour, or the best pair there is.
+    Compared are the best configuration by `metric` and its neighbour, or else the best pair of configurations.
     """
     if not is_known(table, metric):
         return []
@@ -212,7 +212,7 @@ def changes(table: Table, metric: str, question: str = "") -> list[Change]:
 
 
 def _by_seed(table: Table, metric: str) -> _Seen:
-    """Return the values of a metric that are known: settings as texts -> seed -> value."""
+    """Return the known values of a metric: settings as texts -> seed -> value."""
     frame = table.frame
     seen: _Seen = {}
     for key, seed, value in zip(_keys(frame, table.axes), frame["seed"], frame[metric], strict=True):
@@ -227,7 +227,7 @@ def _keys(rows: pd.DataFrame, axes: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def change_lines(table: Table) -> list[str]:
-    """Return the changes as lines of text, by the metric that ranks the study, at most :data:`N_LINES` of each task."""
+    """Return the changes as lines of text, by the metric that ranks the study, at most :data:`N_LINES` per task."""
     lines = []
     for name, part in tasks(table):
         metric, found = ranked_changes(part, main_metric(table))
@@ -242,7 +242,7 @@ def change_lines(table: Table) -> list[str]:
 
 
 def cost_line(table: Table) -> str:
-    """Return what all simulated runs of a study would cost, "" where that is not known or they are but a few steps."""
+    """Return a line with the cost of all simulated runs, or "" if unknown or if they are only a few steps."""
     frame = table.frame
     if "updates" not in frame or not frame["cost"].notna().any():
         return ""
@@ -257,7 +257,7 @@ def _of_field(
     table: Table, rows: pd.DataFrame, field: str, metric: str, best: pd.Series[Any], seen: Mapping[str, _Seen]
 ) -> list[Change]:
     at = list(table.axes).index(field)
-    groups: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {}  # what else is set -> value -> configuration
+    groups: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {}  # other settings -> value -> configuration
     keys = _keys(rows, table.axes)
     for key in keys:
         groups.setdefault((*key[:at], *key[at + 1 :]), {})[key[at]] = key
@@ -288,7 +288,7 @@ def _of_field(
 
 
 def _pairs(values: Sequence[object], best: object) -> list[tuple[object, object]]:
-    """Return (old, new) values to compare: neighbours in rising order, or the best with each of the others."""
+    """Return (old, new) values to compare: ascending neighbours, or each of the others with the best."""
     numbers = numbers_of(values)
     if numbers is None or any(isinstance(value, bool) for value in values):
         return [(value, best) for value in values[: N_VALUES + 1] if plain(value) != plain(best)]
@@ -299,8 +299,8 @@ def _pairs(values: Sequence[object], best: object) -> list[tuple[object, object]
 
 
 def _gains(seen: _Seen, old: tuple[str, ...], new: tuple[str, ...], metric: str) -> list[float]:
-    """Return the change of a metric (relative; of a share the difference): of the means over the seeds that both
-    configurations have, and by each of these seeds. Empty where it is not known."""
+    """Return the changes of a metric (relative; for a share the difference): of the means over common seeds, and for
+    each of these seeds. Empty if unknown."""
     before, after = seen.get(old, {}), seen.get(new, {})
     seeds = [seed for seed in before if seed in after]
     if not seeds:
@@ -346,7 +346,7 @@ def _what(field: str, old: object, new: object) -> str:
 
 
 def _named_in(question: str, change: Change) -> int:
-    """Return how many words of a change a question has: numbers with their unit count most."""
+    """Return how well a question matches a change: the number of common words, numbers counting three times."""
     asked = question.lower()
     values = re.findall(r"\d[\w.]*", change.what.lower())
     words = set(re.findall(r"[a-z]{3,}", f"{change.what} {change.field}".lower())) - {"instead", "cluster"}
@@ -354,7 +354,7 @@ def _named_in(question: str, change: Change) -> int:
     return 3 * numbers + sum(word in asked for word in words)
 
 
-#: what may be the best about a configuration, and what the answer calls the one that has it
+#: metrics with a best configuration, and their labels in the answer
 _BEST = {
     "time_to_accuracy": "First to the target accuracy",
     "cost_to_accuracy": "Cheapest to the target accuracy",
@@ -364,7 +364,7 @@ _BEST = {
     "cost_per_sample": "Cheapest per million samples",
     "energy_per_sample": "Least energy per million samples",
 }
-#: pairs of metrics to weigh against each other, the first pair that is known; they should pull apart
+#: conflicting metrics for a Pareto front; the first known pair is used
 _FRONTS = (
     ("time_to_accuracy", "cost_to_accuracy"),
     ("simulated_time", "accuracy"),
@@ -374,15 +374,15 @@ _FRONTS = (
 )
 
 
-#: fields that say what is trained, from what, and until when
+#: fields that define the task: model, data, and end of the training
 _TASKS = {"model", "time_model", "training.data", "training.held_out"}
 _TASKS |= {"training.target_accuracy", "training.target_loss"}
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What is best about the configuration in a row of the summary: the value, its interval, how many others are
-    equally good, and what comes next."""
+    """The best configuration by a metric, as a row of the summary: value, interval, number of equal ones, and
+    runner-up."""
 
     what: str
     row: int
@@ -392,12 +392,12 @@ class Answer:
     equal: str = ""
 
 
-#: fields whose value None leaves the choice to the run
+#: fields for which None means that the run chooses
 LEFT_OPEN = ("stack", "flash", "precision", "gradient dtype", "optimizer", "device")
 
 
 def plain(value: object) -> str:
-    """Return the value of a varied field as people write it."""
+    """Return the value of a varied field in readable form."""
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
@@ -408,7 +408,7 @@ def varied(table: Table) -> list[str]:
 
 
 def label_of(settings: pd.Series[float], fields: Sequence[str]) -> str:
-    """Return a configuration in a few words, by those `fields` that are given: "64 workers, bandwidth 1 Gbit/s"."""
+    """Return a short label of a configuration from the given `fields`: "64 workers, bandwidth 1 Gbit/s"."""
     return task_of(settings, fields) or "the base experiment"
 
 
@@ -419,14 +419,14 @@ def field_words(field: str) -> str:
 
 
 def label_of_axis(field: str, fields: Sequence[str], unit: str = "") -> str:
-    """Return the label of a field's axis, with its unit; with its whole path where others of the `fields` end alike."""
+    """Return the label of a field's axis, with its unit; with its path if other `fields` end alike."""
     same = sum(field_words(other) == field_words(field) for other in fields) > 1
     name = in_words(field.replace(".", " ")) if same else field_words(field)
     return f"{name} ({unit})" if unit else name
 
 
 def named(field: str, value: object) -> str:
-    """Return a value, with the name of its field where it would say nothing without."""
+    """Return a value, with the name of its field if it would be unclear without."""
     text, name = plain(value), field_words(field)
     if name == "workers":
         return f"{text} workers"
@@ -436,7 +436,7 @@ def named(field: str, value: object) -> str:
 
 
 def numbers_of(values: Sequence[object]) -> dict[object, float] | None:
-    """Return the number that each value is or, with its unit, stands for, in rising order; None if not all do."""
+    """Return the number that each value is or, with its unit, represents, in ascending order; None unless all do."""
     for dimension in DIMENSIONS:
         try:
             numbers = [parse(v, dimension) if isinstance(v, str) else float(v) for v in values]  # type: ignore[arg-type]
@@ -447,7 +447,7 @@ def numbers_of(values: Sequence[object]) -> dict[object, float] | None:
 
 
 def task_fields(table: Table) -> list[str]:
-    """Return the varied fields that say what is trained, and until when: between their values nothing competes."""
+    """Return the varied fields that define the task; configurations of different tasks do not compete."""
     datasets = set()
     for text in table.experiments.values() if "training" in table.axes else ():
         training = json.loads(text).get("training")
@@ -460,7 +460,7 @@ def task_fields(table: Table) -> list[str]:
 
 
 def tasks(table: Table) -> list[tuple[str, Table]]:
-    """Return the parts of a study that train the same, each with its name; one without a name if all do."""
+    """Return the parts of a study with the same task, each with its name; if there is only one, its name is ""."""
     fields = task_fields(table)
     if not fields:
         return [("", table)]
@@ -481,7 +481,7 @@ def is_known(table: Table, *metrics: str) -> bool:
 
 
 def task_of(settings: Mapping[str, object] | pd.Series[float], fields: Sequence[str]) -> str:
-    """Return the name of what is trained."""
+    """Return the name of a task."""
     return ", ".join(named(field, settings[field]) for field in fields)
 
 
@@ -492,11 +492,11 @@ def main_metric(table: Table) -> str:
             return metric
     summary = table.summary
     everywhere = "goodput" in summary and bool(np.isfinite(summary["goodput"].to_numpy(np.float64)).all())
-    return "goodput" if everywhere else "throughput"  # what nothing disturbs has no goodput
+    return "goodput" if everywhere else "throughput"  # undisturbed runs have no goodput
 
 
 def rows_of(table: Table, rows: pd.DataFrame, settings: pd.Series[float], besides: str = "") -> pd.DataFrame:
-    """Return those of some rows that have the varied fields, but for one, as in `settings`."""
+    """Return the rows whose varied fields, except `besides`, have the values in `settings`."""
     for axis in table.axes:
         if axis != besides:
             rows = rows[rows[axis] == settings[axis]]
@@ -504,7 +504,7 @@ def rows_of(table: Table, rows: pd.DataFrame, settings: pd.Series[float], beside
 
 
 def answers(table: Table) -> list[Answer]:
-    """Return what is best about which configuration, for all metrics that are known; "row" counts in the summary."""
+    """Return the best configuration for each known metric; "row" is an index in the summary."""
     found = []
     for metric, what in _BEST.items():
         if not is_known(table, metric):
@@ -524,7 +524,7 @@ def answers(table: Table) -> list[Answer]:
 
 
 def _runner_up(table: Table, ranked: pd.DataFrame, metric: str) -> str:
-    """Return how far behind the second is, and whether the seeds tell the two apart."""
+    """Return text on the runner-up and its distance, and whether the seeds distinguish the two."""
     if len(ranked) < 2:
         return ""
     first, second = ranked.iloc[0], ranked.iloc[1]
@@ -532,7 +532,7 @@ def _runner_up(table: Table, ranked: pd.DataFrame, metric: str) -> str:
     text = f"{label_of(second, varied(table))}, {METRICS[metric].write(second[metric])}"
     if best:
         text += f" ({100.0 * (float(second[metric]) - best) / abs(best):+,.1f} %)"
-    # the seeds are common random numbers, so what counts is the difference that each of them makes
+    # seeds are common random numbers, so the difference per seed is what counts
     gap = (_of_seeds(table, second, metric) - _of_seeds(table, first, metric)).dropna()
     if len(gap) > 1 and abs(float(gap.mean())) <= half_width(np.asarray(gap, dtype=np.float64), 0.95):
         text += f"; the difference is not significant with {len(gap)} seeds"
@@ -545,7 +545,7 @@ def _of_seeds(table: Table, settings: pd.Series[float], metric: str) -> pd.Serie
 
 
 def equal_in_front(table: Table, x: str, y: str) -> list[pd.DataFrame]:
-    """Return the Pareto front of two metrics, those that tie in both together, in the order of the first metric."""
+    """Return the Pareto front of two metrics, grouping ties in both, in the order of the first metric."""
     front = table.pareto(x, y)
     places = np.stack([table.places(front, name) for name in (x, y)], axis=1).tolist()
     groups: dict[tuple[int, ...], list[int]] = {}
@@ -555,5 +555,5 @@ def equal_in_front(table: Table, x: str, y: str) -> list[pd.DataFrame]:
 
 
 def front_of(table: Table) -> tuple[str, str] | None:
-    """Return the two metrics whose Pareto front says most about this study, or None if no two are known."""
+    """Return the two metrics for the most informative Pareto front of this study, or None if no two are known."""
     return next((pair for pair in _FRONTS if is_known(table, *pair)), None)

@@ -20,9 +20,9 @@ from ddlsim.workload.precision import LOW_PRECISIONS
 if TYPE_CHECKING:
     from ddlsim.run.result import Result
 
-#: label and text
+#: label and text of a row
 Line = tuple[str, str]
-#: how many links and sensitivities are shown
+#: maximum number of links and sensitivities shown
 N_LINKS = 3
 N_SENSITIVITIES = 4
 
@@ -33,10 +33,10 @@ def summary(result: Result) -> str:
 
 
 def summary_rows(result: Result, *, simulate: bool = True) -> list[Line]:
-    """Return the labels and texts of the summary; a row without a label goes on with the one before.
+    """Return the labels and texts of the summary; a row without a label continues the previous one.
 
-    simulate  small runs are simulated some times more, for how stable and how sure they are; False: what is not known
-              by now is left out
+    simulate  whether to simulate small runs several more times for their stability and interval; False: values that are
+              not known yet are omitted
     """
     experiment = result.experiment
     rows = [
@@ -72,7 +72,7 @@ def summary_rows(result: Result, *, simulate: bool = True) -> list[Line]:
 
 
 def _memory(result: Result) -> Iterator[Line]:
-    """Yield whether the run fits into the devices' memory: the warning if it does not."""
+    """Yield a warning if the run does not fit into the devices' memory."""
     memory = result.memory
     if memory is not None and result.fits:
         yield "memory", f"fits: {size(memory.needed)} of {size(memory.capacity)} on the fullest worker"
@@ -81,7 +81,7 @@ def _memory(result: Result) -> Iterator[Line]:
 
 
 def _throughput(result: Result) -> str:
-    """Return tokens/s per device (samples/s for other models), in all, and the MFU."""
+    """Return tokens/s per device (samples/s for other models), the total throughput, and the MFU."""
     tokens, mfu = result.tokens_per_second, result.mfu
     total, unit = (result.throughput, "samples/s") if tokens is None else (tokens, "tokens/s")
     text = f"{rate(total / result.n_workers, unit)} per device, {rate(total, unit)} in total"
@@ -91,7 +91,7 @@ def _throughput(result: Result) -> str:
 
 
 def _software(result: Result) -> Iterator[Line]:
-    """Yield the software stack that computes, where times depend on it, and how to change one that was assumed."""
+    """Yield the software stack, if times depend on it, and how to change an assumed one."""
     workload = result.workloads[0]
     if workload.by_kernel and not workload.known:
         stack = workload.stack
@@ -122,14 +122,14 @@ def _step_time(result: Result) -> str:
 
 
 def _stability(result: Result, simulate: bool) -> Iterator[Line]:
-    """Yield how stable the throughput is, if it is unstable or the user asked for it."""
+    """Yield the stability of the throughput, if it is unstable or was requested."""
     found = result.known_stability if simulate else vars(result).get("known_stability")
     if found is not None and (result.wants_stability or not found.is_stable):
         yield "stability", str(found)
 
 
 def _interval(result: Result, simulate: bool) -> Iterator[Line]:
-    """Yield how sure the throughput is, if anything says so."""
+    """Yield the prediction interval of the throughput, if there is one."""
     if not result.uncertain or result.interrupted:
         return
     causes = [] if result.cluster.calibration is None else ["the calibration"]
@@ -166,7 +166,7 @@ def _staleness(result: Result) -> Iterator[Line]:
 
 
 def _life(result: Result) -> Iterator[Line]:
-    """Yield what failures and checkpoints make of the run."""
+    """Yield the effects of failures and checkpoints on the run."""
     if not result.has_failure_timeline:
         return
     timeline = result.failure_timeline
@@ -179,7 +179,7 @@ def _life(result: Result) -> Iterator[Line]:
 
 
 def _transport(result: Result) -> Iterator[Line]:
-    """Yield what the transport of the links in use lets two workers send, where it does more than to name itself."""
+    """Yield the bandwidth between two workers that the transport of the used links allows, if it limits anything."""
     details = result.cluster.details
     if details is None or not details.has_effects:
         return
@@ -202,7 +202,7 @@ def _transport(result: Result) -> Iterator[Line]:
 
 
 def _costs(result: Result) -> Iterator[Line]:
-    """Yield what a run costs and draws, as far as that is known, and per million samples."""
+    """Yield the known costs and power of a run, and those per million samples."""
     million = 1e6 / result.useful_throughput if result.useful_throughput else math.inf
     price, power = result.known("cost_rate"), result.known("power")
     if price is not None:
@@ -216,7 +216,7 @@ def _learning(result: Result) -> Iterator[Line]:
     if result.monitor is None or not result.evaluations:
         return
     last = result.evaluations[-1]
-    accuracy = "" if math.isnan(last.accuracy) else f"accuracy {percent(last.accuracy)}, "  # of numbers to predict
+    accuracy = "" if math.isnan(last.accuracy) else f"accuracy {percent(last.accuracy)}, "  # NaN for regression
     text = (
         f"{accuracy}loss {last.loss:.4g} on held-out samples after "
         f"{count(last.updates, 'update')}, {last.epoch:.3g} epochs, {seconds(last.time)}"
@@ -239,7 +239,7 @@ def _links(result: Result) -> list[str]:
 
 
 def _compute_times(result: Result) -> list[str]:
-    """Return where compute times come from, with the device where there are several."""
+    """Return the origin of compute times, with the device if there are several."""
     found: dict[str, str] = {}
     for node, workload in zip(result.nodes, result.workloads, strict=True):
         found.setdefault(workload.basis, result.cluster.device_of[node] or "others")
@@ -261,20 +261,20 @@ def _bottleneck(result: Result, simulate: bool) -> list[str]:
     return [str(s) for s in found[:N_SENSITIVITIES] if s is found[0] or s.gain >= least]
 
 
-#: metrics of a table of several results; the rows have all shares of time
+#: metrics in a table of several results; the rows have all shares of time
 _SCALING = ("throughput", "step_time", "speedup", "efficiency")
 _SHARES = ("compute_share", "communication_share", "waiting_share")
 
 
 def scaling_rows(results: Sequence[Result]) -> list[dict[str, float | None]]:
-    """Return one row per result: workers, whether they fit, throughput, step time, speed-up, efficiency and shares of
+    """Return one row per result: workers, whether it fits, throughput, step time, speed-up, efficiency and shares of
     time."""
     metrics = ({name: METRICS[name].of(r) for name in _SCALING} for r in results)
     return [{"workers": r.n_workers, "fits": r.fits, **m, **r.shares} for r, m in zip(results, metrics, strict=True)]
 
 
 def scaling_table(results: Sequence[Result]) -> str:
-    """Return the results as an aligned table, a line each; those that do not fit are named before it."""
+    """Return the results as lines of an aligned table, preceded by warnings on those that do not fit in memory."""
     misfits = [f"{count(r.n_workers, 'worker')}: does not fit: {r.warnings[0]}" for r in results if not r.fits]
     metrics = [METRICS[name] for name in (*_SCALING, *_SHARES)]
     header = ("workers", *(metric.column[0] for metric in metrics))

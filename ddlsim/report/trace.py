@@ -3,8 +3,8 @@
 Format: "Trace Event Format" (Google, 2016): complete events ("ph": "X") in microseconds, one process per group
 of tracks, one thread per track, named by metadata events.
 
-What a step looks like is seen in the first few of them, on some of the workers: that is what is written unless
-everything is asked for. What is in the file is exact, but for the shortest gaps between the transfers on links.
+By default, only the first few steps of some workers are written, which suffice to show a step's structure. Written
+times are exact, except that the shortest gaps between transfers on links are merged.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from ddlsim.readable import count
 from ddlsim.run.result import Result
 from ddlsim.runtime.recorder import TRANSFER, Span
 
-#: what is written unless all is: the first steps of workers evenly spread, and the links that were busy for longest
+#: default limits: first steps, evenly spread workers, and links with the longest busy time
 N_STEPS, N_WORKERS, N_LINKS = 4, 32, 16
-#: busy intervals of each link, and of all links where all are written; the shortest gaps are drawn as busy
+#: maximum number of busy intervals per link, and of all links if all are written; shortest gaps are merged
 N_INTERVALS, N_INTERVALS_IN_ALL = 250, 400_000
 WORKERS, NETWORK, LINKS, LEFT_OUT = 1, 2, 3, 4
 _GROUPS = {WORKERS: "workers", NETWORK: "transfers and servers", LINKS: "links, the busiest first"}
@@ -39,7 +39,7 @@ Event = dict[str, object]
 
 @dataclass(frozen=True)
 class _Part:
-    """What of a run is written: what begins before `end` (s), on these workers and links (channels, `busy` so)."""
+    """The part of a run to write: spans that begin before `end` (s), on these workers and links (with `busy` times)."""
 
     end: float
     workers: Sequence[int]
@@ -52,11 +52,11 @@ class _Part:
 @checked
 def save_trace(result: Result, path: str | Path, *, whole: bool = False) -> str:
     """Write the timeline of a result that was recorded with its busy intervals (``result.traced``), compressed if the
-    name ends in .gz, and return what is left out in words, "" for nothing.
+    name ends in .gz. Return a description of the omitted parts, or "".
 
-    Without `whole`: the first 4 steps of at most 32 workers, evenly spread, and the 16 busiest links. The file says so
-    under "otherData", and as a slice in the time that is left out. With it, of links with many thousands of transfers
-    the shortest gaps.
+    Without `whole`, the file contains the first 4 steps of at most 32 evenly spread workers, and the 16 busiest links,
+    with a note under "otherData" and as a slice in the omitted time. With it, only the shortest gaps of links with many
+    thousands of transfers are omitted.
     """
     part = _part(result, whole)
     left_out = "; ".join(part.left_out)
@@ -98,7 +98,7 @@ def _events(result: Result, part: _Part, whole: bool) -> list[Event]:
 
 
 def _part(result: Result, whole: bool) -> _Part:
-    """Return what is written of a run, and what is not."""
+    """Return the part of a run to write."""
     busy = result.busy
     seconds = np.empty(0) if busy is None else np.asarray(busy.seconds())
     used = [c for c in np.argsort(-seconds, kind="stable").tolist() if seconds[c] > 0.0]
@@ -138,7 +138,7 @@ def _tracks(spans: Iterable[Span]) -> dict[str, list[Span]]:
 
 
 def _lanes(tracks: dict[str, list[Span]]) -> dict[str, list[Span]]:
-    """Spread spans that overlap over several tracks, since events of one track must not."""
+    """Distribute overlapping spans over several tracks, because events of one track must not overlap."""
     spread: dict[str, list[Span]] = {}
     for name, spans in tracks.items():
         lanes: list[list[Span]] = []
@@ -153,7 +153,7 @@ def _lanes(tracks: dict[str, list[Span]]) -> dict[str, list[Span]]:
 
 
 def _links(result: Result, part: _Part) -> dict[str, list[Span]]:
-    """Return busy intervals of the links that carried something for longest."""
+    """Return the busy intervals of the links with the longest busy time."""
     busy, cluster = part.busy, result.cluster
     if busy is None:
         return {}
@@ -173,8 +173,8 @@ def _links(result: Result, part: _Part) -> dict[str, list[Span]]:
 
 
 def _merged(start: Floats, end: Floats, n: int) -> tuple[list[float], list[float]]:
-    """Join intervals that overlap (of collectives of known cost, which do not wait for each other), and others across
-    their shortest gaps until at most `n` are left."""
+    """Merge overlapping intervals (of collectives of known cost, which do not wait for each other), and then others
+    across their shortest gaps until at most `n` are left."""
     latest = np.maximum.accumulate(end)
     gaps = start[1:] - latest[:-1]
     cut = np.flatnonzero(gaps >= 0.0)

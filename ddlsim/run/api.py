@@ -27,7 +27,7 @@ Interval = Annotated[float | str, quantity("time", "5 min", infinite=True)]
 
 @dataclass(frozen=True, kw_only=True)
 class _Options:
-    """What does not change the run."""
+    """Options that do not affect the run."""
 
     stability: bool = False
     progress: bool | Progress | None = None
@@ -111,7 +111,7 @@ def _run(experiment: Experiment, options: _Options, saved: Saved | None = None) 
         with bar(experiment.training, si(experiment.max_time, "time")) as report:
             result = go_on(progress=report)
     if result.has_failure_timeline and not result.interrupted:
-        _ = result.failure_timeline  # what is wrong with it is raised here, not where it is printed
+        _ = result.failure_timeline  # raises its errors here instead of when it is printed
     return result
 
 

@@ -22,7 +22,7 @@ from ddlsim.units import si
 if TYPE_CHECKING:
     import pandas as pd
 
-#: intervals that are tried, as shares of Daly's
+#: candidate intervals, relative to Daly's
 TRIED = tuple(np.geomspace(0.25, 4.0, 13).tolist())
 
 
@@ -39,7 +39,7 @@ class CheckpointIntervals:
     """Checkpoint intervals from theory and simulation. Times in s.
 
     mtbf       mean time between failures of the job
-    cost       s that the training stops for a checkpoint
+    cost       s for which a checkpoint stops the training
     young      sqrt(2 C M) (Young 1974)
     daly       higher-order approximation (Daly 2006)
     tried      simulated intervals, each with the same failures

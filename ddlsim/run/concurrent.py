@@ -35,7 +35,7 @@ from ddlsim.runtime.loop import Halt, Loop
 from ddlsim.runtime.worker import Process
 from ddlsim.units import si
 
-#: is called when a run has ended, with the error if one has ended it
+#: called when a run has ended, with the error that ended it, if any
 Ended = Callable[[DdlsimError | None], None]
 #: turns between two checks for a deadlock
 TURNS = 1000
@@ -150,7 +150,7 @@ class SharedClock:
 
 @dataclass(eq=False)
 class Tenant:
-    """A job: its name and arrival; its nodes, start and end (s), once they are known."""
+    """A job: its name and arrival; its nodes, start and end (s), once known."""
 
     job: Job
     name: str
@@ -166,9 +166,9 @@ class Together:
     """A network shared by several jobs, and their clock, from 0 s on.
 
     traffic     background traffic on it
-    occupied    places in use
-    queue       jobs wait until enough devices are free, first come, first served; otherwise that is an error
-    keep_spans  everything for timelines is recorded
+    occupied    indices of devices in use
+    queue       whether jobs wait until enough devices are free, first come, first served; otherwise this is an error
+    keep_spans  whether activities are recorded for timelines
     faults      faults of links on the cluster's clock, random ones included
     seed        seed of the random faults
     horizon     time in s up to which they, and those of jobs, are sampled; a job that reaches it raises BeyondError
@@ -206,7 +206,7 @@ class Together:
     def expect(self, job: Job, name: str) -> None:
         """Schedule the arrival of a job at its start.
 
-        Raises ConfigError for one that never fits.
+        Raises ConfigError if it never fits.
         """
         n_devices, wanted = len(self.cluster.workers), job.n_workers(len(self.cluster.workers))
         if (other := load_cluster(job.experiment.cluster).name) != self.cluster.name:
@@ -226,7 +226,7 @@ class Together:
             self._waiting.pop(0)
 
     def _start(self, tenant: Tenant) -> bool:
-        """Let a job begin now if its devices are free; return whether they are."""
+        """Start a job if its devices are free; return whether they are."""
         job, experiment = tenant.job, tenant.job.experiment
         n = job.n_workers(len(self.cluster.workers))
         wanted = list(job.listed)
@@ -329,7 +329,7 @@ class Together:
             raise KeyboardInterrupt
 
     def _end(self, tenant: Tenant, run: UnderWay) -> None:
-        """End a job that has not ended by itself; one that was interrupted before its first update has no result."""
+        """End a job that is still running. A job interrupted before its first update has no result."""
         run.loop.catch_up()
         run.loop.driver.close()
         tenant.end = self.network.now
@@ -342,17 +342,17 @@ class Together:
                 f"job {tenant.name!r}: all other jobs ended before its first update; give them more steps"
             )
 
-    # ------------------------------------------------------------ what comes of it
+    # ------------------------------------------------------------ results
 
     def goodput(self, number: int) -> float:
-        """Return the mean bytes/s of a background traffic from its start until now, or to its end."""
+        """Return the mean bytes/s of a background traffic from its start until now or its end."""
         each, loop = self.traffic[number], self._flows[number]
         nbytes = float(self.network.traffic_of(loop.network.client)[0][self.cluster.n_channels + number])
         seconds = min(self.network.now, si(each.end, "time")) - si(each.start, "time")
         return nbytes / seconds if seconds > 0.0 else 0.0
 
     def shares(self, *others: UnderWay) -> list[Floats]:
-        """Return the share of each machine and switch that `others`, and then all started jobs, pay for."""
+        """Return the share of each machine and switch that each run pays for: first `others`, then all started jobs."""
         runs = [*others, *(each.run for each in self.tenants if each.run is not None)]
         uses = [(run.loop.start, run.loop.now, run.prepared.nodes, run.loop.traffic().nbytes) for run in runs]
         return shares(self.cluster, uses)
@@ -398,7 +398,7 @@ def _send(background: Background, loop: Loop, source: int, target: int, nbytes: 
 def with_background(
     experiment: Experiment, cluster: Cluster, nodes: Sequence[int], *, keep_spans: bool, horizon: float
 ) -> Together:
-    """Return the network and clock of an experiment on some nodes, with its co-located jobs and background traffic."""
+    """Return the network and clock of an experiment on some nodes, with its co-located jobs and traffic."""
     traffic = [each for each in experiment.background if isinstance(each, Background)]
     place_of = {node: place for place, node in enumerate(cluster.workers.tolist())}
     occupied = [place_of[node] for node in nodes]
@@ -425,6 +425,6 @@ def _node(cluster: Cluster, name: str, traffic: Background) -> int:
 
 
 def _widest(cluster: Cluster, source: int, target: int) -> float:
-    """Return the bytes/s that the links between two nodes carry of one message."""
+    """Return the bandwidth of the route between two nodes for one message, in bytes/s."""
     routes = cluster.split_routes(np.array([source]), np.array([target]))
     return float(np.min(cluster.channel_capacity[cluster.link_channel[routes.links]] / routes.share))

@@ -2,17 +2,17 @@
 
 Each law compares numbers that different parts of the program have counted:
 
-links     bytes <= capacity x busy seconds + bytes let through at once by token buckets; busy seconds <= the run's time;
-          and a bucket lets through at most what it holds and what comes in while the link is idle
-bytes     issued = delivered + in flight; issued x channels on the way = bytes on all channels + what is still ahead;
-          issued <= what the strategy asked for, and equal where no collective is under way
+links     bytes <= capacity x busy seconds + bytes released at once by token buckets; busy seconds <= the run's time;
+          and a bucket releases at most its size plus its inflow while the link is idle
+bytes     issued = delivered + in flight; issued x channels on the route = bytes on all channels + bytes still ahead;
+          issued <= bytes requested by the strategy, with equality if no collective is in progress
 workers   compute + communication + waiting + idle = the run's time, where idle is the sum of the gaps between bookings:
-          what is booked twice makes the sum too large
-updates   in order, within the run, as many samples as the rule that ends the run has counted, and a throughput that
-          says the same
-speed     no faster than the workers would compute alone, unless something explains it (:func:`superlinear_causes`)
+          time that is booked twice makes the sum too large
+updates   in order, within the run, with the number of samples and the throughput that the stop rule has counted
+speed     no faster than computing without communication, unless there is a known cause (:func:`superlinear_causes`)
 
-docs/models/network.md explains why utilisation never exceeds the busy share, nor that 1, but for token buckets.
+docs/models/network.md explains why utilisation is at most the busy share, and this at most 1, except with token
+buckets.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ddlsim.run.result import Result
 
 
-#: relative; sums of some million numbers differ by less because of rounding
+#: relative tolerance; rounding errors of sums of millions of numbers are smaller
 ROUNDING = 1e-9
 
 
@@ -60,7 +60,7 @@ def check_result(result: Result, loop: Loop, n_samples: int) -> None:
     _equal("clock: the network has run until", loop.network.now, "the run until", result.simulated_time, "s")
     _conserved(accounts)
     sent, asked = accounts.issued, loop.nbytes_asked
-    if loop.network.n_live == 0 or sent > asked:  # a collective under way has more to send
+    if loop.network.n_live == 0 or sent > asked:  # a collective in progress has more to send
         _equal("the network: bytes sent", sent, "asked for", asked, "bytes")
     try:
         check_links(result.cluster, accounts, *carried)
@@ -106,7 +106,7 @@ def _of_links(accounts: Accounts, n: int) -> Accounts:
 
 
 def _conserved(accounts: Accounts) -> None:
-    """Raise :class:`ConservationError` unless all that has been sent is delivered, on a link, or on its way."""
+    """Raise :class:`ConservationError` unless all bytes sent are delivered, on a link, or still ahead."""
     arrived = accounts.delivered + accounts.in_flight
     _equal("the network: bytes sent", accounts.issued, "delivered and in flight", arrived, "bytes")
     carried = float(accounts.nbytes.sum()) + accounts.left_crossings
@@ -125,13 +125,13 @@ def check_links(cluster: Cluster, accounts: Accounts, nbytes: Floats, busy: Floa
     idle = np.maximum(seconds - busy, 0.0)
     bucket = accounts.burst > 0.0
     filled = np.where(bucket, accounts.burst + accounts.capacity * (idle + slack), 0.0)
-    # a link without a bucket passes on what buckets before or behind it let through
+    # a link without a bucket can pass on bytes released at once by other buckets on the route
     held = np.where(bucket, filled, float(accounts.passed[bucket].sum())) * (1.0 + ROUNDING)
     _links(cluster, accounts.passed > held, "passed at once", accounts.passed, "but its bucket had", held, "bytes")
 
 
 def _check_room(cluster: Cluster, accounts: Accounts, nbytes: Floats, busy: Floats, seconds: float) -> None:
-    """Raise :class:`ConservationError` unless channels had room for what they carried in their busy time."""
+    """Raise :class:`ConservationError` unless each channel's bytes fit its capacity in its busy time."""
     slack = ROUNDING * seconds
     _links(cluster, ~((busy >= 0.0) & (busy <= seconds + slack)), "busy", busy, "in a run of", seconds, "s")
     room = accounts.capacity * busy + accounts.passed
@@ -193,7 +193,7 @@ def _links(
     cluster: Cluster, wrong: Bools, what: str, value: Floats, than: str, limit: Floats | float,
     unit: str,
 ) -> None:  # fmt: skip
-    """Raise the error of the first channel that is `wrong`, if any is: its `value` and the `limit` that it breaks."""
+    """Raise an error for the first `wrong` channel, if any, with its `value` and the `limit` that it violates."""
     if not wrong.any():
         return
     channel = int(np.argmax(wrong))

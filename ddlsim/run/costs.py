@@ -1,15 +1,15 @@
 """Cost and energy of a run.
 
-A run pays for every machine that holds a worker or that its traffic touches, for its whole time: the machine's price,
-and those of the devices in it that workers use. The machine's price comes from the cluster file, from
+A run pays, for its whole time, for every machine with a worker or traffic of the run: the machine's price, and the
+prices of the devices in it that workers use. The machine's price comes from the cluster file, from
 :meth:`ddlsim.Cluster.with_costs`, or from a cloud (:func:`priced`); without one, only the prices of the workers'
 devices count. Storages without their own price cost nothing. Interruptible machines (spot instances) have a `discount`,
-and are paid for also while they are away. Each spare costs as much as the most expensive machine with workers. Jobs
-that use a machine or a switch at the same time share its price and power (:func:`shares`).
+and are also paid for while they are unavailable. Each spare costs as much as the most expensive machine with workers.
+Jobs that use a machine or a switch at the same time share its price and power (:func:`shares`).
 
 Energy is that of the workers' devices (busy power during computation, idle power otherwise) and of the switches between
 the machines that the traffic touches. A device of unknown idle power is assumed to draw its datasheet power all the
-time, an upper bound. Switches of unknown power are left out; :func:`energy_assumptions` lists what applies.
+time, an upper bound. Switches of unknown power are excluded; :func:`energy_assumptions` lists the assumptions of a run.
 Asynchronous workers draw nothing while their machine is out of service, and neither do machines that an elastic group
 continues without. CPUs of GPU machines, memory and cooling are not included. A communicating device draws more than an
 idle one, so with an idle power the energy of communication is a lower bound; the energy of computation is an upper
@@ -57,9 +57,9 @@ def cost_rate(result: Outcome) -> float:
 
 def shares(cluster: Cluster, runs: Sequence[tuple[float, float, Sequence[int], Floats]]) -> list[Floats]:
     """Return the share of each node's machine or switch that each run pays for while it runs, each (n_nodes,): in
-    proportion to its workers on the machine, or in equal parts if only its bytes pass.
+    proportion to its workers on the machine, or in equal parts if runs only send bytes through it.
 
-    runs  start and end (s), nodes of the workers, and bytes on each channel, of each run
+    runs  start and end (s), nodes of the workers, and bytes on each channel, for each run
     """
     inside = cluster.host_of >= 0
     weights = []
@@ -127,7 +127,7 @@ def energy(result: Outcome) -> float:
     cluster, elapsed, total = result.cluster, result.end_time, 0.0
     there = np.full(result.n_workers, elapsed)
     if result.has_failure_timeline and result.failure_timeline.out_of_service is not None:
-        there -= result.failure_timeline.out_of_service  # machines that are out of service draw nothing
+        there -= result.failure_timeline.out_of_service  # machines that are out of service draw no power
     for node, busy, present in zip(result.nodes.tolist(), _computed(result).tolist(), there.tolist(), strict=True):
         device = _device(cluster, node, result.experiment.device)
         if device is None:
@@ -141,7 +141,7 @@ def energy(result: Outcome) -> float:
 
 
 def _computed(result: Outcome) -> Floats:
-    """Return the s that each worker computes, also for what a failure takes back, (n_workers,)."""
+    """Return the compute time of each worker in s, including work lost in failures, (n_workers,)."""
     free = result.recorder.down is not None and result.end_time == result.simulated_time
     if free or not result.has_failure_timeline:
         return result.device_seconds["compute"]
@@ -149,7 +149,7 @@ def _computed(result: Outcome) -> Floats:
     trained = timeline.useful + timeline.lost
     if timeline.computed is not None:
         return timeline.computed
-    if pace.busy is None:  # devices compute as in the run while steps are made
+    if pace.busy is None:  # devices compute as in the run while training progresses
         return np.asarray(trained / result.simulated_time * result.device_seconds["compute"])
     starts, froms, tos = timeline.running_intervals.T
     ends = pace.when(pace.until(starts) + tos - froms)
@@ -158,7 +158,7 @@ def _computed(result: Outcome) -> Floats:
 
 
 def energy_assumptions(result: Outcome) -> list[str]:
-    """Return the assumptions that :func:`energy` makes about this run because powers are unknown; empty if all are
+    """Return the assumptions that :func:`energy` makes about this run because of unknown powers; empty if all are
     known."""
     devices = {
         device.name: device
@@ -174,8 +174,7 @@ def energy_assumptions(result: Outcome) -> list[str]:
 
 
 def _switch_watts(result: Outcome) -> Floats:
-    """Return the run's share of what each switch between machines that its traffic touches draws, NaN where that is not
-    known."""
+    """Return the run's share of the power of each switch between machines with its traffic, in W, NaN if unknown."""
     cluster = result.cluster
     switches = np.flatnonzero(_touched(cluster, result.nodes, result.channel_nbytes) & cluster.is_fabric_switch)
     if cluster.switch_power is None:
@@ -184,7 +183,7 @@ def _switch_watts(result: Outcome) -> Floats:
 
 
 def _touched(cluster: Cluster, nodes: Sequence[int] | Ints, nbytes: Floats) -> Bools:
-    """Return which nodes hold a worker, or are at an end of a link that carried bytes, shape (n_nodes,)."""
+    """Whether each node has a worker, or is at an end of a link that carried bytes, shape (n_nodes,)."""
     touched = np.zeros(cluster.n_nodes, dtype=bool)
     touched[list(nodes)] = True
     carried = nbytes[cluster.link_channel] > 0.0

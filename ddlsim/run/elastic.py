@@ -57,8 +57,8 @@ class Groups:
         return self._experiment.elastic
 
     def on(self, machines: Collection[int]) -> Group | None:
-        """Return the group of these machines, with as many of them as the strategy can use; others stand by. None if it
-        has too few workers."""
+        """Return the group of these machines, with as many as the strategy can use; the others are idle. None if it has
+        too few workers."""
         key = tuple(sorted((self._kinds[each] for each in machines), key=repr))
         if key not in self._simulated:
             sizes = range(len(machines), 0, -1)
@@ -70,7 +70,7 @@ class Groups:
 
     @cached_property
     def _kinds(self) -> list[tuple[object, ...]]:
-        """What is known of each machine."""
+        """Properties of each machine that determine which ones are interchangeable."""
         cluster, experiment, switch = self._cluster, self._experiment, rack_of_hosts(self._cluster)
         kinds: list[tuple[object, ...]] = []
         for machine in range(self.n_machines):
@@ -98,12 +98,12 @@ class Groups:
 
     def _batch_size(self, n_workers: int) -> int:
         size = self._experiment.batch(len(self._nodes))
-        if contract.of(self._experiment.strategy).shares_batch:  # which is that of all workers already
+        if contract.of(self._experiment.strategy).shares_batch:  # the batch size is already global
             return size
         return self.elastic.batch_size(size, n_workers, len(self._nodes))
 
     def _group(self, ranks: list[int]) -> Group:
-        from ddlsim.run.simulate import run  # which knows of results, and they of lives
+        from ddlsim.run.simulate import run  # circular: it imports results, and these failure timelines
 
         whole, nodes = self._experiment, [self._nodes[rank] for rank in ranks]
         speed = None if whole.speed is None else tuple(self._speeds[rank] for rank in ranks)
@@ -118,7 +118,7 @@ class Groups:
             slowdowns=[replace(each, ranks=hit) for each, hit in slowed if hit],
             faults=[each for each in faults if each is not None],
         )
-        if isinstance(whole.input, Input):  # which has been read once when groups change
+        if isinstance(whole.input, Input):  # the data set has been read once when groups change
             experiment = experiment.with_(input=replace(whole.input, epoch=None))
         clock = experiment
         if experiment.training is not None:
@@ -140,7 +140,7 @@ class Groups:
 
 
 class Learned(NamedTuple):
-    """State of the training: what the next group takes over, the evaluations, and the latest model."""
+    """State of the training: input of the next group, the evaluations, and the latest model."""
 
     handover: Handover | None
     history: tuple[Row, ...]
@@ -149,8 +149,8 @@ class Learned(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Learners(Group):
-    """A group that trains: the simulation determines when its steps end, with their own jitter, and when the target is
-    reached."""
+    """A group in a training run: the simulation, with its own jitter, determines the ends of its steps and when the
+    target is reached."""
 
     experiment: Experiment
     n_at_start: int
@@ -183,7 +183,7 @@ class Learners(Group):
         def samples(steps: int) -> float:
             return float(counts[:steps].sum())
 
-        if steps < len(updates):  # checkpoints have left no time for all
+        if steps < len(updates):  # checkpoints left too little time for all
             if steps:
                 state = self.again(state, now, updates[steps - 1][0], timeline)
             return Stretch(timeline, steps, samples, seconds, state)
@@ -206,7 +206,7 @@ class Learners(Group):
         return run(self.experiment.with_(max_time=seconds), shift=Shift(self._begin(state, now), endless, now))
 
     def _with_checkpoints(self, result: Outcome) -> FailureFreeTimeline:
-        """Return the steps that it has made, with their checkpoints."""
+        """Return the steps of a result with their checkpoints."""
         ends = np.array([time for time, _ in result.recorder.updates])
         plain = FailureFreeTimeline(ends, 1, math.inf, NO_CHECKPOINTS, ends[-1])
         return plain if math.isinf(self.every) else replace(plain, every=self.every, cost=self.cost)

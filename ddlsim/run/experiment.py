@@ -50,14 +50,14 @@ from ddlsim.workload.stacks import StackLike
 
 
 def _neighbours(value: object, where: str) -> object:
-    from ddlsim.run.job import Job  # which has an experiment
+    from ddlsim.run.job import Job  # which imports this module
 
     one, more = "a ddlsim.Background or ddlsim.Job object", "ddlsim.Background and ddlsim.Job objects"
     return several(Annotated[Job | Background, one, more])(value, where)
 
 
 def listed_places(value: object, where: str) -> object:
-    """Return a list of places as a tuple. Raises ConfigError for an empty one, and for a place that is there twice."""
+    """Return a list of places as a tuple. Raises ConfigError if it is empty or has duplicates."""
     places = tuple(cast("Sequence[int]", value))
     if not places or len(set(places)) < len(places):
         raise ConfigError(f"{where} = {list(places)}: must list at least one position, without duplicates")
@@ -80,7 +80,7 @@ def _speeds(value: object, where: str) -> object:
     return factors
 
 
-#: warm-up and measured steps by default, before rounding up to whole cycles
+#: default number of warm-up and measured steps, before rounding up to whole cycles
 WARMUP, STEPS = 2, 10
 
 _FACTORS = cast(Rule, rule_of(tuple[Annotated[Positive, "a factor above 0", "factors above 0"], ...]))
@@ -221,9 +221,9 @@ class Experiment:
                 f"optimizer = {self.optimizer!r} has no effect with training, which has its own optimizer; leave "
                 "optimizer out"
             )
-        contract.of(self.strategy)  # its methods have the right parameters
+        contract.of(self.strategy)  # checks the parameters of its methods
         object.__setattr__(self, "compression", compression_of(self.compression))
-        if self.fabric is not None:  # one truth: it becomes the strategy's own
+        if self.fabric is not None:  # it becomes part of the strategy, so that it is stored once
             object.__setattr__(self, "strategy", contract.of(self.strategy).on_fabric(self.fabric))
             object.__setattr__(self, "fabric", None)
         if self.compression is not None and self.gradient_dtype not in (None, "fp32"):

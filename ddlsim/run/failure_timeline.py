@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ddlsim.run.experiment import Experiment
     from ddlsim.run.outcome import Outcome
 
-#: s that the life of a run is looked at that learns nothing and has no `max_time`
+#: default length in s of the failure timelines of timing-only runs without `max_time`
 THIRTY_DAYS = 30 * 86_400.0
 
 
@@ -55,7 +55,7 @@ def check_life(experiment: Experiment, cluster: Cluster, nodes: Sequence[int], w
         if failures.per == "switch" and len(set(memory_nodes(cluster, nodes))) < 2:
             raise ConfigError("failures: per = 'switch': the run uses a single machine; use 'host' or 'device'")
         if failures.per != "switch":
-            failures.events(len(units(failures, cluster, nodes)))  # which reads a trace
+            failures.events(len(units(failures, cluster, nodes)))  # reads a trace, if there is one
         if failures.never_repairs and elastic is None and not free:
             raise ConfigError(
                 "failures: repair = inf: training would wait forever once all spares are in use; set a repair time, "
@@ -75,7 +75,7 @@ def check_life(experiment: Experiment, cluster: Cluster, nodes: Sequence[int], w
 
 
 def check_free(experiment: Experiment) -> None:
-    """Raise ConfigError for what makes no sense where workers do not stop for each other."""
+    """Raise ConfigError for settings that are invalid for workers that do not wait for each other."""
     label, failures = experiment.strategy.label, experiment.failures
     if experiment.checkpoints is not None or experiment.elastic is not None:
         name = "checkpoints" if experiment.checkpoints is not None else "elastic"
@@ -97,7 +97,7 @@ def check_free(experiment: Experiment) -> None:
 
 
 def holds_parts(stages: Sequence[Stage], workloads: Sequence[Workload]) -> bool:
-    """Return whether workers shard the model or the optimizer state, so that survivors lack some of it."""
+    """Return whether workers shard the model or the optimizer state, so that survivors lack parts of it."""
     return not all(stage.workload is own and stage.state >= 1.0 for stage, own in zip(stages, workloads, strict=True))
 
 
@@ -111,7 +111,7 @@ def check_replicas(experiment: Experiment, stages: Sequence[Stage], workloads: S
 
 
 def copy_seconds(result: Outcome) -> float:
-    """Return the time in s in which a joining worker copies weights and optimizer state from another machine."""
+    """Return the time in s that a joining worker needs to copy weights and optimizer state from another machine."""
     machines = list(dict.fromkeys(memory_nodes(result.cluster, result.nodes.tolist())))
     return _sent(result.cluster, machines[:1], machines[1:2], state_nbytes(result.workloads[0]))
 
@@ -123,9 +123,9 @@ def state_nbytes(workload: Workload) -> float:
 
 
 def cost_of(checkpoints: Checkpoints, cluster: Cluster, nodes: Sequence[int], workload: Workload) -> Cost:
-    """Return the cost of a checkpoint, of which each machine saves an equal share, on otherwise idle links.
+    """Return the cost of a checkpoint on otherwise idle links; each machine saves an equal share.
 
-    Raises ConfigError for a place that is not in the cluster.
+    Raises ConfigError for a storage that is not in the cluster.
     """
     nbytes = state_nbytes(workload) if checkpoints.nbytes is None else si(checkpoints.nbytes, "bytes")
     memory = memory_nodes(cluster, list(nodes))
@@ -179,7 +179,7 @@ def _goals(to: str, cluster: Cluster, machines: list[int]) -> list[int]:
 
 
 def _sent(cluster: Cluster, sources: list[int], targets: list[int], nbytes: float) -> float:
-    """Return when messages of `nbytes` each, all started at 0, have arrived, in s."""
+    """Return the arrival time of the last of simultaneous messages of `nbytes` each, in s."""
     cluster.check_connected(sorted({*sources, *targets}))
     return max(arrivals(cluster, [(*ends, nbytes) for ends in zip(sources, targets, strict=True)]), default=0.0)
 
@@ -212,7 +212,7 @@ def failure_timeline_of(
     return TakeTurns(result.groups, timeline, outages, timeline.length).run()
 
 
-# ------------------------------------------------------------ workers that do not stop for each other
+# ------------------------------------------------------------ workers that do not wait for each other
 
 
 def stands_for_more(experiment: Experiment) -> bool:
@@ -221,12 +221,12 @@ def stands_for_more(experiment: Experiment) -> bool:
 
 
 def lifetime(experiment: Experiment) -> float:
-    """Return the s that a failure timeline covers at most."""
+    """Return the maximum length of a failure timeline, in s."""
     return THIRTY_DAYS if stands_for_more(experiment) else si(experiment.max_time, "time")
 
 
 def crashes_of(experiment: Experiment, cluster: Cluster, nodes: Sequence[int]) -> list[list[tuple[float, float]]]:
-    """Return (s, s until the return) of the crashes of each worker in a run, up to its `max_time` or 30 days; empty
+    """Return the crashes of each worker in a run as (start, return) in s, up to its `max_time` or 30 days; empty
     without failures of devices or hosts, and for runs that represent a longer training."""
     failures = experiment.failures
     if failures is None or failures.per not in ("device", "host", "rack") or experiment.elastic is not None:
@@ -240,7 +240,7 @@ def crashes_of(experiment: Experiment, cluster: Cluster, nodes: Sequence[int]) -
 def _crashes(
     failures: Failures, cluster: Cluster, nodes: Sequence[int], length: float, seed: int, index: int
 ) -> list[list[tuple[float, float]]]:
-    """Return when each worker is not there: a device takes its worker with it, a host or a rack all that are on it."""
+    """Return when each worker is unavailable: a failed device affects its worker, a host or rack all workers on it."""
     parts, machine = units(failures, cluster, nodes), machines_of(cluster, nodes)
     if failures.per == "device":
         parts, machine = [[rank] for rank in range(len(nodes))], list(range(len(nodes)))
@@ -249,11 +249,11 @@ def _crashes(
 
 
 def _timeline_without_waiting(result: Outcome, index: int) -> FailureTimeline:
-    """Return the life of workers that do not stop for each other, in which times are means over them.
+    """Return the failure timeline of workers that do not wait for each other; times are means over workers.
 
-    It is the run itself, as long as it has been simulated. A run that stands for more goes on for 30 days: there a
-    worker that is missing leaves the pace of the others as it is, unless they wait for it, and a crash takes half a
-    gradient, on average, of those who are computing.
+    It is the run itself, for the simulated time. For runs that represent a longer training, it covers 30 days. In this
+    case, a missing worker does not change the pace of the others, unless they wait for it, and a crash loses half a
+    gradient, on average, of the affected workers that are computing.
     """
     recorder, experiment, n = result.recorder, result.experiment, result.n_workers
     failures, endless, out_of_service = experiment.failures, stands_for_more(experiment), recorder.down
@@ -299,7 +299,7 @@ def _timeline_without_waiting(result: Outcome, index: int) -> FailureTimeline:
 
 
 def _blocked(result: Outcome, out_of_service: Sequence[Windows], end: float) -> float:
-    """Return for how long workers that were there could not go on, because a server or too many others were not, s."""
+    """Return the time in s that available workers were blocked by a missing server or too many missing workers."""
     times = [0.0, *(time for time, _ in result.recorder.updates)]
     blocked = [window for rank in result.recorder.with_servers for window in out_of_service[rank]]
     gone = not stands_for_more(result.experiment) and any(own and own[-1][1] == math.inf for own in out_of_service)
@@ -309,11 +309,11 @@ def _blocked(result: Outcome, out_of_service: Sequence[Windows], end: float) -> 
 
 
 def _waited(result: Outcome, out_of_service: Sequence[Windows], end: float) -> float:
-    """Return for how long available workers waited for missing ones, s; none is available while a server is missing."""
+    """Return the total time in s that available workers waited for missing ones, except while a server was missing."""
     recorder = result.recorder
     if not recorder.needed:
         return 0.0
-    least = len(out_of_service) - recorder.needed  # that many may be missing
+    least = len(out_of_service) - recorder.needed  # number of workers that may be missing
     awaited = [window for own in out_of_service for window in own if not recorder.lead or window[1] < math.inf]
     edges = sorted([*((start, 1) for start, _ in awaited), *((back, -1) for _, back in awaited)])
     waits, missing, since = [], 0, math.inf
@@ -355,7 +355,7 @@ def useful_samples(result: Outcome, timeline: FailureTimeline) -> float:
 
 
 def life_notes(experiment: Experiment, *, free: bool) -> Iterator[str]:
-    """Note what a failure timeline leaves out; `free`: for workers that do not stop for each other."""
+    """Yield notes on the limits of a failure timeline; `free`: for workers that do not wait for each other."""
     failures, checkpoints = experiment.failures, experiment.checkpoints
     if failures is not None and checkpoints is None and experiment.elastic is None and not free:
         yield "failures without checkpoints: each failure loses all work so far; set checkpoints"

@@ -175,13 +175,13 @@ def strategy_of(
 
 
 def read_experiment(value: object, where: str, source: Source = UNTRUSTED) -> Experiment:
-    """Return the experiment that a table describes, or the file that a text names."""
+    """Return the experiment described by a table, or the one in the file named by a string."""
     if isinstance(value, str):
         path = Path(value) if source.folder is None else source.folder / value
         return load_experiment(path, allow_code=source.allow_code)
     table = with_cluster(cast("Mapping[str, object]", value))
     arguments = SCHEMA.arguments(Experiment, table, where, source, ": ")
-    for name in ("model", "time_model"):  # may have layers of the user's
+    for name in ("model", "time_model"):  # may have custom layers
         if source.allow_code and isinstance(arguments.get(name), Path):
             arguments[name] = load_model(arguments[name], allow_code=True)
     try:
@@ -191,7 +191,7 @@ def read_experiment(value: object, where: str, source: Source = UNTRUSTED) -> Ex
 
 
 def with_cluster(table: Mapping[str, object], field: str = "background") -> dict[str, object]:
-    """Return a table whose co-located jobs, in `field`, run on its cluster unless they name one."""
+    """Return a table whose co-located jobs, in `field`, run on its cluster unless they set their own."""
     jobs, cluster = table.get(field), table.get("cluster")
     if not isinstance(jobs, list) or cluster is None:
         return dict(table)
@@ -209,7 +209,7 @@ def fields_from(table: Mapping[str, object], where: str, source: Source = UNTRUS
     return SCHEMA.arguments(Experiment, with_cluster(table), where, source, ": ", partial=True)
 
 
-#: how files describe experiments and their parts
+#: format of experiments and their parts in files
 SCHEMA = Schema(
     {
         Strategy: {**STRATEGIES, "splits": strategies.Splits},  # for studies and `recommend`
@@ -229,6 +229,6 @@ SCHEMA = Schema(
     untyped=(Job, Background, Input, Compression),
     fields={(Experiment, "background"): Sequence[Job | Background]},
     readers={Experiment: read_experiment},
-    filled_in=("bounds",),  # of layer-wise optimizers
+    filled_in=("bounds",),  # set by layer-wise optimizers
     short={Compression: lambda whole: whole if whole.down or whole.cost else whole.compressor},
 )

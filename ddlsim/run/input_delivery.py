@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 def with_copies(
     experiment: Experiment, cluster: Cluster, nodes: Sequence[int], workloads: list[tuple[Workload, Device]]
 ) -> list[tuple[Workload, Device]]:
-    """Return the workloads; if the experiment's input is `Copies`, they begin with the workers' waits, when all load a
-    batch at the same time.
+    """Return the workloads. If the experiment's input is `Copies`, they include the workers' waiting time when all load
+    a batch at the same time.
 
-    A measured step includes the input of a device that has its machine to itself, so only the additional wait counts.
+    A measured step includes the input of a device that uses its machine alone, so only the additional wait counts.
     """
     input = experiment.input
     if not isinstance(input, Copies) or contract.of(experiment.strategy).n_replicas(len(nodes)) != len(nodes):
@@ -63,7 +63,7 @@ def with_copies(
 
 
 def input_note(workloads: Sequence[Workload]) -> Iterator[str]:
-    """Note if devices wait for samples longer than each would alone."""
+    """Note if devices wait for samples longer than each would by itself."""
     longest = max(workload.stall for workload in workloads)
     if longest > 0.0:
         yield (
@@ -73,8 +73,8 @@ def input_note(workloads: Sequence[Workload]) -> Iterator[str]:
 
 
 def check_source(experiment: Experiment, cluster: Cluster, nodes: Sequence[int]) -> None:
-    """Raise ConfigError for input that the experiment cannot have: from a missing or unreachable storage, or by copies
-    to workers that share a batch."""
+    """Raise ConfigError for an invalid input: from a missing or unreachable storage, or copies for workers that share a
+    batch."""
     input = experiment.input
     if isinstance(input, Copies):
         strategy = contract.of(experiment.strategy)
@@ -108,7 +108,7 @@ def storage_node(name: str, cluster: Cluster, where: str) -> int:
 
 
 def feed_of(experiment: Experiment, loop: Loop, cluster: Cluster, nodes: Sequence[int], model: Model) -> Feed | None:
-    """Return the input pipeline of the workers, None if samples are already on the devices."""
+    """Return the input pipeline of the workers, or None if samples are already on the devices."""
     input = experiment.input
     if not isinstance(input, Input):
         return None
@@ -117,7 +117,7 @@ def feed_of(experiment: Experiment, loop: Loop, cluster: Cluster, nodes: Sequenc
 
 
 def feed_notes(experiment: Experiment, recorder: Recorder, seconds: float) -> Iterator[str]:
-    """Note what the input of a run makes workers wait for."""
+    """Note how long workers wait for input."""
     input = experiment.input
     if not isinstance(input, Input):
         return

@@ -1,4 +1,4 @@
-"""`Job`: a run among co-located jobs."""
+"""`Job`: a run that shares a cluster with other jobs."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ PLACEMENTS = ("packed", "spread", "random")
 
 
 def placed(cluster: Cluster, free: Collection[int], n: int, how: str, seed: int = 0) -> list[int]:
-    """Return `n` of the places ``free`` (in ``cluster.workers``), in the order of the job's ranks.
+    """Return `n` of the places ``free`` (indices into ``cluster.workers``), in the order of the job's ranks.
 
-    "packed"  neighbours, on as few switches and partly used machines as possible
-    "spread"  one on each machine, on as many switches as possible, before any machine gets two
+    "packed"  neighbouring places, on as few switches and partly used machines as possible
+    "spread"  one per machine, on as many switches as possible, before any machine gets two
     "random"  random places
 
     Ranks follow :meth:`ddlsim.Cluster.locality_order`. Raises ConfigError if fewer than `n` places are free.
@@ -35,7 +35,7 @@ def placed(cluster: Cluster, free: Collection[int], n: int, how: str, seed: int 
     ready = [place for place in order if place in set(free)]
     machine = cluster.host_of[cluster.workers]
     rack_of = rack_of_hosts(cluster)
-    n_hosts = len(cluster.host_names)  # a machine on no switch is a rack of its own
+    n_hosts = len(cluster.host_names)  # a machine without a switch is its own rack
     in_rack = np.array([rack_of.get(host, cluster.n_nodes + host) for host in range(n_hosts)])
     switch = np.unique(in_rack, return_inverse=True)[1].reshape(-1)[machine]
     if how == "packed":

@@ -27,7 +27,7 @@ class Metric:
     of                the number in a result; None if prices or powers that it needs are unknown
     heading, write    heading in tables for people, and the formatter of a value with its unit
     larger_is_better  whether the largest value is the best
-    of_clock          whether it is as stable as the throughput: a time, a rate, or derived from these
+    of_clock          whether it is a time, a rate, or derived from these, and thus as stable as the throughput
     kind              which runs have it: all ("run"), training runs ("learning"), those with a target accuracy
                       ("target"), those whose stability was requested ("stability"), those with failures or
                       checkpoints ("failure_timeline"), those that simulate their input ("input")
@@ -61,7 +61,7 @@ class Metric:
 
     @property
     def remedy(self) -> str:
-        """What a run needs to have this metric, after a colon; empty if all runs have it."""
+        """Text on what a run needs to have this metric, after a colon; empty if all runs have it."""
         if "cost" in self.name:
             return ": set prices, cluster.with_costs(price='3.06 USD/h'), or vary 'cluster.price': ['3.06 USD/h']"
         if "energy" in self.name:
@@ -101,7 +101,7 @@ def _money(unit: str = "", factor: float = 1.0) -> Write:
 
 
 def _share(kind: str, heading: str, *, larger_is_better: bool = False, narrow: str = "") -> Metric:
-    """Return the share of the workers' time that goes to one kind of doing."""
+    """Return the metric of one activity's share of the workers' time."""
     return Metric(
         f"{kind}_share", "", lambda result: result.shares[kind], heading, percent, larger_is_better=larger_is_better,
         factor=100.0, drawn_in="%", narrow=(narrow or heading, percent),

@@ -28,13 +28,13 @@ from ddlsim.workload.model import load_model
 if TYPE_CHECKING:
     from ddlsim.run.outcome import Outcome
 
-#: of path_notes: pairs of nodes and links that are looked at; the least s of a link, as a share of the busiest one's;
-#: what another path may need of it
+#: limits of path_notes: number of node pairs and links to check; minimum time of a link relative to the busiest one;
+#: maximum relative time of another path
 MOST_PAIRS, MOST_LINKS, BUSY, LESS = 1024, 16, 0.1, 0.95
 
 
 def unsent_warnings(n_workers: int, nbytes_sent: float) -> Iterator[str]:
-    """Warn if several workers have exchanged nothing, so that their speed is that of computation alone."""
+    """Warn if several workers have exchanged nothing, so that only computation determines their speed."""
     if n_workers > 1 and nbytes_sent == 0.0:
         yield (
             f"nothing was sent: the run ended before any of the {n_workers} workers exchanged data, so it says nothing "
@@ -54,7 +54,7 @@ def window_notes(experiment: Experiment) -> Iterator[str]:
 
 
 def superlinear_causes(result: Outcome) -> list[str]:
-    """Return what can make workers faster together than the sum of each alone with the full model."""
+    """Return possible causes of a throughput above the sum of the workers' throughputs with the full model."""
     experiment, workloads = result.experiment, result.workloads
     strategy = contract.of(experiment.strategy)
     stage = strategy.stages_of(workloads)[0]
@@ -85,7 +85,7 @@ def superlinear_notes(result: Outcome) -> Iterator[str]:
 
 
 def handed_over_notes(context: RunContext, monitor: Monitor | None) -> Iterator[str]:
-    """Note what a training run's model mixes, if workers are at different steps, and the cost of statistics."""
+    """Note how the final model is combined if workers are at different steps, and the cost of statistics."""
     task = context.learner.task
     if monitor is None or task is None:
         return
@@ -104,9 +104,9 @@ def handed_over_notes(context: RunContext, monitor: Monitor | None) -> Iterator[
 
 
 def delay_warnings(training: Training | None, staleness: Sequence[int], reason: str) -> Iterator[str]:
-    """Warn, with rates to try, if a run has diverged whose gradients were computed from older parameters.
+    """Warn, with suggested rates, if a run diverged whose gradients were computed from older parameters.
 
-    On a quadratic, SGD with gradients that are d updates old is stable up to sin(pi / (4 d + 2)) of the rate that is
+    On a quadratic, SGD with gradients that are d updates old is stable up to sin(pi / (4 d + 2)) times the rate that is
     stable without delay (Yang et al. 2021, PipeMare, arXiv:1910.05124, lemma 1; they warm up by dividing rates by the
     delay).
     """
@@ -140,7 +140,7 @@ def idle_notes(strategy: Strategy, cluster: Cluster, workers: Sequence[int], cha
         return
     at = nodes[cluster.locality_order(nodes)]
     algorithms = contract.of(strategy).collectives().algorithms.values()
-    all_ways = not {"nccl", "nccl_ring"}.isdisjoint(algorithms)  # as many as NCCL would use
+    all_ways = not {"nccl", "nccl_ring"}.isdisjoint(algorithms)  # NCCL would use all of them
     why = (
         "no further ring passes through every machine, because some have fewer interfaces near workers"
         if all_ways or not several_ways(cluster, tuple(at.tolist()))
@@ -150,7 +150,7 @@ def idle_notes(strategy: Strategy, cluster: Cluster, workers: Sequence[int], cha
 
 
 def late_notes(events: Iterable[object], end: float) -> Iterator[str]:
-    """Note each fault, slow-down, job or background traffic that begins after the `end` (s) of a run."""
+    """Note each fault, slowdown, job or background traffic that begins after the `end` (s) of a run."""
     for each in events:
         if si(getattr(each, "start", 0.0), "time") >= end:
             name = f"job {each.name!r}" if isinstance(each, Job) else str(each)
@@ -158,7 +158,7 @@ def late_notes(events: Iterable[object], end: float) -> Iterator[str]:
 
 
 def stalled_notes(recorder: Recorder, seconds: float) -> Iterator[str]:
-    """Note if a run made no update at its end for longer than ever before."""
+    """Note if the time without updates at the end of a run is longer than any earlier one."""
     if stalled := recorder.stalled(seconds):
         why = "throughput and step time include that time"
         yield f"stalled: no update in the last {stalled:.4g} of {seconds:.4g} s; {why}"
@@ -170,7 +170,7 @@ def link_notes(cluster: Cluster) -> Iterator[str]:
 
 
 def spread_notes(cluster: Cluster) -> Iterator[str]:
-    """Note links that are not equally fast."""
+    """Note links whose rates vary."""
     if cluster.link_seed is not None:
         shares = cluster.channel_capacity / cluster.nominal_capacity
         yield (
@@ -180,8 +180,8 @@ def spread_notes(cluster: Cluster) -> Iterator[str]:
 
 
 def path_notes(cluster: Cluster, pairs: Ints, channel_nbytes: Floats) -> Iterator[str]:
-    """Note a link that was busy while equally short paths carried nothing, if spraying messages over all of them would
-    need less of every link; `pairs` (n, 2) are the nodes that the run has routes between."""
+    """Note a link that was busy while equally short paths were unused, if spraying messages over all of them would
+    reduce the maximum load; `pairs` (n, 2) are the nodes between which the run has routes."""
     pairs, seconds = pairs[:: len(pairs) // MOST_PAIRS + 1], channel_nbytes / cluster.channel_capacity
     pairs = pairs[(pairs < cluster.n_nodes).all(axis=1)]
     if cluster.routing == "spray" or not len(pairs):
@@ -206,7 +206,7 @@ def path_notes(cluster: Cluster, pairs: Ints, channel_nbytes: Floats) -> Iterato
 
 
 def level_notes(strategy: Strategy, cluster: Cluster, nodes: Sequence[int]) -> Iterator[str]:
-    """Note a hierarchical all-reduce on a network that has no levels among the workers."""
+    """Note a hierarchical all-reduce on a network without levels among the workers."""
     algorithms = contract.of(strategy).collectives().algorithms.values()
     if len(nodes) > 1 and any(map(hierarchical, algorithms)) and not levels(cluster, tuple(nodes)).are_several:
         yield (
@@ -216,7 +216,7 @@ def level_notes(strategy: Strategy, cluster: Cluster, nodes: Sequence[int]) -> I
 
 
 def uneven_notes(recorder: Recorder) -> Iterator[str]:
-    """Note if some of the asynchronous workers make most of the throughput."""
+    """Note if a few asynchronous workers contribute most of the throughput."""
     steps = [len(ends) for ends in recorder.step_end]
     least, most = min(steps), max(steps)
     if recorder.staleness and most >= 2 * least and most - least >= 3:

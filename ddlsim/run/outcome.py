@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 def alone(experiment: Experiment, workload: Workload, batches: float, n_workers: int) -> float:
     """Return the samples/s of a single worker that makes an update from `batches` batches, ignoring its memory limit.
 
-    n_workers  in the run; if these add up shards of gradients, a single worker adds up whole ones
+    n_workers  number in the run; if these accumulate shards of gradients, a single worker accumulates full ones
     """
     if contract.of(experiment.strategy).accumulates_shards(n_workers):
         workload = workload.accumulating(batches)
@@ -47,8 +47,8 @@ def alone(experiment: Experiment, workload: Workload, batches: float, n_workers:
 
 
 def batches_alone(result: Outcome, stages: Sequence[Stage]) -> float:
-    """Return the number of batches from which a worker alone would make an update: those of a replica's step, or, if a
-    model is split over workers, those of one copy of the model."""
+    """Return the number of batches in an update of a single worker: those of a replica's step or, if the model is split
+    over workers, those of one copy of the model."""
     strategy, batch_size = contract.of(result.experiment.strategy), result.workloads[0].batch_size
     if not strategy.shares_batch and is_replicated(stages, result.workloads):
         return result.experiment.accumulation
@@ -63,14 +63,14 @@ def is_replicated(stages: Sequence[Stage], workloads: Sequence[Workload]) -> boo
 
 
 def link_names(cluster: Cluster) -> tuple[Ints, dict[str, Any]]:
-    """Return the channel of each row of a table of links, (n_rows,), and its first columns: source, target and kind."""
+    """Return the channel of each row in a table of links, (n_rows,), and its first columns: source, target and kind."""
     first = np.unique(cluster.link_channel, return_index=True)[1]
     source, target = ([cluster.node_names[i] for i in ends[first]] for ends in (cluster.link_src, cluster.link_dst))
     kind = [cluster.link_kind[i] for i in first]
     return cluster.link_channel[first], {"source": source, "target": target, "kind": kind}
 
 
-#: steps whose updates are counted to know those of one: strategies round up, and this has many divisors
+#: number of steps from which updates per step are computed: strategies round up, and this has many divisors
 MANY_STEPS = 232_792_560
 
 
@@ -87,7 +87,7 @@ class Outcome(SuggestsAttributes):
     workloads: list[Workload]
     nodes: Ints
     recorder: Recorder
-    #: s that were simulated; failures and checkpoints come on top (:attr:`end_time`)
+    #: simulated time in s; failures and checkpoints are added to it (:attr:`end_time`)
     simulated_time: float
     channel_nbytes: Floats
     channel_busy: Floats
@@ -100,15 +100,15 @@ class Outcome(SuggestsAttributes):
     wall_seconds: float
     stop_reason: str = ""
     monitor: Monitor | None = None
-    #: the experiment as it was asked for; `experiment` has what a calibrated cluster knows about it put in
+    #: the experiment as requested; in `experiment`, values from a calibrated cluster are filled in
     given: Experiment | None = None
-    #: how stable the run is was asked for: what is printed and written says it, however long it takes
+    #: whether stability was requested: it is then printed and written, however long it takes
     wants_stability: bool = False
-    #: names of the jobs that ran beside it, in :func:`ddlsim.simulate_jobs`
+    #: names of the concurrent jobs, in :func:`ddlsim.simulate_jobs`
     co_located: tuple[str, ...] = ()
-    #: of one of several jobs: its share of the cost and power of each machine and switch, (n_nodes,)
+    #: for one of several jobs: its share of the cost and power of each machine and switch, (n_nodes,)
     share: Floats | None = None
-    #: what :class:`ddlsim.RandomFaults` have brought, by time: Slowdown, Stop and LinkFault, as they can be put down
+    #: faults sampled from :class:`ddlsim.RandomFaults`, by time, as Slowdown, Stop and LinkFault
     sampled_faults: tuple[Fault, ...] = ()
     #: the memory of the fullest worker
     memory: Fullest | None = None
@@ -158,8 +158,8 @@ class Outcome(SuggestsAttributes):
     def failure_timeline(self) -> FailureTimeline:
         """The failure timeline of the run, sampled from its seed.
 
-        All other metrics except goodput, end_time, lost_work, availability, the times of the training and costs refer
-        to the run without failures. Raises ConfigError without failures and checkpoints.
+        Only goodput, end_time, lost_work, availability, the times of the training and costs include failures; all other
+        metrics refer to the run without failures. Raises ConfigError without failures and checkpoints.
         """
         return failure_timeline_of(self)
 
@@ -264,7 +264,7 @@ class Outcome(SuggestsAttributes):
 
     @cached_property
     def _alone(self) -> list[float]:
-        """Samples per second of each worker with the whole model, alone, without any communication."""
+        """Throughput of each worker by itself with the full model and without communication, in samples/s."""
         return [alone(self.experiment, workload, self._batches_alone, self.n_workers) for workload in self.workloads]
 
     @cached_property

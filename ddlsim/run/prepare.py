@@ -1,4 +1,4 @@
-"""Preparation of an experiment: what each worker computes, where, and what it trains."""
+"""Preparation of an experiment: the computation of each worker, its node, and its training."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ from ddlsim.workload.stacks import default_stack, load_stack
 from ddlsim.workload.stage import Stage
 from ddlsim.workload.table_placement import exchange_left_out
 
-#: ways that are looked at, further ones once one is there, and those that are named
+#: maximum number of variants to try, number of further ones after the first that fits, and number shown
 MOST_TRIED, MORE_TRIED, N_NAMED = 32, 3, 2
 Workloads = list[tuple[Workload, Device]]
 
 
 def what_fits(placed: Placed) -> str:
-    """Return the nearest ways of the same strategy that fit, with the bytes that the fullest worker then needs, or how
-    many workers it takes at least; empty where a strategy has no method `lower_memory_variants` that says what to try.
+    """Return text on the nearest variants of the strategy that fit, with the memory of their fullest worker, or on the
+    minimum number of workers. Empty if the strategy does not define `lower_memory_variants`.
     """
     experiment, workloads = placed.experiment, placed.workloads
     strategy, n_workers = contract.of(experiment.strategy), len(workloads)
@@ -69,7 +69,7 @@ def what_fits(placed: Placed) -> str:
             continue
         try:
             held = _held(placed, other)
-        except ConfigError:  # tensor groups that share machines with others, say
+        except ConfigError:  # such as tensor groups that share machines with others
             continue
         if held <= room:
             fit.append((changes, held))
@@ -85,7 +85,7 @@ def what_fits(placed: Placed) -> str:
 
 
 def _fewer_samples(experiment: Experiment, whole: list[Workload], room: float) -> str:
-    """Return the largest batch of all workers together that fits, where there is a smaller one that does."""
+    """Return text on the largest global batch that fits, if a smaller one fits."""
     n_workers, samples = len(whole), []
     for stage in {id(stage): stage for stage in contract.of(experiment.strategy).stages_of(whole)}.values():
         fixed, varying = held_nbytes(stage, n_workers)
@@ -95,8 +95,8 @@ def _fewer_samples(experiment: Experiment, whole: list[Workload], room: float) -
 
 
 def _held(placed: Placed, other: Strategy) -> float:
-    """Return the bytes that the fullest worker needs under another strategy. Raises ConfigError where workers cannot
-    exchange what they share."""
+    """Return the memory of the fullest worker in bytes under another strategy. Raises ConfigError if workers cannot
+    exchange the parts that they share."""
     experiment = placed.experiment.with_(strategy=other)
     workloads = _workloads(experiment, placed.cluster, placed.time_model, placed.nodes)
     strategy, whole = contract.of(other), [workload for workload, _ in workloads]
@@ -105,15 +105,15 @@ def _held(placed: Placed, other: Strategy) -> float:
     return memory_use(experiment, workloads, strategy.stages_of(whole))[0].needed
 
 
-#: (batch size, number of the phase)
+#: (batch size, index of the phase)
 Regime = tuple[int, int | None]
 
 
 @dataclass
 class Regimes:
-    """What all workers compute in each batch size and phase, built on first use.
+    """The computation of all workers for each batch size and phase, built on first use.
 
-    ``stages`` holds those built so far.
+    ``stages`` contains those built so far.
     """
 
     training: Training
@@ -122,7 +122,7 @@ class Regimes:
     stages: dict[Regime, list[Stage]] = field(default_factory=dict)
 
     def at(self, rank: int, epoch: float) -> Workload:
-        """Return what a worker computes at an epoch: the same object while that is the same."""
+        """Return a worker's workload at an epoch; the same object as long as it does not change."""
         regime = self.training.regime(epoch, self.batch_size)
         if regime not in self.stages:
             self.stages[regime] = self.make(regime)
@@ -132,12 +132,12 @@ class Regimes:
 def in_phase(
     make: Callable[[Experiment, Model], Workload], experiment: Experiment, model: Model, phase: Phase
 ) -> Workload:
-    """Return what a worker computes in a phase.
+    """Return a worker's workload in a phase.
 
-    make  what it computes of a model in an experiment
+    make  function that returns the workload of a model in an experiment
 
-    The time of a step with the images of the run, if it was measured, is multiplied by the ratio of the roofline's.
-    Raises ConfigError for images that the model cannot take.
+    A measured step time is multiplied by the ratio of the roofline's times. Raises ConfigError for images that the
+    model cannot process.
     """
     if phase.compute is not None:
         experiment = dataclasses.replace(experiment, compute=phase.compute)
@@ -161,7 +161,7 @@ def in_phase(
 
 
 def phase_notes(phases: Sequence[Phase], regimes: Regimes) -> list[str]:
-    """Return a line for each phase, with what its first worker computes."""
+    """Return a line per phase on the computation of its first worker."""
     lines = []
     for number, phase in enumerate(phases):
         each = regimes.stages[phase.batch or regimes.batch_size, number][0].workload
@@ -181,9 +181,9 @@ DEFAULT_DEVICE = "desktop-cpu"
 
 @dataclass(frozen=True)
 class Prepared:
-    """An experiment with its parts loaded: one workload, stage and node per worker, and what they learn, if anything.
+    """An experiment with its parts loaded: one workload, stage and node per worker, and the training, if any.
 
-    ``workloads`` are of workers that have the whole model, ``stages`` what they have of it under the strategy.
+    ``workloads`` are those of workers with the full model, ``stages`` the parts assigned by the strategy.
 
     ``effects`` are those of slow-downs, and of faults at known times.
     Where the cluster is calibrated, the `experiment` has the compute time that was measured on it. ``warnings`` are of
@@ -259,7 +259,7 @@ def place(experiment: Experiment) -> Placed:
 
 
 def _with_algorithms(experiment: Experiment, cluster: Cluster, nodes: list[int]) -> Experiment:
-    """Return the experiment with the algorithms that run where its strategy says "default"."""
+    """Replace "default" in the experiment's strategy by the algorithms that it selects."""
     strategy: Any = experiment.strategy
     used, at = contract.of(strategy).collectives(), np.array(nodes)[cluster.locality_order(nodes)].tolist()
     kinds = {"algorithm": "all_reduce", "reduce_scatter": "reduce_scatter", "all_gather": "all_gather"}
@@ -273,7 +273,7 @@ def _with_algorithms(experiment: Experiment, cluster: Cluster, nodes: list[int])
 
 
 def prepare(experiment: Experiment) -> Prepared:
-    """Place the workers, and determine what each of them computes under the strategy, and trains.
+    """Place the workers, and determine their computation under the strategy and their training.
 
     Raises ConfigError with the field and the remedy if the parts are incompatible.
     """
@@ -312,8 +312,8 @@ def _regimes(
     training: Training, experiment: Experiment, cluster: Cluster, model: Model, nodes: list[int], stages: list[Stage],
     warnings: list[str],
 ) -> Regimes | None:  # fmt: skip
-    """Return what workers compute as the run goes on, None if that is always the same; phases are made now, and
-    `warnings` added of devices whose memory one does not fit."""
+    """Return the workloads over the course of the run, or None if they never change. Phases are built immediately, and
+    devices whose memory they exceed are added to `warnings`."""
     if training.growing_batch is None and not training.phases:
         return None
 
@@ -336,8 +336,8 @@ def _regimes(
 
 
 def memory_use(experiment: Experiment, workloads: Workloads, stages: list[Stage]) -> tuple[Fullest, list[str]]:
-    """Return the fullest worker, and a line for each device whose memory is too small; parts of a model hold what their
-    plan says, if there is one."""
+    """Return the fullest worker, and a line for each device with too little memory. If there is a plan, it determines
+    the memory of parts of a model."""
     strategy, n_workers = contract.of(experiment.strategy), len(stages)
     whole = [workload for workload, _ in workloads]
     held: list[float | None] = [None] * n_workers
@@ -375,7 +375,7 @@ def _nodes(experiment: Experiment, cluster: Cluster) -> list[int]:
         strategy = contract.of(experiment.strategy)
         wanted = strategy.n_workers()
         if wanted is not None and wanted > n_devices and strategy.defines("check_sizes"):
-            wanted = None  # check_sizes reports what this number of devices allows
+            wanted = None  # check_sizes reports the valid numbers of devices
     if not n_devices:
         raise ConfigError(f"cluster {cluster.name!r} has no device for a worker")
     places = range(n_devices if wanted is None else wanted) if wanted is None or isinstance(wanted, int) else wanted
@@ -397,7 +397,7 @@ def _workloads(
     strategy, batch = contract.of(experiment.strategy), experiment.batch(len(nodes))
     batch_size = strategy.samples_at_once(batch, len(nodes))
     n_batches = strategy.micro_batches(batch, len(nodes), experiment.accumulation)
-    devices: dict[int, Device] = {}  # by what asks for them
+    devices: dict[int, Device] = {}  # by name or object
     made: dict[tuple[str, float], tuple[Workload, Device]] = {}
     result = []
     for node, factor in zip(nodes, speeds, strict=True):
@@ -431,7 +431,7 @@ def _device_at(experiment: Experiment, cluster: Cluster, node: int) -> Device:
 def with_defaults(experiment: Experiment, model: Model, *devices: Device) -> Experiment:
     """Return the experiment with the default stack, precision, gradient dtype and optimizer filled in.
 
-    For transformers on devices with known kernels these follow common practice, otherwise fp32 and momentum. The stack
+    For transformers on devices with known kernels, these follow common practice, otherwise fp32 and momentum. The stack
     is that of the first device.
     """
     stack = load_stack(experiment.stack or default_stack(type(experiment.strategy).__name__, devices[0]))
@@ -447,7 +447,7 @@ def with_defaults(experiment: Experiment, model: Model, *devices: Device) -> Exp
 
 
 def _without_effect(experiment: Experiment, workload: Workload) -> Iterator[str]:
-    """Note a stack, fused attention and low precision that are set, but on which no time depends."""
+    """Note a stack, fused attention and low precision that are set but do not affect any time."""
     model = workload.model
     roofline = isinstance(experiment.compute, Roofline)
     kernels = workload.by_kernel and not workload.known and not roofline

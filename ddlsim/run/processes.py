@@ -1,7 +1,7 @@
 """Worker processes on this machine, each with its own pipe.
 
-A killed process loses only its own work: it shares no pipe or lock with the others, and another process takes its
-place. (With concurrent.futures or loky, one death fails all work of a pool, without an exit code.)
+A killed process loses only its own work: it shares no pipe or lock with the others, and another process replaces it.
+(With concurrent.futures or loky, one death fails all work of a pool, without an exit code.)
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from typing import Any
 
 from ddlsim.errors import ConfigError, DdlsimError
 
-#: times that a process may be killed as it starts, one after the other
+#: maximum number of consecutive attempts to start a process that is killed at its start
 _STARTS = 5
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 
 
 class ProcessDied(BrokenExecutor):
-    """The process that executed some work has died; another one takes its place."""
+    """The process that executed an order died; another one replaces it."""
 
 
 class Processes:
-    """Worker processes on this machine, started afresh, with one thread each.
+    """Worker processes on this machine, started by spawning, with one thread each.
 
     work    function that is called with each order; at the top level of a module
-    warm    called here while they start, for instance to compile what they need into the cache on disk
+    warm    called in this process while they start, for example to compile code into the cache on disk
     option  the argument that sets their number, for errors
 
-    They end with this process, however it ends, and leave Ctrl-C to it. Raises ConfigError if they cannot start because
+    They end when this process ends, in any way, and ignore Ctrl-C. Raises ConfigError if they cannot start because
     the script that they import has no main guard.
     """
 
@@ -84,10 +84,10 @@ class Processes:
             if thread.ident is not None:
                 thread.join()
 
-    # ------------------------------------------------------------ a thread for each process
+    # ------------------------------------------------------------ one thread per process
 
     def _serve(self, ready: Future[None]) -> None:
-        """Hand orders to a process, one after the other, and take what it answers."""
+        """Send orders to a process, one at a time, and receive its answers."""
         worker, problem = self._started()
         if problem is None:
             ready.set_result(None)
@@ -109,20 +109,20 @@ class Processes:
             else:
                 future.set_exception(error)
         if worker is not None:
-            worker.pipe.close()  # which ends it
+            worker.pipe.close()  # ends the process
             self._ended(worker)
 
     def _started(self) -> tuple[_Worker | None, Exception | None]:
-        """Return a process that is ready for work, or else why there is none."""
+        """Return a process that is ready for work, or the reason why there is none."""
         for _ in range(_STARTS):
             with self._lock:
                 if self._closing:
                     return None, ProcessDied("the pool is closed")
                 try:
                     worker = _start(self._work)
-                except RuntimeError:  # this process is one of a pool itself, which imports the script for it
+                except RuntimeError:  # this process belongs to a pool that imports the script
                     return None, self._unguarded()
-                except OSError as error:  # too many processes, no memory; or killed before it had begun to read
+                except OSError as error:  # too many processes, no memory, or killed before it could read
                     return None, DdlsimError(
                         f"{self._option}: a process cannot be started: {error}; use fewer processes"
                     )
@@ -142,8 +142,8 @@ class Processes:
         )
 
     def _ended(self, worker: _Worker) -> int | None:
-        """Wait for the end of a process, and return its exit code: the negative signal, if it was killed."""
-        with self._lock:  # starting a process asks for the ends of all others: they must not be waited for meanwhile
+        """Wait for the end of a process, and return its exit code: the negative signal if it was killed."""
+        with self._lock:  # starting a process polls all others, which must not be joined meanwhile
             worker.process.join()
             self._running.discard(worker.process)
         worker.pipe.close()
@@ -151,14 +151,14 @@ class Processes:
 
 
 class _Worker:
-    """A process, and our end of the pipe to it."""
+    """A process, and this process's end of the pipe to it."""
 
     def __init__(self, process: SpawnProcess, pipe: Connection) -> None:
         self.process = process
         self.pipe = pipe
 
     def is_ready(self) -> bool:
-        """Wait until it has begun; False if it has died before."""
+        """Wait until it has started; False if it died before."""
         try:
             self.pipe.recv()
         except (EOFError, OSError):
@@ -166,13 +166,13 @@ class _Worker:
         return True
 
     def ask(self, order: object) -> tuple[object, Exception | None]:
-        """Return what it makes of an order, or the exception that it raises: EOFError if it has died."""
+        """Return the answer to an order, or the exception that it raised: EOFError if the process died."""
         try:
             self.pipe.send(order)
             answer: tuple[object, Exception | None] = self.pipe.recv()
         except (EOFError, OSError):
             return None, EOFError("the process has died")
-        except Exception as error:  # what it sent cannot be read here
+        except Exception as error:  # the answer cannot be unpickled here
             return None, error
         return answer
 
@@ -196,7 +196,7 @@ def _start(work: Callable[[Any], object]) -> _Worker:
         ours.close()
         raise
     finally:
-        theirs.close()  # only the process has it now: its end is the pipe's
+        theirs.close()  # only the process holds it now, so that its end closes the pipe
     return _Worker(process, ours)
 
 
@@ -204,7 +204,7 @@ def _start(work: Callable[[Any], object]) -> _Worker:
 
 
 def _serve_pipe(pipe: Connection, work: Callable[[Any], object]) -> None:
-    """Do the work with what comes through the pipe, until it is closed."""
+    """Execute the orders that arrive through the pipe, until it is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with suppress(EOFError, OSError):
@@ -219,7 +219,7 @@ def _serve_pipe(pipe: Connection, work: Callable[[Any], object]) -> None:
 
 
 def _sendable(error: Exception) -> Exception:
-    """Return the error, or one that says the same, if it does not survive a pipe."""
+    """Return the error, or a RuntimeError with its text if it cannot be pickled."""
     from multiprocessing.reduction import ForkingPickler
 
     try:
@@ -238,7 +238,7 @@ def _end_with_parent() -> None:
 
 @contextmanager
 def _deaf_to_ctrl_c() -> Iterator[None]:
-    """Start processes that Ctrl-C does not reach before :func:`_serve_pipe` has run; here it is heard later."""
+    """Block Ctrl-C while processes start, until :func:`_serve_pipe` ignores it; this process receives it afterwards."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -251,7 +251,7 @@ def _deaf_to_ctrl_c() -> Iterator[None]:
 
 @contextmanager
 def one_thread_each() -> Iterator[None]:
-    """Let processes that start in this context use one thread each for linear algebra."""
+    """Make processes started in this context use one thread each for linear algebra."""
     before = {name: os.environ.get(name) for name in _THREADS}
     os.environ.update(dict.fromkeys(_THREADS, "1"))
     try:

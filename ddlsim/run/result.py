@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def _stack(result: Result) -> dict[str, object] | None:
-    """Return the software that computes, None where times do not depend on it."""
+    """Return the software stack as a dictionary, or None if times do not depend on it."""
     workload = result.workloads[0]
     if workload.known or not workload.by_kernel:
         return None
@@ -42,16 +42,16 @@ def _stack(result: Result) -> dict[str, object] | None:
 
 
 def _history(result: Result) -> list[dict[str, float | None]]:
-    """The history as plain values; what there is not (a loss before the first gradient) is None, not NaN."""
+    """The history as plain values; missing ones (a loss before the first gradient) are None, not NaN."""
     rows = result.evaluations if result.monitor is not None else []
     return [{name: None if value != value else value for name, value in row._asdict().items()} for row in rows]
 
 
-#: messages and steps of workers up to which a run is so short that printing it simulates it 20 times more
+#: maximum messages and worker steps of runs that are simulated 20 more times when printed
 QUICK_MESSAGES, QUICK_STEPS = 100_000, 500
-#: steps of workers up to which printing a run under a fitted stack simulates it 3 times more
+#: maximum worker steps of runs under a fitted stack that are simulated 3 more times when printed
 STACK_STEPS = 100_000
-#: messages up to which it is simulated 3 times more to see how stable it is, even if not requested
+#: maximum messages of runs whose stability is computed, by 3 more runs, even if not requested
 STABILITY_MESSAGES = 20_000
 
 
@@ -193,7 +193,7 @@ class Result(Outcome):
 
         save(self, path)
 
-    # ------------------------------------------------------------ why
+    # ------------------------------------------------------------ causes
 
     def sensitivities(self) -> list[Sensitivity]:
         """Simulate the run with compute, links or latencies improved by 10 %, and return the gains in descending order.
@@ -228,7 +228,7 @@ class Result(Outcome):
             raise DdlsimError("the run was interrupted, so its bottleneck is unknown; let the run complete")
         return self.sensitivities()[0]
 
-    # ------------------------------------------------------------ how sure
+    # ------------------------------------------------------------ uncertainty
 
     @property
     def uncertain(self) -> bool:
@@ -237,7 +237,7 @@ class Result(Outcome):
 
     @property
     def _sampled(self) -> bool:
-        """Whether an interval is that of many simulations."""
+        """Whether the interval comes from many simulations."""
         return self.cluster.calibration is not None or not isinstance(self.experiment.jitter, NoJitter)
 
     @property
@@ -270,7 +270,7 @@ class Result(Outcome):
         return self.interval() if self.uncertain and self._is_quick(*limits) else None
 
     def _is_quick(self, n_messages: float, most_steps: int = QUICK_STEPS) -> bool:
-        """Whether to simulate it again some times takes little: a rule on what it did, not on how long that took."""
+        """Whether some more simulations of the run are cheap, judged by its size and not by the time it took."""
         n_steps = self.n_workers * sum(self.experiment.window)
         small = self.n_messages <= n_messages and n_steps <= most_steps
         return small and not self.interrupted and self.monitor is None and not self.co_located

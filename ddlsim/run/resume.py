@@ -31,7 +31,7 @@ from ddlsim.workload.model import Model, load_model
 if TYPE_CHECKING:
     from ddlsim.run.result import Result
 
-#: fields of an experiment that may be others in the run that continues: they say when it ends
+#: fields of an experiment that may differ in the resumed run: they determine its end
 _ENDS = ("epochs", "updates", "target_accuracy", "target_loss", "moving_average")
 ENDS = frozenset({"max_time", *(f"training.{name}" for name in _ENDS)})
 
@@ -109,7 +109,7 @@ def load(path: str | Path) -> Saved:
     return Saved(str(path), *files.read(path))
 
 
-# ------------------------------------------------------------ stopping and saving a run under way
+# ------------------------------------------------------------ stopping and saving a run in progress
 
 
 @dataclass
@@ -119,7 +119,7 @@ class Interrupt:
     wanted: bool = False
 
     def __call__(self) -> None:
-        """Stop the run before its clock goes on."""
+        """Request a stop before the clock advances."""
         self.wanted = True
 
     def guarded(self, progress: Progress) -> Progress:
@@ -138,7 +138,7 @@ class Interrupt:
     def on_ctrl_c(self) -> Iterator[None]:
         """Let the first Ctrl-C request a stop; the second raises KeyboardInterrupt anywhere.
 
-        Only in the main thread, which receives signals, and if no other handler is installed.
+        Applies only in the main thread, which receives signals, and if no other handler is installed.
         """
         if (
             threading.current_thread() is not threading.main_thread()
@@ -151,7 +151,7 @@ class Interrupt:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             self()
             if multiprocessing.parent_process() is None:
-                with suppress(OSError):  # and not print, which may be what the signal came in the middle of
+                with suppress(OSError):  # not print, which the signal may have interrupted
                     os.write(2, b"stopping before the clock goes on; Ctrl-C again stops at once\n")
 
         signal.signal(signal.SIGINT, first)
@@ -179,7 +179,7 @@ class SavePoints:
 
     def __call__(self) -> bool:
         """Return whether the run should stop here."""
-        ended = self.monitor.checkpoint is not None  # and is marked already
+        ended = self.monitor.checkpoint is not None  # and is already marked
         if self.save is not None and not ended and time.monotonic() >= self._next:
             self.save(self.monitor.snapshot())
             self._next = time.monotonic() + self.every

@@ -30,7 +30,7 @@ from ddlsim.text_tables import labelled
 if TYPE_CHECKING:
     import pandas as pd
 
-#: columns of the history that others can be drawn against
+#: columns of the history that can serve as horizontal axis
 AXES = ("time", "updates", "epoch", "nbytes")
 Axis = Annotated[str, one_of(*AXES)]
 Column = Annotated[str, one_of(*Row._fields)]
@@ -170,7 +170,7 @@ class Seeds:
         return f"{len(self.runs)} seeds of {self.experiment.strategy.label}"
 
     def _rows(self) -> list[tuple[str, str]]:
-        """Return labels and texts of what is printed; one without a label goes on with the row before."""
+        """Return labels and texts for printing; a row without a label continues the previous one."""
         rows = [("accuracy", str(self.accuracy()))]
         target = self._training.target_accuracy
         if target is not None:
@@ -183,7 +183,7 @@ class Seeds:
 
 
 def half_width(values: Floats, confidence: float) -> Floats:
-    """Return half the width of the interval of the mean over the first axis."""
+    """Return half the width of the confidence interval of the mean over the first axis."""
     n = len(values)
     if n < 2:
         return np.full(values.shape[1:], math.nan)
@@ -192,7 +192,7 @@ def half_width(values: Floats, confidence: float) -> Floats:
 
 @functools.lru_cache(maxsize=1024)
 def t_quantile(dof: float, level: float = 0.95) -> float:
-    """Return the t that a variable with Student's t distribution exceeds in size with probability 1 - `level`.
+    """Return the t that the absolute value of a Student-t variable exceeds with probability 1 - `level`.
 
     dof    degrees of freedom, at least 1; with infinitely many it is a normal distribution
     level  probability of the interval from -t to t
@@ -213,10 +213,10 @@ def t_quantile(dof: float, level: float = 0.95) -> float:
 
 
 def mean_line(lines: Sequence[Floats], confidence: float) -> tuple[Floats, Floats, Floats, Ints]:
-    """Return places, the mean of the lines there, half the width of its interval, and how many lines extend so far,
-    each (n_places,).
+    """Return x positions, the mean of the lines there, half the width of its interval, and the number of lines that
+    extend so far, each (n_places,).
 
-    lines  each (2, n): increasing places, and values. The result starts where all have started; lines keep their last
+    lines  each (2, n): increasing x, and values. The result starts where all lines have started; lines keep their last
            value
     """
     at = np.unique(np.concatenate([line[0] for line in lines]))
@@ -229,8 +229,8 @@ def mean_line(lines: Sequence[Floats], confidence: float) -> tuple[Floats, Float
 def interval_of(
     values: Sequence[float], confidence: float, most: float = math.inf, limits: Sequence[float] | float = 0.0
 ) -> Interval:
-    """Return the interval of the mean of `values`, which lie between 0 and `most`; inf marks targets that were not
-    reached up to the `limits`."""
+    """Return the interval of the mean of `values` between 0 and `most`; inf marks targets that were not reached within
+    the `limits`."""
     reached = np.isfinite(values)
     n, n_missed = int(reached.sum()), int((~reached).sum())
     if not n:
@@ -241,7 +241,7 @@ def interval_of(
     return Interval(mean, low, math.inf if n_missed else high, float(np.median(values)), n, n_missed, confidence)
 
 
-# ---------------------------------------------------------------- running
+# ---------------------------------------------------------------- simulation
 
 
 @checked
@@ -277,7 +277,7 @@ def _one(experiment: Experiment) -> SeedRun:
 def _in_processes(experiments: list[Experiment], n_processes: int) -> Iterator[SeedRun]:
     try:
         pickle.dumps(experiments[0])
-    except Exception as error:  # whatever a class raises that cannot be pickled
+    except Exception as error:  # pickling calls arbitrary code
         raise ConfigError(f"the experiment cannot be sent to other processes ({error}); use processes=1") from None
     pool = Processes(n_processes, _one, option="processes")
     futures = [pool.submit(experiment) for experiment in experiments]

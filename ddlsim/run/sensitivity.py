@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 CHANGE = 0.10
-#: steps that each variant simulates (with the same random streams), at most and unless workers talk less often
+#: maximum number of simulated steps per variant (with the same random streams), unless workers communicate less often
 STEPS = 5
 
 
@@ -60,9 +60,9 @@ def sensitivities(experiment: Experiment) -> list[Sensitivity]:
     except ConfigError:
         if experiment.training is None:
             raise
-        base, steps = experiment, most  # when workers talk depends on what they learn
+        base, steps = experiment, most  # when workers communicate depends on the training
         reference = complete(base)
-    # workers that seldom talk have to talk once
+    # workers that seldom communicate must do so once
     while reference.n_workers > 1 and not reference.nbytes_sent and steps < most:
         steps = min(most, 2 * steps)
         base = dataclasses.replace(base, steps=steps)

@@ -69,7 +69,7 @@ def _workers(
 
 
 def _check_compressible(model: Model) -> None:
-    """Raise ConfigError for embedding tables that learn: what is compressed is what workers exchange, without them."""
+    """Raise ConfigError for trained embedding tables: workers compress only exchanged gradients, which exclude them."""
     names = ", ".join(layer.name for layer in model.layers if layer.model_parallel)
     if names:
         raise ConfigError(
@@ -86,7 +86,7 @@ def _monitor(
     saved: Checkpoint | None,
     shift: Shift | None,
 ) -> Monitor | None:
-    """Return what evaluates a training run, after the strategy has said where its model is."""
+    """Return the monitor of a training run, after the strategy has set where its model is."""
     training, task = experiment.training, context.learner.task
     if training is None or task is None:
         return None
@@ -104,7 +104,7 @@ def _monitor(
 
 
 def _learner(prepared: Prepared, loaded: Experiment, saved: Saved | None, shift: Shift | None) -> Learner:
-    """Return the learner, which knows the values of the `saved` run where there is one."""
+    """Return the learner, with the values of the `saved` run if there is one."""
     task, n_workers = prepared.task, contract.of(loaded.strategy).n_replicas(len(prepared.nodes))
     if saved is None:
         return Learner(DataPlane(), task, n_workers, None if shift is None else shift.begin)
@@ -198,14 +198,14 @@ class UnderWay:
         report = None if progress is None else self.interrupt.guarded(progress)
         before = saved.checkpoint if saved is not None else None
         self.monitor = stop.monitor = _monitor(context, experiment, report, before, shift)
-        #: s on the network's clock at which it ends in any case
+        #: latest end in s on the network's clock
         self.latest = start + min(max_time, horizon)
         self._cut_short = horizon < max_time
         self.interrupted = self.halfway = False
         self.reason = ""
 
     def _check(self) -> None:
-        """Raise ConfigError for what has no effect with this strategy, or note it."""
+        """Raise ConfigError for settings without effect under this strategy, or note them."""
         experiment, context = self.experiment, self.context
         if not context.waits_for_all:
             check_free(experiment)
@@ -236,7 +236,7 @@ class UnderWay:
         self.check_horizon()
 
     def check_horizon(self) -> None:
-        """Raise BeyondError if the run waits only for faults that have not been sampled yet."""
+        """Raise BeyondError if the run stopped only at the end of the sampled random faults."""
         if self._cut_short and not self.stop.reason and self.loop.now >= self.latest:
             raise faults.BeyondError(f"random faults are sampled only up to {self.latest} s of simulated time")
 
@@ -256,8 +256,8 @@ class UnderWay:
             self.reason = str(error)
 
     def has_ended(self, error: DdlsimError | None, whose: str) -> None:
-        """Record that it has ended, by its own rule or with an error; raises the error, with its owner, if the run has
-        no result then."""
+        """Record the end of the run, by its own rule or with an error. Raises the error, prefixed with `whose`, if the
+        run has no result."""
         if error is not None and not isinstance(error, DivergedError):
             raise type(error)(f"{whose}{error}") from None
         if error is None:
@@ -267,7 +267,7 @@ class UnderWay:
     # ------------------------------------------------------------ the result
 
     def result(self, *, stability: bool = False) -> Result:
-        """Return the result of a run that has ended, after checking that it adds up."""
+        """Return the result of a run that has ended, after the conservation checks."""
         loop, recorder, prepared = self.loop, self.recorder, self.prepared
         recorder.close(loop.now)
         if not recorder.updates:
@@ -300,7 +300,7 @@ class UnderWay:
             memory=prepared.fullest,
             sampled_faults=tuple(each for each in self._random if each.start < loop.now - loop.start),
         )
-        if not self.halfway:  # a run interrupted in the middle of an event has booked only a part of it
+        if not self.halfway:  # an event interrupted halfway has booked only a part of its time
             check_result(result, loop, self.stop.n_samples)
         if more := tuple(notes.superlinear_notes(result)):
             result = dataclasses.replace(result, notes=(*result.notes, *more))
@@ -316,7 +316,7 @@ class UnderWay:
             *notes.window_notes(experiment),
             *life_notes(experiment, free=self.recorder.down is not None),
             *notes.link_notes(prepared.cluster),
-            *dict.fromkeys(context.notes),  # parts of a communicator say the same
+            *dict.fromkeys(context.notes),  # parts of a communicator repeat notes
             *feed_notes(experiment, self.recorder, seconds),
             *faults.sampled_notes(experiment.faults, happened, seconds),
             *notes.late_notes((*experiment.faults, *experiment.slowdowns, *experiment.background), lasts),
@@ -340,7 +340,7 @@ class UnderWay:
 
 def plan_of_run(experiment: Experiment, steps: int | None = None) -> Plan:
     """Return the tasks of a run's ranks in its first `steps` steps (None: in one cycle of steps), without jitter,
-    slow-downs, faults and failures.
+    slowdowns, faults and failures.
 
     The run is set up as for a simulation, and its executor returns the plan. Raises ConfigError for processes without
     one.
@@ -396,8 +396,8 @@ def run(
     def made(horizon: float) -> Result:
         together, network = None, None
         known = contract.of(experiment.strategy).collectives().cost != "simulated"
-        if experiment.background or (experiment.faults and known):  # on a shared network faults slow known costs, too
-            from ddlsim.run.concurrent import with_background  # which sets up runs, too
+        if experiment.background or (experiment.faults and known):  # faults also slow known costs on a shared network
+            from ddlsim.run.concurrent import with_background  # which imports this module
 
             together = with_background(
                 prepared.experiment, prepared.cluster, prepared.nodes, keep_spans=keep_spans, horizon=horizon

@@ -33,19 +33,19 @@ from ddlsim.workload.input import Input
 if TYPE_CHECKING:
     from ddlsim.run.outcome import Outcome
 
-#: how many times as long as undisturbed steps others are waited for
+#: time limit of steps during events, relative to undisturbed steps
 STANDS_STILL = 300.0
-#: environments beyond which events of the same kind count as alike, whatever part of the cluster they happen to
+#: number of simulated environments beyond which events of the same kind are treated as equal, wherever they occur
 MANY = 64
-#: random faults that are drawn; from then on it goes on as until then, on average
+#: maximum number of sampled random faults; after them, the mean pace so far continues
 MOST_FAULTS = 10_000
-#: after which caches are taken to be as full as they get
+#: number of epochs after which caches are treated as being in the steady state
 MOST_EPOCHS = 200
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Event:
-    """A change from `start` to `end` (s): `what`, in the `field` of an experiment, without start and end of its own."""
+    """A change from `start` to `end` (s): `what`, in the `field` of an experiment, without its start and end."""
 
     start: float
     end: float
@@ -54,12 +54,12 @@ class Event:
 
     @functools.cached_property
     def name(self) -> str:
-        """What it is, in full."""
+        """Complete description, used as a key."""
         return repr(self.what)
 
     @property
     def alike(self) -> tuple[str, float, float]:
-        """What it has in common with the same happening elsewhere."""
+        """Properties shared with equal events elsewhere."""
         what = self.what
         return type(what).__name__, getattr(what, "factor", 0.0), getattr(what, "reroute", 0.0)
 
@@ -87,7 +87,7 @@ class Span(NamedTuple):
 
 
 def events_of(experiment: Experiment, faults: Iterable[Any]) -> list[Event]:
-    """Return what slows an experiment with these faults from some time to another, each at full strength."""
+    """Return the events that slow down an experiment with these faults for a limited time, each at full strength."""
     fields = {"slowdowns": experiment.slowdowns, "faults": at_known_times(faults), "background": experiment.background}
     return [
         Event(start, end, field, what)
@@ -103,7 +103,7 @@ class Paces:
     def __init__(self, experiment: Experiment, cluster: Cluster, nodes: Sequence[int]) -> None:
         self._experiment, self._cluster, self._nodes = experiment, cluster, nodes
         always = [each for each in experiment.background if not phases(each)]
-        #: the experiment without failures, and without what begins or ends at some time
+        #: the experiment without failures and temporary events
         self.steady = experiment.with_(
             failures=None, elastic=None, checkpoints=None, slowdowns=(), faults=(), background=always
         )
@@ -205,12 +205,12 @@ class Paces:
         }
 
     def _rates(self, active: Sequence[Event]) -> tuple[float, Floats]:
-        """Return the s of work, and of computing by each worker, in a second of what is active."""
+        """Return the progress (s of undisturbed work) and each worker's compute time per second with these events."""
         (steady, _), (step_time, computing) = self._environment(()), self._environment(active)
         return steady / step_time, computing
 
     def _environment(self, active: Sequence[Event]) -> tuple[float, Floats]:
-        from ddlsim.run.simulate import run  # which knows of results, and they of lives
+        from ddlsim.run.simulate import run  # circular: it imports results, and these failure timelines
 
         exact = tuple(sorted(each.name for each in active))
         alike = tuple(sorted(each.alike for each in active))
@@ -218,7 +218,7 @@ class Paces:
         if exact in known or (len(known) > MANY and alike in known):
             return known.get(exact) or known[alike]
         experiment = self.steady
-        if experiment.training is not None:  # some steps of it
+        if experiment.training is not None:  # only some of its steps
             ends: dict[str, Any] = {"epochs": None, "target_accuracy": None, "target_loss": None}
             training = dataclasses.replace(experiment.training, updates=sum(experiment.window), **ends)
             experiment = experiment.with_(training=training)
@@ -235,12 +235,12 @@ class Paces:
 
 
 def _computing(result: Outcome) -> Floats:
-    """Return the share of a run that each worker computed."""
+    """Return the share of the run's time for which each worker computed."""
     return result.device_seconds["compute"] / result.simulated_time
 
 
 def with_epochs(result: Outcome, ends: Floats) -> tuple[Floats, int]:
-    """Return the ends (s) of steps with those of the epochs in which caches fill, and how many of them repeat then."""
+    """Return the ends (s) of steps, including epochs in which caches fill, and how many of the last steps repeat."""
     from ddlsim.run.simulate import run
 
     experiment, cycle = result.experiment, len(result.measured_updates) - 1

@@ -55,7 +55,7 @@ class Traced:
 def traced_workload(
     traced: Traced, model: Model, device: Device, batch_size: int, *, speed: float, **options: Any
 ) -> Workload:
-    """Return what a worker computes in a step; options as of :func:`~ddlsim.workload.compute.make_workload`.
+    """Return a worker's workload; options as in :func:`~ddlsim.workload.compute.make_workload`.
 
     Raises :class:`~ddlsim.errors.ConfigError` for another batch size or model than the trace's.
     """

@@ -78,7 +78,7 @@ def _timelines() -> None:
 
 
 def _bounds() -> None:
-    """Bound a step from below, as the planner does."""
+    """Compute a lower bound on a step, as the planner does."""
     plan = _run().plan
     program = StepProgram.of(plan)
     program.bound(0, plan.n_steps)
@@ -86,7 +86,7 @@ def _bounds() -> None:
 
 
 def _images() -> None:
-    """Take a gradient of a network with every layer that convolutional ones have."""
+    """Compute a gradient of a network with every layer type of convolutional networks."""
     entries = [
         {"type": "conv", "channels": 6, "kernel": 3}, {"type": "batch_norm"}, {"type": "sigmoid"},
         {"type": "avg_pool", "kernel": 2}, {"type": "conv", "channels": 4, "kernel": 1}, {"type": "tanh"},
@@ -112,7 +112,7 @@ def _targets() -> None:
     network.loss_and_gradient(network.initial_params, x, np.eye(network.n_outputs, dtype=x.dtype)[labels])
 
 
-#: (what it is for, what compiles it, s of CPU time that it takes cold)
+#: (purpose, function that compiles it, CPU time in s with a cold cache)
 STEPS: tuple[tuple[str, Callable[[], object], float], ...] = (
     ("collectives", _run, 10.0),
     ("frames of TCP", partial(_run, "cloud-25g-16x8-v100", 16), 1.0),
@@ -127,7 +127,7 @@ STEPS: tuple[tuple[str, Callable[[], object], float], ...] = (
     ("targets that are numbers", _targets, 0.8),
 )
 
-#: is told what is being compiled, and how many seconds of how many are done
+#: called with what is being compiled, and the finished and total seconds
 Watcher = Callable[[str, float, float], None]
 
 
@@ -167,7 +167,7 @@ def warm_up(watch: Watcher | None = None) -> Warmth:
     files = compiler.files()
     return Warmth(
         compiled=tuple(compiled),
-        functions=compiler.n_precompiled() + sum(file.suffix == ".nbi" for file in files),  # an index for each
+        functions=compiler.n_precompiled() + sum(file.suffix == ".nbi" for file in files),  # one index per function
         seconds=time.process_time() - began,
         folders=tuple(sorted({file.parent for file in files})),
         nbytes=sum(file.stat().st_size for file in files),

@@ -28,7 +28,7 @@ class _Shard:
     mean_square: Value[Array] | None = None
 
     def apply(self, step: Value[Array], backup: Value[Array], staleness: int, n_samples: float) -> None:
-        """w <- w - eta f(tau) g, g being this shard's part of a gradient, after `n_samples` samples learned from.
+        """w <- w - eta f(tau) g, where g is this shard's part of a gradient, after `n_samples` training samples.
 
         `backup` is the part of the parameters that the gradient was computed at.
         """
@@ -43,7 +43,7 @@ class _Shard:
 class _Trip:
     """A worker's gradient since its last pull, from `n_samples` samples, and its copy of each shard.
 
-    ``messages`` are the compressed gradients for the servers, ``decoding`` the s that decoding their answers takes.
+    ``messages`` are the compressed gradients for the servers, ``decoding`` is the time to decode their answers in s.
     """
 
     pulled: list[Value[Array]]
@@ -67,7 +67,7 @@ class _Downpour:
         self.trips = [_Trip([shard.params for shard in self.shards]) for _ in self.context.workers]
 
     def go(self, accumulate: int) -> None:
-        """Let all workers repeat: compute a gradient (or `accumulate` of them), push it, pull the parameters."""
+        """Run all workers: compute a gradient (or `accumulate` of them), push it, pull the parameters, repeat."""
         context, workers, servers = self.context, self.context.workers, self.servers
         packs, follows = servers.messages.choice is not None, servers.follows
         compute = gradient(context, self.drawn if follows else None)
@@ -101,7 +101,7 @@ class _Downpour:
         trip.n_samples += worker.samples_per_step
 
     def back(self, worker: Worker) -> None:
-        """A recovered worker takes all shards, and has nothing to push."""
+        """Give a recovered worker all shards, and nothing to push."""
         self.trips[worker.rank] = _Trip([shard.params for shard in self.shards])
 
     def stepped(self, worker: Worker) -> None:
@@ -119,7 +119,7 @@ class _Downpour:
         self.lanes.set_message(worker, seconds, [message.sizes[0] for message in trip.messages])
 
     def served(self, worker: Worker, i: int, staleness: int, whole: bool) -> None:
-        """A shard applies its part and answers; it is an update when all have."""
+        """Apply a shard's part of the gradient and answer; the update is complete once every shard has done so."""
         trip, shard = self.trips[worker.rank], self.shards[i]
         assert trip.gradient is not None
         part = trip.messages[i] if trip.messages else self.servers.messages.gradient(worker, trip.gradient, i)
@@ -134,7 +134,7 @@ class _Downpour:
             worker.stop.updated(trip.n_samples)
 
     def pulled(self, worker: Worker) -> None:
-        """The worker has the parameters of all shards."""
+        """Assemble the parameters from all shards."""
         trip = self.trips[worker.rank]
         trip.gradient, trip.n_samples = None, 0
         worker.params = worker.learner.concatenate(trip.pulled)

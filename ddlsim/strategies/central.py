@@ -16,7 +16,7 @@ from ddlsim.runtime.lanes import Op, gradient
 from ddlsim.runtime.servers import UpdateRule, Visit, WithServers, check_layers, note_lock_step
 from ddlsim.strategies.staleness import Scaling, ScalingChoice, scaled, scaling_named
 
-#: a worker waits for the update that its gradient is part of
+#: whether a worker waits for the update that its gradient is part of
 UNTIL_APPLIED = Op(ls.MEET, "the gradients of others")
 
 
@@ -24,9 +24,9 @@ class CentralModel(UpdateRule):
     """The model at a strategy's servers: w <- w - eta * (1/c) sum_l f(tau_l) g_l for every `count` = c gradients.
 
     scaling    f
-    drop_late  gradients that are older than the latest update are thrown away
-    move       makes the next model of that mean; None: the run's optimizer
-    version    counts the updates
+    drop_late  whether gradients older than the latest update are dropped
+    move       computes the next model from this mean; None: the run's optimizer
+    version    number of updates so far
 
     Raises ConfigError if there are not enough machines for the servers, or if the run's optimizer cannot work on parts
     of the parameters.
@@ -49,12 +49,12 @@ class CentralModel(UpdateRule):
         self.late = self.told = not drop_late
         self.params = context.learner.initial
         self._state = context.learner.optimizer_state(self.params)
-        #: what each worker brings next
+        #: latest gradient of each worker
         self.gradients: dict[int, Value[Array]] = {}
         context.model = lambda: self.params
 
     def go(self, *held: Op) -> None:
-        """Let all workers repeat: compute a gradient, push it, wait as given, and pull the parameters."""
+        """Run all workers: compute a gradient, push it, wait as configured, pull the parameters, repeat."""
         self.serve(gradient(self.servers.context, self._drawn if self.servers.follows else None), [Op(ls.STEP)], held)
 
     def _drawn(self, worker: Worker) -> None:
@@ -69,7 +69,7 @@ class CentralModel(UpdateRule):
         return message
 
     def update(self, visits: Sequence[Visit]) -> None:
-        """Make an update now. Gradients are summed in rank order, whatever order they arrived in."""
+        """Update the model now. Gradients are summed in rank order, regardless of their order of arrival."""
         context = self.servers.context
         learner, stop = context.learner, context.stop
         in_order = sorted(visits, key=lambda g: g.rank)
@@ -129,7 +129,7 @@ class KAsync(OfK):
         """Start all workers."""
         self.check_k(context)
         center = CentralModel(self, context, self.k)
-        if self.k < len(context.workers):  # all of them are a barrier
+        if self.k < len(context.workers):  # with all of them, updates are a barrier
             note_lock_step(context)
         center.go(UNTIL_APPLIED)
 
@@ -249,6 +249,6 @@ class StaleSynchronous(WithServers):
     def start(self, context: RunContext) -> None:
         """Start all workers."""
         center = CentralModel(self, context)
-        if self.slack > 0:  # with 0 they wait for each other
+        if self.slack > 0:  # with 0, updates are a barrier
             note_lock_step(context)
         center.go(Op(ls.CLOCK, "the slowest worker", number=ls.MANY if math.isinf(self.slack) else int(self.slack)))

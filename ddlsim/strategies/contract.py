@@ -25,14 +25,14 @@ from ddlsim.workload.stage import Stage
 
 P = ParamSpec("P")
 R = TypeVar("R")
-#: names of parameters, positional and by keyword
+#: names of positional and keyword parameters
 Parameters = tuple[tuple[str, ...], tuple[str, ...]]
-#: samples of a worker by default
+#: default number of samples per worker
 SAMPLES = 32
-#: the parameters of methods that a class must define (``buckets``: of an overlap policy), and of those that it may
+#: parameters of methods that a class must define (``buckets``: for an overlap policy), and of optional methods
 REQUIRED: dict[str, Parameters] = {"start": (("context",), ()), "buckets": (("workload",), ())}
 OPTIONAL: dict[str, Parameters] = {}
-#: a method describes what another one does: a subclass that overrides the second must override the first, too
+#: methods that describe others: a subclass that overrides one of the latter must override the former, too
 _DESCRIBES = {
     "program": ("start",),
     "plan": ("start", "program"),
@@ -43,7 +43,7 @@ _DESCRIBES = {
 
 
 def _optional(default: Callable[Concatenate[Contract, P], R]) -> Callable[Concatenate[Contract, P], R]:
-    """Make a method of the contract: the strategy's own, or `default` where its class has none."""
+    """Make an optional method of the contract: the strategy's own, or `default` if its class has none."""
     name = default.__name__
     parameters = list(inspect.signature(default).parameters.values())[1:]
     by_keyword = tuple(each.name for each in parameters if each.kind is each.KEYWORD_ONLY)
@@ -295,8 +295,8 @@ class Contract:
 def of(strategy: object) -> Contract:
     """Return the contract of a strategy, or of any object: the methods of its class, and defaults for the rest.
 
-    Raises ConfigError for an attribute of the class that has the name of a method but is none, and for a method with
-    other parameters.
+    Raises ConfigError for an attribute of the class that has the name of a method but is not a method, and for a method
+    with different parameters.
     """
     kind: Any = type(strategy)
     return Contract(strategy, _methods_of(kind))
@@ -338,6 +338,6 @@ def _methods_of(kind: type) -> Mapping[str, Any]:
 
 
 def _bound(attribute: Any, owner: object, kind: type) -> Any:
-    """Return what ``owner.attribute`` is for a function, static method, class method or callable of its class."""
+    """Return the value of ``owner.attribute`` for a function, static method, class method or callable of its class."""
     descriptor: Any = attribute
     return descriptor.__get__(owner, kind) if inspect.isroutine(attribute) else attribute

@@ -16,7 +16,7 @@ from ddlsim.runtime.servers import UpdateRule, Visit, WithServers, note_lock_ste
 
 
 class _Springs(UpdateRule):
-    """Workers tied to the center z at the servers: z <- z + alpha sum_i (x_i - z), over ``n_visitors`` at a time."""
+    """Workers and the center z at the servers: z <- z + alpha sum_i (x_i - z), over ``n_visitors`` at a time."""
 
     def __init__(self, servers: Servers, alpha: float, n_visitors: int) -> None:
         super().__init__(servers)
@@ -29,7 +29,7 @@ class _Springs(UpdateRule):
         context.model, context.mixture = lambda: self.center, "the center, which has been moved by workers"
 
     def go(self, period: int) -> None:
-        """Let all workers make local steps, with an elastic exchange with the center in every `period`-th."""
+        """Run all workers: local steps, with an elastic exchange with the center in every `period`-th one."""
         servers, context = self.servers, self.servers.context
         learns = servers.follows
         end = Op(ls.STEP, follow=self._step if learns else None, number=ls.COMMON if self.count > 1 else ls.EACH)

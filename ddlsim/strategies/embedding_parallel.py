@@ -40,7 +40,7 @@ from ddlsim.workload.table_placement import (
 )
 
 InOrder = NoOverlap | PerLayer | DdpBuckets
-#: workers from which on the one that computes the bottom MLP for all holds no tables (NVIDIA's DLRM)
+#: number of workers from which the one that computes the bottom MLP for all samples holds no tables (NVIDIA's DLRM)
 MANY = 5
 
 
@@ -99,7 +99,7 @@ class EmbeddingParallel(DealtOut):
         more = ", bottom MLP on one rank" if self.bottom_mlp == "one rank" else ""
         return f"embedding parallel ({self.sharding}{more})"
 
-    # ------------------------------------------------------------ where tables are
+    # ------------------------------------------------------------ placement of tables
 
     def placement(self, workload: Workload, n_workers: int) -> Placement:
         """Return the placement of the tables on `n_workers` workers.
@@ -219,7 +219,7 @@ class EmbeddingParallel(DealtOut):
             ]
         gradient = first.gradient_nbytes / sum(
             layer.n_params for layer in first.model.layers if not layer.model_parallel
-        )  # bytes of each
+        )  # in bytes
         return embeddings(
             workloads, works, self._policy.buckets, row_wise=placement.row_wise_columns,
             replicated=gradient * placement.replicated_params, indices=self.indices, bottom_rank=self._root,
@@ -233,13 +233,13 @@ class EmbeddingParallel(DealtOut):
         nodes = np.array(context.nodes)
         schedules = Schedules(program.unroll(1), self.algorithm, context.cluster, nodes, self.rank_order)
         context.notes.append(self._note(each[0], len(each)))
-        # a rank awaits the indices of the step after the next one while others are still in the step before
+        # a rank waits for the indices of the step after the next one while others are still in the previous step
         live = LIVE + 1 if self.indices == "prefetched" else LIVE
         exchanges, samples = by_schedules(context, schedules), sum(workload.batch_size for workload in each)
         run_table(context, program, exchanges, samples=samples, live=live)
 
     def _note(self, workload: Workload, n_workers: int) -> str:
-        """Say how full the fullest and the emptiest workers are, and what they look up."""
+        """Return a note on the memory use of the fullest and the emptiest workers, and their lookups."""
         placement = self.placement(workload, n_workers)
         totals = []
         for rank in range(n_workers):

@@ -106,7 +106,7 @@ class _Rounds(UpdateRule):
         context.model = lambda: self.params
 
     def go(self) -> None:
-        """Let clients repeat: wait for a round, pull the model, make local steps, and push theirs."""
+        """Run the clients: wait for a round, pull the model, make local steps, push the result, repeat."""
         clients = self._clients
         step = [
             *gradient(self.servers.context, lambda worker: clients[worker.rank].draw()),
@@ -131,7 +131,7 @@ class _Rounds(UpdateRule):
         return self._n_steps[worker.rank] * worker.samples_per_step
 
     def pack(self, worker: Worker) -> Message:
-        self._clients[worker.rank].gradients.clear()  # they are in the model
+        self._clients[worker.rank].gradients.clear()  # they are part of the model now
         return self.servers.messages.model(worker, worker.params)
 
     def answer(self, worker: Worker) -> Message:
@@ -222,7 +222,7 @@ class _Buffer(CentralModel):
 
 
 class _Client:
-    """What a client does between two visits of the servers."""
+    """State of a client between two visits to the servers."""
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker

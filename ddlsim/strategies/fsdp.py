@@ -47,7 +47,7 @@ from ddlsim.workload.roles import blocks, weight_units
 from ddlsim.workload.stage import Stage
 from ddlsim.workload.tensor_parallel import tensor_parallel
 
-#: fields that go with a stage only
+#: fields that apply only to some stages
 OF_STAGE_3 = ("prefetch", "shard", "units")
 
 
@@ -184,7 +184,7 @@ class FSDP:
             all_reduce=None if self.shard is None else fabric.algorithm,
         )
 
-    # ------------------------------------------------------------ who has what
+    # ------------------------------------------------------------ parts of the model
 
     @property
     def _ahead(self) -> int:
@@ -254,7 +254,7 @@ class FSDP:
             return tuple(self.units)
         return weight_units(model.layers)
 
-    # ------------------------------------------------------------ what they do
+    # ------------------------------------------------------------ the step
 
     def accumulates_shards(self, n_workers: int) -> bool:
         """Return whether every micro-batch ends with reduce-scatters, which leave each worker a shard."""
@@ -298,8 +298,8 @@ class FSDP:
         return program.map(keeping)
 
     def _compressible(self, context: RunContext, plan: Plan, accumulation: int) -> list[slice]:
-        """Return the elements of the flat gradient in each part of the plan. Raises ConfigError, with the reason, if
-        the gradients cannot be compressed."""
+        """Return the slice of the flat gradient in each part of the plan. Raises ConfigError, with the reason, if the
+        gradients cannot be compressed."""
         assert context.compression is not None
         compressor = context.compression.compressor
         if self.shard is not None:
@@ -320,7 +320,7 @@ class FSDP:
                 f"{len(plan.parts)} parts; use stage=1 or 2 with overlap='none', or a compressor such as TopK"
             )
         sizes = [rounded(part.nbytes) for part in plan.parts]
-        if self.stage < 3:  # buckets, from the last tensors to the first
+        if self.stage < 3:  # buckets, starting with the last tensors
             sizes = sizes[::-1]
         ends = np.cumsum(sizes)
         slices = [slice(end - size, end) for size, end in zip(sizes, ends.tolist(), strict=True)]
@@ -361,7 +361,7 @@ class FSDP:
 
 @functools.lru_cache(maxsize=16)
 def _recomputing(workload: Workload, recompute: str, share: float = 1.0) -> Workload:
-    """Return the workload whose backward pass computes activations again."""
+    """Return the workload whose backward pass recomputes activations."""
     if recompute == "none":
         return workload
     if not any(layer.heads for layer in workload.model.layers):

@@ -33,7 +33,7 @@ from ddlsim.strategies.mixing import (
 from ddlsim.streams import stream
 
 P = ParamSpec("P")
-#: a graph of workers, or the weights with which they average models
+#: a graph of workers, or the weights of their averages
 Mixing = Annotated[
     str | Graph | Weights | Sequence[Sequence[float]] | npt.NDArray[np.float64],
     validated_by(functools.partial(check_graph, weights=True)),
@@ -41,14 +41,14 @@ Mixing = Annotated[
 
 
 def checked_graph(graph: Mixing) -> str | Graph | Weights:
-    """Return a graph as :data:`Mixing` has checked it."""
+    """Return the immutable form of a graph with the type :data:`Mixing`."""
     return check_graph(graph, "graph", weights=True)
 
 
 class _Peers:
     """Workers that compute gradients and send each other their models, compressed if the run compresses.
 
-    gradients  the latest of each worker
+    gradients  latest gradient of each worker
     packs      whether messages are encoded
     follows    whether values or sizes depend on operations
     """
@@ -69,11 +69,11 @@ class _Peers:
         return [*packed, Op(ls.WORK, "encode")]
 
     def after(self, follow: Callable[P, None]) -> Callable[P, None] | None:
-        """Return the call that follows an operation, None if neither values nor sizes depend on it."""
+        """Return the call that follows an operation; None if neither values nor sizes depend on it."""
         return follow if self.follows else None
 
     def run(self, ops: Sequence[Op], samples: int, **how: Any) -> None:
-        """Let all workers repeat the operations (:class:`~ddlsim.runtime.lanes.Lanes`)."""
+        """Run the operations repeatedly on all workers (:class:`~ddlsim.runtime.lanes.Lanes`)."""
         nbytes = self.context.workers[0].workload.gradient_nbytes
         self.lanes = Lanes(self.context, ops, nbytes, samples, messages=self.messages, **how)
 
@@ -86,11 +86,11 @@ class _Peers:
 
 
 class Neighbours(_Peers):
-    """Workers that send each other their models: in every step, worker i receives the models with a weight in row i of
-    ``matrix``, (N, N).
+    """Workers that send each other their models: in every step, worker i receives the models that have a weight in row
+    i of ``matrix``, (N, N).
 
     public   every worker's latest model as its neighbours hold it
-    arriving messages in flight, or received and not mixed in yet, by sender, receiver and the sender's count
+    arriving messages in flight, or received but not yet used, by sender, receiver and the sender's step count
     """
 
     def __init__(self, context: RunContext, matrix: npt.NDArray[np.float64], owner: str) -> None:
@@ -102,26 +102,26 @@ class Neighbours(_Peers):
         self.public: list[Value[Array]] = [ABSENT for _ in ranks]
         self.arriving: dict[tuple[int, int, int], Message] = {}
 
-    # ------------------------------------------------------------ what workers do
+    # ------------------------------------------------------------ operations
 
     def send(self) -> list[Op]:
         """Return the operations that encode a worker's model and send it."""
         return [*self.encode(), Op(ls.POST)]
 
     def receive(self, step: str) -> list[Op]:
-        """Return the operations that wait until all messages of a worker in a `step` (a name) have arrived, sent and
-        received."""
+        """Return the operations that wait until all messages that a worker sends or receives in a `step` (its name in
+        waits) have arrived."""
         come = Op(ls.AWAIT, "neighbours", waits=f"its neighbours' parameters of step {step}")
         return [come, *([Op(ls.ASK, follow=self._come)] if self.packs else []), Op(ls.WORK, "decode")]
 
     def go(self, ops: Sequence[Op]) -> None:
-        """Let all workers repeat the operations."""
+        """Run the operations repeatedly on all workers."""
         samples = self.context.workers[0].samples_per_step * len(self.matrix)
         self.run(ops, samples, peers=self.receivers, depth=1 + self._lead())
 
     def _lead(self) -> int:
-        """Return how many steps a worker can be ahead of a receiver of its messages: it waits for messages of that
-        receiver directly, or through a chain of workers that wait for each other."""
+        """Return the number of steps by which a worker can be ahead of a receiver of its messages. It waits for
+        messages of that receiver directly, or through a chain of workers that wait for each other."""
         if ((self.matrix != 0.0) == (self.matrix.T != 0.0)).all():
             return 1
         lead = 1
@@ -136,10 +136,10 @@ class Neighbours(_Peers):
             lead = max([lead, *(distance[j] for j in self.senders[start])])
         return lead
 
-    # ------------------------------------------------------------ what follows
+    # ------------------------------------------------------------ values
 
     def models(self, worker: Worker) -> dict[int, Value[Array]]:
-        """Take the received models of a worker's neighbours; return them, and its own as the neighbours hold it."""
+        """Remove and return the received models of a worker's neighbours; add its own, as the neighbours hold it."""
         me = worker.rank
         count = self._count(worker)
         return {me: self.public[me]} | {j: self.arriving.pop((j, me, count)).value for j in self.senders[me]}
@@ -298,7 +298,7 @@ class ADPSGD:
 
 
 class _Pairs(_Peers):
-    """Workers of which those with `partners` ask one of them for the average in every step."""
+    """Workers of a bipartite graph. In every step, those with `partners` request an average with a random one."""
 
     def __init__(self, context: RunContext, partners: Sequence[Sequence[int]]) -> None:
         super().__init__(context, Messages(context, owner="ADPSGD", peers=True))
@@ -331,10 +331,9 @@ class _Pairs(_Peers):
             self.lanes.set_message(worker, message.seconds, message.sizes)
 
     def _average(self, worker: Worker, rank: int, staleness: int, whole: bool) -> None:
-        """Average where the parameters have arrived, and send the average back (compressing it takes none of the
-        partner's compute time).
+        """Average at the partner, and send the average back (compressing it takes none of the partner's compute time).
 
-        No other worker changes the parameters of the one that asks, so both can take the average at once.
+        While a worker waits for the average, no other worker changes its parameters, so both models can be set at once.
         """
         partner, message, mine = self.context.workers[rank], self.sent[worker.rank], worker.params
         back, theirs = self.messages.model(partner, partner.params, to=worker.rank), partner.params
@@ -362,7 +361,7 @@ class _Push(NamedTuple):
 
 @dataclass
 class Peer:
-    """A worker of :class:`GossipSGD`: the weight of its parameters, its received messages and its push in flight."""
+    """A worker of :class:`GossipSGD`: the weight of its parameters, its received messages, and its push in flight."""
 
     replica: Replica
     weight: float
@@ -372,7 +371,7 @@ class Peer:
     coming: list[_Push] = field(default_factory=list)
 
     def take(self) -> float:
-        """Start to merge all received messages; return the s that decoding them takes."""
+        """Begin to merge all received messages; return the time to decode them in s."""
         self.coming, self.inbox = self.inbox, []
         return sum(self.messages.decode_seconds(self.replica.worker, push.message) for push in self.coming)
 
@@ -437,7 +436,7 @@ class GossipSGD:
 
 
 class _Gossip(_Peers):
-    """Workers that now and then push to one of their neighbours, `near`."""
+    """Workers that occasionally push to one of their neighbours, `near`."""
 
     def __init__(self, rule: GossipSGD, context: RunContext, peers: list[Peer], near: Sequence[Sequence[int]]) -> None:
         super().__init__(context, peers[0].messages)

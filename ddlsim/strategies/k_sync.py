@@ -15,12 +15,12 @@ from ddlsim.runtime.lanes import gradient
 from ddlsim.runtime.servers import Visit, WithServers, communicate
 from ddlsim.strategies.central import UNTIL_APPLIED, CentralModel, OfK
 
-#: a worker's time until it has a gradient; None if it was stopped before
+#: a process that returns a gradient, or None if it was interrupted
 _Attempt = Generator[simpy.Event, object, Value[Array] | None]
 
 
 def _attempt(worker: Worker) -> _Attempt:
-    """Compute a gradient; when interrupted, book the time spent. The gradient's value is then never computed."""
+    """Compute a gradient. If interrupted, book the time spent; the gradient's value is then never computed."""
     try:
         return (yield from worker.gradient())
     except simpy.Interrupt:
@@ -31,7 +31,7 @@ def _attempt(worker: Worker) -> _Attempt:
 
 
 def gradient_unless(worker: Worker, cancelled: simpy.Event) -> _Attempt:
-    """Compute a gradient, but stop as soon as `cancelled` happens; return None then."""
+    """Compute a gradient, or stop and return None as soon as `cancelled` occurs."""
     work = worker.loop.env.process(_attempt(worker))
     yield work | cancelled
     if work.is_alive:
@@ -42,7 +42,7 @@ def gradient_unless(worker: Worker, cancelled: simpy.Event) -> _Attempt:
 
 @dataclass
 class _Arrival:
-    """The parameters of a step reach a worker; ``updated`` is when the update was made, in s."""
+    """Arrival of a step's parameters at a worker; ``updated`` is the time of the update in s."""
 
     event: simpy.Event
     answer: Message | None = None
@@ -51,25 +51,25 @@ class _Arrival:
 
 @dataclass
 class _Rounds:
-    """Steps made from the first gradients to arrive; every update goes to all workers, which abandon their work."""
+    """Steps that use the first gradients to arrive; every update is sent to all workers, which abandon their work."""
 
     center: CentralModel
     gathered: list[Visit] = field(default_factory=list)
     _arrivals: dict[tuple[int, int], _Arrival] = field(default_factory=dict)
 
     def arrival(self, worker: Worker, version: int) -> _Arrival:
-        """Return when the parameters of a version reach a worker, and their value."""
+        """Return the arrival (event and value) of a version's parameters at a worker."""
         return self._arrivals.setdefault((worker.rank, version), _Arrival(worker.loop.env.event()))
 
     def push(self, worker: Worker, message: Message, version: int) -> simpy.Event:
-        """Send a gradient computed with the parameters of `version`; the event is when it has arrived."""
+        """Send a gradient computed with the parameters of `version`; return the event of its arrival."""
         arrived = self.center.servers.up(worker, message)
         visit = Visit(worker.rank, message.value, 0, worker.samples_per_step)
         worker.loop.env.process(self._receive(arrived, visit, version))
         return arrived
 
     def _receive(self, arrived: simpy.Event, visit: Visit, version: int) -> Process:
-        """Take the gradient unless it is late; update if enough have arrived."""
+        """Receive the gradient unless it is late; update the model once enough have arrived."""
         center, servers = self.center, self.center.servers
         loop = servers.context.loop
         yield arrived
@@ -97,7 +97,7 @@ class _Rounds:
         arrival.event.succeed()
 
     def work(self, worker: Worker, *, again: bool) -> Process:
-        """Compute and push, once or repeatedly, until the next parameters arrive; repeat for every version."""
+        """Compute and push, once or (`again`) repeatedly, until the next parameters arrive; do so for every version."""
         version = 0
         while True:
             version += 1
@@ -133,7 +133,7 @@ def _start(context: RunContext, center: CentralModel, *, again: bool) -> None:
 
 
 def _note_dropped(context: RunContext, label: str, count: int) -> None:
-    """Note which samples count if an update takes `count` gradients and drops the others."""
+    """Note which samples count if an update uses `count` gradients and drops the others."""
     context.notes.append(
         f"{label}: throughput counts only the samples of the {count} gradients in each update, not those of abandoned "
         "work"

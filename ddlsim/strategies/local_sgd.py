@@ -1,7 +1,7 @@
 """Local SGD: workers train independently, periodically average their models, and wait for the average.
 
-Optimizer states (momentum) stay with the worker; only parameters are averaged. Forming averages costs no
-compute time beyond what the cluster charges for reductions.
+Optimizer states (momentum) stay with the worker; only parameters are averaged. Averaging takes no compute time except
+for the cluster's reduction time.
 """
 
 from __future__ import annotations
@@ -76,19 +76,19 @@ class LocalSGD(Periodic):
         members = communicator(context, self)
         first = _steps_before(context, self.start_epoch)
         rules = [Rule(Average(Every(self.period, first, first + 1)), [members])]
-        if first:  # until then gradients are averaged
+        if first:  # gradients are averaged until then
             sums = Average(Every(1, end=first), gradients=True)
             rules.append(Rule(sums, [members], then=lambda mean: _updated(replicas[0], mean), models=False))
         replicas = run_local_steps(context, rules, owner="LocalSGD")
 
 
 def _updated(replica: Replica, gradient: Value[Array]) -> tuple[Value[Array], State]:
-    """Return the replicas after a step in which all apply the same gradient."""
+    """Return the parameters and state of a replica after a step in which all replicas apply the same gradient."""
     return replica.after(replica.worker.params, gradient)
 
 
 def _steps_before(context: RunContext, epoch: float) -> int:
-    """Return the number of steps that begin before an epoch."""
+    """Return the number of steps that start before an epoch."""
     worker, n_samples, steps = context.workers[0], 0, 0
     if worker.workload_at is None:
         of_step = worker.samples_per_step * len(context.workers)
@@ -199,7 +199,7 @@ class HierarchicalLocalSGD(Periodic):
 
 @dataclass
 class _AdaptivePeriod:
-    """The rule of :class:`AdaComm`: after each average it chooses the step of the next one."""
+    """The rule of :class:`AdaComm`: after each average, it chooses the number of local steps until the next one."""
 
     strategy: AdaComm
     context: RunContext
@@ -243,7 +243,7 @@ class AdaComm(Periodic):
     interval: Count | Annotated[str, quantity("time", "60 s")] = 10
 
     def between(self) -> float:
-        """Return the length of an interval: a number of averages, or seconds."""
+        """Return the length of an interval: a number of averages, or time in s."""
         return si(self.interval, "time")
 
     @property
@@ -255,7 +255,7 @@ class AdaComm(Periodic):
         """Start all workers. Raises ConfigError in a timing-only run, because the period depends on the loss."""
         need_values(context, "AdaComm", "its period depends on the loss")
         first_loss = context.learner.evaluate(context.learner.initial)[0]
-        # a loss that grows, as where training diverges, lengthens the period
+        # a growing loss, as in a diverging run, lengthens the period
         steps = Chosen([self.period], max(4 * self.period, 250), "the loss")
         period = _AdaptivePeriod(self, context, steps.steps, first_loss, self.period)
         rule = Rule(Average(steps), [communicator(context, self)], then=period.adapt, decides=True)

@@ -14,11 +14,11 @@ import numpy.typing as npt
 from ddlsim.errors import ConfigError, unknown_name
 
 Floats = npt.NDArray[np.float64]
-#: (N, N), row i holds the weights with which worker i takes the others' parameters
+#: (N, N), row i contains worker i's weights of all workers' parameters
 Weights = tuple[tuple[float, ...], ...]
 NAMES = ("bipartite", "complete", "ring")
 _TOLERANCE = 1e-9
-#: workers up to which eigenvalues are found within a second or so
+#: maximum number of workers for which eigenvalues are computed (about a second)
 MANY = 1024
 
 
@@ -89,7 +89,7 @@ def describe(graph: str | Graph | Weights) -> str:
 
 
 def neighbours(owner: str, graph: str | Graph, n_workers: int) -> list[list[int]]:
-    """Return each rank's neighbours, ascending. "ring" follows the ranks; "bipartite" joins every even rank with
+    """Return each rank's neighbours, ascending. "ring" is in rank order; "bipartite" connects every even rank with
     every odd one. Raises ConfigError unless a graph's nodes are the ranks."""
     ranks = range(n_workers)
     if not isinstance(graph, str):
@@ -119,9 +119,9 @@ def _listed(owner: str, graph: Graph, n_workers: int) -> list[list[int]]:
 
 
 def mixing_matrix(owner: str, graph: str | Graph | Weights, n_workers: int) -> Floats:
-    """Return W (N, N), doubly stochastic. Raises ConfigError if it is for another number of workers.
+    """Return W (N, N), doubly stochastic. Raises ConfigError for the wrong number of workers.
 
-    A graph gets Metropolis-Hastings weights (Xiao, Boyd and Kim 2007, JPDC 67(1)):
+    A graph has Metropolis-Hastings weights (Xiao, Boyd and Kim 2007, JPDC 67(1)):
     W_ij = 1 / (1 + max(d_i, d_j)) for neighbours i and j of degrees d_i and d_j, and W_ii = 1 - sum_j W_ij. On a ring
     these are 1/3 each, on the complete graph 1/N.
     """
@@ -139,7 +139,7 @@ def mixing_matrix(owner: str, graph: str | Graph | Weights, n_workers: int) -> F
 
 
 def contraction(matrix: Floats) -> float:
-    """Return |lambda_2(W)|, by which the workers' disagreement shrinks in a step once the gradients are 0."""
+    """Return |lambda_2(W)|, the factor by which the workers' disagreement shrinks per step if the gradients are 0."""
     if len(matrix) == 1:
         return 0.0
     symmetric = np.array_equal(matrix, matrix.T)
@@ -148,7 +148,7 @@ def contraction(matrix: Floats) -> float:
 
 
 def agreement(owner: str, matrix: Floats) -> str:
-    """Return a note on how fast the workers reach consensus; empty for more than :data:`MANY` workers (slow)."""
+    """Return a note on how fast the workers reach consensus; empty above :data:`MANY` workers (too slow)."""
     if not 1 < len(matrix) <= MANY:
         return ""
     rate = contraction(matrix)
@@ -159,7 +159,7 @@ def agreement(owner: str, matrix: Floats) -> str:
 
 
 def bipartition(owner: str, graph: str | Graph, near: Sequence[Sequence[int]]) -> list[bool]:
-    """Return for each rank whether it is on the same side as the lowest rank of its component.
+    """Return whether each rank is on the same side as the lowest rank of its component.
 
     Raises ConfigError if the graph is not bipartite.
     """

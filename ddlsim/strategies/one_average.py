@@ -1,4 +1,4 @@
-"""Local SGD with a single average, which workers use by a rule: late, with an outer optimizer, or of some parameters.
+"""Local SGD with a single average, used by a rule: late, with an outer optimizer, or for some parameters.
 
 A worker waits only when an average is late. Optimizer states (momentum) stay with the worker.
 """
@@ -32,7 +32,7 @@ Indices = Value[npt.NDArray[np.int64]]
 
 
 class OneAverage(Periodic):
-    """A strategy whose workers make local steps, and use a single average by a rule."""
+    """A strategy whose workers make local steps and use a single average by a rule."""
 
     @property
     def average(self) -> Average:
@@ -56,7 +56,7 @@ class OneAverage(Periodic):
 
 
 def _continued(mean: Array, params: Array, begun: Array) -> Array:
-    """Return mean + (params - begun), rounded once."""
+    """Return mean + (params - begun), computed in float64 and rounded once."""
     return (mean + (params.astype(np.float64) - begun)).astype(params.dtype)
 
 
@@ -323,7 +323,7 @@ class SlowMo(OneAverage):
         slow = Outer(context.learner, Momentum(self.momentum))
 
         def move(mean: Value[Array]) -> Value[Array]:
-            gamma = replicas[0].rate  # all have made as many steps
+            gamma = replicas[0].rate  # all have made the same number of steps
             return slow.towards(mean, self.slow_rate * gamma, unit=gamma) if gamma else slow.follow(mean)
 
         def merge(replica: Replica, model: Value[Array]) -> None:
@@ -335,7 +335,7 @@ class SlowMo(OneAverage):
         replicas = run_local_steps(context, [rule], owner="SlowMo")
 
 
-# ------------------------------------------------------------ some parameters
+# ------------------------------------------------------------ subsets of the parameters
 
 
 def _put(params: Array, indices: npt.NDArray[np.int64], values: Array) -> Array:

@@ -1,7 +1,7 @@
 """Overlap policies: gradients are sent after the backward pass, bucket by bucket during it, fused, or by priority.
 
-Each class is one policy (:class:`Overlap`). A *bucket* is ready when
-the backward pass has gone through its layers (:mod:`ddlsim.workload.buckets`).
+Each class is one policy (:class:`Overlap`). A *bucket* is ready when the backward pass has computed the gradients of
+its layers (:mod:`ddlsim.workload.buckets`).
 """
 
 from __future__ import annotations
@@ -196,9 +196,9 @@ def as_compressed(overlap: Overlap, context: RunContext) -> Overlap:
 
 @functools.lru_cache(maxsize=16)
 def buckets_of(overlap: Overlap, workload: Workload) -> tuple[Bucket, ...]:
-    """Return the buckets of a workload, made once for all workers that share it.
+    """Return the buckets of a workload, computed once for all workers that share it.
 
-    Raises ConfigError for invalid buckets, and unless they hold every gradient byte once, in the order of readiness.
+    Raises ConfigError for invalid buckets, and unless they contain every gradient byte once, in the order of readiness.
     """
     buckets, owner = tuple(overlap.buckets(workload)), f"{type(overlap).__name__}.buckets"
     if not buckets or not all(isinstance(bucket, Bucket) for bucket in buckets):
@@ -220,9 +220,9 @@ def buckets_of(overlap: Overlap, workload: Workload) -> tuple[Bucket, ...]:
 
 
 def program(overlap: Overlap, workloads: Sequence[Workload], accumulation: int, *, no_sync: bool = True) -> StepProgram:
-    """Return the step of workers with these workloads: the policy's program, or its buckets in order.
+    """Return the step program of these workloads: the policy's own, or one that exchanges its buckets in order.
 
-    Raises ConfigError without `no_sync` for a policy with a program of its own.
+    Raises ConfigError without `no_sync` for a policy with its own program.
     """
     policy = contract.of(overlap)
     if policy.defines("program"):

@@ -55,9 +55,9 @@ from ddlsim.workload.roles import blocks, weight_units
 from ddlsim.workload.stage import Stage
 from ddlsim.workload.tensor_parallel import Shard, tensor_parallel
 
-#: tasks of all ranks of tensor groups that are executed; of more, one rank of each group is
+#: maximum number of tasks of all ranks of tensor groups for executing them all; above, one rank per group is executed
 MOST_TASKS = 1_000_000
-#: tasks of all ranks that are written out as a plan
+#: maximum number of tasks of all ranks in a plan
 MOST_WRITTEN = 4_000_000
 BUCKETS: dict[str, Callable[[Workload], Sequence[Bucket]]] = {
     "none": one_bucket,
@@ -140,7 +140,7 @@ class Parallel(WithFabric):
             halves_of(fabric_of(self), f"Parallel with sharded = {self.sharded!r}")
         if self.sharded == "full":
             fixed: dict[str, object] = {"overlap": "ddp"}
-            if self.pipeline == 1:  # passes go layer by layer
+            if self.pipeline == 1:  # passes execute layer by layer
                 fixed |= {"order": "1f1b", "interleave": 1, "p2p": "overlapped"}
             for name, usual in fixed.items():
                 if (value := getattr(self, name)) != usual:
@@ -183,7 +183,7 @@ class Parallel(WithFabric):
         fabric = fabric_label(self.algorithm, self.cost)
         return f"parallel ({data}pipeline {self.pipeline}, {order}{chunks}{more}, {fabric})"
 
-    # ------------------------------------------------------------ who has what
+    # ------------------------------------------------------------ parts of the model
 
     @property
     def _chunks_per_stage(self) -> int:
@@ -195,7 +195,7 @@ class Parallel(WithFabric):
 
     @property
     def _delays(self) -> tuple[int, ...]:
-        """The age in updates of the weights that each stage computes gradients with."""
+        """Age, in updates, of the weights with which each stage computes gradients."""
         return stage_delays(str(self.order), self.pipeline) if self._asynchronous else (0,) * self.pipeline
 
     def n_workers(self) -> int | None:
@@ -219,7 +219,7 @@ class Parallel(WithFabric):
         """Return the samples per micro-batch. Raises ConfigError for an invalid batch size."""
         data, micro_batch = self.mesh(n_workers).data, self.micro_batch or 1
         at_once = data * micro_batch
-        if batch_size % at_once:  # of a run, `check_sizes` has said what works
+        if batch_size % at_once:  # in a run, `check_sizes` has already reported valid sizes
             raise ConfigError(
                 f"batch_size = {batch_size}: must be a multiple of {at_once} (data {data} x micro_batch {micro_batch})"
             )
@@ -263,7 +263,7 @@ class Parallel(WithFabric):
     def stages(self, workloads: Sequence[Workload]) -> list[Stage]:
         """Return each worker's stage, with its memory without activations."""
         cuts, mesh = self._cuts(workloads), self.mesh(len(workloads))
-        stages: dict[tuple[int, int], Stage] = {}  # by workload and place; it takes long to ask for each of thousands
+        stages: dict[tuple[int, int], Stage] = {}  # cached by workload and place, because there can be thousands
         places = np.empty(mesh.n_ranks, dtype=np.int64)
         places[mesh.ranks] = np.arange(mesh.pipeline)[:, None]
         result = []
@@ -275,7 +275,7 @@ class Parallel(WithFabric):
         return result
 
     def _stage(self, workload: Workload, place: int, mesh: Mesh, cuts: tuple[int, ...]) -> Stage:
-        """Return the stage of a worker at a place of the pipeline."""
+        """Return the stage of a worker at an index of the pipeline."""
         chunks = _cut_at(self._shard(workload).workload, cuts)
         own = tuple(chunks[i] for i in self._chunks_of_stages(mesh)[place])
         zero = {False: 0, True: 1}.get(self.sharded, 3) if mesh.data > 1 else 0  # type: ignore[arg-type]
@@ -296,7 +296,7 @@ class Parallel(WithFabric):
         return [sorted({chunk for _, chunk, _ in passes}) for passes in self._table()]
 
     def _cuts(self, workloads: Sequence[Workload]) -> tuple[int, ...]:
-        """Return the layers before which the model is cut; balanced cuts use the slowest device of each stage."""
+        """Return the first layers of the chunks after the first; balanced cuts use the slowest device of each stage."""
         first = self._shard(workloads[0]).workload
         if self.cut == "layers":
             return equal_layers(first, self.pipeline * self._per_stage)
@@ -326,11 +326,11 @@ class Parallel(WithFabric):
 
     @property
     def _again(self) -> str:
-        """The recomputation inside layers."""
+        """Recomputation inside layers."""
         return "none" if self.recompute == "stage" else self.recompute
 
     def _shard(self, workload: Workload) -> Shard:
-        """Return the whole model as one rank of a tensor group computes it."""
+        """Return the whole model as computed by one rank of a tensor group."""
         if self._again != "none" and not any(layer.heads for layer in workload.model.layers):
             raise ConfigError(
                 f"Parallel: recompute = {self.recompute!r} has no effect, because {workload.model.name} has no "
@@ -341,12 +341,12 @@ class Parallel(WithFabric):
         )
 
     def _table(self) -> PassOrder:
-        """Return the order that is given as a table."""
+        """Return the custom order."""
         assert not isinstance(self.order, str)
         most = 1 + max((each[2] for passes in self.order for each in passes), default=0)
         return pass_order(self.order, self.pipeline, most, self.pipeline * self._per_stage)
 
-    # ------------------------------------------------------------ what they do
+    # ------------------------------------------------------------ the step
 
     def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
         """Return the step program with `accumulation` micro-batches per replica; rank r is worker r.
@@ -374,7 +374,7 @@ class Parallel(WithFabric):
         )
 
     def _repeating(self, plan: Plan, micro_batches: int) -> StepProgram:
-        """Return the program of the steps of a plan."""
+        """Return the program that repeats the steps of a plan."""
         later = micro_batches * (plan.n_ranks // self.pipeline // plan.tensor) if self._asynchronous else 0
         return dataclasses.replace(StepProgram.of(plan), batches=(1, 0, later))
 
@@ -410,7 +410,7 @@ class Parallel(WithFabric):
         return peak
 
     def _of_rank(self, chunks: tuple[Chunk, ...], workload: Workload, mesh: Mesh, micro_batches: int) -> StepProgram:
-        """Return the program of ranks that all have these chunks, of a workload."""
+        """Return the program of ranks that all have the same chunks of a workload."""
         if self.sharded == "full" and mesh.data > 1 and mesh.pipeline == 1:
             return _layer_by_layer(chunks[0], workload, mesh.data, micro_batches)
         program = pipeline(
@@ -436,7 +436,7 @@ class Parallel(WithFabric):
         return functools.partial(megatron_buckets, replicas=mesh.data)
 
     def _members(self, mesh: Mesh) -> list[list[int]]:
-        """Return the workers that each rank of the plan stands for: tensor groups, stage by stage."""
+        """Return the workers of each rank of the plan, which are tensor groups, stage by stage."""
         members: list[list[int]] = mesh.ranks.transpose(1, 0, 2).reshape(-1, self.tensor).tolist()
         return members
 
@@ -515,10 +515,10 @@ class Parallel(WithFabric):
     def _folding(
         self, context: RunContext, groups: _Groups, members: Ints, in_groups: GroupSchedules, others: GroupSchedule
     ) -> Folding | None:
-        """Return the folding that executes one rank per tensor group, and note it; None if it would not be exact.
+        """Return the folding that executes one rank per tensor group, with a note; None if it would not be exact.
 
-        If the ranks are too many to execute all, folding is used in any case. Raises ConfigError if members then share
-        links with other traffic, or links that change.
+        If there are too many ranks to execute all, folding is always used. Raises ConfigError if members then share
+        links with other traffic, or use links that change.
         """
         many = groups.n_tasks > MOST_TASKS and not context.shows_plan
         why_not, network = disturbed(context), context.loop.network
@@ -576,8 +576,8 @@ class Parallel(WithFabric):
         return orders[:, 0].tolist(), bool((orders == orders[:, :1]).all())
 
     def _group_schedules(self, cluster: Cluster, nodes: Ints) -> GroupSchedules | None:
-        """Return the schedules of the tensor groups' exchanges, None without tensor groups. Raises ConfigError if there
-        are none."""
+        """Return the schedules of the tensor groups' exchanges, or None without tensor groups. Raises ConfigError if
+        none can be built."""
         if self.tensor == 1:
             return None
         of_groups = nodes[np.array(self._members(self.mesh(len(nodes))))]
@@ -589,8 +589,8 @@ class Parallel(WithFabric):
     ) -> Folded | None:
         """Return a program with one worker per tensor group; None if workers differ or steps overlap.
 
-        The exchanges of every group take as long as those of the fastest group on idle links. Raises ConfigError for
-        sizes or an order that do not fit the numbers of workers and micro-batches.
+        The exchanges of every group take as long as those of the fastest group on idle links. Raises ConfigError if
+        sizes or order are incompatible with the numbers of workers and micro-batches.
         """
         if self._asynchronous or len({id(workload) for workload in workloads}) > 1:
             return None
@@ -650,12 +650,12 @@ class _Groups:
 
     @property
     def slowest(self) -> Ints:
-        """The kind of the slowest worker of each group, (n_ranks,)."""
+        """Kind of the slowest worker of each group, (n_ranks,)."""
         seconds = np.array([shard.workload.step_time for shard in self.shards])
         return np.take_along_axis(self.kinds, seconds[self.kinds].argmax(axis=1)[:, None], axis=1)[:, 0]
 
     def of_all(self, schedules: GroupSchedules | None = None) -> Plan:
-        """Return the plan of all workers, whose groups exchange by `schedules`. Raises ConfigError for a large one."""
+        """Return the plan of all workers; groups exchange by `schedules`. Raises ConfigError if it is too large."""
         tensor = self.kinds.shape[1]
         if self.n_tasks > MOST_WRITTEN:
             raise ConfigError(
@@ -667,7 +667,7 @@ class _Groups:
         return tensor_ranks(plans, self.passes, tensor, self.kinds, following)
 
 
-#: every worker asks for these
+#: cached, because every worker uses these
 _mesh = functools.lru_cache(maxsize=16)(make_mesh)
 _cut_at = functools.lru_cache(maxsize=256)(chunks_at)
 _tensor_parallel = functools.lru_cache(maxsize=256)(tensor_parallel)
@@ -692,20 +692,20 @@ def _stage(chunks: tuple[Chunk, ...], holding: Holding, versions: int) -> Stage:
         gradient_dtype=work.main_gradients,
     )
     memory = memory_of(work.model, work.batch_size, work.precision, holding)
-    if holding.zero == 3 and not holding.gathered:  # whole gradients, in the dtype in which replicas sum them
+    if holding.zero == 3 and not holding.gathered:  # unsharded gradients, in the dtype of their reduction
         memory = dataclasses.replace(memory, gradients=memory.gradients + work.gradient_nbytes)
     return Stage(work, memory=dataclasses.replace(memory, weights=versions * memory.weights))
 
 
 def _keeps_outputs(workload: Workload) -> bool:
-    """Return whether stages keep their outputs."""
+    """Whether stages keep their outputs until the backward pass."""
     return workload.by_kernel and workload.stack.keeps_outputs
 
 
 def _layer_by_layer(chunk: Chunk, whole: Workload, replicas: int, micro_batches: int) -> StepProgram:
-    """Return the program of replicas that gather one transformer layer after the other of a rank's share of a model.
+    """Return the program of replicas that gather a rank's share of the model one transformer layer at a time.
 
-    chunk  all layers as a rank of a tensor group computes them
+    chunk    all layers as computed by a rank of a tensor group
     whole    all layers on one rank
     """
     units, work = weight_units(whole.model.layers), chunk.workload
@@ -722,11 +722,11 @@ def _layer_by_layer(chunk: Chunk, whole: Workload, replicas: int, micro_batches:
 
 @functools.lru_cache(maxsize=256)
 def _exchanging(shard: Shard, seconds: Seconds | None) -> Workload:
-    """Return the workload of a rank of a tensor group, with its exchanges if `seconds` is given."""
+    """Return the workload of a rank of a tensor group, including its exchanges if `seconds` is given."""
     return shard.workload if seconds is None else with_exchanges(shard, seconds)
 
 
-# ------------------------------------------------------------ where the model is cut
+# ------------------------------------------------------------ cuts between stages
 
 
 @functools.lru_cache(maxsize=16)
@@ -745,7 +745,7 @@ def equal_layers(workload: Workload, chunks: int) -> tuple[int, ...]:
 def cut_places(workload: Workload, stages: int, chunks: int, of_chunks: Sequence[Workload] = ()) -> tuple[int, ...]:
     """Return the cuts of a model into balanced chunks: between blocks if there are enough of them.
 
-    of_chunks  the model as the device of each chunk computes it, where devices differ
+    of_chunks  workload of the model on the device of each chunk, if devices differ
     """
     places = _between_blocks(workload)
     at = places if len(places) >= stages * chunks - 1 else None
@@ -786,8 +786,8 @@ def joined(chunks: tuple[Chunk, ...]) -> Workload:
 class StashedWeights:
     """The versions of all parameters that stages still use.
 
-    delays  of each stage, the age of its weights in updates
-    slices  of each stage, its part of the parameters
+    delays  age of each stage's weights in updates
+    slices  each stage's part of the parameters
     """
 
     def __init__(self, learner: Learner, delays: Sequence[int], slices: Sequence[slice]) -> None:
@@ -796,10 +796,10 @@ class StashedWeights:
         self._step, self._met = -1, learner.initial
 
     def at(self, step: int, params: Value[Array]) -> Value[Array]:
-        """Return the parameters that the micro-batches of a step were computed with: for each stage those of its delay
-        in updates before, or the initial ones.
+        """Return the parameters with which the micro-batches of a step were computed: each stage's weights are older by
+        its delay, or are the initial ones.
 
-        params  before the update of this step; call with the steps in order, each any number of times
+        params  before the update of this step; call this method in the order of the steps, any number of times per step
         """
         if step > self._step:
             self._versions.append(params)
@@ -821,8 +821,8 @@ class StashedWeights:
 def stage_slices(learner: Learner, ends: Sequence[int]) -> list[slice]:
     """Return the slice of the learned parameters that belongs to each stage.
 
-    ends  (n_stages,) one past the last layer of each stage, in the model that is timed. If another model is trained, a
-          stage has the same share of its layers
+    ends  (n_stages,) one past the last layer of each stage, in the timed model. If another model is trained, a stage
+          has the same share of its layers
     """
     if learner.task is None:
         return [slice(0, 0) for _ in ends]

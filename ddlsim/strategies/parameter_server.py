@@ -91,7 +91,7 @@ class ParameterServer(PlacesServers):
         memory = memory_nodes(context.cluster, context.nodes)
 
         def through(places: Sequence[int], gradients: Vectors, like: Exchange | None) -> Exchange:
-            """Return what some of the workers exchange through the servers."""
+            """Return the exchange of some of the workers through the servers."""
             some = (
                 members if len(places) == members.n_ranks else members.part(places, Fabric(rank_order="given"), nodes)
             )

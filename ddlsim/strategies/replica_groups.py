@@ -34,8 +34,8 @@ class OfReplicas:
     dense      executes uncompressed collectives by schedules
     replicas   number of replicas; rank r is replica r mod replicas of its stage
     parts      slices of the flat gradient that are compressed, by the plan's part
-    gradients  of a step and a replica
-    ages       of each stage, the age in updates of the weights that its gradients use; () if all are current
+    gradients  function of step and replica
+    ages       age, in updates, of the weights that each stage's gradients use; () if all are current
     owner      name of the strategy, for messages
     algorithms kind of collective -> its algorithm; by default the fabric's
     only       the elements of the flat gradient that `parts` refers to, and their tensors; None: all
@@ -90,7 +90,7 @@ class OfReplicas:
         return coded
 
     def _compressed(self, step: int, place: int) -> Value[Array]:
-        """Return the elements of a gradient that are compressed."""
+        """Return the compressed elements of a gradient."""
         gradient = self._gradients(step, place)
         return gradient if self._only is None else self._only.of(gradient, self._dense.context.learner)
 
@@ -107,8 +107,8 @@ class OfReplicas:
 
 @dataclass(frozen=True)
 class Elements:
-    """Some elements of a flat gradient: those of ``tensors``, (name, shape), of the timed model. ``which`` holds their
-    indices in the learned gradient, (n,); None: all (of another model)."""
+    """Some elements of a flat gradient: those of ``tensors``, (name, shape), in the timed model. ``which`` contains
+    their indices in the learned gradient, (n,); None: all (of another model)."""
 
     tensors: tuple[tuple[str, tuple[int, ...]], ...]
     which: Ints | None
@@ -157,7 +157,7 @@ def compressible_parts(
 ) -> list[slice]:
     """Return the elements of the flat gradient in each part of a plan.
 
-    Raises ConfigError if replicas do not sum all of it, bucket by bucket, and for compressors whose message sizes
+    Raises ConfigError if replicas do not reduce all of it, bucket by bucket, and for compressors whose message sizes
     depend on values.
     """
     if compressor.expected_nbytes(1) is None and len(plan.rows(SEND)):

@@ -13,7 +13,7 @@ class DealtOut:
     micro_batches: int = 1
 
     def default_batch_size(self, n_workers: int) -> int:
-        """Return the samples of micro-batches of one sample each."""
+        """Return the batch size with one sample per worker."""
         return n_workers * self.micro_batches
 
     def micro_batch_size(self, batch_size: int, n_workers: int) -> int:

@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from ddlsim.strategies.parallel import Parallel
 
 T = TypeVar("T", "Parallel", "FSDP")
-#: configurations that an error names
+#: number of configurations in an error message
 N_NEAR = 3
-#: how far away a doubling of a size is; other ranks of the mesh follow from tensor and pipeline, so replicas count less
+#: distance of a doubling of each size; tensor and pipeline determine the replicas, so these count less
 WEIGHTS = {"tensor": 1.0, "pipeline": 1.0, "data": 0.1, "micro_batch": 0.5, "interleave": 0.5, "batch_size": 0.5}
-#: samples of a micro-batch that are proposed instead of others
+#: upper limit of the micro-batch sizes that are proposed
 MOST_SAMPLES = 1024
 MESH = ("tensor", "pipeline", "data")
 
 
 class Sizes(NamedTuple):
-    """The sizes of a split, and the samples of an update."""
+    """The sizes of a split, and the number of samples per update."""
 
     tensor: int
     pipeline: int
@@ -41,13 +41,13 @@ class Sizes(NamedTuple):
     batch_size: int
 
     def distance(self, wanted: Sizes) -> float:
-        """Return the weighted sum of the logarithms of the ratios of sizes."""
+        """Return the distance between two splits: the weighted sum of the absolute logarithms of the size ratios."""
         return sum(
             weight * abs(math.log2(getattr(self, name) / getattr(wanted, name))) for name, weight in WEIGHTS.items()
         )
 
     def unlike(self, wanted: Sizes) -> dict[str, int]:
-        """Return the sizes that differ from those wanted, by name: all sizes of the mesh if one of them differs."""
+        """Return the sizes that differ from the wanted ones, by name; if one size of the mesh differs, all of them."""
         names = [name for name in self._fields if getattr(self, name) != getattr(wanted, name)]
         return {
             name: getattr(self, name)
@@ -60,15 +60,15 @@ class Sizes(NamedTuple):
 
 
 class Rules:
-    """Which sizes a model, a number of workers, and the order and cut of a strategy allow."""
+    """The sizes allowed by a model, a number of workers, and the order and cut of a strategy."""
 
     def __init__(self, strategy: Parallel, model: Model, n_workers: int) -> None:
         self.strategy, self.model, self.n_workers = strategy, model, n_workers
         table = strategy.order if not isinstance(strategy.order, str) else None
-        self.per_stage = 1  # chunks, at least
+        self.per_stage = 1  # minimum number of chunks
         if isinstance(strategy.order, str) and strategy.order in ORDERS:
             self.per_stage = ORDERS[strategy.order][0]
-        self.stages = None if table is None else len(table)  # a table is for so many
+        self.stages = None if table is None else len(table)  # a custom order fixes the number of stages
         self.batches = None if table is None else 1 + max((each[2] for passes in table for each in passes), default=0)
         self.layers = len(blocks(model.layers)) if strategy.cut == "layers" else len(model.layers)
         self.widths = functools.cache(self._width)
@@ -80,7 +80,7 @@ class Rules:
         return split_error(self.model, tensor)[0]
 
     def unit(self, sizes: Sizes) -> tuple[int, str]:
-        """Return the number that the samples of an update must be a multiple of, and the reason."""
+        """Return the number of which the samples of an update must be a multiple, and the reason."""
         together, why = sizes.data * sizes.micro_batch, f"data {sizes.data} x micro_batch {sizes.micro_batch}"
         if sizes.interleave > 1 and self.strategy.order == "1f1b" and sizes.pipeline > 1:
             return together * sizes.pipeline, (
@@ -90,7 +90,7 @@ class Rules:
         return together, why
 
     def broken(self, sizes: Sizes) -> str:
-        """Return the first rule that sizes break, in words; empty if they are valid."""
+        """Describe the first rule that the sizes violate; return "" if they are valid."""
         t, p, d = sizes.tensor, sizes.pipeline, sizes.data
         if t * p * d != self.n_workers:
             product = f"pipeline {p} x tensor {t} = {p * t}: must divide"
@@ -162,7 +162,7 @@ def known_order(order: object, where: str) -> object:
     """Return the name of an order, or a table of passes. Raises ConfigError for anything else."""
     if isinstance(order, str):
         if order not in ORDERS:
-            pass_order(order, 1, 1, 1)  # raises, with what there is
+            pass_order(order, 1, 1, 1)  # raises an error with the known orders
         return order
     stages = cast("Sequence[Sequence[tuple[str, int, int]]]", order)
     for i, passes in enumerate(stages):
@@ -181,7 +181,7 @@ def sizes_wanted(strategy: Parallel, batch_size: int, n_workers: int) -> Sizes:
     """Return the sizes of a strategy, by default with replicas on all workers."""
     inside = strategy.tensor * strategy.pipeline
     data = max(n_workers // inside, 1) if strategy.data is None else strategy.data
-    micro_batch = 1 if strategy.order == "pipedream" else strategy.micro_batch or 1  # takes all of a replica's
+    micro_batch = 1 if strategy.order == "pipedream" else strategy.micro_batch or 1  # all samples of the replica
     return Sizes(strategy.tensor, strategy.pipeline, data, micro_batch, strategy.interleave, batch_size)
 
 
@@ -195,11 +195,11 @@ def check_sizes(strategy: Parallel, model: Model, batch_size: int, n_workers: in
     named = set()
     for sizes in rules.near(wanted):
         changes, mesh = sizes.unlike(wanted), sizes[: len(MESH)]
-        if mesh in named:  # with another batch
+        if mesh in named:  # with another batch size
             continue
         try:
             with_sizes(strategy, changes)
-        except ConfigError:  # passes that do not go with tensor groups, say
+        except ConfigError:  # such as passes incompatible with tensor groups
             continue
         near.append(", ".join(f"{name}={value}" for name, value in changes.items()))
         named |= {mesh} - {wanted[: len(MESH)]}
@@ -211,7 +211,7 @@ def check_sizes(strategy: Parallel, model: Model, batch_size: int, n_workers: in
 
 
 def with_sizes(strategy: T, changes: Mapping[str, Any]) -> T:
-    """Return a strategy with other sizes; the batch size belongs to the run."""
+    """Return a strategy with other sizes, except for the batch size, which belongs to the run."""
     return dataclasses.replace(strategy, **{name: value for name, value in changes.items() if name != "batch_size"})
 
 
@@ -220,16 +220,16 @@ def divisors(n: int) -> list[int]:
     return [i for i in range(1, n + 1) if n % i == 0]
 
 
-# ------------------------------------------------------------ when the memory is too small
+# ------------------------------------------------------------ variants with lower memory
 
-#: fields of a strategy that are other, by name
+#: changed fields of a strategy, by name
 Changes = Mapping[str, object]
-#: what is computed again instead of kept, and how far away it is: with attention a little work, then a third more
+#: distance of each kind of recomputation; with attention matrices, little work is added, in full a third
 AGAIN = {"none": 0.0, "selective": 0.1, "operators": 0.2, "early-stop": 0.5, "full": 0.5, "stage": 0.6}
-#: the same of shares of what replicas hold: no more bytes, then as many, then half as many more
+#: distance of each ZeRO stage: 1 and 2 add no communication, 3 adds half
 SHARED = {0: 0.0, 1: 0.05, 2: 0.1, 3: 0.3}
 
-#: orders in which the first stage holds a micro-batch for each stage, or more
+#: orders in which the first stage holds at least one micro-batch per stage
 FILLING = ("gpipe", "1f1b", "zb-1p", "zb-2p", "zb-v")
 
 
@@ -261,9 +261,10 @@ def lower_memory_parallel(
         )[0]
 
     def kept(sizes: Sizes, recompute: str) -> float:
-        """Return the bytes of activations of a first stage with its share of layers, less a fifth for another cut."""
+        """Return a lower bound on a first stage's activations in bytes: its share of layers, less a fifth for other
+        cuts."""
         batches = sizes.batch_size // (sizes.data * sizes.micro_batch)
-        under_way = min(1.0, batches / sizes.pipeline)  # of the whole model's: as many as there are stages, of each's
+        under_way = min(1.0, batches / sizes.pipeline)  # micro-batches in flight, of all layers
         return 0.8 * under_way * sizes.micro_batch * of_sample(sizes.tensor, recompute)
 
     ways: list[tuple[float, int, dict[str, object]]] = []
@@ -274,7 +275,7 @@ def lower_memory_parallel(
         for recompute, sharded in itertools.product([strategy.recompute, *again], shards):
             held = whole.weights + whole.gradients + whole.optimizer / (sizes.data if sharded else 1)
             held = whole.total / sizes.data if sharded == "full" else held
-            held /= sizes.tensor * sizes.pipeline  # the average: at least one worker holds this much
+            held /= sizes.tensor * sizes.pipeline  # average; at least one worker holds this much
             if held + (kept(sizes, recompute) if fills else 0.0) > room:
                 continue
             more: dict[str, object] = {"recompute": recompute, "sharded": sharded}
@@ -285,11 +286,11 @@ def lower_memory_parallel(
 
 
 def _changed(strategy: T, ways: list[tuple[float, int, dict[str, object]]]) -> Iterator[tuple[T, Changes]]:
-    """Yield the valid variants of a strategy with some changes, the nearest ones (distance, number, changes) first."""
+    """Yield the valid variants of a strategy, given (distance, number, changes), nearest ones first."""
     for _, _, changes in sorted(ways, key=lambda way: way[:2]):
         try:
             yield with_sizes(strategy, changes), changes
-        except ConfigError:  # such as passes or overlaps that do not go with it
+        except ConfigError:  # such as incompatible passes or overlaps
             continue
 
 
@@ -339,5 +340,5 @@ def state_of(workload: Workload) -> Memory:
 
 
 def changes_text(changes: Changes) -> str:
-    """Return changes as they are written in code."""
+    """Return changes in the syntax of Python arguments."""
     return ", ".join(f"{name}={value!r}" for name, value in changes.items())

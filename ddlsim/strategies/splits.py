@@ -22,14 +22,14 @@ from ddlsim.strategies.split_rules import divisors
 from ddlsim.workload.model import Model
 from ddlsim.workload.roles import blocks, can_split
 
-#: what is varied, beside what candidates without a split have
+#: varied fields, in addition to those of candidates without a split
 SIZES = (
     "tensor", "pipeline", "data", "micro_batch", "interleave", "order", "recompute", "sequence", "stage", "shard",
     "cut", "p2p",
 )  # fmt: skip
-#: the most chunks per stage that are tried by default
+#: default maximum number of chunks per stage
 MOST_CHUNKS = 4
-#: why combinations make no sense
+#: reasons for invalid combinations
 PRODUCT = "tensor x pipeline x data is not the number of workers"
 GLOBAL_BATCH = "the batch size is not a multiple of data x micro_batch"
 WHOLE = "stage 2 of ZeRO needs tensor = 1 and pipeline = 1"
@@ -174,7 +174,7 @@ def text_of_invalid(invalid: Counter[str]) -> str:
 
 
 def _widths(cluster: Cluster, model: Model, n_workers: int) -> list[int]:
-    """Return the valid sizes of a tensor group inside a machine."""
+    """Return the valid sizes of tensor groups inside a machine."""
     workers = cluster.workers[:n_workers]
     hosts = cluster.host_of[workers]
     inside = np.unique(np.where(hosts >= 0, hosts, len(cluster.host_names) + workers), return_counts=True)[1]

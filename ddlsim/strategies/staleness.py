@@ -70,7 +70,7 @@ def scaling_named(scaling: ScalingChoice) -> Scaling | None:
 
 
 def scaled(gradient: Value[Array], scaling: Scaling | None, staleness: int) -> Value[Array]:
-    """Return the gradient times its factor; the gradient itself where that is 1."""
+    """Return the gradient times its factor; the gradient itself if that is 1."""
     factor = scaling.factor(staleness) if scaling is not None else 1.0
     return gradient if factor == 1.0 else factor * gradient
 

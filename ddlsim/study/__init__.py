@@ -1,6 +1,6 @@
 """What-if studies: many experiments, each simulated once, on all cores or a cluster, with results in a store.
 
-Names are loaded when first used: a worker process needs none of them.
+Names are loaded when first used, because worker processes need none of them.
 """
 
 import lazy_loader

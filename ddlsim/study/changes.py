@@ -1,15 +1,15 @@
 """Changing one field of an experiment by its dotted path: "batch_size", "strategy.period", "cluster.nic.bandwidth".
 
-A path names a field of :class:`~ddlsim.Experiment`, then a field of what it holds, and so on. Of several faults,
-slow-downs or jobs it names the only one with that field ("faults.mtbf"), or the number of one ("faults.0.mtbf"). Two go
-into more:
+A path names a field of :class:`~ddlsim.Experiment`, then a field of its value, and so on. For lists of faults,
+slowdowns or jobs, it refers to the only one with that field ("faults.mtbf"), or contains an index ("faults.0.mtbf").
+Clusters and devices have more paths:
 
 ``cluster.<kind>.bandwidth``  of all links of a kind ("nic", "trunk", "nvlink", "pcie", "link"); also ``.latency`` and
-                              ``.efficiency``, and ``.flow_rate`` of a connection where they name a transport
+                              ``.efficiency``, and ``.flow_rate`` of a connection if they have a transport
 ``cluster.<column>``          ``speed`` (factor), ``send_overhead``, ``recv_overhead``, ``reduce_bandwidth`` of all
                               machines; ``price``, ``device_price``, ``switch_power`` as in cluster files
-``device.<field>``            the device of the catalogue (the cluster's own if the experiment names none), with another
-                              ``power_w``, ``memory_bandwidth``, ``peak_flops.fp32``, ...
+``device.<field>``            the device of the catalogue (that of the cluster if the experiment sets none), with
+                              another ``power_w``, ``memory_bandwidth``, ``peak_flops.fp32``, ...
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from ddlsim.units import parse
 from ddlsim.workload.devices import Device, load_device
 from ddlsim.workload.model import Model
 
-#: name -> what to put there (under ""), and what to change inside it
+#: name -> new value (under ""), and changes inside it
 _Tree: TypeAlias = dict[str, "_Tree | object"]
 
-#: fields of links and of machines -> the rule for their values
+#: fields of links and of machines -> validation rule
 _LINK_FIELDS = {
     "bandwidth": quantity("bandwidth", si=True),
     "latency": quantity("time", zero=True, si=True),
@@ -50,7 +50,7 @@ _NODE_FIELDS = {
     "reduce_bandwidth": quantity("bandwidth", si=True),
 }
 _COST_FIELDS = ("price", "device_price", "switch_power")
-#: fields of a device that a text with a unit may set
+#: fields of a device that accept text with a unit
 _DEVICE_UNITS = {
     "memory_nbytes": "bytes", "memory_bandwidth": "bandwidth", "power_w": "power", "idle_power_w": "power",
     "price": "price", "peak_flops": "flops", "launch_time": "time",
@@ -58,15 +58,15 @@ _DEVICE_UNITS = {
 
 
 class UnknownPathError(ConfigError):
-    """A dotted path that leads nowhere in this experiment (it may in another one)."""
+    """A dotted path that does not exist in this experiment (it may exist in another one)."""
 
 
 def changed(experiment: Experiment, settings: Mapping[str, object]) -> Experiment:
-    """Return the experiment with the value of each dotted path in `settings` put in.
+    """Return the experiment with the value of each dotted path in `settings` set.
 
-    All are put in before the experiment is checked, so their order does not matter; what holds a field goes before
-    the field ("strategy" before "strategy.period"). Raises :class:`UnknownPathError` for a path that is none, and
-    :class:`~ddlsim.errors.ConfigError` for values that do not fit together.
+    All values are set before the experiment is checked, so their order does not matter; an object is set before its
+    fields ("strategy" before "strategy.period"). Raises :class:`UnknownPathError` for an unknown path, and
+    :class:`~ddlsim.errors.ConfigError` for incompatible values.
     """
     tree = _tree(settings)
     known = [f.name for f in dataclasses.fields(Experiment)]
@@ -110,7 +110,7 @@ def _unknown(name: str, known: Iterable[str], where: str) -> UnknownPathError:
 
 
 def _replaced(value: object, tree: Mapping[str, object], where: str, units: Mapping[str, str]) -> object:
-    """Return `value`, a frozen object, a mapping or a sequence of such, with the fields in `tree` changed."""
+    """Return `value`, a frozen object, a mapping or a sequence of these, with the fields in `tree` changed."""
     if isinstance(value, list | tuple) and value:
         return _with_items(value, tree, where)
     if isinstance(value, Mapping):
@@ -134,13 +134,13 @@ def _replaced(value: object, tree: Mapping[str, object], where: str, units: Mapp
         return {**value, **new}
     try:
         return dataclasses.replace(value, **new)
-    except TypeError as error:  # a text where a number is meant, say
+    except TypeError as error:  # such as text instead of a number
         settings = ", ".join(f"{name} = {field!r}" for name, field in new.items())
         raise ConfigError(f"{where}: {settings} has the wrong type: {error}") from None
 
 
 def _with_items(values: Sequence[object], tree: Mapping[str, object], where: str) -> list[object]:
-    """Return the values with the fields in `tree` changed of those that it names by number, or that alone have them."""
+    """Return the values with the fields in `tree` changed, in items named by index or the only one with the field."""
     items: dict[int, dict[str, object]] = {}
     for name, branch in tree.items():
         if name.isdecimal() and int(name) < len(values):
@@ -165,7 +165,7 @@ def _with_items(values: Sequence[object], tree: Mapping[str, object], where: str
 
 
 def _device(value: object, cluster: object) -> Device:
-    """Return the device that the experiment names, or else the only one that the cluster's workers have."""
+    """Return the experiment's device, or else the only device of the cluster's workers."""
     if isinstance(value, str | Path | Device):
         return load_device(value)
     loaded = load_cluster(cluster)  # type: ignore[arg-type]  # refuses what is none
@@ -230,7 +230,7 @@ def _with_column(cluster: Cluster, column: str, chosen: Bools, value: float) -> 
 
 
 def labels_of(values: Sequence[object]) -> list[str | int | float | bool]:
-    """Return a label for each value; different values have different labels, None is "none"."""
+    """Return a label for each value. Different values have different labels; that of None is "none"."""
     values = [bare(v) for v in values]
     short, long = [_short(v) for v in values], [_long(v) for v in values]
     meant: dict[object, set[object]] = {}
@@ -240,7 +240,7 @@ def labels_of(values: Sequence[object]) -> list[str | int | float | bool]:
 
 
 def bare(value: object) -> object:
-    """Return the compressor where a Compression is no more than that: an experiment takes both."""
+    """Return the compressor of a Compression without other settings; experiments accept both."""
     only = isinstance(value, Compression) and value == Compression(value.compressor)
     return value.compressor if only and isinstance(value, Compression) else value
 
@@ -251,7 +251,7 @@ def _short(value: object) -> str | int | float | bool:
 
 
 def _long(value: object) -> str | int | float | bool:
-    """Return a text with all fields of an object that are not as usual."""
+    """Return a text with all fields of an object that differ from their defaults."""
     if value is None:
         return "none"
     if isinstance(value, str | int | float | bool):

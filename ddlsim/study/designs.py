@@ -22,7 +22,7 @@ from ddlsim.errors import ConfigError, UnitError, shown, unknown_name
 from ddlsim.units import DIMENSIONS, parse
 
 DESIGNS = ("grid", "list", "random", "latin-hypercube")
-#: every point of a study is simulated, which takes a millisecond at best; more are a slip of the keyboard
+#: maximum number of points: each is simulated, which takes at least a millisecond, so more are a typing error
 MAX_POINTS = 100_000
 
 
@@ -81,7 +81,7 @@ class Range:
     def number(self, share: float) -> float | int:
         """Return the number at a given fraction of the range, from 0 to 1, in SI units."""
         low, high = self.bounds
-        half = 0.5 if self.integer else 0.0  # every integer has the same share of the way
+        half = 0.5 if self.integer else 0.0  # gives every integer the same share of the range
         if self.log:
             start, end = math.log(low - half), math.log(high + half)
             number = math.exp(start + share * (end - start))
@@ -90,19 +90,19 @@ class Range:
         return min(max(round(number) if self.integer else number, low), high)
 
 
-#: dotted path, or several with commas -> the values taken, with names for the table if it is a mapping
+#: dotted path, or several with commas -> values, or a mapping from names in the table to values
 Vary: TypeAlias = Mapping[str, Sequence[object] | Mapping[str, object] | Range]
 
 
 def rows_of(
     vary: Mapping[str, Sequence[object] | Range], design: str, n_points: int | None, seed: int
 ) -> list[dict[str, object]]:
-    """Return the settings of each configuration, in the order of the design; a value is what `vary` has there.
+    """Return the settings of each configuration, in the order of the design; values are those in `vary`.
 
-    n_points  how many to sample ("random" and "latin-hypercube")
-    seed      of the sampling
+    n_points  number of points to sample ("random" and "latin-hypercube")
+    seed      seed of the sample
 
-    Raises ConfigError for an empty design, and for what does not go with it.
+    Raises ConfigError for an empty design, and for incompatible arguments.
     """
     if design not in DESIGNS:
         raise unknown_name("design", design, DESIGNS)
@@ -146,14 +146,14 @@ def rows_of(
 
 
 def paths_of(key: str) -> list[str]:
-    """Return the paths in a key: "model, batch_size" names two, which change together."""
+    """Return the paths in a key: "model, batch_size" contains two, which change together."""
     return [path.strip() for path in key.split(",")]
 
 
 def spread(row: Mapping[str, object]) -> dict[str, object]:
-    """Return the settings of a configuration by single path, as one key may name several.
+    """Return the settings of a configuration by single path, since a key may contain several.
 
-    Raises ConfigError if it has not as many values as paths.
+    Raises ConfigError if the number of values differs from the number of paths.
     """
     found: dict[str, object] = {}
     for key, value in row.items():
@@ -167,7 +167,7 @@ def spread(row: Mapping[str, object]) -> dict[str, object]:
 
 
 def _shares(design: str, n_points: int, n_fields: int, seed: int) -> npt.NDArray[np.float64]:
-    """Return where in each field's range each point lies, shape (n_points, n_fields), in [0, 1)."""
+    """Return the position of each point in each field's range, shape (n_points, n_fields), in [0, 1)."""
     generator = np.random.default_rng(seed)
     if design == "random" or n_fields == 0:
         return generator.random((n_points, n_fields))
@@ -181,7 +181,7 @@ def _shares(design: str, n_points: int, n_fields: int, seed: int) -> npt.NDArray
 
 
 def _unit(text: str) -> tuple[str, float]:
-    """Return the unit of a text such as "25 Gbit/s", and what one of it is in SI units."""
+    """Return the unit of a text such as "25 Gbit/s", and the SI value of 1 unit."""
     unit = re.sub(r"^\s*[-+]?[\d.]+([eE][-+]?\d+)?", "", text).strip()
     return unit, _si(f"1 {unit}")
 
@@ -200,5 +200,5 @@ def _dimension(text: str) -> str:
 
 
 def _si(value: float | str) -> float:
-    """Return a number, or the SI value of a text in whatever unit it has."""
+    """Return a number, or the SI value of a text with any unit."""
     return parse(value, _dimension(value)) if isinstance(value, str) else float(value)

@@ -23,21 +23,21 @@ from ddlsim.study.serialization import Job
 from ddlsim.study.store import LEASE, Store
 from ddlsim.study.worker import DONE, FAILED, HAND_IN, SKIPPED, Answer, Outcome
 
-#: times that a point was there when a process died -> it is sent without others; goes alone; has failed
+#: number of deaths of processes that worked on a point, after which it is sent alone, runs alone, or has failed
 _SINGLE, _ALONE, _GUILTY = 1, 2, 4
-#: points that are sent at once, at most
+#: maximum number of points per parcel
 _MANY = 256
 _DIED = "its process died each time (out of memory, or killed)"
-#: points that are named in a line
+#: maximum number of points named in a line
 _NAMED = 3
-#: s between two looks at what others have finished
+#: interval in s between checks of other processes' results
 _LOOK = 0.25
 
 
 @dataclass(frozen=True)
 class Task:
-    """A point to be simulated: its key, the text that this is the digest of, the experiment, a name for people, and
-    whether it is to be found out how stable it is."""
+    """A point to be simulated: its key, the text of which this is the digest, the experiment, its name, and whether to
+    measure its stability."""
 
     key: str
     text: str
@@ -66,11 +66,11 @@ Progress: TypeAlias = Callable[[Count], None]
 
 
 def dispatch(tasks: Iterable[Task], pool: Pool, store: Store, finished: Callable[[dict[str, str]], None]) -> None:
-    """Simulate the tasks, each one once, and store the outcomes; `finished` is told keys and their status.
+    """Simulate each task once, and store the outcomes; `finished` is called with keys and their status.
 
-    Points that another process simulates for the same store are waited for. Where a process of the pool dies, a line on
-    stderr says which points are tried again. Raises DdlsimError if an executor of the user's breaks; what is stored by
-    then stays.
+    Points that another process simulates for the same store are waited for. If a process of the pool dies, a line on
+    stderr names the points that are retried. Raises DdlsimError if a custom executor breaks; points stored until then
+    are kept.
     """
     work = _Dispatcher(pool, store, finished, deque(tasks))
     try:
@@ -90,7 +90,7 @@ class _Dispatcher:
         #: points that other processes have claimed
         self.elsewhere: list[Task] = []
         self.strikes: Counter[str] = Counter()
-        #: real s that a point takes, lately
+        #: wall-clock time per point in the latest parcel, in s
         self.seconds = math.inf
         self.looked = self.renewed = time.monotonic()
 
@@ -106,7 +106,7 @@ class _Dispatcher:
             self.look_around()
 
     def fill(self) -> None:
-        """Keep every worker busy, and one portion for each ready."""
+        """Keep every worker busy, with one further parcel for each."""
         limit = 2 * self.pool.n_workers if self.pool.n_workers > 1 else 1
         while self.pending and len(self.running) < limit:
             alone = self.strikes[self.pending[0].key] >= _ALONE
@@ -115,7 +115,7 @@ class _Dispatcher:
             self.submit([self.pending.popleft() for _ in range(self.portion())])
 
     def portion(self) -> int:
-        """Return how many points to send: as many as are simulated until they are handed in, fewer near the end."""
+        """Return the number of points in the next parcel: enough for the hand-in interval, fewer near the end."""
         fair = math.ceil(len(self.pending) / (2 * self.pool.n_workers))
         n = min(max(1, int(HAND_IN / self.seconds)), fair, _MANY)
         struck = [i for i in range(n) if self.strikes[self.pending[i].key] >= _SINGLE]
@@ -134,11 +134,11 @@ class _Dispatcher:
             raise _broken() from None
         except DdlsimError:
             raise
-        except Exception as error:  # whatever an executor raises that has been shut down
+        except Exception as error:  # executors may raise anything after a shutdown
             raise DdlsimError(f"the executor accepts no more work ({error}); run the study again to continue") from None
 
     def take(self, future: Future[Answer]) -> None:
-        """Store what a worker has handed in, or find out what to do instead."""
+        """Store a worker's outcomes, or handle its failure."""
         tasks = self.running.pop(future)
         try:
             answer = future.result()
@@ -150,7 +150,7 @@ class _Dispatcher:
             raise DdlsimError("the executor cancelled its work; run the study again to continue") from None
         except DdlsimError:
             raise
-        except Exception as error:  # the worker could not do it: died several times, lacks a module, ...
+        except Exception as error:  # the worker failed: it died several times, lacks a module, ...
             return self.refused(tasks, error)
         if answer.missing:
             return self.send(tasks, answer.missing)
@@ -165,7 +165,7 @@ class _Dispatcher:
         self.finished({task.key: outcome.status for task, outcome in ended})
 
     def died(self, tasks: list[Task], how: str) -> None:
-        """A process has died: find out which of its points it is that kills, if any does."""
+        """Handle a process's death: retry its points in smaller groups, to find one that kills processes, if any."""
         self.strikes.update(task.key for task in tasks)
         guilty = [task for task in tasks if self.strikes[task.key] >= _GUILTY]
         if guilty:
@@ -178,14 +178,14 @@ class _Dispatcher:
     def refused(self, tasks: list[Task], error: Exception) -> None:
         if len(tasks) == 1:
             name = type(error).__name__
-            # Dask has tried it on several workers then
+            # Dask has then tried it on several workers
             return self.save([(tasks[0], Outcome(FAILED, _DIED if name == "KilledWorker" else f"{name}: {error}"))])
         self.strikes.update(task.key for task in tasks)
         self.pending.extendleft(reversed(tasks))
         return None
 
     def look_around(self) -> None:
-        """Keep our claims, and see what others have finished or given up."""
+        """Renew our claims, and check for points that other processes have finished or given up."""
         now = time.monotonic()
         if now - self.renewed > LEASE / 4:
             self.store.renew()
@@ -196,7 +196,7 @@ class _Dispatcher:
             rest = [task for task in self.elsewhere if task.key not in known]
             self.elsewhere = []
             self.looked = now
-            # claimed still or free again: the next claim will tell
+            # still claimed or free again, which the next claim shows
             self.pending.extend(rest) if not self.pending else self.elsewhere.extend(rest)
 
 
@@ -205,7 +205,7 @@ def _broken() -> DdlsimError:
 
 
 def _listed(tasks: Sequence[Task]) -> str:
-    """Return which points are tried again."""
+    """Return a text that names the points to be retried."""
     names = [task.name or task.key for task in tasks]
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     points = "1 point" if len(names) == 1 else f"{len(names)} points"
@@ -241,11 +241,11 @@ class Point:
 
 
 class Simulations:
-    """What is to be closed when a study ends; at an error, or Ctrl-C, without waiting for what runs.
+    """The pool of a study, as a context manager. After an error or Ctrl-C, it closes without waiting for running work.
 
     n_workers  number of workers of an experiment
-    pool       opens what simulates, when the first experiments are there
-    n_points   how many there will be, as far as that is known
+    pool       function that opens the pool for the first experiments
+    n_points   total number of points, as far as known
     """
 
     def __init__(
@@ -274,7 +274,7 @@ class Simulations:
             self._pool.close(at_once=self._interrupted or error is not None)
 
     def settle(self, points: Sequence[Point]) -> bool:
-        """Simulate those points that the store does not have; return whether that came to its end (no Ctrl-C)."""
+        """Simulate the points that are not in the store; return whether all were finished (no Ctrl-C)."""
         unique = {point.key: point for point in points}
         if self._retry_failed:
             self._store.forget_failed(unique)
@@ -291,7 +291,7 @@ class Simulations:
         ]
         if not tasks:
             return True
-        # the long ones first: the last ones then end at about the same time
+        # the longest ones first, so that all processes finish at about the same time
         tasks.sort(key=lambda task: -self._n_workers(task.experiment))
         try:
             dispatch(tasks, self._opened([task.experiment for task in tasks]), self._store, self._tell)

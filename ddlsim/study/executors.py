@@ -16,12 +16,12 @@ from ddlsim.run.processes import Processes
 from ddlsim.study.serialization import Job, Packer
 from ddlsim.study.worker import Answer, simulate_all, simulate_some, warm_up
 
-#: s between two looks at how many workers a Dask cluster has
+#: interval in s between checks of the number of workers in a Dask cluster
 _LOOK = 2.0
 
 
 class DaskClient(Protocol):
-    """What is needed of a ``distributed.Client``."""
+    """The methods of a ``distributed.Client`` that are used."""
 
     def get_executor(self, **options: object) -> Executor: ...
 
@@ -29,17 +29,17 @@ class DaskClient(Protocol):
 
 
 class Pool(Protocol):
-    """What the dispatcher needs of an executor."""
+    """Interface between the dispatcher and an executor."""
 
     @property
     def n_workers(self) -> int:
-        """How many points it simulates at once."""
+        """Number of points that are simulated at the same time."""
 
     def submit(self, jobs: Sequence[Job], missing: Sequence[str] = ()) -> Future[Answer]:
-        """Let a worker do the jobs; `missing` parts of them have been asked for."""
+        """Send jobs to a worker, with the parts that it has reported as `missing`."""
 
     def close(self, *, at_once: bool) -> None:
-        """End what was started here; with `at_once` without waiting for what runs."""
+        """Close resources that were opened here; with `at_once`, without waiting for running work."""
 
 
 def open_pool(
@@ -49,10 +49,10 @@ def open_pool(
     experiments: Sequence[Experiment],
     n_at_once: int = 0,
 ) -> Pool:
-    """Return the pool that `executor` is, or else one of `jobs` processes (None: as many as there are cores).
+    """Return a pool for `executor`, or one of `jobs` processes (None: one per core).
 
-    There are no more processes than `experiments`, or `n_at_once` if there will be more; what `experiments` need is
-    compiled only once.
+    There are at most as many processes as `experiments`, or as `n_at_once` if more experiments follow. The code that
+    `experiments` need is compiled only once.
     """
     if executor is not None:
         if jobs is not None:
@@ -67,7 +67,7 @@ def open_pool(
 
 
 class _Inline:
-    """This process, one point after the other."""
+    """This process, which simulates one point at a time."""
 
     n_workers = 1
 
@@ -95,7 +95,7 @@ class Local:
 
 
 class _Given:
-    """An executor of the user's, which stays open."""
+    """A custom executor, which is not closed."""
 
     def __init__(self, executor: Executor, packer: Packer) -> None:
         self._executor = executor
@@ -116,7 +116,7 @@ class _Given:
 
 
 class _Dask(_Given):
-    """A Dask cluster. Its scheduler gives the work of a dead worker to another one."""
+    """A Dask cluster. Its scheduler reassigns the work of a dead worker to another one."""
 
     def __init__(self, client: DaskClient, packer: Packer) -> None:
         super().__init__(client.get_executor(pure=False), packer)
@@ -126,7 +126,7 @@ class _Dask(_Given):
     @property
     def n_workers(self) -> int:
         if time.monotonic() - self._looked > _LOOK:
-            with suppress(Exception):  # a scheduler that has gone: the work will say so
+            with suppress(Exception):  # the scheduler may be gone, which the work will report
                 self._n = max(1, sum(self._client.nthreads().values()))
             self._looked = time.monotonic()
         return self._n

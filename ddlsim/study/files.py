@@ -41,7 +41,7 @@ from ddlsim.schema import Source, required, unknown_key
 from ddlsim.study.designs import Range, paths_of
 from ddlsim.study.study import Study
 
-#: fields that "none" may stand for nothing in
+#: fields for which "none" means None
 _OPTIONAL = frozenset(field.name for field in dataclasses.fields(Experiment) if field.default is None)
 
 
@@ -90,7 +90,7 @@ def _values(path: Path, field: str, values: object, source: Source) -> list[obje
 
 
 def _value(field: str, value: object, where: str, source: Source) -> object:
-    """Return what a value in a list stands for: an object for a table, a file beside for its name."""
+    """Convert a value in a list: tables become objects, and file names are resolved from the study's folder."""
     paths = paths_of(field)
     if len(paths) > 1 and isinstance(value, list) and len(value) == len(paths):
         return tuple(_value(one, each, where, source) for one, each in zip(paths, value, strict=True))

@@ -1,8 +1,8 @@
 """Canonical text of an experiment: two experiments with the same text have the same result.
 
-Names are not enough: a cluster, a model, a data set or a function may be another one under the same name. Their
-contents go into the text as digests. The source code of user-defined classes does not: start a new store after changing
-the methods of your own strategy.
+Names are not sufficient, because a cluster, a model, a data set or a function can change under the same name. The text
+therefore contains digests of their contents, but not the source code of user-defined classes. Start a new store after
+changing the methods of a custom strategy.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from ddlsim.data.dataset import DataSet
 from ddlsim.run.experiment import Experiment
 from ddlsim.workload.model import Model
 
-#: what a cluster says about itself that no simulation reads
+#: descriptive fields of a cluster, which do not affect simulations
 _COMMENTS = frozenset({"title", "sources", "notes", "source"})
 _ABOUT = (Cluster, Model, DataSet)
 
 
 class Digests:
-    """Digests of clusters, models and data sets, each worked out once (they are immutable)."""
+    """Digests of clusters, models and data sets, each computed once (they are immutable)."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[object, str]] = {}
@@ -36,14 +36,14 @@ class Digests:
     def of(self, part: object) -> str:
         """Return a digest of the contents of `part`, 32 hexadecimal digits."""
         known = self._known.get(id(part))
-        if known is None:  # the part is kept, so that its id stays its own
+        if known is None:  # keeping the part keeps its id unique
             known = self._known[id(part)] = part, _digest(json.dumps(_fields(part, self)))
         return known[1]
 
 
 def text_of(experiment: Experiment, digests: Digests, *, stability: bool = False) -> str:
-    """Return the experiment as canonical JSON: all fields, digests of contents, the version of ddlsim, and whether its
-    `stability` is a part of the result.
+    """Return the experiment as canonical JSON: all fields, digests of contents, the version of ddlsim, and whether the
+    result includes its `stability`.
 
     Cluster, models and data must have been loaded.
     """
@@ -58,7 +58,7 @@ def key_of(text: str) -> str:
 
 
 def canonical(value: object, digests: Digests) -> object:
-    """Return `value` as what JSON can write, the same for values that simulate the same."""
+    """Return `value` in a form that JSON can write; values with the same simulation have the same form."""
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):
@@ -77,7 +77,7 @@ def canonical(value: object, digests: Digests) -> object:
         return [canonical(item, digests) for item in value]
     if isinstance(value, set | frozenset):
         return sorted(json.dumps(canonical(item, digests)) for item in value)
-    if isinstance(value, types.FunctionType):  # by its name and by what it does: its code, and what it has taken along
+    if isinstance(value, types.FunctionType):  # by name, code and closure
         cells = [cell.cell_contents for cell in value.__closure__ or ()]
         outside = [canonical(each, digests) for each in (value.__defaults__, value.__kwdefaults__, cells)]
         return [f"{value.__module__}.{value.__qualname__}", _code(value.__code__), outside]

@@ -1,8 +1,8 @@
 """Experiments as bytes for other processes, to which clusters, models and data are sent only once.
 
-A message names these by digest. A process that gets a message keeps the parts that came with it, and asks for those
-that it does not know. The same part is then the same object for every point that a process simulates, with the routes
-that it has worked out.
+Messages refer to these parts by digest. A process that receives a message keeps the parts that came with it, and
+requests missing ones. All points that a process simulates therefore share the same object for a part, including its
+cached routes.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from ddlsim.study.fingerprint import Digests
 from ddlsim.workload.model import Model
 
 _PARTS = (Cluster, Model, DataSet)
-#: bytes of (pickled) parts that a process keeps, the last used ones
+#: maximum bytes of (pickled) parts that a process keeps, least recently used ones dropped
 KEPT_NBYTES = 1e9
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a process is to do: simulate an experiment, and three times more if its `stability` is wanted."""
+    """Simulate an experiment and, with `stability`, three perturbed copies."""
 
     experiment: Experiment
     stability: bool = False
@@ -39,7 +39,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Parcel:
-    """Jobs as a pickle, and those parts of it that the receiver may not have yet: digest -> pickle."""
+    """Jobs as a pickle, and the parts that the receiver may lack: digest -> pickle."""
 
     content: bytes
     parts: Mapping[str, bytes]
@@ -64,22 +64,22 @@ class _Pickler(pickle.Pickler):
 
 
 class Packer:
-    """Makes parcels, and remembers which parts have been on the way."""
+    """Makes parcels, and remembers which parts have been sent."""
 
     def __init__(self, digests: Digests) -> None:
         self._digests = digests
         self._pickles: dict[str, bytes] = {}
 
     def pack(self, jobs: Sequence[Job], wanted: Sequence[str] = ()) -> Parcel:
-        """Return a parcel with the parts that no parcel has had before, and those that are `wanted`.
+        """Return a parcel with the parts that were in no earlier parcel, and those that are `wanted`.
 
-        Raises ConfigError if an experiment holds what cannot be pickled.
+        Raises ConfigError if an experiment contains objects that cannot be pickled.
         """
         file = io.BytesIO()
         pickler = _Pickler(file, self._digests)
         try:
             pickler.dump(list(jobs))
-        except Exception as error:  # whatever a class raises that cannot be pickled
+        except Exception as error:  # pickling calls arbitrary code
             raise ConfigError(
                 f"the experiment cannot be sent to other processes ({error}); define its functions and classes in an "
                 "importable module, or use jobs=1"
@@ -92,13 +92,13 @@ class Packer:
 
 def _pickle_part(part: object) -> bytes:
     file = io.BytesIO()
-    # without what has been worked out about it, which would travel along
+    # without cached properties, which would be sent along
     _Pickler(file, None).dump(dataclasses.replace(part) if isinstance(part, Cluster) else part)
     return file.getvalue()
 
 
 class _Kept:
-    """The parts that this process has got, up to a size."""
+    """Parts received by this process, up to a maximum size."""
 
     def __init__(self) -> None:
         self._parts: OrderedDict[str, tuple[object, int]] = OrderedDict()
@@ -138,7 +138,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def opened(parcel: Parcel) -> list[Job] | tuple[str, ...]:
-    """Return the jobs in a parcel, or else the digests of the parts that this process needs for them."""
+    """Return the jobs in a parcel, or the digests of the parts that this process lacks."""
     _KEPT.put(parcel.parts)
     unpickler = _Unpickler(io.BytesIO(parcel.content))
     made = unpickler.load()

@@ -1,15 +1,14 @@
 """The store of a study: an SQLite file with one row per finished point, under the key of its experiment.
 
-A point is stored in one transaction as it is handed in, so a process killed at any moment leaves a whole file with
-every point stored before; SQLite's write-ahead log takes care of that (https://www.sqlite.org/wal.html; the file must
-lie on a local disk). Processes that share a file claim the points that they are about to simulate. A claim ends with
-the process that made it: at once if that was on this machine, else after :data:`LEASE` s.
+A point is stored in one transaction when it is handed in. A process killed at any moment therefore leaves an intact
+file with every point stored so far, thanks to SQLite's write-ahead log (https://www.sqlite.org/wal.html; the file must
+be on a local disk). Processes that share a file claim the points that they are about to simulate. A claim ends with the
+process that made it: at once if the process was on this machine, else after :data:`LEASE` s.
 
-Opening a store to read it, also where nothing can be written: a DVD, a snapshot, another user's folder.
-
-A file with a write-ahead log is read through an index in shared memory, a file beside it, which SQLite has to make.
-Where it cannot: a store whose log is empty is all in its one file, which cannot change meanwhile
-(https://www.sqlite.org/uri.html#uriimmutable); one that a killed sweep has left with a log is read in a copy.
+A store can be opened for reading on read-only media, such as a DVD, a snapshot or another user's folder. SQLite reads a
+file with a write-ahead log through a shared-memory index, a file next to it that SQLite must create. If it cannot, a
+store with an empty log is read as an immutable file (https://www.sqlite.org/uri.html#uriimmutable), and one that a
+killed sweep has left with a log is read from a copy.
 """
 
 from __future__ import annotations
@@ -37,15 +36,15 @@ from ddlsim.learning.monitor import Row
 from ddlsim.plain import is_unicode
 from ddlsim.study.worker import Outcome
 
-#: how a point can have ended, as in `work`
+#: possible statuses of a point, as in `work`
 STATUSES = ("done", "skipped", "failed")
 _Status = Annotated[str, one_of(*STATUSES)]
 _Setting = Annotated[float, number(infinite=True)] | str | bool
-#: a number that rounding may have made negative; inf is a target that was never reached
+#: a number that may be slightly negative due to rounding; inf: a target that was never reached
 _Number, _ToTarget = (Annotated[float, number(-1e-6, infinite=infinite)] for infinite in (False, True))
-#: any number, also NaN: of a model that does not learn any more
+#: any number, including NaN, for models that have diverged
 _Loss = Annotated[float, Rule("a number", lambda value: type(value) in (int, float), plural="numbers")]
-#: name in a record -> what it is, always and if it is there; other names are numbers
+#: name in a record -> type, required and optional; other names are numbers
 _ALWAYS: dict[str, Any] = {"stop_reason": str, "notes": list[str], "warnings": list[str]}
 _ALWAYS["history"] = GenericAlias(list, GenericAlias(tuple, (_Loss,) * len(Row._fields)))
 _RECORD = {**_ALWAYS, "loss": _Loss, "n_workers": Annotated[int, integer(1, 2**31 - 1)]}
@@ -68,7 +67,7 @@ def _value(text: object, what: str) -> Any:
 
 
 def fields_of(text: object, what: str) -> dict[str, Any]:
-    """Return the object in a cell. Raises ConfigError if there is none."""
+    """Return the JSON object in a cell. Raises ConfigError if there is none."""
     value = _value(text, what)
     if not isinstance(value, dict):
         raise _damaged(what, value, "an object")
@@ -76,7 +75,7 @@ def fields_of(text: object, what: str) -> dict[str, Any]:
 
 
 def _checked(annotation: Any, value: object, what: str) -> Any:
-    """Return a value that an annotation allows. Raises ConfigError for another one."""
+    """Return a value if an annotation allows it. Raises ConfigError otherwise."""
     try:
         return cast(Rule, rule_of(annotation))(value, what)
     except ConfigError as error:
@@ -84,7 +83,7 @@ def _checked(annotation: Any, value: object, what: str) -> Any:
 
 
 def paths_in(text: object) -> list[str]:
-    """Return the varied paths of a study. Raises ConfigError if they are none."""
+    """Return the varied paths of a study. Raises ConfigError for invalid text."""
     paths: list[str] = _checked(list[str], _value(text, "axes"), "axes")
     if len(set(paths)) < len(paths):
         raise _damaged("axes", paths, "a list of different strings")
@@ -92,7 +91,7 @@ def paths_in(text: object) -> list[str]:
 
 
 def settings_of(text: object, axes: Sequence[str]) -> dict[str, object]:
-    """Return what a point has for each of the `axes`. Raises ConfigError for anything else."""
+    """Return a point's value for each of the `axes`. Raises ConfigError for invalid text."""
     settings = fields_of(text, "settings")
     if settings.keys() != set(axes):
         raise _damaged("settings", settings, f"an object with the keys {shown(list(axes))}")
@@ -102,7 +101,7 @@ def settings_of(text: object, axes: Sequence[str]) -> dict[str, object]:
 
 
 def checked_record(text: object) -> dict[str, object]:
-    """Return the numbers of a result. Raises ConfigError, naming the one that is none."""
+    """Return the numbers of a result. Raises ConfigError, naming the invalid one."""
     record = fields_of(text, "record")
     for name, value in record.items():
         if value is not None or name in _ALWAYS:
@@ -112,9 +111,9 @@ def checked_record(text: object) -> dict[str, object]:
 
 
 def connected(path: str, timeout: float) -> tuple[sqlite3.Connection, Callable[[], None]]:
-    """Return a connection to an existing database that only reads, and what to call when it has been closed.
+    """Return a read-only connection to an existing database, and a function to call after closing it.
 
-    timeout  s to wait for a transaction of another process
+    timeout  time in s to wait for another process's transaction
     """
     try:
         return _opened(path, "mode=rw", timeout), lambda: None
@@ -146,18 +145,18 @@ def _opened(path: str, options: str, timeout: float) -> sqlite3.Connection:
     return database
 
 
-#: "ddls" in the file's header says that it is one of ours (PRAGMA application_id)
+#: "ddls" in the file's header identifies our files (PRAGMA application_id)
 APPLICATION_ID = 0x64646C73
-#: of the tables below; PRAGMA user_version. Files of other versions are refused
+#: version of the tables below (PRAGMA user_version); other versions are rejected
 SCHEMA_VERSION = 2
-#: s after which a claim that is not renewed is over
+#: time in s after which a claim expires unless renewed
 LEASE = 60.0
-#: s that a transaction waits for that of another process
+#: time in s that a transaction waits for another process's transaction
 BUSY = 60.0
-#: variables in a statement that every SQLite allows
+#: maximum number of variables in a statement that all builds of SQLite allow
 _MANY = 500
 _ELSEWHERE = "copy it to a folder that can be written, or give another file"
-#: what can be done when SQLite says
+#: SQLite error -> remedy
 _REMEDIES = {
     sqlite3.SQLITE_FULL: "free some space, then run the study again: what is stored stays",
     sqlite3.SQLITE_CANTOPEN: _ELSEWHERE,
@@ -199,7 +198,7 @@ CREATE TABLE claims (
 
 @dataclass(frozen=True)
 class Member:
-    """A point of a study: where its result lies, and how the table describes it."""
+    """A point of a study: the key of its result, and its description in the table."""
 
     key: str
     settings: Mapping[str, object]
@@ -207,13 +206,13 @@ class Member:
 
 
 class Store:
-    """An open store. Raises ConfigError, naming the file, for all that is wrong with it."""
+    """An open store. Raises ConfigError, naming the file, for all errors in it."""
 
     def __init__(self, path: str | Path | None, *, only_read: bool = False) -> None:
-        """Open the store at `path`, or make it; None: one in memory, which is gone afterwards.
+        """Open the store at `path`, creating it if necessary; None: a temporary one in memory.
 
-        With `only_read` it must be there, nothing is claimed or changed in it, and it may lie where nothing can be
-        written (:func:`ddlsim.study.store.connected`).
+        With `only_read`, it must exist, nothing is claimed or changed in it, and it may be on read-only media
+        (:func:`ddlsim.study.store.connected`).
         """
         self.path = ":memory:" if path is None else str(path)
         self._only_read = only_read
@@ -265,7 +264,7 @@ class Store:
             self._db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
 
     def close(self) -> None:
-        """Give up what is claimed, and close the file."""
+        """Release all claims, and close the file."""
         try:
             if not self._only_read:
                 self.release(None)
@@ -287,10 +286,10 @@ class Store:
             return [fields_of(row[0], "base") for row in rows]
 
     def register(self, study: str, base: Mapping[str, object], axes: Sequence[str], members: list[Member]) -> None:
-        """Write down which points make up a study, over what it may have been before."""
+        """Record the points of a study, replacing those recorded before."""
         rows = [(study, i, m.key, json.dumps(dict(m.settings)), m.seed) for i, m in enumerate(members)]
         with self._writing():
-            # the latest goes last, also when it was there before
+            # the latest study goes last, even if it was there before
             self._db.execute("DELETE FROM studies WHERE study = ?", (study,))
             self._db.execute("DELETE FROM members WHERE study = ?", (study,))
             texts = (json.dumps(dict(base), sort_keys=True), json.dumps(list(axes)))
@@ -298,7 +297,7 @@ class Store:
             self._db.executemany("INSERT INTO members VALUES (?, ?, ?, ?, ?)", rows)
 
     def studies(self) -> list[tuple[str, dict[str, object], list[str]]]:
-        """Return digest, base manifest and varied paths of each study, the one run last at the end."""
+        """Return digest, base manifest and varied paths of each study; the one that ran last comes last."""
         with self._named():
             rows = self._db.execute("SELECT study, base, axes FROM studies ORDER BY created, rowid").fetchall()
         with self._naming():
@@ -320,9 +319,9 @@ class Store:
             ]
 
     def save(self, points: Iterable[tuple[str, str, Outcome]]) -> None:
-        """Store finished points (key, experiment, outcome), all or none, and end the claims on them.
+        """Store finished points (key, experiment, outcome), all or none, and end their claims.
 
-        A point that is there already stays, unless it had failed.
+        Points that are already stored are kept, unless they had failed.
         """
         rows = [(k, text, o.status, o.error, json.dumps(o.record), o.seconds, time.time()) for k, text, o in points]
         with self._writing():
@@ -347,7 +346,7 @@ class Store:
             }
 
     def experiments(self, keys: Iterable[str]) -> dict[str, str]:
-        """Return what those points that are stored simulate: manifests as JSON."""
+        """Return the experiments of stored points, as manifests in JSON."""
         rows = self._select("SELECT key, experiment FROM points WHERE key IN ({})", keys)
         with self._naming():
             for _, text in rows:
@@ -366,7 +365,7 @@ class Store:
             self._db.executemany("DELETE FROM points WHERE status = 'failed' AND key = ?", [(k,) for k in keys])
 
     def claim(self, keys: Sequence[str]) -> list[str]:
-        """Return those of the points that are neither stored nor claimed by others; they are ours for a while."""
+        """Claim the points that are neither stored nor claimed by others, and return their keys."""
         with self._writing():
             taken = set(self.statuses(keys))
             for key, owner, until in self._select("SELECT key, owner, until FROM claims WHERE key IN ({})", keys):
@@ -378,12 +377,12 @@ class Store:
         return free
 
     def renew(self) -> None:
-        """Keep what is claimed for another while."""
+        """Renew all claims."""
         with self._writing():
             self._db.execute("UPDATE claims SET until = ? WHERE owner = ?", (time.time() + LEASE, self._owner))
 
     def release(self, keys: Sequence[str] | None) -> None:
-        """Give up claims on points, or all of them."""
+        """Release claims on points, or all of them."""
         with self._writing():
             if keys is None:
                 self._db.execute("DELETE FROM claims WHERE owner = ?", (self._owner,))
@@ -397,7 +396,7 @@ class Store:
         return isinstance(until, float) and until > time.time()
 
     def _select(self, query: str, keys: Iterable[str]) -> list[Any]:
-        """Return the rows, tuples of what the query asks for, in which a key is one of `keys`."""
+        """Return the rows of a query (tuples) for the given keys."""
         wanted = list(keys)
         found: list[Any] = []
         with self._named():
@@ -424,7 +423,7 @@ class Store:
 
     @contextmanager
     def _naming(self) -> Iterator[None]:
-        """Put the file's name before what is wrong with a cell."""
+        """Prefix errors in cells with the file's name."""
         try:
             yield
         except ConfigError as error:
@@ -435,10 +434,10 @@ class Store:
         try:
             yield
         except sqlite3.OperationalError as error:
-            code = getattr(error, "sqlite_errorcode", 0)  # Python's own, for a text that is none, have no code
+            code = getattr(error, "sqlite_errorcode", 0)  # Python's own errors for invalid text have no code
             remedy = _REMEDIES.get(code & 0xFF, "choose another place")
             raise ConfigError(f"{self.path}: the store cannot be read or written: {error}; {remedy}") from None
-        except UnicodeDecodeError:  # SQLite shows what is damaged
+        except UnicodeDecodeError:  # SQLite's message contains the damaged text
             raise ConfigError(f"{self.path}: the file is damaged; restore a copy, or use another file") from None
         except sqlite3.DatabaseError as error:
             raise ConfigError(
@@ -453,6 +452,6 @@ def _is_running(process: int) -> bool:
         return False
     except PermissionError:
         return True
-    except OverflowError:  # no number of a process
+    except OverflowError:  # not a valid process id
         return False
     return True

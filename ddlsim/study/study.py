@@ -48,7 +48,7 @@ T = TypeVar("T")
 AN_EXECUTOR = "a concurrent.futures.Executor or a dask.distributed.Client object"
 _Points = Annotated[int, integer(1, MAX_POINTS)]
 _Whole = Annotated[int, integer(1)]
-#: what a study varies is looked at field by field when the study is made
+#: the varied paths are checked when the study is created
 A_VARY = Rule(
     "a mapping such as {'workers': [8, 16]}",
     lambda value: isinstance(value, Mapping) and all(isinstance(path, str) for path in value),
@@ -56,7 +56,7 @@ A_VARY = Rule(
 
 
 def _of_table(method: Callable[Concatenate[Table, P], R]) -> Callable[Concatenate[Study, P], R]:
-    """Return a method of a study that asks the table of its last run."""
+    """Return a method of a study that delegates to the table of its last run."""
 
     @functools.wraps(method)
     def ask(study: Study, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -66,21 +66,21 @@ def _of_table(method: Callable[Concatenate[Table, P], R]) -> Callable[Concatenat
 
 
 class Loader:
-    """Loads each cluster, model and data set that experiments name once for a whole study."""
+    """Loads each cluster, model and data set of the experiments once per study."""
 
     def __init__(self, digests: Digests) -> None:
         self.digests = digests
         self._known: dict[tuple[str, object], tuple[object, object]] = {}
 
     def base(self, experiment: Experiment) -> Experiment:
-        """Return a study's base with its cluster and models loaded, as far as it has them: they may be varied."""
+        """Return a study's base with its cluster and models loaded, unless they are varied."""
         for name in ("cluster", "model", "time_model"):
             with suppress(ConfigError):
                 experiment = experiment.with_(**{name: self._part(name, getattr(experiment, name))})
         return experiment
 
     def settings(self, row: Mapping[str, object]) -> dict[str, object]:
-        """Return the settings with clusters and models loaded. Raises ConfigError for names of none."""
+        """Return the settings with clusters and models loaded. Raises ConfigError for unknown names."""
         return {path: self._part(path, value) for path, value in row.items()}
 
     def loaded(self, experiment: Experiment) -> Experiment:
@@ -107,12 +107,12 @@ class Loader:
     def _once(self, kind: str, load: Callable[[S], T], source: S) -> T:
         key = kind, source if isinstance(source, str | Path) else id(source)
         if key not in self._known:
-            self._known[key] = source, load(source)  # the source is kept, so that its id stays its own
+            self._known[key] = source, load(source)  # keeping the source keeps its id unique
         return self._known[key][1]  # type: ignore[return-value]  # what `load` has returned
 
 
 class Row(NamedTuple):
-    """A configuration: what the table shows of it by key, its settings by path, and why it cannot be simulated."""
+    """A configuration: its values in the table by key, its settings by path, and why it cannot be simulated."""
 
     named: Mapping[str, object]
     settings: Mapping[str, object]
@@ -205,7 +205,7 @@ class Study:
         return spread({path: named[path][str(v)] if path in named else v for path, v in named_row.items()})
 
     def _around(self, path: str) -> Iterator[dict[str, object]]:
-        """Yield what a path can meet: the values of the field and of what holds it, in each configuration."""
+        """Yield the settings of a path's field, and of the objects that contain it, in each configuration."""
 
         def matters(other: str) -> bool:
             return path == other or path.startswith(f"{other}.")
@@ -224,7 +224,7 @@ class Study:
         return Loader(Digests())
 
     def _check_paths(self) -> None:
-        """Refuse a path that leads nowhere, whatever the other fields are."""
+        """Raise ConfigError for a path that exists in no configuration."""
         base = self._loader.base(self.base)
         for path in [path for key in self.vary for path in paths_of(key)]:
             unknown: UnknownPathError | None = None
@@ -234,7 +234,7 @@ class Study:
                 except UnknownPathError as error:
                     unknown = unknown or error
                     continue
-                except ConfigError:  # there is such a field, but the value does not fit: the table will say so
+                except ConfigError:  # the field exists; the table reports the invalid value
                     pass
                 unknown = None
                 break
@@ -282,7 +282,7 @@ class Study:
             yield Point(settings, seed, experiment, error, key_of(text), text)
 
     def _of_proposed(self, base: Experiment, named: Mapping[str, object]) -> list[Point]:
-        """Return the points of a configuration that a search proposes."""
+        """Return the points of a configuration proposed by a search."""
         settings = {}
         for key, value in named.items():
             listed = [value] if isinstance(values := self.vary[key], Range) else list(values)
@@ -354,17 +354,17 @@ class Study:
         return trials.points, True
 
     def _register(self, store: Store, points: Sequence[Point]) -> None:
-        """Write down what belongs to this study, under what tells it from others in the same store."""
+        """Record which points belong to this study, under a digest that distinguishes it from others in the store."""
         members = _members(points)
         what: object = [[m.key, dict(m.settings), m.seed] for m in members]
-        if self.search is not None:  # its points come one after the other
+        if self.search is not None:  # its points are only known one after the other
             space = [repr(v) if isinstance(v, Range) else labels_of(list(v)) for v in self.vary.values()]
             what = [repr(self.search), self._seeds, space]
         digest = hashlib.sha256(json.dumps([list(self.vary), what]).encode()).hexdigest()[:32]
         store.register(digest, self.base.manifest(), list(self.vary), members)
 
     def _check_store(self, store: Store, add: bool) -> None:
-        """Refuse a store whose studies all have another base: it is probably not the one that was meant."""
+        """Raise ConfigError if all studies in the store have another base: it is probably the wrong file."""
         mine = json.loads(json.dumps(self.base.manifest()))
         bases = store.bases()
         if add or not bases or mine in bases:
@@ -469,10 +469,10 @@ def _shown(progress: bool | Progress | None) -> AbstractContextManager[Progress 
 def each_way(
     named_rows: Sequence[Mapping[str, object]], rows: Sequence[Mapping[str, object]], base: Experiment, loader: Loader
 ) -> Iterator[Row]:
-    """Yield the configurations of a design, with all strategies in the place of an object such as
-    :class:`~ddlsim.Splits`.
+    """Yield the configurations of a design, with an object such as :class:`~ddlsim.Splits` replaced by all strategies
+    that it represents.
 
-    named_rows, rows  what the table shows of each, and its settings
+    named_rows, rows  each configuration's values in the table, and its settings
     """
     for named, row in zip(named_rows, rows, strict=True):
         family = contract.of(row.get("strategy"))
@@ -488,7 +488,7 @@ def each_way(
             continue
         for way in layouts:
             shown = named[key]
-            if isinstance(shown, tuple | list):  # of fields that change together
+            if isinstance(shown, tuple | list):  # fields that change together
                 together = zip(paths_of(key), shown, strict=True)
                 shown = tuple(way if path == "strategy" else value for path, value in together)
             else:

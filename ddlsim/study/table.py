@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import xarray
 
 
-#: points that the fields' values may have together; a sample, where no two points share a value, soon has more
+#: maximum number of grid points in a dataset; random samples, whose points share no values, soon exceed it
 MAX_CELLS = 1_000_000
 
 
@@ -68,20 +68,20 @@ def dataset_of(table: Table) -> xarray.Dataset:
 
 
 def _coordinate(values: Sequence[object]) -> object:
-    """Return the values along a dimension as numbers, or as texts where not all of them are."""
+    """Return the values of a dimension as numbers, or as texts unless all are numbers."""
     numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
     return np.array(values) if numbers else np.array([str(value) for value in values])
 
 
 Ints = npt.NDArray[np.int64]
 
-#: status of a point that has not been simulated (yet)
+#: status of a point that has not been simulated
 MISSING = "missing"
-#: metrics of every result; all others are in a table if some result has them
+#: metrics that all tables contain; others are included if a result has them
 OF_RUNS = tuple(name for name, metric in METRICS.items() if metric.kind == "run")
-#: the metric that a seed may miss
+#: the metric that seeds may fail to reach
 _TARGET = "time_to_accuracy"
-#: of the intervals of means over seeds
+#: confidence level of means over seeds
 CONFIDENCE = 0.95
 
 
@@ -161,7 +161,7 @@ class Table:
         frame = self.frame
         metrics = [name for name in METRICS if name in frame]
         rows = []
-        for start in range(0, len(frame), self._n_seeds):  # the seeds of a configuration are together
+        for start in range(0, len(frame), self._n_seeds):  # the seeds of a configuration are consecutive
             part = frame.iloc[start : start + self._n_seeds]
             part = part[part["status"] == DONE]
             if len(part):
@@ -329,8 +329,8 @@ class Table:
 
 
 def _means(values: pd.DataFrame) -> dict[str, float]:
-    """Return mean, low and high of each column. With an inf in it (a seed that missed a target) the median, without an
-    interval; inf if half of the seeds or more missed it."""
+    """Return mean, low and high of each column. If it contains inf (a seed that missed a target), the median without an
+    interval, which is inf if at least half of the seeds missed it."""
     found: dict[str, float] = {}
     for name, column in values.items():
         array = column.to_numpy()

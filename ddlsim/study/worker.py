@@ -1,4 +1,4 @@
-"""Work of a study's processes: simulate points, and record the part of each result that the table shows."""
+"""Work of a study's processes: simulate points, and record the metrics that the table shows."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from ddlsim.workload.model import load_model
 if TYPE_CHECKING:
     from ddlsim.run.result import Result
 
-#: how a point ended: simulated; does not fit together; went wrong
+#: status of a point: simulated; invalid combination; error
 DONE, SKIPPED, FAILED = "done", "skipped", "failed"
-#: s after which a process hands in what it has, so that nothing finished waits long to be stored
+#: time in s after which a process hands in its results, so that they are stored soon
 HAND_IN = 0.3
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a point ended.
+    """Outcome of a point.
 
     status   DONE, SKIPPED or FAILED
-    error    why it was skipped or has failed
+    error    why it was skipped or failed
     record   numbers of the result (:func:`record_of`)
-    seconds  real time that it took
+    seconds  wall-clock time of the simulation
     """
 
     status: str
@@ -45,20 +45,20 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Answer:
-    """What comes back: outcomes of the first points of the work, or the parts that are missing to begin it."""
+    """A worker's answer: outcomes of the first points of a parcel, or the digests of missing parts."""
 
     outcomes: tuple[Outcome, ...] = ()
     missing: tuple[str, ...] = ()
 
 
 def simulate_some(work: Parcel) -> Answer:
-    """Do the jobs in a parcel, as :func:`simulate_all` does."""
+    """Execute the jobs in a parcel with :func:`simulate_all`."""
     jobs = opened(work)
     return Answer(missing=jobs) if isinstance(jobs, tuple) else simulate_all(jobs)
 
 
 def simulate_all(jobs: Sequence[Job]) -> Answer:
-    """Simulate experiments, one after the other, and hand in after about :data:`HAND_IN` s."""
+    """Simulate experiments one after the other, and return the outcomes so far after about :data:`HAND_IN` s."""
     started = time.perf_counter()
     outcomes: list[Outcome] = []
     for job in jobs:
@@ -69,9 +69,9 @@ def simulate_all(jobs: Sequence[Job]) -> Answer:
 
 
 def simulate_one(experiment: Experiment, *, stability: bool = False) -> Outcome:
-    """Return how an experiment ends, whatever happens: what does not fit is skipped, any other error a failure.
+    """Return the outcome of an experiment in any case: invalid ones are skipped, and any other error is a failure.
 
-    With `stability` the record says how stable its throughput is, after three more runs."""
+    With `stability`, the record includes how stable its throughput is, after three more runs."""
     from ddlsim.run.simulate import complete
 
     started = time.perf_counter()
@@ -88,7 +88,7 @@ def simulate_one(experiment: Experiment, *, stability: bool = False) -> Outcome:
 def warm_up(experiments: Sequence[Experiment]) -> None:
     """Load the compiled code that experiments need, or compile it for the cache on disk.
 
-    Runs something tiny instead of them: two workers on a switch, and the networks that learn with two samples.
+    Runs tiny substitutes: two workers on a switch, and the trained networks with two samples.
     """
     from ddlsim.cluster import star
     from ddlsim.nn.network import build_network
@@ -99,7 +99,7 @@ def warm_up(experiments: Sequence[Experiment]) -> None:
         run(Experiment(cluster, "lenet5", strategy, workers=2, steps=1, warmup=0))
     learning = {(id(e.model), e.training.loss): e for e in experiments if e.training is not None}
     for (_, loss), experiment in learning.items():
-        with suppress(ConfigError):  # the experiment itself says what is wrong
+        with suppress(ConfigError):  # the experiment itself reports the error
             network = build_network(load_model(experiment.model), 0, loss=loss)
             x, params, state = np.zeros((2, *network.model.input_shape)), network.initial_params, network.initial_state
             network.loss_and_gradient(params, x, np.zeros(2, np.int64), np.random.default_rng(0), state.copy())

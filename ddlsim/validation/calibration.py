@@ -41,13 +41,13 @@ from ddlsim.validation.sources import Reader, read_sources
 
 # ---------------------------------------------------------------- choice of measurements and algorithms
 
-#: backend -> transport; others have their own, and rows without one go with any
+#: backend -> transport; others have their own, and rows without a backend match any
 TRANSPORTS = {"icmp": "tcp", "gloo": "tcp", "numpy": ""}
-#: which transport counts, where several were measured
+#: preferred transports, if several were measured
 PREFERRED = ("nccl", "mpi", "tcp")
-#: rows of a collective that tell algorithms apart: choosing takes a fit per algorithm
+#: maximum number of rows for choosing a collective's algorithm, which takes one fit per algorithm
 MOST_ROWS = 16
-#: mean error of the measurements fitted to from which on a fit is called bad: three times what is usual
+#: mean error of the fitted measurements above which a fit is bad: three times the usual error
 BAD_FIT = 0.1
 
 WHERE = {"between": "between hosts", "inside": "inside a host"}
@@ -56,8 +56,8 @@ WHERE = {"between": "between hosts", "inside": "inside a host"}
 def placed(
     rows: Sequence[Measurement], cluster: Cluster, given: Mapping[str, str] | None
 ) -> tuple[list[LinkRow], list[str]]:
-    """Return the rows of messages with their places on the cluster, collectives by their likeliest algorithm unless one
-    is `given`, and notes on these choices and on rows without a place."""
+    """Return the rows of messages with their cases on the cluster, and notes. Collectives use the algorithm in `given`,
+    or else the most likely one; rows that do not fit the cluster are skipped."""
     groups: dict[tuple[str, str, str], list[LinkRow]] = {}
     refused: list[ConfigError] = []
     for row in rows:
@@ -79,7 +79,7 @@ def placed(
 
 
 def _likeliest(cluster: Cluster, links: list[LinkRow], options: Sequence[str]) -> tuple[list[LinkRow], str]:
-    """Return the rows of one operation by the algorithm whose fit makes them most likely, and how it was chosen."""
+    """Return the rows of one operation for the algorithm whose fit is the most likely, and how it was chosen."""
     usual = links[0].case.algorithm
     if usual == options[-1]:
         return links, ""
@@ -89,10 +89,10 @@ def _likeliest(cluster: Cluster, links: list[LinkRow], options: Sequence[str]) -
     for option in dict.fromkeys((usual, *options[1:])):
         try:
             errors = fit_links(cluster, _by(option, few, cluster))[0].errors
-        except ConfigError:  # too few sizes, which the fit itself says
+        except ConfigError:  # too few sizes, which the fit itself reports
             return links, ""
         unlikely[option] = minus_log_likelihood(errors, seconds, *fit_noise(errors, seconds))
-    best = min(unlikely, key=lambda option: unlikely[option])  # of equals that of runs
+    best = min(unlikely, key=lambda option: unlikely[option])  # among equals, the default
     told = ", ".join(f"{option} {value:.1f}" for option, value in unlikely.items())
     runs = "" if best == usual else f"; runs use {usual} unless they set algorithm = {best!r}"
     return _by(best, links, cluster), f"fitted as {best}, the most likely one (-ln of the likelihood: {told}){runs}"
@@ -103,8 +103,8 @@ def _by(algorithm: str, links: Sequence[LinkRow], cluster: Cluster) -> list[Link
 
 
 def for_links(links: Sequence[LinkRow], named: set[str]) -> Iterator[tuple[list[LinkRow], list[list[LinkRow]]]]:
-    """Yield for each class of links (inside hosts first, which routes between them use too) the rows to fit it to, and
-    those of each other transport."""
+    """Yield for each class of links (inside hosts first, as routes between hosts also use them) the rows for its fit,
+    and the rows of each other transport."""
     for link_class in ("inside", "between"):
         by_transport: dict[str, list[LinkRow]] = {}
         for row in links:
@@ -118,7 +118,7 @@ def for_links(links: Sequence[LinkRow], named: set[str]) -> Iterator[tuple[list[
 
 
 def _purest(own: list[LinkRow], named: set[str]) -> list[LinkRow]:
-    """Return single pairs one way, else other messages, else collectives; and those whose algorithm is named."""
+    """Return one-way messages of single pairs, else all messages, else collectives; and those with a set algorithm."""
     messages = [row for row in own if row.row.experiment == "point_to_point"]
     single = [row for row in messages if row.row.operation == "one_way" and row.row.n_pairs == 1]
     first = next((group for group in (single, messages) if len({r.row.nbytes for r in group}) > 1), messages)
@@ -129,7 +129,7 @@ def _purest(own: list[LinkRow], named: set[str]) -> list[LinkRow]:
 def contradictions(
     before: Cluster, after: Cluster, own: Sequence[LinkRow], others: Sequence[Sequence[LinkRow]]
 ) -> Iterator[str]:
-    """Yield a warning for each transport whose rows are far from what the links `after` the fit say of them."""
+    """Yield a warning for each transport whose rows are far from the predictions of the links `after` the fit."""
     for rows in others:
         off = sum(abs(row.case.seconds(after) / row.row.median_s - 1.0) for row in rows) / len(rows)
         if off < BAD_FIT:
@@ -137,7 +137,7 @@ def contradictions(
         try:
             values = fit_links(before, rows)[0].values
             alone = f". Fitted separately: {', '.join(f'{name} {shown(name, x)}' for name, x in values.items())}"
-        except ConfigError:  # one size of messages
+        except ConfigError:  # a single message size
             alone = ""
         used, name = (", ".join(dict.fromkeys(r.row.backend for r in group if r.row.backend)) for group in (own, rows))
         yield (
@@ -149,9 +149,9 @@ def contradictions(
 
 # ---------------------------------------------------------------- calibration
 
-#: smaller buffers are added in the caches, and starting takes a part of the time
+#: minimum size for the reduction rate: smaller buffers are reduced in caches, and starting takes part of the time
 LEAST_REDUCTION = 64 * 1024
-#: the fit of a class of links, parameters that were chosen with the kind of the links, and the rows fitted to
+#: fit of a class of links, parameters that follow from the kind of the links, and the rows of the fit
 _Fit: TypeAlias = tuple[LogFit, dict[str, float], list[LinkRow]]
 
 
@@ -314,8 +314,8 @@ class Calibration:
         return self.simulated(case.case, software + self._beyond(row, curve, kind))
 
     def _beyond(self, row: Measurement, curve: Curve | None, kind: str) -> Beyond:
-        """Return how far the simulation of an operation is beyond what the parameters were fitted to."""
-        if curve is not None:  # measured, and as simulated
+        """Return the extrapolation of an operation's simulation beyond the measurements of the fit."""
+        if curve is not None:  # measured, but simulated without a curve
             fitted = row.operation in {r.operation for r in self.residuals if r.fitted}
             known = self._misfit(row.n_hosts == 1) if fitted else curve.spread**2
             return Beyond(known) + beyond(row.nbytes, curve.nbytes, "bytes") + beyond(row.n_ranks, curve.ranks, "ranks")
@@ -325,8 +325,8 @@ class Calibration:
         return found + beyond(row.n_ranks, self.ranks, "ranks")
 
     def _misfit(self, inside: bool) -> float:
-        """Variance of ln(predicted / measured) over what a bad fit was fitted to: no scatter, but what links as they
-        are described here cannot do (a library's change of protocol, say), and would not at sizes between either."""
+        """Return the variance of ln(predicted / measured) of a bad fit. It is model error, not scatter: the link model
+        cannot represent the measurements (such as a protocol switch), nor sizes in between."""
         fitted = [r for r in self.residuals if r.fitted and (r.n_hosts == 1) == inside]
         logs = [math.log1p(r.error) for r in fitted]
         return sum(log**2 for log in logs) / len(logs) if _bad_fit(fitted) else 0.0
@@ -346,21 +346,21 @@ class Calibration:
         """
         value = case.seconds(self.cluster)
         slopes = np.zeros(len(self.parameters))
-        shares: dict[str, float] = {}  # by class of links, of which each has the scatter of its own fit
+        shares: dict[str, float] = {}  # by class of links; each has the scatter of its own fit
         short = software = 0.0
-        now = current_parameters(self.cluster)  # they may have been changed since
+        now = current_parameters(self.cluster)  # which may have changed
         for i, p in enumerate(self.parameters):
             if self.covariance[i, i] > 0.0:
-                step = -1e-3 if PARAMETERS[p.name] == "bandwidth" else 1e-3  # a faster link may not be the slowest one
+                step = -1e-3 if PARAMETERS[p.name] == "bandwidth" else 1e-3  # a faster link may not be the bottleneck
                 changed = with_parameters(self.cluster, {p.name: now[p.name] * math.exp(step)})
                 slopes[i] = math.log(case.seconds(changed) / value) / step
                 if p.name.endswith((".latency", ".bandwidth")):
                     shares[p.link_class] = shares.get(p.link_class, 0.0) + abs(slopes[i])
-                if p.name.endswith(".latency"):  # each message in a row has its own
+                if p.name.endswith(".latency"):  # each message of a sequence has its own scatter
                     short += max(slopes[i], 0.0) * (p.wider * p.scatter[2]) ** 2 / (value * now[p.name])
-                    own = min(p.value / now[p.name], 1.0)  # anything above was added by hand
+                    own = min(p.value / now[p.name], 1.0)  # latency above it was added by hand
                     software += slopes[i] * own
-                    slopes[i] *= p.informed + (1.0 - p.informed) * own  # a prior is about the file's value
+                    slopes[i] *= p.informed + (1.0 - p.informed) * own  # a prior refers to the file's value
                 slopes[i] *= p.wider * told(np.array([p.informed]), p.scatter[1])[0]
         outside += Beyond((outside.per_message * software) ** 2)
         variance = float(slopes @ self.covariance @ slopes) + short
@@ -394,7 +394,7 @@ class Calibration:
         further = math.sqrt(outside.variance) * random.standard_normal() if outside.variance else 0.0
         software = outside.per_message * random.standard_normal() if outside.per_message else 0.0
         found = {}
-        now = current_parameters(self.cluster)  # the calibrated values, unless they have been changed since
+        now = current_parameters(self.cluster)  # the calibrated values, unless changed since
         for p, move in zip(self.parameters, moved.tolist(), strict=True):
             error = errors.get(p.link_class or "between", 0.0) + further
             slower = {"bandwidth": -error, "time": error}.get(PARAMETERS[p.name], 0.0)
@@ -471,7 +471,7 @@ def calibrate(
     case, the message lists the measurements to add.
     """
     described = load_cluster(cluster)
-    loaded = with_spread(described, 0.0)  # what was measured between two machines is taken for that of average ones
+    loaded = with_spread(described, 0.0)  # measurements between two machines represent average links
     items = [measurements] if isinstance(measurements, str | Path) else list(measurements)
     found = read_sources(
         items, n_hosts=n_hosts, model=model, reader=reader, operation=operation, n_ranks=n_ranks, version=version
@@ -516,7 +516,7 @@ def calibrate(
 
 
 def _reduction(rows: Sequence[Measurement]) -> ComputeFit | None:
-    """Return the line through the times of adding up, on as many ranks at once as were measured."""
+    """Return the line through the reduction times, for the largest measured number of concurrent ranks."""
     own = [row for row in rows if row.operation == "reduction"]
     if not own:
         return None
@@ -562,7 +562,7 @@ def _residual(row: LinkRow, cluster: Cluster, fitted: bool) -> Residual:
 
 
 def _bad_fit(residuals: Sequence[Residual]) -> list[str]:
-    """Return a warning where the measurements that the links were fitted to are far from what they say."""
+    """Return a warning if the measurements of a fit are far from its predictions."""
     errors = [abs(r.error) for r in residuals]
     if not errors or sum(errors) / len(errors) < BAD_FIT:
         return []
@@ -576,7 +576,7 @@ def _bad_fit(residuals: Sequence[Residual]) -> list[str]:
 
 
 def _mixed(links: Sequence[LinkRow]) -> list[str]:
-    """Return a warning for each backend of which one fit is to stand for several generations."""
+    """Return a warning for each backend whose measurements mix several versions in one fit."""
     found = []
     for backend in dict.fromkeys(link.row.backend for link in links):
         versions = dict.fromkeys(r.row.version for r in links if r.row.version and r.row.backend == backend)
@@ -591,7 +591,7 @@ def _ranks(rows: Sequence[LinkRow]) -> tuple[int, int]:
 
 
 def _curves(links: Sequence[LinkRow], cluster: Cluster, absolute: Mapping[str, float]) -> tuple[Curve, ...]:
-    """Return the curves of all operations of which at least three sizes were measured."""
+    """Return the curves of all operations with at least three measured sizes."""
     groups: dict[tuple[str, str, str], list[LinkRow]] = {}
     for row in links:
         if row.row.n_pairs <= 1:
@@ -604,7 +604,7 @@ def _curves(links: Sequence[LinkRow], cluster: Cluster, absolute: Mapping[str, f
 
 
 def _compute(rows: Sequence[Measurement]) -> tuple[ComputeFit, ...]:
-    """Return the step times of each model, by one rank alone where that was measured."""
+    """Return the step times of each model, for the smallest measured number of ranks."""
     found = []
     steps = [row for row in rows if row.experiment == "step"]
     for model in dict.fromkeys(row.model for row in steps):

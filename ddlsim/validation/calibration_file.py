@@ -48,10 +48,10 @@ _JITTERS: dict[str, type[Lognormal] | type[Gamma] | type[ShiftedExponential]] = 
 
 
 def write_calibration(calibration: Calibration, path: Path, source: str | Path) -> None:
-    """Write the cluster `source` to `path` with the calibration; an earlier one is replaced.
+    """Write the cluster `source` to `path` with the calibration, replacing an earlier one.
 
-    TOML files stay as they are otherwise; other files and names with options are written out as TOML.
-    Raises ConfigError if the cluster has a `[calibration]` that was not written here.
+    Otherwise, TOML files are not changed; other files and names with options are written as TOML. Raises ConfigError if
+    the cluster has a `[calibration]` that was not written by this function.
     """
     check_suffix(path, ".toml")
     bundled = bundled_files("topologies")
@@ -71,14 +71,14 @@ def write_calibration(calibration: Calibration, path: Path, source: str | Path) 
         )
     if origin.suffix == ".toml":
         text = _moved(text, table, origin.parent, path.parent)
-    if "name" not in table:  # the name is that of the file, which changes
+    if "name" not in table:  # the default is the file's name, which changes
         text = f"name = {toml_value(calibration.cluster.name)}\n{text}"
     written = to_toml({"calibration": PLAIN.table(_table(calibration))}).lstrip()
     write_text(path, "\n".join([text, "", MARK, written]))
 
 
 def _moved(text: str, table: Mapping[str, Any], old: Path, new: Path) -> str:
-    """Return the text of a cluster file in the folder `old` for one in `new`: with its paths of device files."""
+    """Return the text of a cluster file moved from folder `old` to `new`, with adjusted paths of device files."""
     hosts = [table.get("host"), *(each for key in ("hosts", "nodes") for each in table.get(key, ()))]
     for name in {str(host["device"]) for host in hosts if isinstance(host, Mapping) and "device" in host}:
         if name.endswith(".toml") and not os.path.isabs(name) and (old / name).is_file():
@@ -88,7 +88,7 @@ def _moved(text: str, table: Mapping[str, Any], old: Path, new: Path) -> str:
 
 
 def attached(calibration: Calibration) -> Calibration:
-    """Return the calibration with itself in its cluster, as loading its file would have it (without residuals)."""
+    """Return the calibration with itself attached to its cluster, as if loaded from a file (without residuals)."""
     table = _table(dataclasses.replace(calibration, residuals=()))
     return dataclasses.replace(calibration, cluster=dataclasses.replace(calibration.cluster, calibration=table))
 
@@ -99,7 +99,7 @@ def load_calibration(source: str | Path | Cluster) -> Calibration:
 
     Raises ConfigError if the cluster has no calibration.
     """
-    cluster = load_cluster(source)  # finds what is wrong with a file
+    cluster = load_cluster(source)  # reports errors in the file
     name = cluster.name if isinstance(source, Cluster) else source
     if cluster.calibration is None:
         raise ConfigError(f"{name}: contains no [calibration] table; create one with ddlsim calibrate")
@@ -133,7 +133,7 @@ def _calibration(table: CalibrationTable, cluster: Cluster) -> Calibration:
 
 
 def _object(kind: type[T], row: object, n: int, place: str, **more: object) -> T:
-    """Return the object with the fields of a row of the file: tuples, and the covariance as an (n, n) array."""
+    """Build an object from a row of the file: lists become tuples, and the covariance an (n, n) array."""
     arguments = dict(more)
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         if field.name not in more:
@@ -149,7 +149,7 @@ def _object(kind: type[T], row: object, n: int, place: str, **more: object) -> T
 
 def _parameter(row: ParameterTable, place: str, usual: tuple[float, float, float]) -> Parameter:
     name = row.name
-    absent = math.inf if PARAMETERS[name] == "bandwidth" else 0.0  # files leave out: no latency, speed without limit
+    absent = math.inf if PARAMETERS[name] == "bandwidth" else 0.0  # omitted in files: zero latency, unlimited bandwidth
     before = absent if row.file is None else value_of(name, row.file, place)
     best, least, most = (value_of(name, text, place) for text in (row.value, row.low, row.high))
     prior = None if row.prior is None else (value_of(name, row.prior, f"{place}.prior"), row.prior_factor)
@@ -163,7 +163,7 @@ def _parameter(row: ParameterTable, place: str, usual: tuple[float, float, float
 
 
 def _rounded(value: Any) -> Any:
-    """Return numbers with six digits; arrays and tuples as lists of them."""
+    """Return numbers rounded to six digits; arrays and tuples become lists."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, np.ndarray):
@@ -178,7 +178,7 @@ def _text(name: str, value: float) -> str:
 
 
 def _row(kind: type[T], part: object, **more: object) -> T:
-    """Return the row of the file with the fields of a part of a calibration."""
+    """Return the row of the file for a part of a calibration."""
     names = [field.name for field in dataclasses.fields(kind) if field.name not in more]  # type: ignore[arg-type]
     return kind(**{name: _rounded(getattr(part, name)) for name in names}, **more)
 

@@ -18,7 +18,7 @@ WARNING = "warning: "
 
 
 def shown(name: str, value: float) -> str:
-    """Return a parameter's value with a unit that the cluster file reads."""
+    """Return a parameter's value with a unit, as in cluster files."""
     if not math.isfinite(value):
         return "no limit"
     if PARAMETERS[name] == "time":
@@ -29,7 +29,7 @@ def shown(name: str, value: float) -> str:
 
 
 def summary(calibration: Calibration) -> str:
-    """Return warnings, parameters with intervals, residuals, curves, compute, jitter and notes."""
+    """Return warnings, parameters with intervals, residuals, curves, compute times, jitter and notes."""
     _, *parameters = cells(calibration)
     found = [(*others, f"(file: {file})") for *others, file in parameters]
     rows = aligned(found, left=(0, 2, 3), indent=2) if found else []
@@ -37,17 +37,17 @@ def summary(calibration: Calibration) -> str:
 
 
 def warnings(calibration: Calibration) -> list[str]:
-    """Return what must be seen first: measurements that contradict each other, and bad fits."""
+    """Return the most important warnings: contradictory measurements and bad fits."""
     return sorted((note for note in calibration.notes if note.startswith(WARNING)), key=lambda n: "contradict" not in n)
 
 
 def title(calibration: Calibration) -> str:
-    """Return what was calibrated."""
+    """Return a title that names the cluster and the number of measurements."""
     return f"calibration of {calibration.cluster.name}"
 
 
 def cells(calibration: Calibration) -> list[tuple[str, str, str, str]]:
-    """Return a row per parameter, with a head."""
+    """Return a header and one row per parameter."""
     rows = [("parameter", "value", "interval (95 %)", "file")]
     for p in calibration.parameters:
         value, low, high, file = (shown(p.name, number) for number in (p.value, p.low, p.high, p.file))
@@ -56,7 +56,7 @@ def cells(calibration: Calibration) -> list[tuple[str, str, str, str]]:
 
 
 def notes(calibration: Calibration) -> list[str]:
-    """Return residuals, curves, compute, jitter and notes, a line each, which begins with spaces."""
+    """Return residuals, curves, compute times, jitter and notes as indented lines."""
     lines = []
     for fitted, what in ((True, "fitted to"), (False, "not fitted to")):
         rows = [r for r in calibration.residuals if r.fitted == fitted]

@@ -16,8 +16,8 @@ from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.measure import Measurement
 from ddlsim.network import Network, schedule_time
 
-#: the algorithm that a collective is taken to use where nothing says otherwise: what MPI, Gloo and NCCL use for large
-#: buffers. Small ones often go by another; a curve over the sizes takes that in.
+#: default algorithms of collectives: those that MPI, Gloo and NCCL use for large buffers. Small buffers often use
+#: others, which a curve over the sizes can represent.
 ALGORITHMS: Mapping[str, str] = {
     **dict.fromkeys(("all_reduce", "all_gather", "reduce_scatter"), "ring"),
     **dict.fromkeys(("broadcast", "reduce"), "binomial"),
@@ -30,8 +30,8 @@ Pairs = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Case:
-    """One operation on certain nodes: point-to-point `pairs` of nodes at once, or a `schedule` on `nodes`, by an
-    `algorithm`. What NCCL's tuner chooses depends on the cluster: a function of it returns the schedule."""
+    """One operation: point-to-point messages of concurrent `pairs` of nodes, or a `schedule` on `nodes`, by an
+    `algorithm`. NCCL's choice depends on the cluster, so the schedule is a function of it."""
 
     nbytes: float
     nodes: tuple[int, ...]
@@ -40,7 +40,7 @@ class Case:
     algorithm: str = ""
 
     def seconds(self, cluster: Cluster, *, nbytes: float | None = None) -> float:
-        """Return how long it takes on the otherwise idle `cluster`, in s (of `nbytes` instead of its own size)."""
+        """Return the time on the otherwise idle `cluster` in s; `nbytes` replaces the measured size."""
         size = self.nbytes if nbytes is None else nbytes
         if self.schedule is not None:
             return schedule_time(cluster, self.on(cluster), self.nodes, size)
@@ -54,12 +54,12 @@ class Case:
 
     def on(self, cluster: Cluster) -> Schedule:
         """Return the schedule on `cluster`."""
-        assert self.schedule is not None  # a collective
+        assert self.schedule is not None  # collectives only
         return self.schedule if isinstance(self.schedule, Schedule) else self.schedule(cluster)
 
 
 def fewest_hosts(cluster: Cluster, n_ranks: int) -> int:
-    """Return on how many hosts ranks are: one on each, or with fewer hosts than ranks evenly on as few as have room."""
+    """Return the number of hosts: one per rank or, if there are too few, as few as can hold the ranks evenly."""
     n_hosts, widest = len(cluster.host_names), int(np.bincount(cluster.host_of[cluster.workers]).max())
     return n_ranks if n_ranks <= n_hosts else min(-(-n_ranks // widest), n_hosts)
 
@@ -73,7 +73,7 @@ def chosen_algorithms(given: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def candidates(row: Measurement, given: Mapping[str, str] | None) -> tuple[str, ...]:
-    """Return the algorithms that a collective may have run by where nothing was `given`: first that of a run."""
+    """Return the algorithms that a collective may have used if none was `given`, the default of runs first."""
     if row.operation in (given or {}):
         return ((given or {})[row.operation],)
     if row.operation in LAPS and row.backend in ("", "nccl"):
@@ -82,9 +82,9 @@ def candidates(row: Measurement, given: Mapping[str, str] | None) -> tuple[str, 
 
 
 def make_case(row: Measurement, cluster: Cluster, algorithms: Mapping[str, str]) -> Case:
-    """Return what `row` measured, on the first hosts of `cluster` that have room for its ranks.
+    """Return the operation that `row` measured, on the first hosts of `cluster` that can hold its ranks.
 
-    Raises ConfigError for more hosts, or more ranks on a host, than the cluster has.
+    Raises ConfigError for more hosts, or more ranks per host, than the cluster has.
     """
     if row.n_hosts > len(cluster.host_names) or row.n_ranks > len(cluster.workers):
         raise ConfigError(
@@ -105,7 +105,7 @@ def collective_case(
 ) -> Case:
     """Return a collective of `n_ranks` ranks, spread evenly over `n_hosts` hosts, as a case.
 
-    NCCL arranges its rings by the topology; other backends keep the order of the ranks.
+    NCCL orders its rings by topology; other backends keep the order of the ranks.
     """
     per_host = [n_ranks // n_hosts + (i < n_ranks % n_hosts) for i in range(n_hosts)]
     nodes = [node for nodes, n in zip(_hosts(cluster, per_host), per_host, strict=True) for node in nodes[:n]]
@@ -117,7 +117,7 @@ def collective_case(
     def schedule(now: Cluster) -> Schedule:
         return reorder(build(name, n_ranks, nbytes, hosts, kind, (now, ordered)), order)
 
-    made = schedule(cluster)  # raises where the algorithm does not fit
+    made = schedule(cluster)  # raises for an unsuitable algorithm
     chosen = name.partition("(")[0] == "nccl"
     return Case(float(nbytes), tuple(nodes), schedule=schedule if chosen else made, algorithm=name)
 
@@ -139,7 +139,7 @@ def _pairs(row: Measurement, cluster: Cluster) -> tuple[tuple[int, ...], Pairs]:
 
 
 def _hosts(cluster: Cluster, per_host: Sequence[int]) -> list[list[int]]:
-    """Return the workers of the first hosts that have as many as asked for, host by host."""
+    """Return the workers of the first hosts with enough workers, host by host."""
     wide = [nodes for nodes in workers_by_machine(cluster) if len(nodes) >= max(per_host)]
     if len(wide) < len(per_host):
         n_ranks, n_hosts, n_wide = sum(per_host), len(per_host), len(wide)

@@ -1,8 +1,7 @@
 """`validate`: compare measured runs with their simulation, and find the causes of differences.
 
-Conditions on rows such as ``workers <= 4 and strategy == all-reduce``: comparisons joined by `and`, nothing else.
-
-What a user types is compared, never evaluated as code.
+Conditions on rows, such as ``workers <= 4 and strategy == all-reduce``, are comparisons joined by `and`. User input is
+compared, never evaluated as code.
 """
 
 from __future__ import annotations
@@ -40,21 +39,21 @@ if TYPE_CHECKING:
 
 # ---------------------------------------------------------------- attribution
 
-#: factors beyond this explain nothing that a user could believe
+#: largest factor that is a credible explanation
 MOST = 4.0
 MOST_JITTER = 1.0
 
 
 @dataclass(frozen=True)
 class Cause:
-    """A possible cause of an error: changing `what` by `factor` would correct it (for waiting: jitter of this CV)."""
+    """A possible cause of an error: changing `what` by `factor` would correct it (waiting: jitter with this CV)."""
 
     what: str
     factor: float
 
     @property
     def size(self) -> float:
-        """How large the change is, to order causes: |ln factor|; a variation counts as it is."""
+        """Magnitude of the change, for ordering causes: |ln factor|; for a variation, its value."""
         return self.factor if self.what == "waiting" else abs(math.log(self.factor))
 
     def __str__(self) -> str:
@@ -66,11 +65,11 @@ class Cause:
 
 
 def causes(run: RunModel, fitted: Fitted, predicted: float) -> list[Cause]:
-    """Return single changes that make the predicted seconds of a step the measured ones, the smallest first.
+    """Return single changes that make the predicted step time equal to the measured one, the smallest first.
 
-    Each is found by simulating again (compute time, latency and rate of all links up to 4 times as large or small; a
-    lognormal scatter of the compute time up to 100 %, for runs that were slower than predicted). Empty where none is
-    enough alone.
+    They are found by simulation: compute time, latency and bandwidth of all links changed by up to a factor of 4, and,
+    if the run was slower than predicted, a lognormal scatter of the compute time up to 100 %. Empty if no single change
+    suffices.
     """
     goal = run.measured.step_time
     quantities: dict[str, Callable[[float], float]] = {
@@ -117,21 +116,21 @@ Cell = float | int | str | None
 
 @dataclass(frozen=True)
 class Condition:
-    """Comparisons (column, operator, value) that all must hold."""
+    """Comparisons (column, operator, value) that must all hold."""
 
     text: str
     comparisons: tuple[tuple[str, str, float | str], ...]
 
     def holds(self, row: Mapping[str, Cell]) -> bool:
-        """Return whether a row fulfils the condition; an empty cell fulfils only ``!=``."""
+        """Return whether a row satisfies the condition; an empty cell satisfies only ``!=``."""
         return all(_compare(row[column], sign, value) for column, sign, value in self.comparisons)
 
 
 def parse_condition(text: str, numbers: Sequence[str], texts: Sequence[str]) -> Condition:
-    """Return the condition in `text` on columns that hold `numbers` or `texts`.
+    """Parse a condition on columns with `numbers` or `texts`, such as ``workers <= 4 and strategy == all-reduce``.
 
-    Raises ConfigError for anything but ``column op value`` joined by ``and``, unknown columns, texts that are compared
-    by size, and values that are no number where the column holds numbers.
+    Raises ConfigError for anything but ``column op value`` joined by ``and``, unknown columns, ordering of texts, and
+    values that are not numbers in numeric columns.
     """
     found: list[tuple[str, str, float | str]] = []
     for part in re.split(r"\band\b", text):
@@ -167,7 +166,7 @@ def _compare(cell: Cell, sign: str, value: float | str) -> bool:
     return _OPERATORS[sign](float(cell), value)
 
 
-#: the largest errors are explained, unless they are smaller than this
+#: relative error above which causes are searched for
 N_EXPLAINED, WORTH_EXPLAINING = 3, 0.03
 
 
@@ -267,7 +266,7 @@ class Validation:
     def error(self) -> float:
         """Mean absolute error of the held-out runs, or of all runs if none are held out."""
         found = self.summary(fitted=False) or self.summary(fitted=True)
-        assert found is not None  # there is at least one run
+        assert found is not None  # at least one run exists
         return found.mean_absolute
 
     @checked
@@ -395,7 +394,7 @@ def _summary(rows: Sequence[ComparedRun]) -> Summary:
 
 
 def _options(a: MeasuredRun, b: MeasuredRun) -> bool:
-    """Return whether two runs are the same but for how gradients are exchanged."""
+    """Return whether two runs differ only in how gradients are exchanged."""
     same = ("workers", "batch_size", "accumulation", "nodes", "model", "precision")
     if any(getattr(a, name) != getattr(b, name) for name in same) or a.throughput == b.throughput:
         return False

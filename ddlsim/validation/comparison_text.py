@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ddlsim.validation.comparison import ComparedRun, Summary, Validation
 
 
-#: columns of the table that are words
+#: left-aligned columns of the table
 LEFT = (0, 1, 5)
 
 
@@ -34,12 +34,12 @@ def text(validation: Validation) -> str:
 
 
 def cells(validation: Validation) -> list[tuple[str, ...]]:
-    """Return a row per run, with a head; the columns :data:`LEFT` hold words."""
+    """Return a header and one row per run; the columns :data:`LEFT` contain text."""
     return [("", "run", "measured", "predicted", "error", "interval (95 %)"), *map(_row, validation.rows)]
 
 
 def notes(validation: Validation) -> list[str]:
-    """Return what is said below the rows, a line each."""
+    """Return the lines below the table."""
     lines = []
     for fitted, what in ((True, f"fitted ({validation.fit_on})"), (False, "held out")):
         summary = validation.summary(fitted=fitted)
@@ -86,13 +86,13 @@ def _summary(s: Summary) -> str:
     return ", ".join(parts)
 
 
-# ---------------------------------------------------------------- picture
+# ---------------------------------------------------------------- plot
 
 BAND = 0.10
 
 
 def measured_against_predicted(validation: Validation, path: str | Path | None = None) -> Axes:
-    """Draw one point per run on logarithmic axes: hollow where it was fitted, with intervals, a diagonal and +-10 %."""
+    """Draw one point per run on logarithmic axes: hollow if it was fitted, with intervals, a diagonal and +-10 %."""
     from ddlsim.report.drawing import COLOURS, figure, log_numbers, save, titled
 
     made = figure(5.2, 4.8)

@@ -51,7 +51,7 @@ class ComputeFit:
     def sampled(self, random: np.random.Generator) -> ComputeFit:
         """Return the fit with randomly sampled coefficients, multiplied by a factor sampled from the scatter."""
         wider = t_quantile(self.dof) / t_quantile(math.inf)
-        values, vectors = np.linalg.eigh(self.covariance)  # which may be singular
+        values, vectors = np.linalg.eigh(self.covariance)  # may be singular
         moved = wider * (vectors * np.sqrt(np.maximum(values, 0.0))) @ random.standard_normal(2)
         c0, c1 = np.maximum(np.array([self.c0, self.c1]) + moved, (0.0, 1e-3 * self.c1)).tolist()
         error = math.exp(wider * self.spread * random.standard_normal())

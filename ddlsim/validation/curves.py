@@ -1,16 +1,16 @@
 """Cost curves: size-dependent deviations of an operation from the simulation, such as protocol switches of a library.
 
-:mod:`ddlsim.runtime.costs` has the formula. Curves are continuous, with at most three pieces, or pieces between
-all measured sizes: Hockney's latency and bandwidth (1994, Parallel Computing 20(3)) for each of them. Their number and
-where they meet (at measured sizes) is the choice with the least Akaike criterion chi^2 + 2 (number of parameters). The
-scatter in chi^2 is taken as known: as far as the repetitions of a row scatter, at least
-:data:`~ddlsim.validation.log_fit.NOISE`. The plain simulation, all factors 1, is one of the choices.
+:mod:`ddlsim.runtime.costs` has the formula. Curves are continuous, with at most three pieces, or one between all
+measured sizes; each has Hockney's latency and bandwidth (1994, Parallel Computing 20(3)). The number of pieces and the
+(measured) sizes at which they meet minimise Akaike's criterion chi^2 + 2 (number of parameters). The scatter in chi^2
+is taken as known: that of a row's repetitions, at least :data:`~ddlsim.validation.log_fit.NOISE`. The plain simulation,
+with all factors 1, is one of the choices.
 
-Where a curve goes through all sizes, no residual says how far sizes between are off. Each size is left out in turn:
-what the line between its neighbours then is off there is halved, since the distance was doubled and a line that changes
-its slope somewhere between is off in proportion. Between two sizes the scatter is the geometric mean of what it is at
-these two and everywhere, two guesses of the same weight, as many times as the two are further apart (in the logarithm)
-than sizes were there, times 2 sqrt(u (1 - u)) at the share u of the way, the shape of a random walk between known ends.
+If a curve passes through all sizes, residuals do not show the error in between. Each size is therefore left out in
+turn. The error of linear interpolation between its neighbours is halved, because the distance was doubled and the error
+at a change of slope is proportional to it. Between two sizes, the scatter is the geometric mean of the errors at these
+two and at all sizes, two estimates of equal weight, scaled by the distance of the two sizes (in the logarithm) relative
+to the distances there, times 2 sqrt(u (1 - u)) at fraction u of it, like a random walk with fixed ends.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Curve:
 
     def sampled(self, random: np.random.Generator) -> Curve:
         """Return the curve with randomly sampled factors, multiplied by a common factor sampled from the scatter."""
-        wider = t_quantile(self.dof) / t_quantile(math.inf)  # few degrees of freedom reach further
+        wider = t_quantile(self.dof) / t_quantile(math.inf)  # a t interval is wider than a normal one
         values, vectors = np.linalg.eigh(self.covariance)
         moved = wider * (vectors * np.sqrt(np.maximum(values, 0.0))) @ random.standard_normal(len(values))
         scale = math.exp(wider * self.spread * random.standard_normal())
@@ -102,17 +102,17 @@ class Curve:
 
 
 def parts_of(row: LinkRow, cluster: Cluster) -> Parts:
-    """Return the parts of the simulated time of what `row` measured."""
+    """Return the parts of the simulated time of the operation that `row` measured."""
     case = row.case
-    if case.schedule is not None:  # as chosen here, not as it would be without latency
+    if case.schedule is not None:  # the schedule chosen here, not the one without latency
         case = dataclasses.replace(case, schedule=case.on(cluster))
     return simulated_parts(case.seconds, cluster, case.nbytes)
 
 
 def fit_curve(rows: Sequence[LinkRow], cluster: Cluster, algorithm: str, absolute: float = 0.0) -> Curve:
-    """Return the curve through `rows` (one operation and backend); plain where the simulation does as well.
+    """Return the curve through `rows` (one operation and backend); plain if the simulation is as good.
 
-    Times that scatter by `absolute` s besides count less the shorter they are.
+    With an additional scatter of `absolute` s, short times count less.
     """
     with needs("scipy"):
         from scipy.optimize import nnls
@@ -157,7 +157,7 @@ def fit_curve(rows: Sequence[LinkRow], cluster: Cluster, algorithm: str, absolut
 
 
 def _choices(known: Sequence[int]) -> Iterator[tuple[tuple[int, ...], int]]:
-    """Yield sizes at which pieces could meet, and how many parameters that takes: where they meet is one, if chosen."""
+    """Yield candidate sizes at which pieces meet, and the number of parameters; a chosen size counts as one."""
     for n_pieces in range(1, MAX_PIECES + 1):
         if 2 * n_pieces <= len(known):  # every piece needs two sizes
             for sizes in itertools.combinations(known[1:-1], n_pieces - 1):
@@ -167,7 +167,7 @@ def _choices(known: Sequence[int]) -> Iterator[tuple[tuple[int, ...], int]]:
 
 
 def _left_out(known: Sequence[int], parts: Parts, factors: Floats) -> tuple[float, ...]:
-    """Return what a curve through the sizes `known` is off at all but the ends without each of them, halved."""
+    """Return half the errors at all inner sizes `known` when a curve through all sizes is interpolated without them."""
     at = [_scaled(parts, size, known[1:-1], factors) for size in known]
     found = []
     for i in range(1, len(known) - 1):
@@ -177,14 +177,14 @@ def _left_out(known: Sequence[int], parts: Parts, factors: Floats) -> tuple[floa
 
 
 def _scaled(parts: Parts, nbytes: float, sizes: Sequence[int], factors: Floats) -> float:
-    """Return the curve's seconds of `nbytes` instead, all bytes taking as long as those of these parts."""
+    """Return the curve's time for `nbytes` in s, with the time per byte of these parts."""
     ratio = nbytes / parts.nbytes
     other = Parts(nbytes, parts.per_message, ratio * parts.per_byte, ratio * parts.reduction)
     return float(columns_of([other], sizes)[0] @ factors) + other.reduction
 
 
 def _noise(rows: Sequence[LinkRow]) -> float:
-    """Return the relative scatter of the rows' repetitions: that of a normal with the same quartiles, in the median."""
+    """Return the relative scatter of repetitions: the median over rows of the normal sd with the same quartiles."""
     quartiles = [(r.row.p25_s, r.row.median_s, r.row.p75_s) for r in rows]
     spreads = [(q3 - q1) / (1.349 * q2) for q1, q2, q3 in quartiles if q1 is not None and q3 is not None]
     return max(NOISE, statistics.median(spreads)) if spreads else NOISE
@@ -197,8 +197,8 @@ def _squares(ratio: Floats, counts: Floats) -> float:
 def _uncertainty(columns: Floats, target: Floats, factors: Floats, counts: Floats) -> tuple[float, float, Floats]:
     """Return spread, degrees of freedom and covariance of the factors.
 
-    A row's error is divided by 1 - leverage, which makes it the error that it has when left out (Allen 1974,
-    Technometrics 16(1), PRESS): otherwise pieces with hardly more rows than factors look perfect.
+    Each row's error is divided by 1 - leverage, which yields its error when left out (Allen 1974, Technometrics 16(1),
+    PRESS). Otherwise, pieces with hardly more rows than factors would seem perfect.
     """
     weighted = counts[:, None] * columns
     unit = np.linalg.pinv(weighted.T @ weighted, hermitian=True)
@@ -209,15 +209,15 @@ def _uncertainty(columns: Floats, target: Floats, factors: Floats, counts: Float
 
 
 def interval_at(value: float, variance: float, dof: float, outside: Beyond) -> Interval:
-    """Return the interval (95 %) around a value whose logarithm has this variance, known with `dof` degrees of freedom,
-    and besides what it is beyond the measurements."""
+    """Return the 95 % interval around a value whose logarithm has this variance with `dof` degrees of freedom, widened
+    by the extrapolation `outside`."""
     half = math.hypot(t_quantile(dof) * math.sqrt(variance), t_quantile(math.inf) * math.sqrt(outside.variance))
     low, high = outside.around(value, half, half)
     return Interval(low, value, high, notes=outside.notes)
 
 
 def curve_time(curve: Curve, parts: Parts, outside: Beyond) -> Interval:
-    """Return the predicted seconds of an operation with these parts, with the interval for one more measurement."""
+    """Return the predicted time of an operation with these parts in s, with the interval of one more measurement."""
     columns, factors = columns_of([parts], curve.sizes)[0], np.array([curve.per_message, *curve.per_byte])
     value = float(columns @ factors) + parts.reduction
     if curve.left_out:
@@ -227,11 +227,11 @@ def curve_time(curve: Curve, parts: Parts, outside: Beyond) -> Interval:
 
 
 def _between(curve: Curve, nbytes: float) -> float:
-    """Return the variance of the logarithm that a curve through all sizes has at a size."""
+    """Return the variance of the logarithm at a size, for a curve that passes through all measured sizes."""
     ends = (curve.nbytes[0], *curve.sizes, curve.nbytes[1])
     i = min(max(bisect.bisect_right(ends, nbytes), 1), len(ends) - 1)
     gaps = [math.log(after / size) for size, after in itertools.pairwise(ends)]
-    wide = gaps[i - 1]  # what was left out had gaps on both sides
+    wide = gaps[i - 1]  # each left-out error spans two gaps
     near = [
         max(abs(curve.left_out[j]) * 2.0 * wide / (gaps[j] + gaps[j + 1]), LEAST)
         for j in range(max(i - 2, 0), min(i, len(curve.left_out)))

@@ -61,7 +61,7 @@ class RunInterval:
 
 
 def calibrated(experiment: Experiment, calibration: Calibration) -> Experiment:
-    """Return the experiment with the calibrated cluster, compute time and jitter, where it does not say its own."""
+    """Return the experiment with the calibrated cluster and, unless set, the calibrated compute time and jitter."""
     fit = _compute(experiment, calibration)
     jitter = experiment.jitter
     if isinstance(jitter, NoJitter) and calibration.jitter is not None:
@@ -128,7 +128,7 @@ def predict_interval(
 
 @checked
 def interval_of(result: Result, *, n_draws: Draws = 20, level: Level = 0.95, seed: Seed = 0) -> RunInterval:
-    """Return the interval of a run that has been simulated; see :meth:`ddlsim.Result.interval`."""
+    """Return the interval of a run that was already simulated; see :meth:`ddlsim.Result.interval`."""
     result.require_single_job("interval")
     experiment = clock_of(result.given if result.given is not None else result.experiment)
     own = _own(experiment)
@@ -137,9 +137,9 @@ def interval_of(result: Result, *, n_draws: Draws = 20, level: Level = 0.95, see
 
 
 def with_stack(like: Beyond, result: Result, experiment: Experiment) -> Beyond:
-    """Return the deviation of runs `like` it, widened by what is unsure about a stack that was fitted to measured runs.
+    """Widen the deviation `like` by the uncertainty of a stack that was fitted to measured runs.
 
-    The run is simulated at both ends of the stack's spread. More workers than in these runs widen the interval as well.
+    The run is simulated at both ends of the stack's spread. More workers than in these runs also widen the interval.
     """
     stack, n = result.workloads[0].stack, result.n_workers
     outside = Beyond() if stack.workers is None else beyond(n, stack.workers, "workers")
@@ -158,7 +158,7 @@ def _own(experiment: Experiment) -> Calibration | None:
 
 
 def _compute(experiment: Experiment, calibration: Calibration) -> ComputeFit | None:
-    """Return the measured step times of the model that the clock uses, unless the experiment says its own."""
+    """Return the measured step times of the timed model, unless the experiment sets its own."""
     found, _ = measured_steps(experiment, calibration.cluster, _model(experiment))
     return calibration.compute_of(_model(experiment)) if found is not None else None
 
@@ -168,7 +168,7 @@ def _model(experiment: Experiment) -> str:
 
 
 def _typical(fit: ComputeFit, experiment: Experiment, calibration: Calibration) -> Affine | Measured:
-    """Return the time that the jitter's factor multiplies: the measured steps are medians of the product."""
+    """Return the compute time without jitter: measured steps are medians of its product with the jitter's factor."""
     own = isinstance(experiment.jitter, NoJitter)
     return fit.times(1.0 / calibration.jitter.median_factor if own and calibration.jitter is not None else 1.0)
 
@@ -195,7 +195,7 @@ def _drawn(
 
 
 def _interval(value: float, draws: Floats, level: float, like: Beyond) -> Interval:
-    """Return the interval of a time: quantiles of the draws, widened by the deviations of runs `like` it."""
+    """Return the interval of a time: quantiles of the samples, widened by the deviation of similar runs."""
     low, high = np.quantile([value, *draws] if not len(draws) else draws, [0.5 - level / 2, 0.5 + level / 2]).tolist()
     scale = t_quantile(math.inf, level) / t_quantile(math.inf)
     like = dataclasses.replace(like, faster=scale * like.faster, slower=scale * like.slower)

@@ -15,9 +15,9 @@ from ddlsim.streams import stream
 from ddlsim.validation.log_fit import Floats
 from ddlsim.workload.jitter import Gamma, Lognormal, ShiftedExponential
 
-LEAST = 20  # samples; with fewer, distributions cannot be told apart
+LEAST = 20  # samples; fewer cannot distinguish distributions
 BOOTSTRAP = 199
-#: relative variation below which times count as constant
+#: relative variation below which times count as equal
 CONSTANT = 1e-4
 
 
@@ -75,7 +75,7 @@ def _lognormal(x: Floats) -> tuple[Lognormal, float]:
 
 
 def _gamma(x: Floats) -> tuple[Gamma, float]:
-    """The shape k solves ln k - digamma(k) = ln(mean) - mean(ln) (Choi and Wette 1969, Technometrics 11(4))."""
+    """Fit by maximum likelihood: ln k - digamma(k) = ln(mean) - mean(ln) (Choi and Wette 1969, Technometrics 11(4))."""
     with needs("scipy"):
         from scipy.optimize import brentq
         from scipy.special import digamma
@@ -90,7 +90,7 @@ def _shifted(x: Floats) -> tuple[ShiftedExponential, float]:
     return ShiftedExponential(float(x.mean()) / least - 1.0), least
 
 
-#: name in files -> maximum likelihood
+#: name in files -> maximum-likelihood fit
 FITTED: dict[str, Callable[[Floats], tuple[Fitted, float]]] = {
     "lognormal": _lognormal,
     "gamma": _gamma,

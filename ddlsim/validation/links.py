@@ -1,19 +1,18 @@
 """Fit of the latency, bandwidth and overhead of links to measured times.
 
-What links do besides carrying bytes at a rate, as far as one-way messages tell: frames and a token bucket.
+One-way messages also determine some further properties of links: frames and a token bucket. A message of m bytes takes
+T(m) = latency + max(0, w(m) - burst) / rate, with w(m) = m + header ceil(m / payload) bytes on the wire
+(docs/models/tcp.md). The candidates have a burst or not, and either a fitted rate, or the rate in the cluster file with
+one of the frame types below, whose sizes are those of the standards. The candidate with the smallest AICc = 2 k - 2 ln
+L + 2 k (k + 1) / (n - k - 1) (Hurvich and Tsai 1989, Biometrika 76(2)) is chosen; k includes the two parts of the
+scatter (:mod:`ddlsim.validation.log_fit`).
 
-A message of m bytes takes T(m) = latency + max(0, w(m) - burst) / rate, w(m) = m + header ceil(m / payload) in frames
-(docs/models/tcp.md). The choices: with or without a burst, at a rate that is fitted, or at the rate of the links in the
-cluster file in frames of one of the kinds below, whose numbers are those of the standards. It is the choice with the
-least AICc = 2 k - 2 ln L + 2 k (k + 1) / (n - k - 1) (Hurvich and Tsai 1989, Biometrika 76(2)), k counting the two
-parts of the scatter (:mod:`ddlsim.validation.log_fit`) too.
-
-A window explains the same as frames or a low rate at a long round trip: no more than the window per round trip, and
-pauses while it opens (docs/models/transport.md). Where rate and round trip are that large and the file names no
-transport, the links are fitted once more over TCP, with windows that open or are open already, and the window as a
-parameter whose prior is Linux's. They explain the measurements if -2 ln(likelihood x priors) is less than without
-windows, with or without frames, by :data:`CLEARLY`. The likelihood is that above, of fewer than :data:`LEAST_SIZES`
-rows with the scatter that is expected before any is seen.
+A window can explain the same times as frames or a low rate if the round trip is long: at most one window is sent per
+round trip, with pauses while it opens (docs/models/transport.md). If rate x round trip is large enough and the file
+sets no transport, the links are also fitted with TCP, with windows that open or are already open, and the window as a
+parameter with Linux's as prior. Windows are chosen if -2 ln(likelihood x priors) is lower than without them, with or
+without frames, by :data:`CLEARLY`. The likelihood is that above; with fewer than :data:`LEAST_SIZES` rows, it uses the
+scatter expected a priori.
 """
 
 from __future__ import annotations
@@ -44,27 +43,27 @@ from ddlsim.validation.log_fit import (
     weights_of,
 )
 
-#: Ethernet 14, IPv4 20 and TCP 32 bytes with timestamps (RFC 894, 791, 7323), as a shaper counts them; on a cable also
-#: preamble, checksum and gap, 24 (IEEE 802.3). 1,500 and 9,000 bytes are the usual and the jumbo size of a packet
+#: bytes as counted by a shaper: Ethernet 14, IPv4 20 and TCP 32 with timestamps (RFC 894, 791, 7323); cables add
+#: preamble, checksum and gap, 24 (IEEE 802.3). Packets have 1,500 bytes, or 9,000 (jumbo frames).
 FRAMES = {
     "TCP in Ethernet frames": (66.0, 1448.0),
     "TCP in Ethernet frames with preamble and gap": (90.0, 1448.0),
     "TCP in jumbo frames": (66.0, 8948.0),
     "TCP in jumbo frames with preamble and gap": (90.0, 8948.0),
 }
-#: an acknowledgement, a header without payload, for every second frame (RFC 1122, section 4.2.3.2)
+#: one acknowledgement (a header without payload) per two frames (RFC 1122, section 4.2.3.2)
 ACKNOWLEDGED = 2.0
-#: number of sizes from which a fit has more than latency and rate
+#: minimum number of sizes for fitting more than latency and rate
 LEAST_SIZES = 8
-#: bytes of rate x round trip from which windows are looked for, and how much likelier they have to be (a likelihood
-#: ratio of 1.6 before any prior on the kinds: positive evidence, Kass and Raftery 1995, JASA 90(430))
+#: minimum rate x round trip in bytes for considering windows, and the required difference of -2 ln posterior (a
+#: likelihood ratio of 1.6 without priors on the kinds: positive evidence, Kass and Raftery 1995, JASA 90(430))
 LEAST_PRODUCT, CLEARLY = 2.0**20, 1.0
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Latency (s), rate (bytes/s, headers included), burst (bytes; 0: none), header and payload of frames (bytes; 0:
-    none) of a route; `fitted_rate` is False where the rate is the file's."""
+    """Latency (s), rate (bytes/s, including headers), burst (bytes; 0: none), frame header and payload (bytes; 0: none)
+    of a route; `fitted_rate` is False if the rate is that of the file."""
 
     latency: float
     rate: float
@@ -79,17 +78,17 @@ class Shape:
         return nbytes + self.header * np.ceil(nbytes / self.payload) if self.payload else nbytes
 
     def seconds(self, nbytes: Floats) -> Floats:
-        """Return the s of messages of these sizes."""
+        """Return the times of messages of these sizes, in s."""
         return self.latency + np.maximum(0.0, self.wire(nbytes) - self.burst) / self.rate
 
     @property
     def payload_rate(self) -> float:
-        """The bytes/s of a large message's own bytes."""
+        """Payload rate of a large message, in bytes/s."""
         return self.rate / (1.0 + self.header / self.payload) if self.payload else self.rate
 
     @property
     def details(self) -> dict[str, float]:
-        """The details of links that are known without fitting, by parameter name."""
+        """Details of links that follow from the shape, by parameter name."""
         if not self.payload:
             return {}
         acknowledgements = self.header / (ACKNOWLEDGED * (self.header + self.payload))
@@ -101,9 +100,9 @@ class Shape:
 
 
 def find_shape(nbytes: Floats, seconds: Floats, wire_rate: float) -> tuple[Shape, Shape]:
-    """Return the shape that messages of these sizes tell, with the least criterion, and latency and rate alone.
+    """Return the best shape by AICc for messages of these sizes, and the best one with only latency and rate.
 
-    wire_rate   bytes/s of the route's tightest link in the file, headers included
+    wire_rate   rate of the route's slowest link in the file, in bytes/s, including headers
     """
     order = np.argsort(nbytes, kind="stable")
     nbytes, seconds = nbytes[order], seconds[order]
@@ -124,7 +123,7 @@ def _starts(nbytes: Floats, seconds: Floats, wire_rate: float) -> Iterator[Shape
 
 
 def _fitted(nbytes: Floats, seconds: Floats, start: Shape, with_burst: bool) -> Shape:
-    """Return the most likely shape of a kind, with its criterion."""
+    """Return the most likely shape of one kind, with its AICc."""
     with needs("scipy"):
         from scipy.optimize import least_squares
 
@@ -138,7 +137,7 @@ def _fitted(nbytes: Floats, seconds: Floats, start: Shape, with_burst: bool) -> 
         return np.asarray(np.log(shape.seconds(nbytes) / seconds))
 
     def descend(point: Floats) -> tuple[float, Floats]:
-        """Return the least cost near a point, and where it is."""
+        """Return the minimum cost near a point, and its location."""
         errors = errors_at(point)
         noise = fit_noise(errors, seconds)
         for _ in range(5):
@@ -161,23 +160,23 @@ def _fitted(nbytes: Floats, seconds: Floats, start: Shape, with_burst: bool) -> 
     return replace(start, criterion=criterion, **dict(zip(free, np.exp(point).tolist(), strict=True)))
 
 
-#: how far off the cluster file may be: two times out of three within a factor of exp(sd)
+#: prior uncertainty of the cluster file: within a factor of exp(sd) with probability 2/3
 LATENCY_SD = 1.5
 BANDWIDTH_SD = 0.7
-#: a message's latency where the file has none, s
+#: prior latency of a message in s, if the file has none
 TYPICAL_LATENCY = 10e-6
-#: one size tells the bandwidth where the file's latency is less than this share of the time
+#: one size determines the bandwidth if the file's latency is below this share of the time
 LATENCY_SHARE = 0.01
-#: the search for a bandwidth begins a little below what the file says: at its value other links may be as slow, and
-#: then no small step upwards shows that it has an effect
+#: the search for a bandwidth starts slightly below the file's value, at which other links may be equally slow, so that
+#: small increases have no effect
 SLOWER = 0.97
-#: a column of the Jacobian counts as told apart from the others if this share of it is its own
+#: minimum share of a Jacobian column that is linearly independent of the others
 DISTINCT = 0.1
 
 
 @dataclass(frozen=True)
 class LinkRow:
-    """A measurement and what it is on the cluster; `link_class` is "between" or "inside" (hosts)."""
+    """A measurement and the simulated operation; `link_class` is "between" or "inside" (hosts)."""
 
     row: Measurement
     case: Case
@@ -190,10 +189,10 @@ class LinkRow:
 def fit_links(
     cluster: Cluster, rows: Sequence[LinkRow], overhead: bool = True
 ) -> tuple[LogFit, dict[str, float], list[str]]:
-    """Return the fit of the parameters (:data:`ddlsim.cluster.calibrated.PARAMETERS`) that `rows` tell, those that are
-    known once the kind of the links is (frames), and notes. If `overhead` is not free, it stays as it is.
+    """Fit the parameters (:data:`ddlsim.cluster.calibrated.PARAMETERS`) that `rows` determine. Return the fit,
+    parameters that follow from the kind of link (frames), and notes. Without `overhead`, the overhead is fixed.
 
-    Raises ConfigError, saying what to measure, where latency cannot be told from bandwidth.
+    Raises ConfigError, with the measurements to add, if latency and bandwidth cannot be distinguished.
     """
     _check_sizes(cluster, rows)
     shape, notes = _shape(cluster, rows)
@@ -215,7 +214,7 @@ def fit_links(
 
 
 def _may_have_windows(cluster: Cluster, rows: Sequence[LinkRow]) -> bool:
-    """Return whether windows could limit one-way messages between two hosts, of which the file says nothing."""
+    """Return whether windows could limit one-way messages between two hosts, and the file sets no transport."""
     own = [r.row.operation == "one_way" and r.row.n_pairs == 1 and r.link_class == "between" for r in rows]
     named = cluster.details is not None and bool((cluster.details.transport != "").any())
     product = 2.0 * min(r.row.median_s for r in rows) * current_parameters(cluster).get("between.bandwidth", 0.0)
@@ -238,8 +237,8 @@ def _fit(
     fixed: dict[str, float],
     window: float = 0.0,
 ) -> tuple[LogFit, dict[str, float], list[str]]:
-    """Return what :func:`fit_links` does for links of one kind: with the details `fixed`, and TCP's `window` (bytes) as
-    a parameter if it is not 0."""
+    """Fit links of one kind, like :func:`fit_links`: with the details `fixed`, and TCP's `window` (bytes) as a
+    parameter unless it is 0."""
     cluster = with_parameters(cluster, fixed | ({"between.window": window} if window else {}))
     notes, most = list[str](), dict[str, float]()
     given = current_parameters(cluster)
@@ -257,19 +256,19 @@ def _fit(
             value = given[name] or TYPICAL_LATENCY
             names.append(name)
             priors.append(Prior(value, sd if given[name] else 2 * sd))
-            # near the solution, or the search may start where the parameter has no effect
+            # near the solution, as the parameter may have no effect elsewhere
             start.append(min(value, 0.5 * least) if quantity == "latency" else SLOWER * value * ratio)
         if shape is not None and link_class == "between":
             start[-2:] = [shape.latency, shape.payload_rate]
             if shape.payload:
-                most["between.bandwidth"] = shape.payload_rate  # no faster than the wire
+                most["between.bandwidth"] = shape.payload_rate  # at most the wire rate
             if shape.burst:
                 names.append("between.burst")
                 start.append(shape.burst)
                 priors.append(Prior(shape.burst, 2 * LATENCY_SD))
     if window:
         large = max((r.row for r in rows), key=lambda row: row.nbytes)
-        start[1] = SLOWER * given["between.bandwidth"]  # the window begins where it is the limit
+        start[1] = SLOWER * given["between.bandwidth"]  # start where the window is the bottleneck
         names.append("between.window")
         start.append(min(window, 2.0 * start[0] * large.nbytes / large.median_s))
         priors.append(Prior(window, BANDWIDTH_SD))
@@ -291,7 +290,7 @@ def _fit(
 
 
 def _shape(cluster: Cluster, rows: Sequence[LinkRow]) -> tuple[Shape | None, list[str]]:
-    """Return what one-way messages between two hosts say about frames and bursts, where the file says nothing."""
+    """Determine frames and bursts from one-way messages between two hosts, unless the file sets them."""
     own = [r for r in rows if (r.link_class, r.row.operation, r.row.n_pairs) == ("between", "one_way", 1)]
     ends = reference_ends(cluster, "between")
     told = cluster.details is not None and (cluster.details.frame_header + cluster.details.burst).any()
@@ -311,7 +310,7 @@ def _shape(cluster: Cluster, rows: Sequence[LinkRow]) -> tuple[Shape | None, lis
 
 
 def _check_sizes(cluster: Cluster, rows: Sequence[LinkRow]) -> None:
-    """Refuse one size of a class of links, unless it is so large that latency does not matter."""
+    """Raise ConfigError if a class of links has a single size, unless it is so large that latency is negligible."""
     for link_class in dict.fromkeys(row.link_class for row in rows):
         cases = [row for row in rows if row.link_class == link_class]
         own = [row.row for row in cases]
@@ -329,7 +328,7 @@ def _check_sizes(cluster: Cluster, rows: Sequence[LinkRow]) -> None:
 
 def _times(cluster: Cluster, rows: Sequence[LinkRow], names: Sequence[str], values: Floats) -> Floats:
     changed = with_parameters(cluster, dict(zip(names, values.tolist(), strict=True)))
-    seconds: dict[tuple[object, ...], float] = {}  # of what was measured several times, simulated once
+    seconds: dict[tuple[object, ...], float] = {}  # repeated measurements are simulated once
     keys = [(row.case.algorithm, *row.row.key) for row in rows]
     for key, row in zip(keys, rows, strict=True):
         if key not in seconds:
@@ -340,7 +339,7 @@ def _times(cluster: Cluster, rows: Sequence[LinkRow], names: Sequence[str], valu
 def _tells_overhead(
     cluster: Cluster, rows: Sequence[LinkRow], names: Sequence[str], start: Sequence[float], overhead: float
 ) -> bool:
-    """Return whether the measurements change with the overhead in another way than with latency and bandwidth."""
+    """Return whether the overhead affects the measurements differently from latency and bandwidth."""
     if len(rows) <= len(names):
         return False
     step = 1e-3
@@ -359,7 +358,7 @@ def _tells_overhead(
 
 
 def _uninformed(fit: LogFit, most: Mapping[str, float]) -> list[str]:
-    """Return a note for each parameter that rests on the cluster file more than on measurements."""
+    """Return a note for each parameter that depends more on the cluster file than on measurements."""
     remedies = {
         "latency": "measure small messages (8 B)",
         "bandwidth": "measure large messages (16 MiB)",

@@ -1,10 +1,10 @@
 """Least squares in the logarithm: positive parameters, relative errors, weak priors, intervals for few points.
 
-Measured times scatter in proportion to their length, and by an absolute time that only short ones show.
+Measured times have a scatter in proportion to their length, and an absolute scatter that is visible only in short ones.
 The standard deviation of ln(measured / true) is sqrt(relative^2 + (absolute / time)^2), the model of Rocke and
-Lorenzato (1995, Technometrics 37(2)): wake-ups and interrupts take as long whatever the size. Single rows may be far
-off, so the errors are taken to follow Student's t with 4 degrees of freedom (Lange, Little and Taylor 1989, Journal of
-the American Statistical Association 84).
+Lorenzato (1995, Technometrics 37(2)): wake-ups and interrupts take the same time for all sizes. Because single rows may
+be outliers, errors are assumed to follow Student's t with 4 degrees of freedom (Lange, Little and Taylor 1989, Journal
+of the American Statistical Association 84).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from ddlsim.run.seeds import t_quantile
 
 Floats = npt.NDArray[np.float64]
 
-#: relative scatter that a timing is expected to have before any is seen, and how many observations that is worth
+#: prior relative scatter of a timing, and its weight as a number of observations
 NOISE = 0.03
 NOISE_WEIGHT = 2.0
-#: no scatter is fitted to be less: clocks, buckets that fill in ticks, and what no model of a link has
+#: lower limit of the fitted scatter: clocks, buckets that fill in ticks, and effects that no link model includes
 LEAST = 2e-3
-#: degrees of freedom of the errors' distribution
+#: degrees of freedom of the error distribution
 TAILS = 4.0
 
 
@@ -37,22 +37,22 @@ def scatter(seconds: Floats, relative: float, absolute: float) -> Floats:
 
 
 def minus_log_likelihood(errors: Floats, seconds: Floats, relative: float, absolute: float) -> float:
-    """Return -ln of the likelihood of these errors in the logarithm, up to a constant."""
+    """Return -ln of the likelihood of these logarithmic errors, up to a constant."""
     sd = scatter(seconds, relative, absolute)
     seen = np.log(sd) + 0.5 * (TAILS + 1.0) * np.log1p((errors / sd) ** 2 / TAILS)
     return float(seen.sum())
 
 
 def fit_noise(errors: Floats, seconds: Floats) -> tuple[float, float]:
-    """Return the most likely relative and absolute (s) scatter of errors in the logarithm of these times.
+    """Return the most likely relative and absolute (s) scatter of these logarithmic errors of times.
 
-    The ratio of the two is the best of a grid, the relative one the fixed point of expectation and maximisation for it.
-    Without at least four times that differ by a factor of ten there is no telling them apart: all is relative then.
+    The ratio of the two is the best on a grid; the relative scatter is the fixed point of expectation maximisation for
+    it. With fewer than four times, or times that differ by less than a factor of ten, all scatter is relative.
     """
     ratios = np.zeros(1)
     if len(errors) >= 4 and float(seconds.max()) >= 10.0 * float(seconds.min()):
         ratios = np.concatenate([ratios, np.geomspace(0.1 * float(seconds.min()), float(seconds.max()), 40)])
-    wider = np.sqrt(1.0 + (ratios[:, None] / seconds) ** 2)  # (n_ratios, n) a time's scatter in relative ones
+    wider = np.sqrt(1.0 + (ratios[:, None] / seconds) ** 2)  # (n_ratios, n) total relative to relative scatter
     relative = np.full(len(ratios), max(math.sqrt(float(np.mean(errors**2))), LEAST))
     for _ in range(20):
         weights = (TAILS + 1.0) / (TAILS + (errors / (relative[:, None] * wider)) ** 2)
@@ -62,22 +62,22 @@ def fit_noise(errors: Floats, seconds: Floats) -> tuple[float, float]:
 
 
 def weights_of(errors: Floats, seconds: Floats, relative: float, absolute: float) -> Floats:
-    """Return what each error counts in a sum of squares: less if its time scatters more, or if it is far off."""
+    """Return the weight of each error in a sum of squares: lower for times with more scatter, and for outliers."""
     sd = scatter(seconds, relative, absolute)
     return np.asarray(np.sqrt((TAILS + 1.0) / (TAILS + (errors / sd) ** 2)) / sd)
 
 
-#: relative errors beyond this count linearly instead of squared, so that single outliers do not lead
+#: relative errors above this count linearly instead of squared, which limits the effect of outliers
 ROBUST = 0.15
-#: parameters are looked for within this of where the search starts, in the logarithm (a factor of 160,000)
+#: search range of parameters around the start, in the logarithm (a factor of 160,000)
 REACH = 12.0
-#: rows from which on short times may scatter more than long ones, and how often their scatter is fitted
+#: minimum number of rows for fitting the absolute scatter, and number of iterations
 LEAST_ROWS, ROUNDS = 8, 3
 
 
 @dataclass(frozen=True)
 class Prior:
-    """What a parameter is expected to be: `value`, within a factor of exp(`sd`) two times out of three."""
+    """Prior of a parameter: `value`, within a factor of exp(`sd`) with probability 2/3."""
 
     value: float
     sd: float
@@ -88,11 +88,11 @@ class LogFit:
     """Fitted positive parameters; `logs` and `covariance` are of their natural logarithms.
 
     spread   standard deviation of ln(predicted / measured), with `dof` degrees of freedom
-    absolute s by which times scatter besides, whatever their length (:mod:`ddlsim.validation.log_fit`)
+    absolute additional scatter of all times in s (:mod:`ddlsim.validation.log_fit`)
     errors   (n_rows,) ln(predicted / measured)
-    informed (n,) share of each parameter's knowledge that comes from the measurements, not from the prior
-    priors   of each parameter
-    bounds   least and most that each parameter was allowed to be
+    informed (n,) share of each parameter's information that comes from measurements, not from the prior
+    priors   one per parameter
+    bounds   lower and upper limit of each parameter in the fit
     """
 
     names: tuple[str, ...]
@@ -120,10 +120,10 @@ class LogFit:
 
 
 def told(informed: Floats, dof: float) -> Floats:
-    """Return what standard deviations count in intervals that are `dof` degrees of freedom wide, shape (n,).
+    """Return factors of standard deviations in intervals scaled by Student's t with `dof` degrees of freedom, (n,).
 
-    Student's t is for what measurements tell of a parameter (the share `informed`), which is as sure as their scatter
-    is known; what a prior says of it is normal.
+    Student's t applies to the share `informed`, which comes from measurements with an estimated scatter; the share from
+    the prior is normal.
     """
     narrower = (t_quantile(math.inf) / t_quantile(dof)) ** 2
     return np.asarray(np.sqrt(informed + (1.0 - informed) * narrower))
@@ -132,9 +132,9 @@ def told(informed: Floats, dof: float) -> Floats:
 def spread_of(squares: float, n_rows: int, n_parameters: float) -> tuple[float, float]:
     """Return the scatter of relative errors and its degrees of freedom.
 
-    Its logarithm is the mean of what the squares say, known within 1/sqrt(2 dof), and of ln :data:`NOISE`, which is
-    expected within a factor of exp(1/2), as :data:`NOISE_WEIGHT` degrees of freedom are: with as many parameters as
-    rows nothing else would say how large errors are.
+    Its logarithm is the weighted mean of the estimate from the squares, known within 1/sqrt(2 dof), and of ln
+    :data:`NOISE`, a prior with a standard deviation of 1/2, which is worth :data:`NOISE_WEIGHT` degrees of freedom.
+    With as many parameters as rows, only the prior determines the scatter.
     """
     seen = max(n_rows - n_parameters, 0.0)
     own = max(math.sqrt(squares / seen), LEAST) if seen > 1e-6 else NOISE
@@ -150,14 +150,14 @@ def fit_logs(
     priors: Sequence[Prior],
     most: Mapping[str, float] | None = None,
 ) -> LogFit:
-    """Return the parameters for which ``predict(values)`` (n_rows,) is nearest to `measured` (n_rows,).
+    """Return the parameters for which ``predict(values)`` (n_rows,) is closest to `measured` (n_rows,).
 
-    Minimises the squared ln(predicted / measured), with soft_l1 loss beyond :data:`ROBUST`, plus the priors, each
-    worth as much as a measurement with a scatter of NOISE (so that any measurement that tells the parameter outweighs
-    it). What rests on its prior takes no degree of freedom from the scatter: as many as the trace of the matrix that
-    makes predictions of measurements (Hastie and Tibshirani 1990, Generalized Additive Models, section 3.5) are counted
-    as fitted. With at least :data:`LEAST_ROWS` rows short times may scatter by more than long ones, and count less for
-    it. No parameter exceeds what `most` says of it. The covariance is spread^2 (J'J)^-1. Raises ConfigError if no
+    Minimises the squared ln(predicted / measured), with soft_l1 loss beyond :data:`ROBUST`, plus the priors. Each prior
+    has the weight of a measurement with a scatter of NOISE, so that any informative measurement outweighs it.
+    Parameters that depend on their prior do not reduce the degrees of freedom: the number of fitted parameters is the
+    trace of the matrix that maps measurements to predictions (Hastie and Tibshirani 1990, Generalized Additive Models,
+    section 3.5). With at least :data:`LEAST_ROWS` rows, an absolute scatter is fitted, and short times have less
+    weight. `most` contains upper limits of parameters. The covariance is spread^2 (J'J)^-1. Raises ConfigError if no
     parameters make the prediction finite.
     """
     with needs("scipy"):
@@ -166,7 +166,7 @@ def fit_logs(
     centre = np.log([prior.value for prior in priors])
     weight = NOISE / np.array([prior.sd for prior in priors])
 
-    counts = np.ones(len(measured))  # what each row counts
+    counts = np.ones(len(measured))  # weight of each row
     absolute = 0.0
 
     def residuals(logs: Floats) -> Floats:

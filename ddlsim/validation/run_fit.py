@@ -21,22 +21,22 @@ from ddlsim.validation.run_model import ComputeKey, Fitted, RunModel
 from ddlsim.workload.compute import Affine
 
 FITTABLE = ("compute", "network")
-#: the compute time before any fit: two times out of three right within a factor of 2
+#: prior uncertainty of the compute time: within a factor of 2 with probability 2/3
 COMPUTE_SD = 0.7
-#: a calibration is not believed to be better than this (relative), since runs are not benchmarks
+#: lower limit of a calibration's relative uncertainty, since runs are not benchmarks
 LEAST_SD = 0.02
 
 
 @dataclass(frozen=True, eq=False)
 class Knowledge:
-    """What is known before predicting: the `fitted` values and their uncertainty.
+    """Basis of predictions: the `fitted` values and their uncertainty.
 
-    names, covariance  links' parameters, and the covariance of their logarithms
+    names, covariance  parameters of links, and the covariance of their logarithms
     compute_sd         relative uncertainty of the compute time, by model and precision
     scatter            scatter of ln(predicted / measured) of the links' measurements, by class of links (normal)
-    spread, dof        the same of the whole runs that were fitted, degrees of freedom
-    fitted_on          classes of links that those runs use
-    workers, batches   of what was measured; batch sizes by model and precision
+    spread, dof        scatter of the fitted runs, and its degrees of freedom
+    fitted_on          classes of links that these runs use
+    workers, batches   measured numbers of workers, and batch sizes by model and precision
     """
 
     fitted: Fitted = field(default_factory=Fitted)
@@ -51,18 +51,18 @@ class Knowledge:
     batches: dict[ComputeKey, tuple[int, ...]] = field(default_factory=dict)
 
     def outside(self, run: RunModel) -> Beyond:
-        """Return how far a run is beyond what was measured."""
+        """Return the extrapolation of a run beyond the measurements."""
         n, batches = run.measured.workers, self.batches.get(run.key, ())
         found = beyond(n, self.workers, "workers") if n > 1 and self.workers else Beyond()
         return found + (beyond(run.measured.batch_size, batches, "samples per worker") if batches else Beyond())
 
 
 def fit_runs(runs: Sequence[RunModel], calibration: Calibration | None, fit: Sequence[str]) -> Knowledge:
-    """Return what `runs` and the calibration tell.
+    """Fit compute time and links to `runs`, based on the calibration.
 
-    fit   of :data:`FITTABLE`: "compute" (runs of one worker: c0 + c1 * batch where there are several batch sizes, else
-          one factor), "network" (latency and bandwidth of the links that the runs use). With priors as in
-          :mod:`ddlsim.validation.links`, those of the calibration where there is one
+    fit   items of :data:`FITTABLE`: "compute" (single-worker runs: c0 + c1 * batch if there are several batch sizes,
+          else one factor), "network" (latency and bandwidth of the links that the runs use). Priors are those of the
+          calibration or, without one, of :mod:`ddlsim.validation.links`
     """
     known = _calibrated(calibration)
     if not runs:
@@ -112,7 +112,7 @@ def _with_compute(known: Knowledge, runs: Sequence[RunModel]) -> Knowledge:
 
 
 def _with_network(known: Knowledge, runs: Sequence[RunModel], fit: Sequence[str]) -> Knowledge:
-    """Fit the links, and the compute time of models without a run of one worker, to runs of several."""
+    """Fit the links, and the compute times of models without single-worker runs, to runs of several workers."""
     names: list[str] = []
     priors: list[Prior] = []
     if "network" in fit:
@@ -158,10 +158,10 @@ def _with_network(known: Knowledge, runs: Sequence[RunModel], fit: Sequence[str]
 
 
 def interval_of(run: RunModel, known: Knowledge, predicted: float) -> Interval | None:
-    """Return the interval (95 %) of a measured step time, or None where compute time or links rest on files alone.
+    """Return the 95 % interval of a measured step time; None if compute time or links are not based on measurements.
 
-    By how much the simulated time changes with the compute time and each of the links' parameters, and wider for more
-    workers or another batch than was measured.
+    It combines the sensitivities to the compute time and the links' parameters, and widens for more workers or another
+    batch size than measured.
     """
     linked = {name.partition(".")[0] for name in known.names}
     if run.key not in known.compute_sd or not linked.issuperset(run.link_classes):

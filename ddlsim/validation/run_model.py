@@ -24,7 +24,7 @@ from ddlsim.workload.compute import Affine, Measured
 from ddlsim.workload.jitter import Jitter, Lognormal, NoJitter
 from ddlsim.workload.model import Model, load_model
 
-#: what compute times are known for: model, precision
+#: key of compute times: model, precision
 ComputeKey = tuple[str, str]
 STEPS, WARMUP = 4, 1
 JITTER_STEPS = 40
@@ -32,7 +32,7 @@ JITTER_STEPS = 40
 
 @dataclass(frozen=True)
 class Fitted:
-    """What the fit has found: links' parameters (s, bytes/s), step times, and factors on the compute time."""
+    """Results of a fit: parameters of links (s, bytes/s), step times, and factors of the compute time."""
 
     links: Mapping[str, float] = field(default_factory=dict)
     compute: Mapping[ComputeKey, Affine] = field(default_factory=dict)
@@ -53,9 +53,9 @@ class RunModel:
         self, fitted: Fitted, *, compute: float = 1.0, latency: float = 1.0, bandwidth: float = 1.0,
         jitter: float | None = None,
     ) -> float:  # fmt: skip
-        """Return the simulated seconds in which the samples of a measured step are learned from.
+        """Return the simulated time in s for the samples of a measured step.
 
-        compute, latency, bandwidth   factors on the compute time, on latencies and overheads, on the links' rates
+        compute, latency, bandwidth   factors of the compute time, of latencies and overheads, of the links' bandwidths
         jitter                        coefficient of variation of the compute time, instead of the experiment's
         """
         known = current_parameters(self.cluster)  # a part of the cluster may lack a class of links
@@ -82,13 +82,13 @@ class RunModel:
             experiment = dataclasses.replace(experiment, steps=steps)
         try:
             result = complete(experiment)
-        except DdlsimError as error:  # an algorithm, say, that is not for this number of ranks
+        except DdlsimError as error:  # such as an algorithm that does not support this number of ranks
             raise type(error)(f"{self.measured.place}: {error}") from None
         return self.measured.samples / result.throughput
 
     @property
     def parameters(self) -> dict[str, float]:
-        """The values that the links have before any fit, of the classes that the run uses."""
+        """Parameters of the links before any fit, for the classes that the run uses."""
         known = current_parameters(self.cluster)
         names = [f"{c}.{quantity}" for c in self.link_classes for quantity in ("latency", "bandwidth")]
         return {name: known[name] for name in names if name in known and math.isfinite(known[name])}
@@ -99,7 +99,7 @@ def make_run_model(
 ) -> RunModel:
     """Return the simulation of a measured run.
 
-    Raises ConfigError with the run's place for what does not fit: names, workers, nodes, memory.
+    Raises ConfigError with the run's place for invalid names, workers, nodes or memory.
     """
     try:
         loaded = load_model(measured.model) if measured.model else model
@@ -109,7 +109,7 @@ def make_run_model(
         compute: Affine | Measured | None = None
         jitter: Jitter = NoJitter()
         if calibration is not None:
-            # measured steps are fp32
+            # step times are measured in fp32
             fit = calibration.compute_of(loaded.name) if measured.precision in (None, "fp32") else None
             compute = fit.compute if fit is not None else None
             jitter = calibration.jitter.jitter if calibration.jitter is not None else jitter
@@ -143,7 +143,7 @@ def make_run_model(
 
 
 def strategy_in(measured: MeasuredRun, default: Strategy) -> Strategy:
-    """Return the strategy of the run's columns; what they leave open is the default's."""
+    """Return the strategy in the run's columns; empty ones take the default's values."""
     given = {name: getattr(measured, name) for name in ("algorithm", "overlap", "cost")}
     options = {name: value for name, value in given.items() if value is not None}
     made = default
@@ -161,7 +161,7 @@ def strategy_in(measured: MeasuredRun, default: Strategy) -> Strategy:
 
 
 def _placed(cluster: Cluster, measured: MeasuredRun) -> tuple[Cluster, list[int]]:
-    """Return the cluster whose first workers are those of the run, and these workers' nodes."""
+    """Return the cluster with the run's workers first, and these workers' nodes."""
     available = cluster.workers.tolist()
     if measured.workers > len(available):
         raise ConfigError(
@@ -185,5 +185,5 @@ def _placed(cluster: Cluster, measured: MeasuredRun) -> tuple[Cluster, list[int]
     return smaller, np.asarray(smaller.workers).tolist()
 
 
-#: what runs use where nothing says otherwise
+#: default strategy of runs
 DEFAULT_STRATEGY = AllReduce()

@@ -22,7 +22,7 @@ from ddlsim.workload.model import load_model
 
 NUMBERS = ("workers", "batch_size", "accumulation", "nodes", "throughput", "tokens_per_s", "step_time")
 TEXTS = ("model", "cluster", "strategy", "algorithm", "overlap", "cost", "precision", "gradient_dtype", "note")
-#: columns of which a file has one
+#: columns of which exactly one is required
 RATES = ("throughput", "tokens_per_s", "step_time")
 COLUMNS = (*NUMBERS, *TEXTS)
 #: "step_time (ms)" or "throughput [images/s]"
@@ -189,7 +189,7 @@ def _whole(cell: str, where: str) -> int:
 
 
 def _quantity(cell: str, unit: str, name: str, where: str) -> float:
-    """Return a cell in s or samples/s: it has its unit, or the head of the column has one."""
+    """Return a cell in s or samples/s; the unit is in the cell or in the column's header."""
     dimension = "time" if name == "step_time" else "rate"
     example = "step_time (ms)" if name == "step_time" else "throughput (images/s)"
     if not cell:

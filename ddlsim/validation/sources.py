@@ -13,13 +13,13 @@ from ddlsim.imports.detect import facts_of
 from ddlsim.imports.text import read_text
 from ddlsim.measure import Measurement, read_measurements
 
-#: what reads measurements from a file
+#: custom function that reads measurements from a file
 Reader = Callable[[Path], tuple[Timing, ...]]
 
 
 @dataclass
 class Sources:
-    """Rows, single step times (s) from traces, the names of the files, and notes on what was left out."""
+    """Rows, step times (s) from traces, names of the files, and notes on skipped data."""
 
     rows: list[Measurement] = field(default_factory=list)
     step_times: list[float] = field(default_factory=list)
@@ -32,13 +32,13 @@ def read_sources(
     reader: Reader | None = None, operation: str | None = None, n_ranks: int | None = None,
     version: str | None = None,
 ) -> Sources:  # fmt: skip
-    """Return what is in files and folders (tables of measurements, benchmark output, traces), and the given rows.
+    """Read files and folders (tables of measurements, benchmark output, traces), and append the given rows.
 
-    n_hosts, model, operation, n_ranks, version   what benchmark output does not say
-    reader           what reads files that :mod:`ddlsim.imports` does not know
+    n_hosts, model, operation, n_ranks, version   values that benchmark output lacks
+    reader           function for files that :mod:`ddlsim.imports` does not support
 
-    Raises ConfigError with file, line and reason for a file that cannot be used, without any item, and for an
-    operation, a number of ranks or a version that no file leaves open.
+    Raises ConfigError with file, line and reason for an invalid file, without any item, and for an operation, a number
+    of ranks or a version that every file contains.
     """
     found = Sources()
     said = {"operation": operation, "n_ranks": n_ranks}
@@ -73,7 +73,7 @@ def read_sources(
 
 
 def _is_table(path: Path) -> bool:
-    """Return whether a file is a table of measurements: the first line without # has the column experiment."""
+    """Return whether a file is a table of measurements: its first line without # has the column experiment."""
     if path.suffix != ".csv":
         return False
     lines = read_text(path, log=True).text.splitlines()

@@ -49,21 +49,21 @@ from ddlsim.workload.stacks import Stack, StackLike, load_stack
 COLLECTIVES = OPERATIONS["collective"]
 #: a file, or a row of one
 Source = str | Path | MeasuredRun | Measurement
-#: time of a call before it is fitted, s, and within which factor it is expected two times out of three
+#: prior time of a call in s, and its uncertainty as a factor with probability 2/3
 CALL, CALL_SD = 10e-6, 3.0
 
-#: numbers that are fitted, in this order: two times out of three they are within a factor of exp(this) of the stack's
+#: fitted values, in this order, each with the standard deviation of its logarithm around the stack's value
 FITTED = {"gemm": 0.3, "elementwise": 0.7, "step_time": 5.0, "call_time": 5.0}
-#: fixed times, s: what a stack without one is taken to have before the fit, and by how much more its effect is measured
+#: fixed times in s: initial value for stacks without one, and the step for measuring its effect
 FIXED = {"step_time": (1e-3, 1e-3), "call_time": (1e-5, 2e-5)}
-#: what tells a number that the measurements do not tell
+#: measurements that determine a value that could not be fitted
 REMEDIES = {
     "gemm": "runs of a model with kernel-level timing determine it",
     "elementwise": "three runs, with models of several widths, determine it",
     "step_time": "a run with another batch size or number of micro-batches determines it",
     "call_time": "a run with other buckets determines it, or collectives of two sizes",
 }
-#: relative change of a number by which its effect is measured, change that ends the search, and rounds at most
+#: relative step for measuring a value's effect, relative change that ends the search, and maximum number of rounds
 STEP, DONE, ROUNDS = 0.02, 1e-3, 6
 
 
@@ -96,7 +96,7 @@ class StackFit:
 
     @property
     def _numbers(self) -> dict[str, tuple[float, float, float]]:
-        """Value and interval (95 %) of each fitted number."""
+        """Value and 95 % interval of each fitted number."""
         fits = [fit for fit in (self.fit, self.calls) if fit is not None]
         return {name: (value, *fit.interval(name)) for fit in fits for name, value in fit.values.items()}
 
@@ -181,7 +181,7 @@ def calibrate_stack(
 
 
 def _half_width(fit: LogFit) -> float:
-    """Return half the width of the interval of a further run, in the logarithm (Student's t, 95 %)."""
+    """Return half the width of the 95 % interval of a further run, in the logarithm (Student's t)."""
     return t_quantile(fit.dof) * fit.spread * math.sqrt(1.0 + len(fit.names) / len(fit.errors))
 
 
@@ -194,9 +194,9 @@ def experiment_of(
 ) -> Experiment:
     """Return the experiment that simulates a measured run under a stack, on its own cluster or the one given.
 
-    beside  runs, those of one worker of which give the compute time of a model that is not timed by kernels
+    beside  runs; single-worker runs among them give the compute time of models without kernel-level timing
 
-    Raises ConfigError, with the run's place, for what does not fit, and where the stack does not count.
+    Raises ConfigError, with the run's place, for invalid runs, and if times do not depend on the stack.
     """
     chosen, trained = run.cluster or cluster, run.model or model
     try:
@@ -227,7 +227,7 @@ def experiment_of(
 
 
 def _trained(run: MeasuredRun) -> tuple[str | None, ...]:
-    """Return what the compute time of a run depends on beside the batch: model, precision, kind of cluster."""
+    """Return the properties besides the batch size that determine a run's compute time: model, precision, cluster."""
     return run.model, run.precision, (run.cluster or "").partition("+")[0]
 
 
@@ -238,23 +238,23 @@ def _with_numbers(stack: Stack, names: Sequence[str], values: Floats) -> Stack:
 
 @dataclass(frozen=True, eq=False)
 class _Fitting:
-    """Experiments that simulate measured runs, to which some numbers of the stack `base` are fitted."""
+    """Experiments that simulate measured runs, for fitting some values of the stack `base`."""
 
     experiments: Sequence[Experiment]
     runs: Sequence[MeasuredRun]
     base: Stack
 
     def times(self, stack: Stack) -> Floats:
-        """Return the simulated seconds of a sample."""
+        """Return the simulated times per sample, in s."""
         return np.array([1.0 / complete(experiment.with_(stack=stack)).throughput for experiment in self.experiments])
 
     @functools.cached_property
     def seconds(self) -> Floats:
-        """The measured seconds of a sample."""
+        """The measured times per sample, in s."""
         return np.array([1.0 / run.throughput for run in self.runs])
 
     def best(self, names: Sequence[str]) -> tuple[LogFit, dict[str, str]]:
-        """Return the fit of those numbers that the measurements tell and need, and why others are left out."""
+        """Return the fit of the values that the measurements determine and require, and why others are omitted."""
         errors, empty = np.log(self.times(self.base) / self.seconds), np.empty(0)
         scatter = spread_of(float(np.sum(errors**2)), len(errors), 0)
         fit = LogFit((), empty, np.empty((0, 0)), *scatter, errors, empty, (), ())
@@ -276,8 +276,8 @@ class _Fitting:
         return fit, reasons
 
     def _tells(self, name: str, columns: Mapping[str, Floats], others: Sequence[str]) -> bool:
-        """Return whether the measurements change with a number in another way than with `others`, or without any in
-        another way than with the device's speed."""
+        """Return whether a value affects the measurements differently from `others` or, without any, from the device's
+        speed."""
         own = columns[name] / self.seconds
         if not own.any() or len(others) + (name == "elementwise") >= len(own):
             return False
@@ -290,10 +290,10 @@ class _Fitting:
         return Prior(getattr(self.base, name) or FIXED[name][0], FITTED[name])
 
     def _slopes(self, names: Sequence[str], point: Floats) -> tuple[Floats, Floats, Floats]:
-        """Return the simulated seconds of a sample, the coordinates of the numbers, and how the seconds change with
-        each, (n, n_runs).
+        """Return the simulated times per sample, the coordinates of the values, and the derivatives of the times with
+        respect to each, (n, n_runs).
 
-        A layer's time is linear in 1/gemm and in the other numbers where neither the host nor the network limits it.
+        A layer's time is linear in 1/gemm and in the other values unless the host or the network limits it.
         """
         here, begin, rows = self.times(_with_numbers(self.base, names, point)), _coordinates(names, point), []
         for i, name in enumerate(names):
@@ -304,13 +304,12 @@ class _Fitting:
         return here, begin, np.array(rows)
 
     def _fitted(self, names: tuple[str, ...]) -> LogFit:
-        """Return the fit of some numbers: the simulated times are taken as linear around each estimate, and simulated
-        again at the next one."""
+        """Fit some values: simulated times are linearised around each estimate, and simulated again at the next one."""
         priors = [self._prior(name) for name in names]
         point = np.array([prior.value for prior in priors])
         for _ in range(ROUNDS):
             here, begin, slopes = self._slopes(names, point)
-            # a small fixed time has no effect in the logarithm, so the search starts at the solution without it
+            # a small fixed time has no effect in the logarithm, so the search starts at the linear solution
             change = np.linalg.lstsq((slopes / self.seconds).T, 1.0 - here / self.seconds, rcond=None)[0]
             start = _coordinates(names, begin + change)
             predict = functools.partial(_linear, names, here, begin, slopes)
@@ -324,7 +323,7 @@ class _Fitting:
 
 
 def _is_better(more: LogFit, less: LogFit) -> bool:
-    """Return whether one number more narrows the interval of a further run, or is a fixed time that errors need."""
+    """Return whether one more value narrows the interval of a further run, or is a fixed time that reduces errors."""
     squares = [float(np.sum(fit.errors**2)) / NOISE**2 for fit in (more, less)]
     return _half_width(more) < _half_width(less) or (more.names[-1] in FIXED and squares[0] + 2.0 < squares[1])
 
@@ -343,17 +342,16 @@ def _linear(names: Sequence[str], here: Floats, begin: Floats, slopes: Floats, v
 def read_stack_sources(
     sources: str | Path | Sequence[Source], cluster: ClusterLike | None, strategy: str | None, batch_size: int | None
 ) -> tuple[list[MeasuredRun], list[Measurement]]:
-    """Return the runs and the collectives of files and rows; all traces of PyTorch's profiler are of one run.
+    """Return the runs and the collectives of files and rows; all traces of PyTorch's profiler belong to one run.
 
-    Raises ConfigError for files that cannot be used, for traces that lack something, and for a strategy or a batch
-    without any trace.
+    Raises ConfigError for invalid files, incomplete traces, and for a strategy or a batch size without any trace.
     """
     machine = None if cluster is None else load_cluster(cluster)
     alone = 1 if machine is not None and len(machine.host_names) == 1 else None
     runs: list[MeasuredRun] = []
     collectives: list[Measurement] = []
     kineto: dict[str, KinetoTrace] = {}
-    traced: dict[str, tuple[int, float, int]] = {}  # ranks, s per step, samples of a rank (0: not known)
+    traced: dict[str, tuple[int, float, int]] = {}  # ranks, s per step, samples per rank (0: unknown)
     for source in [sources] if isinstance(sources, str | Path) else sources:
         if isinstance(source, MeasuredRun):
             runs.append(source)
@@ -374,7 +372,7 @@ def read_stack_sources(
         if not steps:
             raise ConfigError(f"{path}: contains no ProfilerStep; trace with torch.profiler.profile(schedule=...)")
         traced[path] = first.n_ranks, float(np.median(steps)), first.batch_size
-        if len(kineto) == first.n_ranks > 1 and machine is not None:  # else waiting for other ranks is in the times
+        if len(kineto) == first.n_ranks > 1 and machine is not None:  # otherwise times include waiting for other ranks
             widest = int(np.bincount(machine.host_of[machine.workers]).max())
             known = [t for t in fastest_over_ranks(list(kineto.values())) if t.nbytes and t.operation in COLLECTIVES]
             collectives += [m for t in known for m in to_measurements([t], n_hosts=-(-t.n_ranks // widest))]
@@ -396,10 +394,10 @@ def read_stack_sources(
 
 
 def fit_calls(rows: Sequence[Measurement], cluster: ClusterLike | None, stack: Stack) -> LogFit | None:
-    """Return the fit of the time of a call, which simulated collectives take in addition; None for fewer than two
-    sizes, which tell no fixed time from slower links.
+    """Return the fit of the time per call, in addition to simulated collectives; None for fewer than two sizes, which
+    cannot distinguish a fixed time from slower links.
 
-    Raises ConfigError without a cluster, or room on it.
+    Raises ConfigError without a cluster, or if the cluster is too small.
     """
     if len({row.nbytes for row in rows}) < 2:
         return None

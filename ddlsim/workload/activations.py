@@ -1,14 +1,15 @@
 """Bytes of activations that are kept until the backward pass.
 
-The output of a layer stays if a backward pass reads it: of the layer itself, as with ReLU, tanh and sigmoid, or of a
-layer that takes it, as with convolutions, matrix products, normalisations and pooling. The backward passes of sums,
-concatenations, dropout and upsampling read neither. Source: the formulas of PyTorch (tools/autograd/derivatives.yaml);
-where ReLU works in place they read the same. For text models they agree with Korthikanti et al. 2022
-(arXiv:2205.05198, section 4.1).
+The output of a layer is kept if a backward pass reads it: that of the layer itself, as with ReLU, tanh and sigmoid, or
+that of a layer that consumes it, as with convolutions, matrix products, normalisations and pooling. Sums,
+concatenations, dropout and upsampling read neither. Source: PyTorch's formulas (tools/autograd/derivatives.yaml);
+in-place ReLU reads the same. For text models, the results agree with Korthikanti et al. 2022 (arXiv:2205.05198, section
+4.1).
 
-Besides, dropout keeps a mask of a byte an element, max pooling the places of its maxima, 8 bytes each (torch.int64),
-attention its queries, keys, values, mixed values and softmax outputs and, in models with dropout, the mask and what it
-leaves of the softmax outputs, and a loss over tokens the fp32 logits. Custom layers keep what their ``cost`` declares.
+In addition, dropout keeps a mask of one byte per element, max pooling the indices of its maxima (8 bytes each,
+torch.int64), and a loss over tokens the fp32 logits. Attention keeps queries, keys, values, mixed values and softmax
+outputs and, in models with dropout, the mask and the masked softmax outputs. Custom layers keep what their ``cost``
+declares.
 """
 
 from __future__ import annotations
@@ -26,27 +27,27 @@ from ddlsim.workload.layers import LAYER_TYPES, Attention, Dropout, LayerSpec, S
 from ddlsim.workload.model import Concat, Layer, Leaf, Node, Residual, Side
 from ddlsim.workload.precision import FP32_NBYTES
 
-#: layers whose backward pass does not need what went in
+#: layers whose backward pass does not read their input
 _BLIND = (
     "add", "concat", "dropout", "embedding", "embedding_bag", "relu", "sigmoid", "take", "tanh", "tied_embedding",
     "upsample",
 )  # fmt: skip
-#: those whose backward pass needs what came out, and those that make no tensor of their own
+#: layers whose backward pass reads their output, and layers that produce a view instead of a tensor
 _RESULT, _VIEWS = ("relu", "sigmoid", "tanh"), ("flatten", "slice")
 _UNREAD, _READ, _LOSS = 0, 1, 2
-#: what becomes of a tensor, or of each of its channels where that differs
+#: use of a tensor, or of each of its channels if they differ
 _Use = int | npt.NDArray[np.int8]
-#: bytes of the place of a maximum
+#: bytes per index of a maximum
 INDEX_NBYTES = 8.0
 
 
 def with_kept(layers: Sequence[Layer], structure: Sequence[Node]) -> tuple[Layer, ...]:
-    """Return layers, whose ``stored_nbytes`` are as declared, with the unit that each belongs to and what they keep."""
+    """Return layers (with ``stored_nbytes`` as declared) with their unit and the bytes that they keep."""
     uses = _Uses(layers)
     uses.sequence(structure, _LOSS)
     dropout = any(isinstance(spec, Dropout) and spec.rate > 0.0 for spec in uses.specs.values())
     text = any(layer.type in ("embedding", "patch_embedding") for layer in layers)
-    ends = [_end(node) for node in structure if not isinstance(node, Side)]  # a side belongs to what follows
+    ends = [_end(node) for node in structure if not isinstance(node, Side)]  # a side belongs to the next unit
     kept = (
         _kept(layer, uses.by[i], uses.specs.get(i), text and len(layer.out_shape) == 2, dropout)
         for i, layer in enumerate(layers)
@@ -56,14 +57,14 @@ def with_kept(layers: Sequence[Layer], structure: Sequence[Node]) -> tuple[Layer
 
 @dataclass
 class _Uses:
-    """What becomes of each leaf's output, and how each leaf is described."""
+    """Use of each leaf's output, and the specification of each leaf."""
 
     layers: Sequence[Layer]
     by: dict[int, int] = field(default_factory=dict)
     specs: dict[int, LayerSpec] = field(default_factory=dict)
 
     def sequence(self, nodes: Sequence[Node], after: _Use) -> _Use:
-        """Return what the nodes do with their input, when what follows them does `after` with their output."""
+        """Return the use of the nodes' input, given the use `after` of their output."""
         for node in reversed(nodes):
             after = self._node(node, after)
         return after
@@ -78,13 +79,13 @@ class _Uses:
             return _input_use(layer, node.spec, after)
         branches = (node.body, node.shortcut) if isinstance(node, Residual) else node.branches
         uses: Sequence[_Use] = [_UNREAD] * len(branches)
-        if isinstance(node, Concat) and layer.moved_nbytes == 0.0:  # no tensor of its own, so each part has its own use
+        if isinstance(node, Concat) and layer.moved_nbytes == 0.0:  # a view: each part has its own use
             uses = self._parts(branches, np.broadcast_to(np.asarray(after, np.int8), layer.out_shape[:1]))
         found = (self.sequence(branch, use) for branch, use in zip(branches, uses, strict=True))
         return functools.reduce(np.maximum, found)
 
     def _parts(self, branches: Sequence[Sequence[Node]], after: npt.NDArray[np.int8]) -> list[npt.NDArray[np.int8]]:
-        """Return what becomes of each branch's output when they are joined without a copy."""
+        """Return the use of each branch's output if the branches are joined without a copy."""
         last = [next((node for node in reversed(branch) if not isinstance(node, Side)), None) for branch in branches]
         widths = [0 if node is None else self.layers[node.index].out_shape[0] for node in last]
         identity = (len(after) - sum(widths)) // max(widths.count(0), 1)
@@ -92,7 +93,7 @@ class _Uses:
 
 
 def _input_use(layer: Layer, spec: LayerSpec, after: _Use) -> _Use:
-    """Return what a layer does with its input."""
+    """Return the use of a layer's input."""
     if isinstance(spec, Slice):
         use = np.zeros(layer.in_shape[0], np.int8)
         use[spec.first : spec.first + layer.out_shape[0]] = after
@@ -104,18 +105,18 @@ def _input_use(layer: Layer, spec: LayerSpec, after: _Use) -> _Use:
 
 
 def _end(node: Node) -> int:
-    """Return the number of the layer after a node's last one."""
+    """Return the index of the layer after a node's last one."""
     if isinstance(node, Side):
         return max(_end(inner) for inner in node.body)
     return node.index + 1
 
 
 def _kept(layer: Layer, use: int, spec: LayerSpec | None, tokens: bool, dropout: bool) -> Layer:
-    """Return a layer, of `tokens` of a text model or of something else, with what it keeps; `dropout`: in the model."""
+    """Return a layer with the bytes that it keeps. `tokens`: text; `dropout`: the model has dropout."""
     if spec is not None and type(spec) not in LAYER_TYPES.values():
-        return layer  # a custom one
+        return layer  # custom layer
     n_out = float(math.prod(layer.out_shape))
-    inner = max(0.0, layer.stored_nbytes / FP32_NBYTES - n_out)  # beside its output
+    inner = max(0.0, layer.stored_nbytes / FP32_NBYTES - n_out)  # without its output
     is_view = layer.type in _VIEWS or (layer.type == "concat" and layer.moved_nbytes == 0.0)
     is_read = use != _UNREAD or (layer.type in _RESULT and layer.input_grad)
     stored, fixed = (n_out if is_read and not is_view else 0.0), 0.0

@@ -1,8 +1,8 @@
 """Gradient buckets: which parameter tensors are sent together, and when they are ready.
 
 The backward pass goes through the layers from last to first; a bucket is ready when the gradients of all its
-tensors are. All functions return the buckets in the order in which they become ready, cover every exchanged
-gradient byte once, and look at a :class:`~ddlsim.workload.compute.Workload`'s flat tensors only.
+tensors are. All functions return the buckets in the order in which they become ready and cover every exchanged gradient
+byte once. They use only the flat tensors of a :class:`~ddlsim.workload.compute.Workload`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _bucket(nbytes: float, layer: int) -> Bucket:
 
 
 def _backward_tensors(workload: Workload) -> list[tuple[int, float]]:
-    """Return (layer, bytes) of every tensor, the last declared first."""
+    """Return the (layer, bytes) of every tensor in reverse order of declaration."""
     layers, nbytes = workload.tensor_layer.tolist(), workload.tensor_nbytes.tolist()
     return list(zip(reversed(layers), reversed(nbytes), strict=True))
 
@@ -53,7 +53,7 @@ def per_layer(workload: Workload) -> tuple[Bucket, ...]:
 
 
 def per_unit(workload: Workload) -> tuple[Bucket, ...]:
-    """Return a bucket per unit of FSDP: transformer layers, and what comes before and behind them."""
+    """Return a bucket per unit of FSDP: transformer layers, and the layers before and after them."""
     firsts = [*weight_units(workload.model.layers), len(workload.grad_nbytes)]
     units = [(first, float(workload.grad_nbytes[first:end].sum())) for first, end in pairwise(firsts)]
     return tuple(_bucket(nbytes, first) for first, nbytes in reversed(units) if nbytes > 0.0)
@@ -88,8 +88,8 @@ def ddp_buckets(workload: Workload, cap_nbytes: float = 25 * 2**20, first_nbytes
 
 
 def megatron_buckets(workload: Workload, replicas: int) -> tuple[Bucket, ...]:
-    """Return Megatron Core's buckets: as those of DDP, closed at 40 million parameters, or at a million for each
-    replica if that is more, as rings of many need larger ones (megatron/core/distributed/distributed_data_parallel.py).
+    """Return Megatron Core's buckets: like DDP's, but closed at 40 million parameters, or at a million per replica if
+    that is more, because larger rings need larger buckets (megatron/core/distributed/distributed_data_parallel.py).
     """
     element = workload.gradient_nbytes / max(1.0, workload.model.gradient_nbytes(1))
     cap = element * max(40e6, 1e6 * replicas)
@@ -97,7 +97,7 @@ def megatron_buckets(workload: Workload, replicas: int) -> tuple[Bucket, ...]:
 
 
 def partitioned(workload: Workload, partition_nbytes: float) -> tuple[Bucket, ...]:
-    """Return the tensors cut into equal slices of at most `partition_nbytes`, the layer being the priority.
+    """Return the tensors cut into equal slices of at most `partition_nbytes`, with the layer as priority.
 
     Small slices let an urgent tensor (near the input) overtake a large one that is already being sent:
     Jayarajan et al. 2019, P3, arXiv:1905.03960; Peng et al. 2019, ByteScheduler, section 4.

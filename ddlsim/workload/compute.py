@@ -4,11 +4,11 @@ The time of a step comes from a measurement (:class:`Measured`), an affine curve
 (:class:`Affine`), or the roofline of the device (:class:`Roofline`).
 
 **The split.** For each layer the roofline gives a forward time max(FLOPs / achieved FLOP/s, bytes / achieved bytes/s)
-(Williams, Waterman, Patterson 2009). The backward pass of a layer with weights computes two gradients, of its input and
-of its weights, each as expensive as the forward pass: twice its FLOPs and bytes. A layer without weights has only its
-input's gradient: once. Where nothing upstream has parameters there is no input gradient: the first layer with weights
-costs once its forward time, layers before it nothing. With Measured and Affine these times are only weights: they are
-scaled by one factor so that the forward and backward times together are the measured step exactly.
+(Williams, Waterman, Patterson 2009). The backward pass of a layer with weights computes the gradients of its input and
+of its weights, each as expensive as the forward pass. A layer without weights computes only its input's gradient. If
+nothing upstream has parameters, there is no input gradient: the first layer with weights costs its forward time once,
+and layers before it cost nothing. With Measured and Affine, these times are only weights: they are scaled by one factor
+so that forward and backward times add up to the measured step.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Measured:
         object.__setattr__(self, "batch_size", batch_size)
 
 
-#: of the time of a step
+#: type of step times
 _Part = Annotated[float | str, quantity("time", "2.5 ms", zero=True)]
 
 
@@ -156,20 +156,19 @@ class PerKernel:
 
 @dataclass(frozen=True, eq=False)
 class Workload:
-    """What one worker computes in one step. Arrays over layers are in forward order.
+    """The computation of one worker in one step. Arrays over layers are in forward order.
 
-    ``basis`` says where the times come from. ``tensors`` of the model that are exchanged lie flat in
-    ``tensor_layer`` and ``tensor_nbytes``, in forward declaration order. ``memory_bandwidth`` is what the device
-    achieves, ``launch_time`` what a kernel takes at least. ``rule`` is the optimizer's, if set, ``norms``
-    the part of its time in which it computes norms of layers, ``device`` and ``speed`` what computes, ``known`` whether
-    the time of the step or the efficiency was given or measured, ``timed`` whether the user set the time of the
-    step, which splitting a layer does not change, ``summed`` whether the times of layers are sums of those of kernels,
-    ``stack`` the software that computes, ``flash`` whether attention writes no matrices, ``efficiency`` the share of
-    the device's peak by which times are shared out over layers, ``wait`` the part of the first layer's forward pass in
-    which the device waits for samples, ``stall`` the part of that in which it does because other devices of its machine
-    take theirs, ``host_time`` what the stack's host takes in each update beside kernels, ``shard`` the number of
-    tensor-parallel ranks that share each layer, and whether they also split the sequence, ``adding`` the time
-    per byte of gradients in which a micro-batch adds them to those before it, which is part of ``backward``.
+    ``basis`` describes the origin of the times. The exchanged ``tensors`` of the model are listed flat in
+    ``tensor_layer`` and ``tensor_nbytes``, in forward declaration order. ``memory_bandwidth`` is the achieved rate,
+    ``launch_time`` the minimum time of a kernel. ``rule`` is the optimizer's rule, if set, and ``norms`` the part of
+    its time spent on norms of layers. ``device`` computes at the relative ``speed`` with the software ``stack``;
+    ``flash``: attention writes no matrices. ``known``: the step time or the efficiency was set or measured. ``timed``:
+    the user set the step time, which splitting a layer does not change. ``summed``: layer times are sums of kernel
+    times. ``efficiency`` is the share of the device's peak used to divide times among layers. ``wait`` is the part of
+    the first layer's forward pass spent waiting for samples, of which ``stall`` is due to other devices of the machine.
+    ``host_time`` is the stack's CPU time per update in addition to kernels. ``shard``: number of tensor-parallel ranks
+    that share each layer, and whether they also split the sequence. ``adding``: time per gradient byte to accumulate a
+    micro-batch, part of ``backward``.
     """
 
     model: Model
@@ -178,7 +177,7 @@ class Workload:
     basis: str
     forward: Floats  # (n_layers,) s
     backward: Floats  # (n_layers,) s
-    optimizer: float  # s; where the measured step includes it, only that of norms
+    optimizer: float  # s; if the measured step includes it, only that of norms
     grad_nbytes: Floats  # (n_layers,) bytes on the wire
     tensor_layer: Ints  # (n_tensors,)
     tensor_nbytes: Floats  # (n_tensors,)
@@ -202,7 +201,7 @@ class Workload:
 
     @property
     def gathered_nbytes(self) -> float:
-        """Bytes per parameter when sharded weights are gathered, on average."""
+        """Average bytes per parameter when sharded weights are gathered."""
         element, n_params = ELEMENT_NBYTES[self.precision], self.model.n_params
         if not self.stack.gathers_low_precision_weights or self.precision not in LOW_PRECISIONS or not n_params:
             return element
@@ -213,22 +212,22 @@ class Workload:
 
     @property
     def by_kernel(self) -> bool:
-        """Whether the kernels of the model's layers are known on the device."""
+        """Whether the device's kernel rates for the model's layers are known."""
         return self.device is not None and has_kernels(self.model, self.device, self.precision)
 
     @property
     def known_stack(self) -> Stack | None:
-        """The stack whose memory counts; None where the model's kernels are not known."""
+        """The stack that determines the memory; None if the model's kernels are unknown."""
         return self.stack if self.by_kernel else None
 
     @property
     def main_gradients(self) -> str | None:
-        """Dtype of the gradients that a rank keeps; None: as the weights."""
+        """Dtype of the gradients that a rank keeps; None: that of the weights."""
         return self.stack.main_gradients if self.by_kernel else None
 
     @functools.cached_property
     def slowdown(self) -> Contention:
-        """How much longer it computes beside exchanges, of the kernels that its times are sums of."""
+        """Return the slowdown of the computation during exchanges, for the kernels that its times are sums of."""
         if self.known or not self.by_kernel or not self.stack.occupies:
             return NO_SLOWDOWN
         tensor, sequence = self.shard
@@ -236,22 +235,23 @@ class Workload:
 
     @property
     def accumulation_time(self) -> Floats:
-        """Seconds in which a micro-batch adds the gradients of each layer to those before it, (n_layers,)."""
+        """Time in which a micro-batch accumulates the gradients of each layer, in s, (n_layers,)."""
         return self.adding * self.grad_nbytes
 
     @property
     def adds_gradients(self) -> bool:
-        """Whether micro-batches take time to add their gradients to those before them."""
+        """Whether accumulating gradients takes time."""
         return not self.known and not self.stack.fuses_accumulation and self.gradient_nbytes > 0.0
 
     def accumulating(self, n_batches: float) -> Workload:
-        """Return the workload of one of `n_batches` micro-batches, all but the first of which add their gradients.
+        """Return the workload of one of `n_batches` micro-batches, all but the first of which accumulate their
+        gradients.
 
-        Every one takes the mean time. A kernel of its own reads the new gradients, in the dtype of the weights, and
-        the sum, in the dtype in which gradients are kept, and writes the sum (PyTorch,
-        torch/csrc/autograd/functions/accumulate_grad.h). Nothing is added to a step time that was measured or given,
-        which includes an update of the weights in every micro-batch, and where the stack fuses the addition with the
-        products that compute the gradients.
+        Every one takes the mean time. A separate kernel reads the new gradients, in the dtype of the weights, and the
+        sum, in the dtype in which gradients are kept, and writes the sum (PyTorch,
+        torch/csrc/autograd/functions/accumulate_grad.h). Nothing is added to a measured or configured step time, which
+        includes an update of the weights per micro-batch, or if the stack fuses the addition with the products that
+        compute the gradients.
         """
         if n_batches <= 1 or not self.adds_gradients:
             return self
@@ -262,13 +262,13 @@ class Workload:
         return dataclasses.replace(added, backward=added.backward + added.accumulation_time)
 
     def timing(self, tensor: int = 1, *, sequence: bool = False) -> Timing:
-        """Return what the seconds of layers depend on, for each of `tensor` ranks."""
+        """Return the parameters that determine the times of layers, on each of `tensor` ranks."""
         assert self.device is not None
         return Timing(self.device, self.stack, self.batch_size, self.precision, self.flash, tensor, sequence)
 
     @property
     def memory_nbytes(self) -> float:
-        """Bytes of memory that the device has; infinite where it is not known."""
+        """Memory capacity of the device in bytes; infinite if unknown."""
         return self.device.memory_nbytes if self.device is not None else math.inf
 
     @property
@@ -283,7 +283,7 @@ class Workload:
 
     @property
     def step_time(self) -> float:
-        """Seconds of a step without communication; a measured one includes the host's time."""
+        """Seconds of a step without communication; a measured time includes the host's time."""
         return self.forward_time + self.backward_time + self.optimizer + (0.0 if self.known else self.host_time)
 
     @property
@@ -293,10 +293,10 @@ class Workload:
 
     @checked
     def cut(self, first: Index, end: Count) -> Workload:
-        """Return what a worker computes that has the layers `first` to `end` - 1 and no others.
+        """Return the workload of a worker that has only the layers `first` to `end` - 1.
 
-        Its optimizer takes the share of the time that its exchanged parameters are of all. Raises ConfigError for
-        layers that there are not.
+        Its optimizer takes a share of the time in proportion to its exchanged parameters. Raises ConfigError for an
+        invalid range of layers.
         """
         layers = self.model.layers[first:end]
         if not first < end <= len(self.model.layers):
@@ -337,17 +337,16 @@ def make_workload(
     stack: StackLike = "pytorch",
     flash: bool | None = None,
 ) -> Workload:
-    """Return what a worker on `device` computes in a step of `batch_size` samples.
+    """Return the workload of a worker on `device` for steps of `batch_size` samples.
 
-    Without `compute` the device catalogue's measured curve for this model and precision is used if there is
-    one, else the roofline, to which the time of the `optimizer`'s rule ("sgd", "momentum", "adam", "lars", "lamb") is
-    added; None: momentum SGD in one fused kernel. A measured step includes the update; only the norms of LARS and LAMB,
-    which no benchmark of a single device includes, are added to it. `speed` divides every time (0.5 is a worker of half
-    the speed). `stack` is the software; `flash` whether attention writes its matrices, None: as the stack does on
-    this device.
+    Without `compute`, times come from the device catalogue's measured curve for this model and precision if there is
+    one, else from the roofline, to which the time of the `optimizer`'s rule ("sgd", "momentum", "adam", "lars", "lamb")
+    is added; None: momentum SGD in one fused kernel. A measured step includes the update, except for the norms of LARS
+    and LAMB, which no single-device benchmark includes. `speed` divides every time (0.5 is half the speed). `stack` is
+    the software. `flash`: whether attention avoids writing its matrices; None: as the stack does on this device.
 
-    Raises :class:`~ddlsim.errors.ConfigError` for a precision that the device does not have, for an unknown rule, for a
-    batch size below 1 or other than the measured one, and for a speed that is not positive.
+    Raises :class:`~ddlsim.errors.ConfigError` for a precision that the device lacks, an unknown rule, a batch size
+    below 1 or different from the measured one, and a speed that is not positive.
     """
     if batch_size < 1:
         raise ConfigError(f"batch_size = {batch_size}: must be at least 1")
@@ -403,7 +402,7 @@ def make_workload(
 
 
 def model_flops_utilisation(model: Model, throughput: float, devices: Sequence[Device], precision: str) -> float | None:
-    """Return which share of their peak FLOP/s `devices` use at a throughput (samples/s), None if a peak is not known.
+    """Return the share of their peak FLOP/s that `devices` use at a throughput (samples/s); None if a peak is unknown.
 
     Forward and backward passes count once (3 times the FLOPs of the forward pass), recomputation does not: the model
     FLOPs utilisation of Chowdhery et al. 2022 (arXiv:2204.02311, appendix B).
@@ -414,7 +413,7 @@ def model_flops_utilisation(model: Model, throughput: float, devices: Sequence[D
 
 
 def _update_time(model: Model, device: Device, roofline: Roofline, rule: str | None) -> float:
-    """Return the seconds of updating all dense parameters, limited by memory, and by launches if a rule is named."""
+    """Return the time of updating all dense parameters, in s, limited by memory, and by launches if a rule is set."""
     dense = [layer for layer in model.layers if not layer.model_parallel]
     costs = OPTIMIZER_RULES[rule or "momentum"]
     launches = 0 if rule is None else costs.launches * sum(len(layer.tensors) for layer in dense)
@@ -424,7 +423,7 @@ def _update_time(model: Model, device: Device, roofline: Roofline, rule: str | N
 
 
 def _norm_time(model: Model, device: Device, roofline: Roofline) -> float:
-    """Return the seconds of the norms of all dense tensors: part of the update of the rules that need them."""
+    """Return the time of computing the norms of all dense tensors, in s, which is part of some rules' updates."""
     dense = [layer for layer in model.layers if not layer.model_parallel]
     moved = NORM_TRAFFIC * sum(layer.n_params for layer in dense)
     launches = NORM_LAUNCHES * sum(len(layer.tensors) for layer in dense)
@@ -439,7 +438,7 @@ def _step_time(
     precision: str,
     stack: Stack,
 ) -> tuple[float | None, str]:
-    """Return the known seconds of a step, or None where the roofline decides, and what that rests on."""
+    """Return the step time in s (None: the roofline determines it) and a description of its origin."""
     if isinstance(compute, Measured):
         if compute.batch_size != batch_size:
             raise ConfigError(
@@ -480,7 +479,7 @@ def _affine_text(affine: Affine) -> str:
 
 
 def _measured_curve(model: Model, device: Device, precision: str) -> Curve | None:
-    """Return the curve for exactly this model (not for another file's model of the same name)."""
+    """Return the measured curve for exactly this model (not for another file's model of the same name)."""
     for curve in device.curves:
         if (curve.model, curve.precision) == (model.name, precision):
             return curve if _layers(curve.model) == model.layers else None
@@ -489,7 +488,7 @@ def _measured_curve(model: Model, device: Device, precision: str) -> Curve | Non
 
 @functools.cache
 def _layers(name: str) -> tuple[Layer, ...]:
-    """Return the layers of a bundled model; thousands of workloads of a study compare theirs with them."""
+    """Return the layers of a bundled model, cached because a study compares them thousands of times."""
     return load_model(name).layers
 
 

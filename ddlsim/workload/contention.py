@@ -9,13 +9,13 @@ from ddlsim.arguments import checked, number
 
 Slower = Annotated[float, number(1.0, hint=" (1.2: 20 % longer; 1: no slowdown)")]
 
-#: in place of a number of channels: an exchange between devices in the same machine, and one between machines that
-#: does not use NCCL's channels (parameter servers)
+#: instead of a number of channels: an exchange between devices in the same machine, and one between machines that does
+#: not use NCCL's channels (parameter servers)
 IN_MACHINE, OTHER = 0, -1
 
 
 class Contention(Protocol):
-    """How much longer a device computes while it communicates."""
+    """Slowdown of a device's computation while it communicates."""
 
     def beside(self, channels: int) -> float:
         """Return the factor by which computation takes longer during an exchange.
@@ -47,11 +47,11 @@ class OverlapSlowdown:
     between: Slower = 1.0
 
     def beside(self, channels: int) -> float:
-        """Return the factor during an exchange, whatever its number of channels (:class:`Contention`)."""
+        """Return the factor during an exchange, regardless of its number of channels (:class:`Contention`)."""
         return self.inside if channels == IN_MACHINE else self.between
 
 
-#: beside the kernels of a communication library on GPUs, on average (Lee et al. 2025)
+#: average during a communication library's kernels on GPUs (Lee et al. 2025)
 BESIDE_KERNELS = OverlapSlowdown(1.19, 1.19)
-#: nothing is taken away
+#: no slowdown
 NO_SLOWDOWN = OverlapSlowdown()

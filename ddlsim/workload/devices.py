@@ -1,6 +1,6 @@
 """The device catalogue: data-sheet values and measured rates of processors.
 
-The numbers lie in ``devices.toml`` beside this file, each with its source.
+The numbers and their sources are in ``devices.toml`` in this folder.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Curve:
 class AttentionRates:
     """Fractions of the 16-bit peak that a fused attention kernel reaches on long sequences.
 
-    FLOPs are those of entries that are not masked: 2 h s^2 forward for s tokens and h features under a causal mask, and
-    2.5 times those backward, as the matrix is computed again (Dao et al. 2022, arXiv:2205.14135, section 3.1).
-    Heads of d < 128 features reach (d / 128) to the power of `narrow` of these.
+    FLOPs count only unmasked entries: 2 h s^2 forward for s tokens and h features under a causal mask, and
+    2.5 times that backward, because the matrix is recomputed (Dao et al. 2022, arXiv:2205.14135, section 3.1).
+    Heads of d < 128 features reach (d / 128) ** `narrow` of these.
     """
 
     forward: Density
@@ -58,12 +58,12 @@ class Kernels:
 
     gemm        fraction of the peak that large matrix products reach, sustained, per type of operands ("bf16", "fp16",
                 "fp8", "fp4"; "fp16" as "bf16" if missing)
-    units, tile  multiprocessors, each of which computes a tile of (rows, columns) of the product at a time: more tiles
+    units, tile  number of multiprocessors, and (rows, columns) of the tile that each computes at a time. More tiles
                 than multiprocessors take several waves, and the last wave takes as long as a full one
-    tile_time   s per wave beside its products: loading the first operands and writing the results
+    tile_time   overhead per wave in s: loading the first operands and writing the results
     attention   fused attention kernels, by name; without one, matrices are written to memory
     streaming   fraction of the memory bandwidth that element-wise kernels reach
-    spread      lowest and highest gemm fraction, relative to `gemm`, that published runs imply; (1, 1): not known
+    spread      lowest and highest gemm fraction, relative to `gemm`, that published runs imply; (1, 1): unknown
     persistent_tile  (rows, columns) of the tiles of persistent kernels, which are launched for all multiprocessors: if
                 collectives occupy some, products take one more tile's time; None: kernels are not persistent
     source      of these numbers
@@ -80,9 +80,9 @@ class Kernels:
     persistent_tile: tuple[Count, Count] | None = None
 
     def fraction(self, precision: str) -> float | None:
-        """Return the fraction of the peak that products reach in a precision: bf16's in fp16, fp8 and fp4 unless set.
+        """Return the fraction of the peak that products reach in a precision; None if unknown.
 
-        None if it is not known.
+        fp16, fp8 and fp4 use the value of bf16 unless set.
         """
         kind = product_type(precision)
         return self.gemm.get(kind, self.gemm.get("bf16") if kind in ("fp16", "fp8", "fp4") else None)
@@ -91,7 +91,7 @@ class Kernels:
 @checked
 @dataclass(frozen=True)
 class Price:
-    """What a cloud asked in a month ("2026-11") for an instance with `n_devices` devices, on demand, in USD/s."""
+    """On-demand price of a cloud instance with `n_devices` devices in a given month ("2026-11"), in USD/s."""
 
     cloud: str
     instance: str
@@ -185,7 +185,7 @@ def load_device(name: DeviceLike) -> Device:
 
 @cache
 def _read_device(path: Path, changed: int) -> Device:
-    """Return the device of a file that was `changed` then; it is called after the file unless it has a name."""
+    """Read a device file; its name is the default name. `changed` (modification time) is part of the cache key."""
     return PLAIN.structure(Device, {"name": path.stem, **read_toml(path)}, str(path))
 
 
@@ -214,7 +214,7 @@ def _catalogue() -> Mapping[str, Device]:
 
 
 def _of_devices(tables: list[dict[str, Any]], kind: type[_T]) -> dict[str, tuple[_T, ...]]:
-    """Return the objects that tables state for the devices they name, by device."""
+    """Return the objects in the tables, grouped by the devices that they name."""
     found: dict[str, tuple[_T, ...]] = {}
     for table in tables:
         made = PLAIN.build(kind, {key: value for key, value in table.items() if key != "devices"}, kind.__name__)

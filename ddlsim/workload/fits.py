@@ -21,31 +21,31 @@ from ddlsim.workload.products import has_kernels
 from ddlsim.workload.roles import blocks, can_split, unit_starts
 from ddlsim.workload.stacks import Stack, StackLike, default_stack, load_stack
 
-#: ranks that a remedy may ask for: data-parallel ones, and those of a tensor-parallel group, which stays in a machine
+#: maximum numbers of data-parallel ranks and of ranks in a tensor-parallel group (within a machine) in remedies
 MOST_SHARDS, MOST_TENSOR, MACHINE = 1024, 8, 8
-#: of remedies, in the order in which they are put together
+#: kinds of remedies, in the order in which they are combined
 KINDS = ("shards", "flash", "recompute", "zero", "batch_size", "tensor", "pipeline", "offload")
 _Changes = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class _Case:
-    """What is asked: a model on ranks that hold it in a certain way."""
+    """Arguments of :func:`fits`: a model and how ranks store it."""
 
     model: Model
     precision: str
     batch_size: int
     pipeline: int
-    micro_batches: int | None  # None: as many as there are stages
+    micro_batches: int | None  # None: one per stage
     interleave: int
     holding: Holding
     device: Device
-    stack: Stack | None  # None: the default one
-    flash: bool | None  # None: as the stack does
-    gradients: str | None  # None: as the stack keeps them
+    stack: Stack | None  # None: the default stack
+    flash: bool | None  # None: as in the stack
+    gradients: str | None  # None: as in the stack
 
     def __post_init__(self) -> None:
-        """Complete how ranks hold what they train by what their software does."""
+        """Add the stack's defaults to the description of how ranks store the model."""
         software, flash, changes = self.software, self.flash, dict[str, Any](gradient_dtype=self.gradients)
         changes["flash"] = software.attention_kernel(self.device) is not None if flash is None else flash
         if has_kernels(self.model, self.device, self.precision):
@@ -55,12 +55,12 @@ class _Case:
 
     @property
     def software(self) -> Stack:
-        """The stack that trains: as asked, or the default of the strategy that holds it so."""
+        """The training software: the given stack, or the default of the corresponding strategy."""
         framework = "FSDP" if self.holding.zero == 3 else "Parallel" if self.holding.tensor * self.pipeline > 1 else ""
         return self.stack or load_stack(default_stack(framework, self.device))
 
     def memory(self) -> Memory:
-        """Return the memory of the stage that needs most."""
+        """Return the memory of the stage that needs the most."""
         p, v = self.pipeline, self.interleave
         stages = _stages(self.model, p)
         memories = []
@@ -210,7 +210,7 @@ def fits(
 
 
 def _check_effects(case: _Case) -> None:
-    """Raise ConfigError for arguments that the model, or the other arguments, leave without effect."""
+    """Raise ConfigError for arguments that have no effect on this model or with the other arguments."""
     tensor, recompute = case.holding.tensor, case.holding.recompute
     if case.interleave > 1 and case.pipeline == 1:
         raise ConfigError(f"interleave = {case.interleave}: requires pipeline parallelism; set pipeline=2 or more")
@@ -248,7 +248,7 @@ def _remedies(case: _Case, memory: Memory, room: float) -> Iterator[Remedy]:
 
 
 def _together(case: _Case, room: float) -> Iterator[tuple[_Changes, Memory]]:
-    """Yield what is enough together, if anything is: the best of each kind, in order, without what is not needed."""
+    """Yield a sufficient combination, if any: the best change of each kind, in order, without unnecessary ones."""
     chosen: list[_Changes] = []
     for kind in KINDS:
         now = case.changed(_joined(chosen))
@@ -273,7 +273,7 @@ def _joined(changes: Iterable[_Changes]) -> _Changes:
 
 
 def _options(case: _Case, room: float) -> Iterator[tuple[str, _Changes]]:
-    """Yield (kind, what can be changed), what costs least time first; of counts the smallest that is enough."""
+    """Yield (kind, change), the least costly in time first; for counts, the smallest sufficient one."""
     holding, layers = case.holding, case.model.layers
     attention = any(layer.scores for layer in layers)
     if holding.shards == 1 and any(layer.model_parallel for layer in layers):
@@ -297,7 +297,7 @@ def _options(case: _Case, room: float) -> Iterator[tuple[str, _Changes]]:
 
 
 def _sharded(case: _Case, room: float, stages: Iterable[int]) -> Iterator[tuple[str, _Changes]]:
-    """Yield stages of ZeRO, over the ranks that there are, or as many as are enough; if none are, over a machine's."""
+    """Yield ZeRO stages over the given ranks or, if there is one, the smallest sufficient number (else a machine)."""
     shards = case.holding.shards
     for stage in stages:
         if stage > case.holding.zero:
@@ -306,7 +306,7 @@ def _sharded(case: _Case, room: float, stages: Iterable[int]) -> Iterator[tuple[
 
 
 def _first(case: _Case, room: float, kind: str, options: Sequence[_Changes]) -> Iterator[tuple[str, _Changes]]:
-    """Yield the first of the options that is enough, else the last."""
+    """Yield the first sufficient option, or the last one if none is."""
     enough = (changes for changes in options if case.changed(changes).memory().total <= room)
     if options:
         yield kind, next(enough, options[-1])
@@ -318,8 +318,7 @@ def _doubles(n: int, most: int) -> Iterator[int]:
 
 
 def _stages(model: Model, pipeline: int) -> list[Model]:
-    """Return the parts of a model, of equally many transformer layers (or units, where there are none) as far as it
-    goes."""
+    """Split a model into stages of equally many transformer layers (or units, if it has none), as far as possible."""
     if pipeline == 1:
         return [model]
     layers, ranges = model.layers, blocks(model.layers)

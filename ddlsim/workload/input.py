@@ -1,18 +1,17 @@
 """Input pipelines: data sets on a storage node, caches, decoding on processors, and prefetched batches.
 
-Nothing runs here: :mod:`ddlsim.runtime.feed` brings the batches in a run.
+This module describes input pipelines; :mod:`ddlsim.runtime.feed` simulates them.
 
-The formulas for caches are for epochs in each of which every sample is read once, in a new random order, by one of N
-equal machines drawn at random, and for data sets of many samples. x is the share of the data set for which one machine
-has room, q = 1 - 1/N.
+The formulas for caches assume large data sets and epochs in each of which a randomly chosen one of N equal machines
+reads each sample once, in a new random order. x is the share of the data set that fits on one machine, q = 1 - 1/N.
 
-*minio* (Mohan et al. 2021, CoorDL: a cache that never evicts): a machine keeps the first samples that it reads, as far
-as there is room. In epoch e it finds min(x, 1 - q^(e-1)): what it had room for and has seen before.
+*minio* (Mohan et al. 2021, CoorDL: a cache that never evicts): a machine keeps the first samples that it reads, until
+the cache is full. In epoch e, its hit rate is min(x, 1 - q^(e-1)), limited by capacity and samples seen.
 
 *lru*: a sample that a machine read last j epochs ago (with probability q^(j-1) / N), at a share v of that epoch, and
-now reads again at a share u of this one, is still there if no more than x other samples came in between:
-1 - (1 - (1-v)/N) q^(j-1) (1 - u/N) <= x. With a = 1 - (1-v)/N and b = 1 - u/N uniform on [q, 1], that is the chance of
-a b >= c for c = (1-x) / q^(j-1). On one machine only j = 1 counts, and it is x + (1-x) ln(1-x).
+now reads again at a share u of this one, is still cached if at most x other samples were read in between:
+1 - (1 - (1-v)/N) q^(j-1) (1 - u/N) <= x. With a = 1 - (1-v)/N and b = 1 - u/N uniform on [q, 1], this is the
+probability of a b >= c for c = (1-x) / q^(j-1). On one machine only j = 1 counts, and it is x + (1-x) ln(1-x).
 """
 
 from __future__ import annotations
@@ -94,7 +93,7 @@ def hit_rate(
     policy    as in :class:`Cache`
     room      share of the data set that fits in the cache of one machine
     machines  number of machines that divide the samples of each epoch among them at random
-    epoch     from 1; 0: the steady state, in which caches are as full as they get
+    epoch     from 1; 0: the steady state, in which caches are as full as possible
 
     The formulas are in the docstring of this module. Raises ConfigError for values out of range.
     """
@@ -104,7 +103,7 @@ def hit_rate(
     if policy == "minio":
         return room if epoch == 0 else min(room, 1.0 - others ** (epoch - 1))
     total, passed, j = 0.0, 1.0, 1
-    while (epoch == 0 or j < epoch) and passed > 1.0 - room:  # after that too much has come in between
+    while (epoch == 0 or j < epoch) and passed > 1.0 - room:  # for larger j, samples have been evicted
         total += passed / machines * _both(others, (1.0 - room) / passed, machines)
         passed *= others
         j += 1
@@ -112,18 +111,18 @@ def hit_rate(
 
 
 def _both(least: float, bound: float, machines: int) -> float:
-    """Return the chance that a b >= `bound` for a and b uniform on [`least`, 1], whose length is 1/`machines`."""
+    """Return the probability of a b >= `bound` for a and b uniform on [`least`, 1], of length 1/`machines`."""
     if bound <= least * least:
         return 1.0
-    if bound >= least:  # a from the bound on
+    if bound >= least:  # a >= bound
         area = 1.0 - bound + (bound * math.log(bound) if bound > 0.0 else 0.0)
-    else:  # below bound / least only some b will do, above it all
+    else:  # below bound / least, a needs a large enough b
         edge = bound / least
         area = edge - least - bound * math.log(edge / least) + (1.0 - edge) * (1.0 - least)
     return area * machines * machines
 
 
-# ---------------------------------------------------------------- as others have built them
+# ---------------------------------------------------------------- published caches
 
 
 @checked
@@ -167,7 +166,7 @@ def multi_level_cache(ram: Bytes, ssd: Bytes, read: Bandwidth = "2 GB/s") -> tup
 
 
 class DataSize(NamedTuple):
-    """Samples of a training set, bytes of one as stored (a mean), and who says so."""
+    """Number of samples in a training set, mean stored size of one in bytes, and the source."""
 
     samples: int
     sample_nbytes: float
@@ -313,7 +312,7 @@ class Input:
         return 4.0 * math.prod(input_shape)
 
 
-#: over the bytes of a batch
+#: fields per byte of a batch
 Passes = Annotated[float, number(0.0, hint=", such as 2")]
 
 
@@ -353,7 +352,7 @@ class Copies:
         n_samples, nbytes  total number of samples and bytes in the batches of all devices of a machine
         forward, backward  times in seconds of the two passes
         """
-        ready = si(self.prepare, "time") * n_samples / self.threads  # s between batches of the machine
+        ready = si(self.prepare, "time") * n_samples / self.threads  # s per batch of the machine
         late = self.cut * nbytes / si(self.memory, "bandwidth") - backward
         if self.prefetch == "host":
             return copy + max(0.0, late, ready - forward - backward - copy)
@@ -361,7 +360,7 @@ class Copies:
         return max(0.0, late, ready - forward - backward)
 
 
-#: MXNet's Module: the batch of a machine lies in its memory; when the outputs of a step have been read, the engine's
-#: one thread for processors cuts the next one up (2 passes), and each part is copied into the array that the last step
-#: has read from (apache/mxnet, python/mxnet/module, base_module and executor_group; MXNET_CPU_WORKER_NTHREADS is 1)
+#: MXNet's Module keeps a machine's batch in memory. When the outputs of a step have been read, the engine's only CPU
+#: thread divides the next batch (2 passes) and copies each part into the array that the last step has read
+#: (apache/mxnet, python/mxnet/module, base_module and executor_group; MXNET_CPU_WORKER_NTHREADS is 1)
 MXNET_INPUT = Copies("host", cut=2.0)

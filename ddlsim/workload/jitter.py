@@ -172,15 +172,15 @@ class Trace:
 Jitter = NoJitter | Lognormal | Gamma | ShiftedExponential | Exponential | Pareto | Uniform | Trace
 
 
-#: (s, s, factor): from when until when computations take `factor` times as long
+#: (start in s, end in s, factor): interval in which computations take `factor` times as long
 Slow = tuple[float, float, float]
 
 
 def slowed_duration(work: float, begin: float, slow: Iterable[Slow]) -> float:
-    """Return how long `work` seconds of computing take when started at time `begin`.
+    """Return the duration of `work` seconds of computing that start at time `begin`, in s.
 
-    Work goes on at rate 1 / (product of the factors that are active), so an interval that is slow in part is stretched
-    in part.
+    The rate is 1 / (product of the active factors), so a computation that overlaps a slow interval partially is
+    stretched partially.
     """
     left_slow = [each for each in slow if each[1] > begin]
     edges = sorted({edge for start, end, _ in left_slow for edge in (start, end) if edge > begin})
@@ -195,7 +195,7 @@ def slowed_duration(work: float, begin: float, slow: Iterable[Slow]) -> float:
 
 
 def slow_intervals(slow: Iterable[Slow]) -> list[tuple[float, float]]:
-    """Return (end in s, factor) of the intervals, one after the other, in which work takes `factor` times as long."""
+    """Return consecutive intervals as (end in s, factor); in each, work takes `factor` times as long."""
     to_come = sorted(slow, key=lambda each: each[0], reverse=True)
     edges = sorted({edge for start, end, _ in to_come for edge in (start, end)})
     intervals, active = [], list[Slow]()

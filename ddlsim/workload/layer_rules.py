@@ -10,10 +10,10 @@ from ddlsim.errors import ConfigError
 
 Shape = tuple[int, ...]
 Size = Annotated[int | tuple[int, ...], "an integer or a list with one integer per dimension"]
-MAX_SIZE = 10**9  # of any one number; products of a few still fit a float
-MAX_DIMS = 6  # of what a layer takes
-#: of one sample at any place, and of the parameters of a model: far above the largest models (an hour of 4K video has
-#: 2e12 pixel values, the largest published models have 1e13 parameters), so more is a slip of the keyboard
+MAX_SIZE = 10**9  # per number; products of a few still fit a float
+MAX_DIMS = 6  # of a layer's input
+#: elements of one sample at any layer, and parameters of a model. The limit is far above the largest models (an hour of
+#: 4K video has 2e12 pixel values, the largest published models have 1e13 parameters), so it detects typing errors
 MAX_ELEMENTS, MAX_PARAMETERS = 10**13, 10**14
 
 
@@ -59,10 +59,10 @@ def at_least(minimum: int, **values: Size) -> None:
 
 
 class Spec:
-    """What the bundled layers have in common: files are read strictly, and these fields have least values.
+    """Base of the bundled layers: files are parsed strictly, and these fields have minimum values.
 
     positive, not_negative, fractions
-             fields that are at least 1, at least 0, and above 0 and at most 1; None is nothing to look at
+             fields that are at least 1, at least 0, and above 0 and at most 1; None is not checked
     """
 
     positive: ClassVar[tuple[str, ...]] = ()
@@ -106,7 +106,7 @@ def need_tokens(in_shape: Shape) -> None:
 
 
 def windows(space: Shape, kernel: Shape, stride: Shape, padding: Shape, *, ceil_mode: bool) -> Shape:
-    """Return how many windows fit along each dimension (torch.nn.MaxPool2d, "Shape" and ``ceil_mode``)."""
+    """Return the number of windows along each dimension (torch.nn.MaxPool2d, "Shape" and ``ceil_mode``)."""
     out = []
     for n, k, s, p in zip(space, kernel, stride, padding, strict=True):
         if n + 2 * p < k:

@@ -6,9 +6,9 @@ traffic for one sample. Shapes exclude the batch: images are (channels, height, 
 depth, height, width), text is (tokens,) and then (tokens, features), anything else a vector (features,).
 
 The rules are those of ``torch.nn`` (documentation of Conv2d, MaxPool2d, BatchNorm2d, MultiheadAttention ...),
-so that shapes and parameter counts agree with the published ones to the last digit. A multiply-accumulate is
-counted for convolutions, dense layers, attention and interactions only, as torchvision and most papers do;
-element-wise work shows up as memory traffic, which is what limits it.
+so that shapes and parameter counts agree with the published ones to the last digit. Multiply-accumulates are counted
+only for convolutions, dense layers, attention and interactions, as in torchvision and most papers; element-wise work
+appears as memory traffic, which limits it.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class MixtureOfExperts(Spec):
     router's softmax (Shazeer et al. 2017, arXiv:1701.06538, section 2; Jiang et al. 2024, Mixtral of experts,
     arXiv:2401.04088, section 2.1). None of the matrices has a bias.
 
-    Experts have ``capacity`` * active places for each token, and compute all of them, taken or not (Fedus et al. 2022,
-    Switch Transformers, arXiv:2101.03961, equation 3). With 1 there are as many as tokens need, if these are spread
-    evenly or nothing is padded (Gale et al. 2023, MegaBlocks, arXiv:2211.15841).
+    Experts have ``capacity`` * active slots per token, and compute all of them, whether used or not (Fedus et al. 2022,
+    Switch Transformers, arXiv:2101.03961, equation 3). A capacity of 1 is exact if tokens are spread evenly or nothing
+    is padded (Gale et al. 2023, MegaBlocks, arXiv:2211.15841).
 
-    Per sample of s tokens and d features, E experts of width f, of which k are active: s d E MACs in the router and
+    Per sample of s tokens and d features, E experts of width f, k of them active: s d E MACs in the router and
     3 k s d f ``capacity`` in the experts (2 without ``gated``); d E + 3 E d f parameters.
     """
 
@@ -54,7 +54,7 @@ class MixtureOfExperts(Spec):
             raise ConfigError(f"capacity = {self.capacity}: must be above 0 and at most experts = {self.experts}")
 
     def rows(self, in_shape: Shape) -> float:
-        """Return the places that experts have for the tokens of a sample."""
+        """Return the number of slots that experts have for the tokens of a sample."""
         return self.capacity * self.active * in_shape[0]
 
     def cost(self, in_shape: Shape) -> Cost:
@@ -62,10 +62,10 @@ class MixtureOfExperts(Spec):
         s, d = in_shape
         names = ("gate", "up", "down") if self.gated else ("up", "down")
         matrices = tuple((f"{name}.weight", self.experts * d * self.units) for name in names)
-        rows = self.rows(in_shape)  # of tokens, one for each expert that a token goes to
+        rows = self.rows(in_shape)  # one per token and expert that it is sent to
         macs = float(s * d * self.experts + len(names) * rows * d * self.units)
-        # tokens are read, copied to their experts and read there, what comes back is written, read and summed up; in
-        # between as in SwiGLU: both products written and read, their product written and read
+        # Tokens are read, copied to their experts and read there; results are written, read and summed. In between, as
+        # in SwiGLU, both products are written and read, and their product is written and read.
         inner = 5 if self.gated else 3
         moved = float(2 * s * d + 4 * rows * d + (inner + 1) * rows * self.units + 2 * s * self.experts)
         stored = float(s * d + 2 * rows * d + (inner + 1) // 2 * rows * self.units + s * self.experts)
@@ -76,18 +76,17 @@ class MixtureOfExperts(Spec):
 class Attention(Spec):
     """Multi-head self-attention with its four projections (Vaswani et al. 2017, section 3.2).
 
-    fused      query, key and value projections are one tensor, as in GPT-2
+    fused      whether query, key and value projections are one tensor, as in GPT-2
     kv_heads   heads of keys and values, each shared by heads / kv_heads queries (grouped-query attention, Ainslie et
-               al. 2023, arXiv:2305.13245); None: the same number as of queries
+               al. 2023, arXiv:2305.13245); None: as many as query heads
     head_size  features of a head; None: the features of a token divided by heads
-    out_bias   bias of the output projection; None: as `bias`, which is that of query, key and value (Qwen2 has only it)
+    out_bias   bias of the output projection; None: as `bias`, which applies to query, key and value (Qwen2)
     qk_norm    RMS normalisation of queries and keys, of each head with one shared scale per projection ("head": Qwen3,
                Gemma 3) or over all of them ("all": OLMo 2)
-    rotary     queries and keys are rotated by their position (Su et al. 2021, arXiv:2104.09864), which learns nothing
+    rotary     queries and keys are rotated by their position (Su et al. 2021, arXiv:2104.09864), without parameters
 
-    Per sample of s tokens and d features, w = heads head_size of them in queries and k = kv_heads head_size in keys:
-    2 s d (w + k) MACs in the projections and 2 s^2 w in scores and mixing. Causal masks and sliding windows save none
-    of it.
+    Per sample of s tokens and d features, w = heads head_size in queries and k = kv_heads head_size in keys: 2 s d (w +
+    k) MACs in the projections and 2 s^2 w in scores and mixing. Causal masks and sliding windows do not reduce them.
     """
 
     heads: int
@@ -119,14 +118,14 @@ class Attention(Spec):
         # n + 2 q + kv
         moved, stored = 2.0 * n + 3.0 * n_query + 3.0 * n_kv + 4.0 * scores, n + 2.0 * n_query + 2.0 * n_kv + scores
         moved += self.rotated(in_shape)
-        if self.qk_norm != "none":  # both are kept, before and after
+        if self.qk_norm != "none":  # normalised inputs are kept in addition
             stored += n_query + n_kv
             scales = (size, size) if self.qk_norm == "head" else (w, k)
             tensors += (("query_norm.scale", scales[0]), ("key_norm.scale", scales[1]))
         return Cost(in_shape, tensors, 2.0 * s * d * (w + k) + 2.0 * s * s * w, moved, stored)
 
     def rotated(self, in_shape: Shape) -> float:
-        """Return the numbers that rotary positions and norms read and write: queries and keys once more, in place."""
+        """Return the elements that rotary positions and norms read and write: queries and keys once, in place."""
         size = self.head_size or _head_size(in_shape[1], self.heads, in_shape)
         passes = int(self.rotary) + int(self.qk_norm != "none")
         return 2.0 * passes * in_shape[0] * size * (self.heads + (self.kv_heads or self.heads))
@@ -134,11 +133,11 @@ class Attention(Spec):
 
 @dataclass(frozen=True)
 class CrossAttention(Spec):
-    """Attention of the tokens that follow the first ``context`` ones to these (Vaswani et al. 2017, section 3.2.3).
+    """Attention of a decoder's tokens to the ``context`` tokens before them (Vaswani et al. 2017, section 3.2.3).
 
-    Its input has what an encoder made in its first ``context`` tokens and the decoder's own tokens after them; it makes
-    one output for each of the latter. Of t such tokens, c of context and d features: 2 (t + c) d^2 MACs in the
-    projections (k in place of d for keys and values of fewer heads) and 2 t c d in scores and mixing.
+    Its input consists of ``context`` tokens from an encoder, followed by the decoder's own tokens; it returns one
+    output per decoder token. For t such tokens, c of context and d features: 2 (t + c) d^2 MACs in the projections (k
+    in place of d for keys and values of fewer heads) and 2 t c d in scores and mixing.
     """
 
     heads: int
@@ -161,7 +160,7 @@ class CrossAttention(Spec):
         k = _head_size(d, self.heads, in_shape) * (self.kv_heads or self.heads)
         tensors = _projections((("query", d), ("key", k), ("value", k), ("out", d)), d, bias=self.bias)
         n, n_context, n_kv, scores = t * d, c * d, c * k, self.heads * t * c
-        # as self-attention, but that what keys and values are made of is read beside what queries are made of
+        # as self-attention, but keys and values are computed from another input than queries
         moved, stored = 5.0 * n + n_context + 3.0 * n_kv + 4.0 * scores, 3.0 * n + 2.0 * n_kv + scores
         return Cost((t, d), tensors, 2.0 * (t * d * d + c * d * k) + 2.0 * t * c * d, moved, stored)
 
@@ -170,7 +169,7 @@ class CrossAttention(Spec):
 class SwiGLU(Spec):
     """silu(x W) * (x V): the gated first half of a feed-forward network (Shazeer 2020, arXiv:2002.05202).
 
-    With GELU in place of SiLU (GeGLU) it costs the same.
+    GeGLU, with GELU instead of SiLU, has the same cost.
     """
 
     units: int
@@ -183,7 +182,7 @@ class SwiGLU(Spec):
         s, d = in_shape
         tensors = _projections((("gate", self.units), ("up", self.units)), d, bias=self.bias)
         n_out = float(s * self.units)
-        # both products written, read and multiplied; both are kept for the backward pass beside the result
+        # both products are written, read and multiplied; both are kept for the backward pass in addition to the result
         return Cost((s, self.units), tensors, 2.0 * s * d * self.units, s * d + 5.0 * n_out, 3.0 * n_out)
 
 
@@ -205,7 +204,7 @@ def _check_heads(heads: int, kv_heads: int | None) -> None:
 
 
 def _head_size(features: int, heads: int, in_shape: Shape) -> int:
-    """Return the features of a head."""
+    """Return the number of features of a head."""
     if features % heads:
         raise ConfigError(f"heads = {heads} must divide the {features} features of input shape {in_shape}")
     return features // heads
@@ -222,7 +221,7 @@ def _projections(widths: tuple[tuple[str, int], ...], features: int, *, bias: bo
 
 @dataclass(frozen=True)
 class TiedDense(Spec):
-    """Dense layer whose weight is the token embedding, so it owns a bias at most (Press and Wolf 2017)."""
+    """Dense layer whose weight is the token embedding, so its only parameter can be a bias (Press and Wolf 2017)."""
 
     units: int
     bias: bool = True
@@ -238,7 +237,7 @@ class TiedDense(Spec):
 
 @dataclass(frozen=True)
 class Embedding(Spec):
-    """Token embedding plus, where the counts are not 0, learned position and token-type embeddings."""
+    """Token embedding plus learned position and token-type embeddings, unless their counts are 0."""
 
     vocabulary: int
     dim: int
@@ -261,7 +260,7 @@ class Embedding(Spec):
 
 @dataclass(frozen=True)
 class PatchEmbedding(Spec):
-    """Patches of ``patch`` x ``patch`` pixels as tokens, behind a class token, with learned positions (Dosovitskiy et
+    """Patches of ``patch`` x ``patch`` pixels as tokens after a class token, with learned positions (Dosovitskiy et
     al. 2021, An image is worth 16x16 words, arXiv:2010.11929)."""
 
     patch: int
@@ -281,7 +280,7 @@ class PatchEmbedding(Spec):
 
 @dataclass(frozen=True)
 class TiedEmbedding(Spec):
-    """Token embedding by the table of another layer, so it owns nothing (Press and Wolf 2017)."""
+    """Token embedding that uses the table of another layer, so it has no parameters (Press and Wolf 2017)."""
 
     dim: int
     type: Literal["tied_embedding"] = "tied_embedding"
@@ -298,13 +297,13 @@ class TiedEmbedding(Spec):
 
 @dataclass(frozen=True)
 class EmbeddingBag(Spec):
-    """Categorical features of a recommendation model: the sum of `pooling` rows of each table, side by side.
+    """Categorical features of a recommendation model: for each table, the sum of `pooling` rows, concatenated.
 
-    The tables are model-parallel (each lives on one device), so their gradients are not exchanged between
+    The tables are model-parallel (each is on one device), so their gradients are not exchanged between
     data-parallel workers (Naumov et al. 2019, arXiv:1906.00091, section 4).
     """
 
-    tables: tuple[int, ...]  # rows of each table
+    tables: tuple[int, ...]  # number of rows of each table
     dim: int
     pooling: int = 1
     type: Literal["embedding_bag"] = "embedding_bag"
@@ -361,12 +360,12 @@ class Take(Spec):
 class Slice(Spec):
     """``count`` channels, tokens or features from number ``first`` on: a view, which moves and keeps no data.
 
-    Together with a ``concat`` that does not copy it carries several tensors through a model: what a decoder needs of
-    its encoder, or the two inputs of a cell.
+    With a ``concat`` that does not copy, it carries several tensors through a model, such as the encoder's output for a
+    decoder, or the two inputs of a cell.
     """
 
     first: int = 0
-    count: int | None = None  # None: all that follow
+    count: int | None = None  # None: all from `first` on
     type: Literal["slice"] = "slice"
     positive, not_negative = ("count",), ("first",)
 
@@ -394,7 +393,7 @@ class InstanceNorm(Spec):
 
 @dataclass(frozen=True)
 class LeakyReLU(Spec):
-    """x, and ``slope`` x where that is negative (Maas, Hannun and Ng 2013), not in place."""
+    """x if positive, else ``slope`` x (Maas, Hannun and Ng 2013), not in place."""
 
     slope: float = 0.01
     type: Literal["leaky_relu"] = "leaky_relu"
@@ -409,7 +408,7 @@ class LeakyReLU(Spec):
 
 @dataclass(frozen=True)
 class Upsample(Spec):
-    """Every pixel ``scale`` times in each spatial dimension (nearest neighbour, as in torch.nn.Upsample)."""
+    """Repeats every pixel ``scale`` times in each spatial dimension (nearest neighbour, as in torch.nn.Upsample)."""
 
     scale: int
     type: Literal["upsample"] = "upsample"
@@ -448,7 +447,7 @@ class Conv(Spec):
         n_weights = self.channels * (n_in // self.groups) * math.prod(kernel)
         tensors = (("weight", n_weights),) + ((("bias", self.channels),) if self.bias else ())
         cost = streaming(in_shape, (self.channels, *out_space), tensors, float(n_weights * math.prod(out_space)))
-        # Lavin and Gray 2016: 3x3 convolutions of stride 1; libraries leave grouped ones alone
+        # Lavin and Gray 2016: 3x3 convolutions of stride 1; libraries do not use it for grouped ones
         return replace(cost, winograd=kernel == (3, 3) and stride == (1, 1) and self.groups == 1)
 
 
@@ -458,7 +457,7 @@ class Pool(Spec):
 
     type: Literal["max_pool", "avg_pool"]
     kernel: Size
-    stride: Size | None = None  # None: the kernel
+    stride: Size | None = None  # None: the kernel size
     padding: Size = 0
     ceil_mode: bool = False
     count_padding: bool = True
@@ -574,7 +573,7 @@ class LayerSpec(Protocol):
     """A layer of a model: a frozen dataclass, whose fields are the keys of the file."""
 
     def cost(self, in_shape: Shape) -> Cost:
-        """Return what it makes of one sample of this shape. Raises ConfigError for a shape that does not fit."""
+        """Return the cost for one sample of this shape. Raises ConfigError for an invalid shape."""
 
 
 #: ``type`` in a file -> the dataclass that describes it

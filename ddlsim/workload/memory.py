@@ -1,14 +1,13 @@
 """Device memory of a training step, in five categories.
 
-The bytes of activations that a rank keeps of one sample until the backward pass, split and recomputed or not.
-
-Transformers by Korthikanti et al. 2022 (arXiv:2205.05198), s tokens, h features, a heads, fp16, for a layer:
+Bytes of activations that a rank keeps per sample and transformer layer until the backward pass, with s tokens, h
+features, a heads and fp16 (Korthikanti et al. 2022, arXiv:2205.05198):
 
     s h (34 + 5 a s/h)             on one rank          s h (10 + 24/t + 5 a s/(h t))   tensor-parallel over t
     s h/t (34 + 5 a s/h)           sequence-parallel    without 5 a s/(h t)             "selective" or flash attention
     2 s h                          "full" (2 s h/t with sequence parallelism, where inputs are split by tokens)
 
-All follow from what the layers keep (:mod:`ddlsim.workload.activations`), for layers of other makes as well.
+All are computed from what the layers keep (:mod:`ddlsim.workload.activations`), which also covers other layers.
 """
 
 from __future__ import annotations
@@ -55,14 +54,14 @@ if TYPE_CHECKING:
     from ddlsim.workload.stage import Stage
 
 
-#: what is computed again in the backward pass instead of being kept
+#: what is recomputed in the backward pass instead of being kept
 RECOMPUTE = ("none", "selective", "operators", "full", "early-stop", "segments")
 
 
 def layer_nbytes(
     layer: Layer, precision: str, role: str = "whole", tensor: int = 1, *, sequence: bool = False, scores: bool = True
 ) -> float:
-    """Return the bytes that a layer keeps of a sample; without `scores` nothing of the size of attention's matrix."""
+    """Return the bytes that a layer keeps per sample; without `scores`, attention matrices are excluded."""
     element = ELEMENT_NBYTES[precision] / FP32_NBYTES
     stored, fixed = layer.stored_nbytes, layer.fixed_nbytes
     if layer.scores and not scores:
@@ -74,7 +73,7 @@ def layer_nbytes(
 
 
 def _ways(layer: Layer, role: str, tensor: int, sequence: bool) -> int:
-    """Return over how many of `tensor` ranks what a layer keeps is split."""
+    """Return the number of ranks, 1 or `tensor`, over which the kept bytes of a layer are split."""
     split = role in (ATTENTION, COLUMN, INNER) or (role == VOCABULARY and layer.type != "embedding")
     return tensor if split or (sequence and len(layer.out_shape) == 2) else 1
 
@@ -82,10 +81,10 @@ def _ways(layer: Layer, role: str, tensor: int, sequence: bool) -> int:
 def _kept_inputs(
     layers: Sequence[Layer], nbytes: list[float], precision: str, tensor: int, sequence: bool, stack: Stack
 ) -> None:
-    """Change the bytes that layers keep to how a stack keeps the inputs of matrix products.
+    """Adjust the bytes that layers keep to how a stack keeps the inputs of matrix products.
 
-    In 8 bits (``keeps_low_precision_inputs``), beside what attention and ReLU keep for themselves in 16; and gathered
-    from a tensor group with sequence parallelism (``keeps_gathered``), where others gather them again.
+    ``keeps_low_precision_inputs``: in 8 bits, in addition to 16-bit copies that attention and ReLU keep.
+    ``keeps_gathered``: as gathered from a tensor group with sequence parallelism, instead of gathering them again.
     """
     kinds, element, inside = roles(layers), ELEMENT_NBYTES[precision], np.zeros(len(layers), dtype=np.bool_)
     for first, end in blocks(layers):
@@ -96,7 +95,7 @@ def _kept_inputs(
         else element
     )
     for i, layer in enumerate(layers):
-        if layer.heads and inside[i] and low < element:  # its last product has a copy of the mixed values
+        if layer.heads and inside[i] and low < element:  # its last product keeps a copy of the mixed values
             nbytes[i] += low * layer.out_shape[0] * layer.heads * layer.head_size / tensor
         if i + 1 == len(layers) or not (layers[i + 1].heads or layers[i + 1].type in ("dense", "swiglu", "tied_dense")):
             continue
@@ -111,12 +110,12 @@ def kept_nbytes(
     layers: Sequence[Layer], precision: str, *, tensor: int = 1, sequence: bool = False, recompute: str = "none",
     flash: bool = False, stack: Stack | None = None,
 ) -> tuple[float, float]:  # fmt: skip
-    """Return the bytes kept of a sample from its forward to its backward pass, and those of what is computed again.
+    """Return the bytes kept per sample from its forward to its backward pass, and those of recomputed activations.
 
-    The second number is there at one time only, whatever the micro-batches under way: the largest part that is
-    computed again. "selective" leaves out the attention matrices, whose computing again needs no room beside them (as
-    the paper has it); "full" recomputes transformer layers from their inputs; "segments", and "full" of networks
-    without attention, stretches of layers (:func:`segments`).
+    The second number counts only once, regardless of the number of micro-batches in flight: it is the largest part that
+    is recomputed at a time. "selective" omits the attention matrices, whose recomputation needs no additional memory
+    (as in the paper). "full" recomputes transformer layers from their inputs. "segments", and "full" in networks
+    without attention, recompute segments of layers (:func:`segments`).
     """
     scores = not flash and recompute != "selective"
     nbytes = [
@@ -130,7 +129,7 @@ def kept_nbytes(
         unread = stack is not None and stack.keeps_unused_outputs
         return _operators_nbytes(layers, nbytes, element, tensor, sequence=sequence, unread=unread)
     stretches = blocks(layers) if recompute in ("full", "early-stop") else []
-    last = True  # what a transformer layer makes goes into a normalisation or to the next stage
+    last = True  # a transformer layer's output is read by a normalisation or the next stage
     if recompute == "segments" or (recompute in ("full", "early-stop") and not stretches):
         stretches, last = segments(layers, nbytes, element), False
     if not stretches:
@@ -148,15 +147,15 @@ def kept_nbytes(
 def _operators_nbytes(
     layers: Sequence[Layer], nbytes: Sequence[float], element: float, tensor: int, *, sequence: bool, unread: bool
 ) -> tuple[float, float]:
-    """Return the bytes kept of a sample, and recomputed at a time, if every second product is kept; with `unread` also
-    that of a last product, which only a sum takes."""
+    """Return the bytes kept per sample, and recomputed at a time, if every second product is kept. `unread`: a last
+    product that only a sum reads is kept, too."""
     saved, again, kept = saved_products(layers), 0.0, sum(nbytes)
     for first, end in blocks(layers):
         entering = math.prod(layers[first].in_shape) / (tensor if sequence else 1)
         inside, last = entering, max(i for i in range(first, end) if saved[i])
         for i in range(first, end):
             layer = layers[i]
-            inside += layer.out_shape[0] * layer.heads * layer.head_size / tensor  # of attention itself
+            inside += layer.out_shape[0] * layer.heads * layer.head_size / tensor  # output of attention itself
             inside += layer.out_shape[0] * sum(width for width, is_kept in saved[i] if is_kept) / tensor
         if not unread and not layers[last].heads and saved[last][-1][1]:
             inside -= layers[last].out_shape[0] * saved[last][-1][0] / tensor
@@ -166,14 +165,14 @@ def _operators_nbytes(
 
 
 def segments(layers: Sequence[Layer], nbytes: Sequence[float], element: float) -> list[tuple[int, int]]:
-    """Return stretches of whole units [first, end) that are computed again, one after the other, from checkpoints.
+    """Return segments of whole units [first, end) that are recomputed one after the other from checkpoints.
 
-    nbytes   that each layer keeps
-    element  bytes of a number
+    nbytes   bytes that each layer keeps
+    element  bytes per number
 
-    Chen et al. 2016 (arXiv:1604.06174), algorithm 3: a stretch ends once it has kept a given number of bytes; of the
-    numbers that divide the whole evenly the one is taken with the fewest bytes of checkpoints and largest stretch
-    together: for n equal layers some sqrt(n) stretches.
+    Chen et al. 2016 (arXiv:1604.06174), algorithm 3: a segment ends once it keeps a given number of bytes. Of the even
+    divisors of the total, the one with the smallest sum of checkpoints and largest segment is chosen. For n equal
+    layers, this makes about sqrt(n) segments.
     """
     ends = [*unit_starts(layers)[1:], len(layers)]
     before = [0.0, *accumulate(nbytes)]
@@ -196,17 +195,17 @@ Precision = Annotated[str, one_of(*ELEMENT_NBYTES)]
 @checked
 @dataclass(frozen=True)
 class Memory:
-    """The bytes of device memory that a rank needs at most in a step, in five terms.
+    """Peak memory of a rank in a step by category, in bytes.
 
-    weights      parameters, in the precision that computes with them
+    weights      parameters, in the precision of the computation
     gradients    one number per parameter
-    optimizer    momentum, second moments, and the fp32 masters of weights of 2 bytes
-    activations  kept from the forward to the backward pass, of all micro-batches under way
-    buffers      what is there for a moment: gathered weights of ZeRO stage 3, what is computed again, workspaces
-    reserved     not in the total: free blocks that PyTorch's allocator has reserved by the peak and that nothing there
-                 can use, as they are too small or of another stream
+    optimizer    momentum, second moments, and fp32 master weights if weights have 2 bytes
+    activations  kept from the forward to the backward pass, of all micro-batches in flight
+    buffers      temporary: gathered weights of ZeRO stage 3, recomputed activations, workspaces
+    reserved     not in the total: free blocks that PyTorch's allocator holds at the peak but cannot use, because they
+                 are too small or belong to another stream
 
-    The framework's own memory and the communication library's are not counted (0.5 to 2 GB on a GPU).
+    Memory of the framework and the communication library is not included (0.5 to 2 GB on a GPU).
     """
 
     weights: NotNegative
@@ -218,7 +217,7 @@ class Memory:
 
     @property
     def total(self) -> float:
-        """Bytes of all terms."""
+        """Sum of all categories in bytes."""
         return self.weights + self.gradients + self.optimizer + self.activations + self.buffers
 
     def __str__(self) -> str:
@@ -325,7 +324,7 @@ def memory_of(
     ]
     if not any(layer.type == "embedding" for layer in layers):
         for i, layer in enumerate(layers):
-            if layer.type == "tied_dense":  # the embedding that it is tied to is on another stage: a copy
+            if layer.type == "tied_dense":  # a copy, because the tied embedding is on another stage
                 sizes[i] += layer.in_shape[-1] * layer.out_shape[-1] / holding.tensor
     shared = sum(sizes)
     gradient = element if holding.gradient_dtype is None else ELEMENT_NBYTES[holding.gradient_dtype]
@@ -355,10 +354,10 @@ def memory_of(
 def _gathered_nbytes(
     layers: Sequence[Layer], sizes: Sequence[float], precision: str, holding: Holding
 ) -> tuple[float, float]:
-    """Return the bytes of gathered weights, and those of gathers whose buffers are there at the same time: of what is
-    around transformer layers and of two of these.
+    """Return the bytes of weights that stay gathered, and the largest bytes gathered at a time: of layers outside
+    transformer layers, and of two transformer layers.
 
-    sizes  parameters of each layer
+    sizes  number of parameters of each layer
     """
     ranges = blocks(layers) if holding.units is None else []
     firsts = [*(weight_units(layers) if holding.units is None else holding.units), len(layers)]
@@ -380,7 +379,7 @@ def _gathered_nbytes(
 
 
 def _workspace(layers: Sequence[Layer], batch_size: int, element: float, limit: float | str | None) -> float:
-    """Return the bytes that the hungriest convolution takes: its windows side by side, up to the limit."""
+    """Return the largest workspace of a convolution in bytes: its windows (im2col), up to the limit."""
     if limit is None:
         return 0.0
     windows = (
@@ -392,12 +391,12 @@ def _workspace(layers: Sequence[Layer], batch_size: int, element: float, limit: 
 
 
 def training_nbytes(model: Model, batch_size: int, precision: str = "fp32", n_workers: int = 1) -> float:
-    """Return the bytes of parameters, gradients, momentum and the stored activations of `batch_size` samples."""
+    """Return the bytes of parameters, gradients, momentum and stored activations for `batch_size` samples."""
     return memory_of(model, batch_size, precision, n_workers=n_workers).total
 
 
 def activation_nbytes(model: Model, precision: str) -> float:
-    """Return the bytes of a sample's stored activations."""
+    """Return the bytes of stored activations per sample."""
     return kept_nbytes(model.layers, precision)[0]
 
 
@@ -422,8 +421,8 @@ def stage_memory(stage: Stage, n_workers: int = 1) -> Memory:
 
 
 class Fullest(NamedTuple):
-    """The worker that uses the largest share of its device's memory: bytes that it needs, that the device has, and that
-    the allocator reserves beyond those it needs."""
+    """The worker that uses the largest share of its device's memory: bytes needed, available, and reserved by the
+    allocator beyond those needed."""
 
     needed: float
     capacity: float
@@ -431,15 +430,15 @@ class Fullest(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """Whether the device has room for it."""
+        """Whether the device has enough memory."""
         return self.needed <= self.capacity
 
 
 def check_memory(stage: Stage, device: Device, n_workers: int = 1, activations: float | None = None) -> str | None:
-    """Return None if what one of `n_workers` holds fits `device`'s memory, else a line with the numbers and the
-    largest batch.
+    """Return None if one of `n_workers` fits into `device`'s memory, else a line with the numbers and the largest batch
+    size that fits.
 
-    activations  bytes that it holds of them at most, where a plan says so
+    activations  maximum bytes of its activations, if a plan determines them
     """
     workload = stage.workload
     model, precision = workload.model, workload.precision

@@ -1,8 +1,8 @@
 """A neural network as a sequence of leaf layers with derived sizes and costs.
 
-``load_model("resnet50")`` reads a bundled file, ``load_model("my.toml")`` one of yours, ``load_model("config.json")``
-one of another tool (:mod:`ddlsim.imports.models`). Parts of a file that are marked ``option = "aux"`` are left out
-unless they are asked for by name: ``load_model("googlenet+aux")``.
+``load_model("resnet50")`` reads a bundled file, ``load_model("my.toml")`` a custom one, and
+``load_model("config.json")`` a file from another tool (:mod:`ddlsim.imports.models`). Parts of a file marked ``option =
+"aux"`` are omitted unless requested by name, as in ``load_model("googlenet+aux")``.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from ddlsim.workload.layers import LayerSpec
 
 @dataclass(frozen=True)
 class Layer:
-    """One leaf layer; all sizes are for one sample, in fp32 where bytes are counted.
+    """One leaf layer; all sizes are for one sample, and bytes are those of fp32.
 
     ``flops`` is 2 * ``macs``; ``tensors`` are (parameter tensor name, elements) in declaration order; ``moved_nbytes``
-    is the activation traffic of the forward pass; ``stored_nbytes`` what stays until the backward pass (0 for in-place
-    layers); ``input_grad`` is false when nothing before it has parameters, so that its backward pass computes no input
-    gradient; the gradients of a ``model_parallel`` layer are not exchanged between data-parallel workers; ``winograd``
-    layers need fewer multiplications than ``macs`` in fp32.
+    is the activation traffic of the forward pass; ``stored_nbytes`` is kept until the backward pass (0 for in-place
+    layers); ``input_grad`` is false if nothing before the layer has parameters, so that its backward pass computes no
+    input gradient; the gradients of a ``model_parallel`` layer are not exchanged between data-parallel workers;
+    ``winograd`` layers need fewer multiplications than ``macs`` in fp32.
 
-    ``fixed_nbytes`` stay until the backward pass as well, and are as many in every precision: masks of dropout, a byte
-    an element, and the fp32 logits of a loss over tokens. ``heads`` are those of an attention layer, ``head_size`` the
-    features of one, ``scores`` the elements of its matrices of all heads together, of which half are masked if it is
-    ``causal``, ``rotated`` the numbers that rotary positions and norms of queries and keys read and write; else all are
-    0. ``unit`` numbers the entries of the file's top level (each repetition of a residual by itself): between two of
-    them only the output of the first is alive.
+    ``fixed_nbytes`` are also kept until the backward pass, but do not depend on the precision: masks of dropout, a byte
+    per element, and the fp32 logits of a loss over tokens. For attention layers, ``heads`` is the number of heads,
+    ``head_size`` their features, ``scores`` the elements of the matrices of all heads, half of them masked if
+    ``causal``, and ``rotated`` the elements that rotary positions and norms of queries and keys read and write;
+    otherwise all are 0. ``unit`` is the index of the entry at the file's top level (each repetition of a residual
+    counts); between two units, only one tensor is alive.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Leaf:
-    """A layer to execute: ``spec`` says how, ``Model.layers[index]`` what it costs."""
+    """A layer to execute: ``spec`` defines the operation, ``Model.layers[index]`` its cost."""
 
     index: int
     spec: LayerSpec
@@ -72,7 +72,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Residual:
-    """``body(x) + shortcut(x)``, an empty shortcut being the identity; the sum is leaf layer ``index``."""
+    """``body(x) + shortcut(x)``; an empty shortcut is the identity. The sum is leaf layer ``index``."""
 
     body: tuple[Node, ...]
     shortcut: tuple[Node, ...]
@@ -81,7 +81,7 @@ class Residual:
 
 @dataclass(frozen=True)
 class Concat:
-    """The outputs of all branches on the same input, joined along the first dimension by leaf ``index``."""
+    """The outputs of all branches for the same input, joined along the first dimension by leaf ``index``."""
 
     branches: tuple[tuple[Node, ...], ...]
     index: int
@@ -89,7 +89,7 @@ class Concat:
 
 @dataclass(frozen=True)
 class Side:
-    """A head with a loss of its own: the main path goes on with this node's input."""
+    """A branch with its own loss; the main path continues with this node's input."""
 
     body: tuple[Node, ...]
 
@@ -121,8 +121,8 @@ class Model:
     trainable: bool
     sources: tuple[str, ...]
     structure: tuple[Node, ...] = ()
-    options: tuple[str, ...] = ()  # the optional parts that were included, and the parameters that were set
-    notes: tuple[str, ...] = ()  # assumptions about a model of another tool, which results repeat
+    options: tuple[str, ...] = ()  # optional parts that were included, and parameters that were set
+    notes: tuple[str, ...] = ()  # assumptions about an imported model, which results repeat
 
     def __post_init__(self) -> None:
         if not self.input_shape or math.prod(self.input_shape) > MAX_ELEMENTS:
@@ -215,8 +215,8 @@ def model_names() -> list[str]:
 def tensor_shapes(model: Model) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """Return (name, shape) of every tensor that data-parallel workers exchange, in forward declaration order.
 
-    A weight is (rows, columns) with a row per output (channel, unit), or per token of an embedding; a
-    convolution's columns are its input channels times its kernel. Everything else is a vector (elements,).
+    A weight is (rows, columns) with one row per output (channel, unit) or per token of an embedding; the columns of a
+    convolution are its input channels times its kernel. All other tensors are vectors (elements,).
     """
     return tuple(
         (f"{layer.name}.{name}", _shape(layer, name, n))
@@ -227,7 +227,7 @@ def tensor_shapes(model: Model) -> tuple[tuple[str, tuple[int, ...]], ...]:
 
 
 def _shape(layer: Layer, name: str, n: int) -> tuple[int, ...]:
-    if layer.type == "embedding":  # tables of tokens, positions, types
+    if layer.type == "embedding":  # tables of tokens, positions and types
         return n // layer.out_shape[-1], layer.out_shape[-1]
     if not name.endswith("weight"):
         return (n,)
@@ -235,24 +235,24 @@ def _shape(layer: Layer, name: str, n: int) -> tuple[int, ...]:
         return layer.out_shape[0], n // layer.out_shape[0]
     if layer.type in ("dense", "patch_embedding"):
         return layer.out_shape[-1], n // layer.out_shape[-1]
-    if name == "out.weight":  # of heads whose features together may be more than a token's
+    if name == "out.weight":  # heads together can have more features than a token
         return layer.out_shape[-1], n // layer.out_shape[-1]
     if layer.type in ("attention", "cross_attention", "swiglu", "mixture_of_experts"):  # projections of the features
         return n // layer.in_shape[-1], layer.in_shape[-1]
     return (n,)
 
 
-#: columns of the table that are words
+#: left-aligned columns of the table
 LEFT = (0, 1, 2)
 
 
 def title(model: Model) -> str:
-    """Return the model's name, with its title if it has one."""
+    """Return the model's name, and its title if it has one."""
     return f"{model.name}: {model.title}" if model.title else model.name
 
 
 def summary(model: Model) -> str:
-    """Return its size: parameters, gradients, work and activations of a sample."""
+    """Return a line with parameters, gradients, FLOPs and activations per sample."""
     return (
         f"{model.n_params:,} parameters, {size(model.gradient_nbytes())} of fp32 gradients, "
         f"{si(model.flops, 'FLOP')} forward per sample, activations {size(model.activation_nbytes)} per sample"
@@ -260,7 +260,7 @@ def summary(model: Model) -> str:
 
 
 def cells(model: Model) -> list[tuple[str, ...]]:
-    """Return a row per layer, with a head; the columns :data:`LEFT` hold words."""
+    """Return a header and one row per layer; the columns :data:`LEFT` contain text."""
     head = ("layer", "type", "output", "parameters", "flops", "activation_nbytes")
     rows = []
     for layer in model.layers:

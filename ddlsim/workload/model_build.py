@@ -1,17 +1,17 @@
 """Parser for model files: TOML -> :class:`~ddlsim.workload.model.Model`.
 
 A file lists ``layers``. An entry is a layer (``type = "conv"``, keys as in :mod:`ddlsim.workload.layers`), a
-``block`` defined under ``[blocks.NAME]`` with values for its ``"$parameters"`` and an optional ``repeat``, or
-one of the shapes of a graph: ``residual`` (``body``, ``shortcut``), ``concat`` (``branches``), ``side``
-(``body``: a head with its own loss). ``option = "aux"`` on any entry leaves it out unless asked for. A ``concat`` with
-``copy = false`` carries several tensors side by side and moves none of them.
+``block`` defined under ``[blocks.NAME]`` with values for its ``"$parameters"`` and an optional ``repeat``, or a graph
+node: ``residual`` (``body``, ``shortcut``), ``concat`` (``branches``), ``side`` (``body``: a branch with its own loss).
+An entry with ``option = "aux"`` is omitted unless requested. A ``concat`` with ``copy = false`` combines several
+tensors without moving them.
 
-``[parameters]`` are values for ``"$names"`` anywhere in input, layers and blocks, and may depend on others
-(``head_size = "$dim / $heads"``); ``[sizes.NAME]`` are other values of them, which make the model ``FILE-NAME``.
+``[parameters]`` are values for ``"$names"`` anywhere in input, layers and blocks, and may depend on each other
+(``head_size = "$dim / $heads"``). ``[sizes.NAME]`` contains other values, which define the model ``FILE-NAME``.
 
-Names: a layer without one is called after its type and a running number (``conv1``). The name of an entry
-that contains others is their prefix, numbered from 0 if there is a ``repeat`` (``layer1.0.conv1``); entries
-with the same name and a ``repeat`` count on. Without a name there is no prefix.
+A layer without a name is named after its type with a running number (``conv1``). The name of an entry that contains
+others is their prefix, numbered from 0 if there is a ``repeat`` (``layer1.0.conv1``); entries with the same name and a
+``repeat`` continue the numbers. Without a name, there is no prefix.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ def check_layer_type(kind: object, where: str) -> None:
         raise ConfigError(f"{where} is {shown(kind)}: must be a frozen dataclass with a cost(in_shape) method")
 
 
-MAX_LAYERS = 10_000  # a runaway `repeat` is a slip of the keyboard, not a model
+MAX_LAYERS = 10_000  # a larger `repeat` is a typing error, not a model
 MAX_ENTRIES = 10 * MAX_LAYERS
-MAX_DEPTH = 20  # so is a block that contains itself
+MAX_DEPTH = 20  # deeper blocks contain themselves
 GRAPH_KEYS = {"residual": ("body", "shortcut"), "concat": ("branches", "copy"), "side": ("body",)}
 
 
@@ -68,19 +68,19 @@ class Block:
 
 
 class Flow(NamedTuple):
-    """What reaches an entry: its input shape, and whether parameters lie upstream of it."""
+    """State of the traversal at an entry: input shape, and whether an upstream layer has parameters."""
 
     shape: Shape
     learned: bool
 
 
-#: nodes and what leaves the last
+#: nodes and the state after the last one
 Walked = tuple[tuple[Node, ...], Flow]
 
 
 @dataclass
 class Builder:
-    """Walks the entries in forward order and collects the leaf layers that it meets."""
+    """Walks the entries in forward order and collects the leaf layers."""
 
     path: str
     blocks: Mapping[str, Block]
@@ -98,16 +98,16 @@ class Builder:
     n_params: int = 0
 
     def sequence(self, entries: object, where: str, scope: str, flow: Flow, depth: int) -> Walked:
-        """Return the nodes of a list of entries and what leaves the last.
+        """Return the nodes of a list of entries and the state after the last one.
 
-        `where` is the place in the file, `scope` the prefix of the layers' names.
+        `where` is the position in the file, `scope` the prefix of the layers' names.
         """
         if depth > MAX_DEPTH:
             raise self.error(where, "nested too deeply; does a block contain itself?")
         if not isinstance(entries, list):
             raise self.error(where, f"must be a list of layers, not {shown(entries)}")
         self.n_walked += len(entries)
-        if self.n_walked > MAX_ENTRIES:  # also those that an option leaves out
+        if self.n_walked > MAX_ENTRIES:  # includes omitted options
             raise self.error(where, f"the model has more than {MAX_ENTRIES} entries; check the values of repeat")
         nodes: list[Node] = []
         for i, raw in enumerate(entries):
@@ -187,7 +187,7 @@ class Builder:
         nodes: tuple[Node, ...] = ()
         for _ in range(repeat or 1):
             self.n_expanded += 1
-            if self.n_expanded > MAX_LAYERS:  # also for blocks without layers, which would only cost time
+            if self.n_expanded > MAX_LAYERS:  # also for blocks without layers, which only take time
                 raise self.error(place, f"the model has more than {MAX_LAYERS} blocks; check the values of repeat")
             inner = f"{name}." if named else scope
             if repeat is not None:
@@ -198,7 +198,7 @@ class Builder:
         return nodes, flow
 
     def _coded(self, name: str, place: str) -> type[LayerSpec]:
-        """Return the layer that ``"package.module:Name"`` stands for, if that may be imported."""
+        """Import the layer class ``"package.module:Name"``, if allowed."""
         if not self.allow_code:
             refuse_code(name, f"{self.path}: {place}: type")
         kind = imported(name, f"{self.path}: {place}: type")
@@ -219,7 +219,7 @@ class Builder:
         return (Leaf(index, spec),), Flow(cost.out_shape, flow.learned or bool(cost.tensors))
 
     def _spec(self, kind: type[LayerSpec], entry: Entry, where: str) -> LayerSpec:
-        """Return the layer that an entry describes; most layers of a large model are alike."""
+        """Return the layer of an entry, cached because most layers of a large model are alike."""
         key = kind, repr(entry)
         if key not in self.specs:
             self.specs[key] = PLAIN.build(kind, entry, where, Source(allow_code=self.allow_code), ": ")
@@ -286,7 +286,7 @@ class Builder:
 
 Values = Mapping[str, object]
 
-MAX_LENGTH = 200  # of a sum
+MAX_LENGTH = 200  # of an expression
 
 _NAME = re.compile(r"\$([A-Za-z_]\w*)")
 _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]]
@@ -294,10 +294,10 @@ _OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.m
 
 
 def substitute(value: object, values: Values, used: set[str]) -> object:
-    """Return `value` with every text in it that has a ``$x`` replaced; adds each x to `used`.
+    """Return `value` with every ``$x`` in its texts replaced; adds each x to `used`.
 
-    ``"$x"`` alone becomes ``values["x"]`` whatever it is; ``"4 * $x"``, ``"$x / 2 + 1"`` and the like the integer
-    that they make. What has no value stays as it is. Raises ConfigError for a sum that makes none.
+    ``"$x"`` alone becomes ``values["x"]`` of any type; expressions such as ``"4 * $x"`` and ``"$x / 2 + 1"`` become
+    integers. Names without a value are left unchanged. Raises ConfigError for an expression that is not an integer.
     """
     if isinstance(value, str) and "$" in value:
         names = _NAME.findall(value)
@@ -313,7 +313,7 @@ def substitute(value: object, values: Values, used: set[str]) -> object:
 
 
 def _sum(text: str, values: Values) -> int:
-    """Return the integer that a text like ``"4 * $x"`` makes."""
+    """Evaluate an expression such as ``"4 * $x"`` to an integer."""
     names = set(_NAME.findall(text))
     for name in names:
         if type(values[name]) is not int:
@@ -352,14 +352,14 @@ def _evaluated(node: ast.expr, values: Values) -> int:
 def chosen_values(
     parameters: Values, sizes: Mapping[str, Values], options: Sequence[str], where: str, prefix: str
 ) -> tuple[dict[str, object], str | None, tuple[str, ...], tuple[str, ...]]:
-    """Return the parameters' values, the named size, what was set of them (as "key=value"), and the other options.
+    """Return the parameters' values, the selected size, the settings (as "key=value"), and the other options.
 
-    parameters  the file's own values
+    parameters  values in the file
     sizes       name -> values that it sets
-    options     as asked for: names of sizes, "key=value", and names of optional parts
-    where       the file, for messages; `prefix` is what stands before a size's name in what the user writes
+    options     requested names of sizes, "key=value", and names of optional parts
+    where       name of the file for messages; `prefix` precedes a size's name in user input
 
-    Raises ConfigError for a parameter that there is not, for two sizes, and for a file that needs a size.
+    Raises ConfigError for an unknown parameter, two sizes, and a missing size that the file requires.
     """
     values, size = dict(parameters), None
     settings, parts = [], []
@@ -393,7 +393,7 @@ def chosen_values(
 
 
 def _setting(key: str, text: str, where: str, default: object) -> object:
-    """Return the value in ``key=value``: a number or a list, or the name of a block or type if the file has one."""
+    """Return the value in ``key=value``: a number or a list, or the name of a block or type if the default is one."""
     value = parse_value(text)
     if isinstance(value, str) and (not isinstance(default, str) or "$" in default):
         raise ConfigError(f"{where}: {key} = {shown(text)}: must be a number, such as {key}=1024")
@@ -401,7 +401,7 @@ def _setting(key: str, text: str, where: str, default: object) -> object:
 
 
 def titled(title: str, values: Values, size: str | None) -> str:
-    """Return the title with its ``$names`` replaced, ``$size`` among them, which goes where there is none."""
+    """Return the title with its ``$names`` replaced; ``$size`` is removed if there is no size."""
     text = title.replace(" $size", "") if size is None else title
     return Template(text).safe_substitute({**values, "size": size})
 
@@ -435,14 +435,14 @@ def is_foreign(source: str | Path) -> bool:
 
 
 def find_model_file(source: str | Path) -> tuple[Path, tuple[str, ...], bool]:
-    """Return the path that ``name``, ``path``, ``name+option`` or ``path+option`` means, the options, and whether that
-    is the name of a bundled file.
+    """Return the path and the options of ``name``, ``path``, ``name+option`` or ``path+option``, and whether it is the
+    name of a bundled file.
 
     A name of the form ``family-size`` is the file ``family`` with the option ``size``.
     """
     stem, options = split_options(str(source))
     suffix = Path(stem).suffix
-    other = suffix[1:2].isalpha() and suffix != ".toml"  # .3b belongs to a size
+    other = suffix[1:2].isalpha() and suffix != ".toml"  # ".3b" is part of a size
     if not other and (isinstance(source, Path) or suffix == ".toml" or "/" in stem):
         return Path(stem), tuple(options), False
     files = bundled_files("models")
@@ -464,7 +464,7 @@ def read_bundled(path: Path, options: tuple[str, ...]) -> Model:
     return _read_bundled(path, options, os.stat(path).st_mtime_ns)
 
 
-@functools.lru_cache(maxsize=128)  # all that are bundled, so that who goes through them twice reads them once
+@functools.lru_cache(maxsize=128)  # at least the number of bundled models
 def _read_bundled(path: Path, options: tuple[str, ...], changed: int) -> Model:
     return read_model(path, options)
 
@@ -479,11 +479,11 @@ def read_model(
     """Return the model in the file `path` with the given optional parts.
 
     options      names of optional parts or of a size, and "parameter=value"
-    layers       type in the file -> class, beside the bundled ones
-    allow_code   a type may be "package.module:Name", which is imported
+    layers       type in the file -> class, in addition to the bundled ones
+    allow_code   whether a type may be "package.module:Name", which is imported
 
-    Raises ConfigError, in one line with file, layer and field, for anything that cannot be used: unknown
-    keys or types, shapes that do not fit, an option that the file does not have.
+    Raises ConfigError, in one line with file, layer and field, for anything invalid, such as unknown keys or types,
+    incompatible shapes, or an unknown option.
     """
     for kind, layer in layers.items():
         check_layer_type(layer, f"load_model: layers[{kind!r}]")
@@ -495,8 +495,8 @@ def model_of(
     table: Entry, path: str, stem: str, options: Sequence[str] = (),
     layers: Mapping[str, type[LayerSpec]] = MappingProxyType({}), *, allow_code: bool = False, prefix: str = "+",
 ) -> Model:  # fmt: skip
-    """Return the model in a table of a file, which errors call `path`, with a name that begins with `stem`."""
-    file = PLAIN.build(_File, table, path, Source(allow_code=True), ": ")  # the builder looks at what layers name
+    """Return the model in a table. Errors name the file `path`, and the model's name begins with `stem`."""
+    file = PLAIN.build(_File, table, path, Source(allow_code=True), ": ")  # layers are checked by the builder
     values, size, settings, parts = chosen_values(file.parameters, file.sizes, options, path, prefix)
     _check_used(values, table, path)
     shape = _input_shape(file.input, values, path)

@@ -12,7 +12,7 @@ from ddlsim.plain import read_toml
 
 
 def bundled_names() -> list[str]:
-    """Return the names of the bundled models, sorted; a file with sizes has one for each."""
+    """Return the sorted names of the bundled models; a file with sizes has one name per size."""
     names: list[str] = []
     for family, path in bundled_files("models").items():
         sizes = sizes_of(path)
@@ -23,6 +23,6 @@ def bundled_names() -> list[str]:
 
 @functools.cache
 def sizes_of(path: Path) -> Mapping[str, Mapping[str, object]]:
-    """Return the sizes of a bundled file by name; ``""`` are the values without one."""
+    """Return the sizes of a bundled file by name; ``""`` has the values without a size."""
     table = cast("dict[str, dict[str, dict[str, object]]]", read_toml(path))
     return {"": table.get("parameters", {}), **table.get("sizes", {})}

@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 
 class OptimizerRule(NamedTuple):
-    """The costs of a rule.
+    """The costs of an optimizer rule.
 
-    state     numbers of 4 bytes kept for each parameter: momentum, and with Adam the second moment
-    traffic   bytes moved for each parameter: weight, gradient and state are read, weight and state written. In mixed
-              precision as many: gradient and weight are 2 bytes, but the fp32 master is read and written
-    launches  kernels for each tensor
+    state     fp32 numbers kept per parameter: momentum and, with Adam, the second moment
+    traffic   bytes moved per parameter: weight, gradient and state are read, weight and state written. Mixed precision
+              moves the same number: gradient and weight have 2 bytes, but the fp32 master is read and written
+    launches  kernels per tensor
     """
 
     state: int
@@ -19,7 +19,7 @@ class OptimizerRule(NamedTuple):
     launches: int
 
 
-#: LARS and LAMB read weights and steps once more, for their norms: bytes for each parameter, kernels for each tensor
+#: LARS and LAMB read weights and steps again for their norms: bytes per parameter, kernels per tensor
 NORMS, NORM_TRAFFIC, NORM_LAUNCHES = ("lars", "lamb"), 8.0, 2
 OPTIMIZER_RULES = {
     "sgd": OptimizerRule(0, 12.0, 1),
@@ -33,8 +33,7 @@ OPTIMIZER_RULES = {
 def optimizer_nbytes(rule: str, element: float) -> float:
     """Return the bytes of state per parameter.
 
-    Weights of an `element` of 2 bytes have fp32 masters, which are part of it (Micikevicius et al. 2018,
-    arXiv:1710.03740).
+    With weights of 2 bytes (`element`), this includes fp32 master weights (Micikevicius et al. 2018, arXiv:1710.03740).
     """
     return 4.0 * OPTIMIZER_RULES[rule].state + (4.0 if element < 4.0 else 0.0)
 

@@ -2,7 +2,7 @@
 
 A synchronous step takes the maximum of n times; waiting for the fastest k of n takes the k-th smallest. Each function
 returns the expectation of the k-th smallest of n independent samples (k = n, the default, is the maximum). Exact unless
-said otherwise; Arnold, Balakrishnan, Nagaraja 2008, A first course in order statistics, chapters 3 to 5.
+noted otherwise; Arnold, Balakrishnan, Nagaraja 2008, A first course in order statistics, chapters 3 to 5.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ddlsim.errors import ConfigError
 Floats = npt.NDArray[np.float64]
 
 
-#: that are ordered; some of the sums below have as many terms
+#: number of samples; some of the sums below have as many terms
 Samples = Annotated[int, integer(1, 10**7)]
 
 
@@ -96,4 +96,4 @@ def _expectation(
         log_weight = log_weight + (k - 1) * log_cdf
     if k < n:
         log_weight = log_weight + (n - k) * log_survival
-    return float((value * np.exp(log_weight)).sum() * (grid[1] - grid[0]))  # the ends weigh nothing
+    return float((value * np.exp(log_weight)).sum() * (grid[1] - grid[0]))  # weights at the ends vanish

@@ -29,23 +29,23 @@ class LowPrecision(NamedTuple):
     high: float = 0.0
 
 
-#: "fp8": a scale per tensor, of its current maximum, which is read first; "mxfp8": a scale of a byte per 32 elements of
-#: a row, and once more of a column (OCP Microscaling Formats 1.0); "nvfp4": the same per 16 elements, after the maximum
-#: of the tensor; about 15 % of the layers stay in bf16 (NVIDIA 2025, Pretraining LLMs with NVFP4, arXiv:2509.25149)
+#: "fp8": one scale per tensor, from its current maximum, which is read first; "mxfp8": a one-byte scale per 32 elements
+#: of a row, and again per column (OCP Microscaling Formats 1.0); "nvfp4": the same per 16 elements, after the tensor's
+#: maximum; about 15 % of the layers stay in bf16 (NVIDIA 2025, Pretraining LLMs with NVFP4, arXiv:2509.25149)
 LOW_PRECISIONS = {
     "fp8": LowPrecision("fp8", 1.0, 2.0 + 2.0 + 1.0, 1.0),
     "mxfp8": LowPrecision("fp8", 1.0 + 1 / 32, 2.0 * (2.0 + 1.0 + 1 / 32)),
     "nvfp4": LowPrecision("fp4", 0.5 + 1 / 16, 2.0 + 2.0 * (2.0 + 0.5 + 1 / 16), high=0.15),
 }
-#: of an activation, a weight or a gradient, by precision (tf32 is kept in 32 bits)
+#: bytes per element of an activation, a weight or a gradient, by precision (tf32 is stored in 32 bits)
 ELEMENT_NBYTES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0} | dict.fromkeys(LOW_PRECISIONS, 2.0)
 FP32_NBYTES = ELEMENT_NBYTES["fp32"]
-#: what gradients can be on the wire
+#: data types of gradients on the wire
 GRADIENT_TYPES = ("fp32", "fp16", "bf16")
 
 
 def base_precision(precision: str) -> str:
-    """Return what everything but the products of transformer layers is computed in."""
+    """Return the precision of all computations except products of transformer layers."""
     return "bf16" if precision in LOW_PRECISIONS else precision
 
 
@@ -55,8 +55,8 @@ def product_type(precision: str) -> str:
 
 
 def has_products(precision: str, peak_flops: Mapping[str, float]) -> bool:
-    """Return whether a device with these peak rates multiplies in a precision.
+    """Return whether a device with these peak rates supports products in a precision.
 
-    Block scales came with 4-bit products: Hopper and CDNA 3 have 8-bit products with a scale per tensor only.
+    Only devices with 4-bit products have block scales: on Hopper and CDNA 3, 8-bit products have a scale per tensor.
     """
     return product_type(precision) in peak_flops and (precision != "mxfp8" or "fp4" in peak_flops)

@@ -1,11 +1,11 @@
 """Roofline times of layers, matrix products by size, and transformer layers kernel by kernel.
 
-The roofline has one efficiency for all arithmetic. Of a device whose kernels are known more can be said
-(:class:`~ddlsim.workload.devices.Kernels`): a product of m x k by k x n numbers is made tile by tile, a wave of them at
-a time on all multiprocessors, and small ones leave many of these idle (NVIDIA, Matrix Multiplication Background User's
-Guide, sections on tile and wave quantization: 108 multiprocessors and tiles of 256 x 128 of an A100); one whose numbers
-take longer to read and write than to multiply is limited by memory; and where a layer's kernels are over sooner than
-the framework launches the next, the framework decides.
+The roofline has one efficiency for all arithmetic. For devices with known kernel rates
+(:class:`~ddlsim.workload.devices.Kernels`), times are more detailed. A product of m x k by k x n numbers is computed in
+waves of tiles on all multiprocessors, and small products leave many of these idle (NVIDIA, Matrix Multiplication
+Background User's Guide, tile and wave quantization: an A100 has 108 multiprocessors and tiles of 256 x 128). Products
+whose operands take longer to read and write than to multiply are limited by memory. If a layer's kernels finish before
+the framework launches the next one, the launches determine the time.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def roofline_times(
     bytes are its input and output per sample and its parameters once. The backward pass repeats this once per
     gradient that the layer computes. In fp32 Winograd convolutions count the FLOPs of the fast algorithm.
     """
-    scale = ELEMENT_NBYTES[precision] / FP32_NBYTES  # the model counts fp32 bytes
+    scale = ELEMENT_NBYTES[precision] / FP32_NBYTES  # the model's sizes are those of fp32
     saved = np.array([WINOGRAD if layer.winograd and precision == "fp32" else 1.0 for layer in model.layers])
     flops = np.array([layer.flops for layer in model.layers]) / saved * batch_size
     moved = np.array([layer.moved_nbytes * batch_size + _weight_nbytes(layer) for layer in model.layers])
@@ -62,15 +62,15 @@ def roofline_times(
 
 
 def _weight_nbytes(layer: Layer) -> float:
-    """Return the fp32 bytes of parameters read in a pass; of embedding tables only the looked-up rows are."""
+    """Return the fp32 bytes of parameters read in a pass; for embedding tables, only the looked-up rows."""
     return 0.0 if layer.type in ("embedding", "embedding_bag") else FP32_NBYTES * layer.n_params
 
 
 def launched(model: Model, timing: Timing, passes: tuple[Floats, Floats]) -> tuple[Floats, Floats]:
-    """Return forward and backward seconds of layers, of which each pass takes as long as the host launches its kernels.
+    """Return forward and backward times of layers in s, where each pass takes at least as long as the host's launches.
 
     The host runs ahead of the device until the end of a pass, so only the sum over all layers has a lower bound. The
-    missing time is shared by the layers behind embedding tables: a rank may compute others for all samples, or none.
+    difference is divided among the layers after embedding tables, because a rank's share of the tables varies.
     """
     counts = np.array([_n_kernels(layer, timing) for layer in model.layers])
     total = counts.sum()
@@ -88,9 +88,9 @@ def scaled(forward: Floats, backward: Floats, total: float) -> tuple[Floats, Flo
     return forward * factor, backward * factor
 
 
-#: kernels that a layer of the forward pass launches, where they are not one: attention its four products, the
-#: transpositions before and behind them, softmax and dropout; a dense layer with bias also its addition
-#: of experts a product each for all of them together, the activation, and around them router, choice, copies and sum
+#: number of kernels per layer in the forward pass, if not one. Attention: four products, transpositions before and
+#: after them, softmax and dropout. Dense layers with bias: also the addition. Experts: one product each for all experts
+#: together, activation, router, choice, copies and sum.
 N_KERNELS = {
     "attention": 8,
     "cross_attention": 10,
@@ -99,26 +99,26 @@ N_KERNELS = {
     "tied_embedding": 2,
     "mixture_of_experts": 8,
 }
-#: numbers read and written for each element of attention's matrices beside the products: mask, softmax, dropout
+#: elements read and written per element of attention's matrices besides the products: mask, softmax, dropout
 MATRIX_TRAFFIC, DROPPED_TRAFFIC = 4.0, 2.0
-#: the same where scale, mask and softmax are not fused, forward and backward: conversion to fp32 (3 numbers of 16
-#: bits), scale and mask (4 each), softmax (4; 6 backward), conversion back (3); and how many kernels more than one
+#: the same if scale, mask and softmax are not fused, forward and backward: conversion to fp32 (3 numbers of 16 bits),
+#: scale and mask (4 each), softmax (4; 6 backward), conversion back (3); and the number of additional kernels
 #: (Megatron-LM, megatron/model/fused_softmax.py: forward_torch_softmax)
 UNFUSED_TRAFFIC, UNFUSED_KERNELS = (18.0, 20.0), 4
 #: share of the loss's traffic in the forward pass: of 32 bytes per logit in fp32, 18 for conversion, maximum,
-#: exponentials and their sum, and 14 on the way back
+#: exponentials and their sum, and 14 in the backward pass
 LOSS_FORWARD = 18.0 / 32.0
-#: elements that SwiGLU reads and writes beside its products: gate, up and their product; and back, with both gradients
+#: elements that SwiGLU moves besides its products: gate, up and their product; backward, with both gradients
 SWIGLU_TRAFFIC = (3.0, 5.0)
-#: the same of an activation with one input
+#: the same for an activation with one input
 ACTIVATION_TRAFFIC = (2.0, 3.0)
-#: tokens by which a sequence must be longer for half of what fused attention loses on short ones, forward and backward:
-#: measured on H100 and H200, sequences of 2,048 to 32,768 tokens in heads of 128 (accuracy/data/gpu_h100.json)
+#: additional tokens that halve the relative loss of fused attention on short sequences, forward and backward: measured
+#: on H100 and H200, sequences of 2,048 to 32,768 tokens in heads of 128 (accuracy/data/gpu_h100.json)
 ATTENTION_RAMPS = (300.0, 1100.0)
 
 
 class Product(NamedTuple):
-    """`copies` products of (m, k) by (k, n) numbers at a time; the `core` of attention is made and used at once."""
+    """`copies` concurrent products of (m, k) by (k, n) numbers; `core`: inside attention, not kept in memory."""
 
     m: float
     n: float
@@ -128,18 +128,18 @@ class Product(NamedTuple):
 
 
 def has_kernels(model: Model, device: Device, precision: str) -> bool:
-    """Return whether the kernels of this model's layers are known: of transformers, on calibrated devices."""
+    """Whether kernel times of this model's layers are known: for transformers, on calibrated devices."""
     return _has_products(device, precision) and any(layer.heads for layer in model.layers)
 
 
 def _has_products(device: Device, precision: str) -> bool:
-    """Return whether the time of matrix products is known."""
+    """Whether the device's rate of matrix products is known."""
     known = device.kernels is not None and device.kernels.fraction(precision) is not None
     return known and has_products(precision, device.peak_flops)
 
 
 def check_kernels(model: Model, device: Device, precision: str) -> None:
-    """Raise ConfigError if the kernels of this model's layers are not known on a device."""
+    """Raise ConfigError if kernel times of this model's layers are unknown on a device."""
     if not any(layer.heads for layer in model.layers):
         raise ConfigError(
             f"PerKernel requires a transformer, but {model.name} has no attention; use Roofline() instead"
@@ -153,11 +153,11 @@ def check_kernels(model: Model, device: Device, precision: str) -> None:
 def product_time(
     product: Product, device: Device, precision: str, share: float = 1.0, units: int | None = None
 ) -> float:
-    """Return the seconds of a matrix product on a device whose kernels are known.
+    """Return the time of a matrix product in s on a device with known kernel rates.
 
-    share  of the device's rate of products that its software reaches
-    units  multiprocessors that compute; None: all. Persistent kernels are launched for all of them, so if others are
-           occupied, one more of their tiles is computed after all others
+    share  fraction of the device's rate of products that its software reaches units  number of multiprocessors
+    available; None: all. Persistent kernels are launched for all of them, so if some are occupied, one more tile's time
+    is added
     """
     kernels = device.kernels
     assert kernels is not None
@@ -186,7 +186,7 @@ _Products = Annotated[str, one_of("fp16", "bf16", *LOW_PRECISIONS)]
 def gemm_efficiency(device: DeviceLike, m: Positive, n: Positive, k: Positive, precision: _Products = "fp16") -> float:
     """Return the share of the peak FLOP/s that a product of (m, k) by (k, n) numbers reaches on a device.
 
-    Raises ConfigError for a device whose products are not known in that precision.
+    Raises ConfigError if the device's rate in that precision is unknown.
     """
     machine = load_device(device)
     if not _has_products(machine, precision):
@@ -200,7 +200,7 @@ def gemm_efficiency(device: DeviceLike, m: Positive, n: Positive, k: Positive, p
 
 
 def layer_products(layer: Layer, role: str, batch_size: float, tensor: int = 1) -> tuple[Product, ...]:
-    """Return the matrix products of a layer's forward pass on one of `tensor` ranks; none of other layers."""
+    """Return the matrix products of a layer's forward pass on one of `tensor` ranks; none for other layers."""
     if layer.heads:
         return _attention_products(layer, batch_size, tensor)
     if layer.type == "mixture_of_experts":
@@ -224,10 +224,10 @@ def _attention_products(layer: Layer, batch_size: float, tensor: int) -> tuple[P
     (tokens, h), (entering, _) = (layer.out_shape[0], layer.out_shape[1]), layer.in_shape
     context = layer.scores / (layer.heads * tokens)
     tensors = rank_tensors(layer, ATTENTION, tensor)
-    width = layer.heads * layer.head_size  # of all queries, which may be more or less than h
+    width = layer.heads * layer.head_size  # of all queries; may differ from h
     projected = sum(n for name, n in tensors if name.endswith("weight") and not name.startswith("out")) / h
     first = [Product(batch_size * entering, projected, h)]
-    if entering != tokens:  # queries are of the layer's own tokens, keys and values of those that it attends to
+    if entering != tokens:  # queries come from the layer's own tokens, keys and values from the context
         others = Product(batch_size * context, projected - width / tensor, h)
         first = [Product(batch_size * tokens, width / tensor, h), others]
     heads, size = batch_size * layer.heads / tensor, layer.head_size
@@ -236,7 +236,7 @@ def _attention_products(layer: Layer, batch_size: float, tensor: int) -> tuple[P
 
 
 class _Experts(NamedTuple):
-    """Experts of a layer, and the `rows` of tokens that they compute together for a sample."""
+    """A layer's experts, and the `rows` of tokens that they compute together per sample."""
 
     number: float
     units: float
@@ -253,9 +253,9 @@ def _experts(layer: Layer) -> _Experts:
 
 
 class Timing(NamedTuple):
-    """What the seconds of a transformer's layers depend on beside the model, for each of `tensor` ranks.
+    """Parameters besides the model that determine the layer times of a transformer on each of `tensor` ranks.
 
-    Of the device's multiprocessors, `occupied` run the kernels of collectives.
+    `occupied`: number of the device's multiprocessors that run kernels of collectives.
     """
 
     device: Device
@@ -269,46 +269,46 @@ class Timing(NamedTuple):
 
     @property
     def kernels(self) -> Kernels:
-        """The rates of the device's kernels."""
+        """Rates of the device's kernels."""
         assert self.device.kernels is not None
         return self.device.kernels
 
     @property
     def bandwidth(self) -> float:
-        """Bytes/s of element-wise kernels."""
+        """Memory bandwidth of element-wise kernels in bytes/s."""
         return self.device.memory_bandwidth * self.kernels.streaming * self.left
 
     @property
     def left(self) -> float:
-        """Share of the multiprocessors that collectives leave."""
+        """Share of the multiprocessors that collectives leave free."""
         return 1.0 - self.occupied / self.kernels.units
 
     @property
     def base(self) -> str:
-        """The precision outside the products of transformer layers."""
+        """Precision outside the products of transformer layers."""
         return base_precision(self.precision)
 
     def product(self, product: Product, precision: str) -> float:
-        """Return the seconds of a product, of which a share may stay in bf16."""
+        """Return the time of a product in s, a share of which may stay in bf16."""
         seconds = product_time(product, self.device, precision, self.stack.gemm, self.kernels.units - self.occupied)
         high = LOW_PRECISIONS[precision].high if precision in LOW_PRECISIONS else 0.0
         return seconds + high * (self.product(product, self.base) - seconds) if high else seconds
 
     def fuses_softmax(self, layer: Layer) -> bool:
-        """Return whether scale, mask and softmax of attention's matrices are one kernel."""
+        """Whether scale, mask and softmax of attention's matrices are one kernel."""
         matrices = self.batch_size * layer.heads / self.tensor
         return not self.stack.fused_softmax or matrices % self.stack.fused_softmax == 0
 
     def streamed(self, nbytes: float) -> float:
-        """Return the seconds in which element-wise kernels move bytes that fused ones would move once."""
+        """Return the time of element-wise kernels in s; unfused ones move more than `nbytes`."""
         return nbytes * self.stack.elementwise / self.bandwidth
 
 
 def kernel_times(model: Model, timing: Timing) -> tuple[Floats, Floats]:
-    """Return forward and backward seconds of each layer, each (n_layers,).
+    """Return forward and backward times of each layer in s, each (n_layers,).
 
-    A layer takes its products and what it moves beside them; the backward pass two products for each one of the forward
-    pass. A transformer layer, or another layer by itself, takes at least as long as its kernels take to launch.
+    A layer's time is that of its products and its other memory traffic; the backward pass has two products per forward
+    product. A transformer layer, or a layer outside of them, takes at least as long as launching its kernels.
     """
     stack = timing.stack
     fraction = timing.kernels.fraction(timing.base)
@@ -324,7 +324,7 @@ def kernel_times(model: Model, timing: Timing) -> tuple[Floats, Floats]:
     ranges = blocks(model.layers)
     inside = {i for first, end in ranges for i in range(first, end)}
     rows = []
-    known: dict[tuple[object, ...], tuple[float, float]] = {}  # most layers come once per transformer layer
+    known: dict[tuple[object, ...], tuple[float, float]] = {}  # most layers occur once per transformer layer
     for i, (layer, role, *passes) in enumerate(zip(model.layers, roles(model.layers), *streamed, strict=True)):
         key = (role, i in inside, *passes, *_costs(layer))
         if key not in known:
@@ -346,15 +346,15 @@ def kernel_times(model: Model, timing: Timing) -> tuple[Floats, Floats]:
 
 
 class ChannelSlowdown:
-    """How much longer all layers take while the channels of an exchange occupy multiprocessors.
+    """Slowdown of all layers while the channels of an exchange occupy multiprocessors.
 
-    All kernels have fewer multiprocessors left; see also :func:`product_time`. Compared with measurements on one H100
+    All kernels have fewer multiprocessors; see also :func:`product_time`. Compared with measurements on one H100
     (accuracy/data/channels_h100.jsonl).
     """
 
     def __init__(self, model: Model, timing: Timing) -> None:
         self._model, self._timing = model, timing
-        self._seconds: dict[int, float] = {}  # of all layers, by the number of multiprocessors that are occupied
+        self._seconds: dict[int, float] = {}  # of all layers, by number of occupied multiprocessors
 
     def beside(self, channels: int) -> float:
         """Return the factor during an exchange (:class:`~ddlsim.workload.contention.Contention`)."""
@@ -368,12 +368,12 @@ class ChannelSlowdown:
 
 
 def score_times(model: Model, timing: Timing) -> Floats:
-    """Return the seconds of each layer's attention matrices in a forward pass: their products, softmax and dropout."""
+    """Return the forward time of each layer's attention matrices in s: their products, softmax and dropout."""
     return np.array([_attention(layer, timing)[0] if layer.heads else 0.0 for layer in model.layers])
 
 
 def _attention(layer: Layer, timing: Timing) -> tuple[float, float]:
-    """Return the seconds of attention itself, forward and backward: fused, or by its two products and softmax."""
+    """Return the forward and backward times of attention itself in s: fused, or its two products and softmax."""
     stack, device = timing.stack, timing.device
     core = [each for each in _attention_products(layer, timing.batch_size, timing.tensor) if each.core]
     kernel = stack.attention_kernel(device)
@@ -383,7 +383,7 @@ def _attention(layer: Layer, timing: Timing) -> tuple[float, float]:
         ramps = [1.0 + ramp / layer.out_shape[0] for ramp in ATTENTION_RAMPS]
         peak = device.peak_flops[product_type(timing.base)] * min(1.0, layer.head_size / 128.0) ** rates.narrow
         peak *= timing.left
-        # the matrix is computed again (Dao et al. 2022, section 3.1): five products instead of four
+        # the matrix is recomputed (Dao et al. 2022, section 3.1): five products instead of four
         return flops / (peak * rates.forward) * ramps[0], 2.5 * flops / (peak * rates.backward) * ramps[1]
     forward = sum(timing.product(each, timing.base) for each in core)
     backward = sum(
@@ -410,14 +410,14 @@ def _is_loss(layer: Layer) -> bool:
     return layer.type in ("dense", "tied_dense") and layer.fixed_nbytes > 0.0
 
 
-#: a layer's fields that its seconds can depend on
+#: fields of a layer that its times can depend on
 _costs = operator.attrgetter(*(field.name for field in dataclasses.fields(Layer) if field.name not in ("name", "unit")))
 
 
 def _layer_times(
     layer: Layer, role: str, timing: Timing, precision: str, streamed: tuple[float, float]
 ) -> tuple[float, float]:
-    """Return the seconds that a layer keeps the device busy, forward and backward, before the framework's."""
+    """Return the forward and backward times of a layer on the device in s, ignoring launches."""
     batch_size, tensor = timing.batch_size, timing.tensor
     products = [each for each in layer_products(layer, role, batch_size, tensor) if not each.core]
     if not products:
@@ -440,7 +440,7 @@ def _layer_times(
         moved = SWIGLU_TRAFFIC[0] * element * made, SWIGLU_TRAFFIC[1] * element * made
     elif layer.type == "mixture_of_experts":
         experts, (tokens, width) = _experts(layer), layer.in_shape
-        # tokens are copied to their experts, and what these return is read and summed; the router's choice
+        # tokens are copied to their experts, and the results are read and summed; the router's choice
         around = 3.0 * experts.rows * width + tokens * width + 2.0 * tokens * experts.number
         first, back = SWIGLU_TRAFFIC if experts.gated else ACTIVATION_TRAFFIC
         made, element = experts.rows * experts.units, element * batch_size

@@ -16,8 +16,8 @@ from ddlsim.workload.precision import FP32_NBYTES
 def resized(model: Model, size: int) -> Model:
     """Return `model` for square images of `size` x `size` pixels, with the same parameters.
 
-    Raises ConfigError for a model that takes no images, and where a layer would not fit or would have other parameters
-    (a dense layer behind pixels that are not pooled to a fixed number).
+    Raises ConfigError if the model has no image input, or if a layer would not fit or would have other parameters (a
+    dense layer after pixels that are not pooled to a fixed number).
     """
     if len(model.input_shape) != 3:
         raise ConfigError(
@@ -33,7 +33,7 @@ def resized(model: Model, size: int) -> Model:
 
 
 def _sequence(model: Model, layers: list[Layer], nodes: Sequence[Node], shape: Shape) -> Shape:
-    """Put the layers of `nodes`, which get samples of a `shape`, in their places; return what they make of it."""
+    """Fill in the layers of `nodes` for samples of a `shape`; return their output shape."""
     for node in nodes:
         shape = _node(model, layers, node, shape)
     return shape

@@ -1,10 +1,10 @@
 """The role of each layer when a model is split over t tensor-parallel ranks, as in Megatron-LM.
 
-Shoeybi et al. 2019, arXiv:1909.08053, section 3: of two dense layers in a row the first is split by columns and the
-second by rows, so that what lies between needs no exchange; attention by heads; embedding and output layer by the
-vocabulary. Everything else is whole on every rank. Where keys and values have fewer heads than there are ranks, each of
-these heads is on all ranks whose queries use it (AWS NeuronX Distributed, GQAQKVColumnParallelLinear; vLLM's Llama).
-That the gradients of its copies are summed, some megabytes once a step, takes no time here.
+Shoeybi et al. 2019, arXiv:1909.08053, section 3: of two consecutive dense layers, the first is split by columns and the
+second by rows, so that no exchange is needed between them. Attention is split by heads, embedding and output layer by
+the vocabulary. All other layers are replicated. If there are fewer heads of keys and values than ranks, each of them is
+on all ranks whose queries use it (AWS NeuronX Distributed, GQAQKVColumnParallelLinear; vLLM's Llama). Summing the
+gradients of these copies, some megabytes per step, takes no time in the model.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ddlsim.errors import ConfigError
 from ddlsim.workload.model import Layer, Model
 
 WHOLE, COLUMN, INNER, ROW, ATTENTION, VOCABULARY = "whole", "column", "inner", "row", "attention", "vocabulary"
-#: a layer that mixes the features of a token needs all of them
+#: layers that mix the features of a token and therefore need all of them
 _MIXING = ("attention", "cross_attention", "layer_norm", "rms_norm", "add", "embedding", "swiglu", "tied_dense", "take")
 _BY_VOCABULARY = ("embedding", "tied_embedding", "tied_dense")
 
@@ -40,12 +40,12 @@ def roles(layers: Sequence[Layer]) -> tuple[str, ...]:
 
 
 def unit_starts(layers: Sequence[Layer]) -> list[int]:
-    """Return the first layer of each unit: of the stretches between which only one tensor is alive."""
+    """Return the first layer of each unit; between two units, only one tensor is alive."""
     return [i for i in range(len(layers)) if i == 0 or layers[i].unit != layers[i - 1].unit]
 
 
 def _second(layers: Sequence[Layer], first: int) -> int | None:
-    """Return the dense layer of the same unit that follows with nothing between but work on single elements."""
+    """Return the next dense layer of the same unit if only element-wise layers are in between."""
     for i in range(first + 1, len(layers)):
         if layers[i].unit != layers[first].unit or layers[i].type in _MIXING:
             return None
@@ -55,9 +55,9 @@ def _second(layers: Sequence[Layer], first: int) -> int | None:
 
 
 def blocks(layers: Sequence[Layer]) -> list[tuple[int, int]]:
-    """Return [first, end) of each transformer layer: from the unit of one attention to the next one's.
+    """Return [first, end) of each transformer layer: from one attention's unit to the next one's.
 
-    The last has as many units as the one before it; what follows (a last normalisation, the output layer) is in none.
+    The last one has as many units as the one before it; the layers after it (normalisation, output layer) are in none.
     """
     starts = sorted({layer.unit for layer in layers if layer.heads})
     if not starts:
@@ -70,8 +70,8 @@ def blocks(layers: Sequence[Layer]) -> list[tuple[int, int]]:
 
 
 def weight_units(layers: Sequence[Layer]) -> tuple[int, ...]:
-    """Return the first layer of each unit whose weights are gathered together: transformer layers, and what comes
-    before and behind them; in other networks one unit per block."""
+    """Return the first layer of each unit whose weights are gathered together: transformer layers, and the layers
+    before and after them; in other networks, one unit per block."""
     ranges = blocks(layers)
     begins = [first for first, _ in ranges] + [end for _, end in ranges[-1:]]
     if not ranges:
@@ -85,7 +85,7 @@ def weight_units(layers: Sequence[Layer]) -> tuple[int, ...]:
 
 
 def can_split(model: Model, tensor: int) -> bool:
-    """Return whether `tensor` ranks can share the layers of a model with attention out evenly."""
+    """Return whether `tensor` ranks can divide the layers of a model with attention evenly."""
     try:
         check_split(model, tensor)
     except ConfigError:
@@ -94,9 +94,9 @@ def can_split(model: Model, tensor: int) -> bool:
 
 
 def check_split(model: Model, tensor: int) -> None:
-    """Raise ConfigError for heads, or features between two dense layers, that `tensor` ranks cannot share evenly.
+    """Raise ConfigError for heads, or features between two dense layers, that `tensor` ranks cannot divide evenly.
 
-    Mixtures of experts are not split at all, which is an error as well.
+    Mixtures of experts cannot be split, which is also an error.
     """
     wrong, remedy = split_error(model, tensor)
     if wrong:
@@ -104,7 +104,7 @@ def check_split(model: Model, tensor: int) -> None:
 
 
 def split_error(model: Model, tensor: int) -> tuple[str, str]:
-    """Return why `tensor` ranks cannot share a model, and which number of ranks can; both empty if they can."""
+    """Return why `tensor` ranks cannot split a model, and a number of ranks that can; both empty if they can."""
     for layer, role in zip(model.layers, roles(model.layers), strict=True):
         if tensor > 1 and layer.type == "mixture_of_experts":
             layers = f"layers of type {layer.type!r}, such as {layer.name} of {model.name},"
@@ -126,7 +126,7 @@ def split_error(model: Model, tensor: int) -> tuple[str, str]:
 
 
 def kv_heads(layer: Layer) -> int:
-    """Return the heads of an attention layer's keys and values."""
+    """Return the number of heads of an attention layer's keys and values."""
     sizes = dict(layer.tensors)
     whole = sizes["out.weight"]  # d x d, of all heads
     key = sizes["key.weight"] if "key.weight" in sizes else (sizes["qkv.weight"] - whole) / 2
@@ -134,17 +134,17 @@ def kv_heads(layer: Layer) -> int:
 
 
 def copies(layer: Layer, tensor: int) -> int:
-    """Return how many of `tensor` ranks have a copy of each head of keys and values."""
+    """Return the number of ranks, out of `tensor`, with a copy of each head of keys and values."""
     return max(1, tensor // kv_heads(layer))
 
 
 def rank_tensors(layer: Layer, role: str, tensor: int) -> tuple[tuple[str, float], ...]:
-    """Return (name, elements) of a layer's parameter tensors on one of `tensor` ranks, on average."""
+    """Return the average (name, elements) of a layer's parameter tensors on one of `tensor` ranks."""
     times = copies(layer, tensor) if role == ATTENTION else 1
     if times == 1:
         return _shared_out(layer.tensors, role, tensor)
     kept = {"key": float(times), "value": float(times)}
-    kv = 2.0 * kv_heads(layer) / layer.heads  # of keys and values together, in heads of queries
+    kv = 2.0 * kv_heads(layer) / layer.heads  # of keys and values together, in query heads
     kept["qkv"] = (1.0 + times * kv) / (1.0 + kv)
     return tuple(
         (name, n * kept.get(name.partition(".")[0], 1.0) / tensor if _is_split(role, name) else float(n))
@@ -152,13 +152,13 @@ def rank_tensors(layer: Layer, role: str, tensor: int) -> tuple[tuple[str, float
     )
 
 
-@functools.lru_cache(maxsize=4096)  # planners ask for the same few kinds of layers millions of times
+@functools.lru_cache(maxsize=4096)  # planners query the same few kinds of layers millions of times
 def _shared_out(tensors: tuple[tuple[str, int], ...], role: str, tensor: int) -> tuple[tuple[str, float], ...]:
     return tuple((name, n / tensor if _is_split(role, name) else float(n)) for name, n in tensors)
 
 
 def _is_split(role: str, name: str) -> bool:
-    if role == ATTENTION:  # scales of normalised queries and keys are small, and whole on every rank
+    if role == ATTENTION:  # scales of normalised queries and keys are small and replicated
         return name != "out.bias" and not name.endswith(".scale")
     if role == ROW:
         return name != "bias"
@@ -166,9 +166,9 @@ def _is_split(role: str, name: str) -> bool:
 
 
 def saved_products(layers: Sequence[Layer]) -> list[list[tuple[float, bool]]]:
-    """Return of each layer the width and whether it is kept of what its products make, under "operators".
+    """Return the output width of each layer's products, and whether it is kept, for "operators".
 
-    Of every transformer layer the first, third, ... product is kept and the others are recomputed: torchtitan's
+    In every transformer layer, the first, third, ... product is kept and the others are recomputed: torchtitan's
     selective activation checkpointing per operator (torchtitan/models/llama3/infra/parallelize.py, "every second mm").
     """
     kept: list[list[tuple[float, bool]]] = [[] for _ in layers]

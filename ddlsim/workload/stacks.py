@@ -144,9 +144,9 @@ class Stack:
         return self.channels > 0 or bool(self.network_channels)
 
     def occupied(self, channels: int) -> int:
-        """Return how many multiprocessors an exchange occupies.
+        """Return the number of multiprocessors that an exchange occupies.
 
-        channels  that NCCL chooses for it between machines; or :data:`~ddlsim.workload.contention.IN_MACHINE`,
+        channels  NCCL's number of channels between machines; or :data:`~ddlsim.workload.contention.IN_MACHINE`,
                   :data:`~ddlsim.workload.contention.OTHER`
         """
         if self.slowdown_scope not in ("both", "inside" if channels == IN_MACHINE else "between"):
@@ -189,7 +189,7 @@ def load_stack(name: StackLike) -> Stack:
 
 @cache
 def _read_stack(path: Path, changed: int) -> Stack:
-    """Return the stack of a file that was `changed` then; it is called after the file unless it has a name."""
+    """Read a stack file; its name is the default name. `changed` (modification time) is part of the cache key."""
     return PLAIN.structure(Stack, {"name": path.stem, **read_toml(path)}, str(path))
 
 
@@ -199,10 +199,10 @@ def stack_names() -> list[str]:
 
 
 def default_stack(strategy: str, device: Device) -> str:
-    """Return the name of the stack that runs a strategy on a device unless one is set."""
+    """Return the name of the default stack for a strategy on a device."""
     usual = {"Parallel": "megatron", "FSDP": "torchtitan"}.get(strategy, "pytorch")
     known = device.kernels is not None and bool(device.kernels.attention)
-    if known and load_stack(usual).attention_kernel(device) is None:  # a device of other software, such as a TPU
+    if known and load_stack(usual).attention_kernel(device) is None:  # a device with other software, such as a TPU
         return next((name for name in ("maxtext", *_stacks()) if _stacks()[name].attention_kernel(device)), usual)
     return usual
 

@@ -1,15 +1,14 @@
 """Placement of embedding tables: which rank stores which part, in which memory, and the cost per step.
 
-The names are those of TorchRec (Ivchenko et al. 2022, RecSys): a table lies whole on one rank ("table-wise"), its
-columns or its rows are dealt out ("column-wise", "row-wise"), or every rank has a copy ("data-parallel"). Large tables
-can lie in the memory of the host, behind a cache on the device, as on Zion (Mudigere et al. 2022, arXiv:2104.05158).
+The names are those of TorchRec (Ivchenko et al. 2022, RecSys): a table is on one rank ("table-wise"), its columns or
+rows are distributed ("column-wise", "row-wise"), or every rank has a copy ("data-parallel"). Large tables can be in
+host memory, behind a cache on the device, as on Zion (Mudigere et al. 2022, arXiv:2104.05158).
 
-Embedding tables, model-parallel: how much of them a device holds, and the exchange that runs leave out.
-
-Data-parallel workers share out the tables of a recommendation model, each table whole on one device (Naumov et al.
-2019, arXiv:1906.00091, section 4). In the forward pass the holder of a table sends every other worker the vectors that
-it has looked up for that worker's samples; in the backward pass it gets their gradients back: two all-to-alls a step.
-They are no part of a gradient exchange, and nothing else simulates them.
+The functions up to :func:`exchange_left_out` concern model-parallel tables and the exchange that runs do not simulate.
+Data-parallel workers distribute the tables of a recommendation model, each table on one device (Naumov et al. 2019,
+arXiv:1906.00091, section 4). In the forward pass, the rank with a table sends every other worker the vectors looked up
+for that worker's samples; in the backward pass, it receives their gradients. These two all-to-alls per step are not
+part of a gradient exchange and are not simulated.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 def held_params(model: Model, n_workers: int) -> int:
     """Return the parameters on the fullest device: all but the tables, and its share of these.
 
-    Tables go, the largest first, to the device that holds least so far (Graham 1969: at most 4/3 of the best split).
+    Tables go, the largest first, to the device with the least so far (Graham 1969: at most 4/3 of the optimum).
     """
     held = [0] * n_workers
     tables = [n for layer in model.layers if layer.model_parallel for _, n in layer.tensors]
@@ -41,16 +40,16 @@ def held_params(model: Model, n_workers: int) -> int:
 
 
 def table_exchange_nbytes(model: Model, batch_size: int, n_workers: int, precision: str = "fp32") -> float:
-    """Return the bytes that a worker sends to the others in one all-to-all of what its tables answer, on average.
+    """Return the average bytes that a worker sends to the others in one all-to-all of its tables' vectors.
 
-    N workers need B * width numbers each, and (N - 1) / N of them lie with others.
+    N workers need B * width numbers each, (N - 1) / N of which are on other workers.
     """
     width = sum(layer.activation_nbytes / FP32_NBYTES for layer in model.layers if layer.model_parallel)
     return ELEMENT_NBYTES[precision] * width * batch_size * (n_workers - 1) / n_workers
 
 
 def exchange_left_out(workload: Workload, n_workers: int, accumulation: int = 1) -> str | None:
-    """Return what to say of a run of `n_workers` whose tables' exchange is not simulated, None if it has none."""
+    """Return a note for runs of `n_workers` whose tables' exchange is not simulated; None if there is no exchange."""
     model = workload.model
     nbytes = accumulation * table_exchange_nbytes(model, workload.batch_size, n_workers, workload.precision)
     if nbytes == 0.0:
@@ -67,14 +66,14 @@ def exchange_left_out(workload: Workload, n_workers: int, accumulation: int = 1)
 
 
 SHARDINGS = ("table-wise", "row-wise", "column-wise")
-INDEX_NBYTES = 8.0  # of an index: int64
-#: row-wise Adagrad reads and writes one fp32 number of each row that it updates
+INDEX_NBYTES = 8.0  # per index: int64
+#: row-wise Adagrad reads and writes one fp32 number per updated row
 ADAGRAD_TRAFFIC = 8.0
 
 
 @dataclass(frozen=True)
 class Table:
-    """An embedding table: `pooling` rows of `dim` numbers are looked up and added for every sample."""
+    """An embedding table: `pooling` rows of `dim` numbers are looked up and summed per sample."""
 
     rows: int
     dim: int
@@ -83,7 +82,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Shard:
-    """A part of a table on a rank; `on_host` in the memory of its host."""
+    """A part of a table on a rank; `on_host`: in its host's memory."""
 
     table: int
     rank: int
@@ -114,12 +113,12 @@ class HostMemory:
 
 @dataclass(frozen=True)
 class Space:
-    """The room that every rank has for tables, in bytes.
+    """Memory per rank for tables, in bytes.
 
-    device   on the device, for tables and what is looked up in them
-    element  of a number of a table
-    row      of what the optimizer keeps for each row
-    sample   of what is kept for each number that is looked up for a sample (of each number that all samples need)
+    device   on the device, for tables and looked-up vectors
+    element  per number of a table
+    row      of optimizer state per row
+    sample   per number looked up for each of the samples (all samples together)
     """
 
     device: float
@@ -129,28 +128,28 @@ class Space:
     host: HostMemory | None = None
 
     def nbytes(self, shard: Shard) -> float:
-        """Return the bytes of a part of a table, optimizer's state included."""
+        """Return the bytes of a part of a table, including optimizer state."""
         return shard.rows * (shard.columns * self.element + self.row)
 
     def cached(self, shard: Shard) -> float:
-        """Return the share of these that is on the device."""
+        """Return the fraction of a part of a table that is on the device."""
         return self.host.cache_load_factor if self.host is not None and shard.on_host else 1.0
 
     def on_device(self, shard: Shard) -> float:
-        """Return the bytes of these that are on the device."""
+        """Return the bytes of a part of a table on the device."""
         return self.cached(shard) * self.nbytes(shard)
 
     @property
     def on_host(self) -> float:
-        """Bytes of the host."""
+        """Bytes of host memory for tables."""
         return 0.0 if self.host is None else si(self.host.capacity, "bytes")
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where all tables are.
+    """Location of all tables.
 
-    shards      of the tables that are dealt out
+    shards      parts of the distributed tables
     replicated  tables of which every rank has a copy
     """
 
@@ -161,28 +160,28 @@ class Placement:
     replicated: tuple[int, ...] = ()
 
     def of(self, rank: int) -> list[Shard]:
-        """Return what a rank holds of tables that are dealt out."""
+        """Return the parts of distributed tables on a rank."""
         return [shard for shard in self.shards if shard.rank == rank]
 
     @property
     def replicated_params(self) -> int:
-        """Parameters of which every rank has a copy."""
+        """Number of parameters in replicated tables."""
         return sum(self.tables[i].rows * self.tables[i].dim for i in self.replicated)
 
     @property
     def row_wise_columns(self) -> int:
-        """Numbers of a sample of which every rank has a part of the sum: of tables that are dealt out by rows."""
+        """Numbers per sample of which every rank has a partial sum, from tables distributed by rows."""
         if self.sharding != "row-wise":
             return 0
         return sum(table.dim for i, table in enumerate(self.tables) if i not in self.replicated)
 
     def columns(self, rank: int) -> int:
-        """Return how many numbers of a sample a rank looks up whole."""
+        """Return how many numbers per sample a rank looks up completely."""
         return 0 if self.sharding == "row-wise" else sum(shard.columns for shard in self.of(rank))
 
 
 def tables_of(model: Model) -> tuple[Table, ...]:
-    """Return the embedding tables of a model, in the order of the file."""
+    """Return the embedding tables of a model, in file order."""
     tables = []
     for layer in model.layers:
         if layer.type == "embedding_bag":
@@ -200,13 +199,13 @@ def place(
     replicate: float = 0.0,
     without: frozenset[int] = frozenset(),
 ) -> Placement | Shard:
-    """Return where the tables are, or the part of a table that fits nowhere.
+    """Place the tables; return the part of a table that fits nowhere, if any.
 
-    The largest part goes first, to the rank with the fewest lookups so far, and of these to the one with the fewest
-    bytes, of those that have room. Where there is none, the largest table moves to the host.
+    The largest part is placed first, on the rank with room that has the fewest lookups so far and, among equals, the
+    fewest bytes. If no rank has room, the largest table moves to host memory.
 
-    replicate  bytes up to which every rank has a copy of a table
-    without    ranks that hold no tables
+    replicate  maximum size in bytes of tables that are replicated
+    without    ranks without tables
     """
     copies = tuple(i for i, t in enumerate(tables) if t.rows * t.dim * space.element <= replicate)
     room = space.device - sum(tables[i].rows * tables[i].dim for i in copies) * space.element
@@ -244,7 +243,7 @@ class _Placing:
         return None
 
     def _widths(self, table: Table) -> list[int]:
-        """Return the columns of each part of a table."""
+        """Return the number of columns of each part of a table."""
         if self.sharding != "column-wise":
             return [table.dim]
         ways = max(w for w in range(1, min(len(self.ranks), table.dim) + 1) if table.dim % w == 0)
@@ -286,11 +285,11 @@ class _Placing:
 
 @dataclass(frozen=True)
 class TableWork:
-    """What a rank does for the tables that it holds, for the samples of all ranks in a step.
+    """Work of a rank per step for its tables, for the samples of all ranks.
 
-    lookup, update  s
-    columns         numbers that it sends to others for each of their samples
-    indices         that it gets from others for each of their samples
+    lookup, update  time in s
+    columns         numbers that it sends to others per sample of theirs
+    indices         indices that it receives from others per sample of theirs
     """
 
     lookup: float
@@ -300,11 +299,11 @@ class TableWork:
 
 
 def work_of(placement: Placement, rank: int, batch_size: int, space: Space, rate: float, adagrad: bool) -> TableWork:
-    """Return what a rank does for its tables in a step.
+    """Return a rank's work for its tables in a step.
 
-    batch_size  samples of each rank
+    batch_size  samples per rank
     rate        bytes/s at which a device reads and writes rows at random
-    adagrad     the optimizer keeps a number for each row, which is read and written as well
+    adagrad     the optimizer also reads and writes one number per row
 
     A lookup reads a row; its update reads and writes it, and reads the gradient of the sum that it is part of. Rows of
     a table are equally likely to be looked up.

@@ -1,19 +1,19 @@
 """Overlap of a tensor group's collectives with matrix products, in chunks: `--tp-comm-overlap`.
 
-Megatron-LM's option has Transformer Engine's userbuffers do it, by default (transformer_engine/pytorch/module/base.py,
-initialize_ub) in one of three ways:
+Megatron-LM's option uses Transformer Engine's userbuffers, which by default (transformer_engine/pytorch/module/base.py,
+initialize_ub) have three methods:
 
-- "ring_exchange": what a product takes is gathered chunk by chunk round a ring of the t ranks, each chunk multiplied
-  when it is there: the first products of attention and MLP, and in the backward pass the gradient of what the last
-  ones make. Copy engines carry it.
-- "pipeline": the last products of attention and MLP are made in four pieces, each of which is summed and scattered
-  beside the next one.
-- "bulk": in the backward pass all of the first products' input is gathered again beside the product for its gradient,
-  and that gradient is summed and scattered beside the product for the weights' gradient.
+- "ring_exchange": a product's input is gathered in chunks around a ring of the t ranks, and each chunk is multiplied on
+  arrival: for the first products of attention and MLP and, in the backward pass, the gradient of the last products'
+  output. Copy engines transfer the chunks.
+- "pipeline": the last products of attention and MLP are computed in four pieces; each is reduced and scattered during
+  the next one.
+- "bulk": in the backward pass, the first products' input is gathered again during the product for its gradient, and
+  this gradient is reduced and scattered during the product for the weights' gradient.
 
-The latter two take 16 multiprocessors from the products. Chunks run on three streams, so that the next one fills the
-multiprocessors that the last wave of tiles leaves idle (comm_gemm_overlap.cpp, split_overlap_ag): n chunks take as long
-as the whole.
+The latter two occupy 16 multiprocessors. Chunks run on three streams, so that the next one uses the multiprocessors
+left idle by the last wave of tiles (comm_gemm_overlap.cpp, split_overlap_ag): n chunks take as long as the whole
+product.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from ddlsim.workload.products import Floats, Product, layer_products, product_ti
 
 RING_EXCHANGE, PIPELINE, BULK = "ring_exchange", "pipeline", "bulk"
 PIECES = 4  # num_splits
-COMMUNICATING = 16  # num_sm: multiprocessors; a TPU's interconnect takes none
+COMMUNICATING = 16  # num_sm: multiprocessors; on TPUs, the interconnect occupies none
 
 
 class Beside(NamedTuple):
-    """A product that is made while a collective travels.
+    """A product that is computed during a collective.
 
-    method   how they go together, see above
-    chunks   of both
-    counted  seconds of the product, as its layer's time has it
-    slowed   its seconds on the multiprocessors that the collective leaves it
+    method   method of overlap, see above
+    chunks   number of chunks of both
+    counted  time of the product in s, as included in its layer's time
+    slowed   its time in s on the multiprocessors that the collective leaves free
     """
 
     method: str
@@ -45,10 +45,10 @@ class Beside(NamedTuple):
 
 
 class LayerOverlaps(NamedTuple):
-    """What the exchanges of a layer travel beside.
+    """Products that overlap with the exchanges of a layer.
 
-    enters, again, enters_gradient  gathering what the layer takes, gathering it once more, summing its gradient
-    leaves, leaves_gradient         summing what the layer makes, gathering its gradient
+    enters, again, enters_gradient  gathering the input, gathering it again, reducing its gradient
+    leaves, leaves_gradient         reducing the output, gathering its gradient
     """
 
     enters: Beside | None = None
@@ -59,9 +59,9 @@ class LayerOverlaps(NamedTuple):
 
 
 def layer_overlaps(workload: Workload, i: int, role: str, forward: Floats, tensor: int) -> LayerOverlaps:
-    """Return what the exchanges of layer `i` travel beside.
+    """Return the products that overlap with the exchanges of layer `i`.
 
-    forward  seconds of each layer's forward pass on one of `tensor` ranks
+    forward  time in s of each layer's forward pass on one of `tensor` ranks
     """
     products = layer_products(workload.model.layers[i], role, workload.batch_size, tensor)
     first, last = [each for each in products[:-1] if not each.core] or products, products[-1:]
@@ -91,7 +91,7 @@ def _flops(product: Product) -> float:
 
 
 def _seconds(workload: Workload, products: Sequence[Product], communicating: int = 0) -> float:
-    """Return the seconds of products on a device with `communicating` multiprocessors occupied by communication."""
+    """Return the time of products in s while communication occupies `communicating` multiprocessors."""
     assert workload.device is not None
     assert workload.device.kernels is not None
     units = workload.device.kernels.units

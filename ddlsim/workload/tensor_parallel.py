@@ -1,11 +1,11 @@
 """Computation and communication of one of t tensor-parallel ranks, split as in Megatron-LM.
 
-Shoeybi et al. 2019 (arXiv:1909.08053): attention by heads, the two dense layers behind it by columns and rows,
-embedding and output layer by the vocabulary. What leaves attention and the second dense layer is a part of a sum, so
-there are two all-reduces of b s h elements in a layer's forward pass and two in its backward pass. With sequence
-parallelism (Korthikanti et al. 2022, arXiv:2205.05198) normalisations, dropout and sums are split by tokens, and each
-all-reduce becomes a reduce-scatter and an all-gather, of the same bytes together; what was gathered is not kept, so the
-backward pass gathers it once more.
+Shoeybi et al. 2019 (arXiv:1909.08053): attention by heads, the next two dense layers by columns and rows, embedding and
+output layer by the vocabulary. The outputs of attention and of the second dense layer are partial sums, so there are
+two all-reduces of b s h elements in a layer's forward pass and two in its backward pass. With sequence parallelism
+(Korthikanti et al. 2022, arXiv:2205.05198) normalisations, dropout and sums are split by tokens, and each all-reduce
+becomes a reduce-scatter and an all-gather, of the same bytes in total; gathered inputs are not kept, so the backward
+pass gathers them again.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class Collective:
     """An exchange of the t ranks that hold parts of the same layers.
 
     kind    "all_reduce", "all_gather" or "reduce_scatter"
-    nbytes  of the whole that is summed, or put together, on every rank
-    layer   whose time in the pass it follows (of an all-gather of sequence parallelism: precedes)
-    phase   "forward" or "backward"; what is computed again belongs to the backward pass
-    beside  the product that is made while it travels, in chunks; None: nothing is computed
+    nbytes  size of the complete tensor, which is reduced or gathered
+    layer   layer after whose time in the pass it occurs (an all-gather of sequence parallelism: before)
+    phase   "forward" or "backward"; recomputation belongs to the backward pass
+    beside  the product computed at the same time, in chunks; None: no overlap
     """
 
     kind: str
@@ -64,12 +64,12 @@ class Collective:
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """What one of `tensor` ranks does with a micro-batch.
+    """The part of one of `tensor` ranks in a micro-batch.
 
-    workload     its seconds per layer, forward and backward (with what is computed again), and the gradients of its
-                 part of the parameters, which data-parallel replicas exchange. Its ``model`` is that of the whole
-    collectives  what the ranks exchange, in the order of the passes
-    memory       of the rank, for one micro-batch under way
+    workload     its time per layer, forward and backward (including recomputation), and the gradients of its part of
+                 the parameters, which data-parallel replicas exchange. Its ``model`` is the complete one
+    collectives  exchanges of the ranks, in the order of the passes
+    memory       memory of the rank, for one micro-batch in flight
     """
 
     workload: Workload
@@ -80,7 +80,7 @@ class Shard:
     memory: Memory
 
     def exchanged(self, phase: Pass) -> float:
-        """Return the bytes that a rank sends in a pass by rings: 2 (t - 1)/t of an all-reduce, else (t - 1)/t."""
+        """Return the bytes that a rank sends per pass in rings: 2 (t - 1)/t of an all-reduce, else (t - 1)/t."""
         share = (self.tensor - 1) / self.tensor
         return sum(
             (2.0 if each.kind == ALL_REDUCE else 1.0) * share * each.nbytes
@@ -89,7 +89,7 @@ class Shard:
         )
 
     def cut(self, first: Index, end: Count) -> Shard:
-        """Return the shard of a stage that has the layers `first` to `end` - 1 (:meth:`Workload.cut`)."""
+        """Return the shard of a stage with the layers `first` to `end` - 1 (:meth:`Workload.cut`)."""
         workload = self.workload.cut(first, end)
         inside = tuple(
             dataclasses.replace(each, layer=each.layer - first)
@@ -110,22 +110,22 @@ def tensor_parallel(
     recompute: Annotated[str, one_of("none", "selective", "operators", "full", "early-stop")] = "none",
     tp_comm_overlap: bool = False,
 ) -> Shard:
-    """Return what one of `tensor` ranks does of a workload.
+    """Return the part of one of `tensor` ranks in a workload.
 
-    sequence   sequence parallelism: what tensor parallelism leaves whole is split by tokens
-    recompute  what the backward pass computes again: attention's matrices ("selective"), every second product and all
-               element-wise work of transformer layers ("operators"), these layers ("full", and with them their two
-               all-reduces), or these without the last product and its sum, which nothing needs ("early-stop": PyTorch's
+    sequence   sequence parallelism: parts that tensor parallelism does not split are split by tokens
+    recompute  what the backward pass recomputes: attention's matrices ("selective"), every second product and all
+               element-wise work of transformer layers ("operators"), these layers ("full", including their two
+               all-reduces), or these without the last product and its sum, which nothing reads ("early-stop": PyTorch's
                checkpoint, use_reentrant=False)
     tp_comm_overlap
                exchanges of sequence parallelism overlap with matrix products, in chunks
                (:mod:`ddlsim.workload.tensor_overlap`)
 
-    Where the device's kernels are known (:class:`~ddlsim.workload.devices.Kernels`) layers take the time of their
-    smaller kernels; times from elsewhere (given, measured or of the roofline) change by the ratio of these. Elsewhere
-    what is split takes 1/t of its time, which is too little where small products leave a device idle. Waits for samples
-    and the additions of gradients are neither split nor computed again. Raises ConfigError for a model without
-    attention, for heads or features that `tensor` does not divide, and for a sequence that it does not.
+    If the device's kernel rates are known (:class:`~ddlsim.workload.devices.Kernels`), layers take the time of their
+    smaller kernels; times from other sources (set, measured or roofline) change by the same ratio. Otherwise, split
+    layers take 1/t of their time, which is too little if small products leave a device idle. Waiting for samples and
+    accumulating gradients are neither split nor recomputed. Raises ConfigError for a model without attention, and if
+    `tensor` does not divide heads, features or the sequence.
     """
     model = workload.model
     if tensor > 1 and not any(layer.heads for layer in model.layers):
@@ -182,7 +182,7 @@ def tensor_parallel(
 
 
 def _kernel_seconds(workload: Workload, tensor: int, sequence: bool) -> tuple[Floats, Floats]:
-    """Return forward and backward seconds by kernel; of times from elsewhere, layers scaled by how these change."""
+    """Return forward and backward times in s by kernel; times from other sources are scaled by the kernels' ratio."""
     split = kernel_times(workload.model, workload.timing(tensor, sequence=sequence))
     if workload.summed:
         return split[0] / workload.speed, split[1] / workload.speed
@@ -195,7 +195,7 @@ def _kernel_seconds(workload: Workload, tensor: int, sequence: bool) -> tuple[Fl
 
 
 def _shares(model: Model, kinds: tuple[str, ...], tensor: int, sequence: bool) -> Floats:
-    """Return the share of each layer's time that a rank takes where nothing is known of its kernels."""
+    """Return a rank's share of each layer's time if kernel rates are unknown."""
     split = [
         role in (ATTENTION, COLUMN, INNER, ROW)
         or (role == VOCABULARY and not layer.type.endswith("embedding"))
@@ -206,7 +206,7 @@ def _shares(model: Model, kinds: tuple[str, ...], tensor: int, sequence: bool) -
 
 
 def _again(workload: Workload, forward: Floats, recompute: str, tensor: int) -> Floats:
-    """Return the seconds of each layer that are computed again in the backward pass."""
+    """Return the time of each layer's recomputation in the backward pass, in s."""
     again = np.zeros_like(forward)
     if recompute in ("full", "early-stop"):
         for first, end in blocks(workload.model.layers):
@@ -231,7 +231,7 @@ def _last_product(layers: Sequence[Layer], first: int, end: int) -> int:
 
 
 def _scores_again(workload: Workload, forward: Floats, tensor: int) -> Floats:
-    """Return the seconds of each layer's attention matrices, their softmax and what is mixed with them."""
+    """Return the time of each layer's attention matrices, their softmax and the mixing of values, in s."""
     model = workload.model
     if not workload.by_kernel:
         share = [_core_flops(layer) / layer.flops if layer.heads else 0.0 for layer in model.layers]
@@ -245,14 +245,14 @@ def _scores_again(workload: Workload, forward: Floats, tensor: int) -> Floats:
 
 
 def _core_flops(layer: Layer) -> float:
-    """Return the FLOPs of a sample's attention matrices and of what is mixed with them: 4 s^2 h."""
+    """Return the FLOPs per sample of attention's matrices and of mixing the values: 4 s^2 h."""
     return 4.0 * layer.scores * layer.head_size
 
 
 def _collectives(
     workload: Workload, kinds: tuple[str, ...], sequence: bool, recompute: str, overlaps: Sequence[LayerOverlaps]
 ) -> tuple[Collective, ...]:
-    """Return the exchanges of the forward pass, layer by layer, then of the backward pass from the last layer on."""
+    """Return the exchanges of the forward pass, layer by layer, then those of the backward pass in reverse order."""
     layers, element, batch = workload.model.layers, ELEMENT_NBYTES[workload.precision], workload.batch_size
     again, stops = np.zeros(len(layers), dtype=np.bool_), set[int]()
     for first, end in blocks(layers):
@@ -268,8 +268,8 @@ def _collectives(
     for i, (layer, role) in enumerate(zip(layers, kinds, strict=True)):
         entering = element * batch * math.prod(layer.in_shape)
         leaving = element * batch * math.prod(layer.out_shape)
-        opens = role in (ATTENTION, COLUMN)  # every rank needs all that enters; its gradient is a sum over the ranks
-        closes = role in (ATTENTION, ROW)  # what leaves is a sum over the ranks
+        opens = role in (ATTENTION, COLUMN)  # every rank needs the complete input, and its gradient is a sum over ranks
+        closes = role in (ATTENTION, ROW)  # the output is a sum over the ranks
         phases: tuple[Pass, ...] = ("forward", "backward") if again[i] and i not in stops else ("forward",)
         if opens and sequence:
             for phase in phases:
@@ -292,7 +292,7 @@ def _collectives(
 
 
 def _loss(add: _Add, layer: Layer, i: int, entering: float, batch: int, sequence: bool) -> None:
-    """Add what the output layer exchanges: its input, its input's gradient, maximum and sum of exponentials in fp32."""
+    """Add the output layer's exchanges: its input, the input's gradient, maximum and sum of exponentials in fp32."""
     if sequence:
         add("forward", ALL_GATHER, entering, i)
     for _ in range(2):
@@ -306,9 +306,9 @@ def step_flops(
 ) -> float:
     """Return the FLOPs of a step on `batch_size` samples: 3 times the forward pass, 4 times with "full" recomputation.
 
-    Of a transformer of L layers, h features, s tokens and V words 72 B s L h^2 (1 + s/(6 h) + V/(12 L h)), and with
-    "full" recomputation 96 B s L h^2 (1 + s/(6 h) + V/(16 L h)), as the output layer is not computed again (Narayanan
-    et al. 2021, arXiv:2104.04473, equation 3); "selective" computes 4 s^2 h L B of attention's matrices again.
+    For a transformer with L layers, h features, s tokens and V words: 72 B s L h^2 (1 + s/(6 h) + V/(12 L h)), and with
+    "full" recomputation 96 B s L h^2 (1 + s/(6 h) + V/(16 L h)), as the output layer is not recomputed (Narayanan et
+    al. 2021, arXiv:2104.04473, equation 3); "selective" recomputes 4 s^2 h L B for attention's matrices.
     """
     total = 3.0 * model.flops
     for layer in model.layers:

@@ -150,10 +150,10 @@ def _files(name: str) -> list[File]:
 
 
 def _toml(name: str) -> str:
-    """Return the file itself where it is TOML and nothing in it is changed, else one that says all of it."""
+    """Return the TOML file itself if it is unchanged, else a new file that describes the cluster."""
     stem, settings = split_options(name)
     path = bundled_files("topologies").get(stem, Path(stem))
-    cluster = load_cluster(name)  # an error, for another file
+    cluster = load_cluster(name)  # raises the error of an invalid file
     if path.suffix == ".toml" and not settings:
         return decoded(read_bytes(path), str(path))
     with tempfile.TemporaryDirectory() as folder:

@@ -19,7 +19,7 @@ from ddlsim.readable import seconds, si
 
 NAME = "collective"
 TITLE = "Collective"
-#: ms between two rounds that are played
+#: time per round in animations, in ms
 PACE = 700
 BESIDE = (
     '<div style="display:flex;flex-wrap:wrap;gap:16px;align-items:center">'
@@ -146,7 +146,7 @@ def numbers(played: Played) -> Sequence[tuple[str, str]]:
 
 
 def closed_form(played: Played) -> str:
-    """Return the formula, and what it is about, as HTML."""
+    """Return the formula and its assumptions as HTML."""
     form = played.closed_form
     if form is None:
         return ""
@@ -157,7 +157,7 @@ def closed_form(played: Played) -> str:
 
 
 def files(question: Question) -> list[File]:
-    """Return the program that gives the same time and the same rounds. A file of an experiment has no collectives."""
+    """Return the program that computes the same time and rounds. Experiment files cannot describe collectives."""
     algorithm, imports = json.dumps(question.algorithm), ""
     if question.n_segments is not None and takes_segments(question.algorithm, question.kind):
         imports = "from functools import partial\n\n"

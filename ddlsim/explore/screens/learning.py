@@ -23,11 +23,11 @@ from ddlsim.run.files import STRATEGIES
 from ddlsim.run.result import Result
 from ddlsim.study import Study
 
-#: data set -> the small model that learns it
+#: data set -> small model trained on it
 MODELS = {"digits": "digits-cnn", "shapes": "shapes-cnn"}
-#: real s between two looks at what a run has learned
+#: interval in s (wall-clock) between updates of the curves
 LOOK = 0.2
-#: column of a chart -> what it is called, and the unit that it is shown in
+#: column of a chart -> label and unit
 XS = {
     "time": ("simulated time (s)", 1.0),
     "updates": ("updates", 1.0),
@@ -40,11 +40,11 @@ COLUMNS = (*XS, *YS)
 
 @dataclass(frozen=True)
 class Lesson:
-    """What is learned, and by how many.
+    """Settings of the training.
 
     batch_size  samples per worker and step
     rate        learning rate
-    clock       whether sizes and compute times are those of the form's model, in the place of the small one that learns
+    clock       whether sizes and compute times are those of the form's model, instead of the small one that is trained
     """
 
     data: str = "digits"
@@ -57,7 +57,7 @@ class Lesson:
 
 
 def lessons(setup: Setup, lesson: Lesson, others: Sequence[str]) -> dict[str, Experiment]:
-    """Return an experiment for each strategy, by its label. Raises a DdlsimError for what makes no sense."""
+    """Return an experiment per strategy, by its label. Raises a DdlsimError for invalid settings."""
     if lesson.data not in MODELS:
         raise ConfigError(f"data = {lesson.data!r}: must be one of {', '.join(MODELS)}")
     base = setup.experiment()
@@ -80,7 +80,7 @@ def columns(rows: Sequence[Row]) -> dict[str, list[float]]:
 def learn(
     experiments: Mapping[str, Experiment], progress: Progress, show: Callable[[str, Sequence[Row]], None]
 ) -> dict[str, Result]:
-    """Simulate all, and `show` on the page the evaluations of each so far."""
+    """Simulate all experiments, and `show` each one's evaluations on the page as they come."""
     results: dict[str, Result] = {}
     for number, (label, experiment) in enumerate(experiments.items()):
         progress.check()
@@ -110,7 +110,7 @@ def learn(
 
 NAME = "learning"
 TITLE = "Learning"
-#: beside the form's strategy, at first
+#: default strategies for comparison
 OTHERS = ("local-sgd", "async-parameter-server")
 
 
@@ -210,7 +210,7 @@ class _Screen:
 
 
 def outcome(results: Mapping[str, Result], target: float) -> str:
-    """Return what came out of each run, as an HTML table, with notes."""
+    """Return the outcome of each run as an HTML table, with notes."""
     heads = ["strategy", "accuracy", f"to {percent(target)}", "simulated time", "updates", "bytes sent", "ended by"]
     rows = []
     for label, result in results.items():

@@ -39,10 +39,10 @@ from ddlsim.run.result import Result
 
 NAME = "run"
 TITLE = "Run"
-#: what is shown in large, where it is known
+#: metrics that are highlighted, if known
 HEADLINES: tuple[str, ...] = ("throughput", "step_time", "speedup", "efficiency", "goodput", "availability")
 HEADLINES += ("cost_per_sample", "energy_per_sample")
-#: what computes while a run is simulated for the first time
+#: message while the first simulation compiles code
 FIRST = "simulating (the first run after an installation compiles for half a minute)"
 N_LINKS = 12
 
@@ -92,9 +92,9 @@ def simulated(experiment: Experiment, progress: Progress) -> tuple[Result, str]:
 
 
 def tell_first(progress: Progress) -> None:
-    """Say what goes on before the first simulation, whose compiling may keep the page from being told."""
+    """Show a message before the first simulation, because its compilation may keep the page from updating."""
     progress.update(-1.0, FIRST)
-    time.sleep(0.02)  # the page's own thread writes it
+    time.sleep(0.02)  # the page's own thread displays it
 
 
 def described(result: Result) -> str:
@@ -110,13 +110,13 @@ def described(result: Result) -> str:
 
 
 def helpful(result: Result) -> str:
-    """Return what parts that are 10 % better would bring, as bars in HTML."""
+    """Return the effects of parts that are 10 % better, as bars in HTML."""
     rows = [(str(each).partition(" gives ")[0], (each.gain,)) for each in result.sensitivities()]
     return f"<div>Throughput with one part 10 % better:</div>{bars(rows)}"
 
 
 def _links(result: Result) -> pn.Column:
-    """Return the use of links as tables and a picture."""
+    """Return the utilisation of links as tables and a picture."""
     from ddlsim.report.cluster_plot import cluster_plot
 
     links = result.links[result.links["nbytes"] > 0.0]
@@ -130,12 +130,12 @@ def _links(result: Result) -> pn.Column:
     return pn.Column(html(text), drawn, sizing_mode="stretch_width")
 
 
-#: workers that are drawn, spread evenly, and bars of a kind
+#: maximum number of evenly spread workers, and of bars of a kind
 N_WORKERS, N_BARS = 16, 8000
 
 
 def timeline(result: Result) -> pn.Column:
-    """Return two steps of a result that was recorded (``result.traced``)."""
+    """Return a timeline of two steps of a traced result (``result.traced``)."""
     begin, end = window(result)
     rows = tracks(result, N_WORKERS)[: 2 * N_WORKERS]
     plot = figure(
@@ -144,7 +144,7 @@ def timeline(result: Result) -> pn.Column:
         tools="xpan,xwheel_zoom,xbox_zoom,reset",  # type: ignore[call-arg]  # bokeh's stubs lack what it documents
         x_range=Range1d(start=begin, end=end),
         y_range=Range1d(start=len(rows) - 0.4, end=-0.6),
-        min_border_left=95,  # so that there is room for the names before they are measured
+        min_border_left=95,  # space for the names before they are measured
     )
     plot.xaxis.axis_label = "simulated time (s)"
     styles = styles_of(result.shares)

@@ -37,19 +37,19 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-#: what is drawn; cost where the cluster has prices
+#: displayed metrics; cost only if the cluster has prices
 SHOWN = ("throughput", "efficiency", "cost_per_sample")
-#: workers beyond which the screen does not go by itself, and simulations for the interval of a calibrated point
+#: maximum number of workers for starting automatically, and simulations per interval of a calibrated point
 MOST_WORKERS, N_DRAWS = 128, 10
 
 
 @dataclass(frozen=True)
 class Scaled:
-    """What came out.
+    """Results of the screen.
 
-    summary  a row per strategy and number of workers: `strategy`, `workers`, and of each metric its value, low and high
-    bands    what low and high are; "" where they are not known
-    misfits  why points are missing
+    summary  a row per strategy and number of workers: `strategy`, `workers`, and each metric's value, low and high
+    bands    meaning of low and high; "" if they are unknown
+    misfits  reasons for missing points
     """
 
     study: Study
@@ -59,9 +59,9 @@ class Scaled:
 
 
 def worker_counts(text: str, cluster: str) -> list[int]:
-    """Return the numbers in "1, 2, 4"; of an empty text the powers of two that the cluster has workers for, up to 128.
+    """Parse a text such as "1, 2, 4"; an empty text means powers of two up to the cluster's workers, at most 128.
 
-    Raises ConfigError for what is no number of at least 1, and for a cluster that there is not.
+    Raises ConfigError for values that are not positive integers, and for an unknown cluster.
     """
     if not text.strip():
         most = min(len(load_cluster(cluster).workers), MOST_WORKERS)
@@ -75,8 +75,8 @@ def worker_counts(text: str, cluster: str) -> list[int]:
 
 
 def study_of(setup: Setup, workers: str, others: Sequence[str], n_seeds: int) -> Study:
-    """Return what the screen asks: the form's strategy and others over numbers of workers, with seeds where there is
-    jitter. Raises a DdlsimError for what makes no sense."""
+    """Return the study of the screen: the form's strategy and others over numbers of workers, with several seeds if
+    there is jitter. Raises a DdlsimError for invalid settings."""
     base = setup.experiment()
     counts = worker_counts(workers, str(base.cluster))
     jitters = not isinstance(base.jitter, NoJitter)
@@ -86,7 +86,7 @@ def study_of(setup: Setup, workers: str, others: Sequence[str], n_seeds: int) ->
 
 
 def run_study(study: Study, progress: Progress) -> Scaled:
-    """Simulate all points, and where nothing but a calibration is unsure, draw from that."""
+    """Simulate all points; if only a calibration is uncertain, also simulate samples of it."""
     calibrated = load_cluster(study.base.cluster).calibration is not None
     drawn = calibrated and isinstance(study.base.jitter, NoJitter)
 
@@ -110,7 +110,7 @@ def run_study(study: Study, progress: Progress) -> Scaled:
 
 
 def _draw(study: Study, summary: pd.DataFrame, progress: Progress) -> None:
-    """Fill in the intervals of all points; shares and costs go with the throughput."""
+    """Set the intervals of all points; those of shares and costs follow from the throughput."""
     experiments: dict[tuple[str, int], Experiment] = {
         (str(point.settings["strategy"]), int(str(point.settings["workers"]))): point.experiment
         for point in study.points
@@ -131,7 +131,7 @@ def _draw(study: Study, summary: pd.DataFrame, progress: Progress) -> None:
 
 
 def series(scaled: Scaled, metric: str) -> dict[str, Mapping[str, Sequence[float]]]:
-    """Return the points of each strategy, as columns of a chart; "ideal" too, where that is something."""
+    """Return the points of each strategy as columns of a chart, and "ideal" if it applies to the metric."""
     factor = METRICS[metric].factor
     found: dict[str, Mapping[str, Sequence[float]]] = {}
     for label, part in scaled.summary.groupby("strategy", sort=False):
@@ -154,7 +154,7 @@ def series(scaled: Scaled, metric: str) -> dict[str, Mapping[str, Sequence[float
 
 NAME = "scaling"
 TITLE = "Scaling"
-#: seeds of a point where there is jitter
+#: number of seeds per point with jitter
 N_SEEDS = 5
 COLUMNS = ("workers", "value", "low", "high")
 SURE = "no bands: there is neither jitter (in the form, under More) nor a calibration"
@@ -223,7 +223,7 @@ class _Screen:
 
 
 def described(scaled: Scaled) -> str:
-    """Return all numbers, with their intervals, as an HTML table, and why some are missing."""
+    """Return all values with their intervals as an HTML table, and the reasons for missing ones."""
     has_costs = scaled.summary["cost_per_sample"].notna().any()
     names = ["throughput", "efficiency", "step_time", *(["cost_per_sample"] if has_costs else [])]
     rows = []

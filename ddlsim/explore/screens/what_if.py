@@ -22,15 +22,15 @@ from ddlsim.run.result import Result
 
 NAME = "what-if"
 TITLE = "What if"
-#: how many times as much is no percentage any more
+#: factor above which differences are not shown in percent
 MOST = 10.0
 
 
 def screen(setup: Setup, jobs: Jobs) -> pn.viewable.Viewable:
-    """Return the screen: the run that is shown when it is opened is A, until another is kept."""
+    """Return the screen: A is the run shown when the screen is opened, until another one is kept."""
     kept: dict[str, object] = setup.state()
     shown: list[tuple[Result, Result]] = []
-    known: dict[str, tuple[Experiment, Result]] = {}  # A, simulated once
+    known: dict[str, tuple[Experiment, Result]] = {}  # A is simulated only once
     problem, body = html(), html()
     keep = pn.widgets.Button(label="Keep the current run as A")
     keep.button_type = "primary"
@@ -84,7 +84,7 @@ def _experiment(state: dict[str, object]) -> Experiment:
 def both(
     a: Experiment, b: Experiment, known: tuple[Experiment, Result] | None, progress: Progress
 ) -> tuple[Result, Result, str]:
-    """Return both results, A's not simulated again if that is `known`, and what differs as HTML."""
+    """Return both results, without simulating A again if it is `known`, and their differences as HTML."""
     tell_first(progress)
     first = known[1] if known is not None and known[0] == a else ddlsim.simulate(a)
     progress.check()
@@ -93,7 +93,7 @@ def both(
 
 
 def differences(a: Result, b: Result) -> str:
-    """Return all metrics of both runs, and by how much they differ, as HTML."""
+    """Return all metrics of both runs, and their differences, as HTML."""
     rows, records = [], (record(a), record(b))
     for name, metric in METRICS.items():
         values = records[0].get(name), records[1].get(name)
@@ -120,7 +120,7 @@ def _change(metric: Metric, a: float | None, b: float | None) -> str:
 
 
 def _changes(a: dict[str, object], b: dict[str, object]) -> str:
-    """Return in which settings two runs differ."""
+    """Return the settings in which two runs differ."""
     rows = [[in_words(name), _said(a[name]), _said(b[name])] for name in FIELDS if a[name] != b[name]]
     if not rows:
         return "<div>B is A so far.</div>"
@@ -134,7 +134,7 @@ def _said(value: object) -> str:
 
 
 def helpful(a: Result, b: Result, progress: Progress) -> str:
-    """Return what parts that are 10 % better would bring each of two runs, as bars in HTML."""
+    """Return the effects of parts that are 10 % better on two runs, as bars in HTML."""
     gains = []
     for result in (a, b):
         gains.append({str(each).partition(" gives ")[0]: each.gain for each in result.sensitivities()})
@@ -145,7 +145,7 @@ def helpful(a: Result, b: Result, progress: Progress) -> str:
 
 
 def files(a: Experiment, b: Experiment) -> list[File]:
-    """Return both experiments as files, and the program that compares them as the screen does."""
+    """Return both experiments as files, and a program with the same comparison."""
     program = f"""import ddlsim
 from ddlsim.run.metrics import METRICS, record
 
