@@ -72,9 +72,14 @@ def build(folder: Path) -> Path:
     compiler_command()
     with tempfile.TemporaryDirectory(prefix="ddlsim-precompile-") as work:
         environment = {
-            **os.environ, "NUMBA_CPU_NAME": CPU, "NUMBA_CPU_FEATURES": "", "NUMBA_CACHE_DIR": work,
-            "DDLSIM_PRECOMPILED": "0", "DDLSIM_QUIET": "1", "PYTHONPATH": str(_PACKAGE.parent),
-        }  # fmt: skip
+            **os.environ,
+            "NUMBA_CPU_NAME": CPU,
+            "NUMBA_CPU_FEATURES": "",
+            "NUMBA_CACHE_DIR": work,
+            "DDLSIM_PRECOMPILED": "0",
+            "DDLSIM_QUIET": "1",
+            "PYTHONPATH": str(_PACKAGE.parent),
+        }
         command = [sys.executable, "-c", "import sys; from ddlsim import precompile; precompile.link(*sys.argv[1:])"]
         subprocess.run([*command, work, str(folder)], env=environment, check=True)
     return folder / f"_precompiled{SUFFIX}"

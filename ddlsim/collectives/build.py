@@ -25,8 +25,11 @@ CHECK_LIMIT = 4_000_000
 FEW_RANKS = 64
 #: parameters of algorithms that are requests for information about the network, and the functions that return it
 _OF_NETWORK: dict[str, Callable[[Cluster, tuple[int, ...]], Any]] = {
-    "rings": rings, "rails": rails, "axes": axes, "levels": levels,
-}  # fmt: skip
+    "rings": rings,
+    "rails": rails,
+    "axes": axes,
+    "levels": levels,
+}
 
 
 def default_algorithm(cluster: Cluster, nodes: Sequence[int], kind: str = "all_reduce") -> str:

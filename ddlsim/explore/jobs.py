@@ -127,9 +127,12 @@ class Jobs:
             threading.Thread(target=self._work, args=(name, job), name=f"ddlsim {name}", daemon=True).start()
 
     def ask(
-        self, name: str, prepared: Callable[[], Callable[[Progress], T]], done: Callable[[T], None],
+        self,
+        name: str,
+        prepared: Callable[[], Callable[[Progress], T]],
+        done: Callable[[T], None],
         failed: Callable[[str], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Start the work that `prepared` returns, or call `failed` with the DdlsimError that it raises."""
         try:
             work = prepared()

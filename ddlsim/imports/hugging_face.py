@@ -26,9 +26,13 @@ VISION = {name: NUMBERS[name] for name in ("dim", "layers", "heads", "hidden")}
 VISION |= {"image": ("image_size",), "patch": ("patch_size",), "channels": ("num_channels",)}
 FLAGS = {"attention_bias": "bias", "mlp_bias": "mlp_bias"}
 ACTIVATIONS = {
-    "gelu": "gelu", "gelu_new": "gelu", "gelu_fast": "gelu", "gelu_pytorch_tanh": "gelu", "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": "gelu",
+    "gelu_fast": "gelu",
+    "gelu_pytorch_tanh": "gelu",
+    "relu": "relu",
     "relu2": "squared_relu",
-}  # fmt: skip
+}
 #: fields of which only one value is supported
 ONLY: dict[str, Any] = {
     "do_layer_norm_before": True,

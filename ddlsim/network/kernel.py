@@ -57,7 +57,7 @@ from ddlsim.network.state import (
     Net,
 )
 
-DENSE = 4  # messages are listed by their numbers, without comparisons, if these are at most so many times as many
+DENSE = 4  # messages are listed by their numbers, without comparisons, if the range of numbers is at most DENSE times as long
 
 
 @inlined

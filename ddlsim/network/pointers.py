@@ -23,9 +23,13 @@ _EXTENSION = (types.int64, types.int64, types.int64, types.float64)
 
 #: arguments of the kernel's functions that are called by address
 ARGUMENTS = {
-    "advance": _ADVANCE, "join": _JOIN, "send_one": _SEND,
-    "work_queues": _EXTENSION, "shape": _EXTENSION, "change": _EXTENSION,
-}  # fmt: skip
+    "advance": _ADVANCE,
+    "join": _JOIN,
+    "send_one": _SEND,
+    "work_queues": _EXTENSION,
+    "shape": _EXTENSION,
+    "change": _EXTENSION,
+}
 
 
 _Generate: TypeAlias = Callable[[Any, Any, Any, Any], Any]

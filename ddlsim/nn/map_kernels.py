@@ -166,9 +166,14 @@ def channel_sums(
 
 @kernel
 def scale_channels(
-    x: _Floats, out: _Floats, scale: _Floats, shift: _Floats, n_blocks: int, channels: int,
+    x: _Floats,
+    out: _Floats,
+    scale: _Floats,
+    shift: _Floats,
+    n_blocks: int,
+    channels: int,
     space: tuple[int, int],
-) -> None:  # fmt: skip
+) -> None:
     """Write out = x * scale + shift, both per channel."""
     for m in range(n_blocks * channels):
         factor, offset = splat(scale, m % channels), splat(shift, m % channels)

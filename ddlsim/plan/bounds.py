@@ -93,7 +93,7 @@ def critical_path(plan: Plan, min_seconds: float | Floats = 0.0) -> float:
     beside = np.broadcast_to(np.asarray(min_seconds, dtype=np.float64), len(plan))
     if not bool((beside >= 0.0).all()):
         lowest = float(beside.min())
-        raise ConfigError(f"critical_path: least = {lowest:g} s: must not be negative")
+        raise ConfigError(f"critical_path: min_seconds = {lowest:g} s: must not be negative")
     seconds = np.where(plan.kind >= SEND, beside, plan.seconds)
     per_event = np.zeros(order.n_events)
     np.maximum.at(per_event, order.event, seconds)

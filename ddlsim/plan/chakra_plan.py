@@ -86,9 +86,14 @@ def _node(plan: Plan, row: int) -> TraceNode:
     needs = plan.needs_of(row)
     before = int(plan.previous[row])
     return TraceNode(
-        row, what(plan, row), NODE_TYPES.index(type_name), control=[before] if before >= 0 else [], data=needs,
-        micros=round(1e6 * float(plan.seconds[row])), attributes=attributes,
-    )  # fmt: skip
+        row,
+        what(plan, row),
+        NODE_TYPES.index(type_name),
+        control=[before] if before >= 0 else [],
+        data=needs,
+        micros=round(1e6 * float(plan.seconds[row])),
+        attributes=attributes,
+    )
 
 
 # ---------------------------------------------------------------- and back

@@ -223,9 +223,14 @@ def _template(
         step.columns["holds"] = _holds(workload, rows)
         made.append(step)
     return template_of(
-        made, lanes, groups=[(0,)], parts=parts_of(workload, buckets), n_layers=len(workload.forward),
-        queues=() if queue is None else (queue,), queued="stream",
-    )  # fmt: skip
+        made,
+        lanes,
+        groups=[(0,)],
+        parts=parts_of(workload, buckets),
+        n_layers=len(workload.forward),
+        queues=() if queue is None else (queue,),
+        queued="stream",
+    )
 
 
 def in_order(

@@ -117,9 +117,14 @@ class _Steps(DraftedSteps):
     """passed, updated  each rank's latest backward pass, and its update in the previous step"""
 
     def __init__(
-        self, each: list[Workload], layout: Layout, buckets: Callable[[Workload], Sequence[Bucket]], at_end: bool,
-        blocking: bool, n_batches: int,
-    ) -> None:  # fmt: skip
+        self,
+        each: list[Workload],
+        layout: Layout,
+        buckets: Callable[[Workload], Sequence[Bucket]],
+        at_end: bool,
+        blocking: bool,
+        n_batches: int,
+    ) -> None:
         dense = replicated(each[0], layout)
         chosen = list(buckets(dense)) if len(dense.tensor_layer) else []
         super().__init__(each, chosen, parts_of(dense, chosen) if chosen else ())

@@ -158,9 +158,14 @@ def _waiting(plan: Plan, sums: Ints, row: Ints, need: Ints, computing: Bools) ->
 
 
 def inserted(
-    plan: Plan, names: tuple[str, ...], before: Ints, columns: dict[str, Any], needing: tuple[Ints, Ints],
-    needed: tuple[Ints, Ints], chain: tuple[Ints, Ints] = (_NONE, _NONE),
-) -> Plan:  # fmt: skip
+    plan: Plan,
+    names: tuple[str, ...],
+    before: Ints,
+    columns: dict[str, Any],
+    needing: tuple[Ints, Ints],
+    needed: tuple[Ints, Ints],
+    chain: tuple[Ints, Ints] = (_NONE, _NONE),
+) -> Plan:
     """Return a plan with new rows, each before one of the old rows (in order); they are work, except for the given
     `columns`.
 

@@ -126,10 +126,15 @@ def _with_norms(
     place = np.cumsum(there.reshape(-1)).reshape(there.shape) - 1
     chain = place[:, 1:][there[:, 1:]]
     columns = {
-        "lane": lane[there], "kind": kinds[there], "seconds": seconds[there], "nbytes": nbytes[there],
-        "peer": peer[there], "key": key[there], "step": np.repeat(step, there.sum(axis=1)),
+        "lane": lane[there],
+        "kind": kinds[there],
+        "seconds": seconds[there],
+        "nbytes": nbytes[there],
+        "peer": peer[there],
+        "key": key[there],
+        "step": np.repeat(step, there.sum(axis=1)),
         "name": np.full(int(there.sum()), len(plan.names)),
-    }  # fmt: skip
+    }
     whole = dataclasses.replace(
         plan,
         lanes=(*plan.lanes, *(Lane(r, "norms") for r in range(plan.n_ranks))),

@@ -210,6 +210,11 @@ def _unit() -> Workload:
     """Return a workload of one layer that takes 1 s and has 1 byte of gradients."""
     work, one = make_workload(load_model("lenet5"), load_device("v100"), 1).cut(0, 1), np.ones(1)
     return dataclasses.replace(
-        work, forward=one, backward=one, optimizer=1.0, grad_nbytes=one, tensor_nbytes=one,
+        work,
+        forward=one,
+        backward=one,
+        optimizer=1.0,
+        grad_nbytes=one,
+        tensor_nbytes=one,
         tensor_layer=np.zeros(1, dtype=np.int64),
-    )  # fmt: skip
+    )

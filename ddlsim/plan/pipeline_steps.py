@@ -122,9 +122,14 @@ class Template:
     def template(self, steps: Sequence[Step], delays: tuple[int, ...] = ()) -> Plan:
         """Return the template of steps with the lanes of `lanes`."""
         return template_of(
-            steps, self.lanes, groups=self.groups, parts=self.parts, n_layers=self.n_layers, names=(RECOMPUTE,),
+            steps,
+            self.lanes,
+            groups=self.groups,
+            parts=self.parts,
+            n_layers=self.n_layers,
+            names=(RECOMPUTE,),
             delays=delays,
-        )  # fmt: skip
+        )
 
     def _add(self, row: Row) -> int:
         self.rows.append(row)

@@ -126,9 +126,13 @@ class Schedules:
 
 @functools.lru_cache(maxsize=256)
 def _built(
-    algorithm: str | Collective, kind: str, nbytes: float, cluster: Cluster, nodes: tuple[int, ...],
+    algorithm: str | Collective,
+    kind: str,
+    nbytes: float,
+    cluster: Cluster,
+    nodes: tuple[int, ...],
     places: tuple[int, ...],
-) -> Schedule:  # fmt: skip
+) -> Schedule:
     """Return the schedule of a group whose ring order is `places`, the members of which, in this order, are at `nodes`.
 
     Runs on one cluster share those of bundled algorithms, which depend on nothing else.

@@ -116,8 +116,13 @@ def _spares(experiment: Experiment, result: Result) -> list[str]:
 
 
 _DIMENSIONS = (
-    "cluster", "workers", "strategy", "compression", "batch_size", *(each for each in SIZES if each != "data"),
-)  # fmt: skip
+    "cluster",
+    "workers",
+    "strategy",
+    "compression",
+    "batch_size",
+    *(each for each in SIZES if each != "data"),
+)
 _NAMES = {"batch_size": "batch", "micro_batch": "micro-batch"}
 
 

@@ -153,7 +153,7 @@ class UnderWay:
     endless     it continues after its steps
     horizon     its own time in s up to which random faults are sampled; reaching it raises BeyondError
     shows_plan  it is set up for its plan, and never executed
-    is_alone    nobody else uses the network, at any time
+    is_alone    True: no other user of the network, at any time
     """
 
     def __init__(

@@ -131,7 +131,7 @@ class Loop:
         self._sends: list[tuple[int, int, float, simpy.Event, bool | None]] = []
         #: channel, or stream -> event when collectives of known time that are sent as messages have left it
         self.turns: dict[Hashable, simpy.Event] = {}
-        #: on a network that nobody else uses, what changes it; None: others may use it at any time
+        #: on a network without other users, what changes it; None: others may use it at any time
         self.disturbances: Disturbances | None = None
         #: by how many messages their schedules have more
         self.n_more_messages = 0

@@ -414,9 +414,13 @@ def stage_memory(stage: Stage, n_workers: int = 1) -> Memory:
     if stage.memory is not None:
         return stage.memory
     one = memory_of(
-        workload.model, workload.batch_size, workload.precision, holding_of(workload),
-        batches=stage.batches, n_workers=n_workers,
-    )  # fmt: skip
+        workload.model,
+        workload.batch_size,
+        workload.precision,
+        holding_of(workload),
+        batches=stage.batches,
+        n_workers=n_workers,
+    )
     return dataclasses.replace(one, optimizer=stage.state * one.optimizer)
 
 
