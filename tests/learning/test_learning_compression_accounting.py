@@ -75,12 +75,12 @@ class Recording:
     gradients: list = field(default_factory=list)
     payloads: list = field(default_factory=list)
     residual: dict = field(default_factory=dict)
+    states: int = 0
     traits = ddlsim.TopK(0.5).traits
 
     def init(self, n, seed=0):
-        worker = len(self.residual)
-        self.residual[worker] = None
-        return worker, self.inner.init(n, seed)
+        self.states += 1
+        return self.states, self.inner.init(n, seed)
 
     def encode(self, gradient, state, rng):
         worker, before = state

@@ -60,7 +60,7 @@ def test_the_critical_path_by_hand():
     assert (
         hand_made().critical_path(min_seconds=1.0) == 1.0 + 2.0 + 1.0 + 0.25
     )  # the all-reduce beside other work of 0.5 s
-    with pytest.raises(ConfigError, match="least = -1 s: must not be negative"):
+    with pytest.raises(ConfigError, match="min_seconds = -1 s: must not be negative"):
         hand_made().critical_path(min_seconds=-1.0)
     assert Draft().plan().critical_path() == 0.0
 
