@@ -242,7 +242,7 @@ def grow_slots(net: Net, n_slots: int) -> Net:
         timers=grown(net.timers, n),
         fifo=_longer_ring(net, n),
         scratch=grown(net.scratch, n),
-        freezing=grown(net.freezing, n),
+        freezing=grown(net.freezing, n + 1),  # the filling writes the flow after the last one as well
     )
     if net.counts[st.SHAPED]:
         net = net._replace(wire=grown(net.wire, n))

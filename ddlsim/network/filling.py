@@ -437,10 +437,8 @@ def freeze_all(  # type: ignore[no-untyped-def]
     """Freeze the flows that are left on a channel, which is full at `level`, of the `left` ones; return how many these
     are."""
     channels[channel].level = level
-    frozen = list_unfrozen(channel, shift, channels, pool, nexts, freezing)
+    frozen = list_unfrozen(channel, level, shift, channels, pool, nexts, freezing)
     if frozen == left:  # the last ones: nothing of other channels is needed any more
-        for j in range(frozen):
-            nexts[freezing[j]] = level
         return frozen
     for j in range(frozen):
         flow = np.uint64(freezing[j])
@@ -452,14 +450,17 @@ def freeze_all(  # type: ignore[no-untyped-def]
 
 
 @inlined
-def list_unfrozen(channel, shift, channels, pool, nexts, freezing):  # type: ignore[no-untyped-def]
-    """List the channel's unfrozen flows in `freezing`; return how many these are."""
+def list_unfrozen(channel, level, shift, channels, pool, nexts, freezing):  # type: ignore[no-untyped-def]
+    """List the channel's unfrozen flows in `freezing`, give them the rate `level`, and return how many these are. A
+    flow that crosses the channel twice counts once."""
     first = np.uint64(channels[channel].first)
     n = ZERO
     for p in range(first, first + np.uint64(channels[channel].used)):  # without a branch, which would be unpredictable
         flow = pool[p] >> shift
+        rate = nexts[flow]
         freezing[n] = flow
-        n += ONE if nexts[flow] < 0.0 else ZERO
+        n += ONE if rate < 0.0 else ZERO
+        nexts[flow] = level if rate < 0.0 else rate
     return n
 
 

@@ -57,7 +57,8 @@ from ddlsim.network.state import (
     Net,
 )
 
-DENSE = 4  # messages are listed by their numbers, without comparisons, if the range of numbers is at most DENSE times as long
+# messages are listed by their numbers, without comparisons, if the range of numbers is at most DENSE times as long
+DENSE = 4
 
 
 @inlined

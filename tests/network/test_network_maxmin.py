@@ -43,6 +43,28 @@ def test_half_duplex_directions_share_one_channel():
     assert end.tolist() == [4.0, 4.0]
 
 
+def test_a_flow_that_crosses_a_channel_twice_is_one_flow():
+    """Both directions of a half-duplex link, of 2 bytes/s: A has 1 on each, B what A leaves on the other link."""
+    fabric = Paths([2.0, 8.0], [0.0] * 3, [[0, 1, 2], [2]], link_channel=np.array([0, 0, 1]))
+    network = Network(fabric)
+    network.send([0, 2], [1, 3], np.array([10.0, 10.0]), 0.0)
+    assert network.advance(0.0) is None
+    assert network.rates()[1].tolist() == [1.0, 7.0]
+
+
+@pytest.mark.parametrize("n", [5, 60])
+@pytest.mark.parametrize("seed", seeds(4, 40))
+def test_routes_that_cross_channels_several_times_are_fair(seed, n):
+    rng = np.random.default_rng(seed)
+    n_flows = 4 * n
+    capacity = [*rng.choice([1.0, 2.0, 5.0], n), *rng.uniform(0.01, 1.0, n_flows)]
+    paths = [[*rng.choice(n, rng.integers(1, 5)).tolist(), n + flow] for flow in range(n_flows)]
+    fabric = Paths(capacity, [0.0] * len(capacity), paths)
+    starts, nbytes = rng.choice([0.0, 1.0, 2.5], n_flows).tolist(), rng.exponential(3.0, n_flows).tolist()
+    end, _ = run_flows(Network(fabric), fabric, starts, nbytes)
+    np.testing.assert_allclose(end, finish_times(fabric, starts, nbytes), rtol=1e-10)
+
+
 @st.composite
 def networks(draw):
     """Random channels and routes: equal or very different capacities, ties, no latency, no bytes, no hops."""
