@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, cast
 
@@ -19,6 +20,8 @@ from ddlsim.errors import ConfigError, shown
 A_COMPRESSOR = "a compressor such as ddlsim.TopK(0.01)"
 #: (name, shape) of the tensors of a flat vector, in order
 Tensors = Sequence[tuple[str, tuple[int, ...]]]
+#: rows and columns of the matrices with which the state of a compressor is examined, one after the other
+PROBES = ((24, 26), (64, 64), (1024, 1024))
 
 
 @checked
@@ -86,18 +89,34 @@ def fitted(compressor: AnyCompressor, tensors: Tensors, part: slice) -> AnyCompr
 
 
 def kept_vectors(compressor: AnyCompressor) -> int:
-    """Return how many vectors of the gradient's size a worker keeps between steps, such as a residual."""
-    rows, n = 8, 64
-    return _vectors(fitted(compressor, [("", (rows, n // rows))], slice(0, n)).init(n), n)
+    """Return how many vectors of the gradient's size a worker keeps between steps, such as a residual; 0 if this is
+    unknown, because the compressor's `init` accepts none of the sizes that are tried."""
+    for rows, columns in PROBES:
+        n = rows * columns
+        try:
+            state = fitted(compressor, [("", (rows, columns))], slice(0, n)).init(n)
+        except Exception:  # whatever a custom compressor raises
+            continue
+        return _vectors(state, n, set())
+    return 0
 
 
-def _vectors(state: object, n: int) -> int:
-    """Return how many vectors of n elements there are in a worker's state."""
+def _vectors(state: object, n: int, counted: set[int]) -> int:
+    """Return how many vectors of n elements there are in a worker's state, without the objects already counted."""
+    if id(state) in counted or isinstance(state, type | str | bytes):
+        return 0
+    counted.add(id(state))
     if isinstance(state, np.ndarray):
-        return int(state.shape == (n,))
-    if dataclasses.is_dataclass(state):
-        return sum(_vectors(value, n) for value in vars(state).values())
-    return sum(_vectors(value, n) for value in state) if isinstance(state, tuple | list) else 0
+        return state.size // n if n in state.shape else 0
+    if isinstance(state, Mapping):
+        parts = list(state.values())
+    elif isinstance(state, tuple | list):
+        parts = list(state)
+    else:
+        slots = [getattr(cls, "__slots__", ()) for cls in type(state).__mro__]
+        names = itertools.chain(*((each,) if isinstance(each, str) else each for each in slots))
+        parts = [getattr(state, name, None) for name in names] + list(getattr(state, "__dict__", {}).values())
+    return sum(_vectors(each, n, counted) for each in parts)
 
 
 def _within(compressor: AnyCompressor, tensors: Tensors, part: slice) -> dict[str, tuple[int, ...]]:
