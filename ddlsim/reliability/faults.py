@@ -329,17 +329,40 @@ class LinkFault:
         if self.factor == 0.0 and self.reroute < self.duration:
             yield Effect(self.start + self.reroute, end + self.reroute, avoided=frozenset(links))
 
-    def phases(self) -> list[tuple[float, float, LinkFault]]:
+    def phases(self) -> list[tuple[float, float, LinkFault | Avoided]]:
         """Return (start, end, fault) tuples for the phases of the fault.
 
-        If the fabric reroutes traffic, there are two: traffic waits, and then uses other routes until `reroute` seconds
-        after the link has recovered.
+        If the fabric reroutes traffic, there are three: traffic waits, then uses other routes while the link is down,
+        and for `reroute` seconds after the link has recovered.
         """
         end, turn = self.start + self.duration, self.start + self.reroute
         lasting = dataclasses.replace(self, start=0.0, duration=FOREVER, reroute=math.inf)
         if self.reroute >= self.duration:
             return [(self.start, end, lasting)]
-        return [(self.start, turn, lasting), (turn, end + self.reroute, dataclasses.replace(lasting, reroute=0.0))]
+        phases: list[tuple[float, float, LinkFault | Avoided]] = [
+            (self.start, turn, lasting),
+            (turn, end, dataclasses.replace(lasting, reroute=0.0)),
+            (end, end + self.reroute, Avoided(self.source, self.target, 0.0, FOREVER)),
+        ]
+        return [phase for phase in phases if phase[0] < phase[1]]
+
+
+@dataclass(frozen=True)
+class Avoided:
+    """A link that works again after an outage, but that the fabric still avoids where there are other routes.
+
+    source, target   names of the two nodes
+    start, duration  s
+    """
+
+    source: str
+    target: str
+    start: float
+    duration: float
+
+    def effects(self, cluster: Cluster, nodes: Sequence[int]) -> list[Effect]:
+        links = frozenset(links_between(cluster, self.source, self.target))
+        return [Effect(self.start, self.start + self.duration, avoided=links)]
 
 
 def links_between(cluster: Cluster, one: str, other: str) -> list[int]:

@@ -6,9 +6,9 @@ The training is therefore simulated with these faults and, for comparison, witho
 shortened by a whole number of cycles of steps, which leaves the phases of the steps unchanged; the steps left out count
 as undisturbed.
 
-The simulation covers all faults or, if there are many, the first of them. It ends when the standard error of the mean
-pace is at most `PRECISION`, or after `MOST_STEPS` steps. Later faults slow down the training as much as these do on
-average.
+The simulation covers all faults if they fit in `MOST_STEPS` steps. Of more faults, it covers the first: it ends when
+the standard error of the mean pace is at most `PRECISION`, or after `MOST_STEPS` steps. Later faults slow down the
+training as much as these do on average.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ddlsim.errors import NoUpdateError
 if TYPE_CHECKING:
     from ddlsim.run.outcome import Outcome
 
-#: steps that are simulated at first, and at most
+#: steps that are simulated at first if not all faults fit, and at most
 FIRST_STEPS, MOST_STEPS = 256, 4096
 #: standard error of the mean pace with which the simulation of further faults ends
 PRECISION = 0.002
@@ -95,7 +95,8 @@ def progress(
     n_updates   number of updates in the first steps
     """
     few, cycle, last = n_steps * step_time, n_repeated * step_time, max(fault.end for fault in faults)
-    total = min(FIRST_STEPS, math.ceil((_Shortened(faults, few, cycle).end + 2.0 * few) / step_time) + 1)
+    n_needed = math.ceil((_Shortened(faults, few, cycle).end + 2.0 * few) / step_time) + 1
+    total = n_needed if n_needed <= MOST_STEPS else FIRST_STEPS
     while True:
         steady = simulate((), total, math.inf)
         ends = np.array([0.0, *(time for time, _ in steady.recorder.updates)])
@@ -110,7 +111,7 @@ def progress(
         ends = ends[: len(times)]
         is_all = times[-1] >= shortened.end
         time, done = shortened.given(times), ends + shortened.left_out(shortened.given(times))
-        if is_all or total >= MOST_STEPS or _standard_error(time, done) <= PRECISION:
+        if is_all or total >= MOST_STEPS or (n_needed > MOST_STEPS and _standard_error(time, done) <= PRECISION):
             break
         total = min(4 * total, MOST_STEPS)
     knots = shortened.knots[shortened.knots < time[-1]]

@@ -81,6 +81,25 @@ def test_the_time_between_faults_does_not_matter(seed: int) -> None:
     assert lived.failure_timeline.steps == pytest.approx(len(run.recorder.updates), abs=1)
 
 
+@pytest.mark.parametrize("duration", [0.4, 1.0, 1.1, 1.4, 2.0])
+@pytest.mark.parametrize("strategy", few(["LocalSGD(16)", "AllReduce", "DPSGD"], 2))
+def test_a_link_without_other_routes_is_used_as_soon_as_it_has_recovered(strategy: str, duration: float) -> None:
+    """Although the fabric avoids it for another second."""
+    one = experiment(strategy, faults=[LinkFault("h0", "switch", 71.6, duration)])
+    run = ddlsim.simulate(one.with_(steps=10_000, max_time="100 s"))
+    lived = ddlsim.simulate(one.with_(checkpoints=NEVER, max_time="100 s"))
+    assert lived.failure_timeline.steps == pytest.approx(len(run.recorder.updates), abs=1)
+
+
+def test_the_last_of_a_few_faults_counts_as_much_as_it_costs() -> None:
+    """Only the last of eight stops costs more than a step, and it is not among the first 256 simulated steps."""
+    stops = [Stop(rank, 25.0 * (rank + 1), 0.01 if rank < 7 else 1.5) for rank in range(8)]
+    one = experiment("LocalSGD(16)", faults=stops, steps=32, warmup=4)
+    run = ddlsim.simulate(one.with_(steps=10_000, warmup=0, max_time="220 s"))
+    lived = ddlsim.simulate(one.with_(checkpoints=NEVER, max_time="220 s"))
+    assert lived.failure_timeline.steps == pytest.approx(len(run.recorder.updates), abs=1)
+
+
 def test_workers_compute_as_much_in_a_lifetime_as_in_the_run() -> None:
     one = experiment("LocalSGD(4)", faults=FAULTS["slow"])
     one = one.with_(device=dataclasses.replace(ddlsim.load_device("v100"), idle_power_w=0.0))
