@@ -88,9 +88,9 @@ def fitted(compressor: AnyCompressor, tensors: Tensors, part: slice) -> AnyCompr
     return cast(AnyCompressor, dataclasses.replace(compressor, inner=fitted(inner, tensors, part)))
 
 
-def kept_vectors(compressor: AnyCompressor) -> int:
-    """Return how many vectors of the gradient's size a worker keeps between steps, such as a residual; 0 if this is
-    unknown, because the compressor's `init` accepts none of the sizes that are tried."""
+def kept_vectors(compressor: AnyCompressor) -> int | None:
+    """Return how many vectors of the gradient's size a worker keeps between steps, such as a residual; None if this is
+    unknown, because the compressor's `init` accepts none of the sizes of `PROBES`."""
     for rows, columns in PROBES:
         n = rows * columns
         try:
@@ -98,7 +98,7 @@ def kept_vectors(compressor: AnyCompressor) -> int:
         except Exception:  # whatever a custom compressor raises
             continue
         return _vectors(state, n, set())
-    return 0
+    return None
 
 
 def _vectors(state: object, n: int, counted: set[int]) -> int:

@@ -288,8 +288,8 @@ def fill_alike(  # type: ignore[no-untyped-def]
     freezing, flows, limits, n_limits, flow_limit,
 ):  # fmt: skip
     """Fill the `n_channels` channels listed in ``fill[].component`` until all of the `n_flows` flows listed in `flows`
-    are frozen, or `patience` levels have filled few of the channels; return how many channels are
-    listed then, how many flows are left, and the last level.
+    are frozen, or `patience` levels have filled few of the channels; return how many channels are listed then, how many
+    flows are left, and the last level.
 
     The shares of all of them are kept up to date in `keys`, and looked through for the least; all channels that have it
     are filled together, which are many on symmetric clusters.

@@ -14,7 +14,7 @@ import numpy as np
 
 from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.compression import Compression
-from ddlsim.compression.choice import kept_vectors
+from ddlsim.compression.choice import PROBES, kept_vectors
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Phase, Training
 from ddlsim.learning.learner import Task
@@ -304,6 +304,14 @@ def prepare(experiment: Experiment) -> Prepared:
     exchanged = contract.of(experiment.strategy).exchanges_tables()
     missing = None if exchanged else exchange_left_out(made[0], n_workers, experiment.accumulation)
     left_out = () if missing is None else (missing,)
+    choice = experiment.compression
+    if isinstance(choice, Compression) and kept_vectors(choice.compressor) is None:
+        sizes = " or ".join(f"{rows * columns:,}" for rows, columns in PROBES)
+        notes = (
+            *notes,
+            f"memory: what {type(choice.compressor).__name__} keeps between steps is not counted, because its init "
+            f"fails for vectors of {sizes} elements",
+        )
     parts = (experiment, cluster, model, time_model, task, nodes, made, stages, effects)
     return Prepared(*parts, tuple(dict.fromkeys(texts)), notes, left_out, regimes, None if phased else fullest)
 
@@ -352,7 +360,7 @@ def memory_use(experiment: Experiment, workloads: Workloads, stages: list[Stage]
     }
     uses = []
     choice = experiment.compression
-    n_vectors = kept_vectors(choice.compressor) if isinstance(choice, Compression) else 0
+    n_vectors = kept_vectors(choice.compressor) if isinstance(choice, Compression) else None
     for stage, device, nbytes in different.values():
         memory = stage_memory(stage, n_workers)
         if n_vectors:
