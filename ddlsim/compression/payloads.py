@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from ddlsim.compression.contract import Bytes, Indices, Vector
 from ddlsim.errors import ConfigError
+
+F = TypeVar("F", bound=np.floating)
 
 
 class Buffers:
@@ -57,12 +59,12 @@ def scatter(n: int, indices: Indices, values: Vector) -> Vector:
     return out
 
 
-def mean(vectors: Sequence[Vector]) -> Vector:
+def mean(vectors: Sequence[npt.NDArray[F]]) -> npt.NDArray[F]:
     """Return the mean of arrays of one shape: summed in float64 in the order given, rounded once."""
     total = vectors[0].astype(np.float64)
     for vector in vectors[1:]:
         total += vector
-    return (total / len(vectors)).astype(np.float32)
+    return (total / len(vectors)).astype(vectors[0].dtype)
 
 
 def pack(codes: npt.NDArray[np.unsignedinteger], width: int) -> Bytes:

@@ -10,10 +10,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from operator import itemgetter
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ddlsim.compression.payloads import mean
 from ddlsim.data.batches import BatchStream
 from ddlsim.data.dataset import DataSet, Floats, Ints, resize
 from ddlsim.errors import DdlsimError
@@ -119,7 +121,6 @@ class Shift(NamedTuple):
 
 #: an optimizer's state as a value
 State = Value[OptimizerState]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,11 +209,6 @@ class Learner:
                 params, state = begin.params, begin.statistics
             self.initial = plane.constant(params, None if state is None else plane.constant(state))
 
-    @classmethod
-    def without_data(cls, n_workers: int) -> Learner:
-        """Return the learner of a timing-only run."""
-        return cls(DataPlane(), None, n_workers)
-
     def gradient(self, rank: int, params: Value[Array], n_samples: int, now: float) -> Value[Array]:
         """Return the mean gradient of a worker's next `n_samples` samples at `params`, shape (n_params,).
 
@@ -253,7 +249,7 @@ class Learner:
         if self.decision(lambda: float(self._one_batch(gradients))):
             assert isinstance(first, _Gradient)
             return self._gradient(tuple(g.batches[0] for g in gradients if isinstance(g, _Gradient)), first.params)
-        return self.plane.mix(_mean, *gradients)
+        return self.plane.mix(lambda *arrays: mean(arrays), *gradients)
 
     def optimizer_state(self, params: Value[Array]) -> State:
         """Return the initial optimizer state for the parameters, or for a part of them."""
@@ -416,16 +412,5 @@ def _diverged(batch: _Batch, loss: float) -> DivergedError:
     )
 
 
-def _mean(*arrays: Array) -> Array:
-    total = arrays[0].astype(np.float64)
-    for array in arrays[1:]:
-        total += array
-    return (total / len(arrays)).astype(arrays[0].dtype)
-
-
-def _first(pair: tuple[Array, object]) -> Array:
-    return pair[0]
-
-
-def _second(pair: tuple[Array, T]) -> T:
-    return pair[1]
+#: parts of a value that is a pair
+_first, _second = itemgetter(0), itemgetter(1)

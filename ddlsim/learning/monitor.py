@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+
 from ddlsim.errors import ConfigError
 from ddlsim.learning.checkpoint import Checkpoint
 from ddlsim.learning.learner import Handover, Learner, State
@@ -41,15 +43,8 @@ class Row(NamedTuple):
     consensus: float
 
 
-class _Before(NamedTuple):
-    """Totals of the preceding groups: time in s, samples, bytes."""
-
-    time: float
-    n_samples: int
-    nbytes: float
-
-
-_NOTHING = _Before(0.0, 0, 0.0)
+#: the totals of the preceding groups, if there are none
+_NOTHING = Handover(np.zeros(0), None, None, 0, 0, 0.0, 0.0, ())
 #: called after every update: (simulated time in s, updates, epoch, last row)
 Progress = Callable[[float, int, float, Row], None]
 
@@ -164,8 +159,8 @@ class Monitor:
             self._evaluate(now)
 
     @property
-    def _before(self) -> _Before:
-        return _NOTHING if self.begin is None else _Before(self.begin.time, self.begin.n_samples, self.begin.nbytes)
+    def _before(self) -> Handover:
+        return self.begin or _NOTHING
 
     def _values(self) -> Sequence[Value[Array]]:
         return self.replicas() if self.replicas is not None else [self.model()]

@@ -9,7 +9,7 @@ it, the number of updates stays the same.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -21,7 +21,7 @@ from ddlsim.data import load_data
 from ddlsim.data.dataset import DataSet
 from ddlsim.errors import ConfigError
 from ddlsim.learning.values import Array
-from ddlsim.nn.network import Network, build_network
+from ddlsim.nn.network import build_network
 from ddlsim.streams import stream
 from ddlsim.workload.model import Model
 
@@ -91,13 +91,7 @@ def gradient_noise_scale(
     network = build_network(model, seed)
     samples = data if isinstance(data, DataSet) else load_data(data)
     at = network.initial_params if params is None else params
-    return noise_scale(_gradients(network, samples, at, batch_size, n_batches, seed), batch_size)
-
-
-def _gradients(
-    network: Network, data: DataSet, params: Array, batch_size: int, n_batches: int, seed: int
-) -> Iterator[Array]:
     draws = stream(seed, 0, "noise scale")
-    for _ in range(n_batches):
-        chosen = draws.integers(data.n_samples, size=batch_size)
-        yield network.loss_and_gradient(params, data.x[chosen], data.labels[chosen], draws)[1]
+    batches = (draws.integers(samples.n_samples, size=batch_size) for _ in range(n_batches))
+    gradients = (network.loss_and_gradient(at, samples.x[i], samples.labels[i], draws)[1] for i in batches)
+    return noise_scale(gradients, batch_size)

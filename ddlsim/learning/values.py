@@ -112,7 +112,7 @@ class Value(Generic[T_co]):
         batches = _batches(others)
         if others[0].statistics is None and not batches:
             return self
-        return self.plane.apply(_same, self, statistics=others[0].statistics, batch_statistics=batches)
+        return self.plane.apply(lambda a: a, self, statistics=others[0].statistics, batch_statistics=batches)
 
     def __add__(self, other: Value[T_co]) -> Value[T_co]:
         return self.plane.mix(lambda a, b: a + b, self, other)
@@ -134,10 +134,6 @@ class Value(Generic[T_co]):
             return self.plane.apply(lambda a: a[part], self)
         own, of_batches = self.statistics, self.batch_statistics
         return self.plane.apply(lambda a: a[part], self, statistics=own, batch_statistics=of_batches)
-
-
-def _same(content: U) -> U:
-    return content
 
 
 def _batches(values: Iterable[Value[object]]) -> tuple[Value[BatchStatistics], ...]:

@@ -16,7 +16,7 @@ import numpy as np
 import simpy
 
 from ddlsim.errors import DeadlockError
-from ddlsim.learning import ABSENT, Array, Learner, Value
+from ddlsim.learning import ABSENT, Array, DataPlane, Learner, Value
 from ddlsim.learning.monitor import Monitor
 from ddlsim.network.state import Floats, Ints
 from ddlsim.runtime.feed import Feed
@@ -190,7 +190,7 @@ class Worker:
     factors: Factors
     slowdowns: Sequence[Slow] = ()
     accumulation: int = 1
-    learner: Learner = field(default_factory=lambda: Learner.without_data(1))
+    learner: Learner = field(default_factory=lambda: Learner(DataPlane(), None, 1))
     workload_at: Callable[[float], Workload] | None = None
     params: Value[Array] = ABSENT
     factor: float = 1.0
