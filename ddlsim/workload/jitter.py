@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
@@ -22,12 +22,13 @@ from ddlsim.errors import ConfigError
 Floats = npt.NDArray[np.float64]
 
 
-@checked
-@dataclass(frozen=True)
-class NoJitter:
-    """No jitter: compute times do not vary between steps."""
+class _Factors:
+    """Base class of the distributions."""
 
-    mean: float = field(default=1.0, init=False)
+    @property
+    def mean(self) -> float:
+        """Expected value of the factors."""
+        return 1.0
 
     def sample(self, stream: np.random.Generator, n: int) -> Floats:
         """Return `n` random factors, shape (n,)."""
@@ -36,40 +37,42 @@ class NoJitter:
 
 @checked
 @dataclass(frozen=True)
-class Lognormal:
+class NoJitter(_Factors):
+    """No jitter: compute times do not vary between steps."""
+
+
+@checked
+@dataclass(frozen=True)
+class Lognormal(_Factors):
     """Jitter that multiplies compute times by log-normally distributed factors with mean 1.
 
     cv  coefficient of variation of the factors: their standard deviation divided by their mean
     """
 
     cv: Positive
-    mean: float = field(default=1.0, init=False)
 
     def sample(self, stream: np.random.Generator, n: int) -> Floats:
-        """Return `n` random factors, shape (n,)."""
         variance = math.log1p(self.cv**2)
         return np.exp(math.sqrt(variance) * stream.standard_normal(n) - 0.5 * variance)
 
 
 @checked
 @dataclass(frozen=True)
-class Gamma:
+class Gamma(_Factors):
     """Jitter that multiplies compute times by gamma-distributed factors with mean 1.
 
     cv  coefficient of variation of the factors: their standard deviation divided by their mean
     """
 
     cv: Positive
-    mean: float = field(default=1.0, init=False)
 
     def sample(self, stream: np.random.Generator, n: int) -> Floats:
-        """Return `n` random factors, shape (n,)."""
         return stream.standard_gamma(self.cv**-2, n) * self.cv**2
 
 
 @checked
 @dataclass(frozen=True)
-class ShiftedExponential:
+class ShiftedExponential(_Factors):
     """Jitter that multiplies compute times by 1 plus an exponentially distributed number with mean `mean_extra`.
 
     See Lee et al. 2018, IEEE Trans. Inf. Theory 64(3).
@@ -79,29 +82,24 @@ class ShiftedExponential:
 
     @property
     def mean(self) -> float:
-        """Expected value of the factors."""
         return 1.0 + self.mean_extra
 
     def sample(self, stream: np.random.Generator, n: int) -> Floats:
-        """Return `n` random factors, shape (n,)."""
         return 1.0 + self.mean_extra * stream.standard_exponential(n)
 
 
 @checked
 @dataclass(frozen=True)
-class Exponential:
+class Exponential(_Factors):
     """Jitter that multiplies compute times by exponentially distributed factors with mean 1."""
 
-    mean: float = field(default=1.0, init=False)
-
     def sample(self, stream: np.random.Generator, n: int) -> Floats:
-        """Return `n` random factors, shape (n,)."""
         return stream.standard_exponential(n)
 
 
 @checked
 @dataclass(frozen=True)
-class Pareto:
+class Pareto(_Factors):
     """Jitter that multiplies compute times by Pareto-distributed factors of at least 1, with tail exponent `a` > 1.
 
     The mean factor is a / (a - 1). The variance is infinite for a <= 2.
@@ -111,17 +109,15 @@ class Pareto:
 
     @property
     def mean(self) -> float:
-        """Expected value of the factors."""
         return self.a / (self.a - 1.0)
 
     def sample(self, stream: np.random.Generator, n: int) -> Floats:
-        """Return `n` random factors, shape (n,)."""
         return np.exp(stream.standard_exponential(n) / self.a)
 
 
 @checked
 @dataclass(frozen=True)
-class Uniform:
+class Uniform(_Factors):
     """Jitter that multiplies compute times by factors with a uniform distribution from `low` to `high`.
 
     The mean factor is (low + high) / 2. Raises ConfigError if `high` is below `low`.
@@ -136,17 +132,15 @@ class Uniform:
 
     @property
     def mean(self) -> float:
-        """Expected value of the factors."""
         return 0.5 * (self.low + self.high)
 
     def sample(self, stream: np.random.Generator, n: int) -> Floats:
-        """Return `n` random factors, shape (n,)."""
         return self.low + (self.high - self.low) * stream.random(n)
 
 
 @checked
 @dataclass(frozen=True)
-class Trace:
+class Trace(_Factors):
     """Jitter that multiplies compute times by recorded factors, sampled with replacement.
 
     values  recorded factors: the time of each step divided by the time of a step without jitter. The order of the
@@ -161,11 +155,9 @@ class Trace:
 
     @property
     def mean(self) -> float:
-        """Expected value of the factors."""
         return math.fsum(self.values) / len(self.values)
 
     def sample(self, stream: np.random.Generator, n: int) -> Floats:
-        """Return `n` random factors, shape (n,)."""
         return np.array(self.values)[(stream.random(n) * len(self.values)).astype(np.int64)]
 
 
