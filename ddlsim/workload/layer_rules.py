@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
 
 from ddlsim.errors import ConfigError
 
 Shape = tuple[int, ...]
-Size = Annotated[int | tuple[int, ...], "an integer or a list with one integer per dimension"]
 MAX_SIZE = 10**9  # per number; products of a few still fit a float
+Size = int | tuple[int, ...]
 MAX_DIMS = 6  # of a layer's input
 #: elements of one sample at any layer, and parameters of a model. The limit is far above the largest models (an hour of
 #: 4K video has 2e12 pixel values, the largest published models have 1e13 parameters), so it detects typing errors
@@ -49,34 +48,8 @@ def streaming(in_shape: Shape, out_shape: Shape, tensors: tuple[tuple[str, int],
     return Cost(out_shape, tensors, macs, float(n_in + n_out), float(n_out))
 
 
-def at_least(minimum: int, **values: Size) -> None:
-    for key, value in values.items():
-        parts = value if isinstance(value, tuple) else (value,)
-        if any(part < minimum for part in parts):
-            raise ConfigError(f"{key} = {value}: must be at least {minimum}")
-        if any(part > MAX_SIZE for part in parts):
-            raise ConfigError(f"{key} = {value}: must be at most {MAX_SIZE}")
-
-
 class Spec:
-    """Base of the bundled layers: files are parsed strictly, and these fields have minimum values.
-
-    positive, not_negative, fractions
-             fields that are at least 1, at least 0, and above 0 and at most 1; None is not checked
-    """
-
-    positive: ClassVar[tuple[str, ...]] = ()
-    not_negative: ClassVar[tuple[str, ...]] = ()
-    fractions: ClassVar[tuple[str, ...]] = ()
-
-    def __post_init__(self) -> None:
-        for minimum, names in ((1, self.positive), (0, self.not_negative)):
-            values = {name: getattr(self, name) for name in names}
-            at_least(minimum, **{name: value for name, value in values.items() if value is not None})
-        for name in self.fractions:
-            fraction = getattr(self, name)
-            if not 0.0 < fraction <= 1.0:
-                raise ConfigError(f"{name} = {fraction}: must be above 0 and at most 1")
+    """Base of the bundled layers. Files that describe them are checked against the annotations of their fields."""
 
 
 def spread(key: str, value: Size, n_dims: int) -> Shape:

@@ -15,10 +15,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, cast, get_args, get_type_hints
+from typing import Annotated, Literal, Protocol, cast, get_args, get_type_hints
 
+from ddlsim.arguments import Count, Decay, Index, number
 from ddlsim.errors import ConfigError
-from ddlsim.workload.layer_rules import Cost, Shape, Size, Spec, need_map, need_tokens, spread, streaming, windows
+from ddlsim.workload.layer_rules import Cost, Shape, Spec, need_map, need_tokens, spread, streaming, windows
+
+Fraction = Annotated[float, number(0.0, 1.0, above=True)]
+Size = Annotated[Count | tuple[Count, ...], "an integer or a list with one integer per dimension"]
+Padding = Annotated[Index | tuple[Index, ...], "an integer or a list with one integer per dimension"]
 
 
 @dataclass(frozen=True)
@@ -38,16 +43,14 @@ class MixtureOfExperts(Spec):
     3 k s d f ``capacity`` in the experts (2 without ``gated``); d E + 3 E d f parameters.
     """
 
-    experts: int
-    active: int
-    units: int
+    experts: Count
+    active: Count
+    units: Count
     gated: bool = True
     capacity: float = 1.0
     type: Literal["mixture_of_experts"] = "mixture_of_experts"
-    positive = ("experts", "active", "units")
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.active > self.experts:
             raise ConfigError(f"active = {self.active}: must be at most experts = {self.experts}")
         if not 0.0 < self.capacity <= self.experts:
@@ -89,20 +92,18 @@ class Attention(Spec):
     k) MACs in the projections and 2 s^2 w in scores and mixing. Causal masks and sliding windows do not reduce them.
     """
 
-    heads: int
+    heads: Count
     fused: bool = False
     causal: bool = False
-    kv_heads: int | None = None
+    kv_heads: Count | None = None
     bias: bool = True
     rotary: bool = False
-    head_size: int | None = None
+    head_size: Count | None = None
     out_bias: bool | None = None
     qk_norm: Literal["none", "head", "all"] = "none"
     type: Literal["attention"] = "attention"
-    positive = ("heads", "kv_heads", "head_size")
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         _check_heads(self.heads, self.kv_heads)
 
     def cost(self, in_shape: Shape) -> Cost:
@@ -140,15 +141,13 @@ class CrossAttention(Spec):
     in place of d for keys and values of fewer heads) and 2 t c d in scores and mixing.
     """
 
-    heads: int
-    context: int
-    kv_heads: int | None = None
+    heads: Count
+    context: Count
+    kv_heads: Count | None = None
     bias: bool = True
     type: Literal["cross_attention"] = "cross_attention"
-    positive = ("heads", "kv_heads", "context")
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         _check_heads(self.heads, self.kv_heads)
 
     def cost(self, in_shape: Shape) -> Cost:
@@ -172,10 +171,9 @@ class SwiGLU(Spec):
     GeGLU, with GELU instead of SiLU, has the same cost.
     """
 
-    units: int
+    units: Count
     bias: bool = False
     type: Literal["swiglu"] = "swiglu"
-    positive = ("units",)
 
     def cost(self, in_shape: Shape) -> Cost:
         need_tokens(in_shape)
@@ -190,9 +188,8 @@ class SwiGLU(Spec):
 class RMSNorm(Spec):
     """Division by the root mean square of the last dimension, with a learned scale (Zhang and Sennrich 2019)."""
 
-    eps: float = 1e-6
+    eps: Fraction = 1e-6
     type: Literal["rms_norm"] = "rms_norm"
-    fractions = ("eps",)
 
     def cost(self, in_shape: Shape) -> Cost:
         return streaming(in_shape, in_shape, (("weight", in_shape[-1]),))
@@ -223,10 +220,9 @@ def _projections(widths: tuple[tuple[str, int], ...], features: int, *, bias: bo
 class TiedDense(Spec):
     """Dense layer whose weight is the token embedding, so its only parameter can be a bias (Press and Wolf 2017)."""
 
-    units: int
+    units: Count
     bias: bool = True
     type: Literal["tied_dense"] = "tied_dense"
-    positive = ("units",)
 
     def cost(self, in_shape: Shape) -> Cost:
         need_tokens(in_shape)
@@ -239,12 +235,11 @@ class TiedDense(Spec):
 class Embedding(Spec):
     """Token embedding plus learned position and token-type embeddings, unless their counts are 0."""
 
-    vocabulary: int
-    dim: int
-    positions: int = 0
-    types: int = 0
+    vocabulary: Count
+    dim: Count
+    positions: Index = 0
+    types: Index = 0
     type: Literal["embedding"] = "embedding"
-    positive, not_negative = ("vocabulary", "dim"), ("positions", "types")
 
     def cost(self, in_shape: Shape) -> Cost:
         if len(in_shape) != 1:
@@ -263,10 +258,9 @@ class PatchEmbedding(Spec):
     """Patches of ``patch`` x ``patch`` pixels as tokens after a class token, with learned positions (Dosovitskiy et
     al. 2021, An image is worth 16x16 words, arXiv:2010.11929)."""
 
-    patch: int
-    dim: int
+    patch: Count
+    dim: Count
     type: Literal["patch_embedding"] = "patch_embedding"
-    positive = ("patch", "dim")
 
     def cost(self, in_shape: Shape) -> Cost:
         need_map(in_shape)
@@ -282,9 +276,8 @@ class PatchEmbedding(Spec):
 class TiedEmbedding(Spec):
     """Token embedding that uses the table of another layer, so it has no parameters (Press and Wolf 2017)."""
 
-    dim: int
+    dim: Count
     type: Literal["tied_embedding"] = "tied_embedding"
-    positive = ("dim",)
 
     def cost(self, in_shape: Shape) -> Cost:
         if len(in_shape) != 1:
@@ -303,11 +296,10 @@ class EmbeddingBag(Spec):
     data-parallel workers (Naumov et al. 2019, arXiv:1906.00091, section 4).
     """
 
-    tables: tuple[int, ...]  # number of rows of each table
-    dim: int
-    pooling: int = 1
+    tables: tuple[Count, ...]  # number of rows of each table
+    dim: Count
+    pooling: Count = 1
     type: Literal["embedding_bag"] = "embedding_bag"
-    positive = ("tables", "dim", "pooling")
 
     def cost(self, in_shape: Shape) -> Cost:
         n_out = len(self.tables) * self.dim
@@ -319,9 +311,8 @@ class EmbeddingBag(Spec):
 class Interaction(Spec):
     """DLRM's dot products between all pairs of feature vectors, with the first vector kept in front."""
 
-    dim: int
+    dim: Count
     type: Literal["interaction"] = "interaction"
-    positive = ("dim",)
 
     def cost(self, in_shape: Shape) -> Cost:
         if len(in_shape) != 1 or in_shape[0] % self.dim:
@@ -339,9 +330,8 @@ class Take(Spec):
     """The first ``count`` tokens (BERT's pooler reads one, its masked-token head the masked positions), or numbers of a
     vector."""
 
-    count: int
+    count: Count
     type: Literal["take"] = "take"
-    positive = ("count",)
 
     def cost(self, in_shape: Shape) -> Cost:
         if len(in_shape) > 2:
@@ -364,10 +354,9 @@ class Slice(Spec):
     decoder, or the two inputs of a cell.
     """
 
-    first: int = 0
-    count: int | None = None  # None: all from `first` on
+    first: Index = 0
+    count: Count | None = None  # None: all from `first` on
     type: Literal["slice"] = "slice"
-    positive, not_negative = ("count",), ("first",)
 
     def cost(self, in_shape: Shape) -> Cost:
         count = in_shape[0] - self.first if self.count is None else self.count
@@ -382,9 +371,8 @@ class Slice(Spec):
 class InstanceNorm(Spec):
     """Normalisation of each channel of each sample, without parameters (Ulyanov, Vedaldi and Lempitsky 2016)."""
 
-    eps: float = 1e-5
+    eps: Fraction = 1e-5
     type: Literal["instance_norm"] = "instance_norm"
-    fractions = ("eps",)
 
     def cost(self, in_shape: Shape) -> Cost:
         need_map(in_shape)
@@ -395,12 +383,8 @@ class InstanceNorm(Spec):
 class LeakyReLU(Spec):
     """x if positive, else ``slope`` x (Maas, Hannun and Ng 2013), not in place."""
 
-    slope: float = 0.01
+    slope: Decay = 0.01
     type: Literal["leaky_relu"] = "leaky_relu"
-
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.slope < 1.0:
-            raise ConfigError(f"slope = {self.slope}: must be at least 0 and below 1")
 
     def cost(self, in_shape: Shape) -> Cost:
         return streaming(in_shape, in_shape)
@@ -410,9 +394,8 @@ class LeakyReLU(Spec):
 class Upsample(Spec):
     """Repeats every pixel ``scale`` times in each spatial dimension (nearest neighbour, as in torch.nn.Upsample)."""
 
-    scale: int
+    scale: Count
     type: Literal["upsample"] = "upsample"
-    positive = ("scale",)
 
     def cost(self, in_shape: Shape) -> Cost:
         need_map(in_shape)
@@ -423,14 +406,13 @@ class Upsample(Spec):
 class Conv(Spec):
     """Convolution over any number of spatial dimensions (cross-correlation, zero padding)."""
 
-    channels: int
+    channels: Count
     kernel: Size
     stride: Size = 1
-    padding: Size = 0
-    groups: int = 1
+    padding: Padding = 0
+    groups: Count = 1
     bias: bool = True
     type: Literal["conv"] = "conv"
-    positive, not_negative = ("channels", "kernel", "stride", "groups"), ("padding",)
 
     def cost(self, in_shape: Shape) -> Cost:
         need_map(in_shape)
@@ -458,10 +440,9 @@ class Pool(Spec):
     type: Literal["max_pool", "avg_pool"]
     kernel: Size
     stride: Size | None = None  # None: the kernel size
-    padding: Size = 0
+    padding: Padding = 0
     ceil_mode: bool = False
     count_padding: bool = True
-    positive, not_negative = ("kernel", "stride"), ("padding",)
 
     def cost(self, in_shape: Shape) -> Cost:
         need_map(in_shape)
@@ -479,7 +460,6 @@ class AdaptiveAvgPool(Spec):
 
     size: Size
     type: Literal["adaptive_avg_pool"] = "adaptive_avg_pool"
-    positive = ("size",)
 
     def cost(self, in_shape: Shape) -> Cost:
         need_map(in_shape)
@@ -490,10 +470,9 @@ class AdaptiveAvgPool(Spec):
 class Dense(Spec):
     """Affine map of the last dimension (of a vector, or of every token)."""
 
-    units: int
+    units: Count
     bias: bool = True
     type: Literal["dense"] = "dense"
-    positive = ("units",)
 
     def cost(self, in_shape: Shape) -> Cost:
         if len(in_shape) > 2:
@@ -511,10 +490,9 @@ class Dense(Spec):
 class BatchNorm(Spec):
     """Batch normalisation per channel with learned scale and shift (Ioffe and Szegedy 2015)."""
 
-    eps: float = 1e-5
-    momentum: float = 0.1  # weight of the new batch in the running statistics
+    eps: Fraction = 1e-5
+    momentum: Fraction = 0.1  # weight of the new batch in the running statistics
     type: Literal["batch_norm"] = "batch_norm"
-    fractions = ("eps", "momentum")
 
     def cost(self, in_shape: Shape) -> Cost:
         return streaming(in_shape, in_shape, (("weight", in_shape[0]), ("bias", in_shape[0])))
@@ -524,9 +502,8 @@ class BatchNorm(Spec):
 class LayerNorm(Spec):
     """Layer normalisation of the last dimension with learned scale and shift (Ba, Kiros and Hinton 2016)."""
 
-    eps: float = 1e-5
+    eps: Fraction = 1e-5
     type: Literal["layer_norm"] = "layer_norm"
-    fractions = ("eps",)
 
     def cost(self, in_shape: Shape) -> Cost:
         return streaming(in_shape, in_shape, (("weight", in_shape[-1]), ("bias", in_shape[-1])))
@@ -547,13 +524,9 @@ class Activation(Spec):
 class Dropout(Spec):
     """Sets each element to zero with probability ``rate`` while training, or ``whole_channels`` (timing only)."""
 
-    rate: float = 0.5
+    rate: Decay = 0.5
     whole_channels: bool = False  # torch.nn.Dropout2d
     type: Literal["dropout"] = "dropout"
-
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.rate < 1.0:
-            raise ConfigError(f"rate = {self.rate}: must be at least 0 and below 1")
 
     def cost(self, in_shape: Shape) -> Cost:
         return streaming(in_shape, in_shape)

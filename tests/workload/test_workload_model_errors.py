@@ -38,7 +38,7 @@ BAD = [
     ),
     (
         HEAD + 'layers = [{ type = "conv", channels = "4", kernel = 3 }]',
-        "layers[0] (conv 'conv1'): channels = '4': must be an integer",
+        "layers[0] (conv 'conv1'): channels = '4': must be a positive integer",
     ),
     (
         HEAD + 'layers = [{ type = "conv", channels = 4, kernel = 2.5 }]',
@@ -46,11 +46,11 @@ BAD = [
     ),
     (
         HEAD + 'layers = [{ type = "conv", channels = true, kernel = 3 }]',
-        "layers[0] (conv 'conv1'): channels = True: must be an integer",
+        "layers[0] (conv 'conv1'): channels = True: must be a positive integer",
     ),
     (
         HEAD + 'layers = [{ type = "conv", channels = -4, kernel = 3 }]',
-        "layers[0] (conv 'conv1'): channels = -4: must be at least 1",
+        "layers[0] (conv 'conv1'): channels = -4: must be a positive integer",
     ),
     (
         HEAD + 'layers = [{ type = "dropout", rate = nan }]',

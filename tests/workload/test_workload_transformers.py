@@ -8,6 +8,7 @@ import pytest
 
 from ddlsim.errors import ConfigError
 from ddlsim.nn.network import build_network
+from ddlsim.schema import PLAIN
 from ddlsim.workload.layers import Attention, CrossAttention, MixtureOfExperts, RMSNorm, Slice, SwiGLU
 from ddlsim.workload.memory import layer_nbytes
 from ddlsim.workload.model import Model, load_model, tensor_shapes
@@ -170,8 +171,8 @@ def test_a_slice_costs_nothing():
     ("build", "message"),
     [
         (lambda: Attention(8, kv_heads=3), r"kv_heads = 3: must divide heads = 8"),
-        (lambda: Attention(8, kv_heads=0), r"kv_heads = 0: must be at least 1"),
-        (lambda: CrossAttention(4, context=0), r"context = 0: must be at least 1"),
+        (lambda: PLAIN.build(Attention, {"heads": 8, "kv_heads": 0}, "layer"), r"kv_heads = 0: must be a positive"),
+        (lambda: PLAIN.build(CrossAttention, {"heads": 4, "context": 0}, "layer"), r"context = 0: must be a positive"),
         (
             lambda: CrossAttention(4, context=8).cost((8, 16)),
             r"context = 8: must be less than the number of input tokens, 8",
@@ -179,9 +180,12 @@ def test_a_slice_costs_nothing():
         (lambda: CrossAttention(3, context=8).cost((9, 16)), r"heads = 3 must divide the 16 features"),
         (lambda: SwiGLU(4).cost((3, 8, 8)), r"the input must have shape \(tokens, features\)"),
         (lambda: MixtureOfExperts(2, 3, 8), r"active = 3: must be at most experts = 2"),
-        (lambda: MixtureOfExperts(0, 0, 8), r"experts = 0: must be at least 1"),
+        (
+            lambda: PLAIN.build(MixtureOfExperts, {"experts": 0, "active": 0, "units": 8}, "x"),
+            r"experts = 0: must be a pos",
+        ),
         (lambda: MixtureOfExperts(2, 1, 8).cost((8,)), r"the input must have shape \(tokens, features\)"),
-        (lambda: RMSNorm(eps=0.0), r"eps = 0.0: must be above 0"),
+        (lambda: PLAIN.build(RMSNorm, {"eps": 0.0}, "layer"), r"eps = 0.0: must be above 0"),
         (lambda: Slice(6, 3).cost((8, 4)), r"first = 6, count = 3: out of range"),
         (lambda: Slice(8).cost((8, 4)), r"first = 8, count = None: out of range"),
     ],
