@@ -3,9 +3,10 @@
 Hockney's model: a message of n bytes takes ``alpha + n * beta`` (seconds, seconds per byte), then ``n * gamma`` at the
 receiver if it is reduced; one full-duplex port per rank, no other contention; all ranks start together. All-reduce
 algorithms keep their names (`ring`), and the others are prefixed with their kind (`all_to_all_bruck`). The algorithms'
-docstrings cite the sources. Every function is exact for all arguments that it accepts. If an algorithm folds ranks or
-prunes a tree to fit the number of ranks, messages contend for ports and the textbook's sum of steps does not hold;
-these functions require a power of two. (Only bounds are known for `double_binary_tree`.)
+docstrings cite the sources. Algorithms that take equally long share a function. Every function is exact for all
+arguments that it accepts. If an algorithm folds ranks or prunes a tree to fit the number of ranks, messages contend for
+ports and the textbook's sum of steps does not hold; these functions require a power of two. (Only bounds are known for
+`double_binary_tree`.)
 
 n_ranks  p                                    alpha  latency of a message, s
 nbytes   S, the buffer of one rank in bytes   beta   s per byte;  gamma  s per byte reduced
@@ -55,13 +56,13 @@ def pipelined_ring(n_ranks: Count, nbytes: Real, alpha: Real, beta: Real) -> flo
 @checked
 def recursive_doubling(n_ranks: Count, nbytes: Real, alpha: Real, beta: Real, gamma: Real = 0.0) -> float:
     """log2 p (alpha + S (beta + gamma)), p = 2^q."""
-    return _log2("recursive_doubling", n_ranks) * (alpha + nbytes * (beta + gamma))
+    return _log2(n_ranks) * (alpha + nbytes * (beta + gamma))
 
 
 @checked
 def halving_doubling(n_ranks: Count, nbytes: Real, alpha: Real, beta: Real, gamma: Real = 0.0) -> float:
     """2 log2 p alpha + 2 (p-1)/p S beta + (p-1)/p S gamma, p = 2^q."""
-    return 2 * _log2("halving_doubling", n_ranks) * alpha + _others(n_ranks, nbytes) * (2 * beta + gamma)
+    return 2 * _log2(n_ranks) * alpha + _others(n_ranks, nbytes) * (2 * beta + gamma)
 
 
 @checked
@@ -121,14 +122,8 @@ def broadcast_chain(n_ranks: Count, nbytes: Real, alpha: Real, beta: Real, n_seg
 @checked
 def broadcast_scatter_all_gather(n_ranks: Count, nbytes: Real, alpha: Real, beta: Real) -> float:
     """(log2 p + p - 1) alpha + 2 (p-1)/p S beta, p = 2^q."""
-    n_steps = _log2("broadcast_scatter_all_gather", n_ranks) + n_ranks - 1
+    n_steps = _log2(n_ranks) + n_ranks - 1
     return n_steps * alpha + 2 * _others(n_ranks, nbytes) * beta
-
-
-@checked
-def reduce_binomial(n_ranks: Count, nbytes: Real, alpha: Real, beta: Real, gamma: Real = 0.0) -> float:
-    """log2 p (alpha + S (beta + gamma)), p = 2^q."""
-    return _log2("reduce_binomial", n_ranks) * (alpha + nbytes * (beta + gamma))
 
 
 @checked
@@ -150,7 +145,7 @@ def reduce_scatter_ring(n_ranks: Count, nbytes: Real, alpha: Real, beta: Real, g
 @checked
 def reduce_scatter_recursive_halving(n_ranks: Count, nbytes: Real, alpha: Real, beta: Real, gamma: Real = 0.0) -> float:
     """log2 p alpha + (p-1)/p S (beta + gamma), p = 2^q."""
-    n_steps = _log2("reduce_scatter_recursive_halving", n_ranks)
+    n_steps = _log2(n_ranks)
     return n_steps * alpha + _others(n_ranks, nbytes) * (beta + gamma)
 
 
@@ -169,25 +164,13 @@ def all_gather_ring(n_ranks: Count, nbytes: Real, alpha: Real, beta: Real) -> fl
 @checked
 def all_gather_recursive_doubling(n_ranks: Count, nbytes: Real, alpha: Real, beta: Real) -> float:
     """log2 p alpha + (p-1)/p S beta, p = 2^q."""
-    return _log2("all_gather_recursive_doubling", n_ranks) * alpha + _others(n_ranks, nbytes) * beta
+    return _log2(n_ranks) * alpha + _others(n_ranks, nbytes) * beta
 
 
 @checked
 def all_gather_bruck(n_ranks: Count, nbytes: Real, alpha: Real, beta: Real) -> float:
     """ceil(log2 p) alpha + (p-1)/p S beta."""
     return (n_ranks - 1).bit_length() * alpha + _others(n_ranks, nbytes) * beta
-
-
-@checked
-def all_gather_direct(n_ranks: Count, nbytes: Real, alpha: Real, beta: Real) -> float:
-    """alpha + (p-1)/p S beta."""
-    return all_to_all_direct(n_ranks, nbytes, alpha, beta)
-
-
-@checked
-def all_to_all_pairwise(n_ranks: Count, nbytes: Real, alpha: Real, beta: Real) -> float:
-    """(p-1) alpha + (p-1)/p S beta."""
-    return reduce_scatter_ring(n_ranks, nbytes, alpha, beta)
 
 
 @checked
@@ -213,16 +196,9 @@ def all_to_all_nccl(n_inside: Count, n_machines: Count, nbytes: Real, inside: Li
     return to_rails + all_to_all_direct(n_machines, nbytes, *between[:2])
 
 
-@checked
-def gather_direct(n_ranks: Count, nbytes: Real, alpha: Real, beta: Real) -> float:
-    """alpha + (p-1)/p S beta; S is what the root ends with."""
-    return all_to_all_direct(n_ranks, nbytes, alpha, beta)
-
-
-@checked
-def scatter_direct(n_ranks: Count, nbytes: Real, alpha: Real, beta: Real) -> float:
-    """alpha + (p-1)/p S beta; S is what the root starts with."""
-    return all_to_all_direct(n_ranks, nbytes, alpha, beta)
+reduce_binomial = recursive_doubling
+all_to_all_pairwise = all_gather_ring
+all_gather_direct = gather_direct = scatter_direct = all_to_all_direct
 
 
 def _others(n_ranks: Count, nbytes: Real) -> float:
@@ -230,10 +206,10 @@ def _others(n_ranks: Count, nbytes: Real) -> float:
     return (n_ranks - 1) / n_ranks * nbytes
 
 
-def _log2(name: str, n_ranks: Count) -> int:
-    if n_ranks < 1 or n_ranks & (n_ranks - 1):
+def _log2(n_ranks: Count) -> int:
+    if n_ranks & (n_ranks - 1):
         raise ConfigError(
-            f"cost.{name}: n_ranks is {n_ranks}, but the closed form is exact only for powers of two; "
-            f"simulate the schedule instead"
+            f"cost: n_ranks = {n_ranks}: this closed form is exact only for powers of two; simulate the schedule "
+            "instead"
         )
     return n_ranks.bit_length() - 1
