@@ -101,19 +101,15 @@ def _level_by_level(
     return _shared_work(np.stack(groups), down, exchange, up)
 
 
-def scattered_by_level(n_ranks: int, levels: Levels) -> Schedule:
+def scattered(levels: Sequence[Sequence[Ints]], n_ranks: int, usual: Sequence[str]) -> Schedule:
     """Return the reduce-scatter inside groups, then between the groups, level by level."""
-    return _scattered(levels.groups, n_ranks, levels.algorithms)
-
-
-def _scattered(levels: Sequence[Sequence[Ints]], n_ranks: int, usual: Sequence[str]) -> Schedule:
     down = find(_SHARED.get(usual[0], _SHARED["ring"])[0], "reduce_scatter")
     if not levels:
         return down(n_ranks)
     if len({len(group) for group in levels[0]}) > 1:
         sizes = sorted({len(group) for group in levels[0]})
         raise ConfigError(f"hierarchical: requires groups of equal size, but the sizes are {sizes}; use 'ring'")
-    members, between = np.stack(levels[0]), _scattered(levels[1:], len(levels[0]), usual[1:])
+    members, between = np.stack(levels[0]), scattered(levels[1:], len(levels[0]), usual[1:])
     inside = down(members.shape[1])
     schedule = _shared_work(members, inside, between, dataclasses.replace(inside, lanes=()))
     owner = members[between.blocks(len(members))[:, None], inside.blocks(members.shape[1])]
@@ -134,8 +130,8 @@ def scattered_on_axes(places: Ints) -> Schedule:
             while rest.ndim > 1:
                 lines.append(tuple(rest.reshape(-1, rest.shape[-1])))
                 rest = np.arange(rest.size // rest.shape[-1]).reshape(rest.shape[:-1])
-            parts.append(_scattered(lines, places.size, ["ring"] * (n_axes + 1)))
-    return split(*parts) if parts else _scattered([], places.size, ["ring"])
+            parts.append(scattered(lines, places.size, ["ring"] * (n_axes + 1)))
+    return split(*parts) if parts else scattered([], places.size, ["ring"])
 
 
 @checked

@@ -71,6 +71,11 @@ class _Edges(NamedTuple):
     down: Floats
 
 
+def _edges(src: Ints, *columns: Ints | Floats | float) -> _Edges:
+    """Return messages from `src`; a column can be one number for all of them."""
+    return _Edges(src, *(np.broadcast_to(column, src.shape) for column in columns))
+
+
 def through_machines(n_ranks: int, way: Way) -> Schedule:
     """Return the all-reduce over machines: one head per machine reduces each part of the buffer, then the heads of a
     part all-reduce it. Segments of the parts are pipelined."""
@@ -97,12 +102,9 @@ def _straight(way: Way, width: int) -> tuple[_Edges, Ints]:
     n = machines.shape[1]
     machine, src, step = (a.ravel() for a in np.indices((len(machines), n, n - 1)))
     dst = (src + 1 + step) % n
-    late = np.full(len(src), way.first_inside)
-    one_way = way.choice.algorithm.startswith("nvls")  # the latency covers both directions
-    ends = machines[machine, src], machines[machine, dst]
-    shares = np.full(len(src), way.inside[0]), np.full(len(src), way.inside[1])
-    down = np.zeros_like(late) if one_way else late
-    return _Edges(*ends, np.zeros_like(src), dst * width, np.full(len(src), width), *shares, late, down), machines.T
+    ends, late = (machines[machine, src], machines[machine, dst]), way.first_inside
+    down = 0.0 if way.choice.algorithm.startswith("nvls") else late  # for NVLS, the latency covers both directions
+    return _edges(*ends, 0, dst * width, width, *way.inside, late, down), machines.T
 
 
 def _chains(way: Way, width: int) -> tuple[_Edges, Ints]:
@@ -110,10 +112,8 @@ def _chains(way: Way, width: int) -> tuple[_Edges, Ints]:
     chains = np.array(way.chains)  # (channels, machines, ranks)
     n = chains.shape[2]
     part, machine, place = (a.ravel() for a in np.indices((*chains.shape[:2], n - 1)))
-    late = np.full(len(part), way.first_inside)
-    ends, full = (chains[part, machine, place + 1], chains[part, machine, place]), np.full(len(part), width)
-    shares = np.full(len(part), way.inside[0]), np.full(len(part), way.inside[1])
-    return _Edges(*ends, n - 2 - place, part * width, full, *shares, late, late), chains[:, :, 0]
+    ends, late = (chains[part, machine, place + 1], chains[part, machine, place]), way.first_inside
+    return _edges(*ends, n - 2 - place, part * width, width, *way.inside, late, late), chains[:, :, 0]
 
 
 def _trees_between(way: Way, heads: Ints, stage: int) -> _Edges:
@@ -126,7 +126,7 @@ def _trees_between(way: Way, heads: Ints, stage: int) -> _Edges:
         level = depth.max() - depth[child[which]] + stage
         columns.append((src, dst, level, 2 * part + number, way.latency(src, dst), way.latency(dst, src)))
     src, dst, level, start, up, down = (np.concatenate(column) for column in zip(*columns, strict=True))
-    return _Edges(src, dst, level, start, np.ones_like(src), np.ones(len(src)), np.ones(len(src)), up, down)
+    return _edges(src, dst, level, start, 1, 1.0, 1.0, up, down)
 
 
 def _switches(way: Way, heads: Ints, stage: int) -> _Edges:
@@ -135,10 +135,8 @@ def _switches(way: Way, heads: Ints, stage: int) -> _Edges:
     part, machine, step = (a.ravel() for a in np.indices((n_parts, n_machines, n_machines - 1)))
     other = (machine + 1 + step) % n_machines
     src, dst = heads[part, machine], heads[part, other]
-    wire = n_machines / (2.0 * (n_machines - 1))
-    ones, shares = np.ones(len(src)), np.full(len(src), wire)
-    start, late, none = part * n_machines + other, way.latency(src, dst), np.zeros(len(src))
-    return _Edges(src, dst, np.full(len(src), stage), start, np.ones_like(src), shares, ones, late, none)
+    wire, start = n_machines / (2.0 * (n_machines - 1)), part * n_machines + other
+    return _edges(src, dst, stage, start, 1, wire, 1.0, way.latency(src, dst), 0.0)
 
 
 def by_nccl(ring: Callable[[int], Schedule], n_ranks: int, way: Way | None) -> Schedule:

@@ -9,7 +9,7 @@ import numpy as np
 from ddlsim.arguments import checked
 from ddlsim.cluster.levels import Levels
 from ddlsim.collectives.gloo import gloo_reduce_scatter
-from ddlsim.collectives.hierarchy import grouped, scattered_by_level, scattered_on_axes
+from ddlsim.collectives.hierarchy import grouped, scattered, scattered_on_axes
 from ddlsim.collectives.nccl_choice import Way
 from ddlsim.collectives.nccl_schedule import by_nccl, side_by_side
 from ddlsim.collectives.schedule import Ints, Ranks, Round, Schedule, messages
@@ -102,7 +102,8 @@ def hierarchical(n_ranks: Ranks, *, groups: Sequence[Ints], levels: Levels | Non
     MiCS (Zhang et al. 2022, arXiv:2205.00119, section 3.3). With rings, groups of n, m groups:
     (n-1) a1 + (n-1)/n S b1 + (m-1) a2 + (m-1)/m S/n b2.
     """
-    return scattered_by_level(n_ranks, levels or grouped(groups, n_ranks))
+    levels = levels or grouped(groups, n_ranks)
+    return scattered(levels.groups, n_ranks, levels.algorithms)
 
 
 @checked

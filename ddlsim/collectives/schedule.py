@@ -115,7 +115,8 @@ class Schedule:
         return f"<Schedule of {title(self)}>"
 
     def __str__(self) -> str:
-        return text(self)
+        lines = [title(self), sent(self), "", *aligned(cells(self), LEFT), *more(self)]
+        return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         from ddlsim.notebook import grid, lines, page
@@ -250,11 +251,6 @@ def messages(
 N_ROUNDS, N_MESSAGES = 12, 3
 #: left-aligned columns of the table
 LEFT = (0, 5, 6)
-
-
-def text(schedule: Schedule) -> str:
-    """Return what ``print(schedule)`` shows."""
-    return "\n".join([title(schedule), sent(schedule), "", *aligned(cells(schedule), LEFT), *more(schedule)])
 
 
 def title(schedule: Schedule) -> str:
