@@ -199,12 +199,7 @@ def ring(wanted: _Plain) -> Graph:
 def line(wanted: _Plain) -> Graph:
     """Build a line of machines: each is linked to its neighbours and forwards messages for other machines.
 
-    n_hosts             number of machines
-    bandwidth, latency  bandwidth and latency of every link, such as "10 Gbit/s" and "1 us"
-    efficiency          fraction of the bandwidth available for payload
-    host                type of every machine, a :class:`~ddlsim.cluster.Host` or :class:`~ddlsim.cluster.MultiGpu`
-    reverse_bandwidth   bandwidth from machine i + 1 to machine i; None: the same in both directions
-    shared              whether the links are half-duplex
+    The arguments are described in :func:`ring`.
     """
     n = wanted.n_hosts
     return _direct("line", [n], wanted, itertools.pairwise(range(n)), n - 1)
@@ -214,12 +209,9 @@ def line(wanted: _Plain) -> Graph:
 def fully_connected(wanted: _Plain) -> Graph:
     """Build a network with a direct link between every pair of machines.
 
-    n_hosts             number of machines
-    bandwidth, latency  bandwidth and latency of every link, such as "10 Gbit/s" and "1 us"
-    efficiency          fraction of the bandwidth available for payload
-    host                type of every machine, a :class:`~ddlsim.cluster.Host` or :class:`~ddlsim.cluster.MultiGpu`
-    reverse_bandwidth   bandwidth towards the machine with the lower number; None: the same in both directions
-    shared              whether the links are half-duplex
+    reverse_bandwidth  bandwidth towards the machine with the lower number; None: the same in both directions
+
+    The other arguments are described in :func:`ring`.
     """
     n = wanted.n_hosts
     return _direct("fully-connected", [n], wanted, itertools.combinations(range(n), 2), n * (n - 1) // 2)
@@ -240,14 +232,13 @@ def torus(wanted: _Torus) -> Graph:
     sizes               numbers of machines along the dimensions, such as (8, 8) or (4, 4, 4). Along a dimension of size
                         2, the two machines are connected by one link, not two
     bandwidth, latency  bandwidth and latency of the links of the torus, such as "10 Gbit/s" and "1 us"
-    efficiency          fraction of the bandwidth available for payload
-    host                type of every machine, a :class:`~ddlsim.cluster.Host` or :class:`~ddlsim.cluster.MultiGpu`
     slices              number of tori (slices) of this size. If there are several, every machine also has a link to a
                         switch that connects the slices
     nic_bandwidth       bandwidth of the links to that switch; None: `bandwidth`
     nic_latency         latency of the links to that switch; None: `latency`
 
-    Messages are routed in dimension order, starting with the first dimension.
+    The other arguments are described in :func:`ring`. Messages are routed in dimension order, starting with the first
+    dimension.
     """
     sizes, n_slices = wanted.sizes, wanted.slices
     if not isinstance(sizes, list | tuple) or not 1 <= len(sizes) <= MAX_DIMS:
@@ -277,12 +268,10 @@ class _Cube(_Fabric):
 def hypercube(wanted: _Cube) -> Graph:
     """Build a hypercube of 2 ** n_dims machines, with links between machines whose numbers differ in exactly one bit.
 
-    n_dims              number of dimensions, which is also the number of links per machine
-    bandwidth, latency  bandwidth and latency of every link, such as "10 Gbit/s" and "1 us"
-    efficiency          fraction of the bandwidth available for payload
-    host                type of every machine, a :class:`~ddlsim.cluster.Host` or :class:`~ddlsim.cluster.MultiGpu`
+    n_dims  number of dimensions, which is also the number of links per machine
 
-    Routes correct the differing bits of the machine numbers one at a time, starting with the highest bit.
+    The other arguments are described in :func:`ring`. Routes correct the differing bits of the machine numbers one at a
+    time, starting with the highest bit.
     """
     n_dims = wanted.n_dims
     if n_dims > MAX_NODES.bit_length():
@@ -372,13 +361,10 @@ class _FatTree(_Trunked):
 def fat_tree(wanted: _FatTree) -> Graph:
     """Build the k-ary fat tree of Al-Fares, Loukissas and Vahdat (SIGCOMM 2008) with k**3 / 4 machines.
 
-    k                   number of ports per switch; must be even
-    bandwidth, latency  bandwidth and latency of the machines' links, such as "10 Gbit/s" and "1 us"
-    efficiency          fraction of the bandwidth available for payload
-    host                type of every machine, a :class:`~ddlsim.cluster.Host` or :class:`~ddlsim.cluster.MultiGpu`
-    trunk_bandwidth     bandwidth of the links between switches; None: `bandwidth`
-    trunk_latency       latency of the links between switches; None: `latency`
-    routing             policy that chooses among the shortest paths, such as "d-mod-k", "ecmp" or "spray"
+    k                number of ports per switch; must be even
+    trunk_bandwidth  bandwidth of the links between switches; None: `bandwidth`
+
+    The other arguments are described in :func:`leaf_spine`.
 
     Each of the k pods has k/2 edge switches and k/2 aggregation switches. Aggregation switch j of every pod is
     connected to the core switches j*k/2 to j*k/2 + k/2 - 1.
@@ -416,14 +402,11 @@ def racks(wanted: _Racks) -> Graph:
 
     If there are only two racks, a single trunk connects their switches directly.
 
-    n_racks             number of racks
-    hosts_per_rack      number of machines per rack
-    bandwidth, latency  bandwidth and latency of the machines' links, such as "10 Gbit/s" and "1 us"
-    efficiency          fraction of the bandwidth available for payload
-    host                type of every machine, a :class:`~ddlsim.cluster.Host` or :class:`~ddlsim.cluster.MultiGpu`
-    trunk_bandwidth     bandwidth of each trunk; None: derived from `oversubscription`
-    trunk_latency       latency of each trunk; None: `latency`
-    oversubscription    total bandwidth of a rack's machines, divided by the bandwidth of its trunk
+    n_racks           number of racks
+    hosts_per_rack    number of machines per rack
+    oversubscription  total bandwidth of a rack's machines, divided by the bandwidth of its trunk
+
+    The other arguments are described in :func:`leaf_spine`.
     """
     link, n_nics, n_racks, hosts_per_rack = wanted.link, wanted.n_nics, wanted.n_racks, wanted.hosts_per_rack
     trunk = wanted.trunk(link, hosts_per_rack * n_nics, 1)
