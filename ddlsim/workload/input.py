@@ -20,23 +20,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from itertools import pairwise
-from typing import Annotated, NamedTuple, cast
+from typing import Annotated, NamedTuple
 
-from ddlsim.arguments import (
-    Bandwidth,
-    Bytes,
-    Count,
-    Index,
-    Rule,
-    Share,
-    checked,
-    number,
-    one_of,
-    quantity,
-    validated_by,
-)
-from ddlsim.arguments.annotations import rule_of
-from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.arguments import Bandwidth, Bytes, Count, Index, Share, checked, number, one_of, quantity
+from ddlsim.errors import ConfigError
 from ddlsim.units import si
 
 Policy = Annotated[str, one_of("minio", "lru")]
@@ -186,30 +173,6 @@ DATASETS = {
 }
 
 
-def _levels(value: object, where: str) -> object:
-    return value if isinstance(value, Cache) else _CACHES(value, where)
-
-
-def _known(value: object, where: str) -> object:
-    if not isinstance(value, str) or value not in DATASETS:
-        raise unknown_name("data set", str(value), DATASETS, where)
-    return value
-
-
-_CACHES = cast(
-    Rule,
-    rule_of(
-        tuple[
-            Annotated[
-                Cache, "a Cache such as Cache('minio', '64 GB')", "Cache objects such as Cache('minio', '64 GB')"
-            ],
-            ...,
-        ]
-    ),
-)
-CachesLike = Annotated[Cache | Sequence[Cache], validated_by(_levels)]
-
-
 @checked
 @dataclass(frozen=True)
 class Input:
@@ -237,7 +200,7 @@ class Input:
     Raises ConfigError for invalid or conflicting values.
     """
 
-    dataset: Annotated[str, validated_by(_known)] | None = None
+    dataset: Annotated[str, one_of(*DATASETS)] | None = None
     _: KW_ONLY
     storage: str | None = None
     samples: Count | None = None
@@ -246,7 +209,7 @@ class Input:
     prep_seconds: Annotated[float | str, quantity("time", "10 ms", zero=True)] = 0.0
     cpu_workers: Count = 4
     prefetch: Index = 2
-    cache: CachesLike = ()
+    cache: Annotated[Cache | Sequence[Cache], "a Cache such as Cache('minio', '64 GB') or a list of Cache objects"] = ()
     read_samples: Count = 1
     epoch: Count | None = None
 

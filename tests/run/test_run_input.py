@@ -431,7 +431,7 @@ def test_a_cluster_without_storage():
     [
         ({"prefetch": -1}, "prefetch = -1: must be a non-negative integer"),
         ({"cpu_workers": 0}, "cpu_workers = 0"),
-        ({"dataset": "imagnet"}, "unknown data set 'imagnet'; did you mean 'imagenet'"),
+        ({"dataset": "imagnet"}, "must be 'imagenet', 'cifar10' or 'coco2017'; did you mean 'imagenet'"),
         ({"storage": "nfs0"}, "requires the size of a sample; set dataset='imagenet'"),
         (
             {"dataset": "imagenet", "cache": Cache("lru", "1 GB")},
