@@ -9,7 +9,6 @@ from typing import Annotated
 from ddlsim.arguments import Positive, checked, number, one_of, quantity
 from ddlsim.run.metrics import METRICS
 from ddlsim.ties import FLOOR
-from ddlsim.units import parse
 
 AIMS = ("time", "cost")
 _Least = Annotated[float, number(0.0, 1.0, above=True, hint=" (0.9 is 90 %)")]
@@ -72,18 +71,12 @@ class Target:
     Raises ConfigError for invalid constraints.
     """
 
-    deadline: Annotated[float | str, quantity("time", "36 h")] | None = None
+    deadline: Annotated[float | str, quantity("time", "36 h", si=True)] | None = None
     budget: Positive | None = None
     efficiency: _Least | None = None
-    throughput: Annotated[float | str, quantity("rate")] | None = None
+    throughput: Annotated[float | str, quantity("rate", si=True)] | None = None
     accuracy: _Least | None = None
     objective: Annotated[str, one_of(*AIMS)] | None = None
-
-    def __post_init__(self) -> None:
-        for name, dimension in (("deadline", "time"), ("throughput", "rate")):
-            value = getattr(self, name)
-            if isinstance(value, str):
-                object.__setattr__(self, name, parse(value, dimension))
 
     @property
     def wants_cheapest(self) -> bool:
