@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -109,19 +109,20 @@ class Bounds:
             if not replicated:
                 copies = n_copies(prepared.stages, prepared.workloads)
                 batches = shared.n_batches / experiment.window[1] / copies
+        together = 0.0
+        if replicated or shared.program is not None:
+            together = sum(alone(experiment, each, batches, candidate.workers) for each in prepared.workloads)
+        return self._bound(candidate, limits, together, "; ".join(prepared.warnings))
+
+    def _bound(self, candidate: Candidate, limits: dict[str, float], together: float, *memory: Any) -> Bound:
+        """Return the bound with these limits (samples/s); workers without communication reach `together` (0: unknown).
+        `memory` are the last fields of :class:`Bound`."""
         limit = min(limits, key=lambda name: limits[name])
         throughput = (1.0 + ROUNDING) * limits[limit]
-        efficiency = np.inf
-        if replicated or shared.program is not None:
-            n_workers = candidate.workers
-            single = (alone(experiment, workload, batches, n_workers) for workload in prepared.workloads)
-            efficiency = throughput / sum(single)
-        return Bound(self._figures(candidate, throughput, efficiency), limit, "; ".join(prepared.warnings))
-
-    def _figures(self, candidate: Candidate, throughput: float, efficiency: float) -> Figures:
         rate = price_rate(candidate) if self.priced else float(candidate.workers)
         total = None if self.samples is None else self.samples / throughput
-        return Figures(throughput, efficiency, rate * (1.0 - ROUNDING), total)
+        efficiency = throughput / together if together else np.inf
+        return Bound(Figures(throughput, efficiency, rate * (1.0 - ROUNDING), total), limit, *memory)
 
     def _folded(self, candidate: Candidate) -> Bound | None:
         """Return the bound of a strategy with a folded program; None if it has none or if times are random."""
@@ -147,16 +148,13 @@ class Bounds:
             carriers = Carriers(cluster, np.array(placed.nodes)[folded.workers], together=True)
         bound = folded.program().bound(warmup, warmup + steps, carriers)
         limits = _limits(float(batches * at_a_time * strategy.n_replicas(candidate.workers) * steps), *bound)
-        limit = min(limits, key=lambda name: limits[name])
-        throughput = (1.0 + ROUNDING) * limits[limit]
-        single = alone(experiment, whole[0], float(batches), candidate.workers)
-        efficiency = throughput / (len(whole) * single)
 
         def fit() -> Fit:
             fullest, warnings = memory_use(experiment, placed.workloads, strategy.stages_of(whole))
             return Fit(warnings[0] if warnings else "", fullest.needed)
 
-        return Bound(self._figures(candidate, throughput, efficiency), limit, fit=fit)
+        together = len(whole) * alone(experiment, whole[0], float(batches), candidate.workers)
+        return self._bound(candidate, limits, together, "", fit)
 
     def _prepared(self, candidate: Candidate) -> _Prepared:
         """Return the shared data of candidates. Only the latest strategy, cluster and number of workers are cached."""
