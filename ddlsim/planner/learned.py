@@ -14,7 +14,7 @@ from ddlsim.learning import Training
 from ddlsim.learning.monitor import Row
 from ddlsim.planner.candidates import Candidate
 from ddlsim.planner.evaluate import Evaluator
-from ddlsim.planner.recommendation import Choice
+from ddlsim.planner.recommendation import Choice, best_of
 from ddlsim.planner.search import Found, levels, spread_of
 from ddlsim.planner.target import Figures, Miss, Target
 from ddlsim.run.experiment import Experiment
@@ -95,23 +95,17 @@ def trained(
         else:
             choices.append(choice)
     if not choices:
-        first_failure = notes[0]
-        raise ConfigError(f"recommend: no finalist can be trained: {first_failure}")
+        raise ConfigError(f"recommend: no finalist can be trained: {notes[0]}")
     choices = in_order(choices, lambda choice: _levels(choice, target), lambda choice: spread_of(choice.figures))
     n_groups = len({learning_group(one.candidate) for one in found if one.figures is not None})
-    n_trained = len(chosen)
-    if n_groups > n_trained:
+    if n_groups > len(chosen):
         notes.append(
-            f"only {n_trained} of {n_groups} combinations of update rule and global batch size were trained: the "
+            f"only {len(chosen)} of {n_groups} combinations of update rule and global batch size were trained: the "
             "fastest combination for each rule, then the fastest overall. A smaller batch size may reach the accuracy "
             "sooner"
         )
-    kept = choices[:n_best]
-    exact = next((choice for choice in choices if choice.exact), None)
-    if exact is not None and not any(choice.exact for choice in kept):
-        kept.append(exact)
     others = {choice.candidate: _said(choice, target) for choice in choices}
-    return [dataclasses.replace(c, reasons=_reasons(c, others)) for c in kept], notes
+    return [dataclasses.replace(c, reasons=_reasons(c, others)) for c in best_of(choices, n_best)], notes
 
 
 def _choice(one: Found, experiment: Experiment, outcome: Outcome, target: Target) -> Choice | None:

@@ -234,7 +234,10 @@ class Recommendation:
         return {**exact, **speed, "efficiency": figures.efficiency, **spent, **said}
 
     def __str__(self) -> str:
-        return text(self)
+        layouts = aligned(layout_cells(self))
+        middle = [("", ""), *(("" if i else "splits", line) for i, line in enumerate(layouts))] if layouts else []
+        rows = [*choice_rows(self), *middle, *advice_rows(self)]
+        return shown("\n".join(line for label, content in rows for line in _lines(label, content, content in layouts)))
 
     def _repr_html_(self) -> str:
         from ddlsim.notebook import grid, labelled, lines, page
@@ -249,16 +252,18 @@ class Recommendation:
 
 def choices_of(found: Sequence[Found], target: Target, n_best: int) -> list[Choice]:
     """Return the first `n_best` simulated configurations, best first, and the best exact one if it is missing."""
-    done = [one for one in found if one.figures is not None]
-    chosen = done[:n_best]
-    exact = next((one for one in done if one.candidate.exact), None)
-    if exact is not None and not any(one.candidate.exact for one in chosen):
-        chosen.append(exact)
-    return [
+    choices = (
         Choice(one.candidate, one.candidate.experiment, one.figures, tuple(target.misses(one.figures)))
-        for one in chosen
+        for one in found
         if one.figures is not None
-    ]
+    )
+    return best_of(list(choices), n_best)
+
+
+def best_of(choices: list[Choice], n_best: int) -> list[Choice]:
+    """Return the first `n_best` choices, and the first exact one if it is not among them."""
+    exact = next((i for i, choice in enumerate(choices) if choice.exact), 0)
+    return choices[:n_best] + choices[max(exact, n_best) : exact + 1]
 
 
 #: number of sensitivities, and of reasons for skipped configurations, in the text
@@ -272,14 +277,6 @@ NOTHING = 0.001
 #: reasons that differ only in numbers are shown once
 _NUMBER = re.compile(r"\d[\d,.]*")
 WIDTH = 118
-
-
-def text(plan: Recommendation) -> str:
-    """Return what ``print(plan)`` shows."""
-    layouts = aligned(layout_cells(plan))
-    middle = [("", ""), *(("splits" if i == 0 else "", line) for i, line in enumerate(layouts))] if layouts else []
-    rows = [*choice_rows(plan), *middle, *advice_rows(plan)]
-    return shown("\n".join(line for label, content in rows for line in _lines(label, content, content in layouts)))
 
 
 def choice_rows(plan: Recommendation) -> list[tuple[str, str]]:
@@ -393,10 +390,8 @@ def _searched(plan: Recommendation) -> str:
 def _verdict(plan: Recommendation) -> list[tuple[str, str]]:
     if plan.meets_target:
         return []
-    missed = [miss for miss in plan.best.misses if miss.share > 0.0]
-    return [
-        ("impossible", f"no configuration meets the target; the nearest misses {' and '.join(map(_missed, missed))}")
-    ]
+    missed = " and ".join(_missed(miss) for miss in plan.best.misses if miss.share > 0.0)
+    return [("impossible", f"no configuration meets the target; the nearest misses {missed}")]
 
 
 def _missed(miss: Miss) -> str:

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ddlsim.errors import ConfigError
 from ddlsim.planner.bounds import Bound, Bounds
@@ -53,13 +53,10 @@ def levels(
     seconds = figures.seconds
     energy = math.inf if figures.power is None else seconds * figures.power
     of_target = (float(worst > 0.0), 1.0 + worst, asked, accuracy_miss)
-    rest = (float(candidate.workers), _simplicity(candidate), float(candidate.number))
+    # all-reduce, servers, sharded updates, others; uncompressed before compressed
+    simplicity = float(candidate.simple + (LEAST_SIMPLE + 1) * (candidate.compression != "none"))
+    rest = (float(candidate.workers), simplicity, float(candidate.number))
     return (*of_target, seconds, seconds * figures.cost_rate, energy, *rest)
-
-
-def _simplicity(candidate: Candidate) -> float:
-    """Return the rank by complexity: all-reduce, servers, sharded updates, others; uncompressed before compressed."""
-    return float(candidate.simple + (LEAST_SIMPLE + 1) * (candidate.compression != "none"))
 
 
 def spread_of(figures: Figures) -> float:
@@ -133,22 +130,16 @@ class Found:
 def figures_of(candidate: Candidate, outcome: Outcome, *, priced: bool, samples: float | None) -> Figures:
     """Return the figures of a simulated candidate. The cost is inf if a machine has no price. With failures or
     checkpoints, the throughput is the goodput."""
-    throughput = _number(outcome, "goodput" if "goodput" in outcome.record else "throughput")
+    record: Mapping[str, Any] = outcome.record
+    throughput = float(record["goodput" if "goodput" in record else "throughput"])
     rate = float(candidate.workers)
     if priced:
-        per_sample = outcome.record["cost_per_sample"]
-        rate = math.inf if per_sample is None else _number(outcome, "cost_per_sample") * throughput
+        per_sample = record["cost_per_sample"]
+        rate = math.inf if per_sample is None else per_sample * throughput
     total = None if samples is None else samples / throughput
-    joules = outcome.record.get("energy_per_sample")
-    power = joules * throughput if isinstance(joules, float) else None
-    spread = _number(outcome, "throughput_spread") if "throughput_spread" in outcome.record else 0.0
-    return Figures(throughput, _number(outcome, "efficiency"), rate, total, power, spread)
-
-
-def _number(outcome: Outcome, name: str) -> float:
-    value = outcome.record[name]
-    assert isinstance(value, int | float)
-    return float(value)
+    joules = record.get("energy_per_sample")
+    power = None if joules is None else joules * throughput
+    return Figures(throughput, record["efficiency"], rate, total, power, record.get("throughput_spread", 0.0))
 
 
 class _Ready(NamedTuple):
@@ -224,11 +215,10 @@ class Search:
         if outcome.status != DONE:
             return Found(candidate, OUT, outcome.error)
         figures = figures_of(candidate, outcome, priced=self.priced, samples=self.samples)
-        names = ("compute", "communication", "waiting", "idle")
-        shares = {name: _number(outcome, f"{name}_share") for name in names}
-        notes = outcome.record["notes"]
-        assert isinstance(notes, list)
-        return Found(candidate, SIMULATED, "", figures, shares, tuple(notes), held=self._held.get(candidate.number))
+        record: Mapping[str, Any] = outcome.record
+        shares = {name: record[f"{name}_share"] for name in ("compute", "communication", "waiting", "idle")}
+        held = self._held.get(candidate.number)
+        return Found(candidate, SIMULATED, "", figures, shares, tuple(record["notes"]), held=held)
 
     def _pruned(self, ready: Sequence[_Ready], done: list[Found]) -> tuple[list[_Ready], list[Found]]:
         """Return the candidates that may still be among the best, including possible ties, and the pruned ones."""
