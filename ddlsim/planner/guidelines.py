@@ -13,7 +13,7 @@ from typing import Annotated
 from ddlsim.arguments import Count, Density, Index, NotNegative, Positive, Share, checked, integer, one_of
 from ddlsim.errors import ConfigError
 from ddlsim.workload.devices import Device
-from ddlsim.workload.memory import training_nbytes
+from ddlsim.workload.memory import memory_of
 from ddlsim.workload.model import Model
 from ddlsim.workload.precision import ELEMENT_NBYTES
 
@@ -92,10 +92,10 @@ def largest_batch(
     Embedding tables are sharded over the workers.
 
     M_device >= parameters, gradients and momentum + batch * activations: the memory budget of Zou et al. 2017
-    without workspaces (:func:`ddlsim.workload.memory.training_nbytes` lists the parts).
+    without workspaces (:class:`ddlsim.workload.memory.Memory` lists the parts).
     """
-    fixed = training_nbytes(model, 0, precision, n_workers)
-    per_sample = training_nbytes(model, 1, precision, n_workers) - fixed
+    fixed, one = (memory_of(model, n, precision, n_workers=n_workers).total for n in (0, 1))
+    per_sample = one - fixed
     left = device.memory_nbytes - fixed
     return max(0, math.floor(left / per_sample)) if per_sample > 0.0 else 0
 

@@ -390,11 +390,6 @@ def _workspace(layers: Sequence[Layer], batch_size: int, element: float, limit: 
     return min(si(limit, "bytes"), element * batch_size * max(windows, default=0.0))
 
 
-def training_nbytes(model: Model, batch_size: int, precision: str = "fp32", n_workers: int = 1) -> float:
-    """Return the bytes of parameters, gradients, momentum and stored activations for `batch_size` samples."""
-    return memory_of(model, batch_size, precision, n_workers=n_workers).total
-
-
 def activation_nbytes(model: Model, precision: str) -> float:
     """Return the bytes of stored activations per sample."""
     return kept_nbytes(model.layers, precision)[0]

@@ -12,7 +12,7 @@ from ddlsim import AllReduce, Measured, NoOverlap, ParameterServer, load_device,
 from ddlsim.cluster import star
 from ddlsim.errors import ConfigError
 from ddlsim.planner import guidelines
-from ddlsim.workload.memory import training_nbytes
+from ddlsim.workload.memory import memory_of
 
 RATIO = st.floats(1e-6, 10.0)
 
@@ -81,7 +81,7 @@ def test_the_servers_of_the_lemma_take_a_step_of_computing_to_push_and_pull() ->
 def test_memory() -> None:
     model, device = load_model("resnet50"), load_device("v100")
     n = guidelines.largest_batch(model, device)
-    assert training_nbytes(model, n) <= device.memory_nbytes < training_nbytes(model, n + 1)
+    assert memory_of(model, n).total <= device.memory_nbytes < memory_of(model, n + 1).total
     assert guidelines.largest_batch(load_model("gpt2"), load_device("v100"), "fp16") > 0
 
 

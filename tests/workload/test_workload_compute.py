@@ -13,7 +13,7 @@ from ddlsim.bundled import bundled_files
 from ddlsim.errors import ConfigError
 from ddlsim.workload.compute import Affine, Measured, Roofline, fit_affine, make_workload
 from ddlsim.workload.devices import Device, device_names, load_device
-from ddlsim.workload.memory import check_memory, training_nbytes
+from ddlsim.workload.memory import check_memory, memory_of
 from ddlsim.workload.model import load_model, model_names
 from ddlsim.workload.products import Timing, kernel_times, score_times
 from ddlsim.workload.roles import blocks
@@ -249,9 +249,9 @@ def test_memory_by_hand():
     """12 bytes a parameter; LeNet-5 keeps what tanh and pooling make, and the logits: tanh does not read its input."""
     lenet = load_model("lenet5")
     kept = sum(int(np.prod(layer.out_shape)) for layer in lenet.layers if layer.type in ("tanh", "avg_pool")) + 10
-    assert training_nbytes(lenet, 10) == 12 * 61_706 + 10 * 4 * kept
-    assert training_nbytes(lenet, 10, "fp16") == 12 * 61_706 + 10 * 2 * kept
-    assert training_nbytes(lenet, 10, n_workers=8) == training_nbytes(lenet, 10)  # every device has all of it
+    assert memory_of(lenet, 10).total == 12 * 61_706 + 10 * 4 * kept
+    assert memory_of(lenet, 10, "fp16").total == 12 * 61_706 + 10 * 2 * kept
+    assert memory_of(lenet, 10, n_workers=8).total == memory_of(lenet, 10).total  # every device has all of it
 
 
 def _memory_warning(batch_size: int, device: Device = V100, precision: str = "fp32") -> str | None:

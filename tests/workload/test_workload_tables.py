@@ -4,7 +4,7 @@ import pytest
 
 import ddlsim
 from ddlsim.cluster import MultiGpu, star
-from ddlsim.workload.memory import training_nbytes
+from ddlsim.workload.memory import memory_of
 from ddlsim.workload.model import load_model
 from ddlsim.workload.table_placement import held_params, table_exchange_nbytes
 
@@ -40,7 +40,7 @@ def test_tables_are_shared_out_whole(recommender, n_workers, rows):
     model = load_model(recommender)
     assert held_params(model, n_workers) == DENSE + 8 * rows
     kept = 4.0 * sum(layer.stored_nbytes for layer in model.layers) / 4.0
-    assert training_nbytes(model, 16, n_workers=n_workers) == 12 * (DENSE + 8 * rows) + 16 * kept
+    assert memory_of(model, 16, n_workers=n_workers).total == 12 * (DENSE + 8 * rows) + 16 * kept
 
 
 def test_the_rows_that_others_hold_are_exchanged(recommender):
@@ -83,7 +83,7 @@ def test_dlrm_fits_where_its_tables_are_shared_out():
     (together,) = warnings(4)
     assert "is not simulated" in together
     largest = int(alone.rsplit(" ", 1)[1])
-    assert training_nbytes(load_model("dlrm"), largest) <= 16 * 2**30 < training_nbytes(load_model("dlrm"), largest + 1)
+    assert memory_of(load_model("dlrm"), largest).total <= 16 * 2**30 < memory_of(load_model("dlrm"), largest + 1).total
 
 
 def test_a_memory_warning_says_that_tables_are_shared_out():
