@@ -71,7 +71,7 @@ class Builder:
                 shape = self.model.layers[node.index].out_shape
                 for part in (body, shortcut):
                     self._lay_out(part, body.maps, shape, input_grad=True)
-                built.layers.append(nn.Sum(nn.Chain(body.layers), nn.Chain(shortcut.layers), self._buffers()))
+                built.layers.append(nn.Sum(nn.Chain(body.layers), nn.Chain(shortcut.layers), Buffers(self.dtype)))
                 built.maps = body.maps
             elif isinstance(node, Concat):
                 self._concat(node, built, after)
@@ -89,18 +89,15 @@ class Builder:
             shape = self.model.layers[_last_leaf(nodes)].out_shape if nodes else None
             if shape is not None:
                 self._lay_out(branch, maps, shape, input_grad=True)
-        built.layers.append(nn.Join([nn.Chain(branch.layers) for branch in branches], self._buffers()))
+        built.layers.append(nn.Join([nn.Chain(branch.layers) for branch in branches], Buffers(self.dtype)))
         built.maps = maps
-
-    def _buffers(self) -> Buffers:
-        return Buffers(self.dtype)
 
     def _lay_out(self, built: _Built, maps: bool, shape: Shape, *, input_grad: bool) -> None:
         """Append a change of layout if `built` has another one than `maps`."""
         if built.maps == maps:
             return
         channels, space = shape[0], _space(shape)
-        built.layers.append(nn.Relayout(maps, channels, space, input_grad, self._buffers()))
+        built.layers.append(nn.Relayout(maps, channels, space, input_grad, Buffers(self.dtype)))
         built.maps = maps
 
     def _slot(self, into: list[Parameter], name: str, shape: tuple[int, ...], *start_values: Any, **more: Any) -> Slot:
@@ -126,7 +123,7 @@ class Builder:
         built.layers += self._make(leaf, built, shape, follows)
 
     def _make(self, leaf: Leaf, built: _Built, shape: Shape, follows: str) -> list[Layer]:
-        layer, spec, buffers = self.model.layers[leaf.index], leaf.spec, self._buffers()
+        layer, spec, buffers = self.model.layers[leaf.index], leaf.spec, Buffers(self.dtype)
         if isinstance(spec, specs.Conv):
             return [self._conv(leaf, spec, shape, follows)]
         if isinstance(spec, specs.Pool | specs.AdaptiveAvgPool):
@@ -167,7 +164,7 @@ class Builder:
     def _of_tokens(
         self, leaf: Leaf, spec: specs.Embedding | specs.Attention | specs.TiedDense | specs.Take, shape: Shape
     ) -> Layer:
-        name, buffers = self.model.layers[leaf.index].name, self._buffers()
+        name, buffers = self.model.layers[leaf.index].name, Buffers(self.dtype)
         if isinstance(spec, specs.Embedding):
             rows = (("tokens", spec.vocabulary), ("positions", spec.positions), ("types", spec.types))
             tokens, places, kind = (self._table(f"{name}.{what}", (n, spec.dim)) for what, n in rows)
@@ -202,16 +199,17 @@ class Builder:
             raise self._cannot(name, reason)
         slots = []
         for i, rows in enumerate(spec.tables):
-            draw = functools.partial(uniform, (rows, spec.dim))
+            bound = 1.0 / math.sqrt(rows)
+            draw = functools.partial(np.random.Generator.uniform, low=-bound, high=bound, size=(rows, spec.dim))
             slots.append(self._slot(self.parameters, f"{name}.table{i}", (rows, spec.dim), draw=draw))
         self.ids += [rows for rows in spec.tables for _ in range(spec.pooling)]
-        return nn.EmbeddingBag(name, slots, spec.pooling, self._buffers())
+        return nn.EmbeddingBag(name, slots, spec.pooling, Buffers(self.dtype))
 
     def _table(self, name: str, shape: tuple[int, int]) -> Slot | None:
         """Return an embedding's slot, initialised normally with deviation 0.02 (Radford et al. 2018, section 4.1)."""
         if not shape[0]:
             return None
-        return self._slot(self.parameters, name, shape, draw=functools.partial(normal, shape))
+        return self._slot(self.parameters, name, shape, draw=lambda rng: 0.02 * rng.standard_normal(shape))
 
     def _projection(self, name: str, features: int, units: int) -> tuple[Slot, Slot]:
         fans = (features, features)  # of each of the stacked matrices
@@ -233,13 +231,12 @@ class Builder:
             raise self._cannot(layer.name, f"init returns {sizes} elements, but cost declares {dict(layer.tensors)}")
         slots = {}
         for name, _ in layer.tensors:
-            draw = functools.partial(_drawn, initial, name)
-            slots[name] = self._slot(self.parameters, f"{layer.name}.{name}", np.shape(tensors[name]), draw=draw)
+            where = self.parameters, f"{layer.name}.{name}", np.shape(tensors[name])
+            slots[name] = self._slot(*where, draw=lambda rng, name=name: initial(rng)[name])
         buffers, momentum = {}, float(getattr(rule, "momentum", 0.1))
         for name, start in (rule.buffers(shape) if hasattr(rule, "buffers") else {}).items():
-            draw = functools.partial(_constant, start)
             where = self.state, f"{layer.name}.{name}", np.shape(start)
-            buffers[name] = self._slot(*where, momentum=momentum, draw=draw)
+            buffers[name] = self._slot(*where, momentum=momentum, draw=lambda rng, start=start: start)
         self.n_streams += "rng" in nn.asked_for(rule)
         return nn.Pure(layer.name, rule, shape, layer.out_shape, slots, buffers, momentum, self.n_streams - 1)
 
@@ -252,7 +249,7 @@ class Builder:
         bias = self._slot(self.parameters, f"{layer.name}.bias", (spec.channels,), 0.0) if spec.bias else None
         stride, padding = _pair("stride", spec.stride, shape, 1), _pair("padding", spec.padding, shape, 0)
         spaces = _space(shape), _space(layer.out_shape)
-        n, groups, buffers = spec.channels, spec.groups, self._buffers()
+        n, groups, buffers = spec.channels, spec.groups, Buffers(self.dtype)
         windows = kernel, stride, padding
         return nn.Conv2d(n, shape[0], *spaces, *windows, groups, weight, bias, layer.input_grad, buffers)
 
@@ -270,7 +267,7 @@ class Builder:
         if any((window.last <= window.first).any() for window in windows):
             raise self._cannot(layer.name, "a window contains only padding; set padding to at most kernel / 2")
         kind: Literal["max", "average"] = "max" if layer.type == "max_pool" else "average"
-        return nn.Pool2d(kind, shape[0], space, out, (windows[0], windows[1]), layer.input_grad, self._buffers())
+        return nn.Pool2d(kind, shape[0], space, out, (windows[0], windows[1]), layer.input_grad, Buffers(self.dtype))
 
     def _cannot(self, name: str, reason: str) -> ConfigError:
         return ConfigError(f"model {self.model.name!r}: layer {name!r} cannot be trained: {reason}")
@@ -278,14 +275,6 @@ class Builder:
 
 def _is_pure(spec: specs.LayerSpec) -> bool:
     return hasattr(spec, "forward") and hasattr(spec, "backward")
-
-
-def _drawn(initial: Callable[[np.random.Generator], dict[str, Array]], name: str, rng: np.random.Generator) -> Array:
-    return initial(rng)[name]
-
-
-def _constant(value: Array, rng: np.random.Generator) -> Array:
-    return value
 
 
 def _space(shape: Shape) -> tuple[int, int]:
@@ -333,17 +322,6 @@ class Parameter:
     follows: str = ""
     momentum: float = 0.0
     draw: Callable[[np.random.Generator], Array] | None = None
-
-
-def normal(shape: tuple[int, ...], rng: np.random.Generator) -> Array:
-    """Sample an embedding: deviation 0.02 (Radford et al. 2018, GPT, section 4.1)."""
-    return 0.02 * rng.standard_normal(shape)
-
-
-def uniform(shape: tuple[int, int], rng: np.random.Generator) -> Array:
-    """Sample an embedding table of a recommendation model: within +-1 / sqrt(rows)."""
-    bound = 1.0 / math.sqrt(shape[0])
-    return rng.uniform(-bound, bound, shape)
 
 
 def kept_shares(state: Sequence[Parameter], dtype: np.dtype[np.floating]) -> Array:
