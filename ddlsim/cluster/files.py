@@ -288,22 +288,20 @@ def read_cluster(path: Path, text: str, settings: Sequence[str] = ()) -> Cluster
 
 def _with_device_files(cluster: Cluster, folder: Path) -> Cluster:
     """Replace the names of device files that exist in the cluster file's `folder` by their paths."""
-    names = {name for name in cluster.device_of if name and name.endswith(".toml") and (folder / name).is_file()}
-    if not names:
-        return cluster
-    return dataclasses.replace(
-        cluster, device_of=tuple(str(folder / name) if name in names else name for name in cluster.device_of)
-    )
+    return _renamed(cluster, lambda name: str(folder / name) if (folder / name).is_file() else name)
 
 
 def in_folder(cluster: Cluster, folder: Path) -> Cluster:
     """Return the cluster with device-file paths relative to `folder`, as a file in it names them."""
-    names = {name: relative_name(name, folder) for name in set(cluster.device_of) if name and name.endswith(".toml")}
-    if all(name == relative for name, relative in names.items()):
+    return _renamed(cluster, lambda name: relative_name(name, folder))
+
+
+def _renamed(cluster: Cluster, rename: Callable[[str], str]) -> Cluster:
+    """Rename the device files of a cluster; if no name changes, return the cluster itself."""
+    names = {name: rename(name) for name in set(cluster.device_of) if name and name.endswith(".toml")}
+    if all(name == renamed for name, renamed in names.items()):
         return cluster
-    return dataclasses.replace(
-        cluster, device_of=tuple(None if name is None else names.get(name, name) for name in cluster.device_of)
-    )
+    return dataclasses.replace(cluster, device_of=tuple(names.get(name or "", name) for name in cluster.device_of))
 
 
 def write_cluster(cluster: Cluster, path: Path) -> None:
@@ -487,7 +485,10 @@ def _check_new(name: str, ports: dict[str, list[str]], place: str) -> None:
 
 
 def _add_links(graph: Graph, ports: dict[str, list[str]], link: LinkTable, place: str) -> None:
-    ends = [_matching(pattern, ports, f"{place}.between") for pattern in link.between]
+    ends = [[name for name in ports if fnmatch.fnmatchcase(name, pattern)] for pattern in link.between]
+    for pattern, found in zip(link.between, ends, strict=True):
+        if not found:
+            raise unknown_name("host or switch", pattern, ports, f"{place}.between")
     if link.shared and link.reverse_bandwidth is not None:
         raise ConfigError(
             f"{place}.reverse_bandwidth = {link.reverse_bandwidth!r} cannot be combined with shared; remove one of them"
@@ -507,13 +508,6 @@ def _add_links(graph: Graph, ports: dict[str, list[str]], link: LinkTable, place
         for i in range(max(len(ports[a]), len(ports[b]))):  # one per NIC
             left, right = (ports[end][i % len(ports[end])] for end in (a, b))
             connect(graph, left, right, kind, link.bandwidth, link.latency, **rest)
-
-
-def _matching(pattern: str, names: Iterable[str], place: str) -> list[str]:
-    found = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
-    if not found:
-        raise unknown_name("host or switch", pattern, names, place)
-    return found
 
 
 def _read_json(stem: str, text: str) -> Cluster:
