@@ -33,7 +33,7 @@ import numpy as np
 
 from ddlsim.bundled import bundled_files
 from ddlsim.cluster.cluster import Bools, Cluster, Floats, Ints
-from ddlsim.cluster.details import LinkDetails, with_detail
+from ddlsim.cluster.details import with_detail
 from ddlsim.cluster.machines import workers_by_machine
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.plain import read_toml
@@ -150,19 +150,12 @@ def with_parameters(cluster: Cluster, values: Mapping[str, float]) -> Cluster:
             # a share above 1 raises the bandwidth itself
             bandwidth[members] *= np.maximum(share, 1.0)
             efficiency[members] = np.minimum(share, 1.0)
-            if link_class == "between":
-                details = _carrying(details, members, value)
+            if details is not None and link_class == "between":  # a measured rate refutes lower limits of connections
+                refuted = members & (details.connection_limit < value)
+                details = dataclasses.replace(details, flow_rate=np.where(refuted, 0.0, details.flow_rate))
     links: dict[str, Any] = {"link_latency": latency, "link_bandwidth": bandwidth, "link_efficiency": efficiency}
     costs: dict[str, Any] = {"send_overhead": send, "recv_overhead": receive, "reduce_time": reduce_time}
     return dataclasses.replace(cluster, details=details, **links, **costs)
-
-
-def _carrying(details: LinkDetails | None, members: Bools, rate: float) -> LinkDetails | None:
-    """Return the details without connection limits below a `rate` (bytes/s) that was measured between two workers."""
-    if details is None:
-        return None
-    refuted = members & (details.connection_limit < rate)
-    return dataclasses.replace(details, flow_rate=np.where(refuted, 0.0, details.flow_rate))
 
 
 def _with_details(cluster: Cluster, values: Mapping[str, float]) -> Cluster:
@@ -276,7 +269,7 @@ def deviation(kind: str) -> Beyond:
         return Beyond(0.0, (), 0.0, *table[known])
     alike = [sides for name, sides in table.items() if name.startswith(known) and name.count("/") == bool(known)]
     note = f"no measured family resembles {kind}; using the interval of the least accurate kind"
-    return Beyond(0.0, (note,), 0.0, max(faster for faster, _ in alike), max(slower for _, slower in alike))
+    return Beyond(0.0, (note,), 0.0, *map(max, zip(*alike, strict=True)))
 
 
 def unmeasured(note: str, kind: str) -> Beyond:
@@ -288,7 +281,7 @@ def beyond(value: float, measured: Sequence[float], what: str) -> Beyond:
     """Return the uncertainty of a value outside the range of the `measured` ones."""
     least, most = min(measured), max(measured)
     if least <= value <= most or value <= 0.0 or most <= 0.0:
-        return Beyond()
+        return INSIDE
     doublings = math.log2(value / most) if value > most else math.log2(max(least, 1e-300) / value)
     ends = f"{least:.6g}" if least == most else f"{least:.6g} to {most:.6g}"
     return Beyond(doublings * PER_DOUBLING**2, (f"extrapolated: {value:.6g} {what} (measured: {ends})",))

@@ -65,17 +65,13 @@ def _load_file(path: Path, settings: Sequence[str]) -> Cluster:
     if path.suffix not in _OWN:
         from ddlsim.imports import read_topology
 
-        return read_topology(path, dict(_fact(context) for context in settings))
+        pairs = [context.partition("=") for context in settings]
+        for context, (_, is_setting, _) in zip(settings, pairs, strict=True):
+            if not is_setting:
+                raise ConfigError(
+                    f"+{context}: expected +name=value (such as +bandwidth=25 GB/s) for a value that the file lacks"
+                )
+        return read_topology(path, {name: parse_value(value) for name, _, value in pairs})
     from ddlsim.cluster import files
 
     return files.read_cluster(path, decoded(data, str(path)), settings)
-
-
-def _fact(context: str) -> tuple[str, object]:
-    """Parse a text like ``bandwidth=25 GB/s`` to (name, value)."""
-    name, is_setting, value = context.partition("=")
-    if not is_setting:
-        raise ConfigError(
-            f"+{context}: expected +name=value (such as +bandwidth=25 GB/s) for a value that the file lacks"
-        )
-    return name, parse_value(value)
