@@ -34,20 +34,16 @@ Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
 
-def _is_cluster(value: object) -> bool:
-    graph = hasattr(value, "nodes") and hasattr(value, "edges") and not isinstance(value, type)
-    return isinstance(value, str | Path | Cluster) or graph
-
-
 #: indices of nodes
 NodesLike = Annotated[npt.ArrayLike, array_of(np.int64, scalar=True)]
-GraphLike = Annotated["nx.Graph[Any]", with_attributes("a networkx graph", "nodes", "edges", "is_directed")]
+_GRAPH = with_attributes("a networkx graph", "nodes", "edges", "is_directed")
+GraphLike = Annotated["nx.Graph[Any]", _GRAPH]
 #: arguments of :func:`ddlsim.load_cluster` (checked without importing networkx)
 ClusterLike = Annotated[
     Union[str, Path, "nx.Graph[Any]", "Cluster"],  # networkx is slow to import
     Rule(
         "the name of a bundled cluster, a path, a networkx graph or a Cluster object",
-        _is_cluster,
+        lambda value: isinstance(value, str | Path | Cluster) or _GRAPH.takes(value),
         lambda value, where: PATH(value, where) if isinstance(value, str) else value,
         plural="names of bundled clusters, paths, networkx graphs or Cluster objects",
     ),
@@ -476,8 +472,7 @@ class Cluster:
     @cached_property
     def is_fabric_switch(self) -> Bools:
         """Whether each node is a switch between machines, not inside one, shape (n_nodes,)."""
-        switches = np.array([kind == "switch" for kind in self.node_kind], dtype=bool)
-        return _frozen(switches & (self.host_of < 0))
+        return _frozen(~self.is_endpoint & (self.host_of < 0))
 
     @checked
     def locality_order(self, nodes: NodesLike) -> Ints:
@@ -530,7 +525,8 @@ class Cluster:
 
     def summary(self) -> str:
         """Return a short text that lists machines, devices, links by kind, routing and sources."""
-        return summary(self)
+        texts = (": ".join(filter(None, row)) for row in summary_rows(self))
+        return shown("\n".join([title(self), *(f"  {text}" for text in texts)]))
 
     def _repr_html_(self) -> str:
         from ddlsim.notebook import labelled, page
@@ -560,26 +556,18 @@ def _reached(root: int, src: Ints, dst: Ints, n_nodes: int) -> Bools:
     return seen
 
 
-def summary(cluster: Cluster) -> str:
-    """Return machines, devices, links by kind, routing and sources of the cluster as text."""
-    texts = (": ".join(filter(None, row)) for row in summary_rows(cluster))
-    return shown("\n".join([title(cluster), *(f"  {text}" for text in texts)]))
-
-
 def title(cluster: Cluster) -> str:
     """Return the cluster's name, with its title if it has one."""
     return f"{cluster.name}: {cluster.title}" if cluster.title else cluster.name
 
 
 def summary_rows(cluster: Cluster) -> list[tuple[str, str]]:
-    """Return the rows of :func:`summary` below the title as (label, text); the label of the machines is ""."""
-    kinds = Counter(cluster.node_kind)
-    inside = sum(k == "switch" and h >= 0 for k, h in zip(cluster.node_kind, cluster.host_of.tolist(), strict=True))
-    n = kinds["storage"]
-    storages = f"{n} storages, " if n > 1 else "1 storage, " * n
+    """Return the rows of a summary below the title as (label, text); the label of the machines is ""."""
+    n_gpus, n_storages = cluster.node_kind.count("gpu"), len(cluster.storages)
+    storages = f"{n_storages} storages, " if n_storages > 1 else "1 storage, " * n_storages
     machines = (
-        f"{len(cluster.host_names) - kinds['storage']} hosts, {len(cluster.workers)} workers ({kinds['gpu']} GPUs), "
-        f"{storages}{kinds['switch'] - inside} fabric switches; routing: {cluster.routing}"
+        f"{len(cluster.host_names) - n_storages} hosts, {len(cluster.workers)} workers ({n_gpus} GPUs), "
+        f"{storages}{cluster.is_fabric_switch.sum()} fabric switches; routing: {cluster.routing}"
     )
     devices = Counter(cluster.device_of[node] or "no device specified" for node in cluster.workers.tolist())
     rows = [("", machines), ("workers", ", ".join(f"{n} x {device}" for device, n in sorted(devices.items())))]
