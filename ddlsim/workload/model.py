@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -201,7 +202,7 @@ def load_model(
         return import_model(source)
     path, options, is_bundled = find_model_file(source)
     if is_bundled and not layers:
-        return read_bundled(path, options)
+        return read_bundled(path, options, os.stat(path).st_mtime_ns)
     return read_model(path, options, layers, allow_code=allow_code)
 
 

@@ -115,23 +115,18 @@ class Builder:
             if not isinstance(raw, dict):
                 raise self.error(place, f'must be a table like {{type = "relu"}}, not {shown(raw)}')
             entry = dict(raw)
-            if not self._wanted(entry, place):
-                continue
-            new, flow = self._entry(entry, place, scope, flow, depth)
-            nodes += new
+            option = entry.pop("option", "")
+            if not isinstance(option, str) or ("option" in raw and not option):
+                raise self.error(place, f"option = {shown(option)}: must be a name")
+            if option:
+                self.seen_options.add(option)
+            if not option or option in self.options:
+                new, flow = self._entry(entry, place, scope, flow, depth)
+                nodes += new
         return tuple(nodes), flow
 
     def error(self, place: str, message: str) -> ConfigError:
         return ConfigError(f"{self.path}: {place}: {message}")
-
-    def _wanted(self, entry: Entry, place: str) -> bool:
-        option = entry.pop("option", None)
-        if option is None:
-            return True
-        if not isinstance(option, str) or not option:
-            raise self.error(place, f"option = {shown(option)}: must be a name")
-        self.seen_options.add(option)
-        return option in self.options
 
     def _entry(self, entry: Entry, place: str, scope: str, flow: Flow, depth: int) -> Walked:
         if "block" in entry:
@@ -149,7 +144,10 @@ class Builder:
             if key not in ("type", "name", *GRAPH_KEYS[kind]):
                 raise unknown_name("key", key, ("name", *GRAPH_KEYS[kind]), f"{self.path}: {place} ({kind})")
         inner = f"{self._name(entry, kind, place, scope)}." if "name" in entry else scope
-        build = {"residual": self._residual, "concat": self._concat, "side": self._side}[kind]
+        if kind == "side":
+            body, _ = self.sequence(entry.get("body"), f"{place}.body", inner, flow, depth + 1)
+            return (Side(body),), flow
+        build = self._residual if kind == "residual" else self._concat
         node, flow = build(entry, place, inner, flow, depth + 1)
         return (node,), flow
 
@@ -210,20 +208,16 @@ class Builder:
         kind = str(entry["type"]) if has_type else spec_type.__name__
         name = self._name(entry, kind, place, scope)
         given = entry if has_type else {key: value for key, value in entry.items() if key != "type"}
-        spec = self._spec(spec_type, given, f"{self.path}: {place} ({kind} {name!r})")
+        spec = self.specs.get(key := (spec_type, repr(given)))  # most layers of a large model are alike
+        if spec is None:
+            where = f"{self.path}: {place} ({kind} {name!r})"
+            spec = self.specs[key] = PLAIN.build(spec_type, given, where, Source(allow_code=self.allow_code), ": ")
         try:
             cost = spec.cost(flow.shape)
         except ConfigError as error:
             raise self.error(place, f"{kind} {name!r}: {error}") from None
         index = self._append(name, kind, flow, cost, model_parallel=isinstance(spec, EmbeddingBag))
         return (Leaf(index, spec),), Flow(cost.out_shape, flow.learned or bool(cost.tensors))
-
-    def _spec(self, kind: type[LayerSpec], entry: Entry, where: str) -> LayerSpec:
-        """Return the layer of an entry, cached because most layers of a large model are alike."""
-        key = kind, repr(entry)
-        if key not in self.specs:
-            self.specs[key] = PLAIN.build(kind, entry, where, Source(allow_code=self.allow_code), ": ")
-        return self.specs[key]
 
     def _append(self, name: str, kind: str, flow: Flow, cost: Cost, *, model_parallel: bool = False) -> int:
         if len(self.layers) >= MAX_LAYERS:
@@ -278,10 +272,6 @@ class Builder:
             self._name({}, "concat", place, scope), "concat", joined, Cost(shape, moved=2.0 * n, stored=n)
         )
         return Concat(tuple(nodes for nodes, _ in walked), index), joined
-
-    def _side(self, entry: Entry, place: str, scope: str, flow: Flow, depth: int) -> tuple[Node, Flow]:
-        body, _ = self.sequence(entry.get("body"), f"{place}.body", scope, flow, depth)
-        return Side(body), flow
 
 
 Values = Mapping[str, object]
@@ -459,13 +449,9 @@ def find_model_file(source: str | Path) -> tuple[Path, tuple[str, ...], bool]:
     raise unknown_name("model", stem, bundled_names())
 
 
-def read_bundled(path: Path, options: tuple[str, ...]) -> Model:
-    """Return the model in a bundled file, read once for all runs of a study."""
-    return _read_bundled(path, options, os.stat(path).st_mtime_ns)
-
-
 @functools.lru_cache(maxsize=128)  # at least the number of bundled models
-def _read_bundled(path: Path, options: tuple[str, ...], changed: int) -> Model:
+def read_bundled(path: Path, options: tuple[str, ...], changed: int) -> Model:
+    """Return the model in a bundled file, read once for all runs of a study; `changed`: when it was modified, in ns."""
     return read_model(path, options)
 
 
