@@ -27,11 +27,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from ddlsim.arguments import quantity
 from ddlsim.plain import read_toml
+from ddlsim.schema import PLAIN
 from ddlsim.units import si
 
 PROTOCOLS = ("LL", "LL128", "Simple")
@@ -94,12 +96,12 @@ class Plugin:
     areas   by number of ranks: choices for all-reduces as (largest size in bytes, algorithm, protocol)
     """
 
-    buffer_size: float = 4.0 * 2**20
-    nvls_chunk_size: float = math.nan
+    buffer_size: Annotated[float, quantity("bytes", si=True)] = 4.0 * 2**20
+    nvls_chunk_size: Annotated[float, quantity("bytes", si=True)] = math.nan
     algorithms: tuple[str, ...] = ALGORITHMS
     protocols: tuple[str, ...] = PROTOCOLS
     reports_latency: bool = False
-    message_time: float = 0.0
+    message_time: Annotated[float, quantity("time", si=True)] = 0.0
     areas: Mapping[int, tuple[tuple[float, str, str], ...]] = field(default_factory=dict)
 
 
@@ -110,17 +112,11 @@ def plugins() -> dict[str, Plugin]:
     found = {}
     for name, table in tables.items():
         values = {key: value for key, value in table.items() if key not in ("sources", "all_reduce")}
-        for key, kind in (("buffer_size", "bytes"), ("nvls_chunk_size", "bytes"), ("message_time", "time")):
-            if key in values:
-                values[key] = si(values[key], kind)
-        for key in ("algorithms", "protocols"):
-            if key in values:
-                values[key] = tuple(values[key])
         areas = {
             each["ranks"]: tuple((si(most, "bytes") if most else math.inf, a, p) for most, a, p in each["choices"])
             for each in table.get("all_reduce", ())
         }
-        found[name] = Plugin(**values, areas=areas)
+        found[name] = replace(PLAIN.build(Plugin, values, name), areas=areas)
     return found
 
 
