@@ -209,9 +209,8 @@ class Failures:
 
         Raises ConfigError for a trace with an unknown part.
         """
-        return self._traced(n_units) if self.mtbf is None else self._drawn(n_units, seed, index)
-
-    def _traced(self, n_units: int) -> Iterator[Failure]:
+        if self.mtbf is not None:
+            return self._drawn(si(self.mtbf, "time"), n_units, seed, index)
         for failure in self.recorded:
             if failure.unit >= n_units:
                 raise ConfigError(
@@ -220,9 +219,8 @@ class Failures:
                 )
         return iter(self.recorded)
 
-    def _drawn(self, n_units: int, seed: int, index: int) -> Iterator[Failure]:
-        assert self.mtbf is not None
-        mean, repair = si(self.mtbf, "time"), si(self.repair, "time")
+    def _drawn(self, mean: float, n_units: int, seed: int, index: int) -> Iterator[Failure]:
+        repair = si(self.repair, "time")
         # the clock of a part also runs while it is repaired
         for n, (time, unit) in enumerate(recurring(mean, self.shape, n_units, 0.0, seed, index, "failures")):
             if n >= MOST:

@@ -18,6 +18,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from ddlsim.arguments import Count, Index, NotNegative, Positive, Seed, checked, number, one_of, quantity
 from ddlsim.cluster import Cluster
@@ -164,6 +165,7 @@ def inject(effects: Sequence[Effect], network: Network, nodes: Sequence[int], be
         network.will_change(shares, stops, avoided, pauses)
 
 
+@dataclass(frozen=True, eq=False)
 class Disturbances:
     """The times at which channels lose bandwidth or routes, or nodes stand still.
 
@@ -172,15 +174,14 @@ class Disturbances:
     nodes     of each, the nodes that stand still
     """
 
-    def __init__(
-        self, times: Sequence[tuple[float, float]], channels: Sequence[Set[int]], nodes: Sequence[Set[int]]
-    ) -> None:
-        self._times, self._channels, self._nodes = np.reshape(times, (-1, 2)), channels, nodes
+    times: npt.NDArray[np.float64]
+    channels: Sequence[Set[int]]
+    nodes: Sequence[Set[int]]
 
     def meet(self, start: float, end: float, channels: Set[int], nodes: Set[int]) -> bool:
         """Return whether any of them meets what uses some channels and nodes from `start` to `end` (s)."""
-        meanwhile = np.flatnonzero((self._times[:, 0] < end) & (self._times[:, 1] > start)).tolist()
-        return any(self._channels[i] & channels or self._nodes[i] & nodes for i in meanwhile)
+        meanwhile = np.flatnonzero((self.times[:, 0] < end) & (self.times[:, 1] > start)).tolist()
+        return any(self.channels[i] & channels or self.nodes[i] & nodes for i in meanwhile)
 
 
 def disturbances_of(effects: Sequence[Effect], cluster: Cluster, nodes: Sequence[int], begin: float) -> Disturbances:
@@ -193,7 +194,7 @@ def disturbances_of(effects: Sequence[Effect], cluster: Cluster, nodes: Sequence
             times.append((begin + effect.start, begin + effect.end))
             channels.append(changed)
             stopped.append({nodes[rank] for rank in effect.stopped})
-    return Disturbances(times, channels, stopped)
+    return Disturbances(np.reshape(times, (-1, 2)), channels, stopped)
 
 
 # ------------------------------------------------------------ faults at known times
