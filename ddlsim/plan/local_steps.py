@@ -10,7 +10,7 @@ from ddlsim.plan.inserted import DECODE, ENCODE
 from ddlsim.plan.plan import ALL_REDUCE, BACKWARD, COMPUTE, FORWARD, UPDATE, Chosen, Every, Part, Plan
 from ddlsim.plan.program import N_STEPS, Row, StepProgram, step_of, template_of
 from ddlsim.workload.compute import Workload
-from ddlsim.workload.memory import activation_nbytes
+from ddlsim.workload.memory import kept_nbytes
 
 #: names of tasks: a rank's contribution to an average is complete; the average has been used
 BRING, MERGE = "bring", "merge"
@@ -82,7 +82,7 @@ def local_steps(
 
 def _template(workload: Workload, averages: Sequence[Average], accumulation: int, *, codes: bool) -> Plan:
     n_layers = len(workload.forward)
-    stored = activation_nbytes(workload.model, workload.precision) * workload.batch_size
+    stored = kept_nbytes(workload.model.layers, workload.precision)[0] * workload.batch_size
     cycles: list[Every | Chosen] = []
     rows: list[Row] = []
     joined: dict[int, int] = {}  # row of each average's collective

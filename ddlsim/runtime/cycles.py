@@ -15,7 +15,7 @@ from ddlsim.plan.plan import BACKWARD, COMPUTE, FORWARD, RECEIVE, SEND, UPDATE, 
 from ddlsim.plan.program import N_STEPS, Row, Step, StepProgram, step_of, template_of
 from ddlsim.runtime.codec import Message, Messages
 from ddlsim.runtime.worker import Worker
-from ddlsim.workload.memory import activation_nbytes
+from ddlsim.workload.memory import kept_nbytes
 
 if TYPE_CHECKING:
     from ddlsim.runtime.lanes import Op
@@ -209,7 +209,7 @@ class _Cycles:
         per_cycle = sum(each.kind == ls.WORK and each.name == "forward" for each in self.ops)
         micro = rank * per_cycle + passes[kind]
         passes[kind] += 1
-        stored = activation_nbytes(worker.workload.model, worker.workload.precision) * worker.workload.batch_size
+        stored = kept_nbytes(worker.workload.model.layers, worker.workload.precision)[0] * worker.workload.batch_size
         holds = stored if kind == FORWARD else -stored
         self._work(worker, kind, seconds, micro=micro, end=n_layers, holds=holds)
 

@@ -390,11 +390,6 @@ def _workspace(layers: Sequence[Layer], batch_size: int, element: float, limit: 
     return min(si(limit, "bytes"), element * batch_size * max(windows, default=0.0))
 
 
-def activation_nbytes(model: Model, precision: str) -> float:
-    """Return the bytes of stored activations per sample."""
-    return kept_nbytes(model.layers, precision)[0]
-
-
 def held_nbytes(stage: Stage, n_workers: int = 1, activations: float | None = None) -> tuple[float, float]:
     """Return the bytes that one of `n_workers` holds of parameters, gradients, optimizer and buffers, and of
     activations, which a plan may know better."""

@@ -20,7 +20,7 @@ from ddlsim.runtime.worker import Worker
 from ddlsim.strategies import contract
 from ddlsim.workload.compute import Workload, make_workload
 from ddlsim.workload.devices import load_device
-from ddlsim.workload.memory import activation_nbytes, check_memory
+from ddlsim.workload.memory import check_memory, kept_nbytes
 from ddlsim.workload.model import load_model
 from ddlsim.workload.stage import Stage, n_copies
 
@@ -170,7 +170,7 @@ def test_what_a_stage_holds_is_what_its_plan_says() -> None:
 def test_sharded_updates_hold_a_share_of_the_optimizers_state(precision: str, whole: float, share: float) -> None:
     """ZeRO stage 1: fp32 weights and momentum, or momentum alone, are on one of 8 workers each."""
     workload = make_workload(load_model("bert-large"), load_device("v100"), 1, precision=precision)
-    n, stored = workload.model.n_params, activation_nbytes(workload.model, precision)
+    n, stored = workload.model.n_params, kept_nbytes(workload.model.layers, precision)[0]
     for stage, nbytes in ((Stage(workload), whole * n), (ShardedUpdate().stage(workload, 3, 8), share * n)):
         fits = dataclasses.replace(load_device("v100"), memory_nbytes=(nbytes + stored) * (1 + 1e-9))
         assert check_memory(stage, fits, 8) is None
