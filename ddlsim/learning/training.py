@@ -141,54 +141,45 @@ class Training:
                     f"the data set {part.name!r} has samples of shape {part.sample_shape}, but the model "
                     f"{model.name!r} needs {model.input_shape}; choose another model or data set"
                 )
-        label_shape = each_label(network.out_shape)
-        if train.is_regression:
-            self._check_targets(train, held_out, network)
-        elif train.labels.shape[1:] != label_shape:
-            raise ConfigError(
-                f"the data set {train.name!r} has labels of shape {train.labels.shape[1:]} per sample, but the model "
-                f"{model.name!r}, with outputs of shape {network.out_shape}, needs labels of shape {label_shape}; "
-                "choose another model or data set"
-            )
-        if label_shape and not train.is_regression and self.loss != "cross_entropy":
-            raise ConfigError(f"loss = {self.loss!r} does not support per-token labels; use 'cross_entropy'")
-        if train.n_classes > network.n_classes:
-            raise ConfigError(
-                f"the data set {train.name!r} has {train.n_classes} classes, but the model {model.name!r} has only "
-                f"{network.n_classes} outputs; choose another model or data set"
-            )
-        if label_shape and self.sharding not in ("iid", "shared"):
-            raise ConfigError(
-                f"sharding = {self.sharding!r} needs one class per sample, but the data set {train.name!r} has "
-                "per-token labels; use 'iid' or 'shared'"
-            )
+        self._check(train, held_out, network)
         fitted = with_layers(self.optimizer, network.slots), self.schedule
         shards = self._shards(train, n_workers, seed)
         return Task(network, train, held_out, shards, *fitted, seed, self.batching, self.phases, networks)
 
-    def _check_targets(self, train: DataSet, held_out: DataSet, network: Network) -> None:
-        """Raise ConfigError for regression targets that do not match the loss, the model, the sharding or the goal."""
-        if self.loss != "mean_squared_error":
+    def _check(self, train: DataSet, held_out: DataSet, network: Network) -> None:
+        """Raise ConfigError for labels that do not match the loss, the sharding, the goal or the network."""
+        label_shape, name, model = each_label(network.out_shape), train.name, network.model.name
+        if not train.is_regression and train.labels.shape[1:] != label_shape:
             raise ConfigError(
-                f"loss = {self.loss!r} needs classes (integers), but the data set {train.name!r} has regression "
-                "targets; use 'mean_squared_error'"
+                f"the data set {name!r} has labels of shape {train.labels.shape[1:]} per sample, but the model "
+                f"{model!r}, with outputs of shape {network.out_shape}, needs labels of shape {label_shape}; choose "
+                "another model or data set"
             )
-        for part in (train, held_out):
+        kind = "regression targets" if train.is_regression else "per-token labels" if label_shape else "classes"
+        loss = {"regression targets": "mean_squared_error", "per-token labels": "cross_entropy"}.get(kind, self.loss)
+        if self.loss != loss:
+            raise ConfigError(f"loss = {self.loss!r} does not support {kind} (data set {name!r}); use {loss!r}")
+        if kind != "classes" and self.sharding not in ("iid", "shared"):
+            raise ConfigError(
+                f"sharding = {self.sharding!r} needs one class per sample, but the data set {name!r} has {kind}; use "
+                "'iid' or 'shared'"
+            )
+        if train.is_regression and self.target_accuracy is not None:
+            raise ConfigError(
+                f"target_accuracy = {self.target_accuracy} needs classes, but the data set {name!r} has {kind}; use "
+                "target_loss"
+            )
+        for part in (train, held_out) if train.is_regression else ():
             if not part.is_regression or part.labels[0].size != network.n_outputs:
-                shape, model = part.labels.shape[1:], network.model.name
                 raise ConfigError(
-                    f"the data set {part.name!r} has labels of shape {shape} and type {part.labels.dtype} per sample, "
-                    f"but the model {model!r} has {network.n_outputs} outputs; choose another model or data set"
+                    f"the data set {part.name!r} has labels of shape {part.labels.shape[1:]} and type "
+                    f"{part.labels.dtype} per sample, but the model {model!r} has {network.n_outputs} outputs; choose "
+                    "another model or data set"
                 )
-        if self.sharding not in ("iid", "shared"):
+        if train.n_classes > network.n_classes:
             raise ConfigError(
-                f"sharding = {self.sharding!r} needs classes, but the data set {train.name!r} has regression targets; "
-                "use 'iid' or 'shared'"
-            )
-        if self.target_accuracy is not None:
-            raise ConfigError(
-                f"target_accuracy = {self.target_accuracy} needs classes, but the data set {train.name!r} has "
-                "regression targets; use target_loss"
+                f"the data set {name!r} has {train.n_classes} classes, but the model {model!r} has only "
+                f"{network.n_classes} outputs; choose another model or data set"
             )
 
     def _in_phase(self, phase: Phase, network: Network, seed: int, clock: Model) -> Network:
