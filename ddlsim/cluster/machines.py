@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ddlsim.cluster.cluster import Cluster
+from ddlsim.cluster.rings import groups_of
 from ddlsim.errors import ConfigError
 
 
@@ -23,10 +24,7 @@ def memory_nodes(cluster: Cluster, nodes: Sequence[int]) -> list[int]:
 
 def workers_by_machine(cluster: Cluster) -> list[list[int]]:
     """Return the workers' nodes on each machine; machines are ordered by their first worker."""
-    by_host: dict[int, list[int]] = {}
-    for node in cluster.workers.tolist():
-        by_host.setdefault(int(cluster.host_of[node]), []).append(node)
-    return list(by_host.values())
+    return [cluster.workers[group].tolist() for group in groups_of(cluster.host_of[cluster.workers])]
 
 
 def machines_of(cluster: Cluster, nodes: Sequence[int]) -> list[int]:
@@ -70,7 +68,4 @@ def ranks_of_parts(
                     "machines_per_rack = 16"
                 )
         part = [rack_of[host] for host in hosts]
-    ranks: dict[int, list[int]] = {}
-    for rank, number in enumerate(part):
-        ranks.setdefault(number, []).append(rank)
-    return list(ranks.values())
+    return [group.tolist() for group in groups_of(np.array(part))]

@@ -27,7 +27,7 @@ from ddlsim.arguments import Bandwidth, Count, Index, checked, quantity
 from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.cluster.calibrated import inside_hosts, payload_rate
 from ddlsim.cluster.cluster import ClusterLike
-from ddlsim.cluster.rings import channels, members, ring_rate
+from ddlsim.cluster.rings import channels, groups_of, members, ring_rate
 from ddlsim.collectives.nccl_tuner import ALGORITHMS, LAPS, PROTOCOLS, SIMPLE_ONLY, Plugin, Site, plugins
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.units import si
@@ -315,11 +315,7 @@ def behind_nvswitches(cluster: Cluster, at: npt.NDArray[np.int64]) -> bool:
 
 def _grouped(key: npt.NDArray[np.int64], links: npt.NDArray[np.int64]) -> dict[int, npt.NDArray[np.int64]]:
     """Group `links` by ``key[link]``."""
-    if not len(links):
-        return {}
-    order = links[np.argsort(key[links], kind="stable")]
-    labels, first = np.unique(key[order], return_index=True)
-    return dict(zip(labels.tolist(), np.split(order, first[1:]), strict=True))
+    return {int(key[links[group[0]]]): links[group] for group in groups_of(key[links])}
 
 
 @checked

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ddlsim.cluster.rings import groups_of
 from ddlsim.collectives.schedule import Ints, Round, Schedule, messages
 
 
@@ -34,23 +35,17 @@ def inside(
     (`star`) directly. Without `hosts`, every worker is its own machine."""
     if hosts is None:
         return np.arange(n_workers), (), ()
-    labels = np.asarray(hosts)
-    leaders = np.unique(labels, return_index=True)[1].astype(np.int64)
-    leader = dict(zip(labels[leaders].tolist(), leaders.tolist(), strict=True))
-    members: dict[int, list[int]] = {}
-    for rank, host in enumerate(labels.tolist()):
-        members.setdefault(leader[host], []).append(rank)
-    largest = max(len(ranks) for ranks in members.values())
+    leaders = np.unique(hosts, return_index=True)[1].astype(np.int64)
+    machines = [ranks.tolist() for ranks in groups_of(np.asarray(hosts))]
+    largest = max(map(len, machines))
     reduce: list[Round] = []
     for distance in [] if star else [1 << k for k in range((largest - 1).bit_length())]:
         pairs = [
-            (ranks[i + distance], ranks[i])
-            for ranks in members.values()
-            for i in range(0, len(ranks) - distance, 2 * distance)
+            (ranks[i + distance], ranks[i]) for ranks in machines for i in range(0, len(ranks) - distance, 2 * distance)
         ]
         reduce.append(_to_leaders(pairs, n_chunks))
     if star and largest > 1:
-        pairs = [(rank, ranks[0]) for ranks in members.values() for rank in ranks[1:]]
+        pairs = [(rank, ranks[0]) for ranks in machines for rank in ranks[1:]]
         reduce.append(_to_leaders(pairs, n_chunks))
     broadcast = [messages(r.dst, r.src, 0, n_chunks, reduce=False) for r in reversed(reduce)]
     return leaders, tuple(reduce), tuple(broadcast)
