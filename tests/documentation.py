@@ -48,7 +48,7 @@ def names_in(path: Path) -> dict[str, ast.AST]:
 
 def public_names(module: str) -> list[str]:
     """Return what a module exports: what it says is public ("name as name", a stub), its functions and classes."""
-    listed = getattr(importlib.import_module(module), "__all__", None)  # of a stub, or of a kind of collective
+    listed = getattr(importlib.import_module(module), "__all__", None)  # of a stub
     if listed is not None:
         return list(listed)
     nodes = _bound(tree_of(module_file(module)).body)

@@ -10,22 +10,10 @@ from ddlsim.arguments import checked
 from ddlsim.cluster.levels import Levels
 from ddlsim.collectives import reduce_scatter
 from ddlsim.collectives.combine import reverse
-from ddlsim.collectives.gloo import gloo_all_gather
+from ddlsim.collectives.gloo import gloo_all_gather as gloo_all_gather
 from ddlsim.collectives.nccl_choice import Way
 from ddlsim.collectives.nccl_schedule import by_nccl, side_by_side
 from ddlsim.collectives.schedule import Ints, Ranks, Schedule, messages
-
-__all__ = [
-    "bruck",
-    "direct",
-    "gloo_all_gather",
-    "hierarchical",
-    "nccl",
-    "nccl_ring",
-    "recursive_doubling",
-    "ring",
-    "torus",
-]
 
 
 @checked

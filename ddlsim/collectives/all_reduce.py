@@ -12,14 +12,15 @@ import numpy as np
 from ddlsim.arguments import Count, Index, NotNegative, checked, integer, one_of
 from ddlsim.collectives import all_gather, broadcast, reduce, reduce_scatter
 from ddlsim.collectives.combine import reverse, sequence
-from ddlsim.collectives.gloo import gloo_ring
-from ddlsim.collectives.hierarchy import hierarchical, torus_2d
+from ddlsim.collectives.gloo import gloo_ring as gloo_ring
+from ddlsim.collectives.hierarchy import hierarchical as hierarchical
+from ddlsim.collectives.hierarchy import torus_2d as torus_2d
 from ddlsim.collectives.nccl_choice import Way
 from ddlsim.collectives.nccl_schedule import by_nccl, side_by_side
 from ddlsim.collectives.nccl_tuner import ALGORITHMS, PROTOCOLS
-from ddlsim.collectives.reduce_scatter import fold_pairs, halving
 from ddlsim.collectives.schedule import Ints, Ranks, Round, Schedule, messages
-from ddlsim.collectives.trees import double_binary_tree
+from ddlsim.collectives.trees import double_binary_tree as double_binary_tree
+from ddlsim.collectives.trees import fold_pairs, halving
 from ddlsim.errors import ConfigError
 
 #: Open MPI uses another algorithm for sums below this number of ranks or below this number of bytes (open-mpi/ompi
@@ -39,24 +40,6 @@ _OPEN_MPI: tuple[tuple[float, tuple[tuple[int, str], ...]], ...] = (
 )
 NcclAlgorithm = Annotated[str, one_of(*ALGORITHMS)]
 NcclProtocol = Annotated[str, one_of(*PROTOCOLS)]
-
-__all__ = [
-    "binomial_tree",
-    "double_binary_tree",
-    "gloo_ring",
-    "halving_doubling",
-    "hierarchical",
-    "naive_ring",
-    "nccl",
-    "nccl_ring",
-    "open_mpi",
-    "parameter_server",
-    "pipelined_ring",
-    "recursive_doubling",
-    "ring",
-    "torus",
-    "torus_2d",
-]
 
 
 @checked

@@ -12,11 +12,9 @@ import numpy as np
 
 from ddlsim.arguments import checked
 from ddlsim.collectives.combine import reorder
-from ddlsim.collectives.gloo import gloo_all_to_all
+from ddlsim.collectives.gloo import gloo_all_to_all as gloo_all_to_all
 from ddlsim.collectives.schedule import Ints, Ranks, Schedule, Segments, messages
 from ddlsim.errors import ConfigError
-
-__all__ = ["bruck", "direct", "gloo_all_to_all", "nccl", "pairwise"]
 
 #: upper limit of the number of rounds over which the machines are distributed
 MOST_ROUNDS = 8

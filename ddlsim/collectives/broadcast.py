@@ -9,10 +9,8 @@ import numpy as np
 from ddlsim.arguments import Index, checked
 from ddlsim.collectives import all_gather, reduce
 from ddlsim.collectives.combine import reverse, sequence, with_root
-from ddlsim.collectives.gloo import gloo_broadcast
+from ddlsim.collectives.gloo import gloo_broadcast as gloo_broadcast
 from ddlsim.collectives.schedule import Ranks, Schedule, Segments, messages
-
-__all__ = ["binomial", "chain", "gloo_broadcast", "scatter_all_gather"]
 
 
 @checked

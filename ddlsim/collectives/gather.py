@@ -6,10 +6,8 @@ import numpy as np
 
 from ddlsim.arguments import Index, checked
 from ddlsim.collectives.combine import with_root
-from ddlsim.collectives.gloo import gloo_gather
+from ddlsim.collectives.gloo import gloo_gather as gloo_gather
 from ddlsim.collectives.schedule import Ranks, Schedule, messages
-
-__all__ = ["direct", "gloo_gather"]
 
 
 @checked

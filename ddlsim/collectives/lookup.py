@@ -25,7 +25,19 @@ def algorithm_names(kind: Kind = "all_reduce") -> list[str]:
 
     Raises ConfigError for an unknown kind of collective.
     """
-    return sorted(importlib.import_module(f"ddlsim.collectives.{kind}").__all__)
+    return sorted(_algorithms(kind))
+
+
+@functools.cache
+def _algorithms(kind: str) -> dict[str, Collective]:
+    """Return the public functions of a module that map a number of ranks to a schedule."""
+    functions = inspect.getmembers(importlib.import_module(f"ddlsim.collectives.{kind}"), inspect.isfunction)
+    signatures = ((name, each, inspect.signature(each)) for name, each in functions if not name.startswith("_"))
+    return {
+        name: each
+        for name, each, signature in signatures
+        if next(iter(signature.parameters), "") == "n_ranks" and signature.return_annotation == "Schedule"
+    }
 
 
 def find(algorithm: str | Collective, kind: str = "all_reduce") -> Collective:
@@ -50,7 +62,7 @@ def find(algorithm: str | Collective, kind: str = "all_reduce") -> Collective:
     if names_code(name):
         function = _imported(name)
     elif name in known:
-        function = getattr(importlib.import_module(f"ddlsim.collectives.{kind}"), name)
+        function = _algorithms(kind)[name]
     else:
         raise unknown_name(f"{kind} algorithm", name, known)
     if match["arguments"] is None:

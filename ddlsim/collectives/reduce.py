@@ -6,11 +6,9 @@ import numpy as np
 
 from ddlsim.arguments import Index, checked
 from ddlsim.collectives.combine import with_root
-from ddlsim.collectives.gloo import gloo_reduce
+from ddlsim.collectives.gloo import gloo_reduce as gloo_reduce
 from ddlsim.collectives.schedule import Ranks, Schedule, Segments, messages
 from ddlsim.collectives.trees import pipeline
-
-__all__ = ["binomial", "chain", "gloo_reduce"]
 
 
 @checked

@@ -5,10 +5,8 @@ from __future__ import annotations
 from ddlsim.arguments import Index, checked
 from ddlsim.collectives import gather
 from ddlsim.collectives.combine import reverse
-from ddlsim.collectives.gloo import gloo_scatter
+from ddlsim.collectives.gloo import gloo_scatter as gloo_scatter
 from ddlsim.collectives.schedule import Ranks, Schedule
-
-__all__ = ["direct", "gloo_scatter"]
 
 
 @checked
