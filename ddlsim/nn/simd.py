@@ -128,16 +128,6 @@ def add(typing_context, a, b):
 
 
 @_operation
-def subtract(typing_context, a, b):
-    """subtract(a, b): a - b."""
-
-    def generate(context, builder, signature, args):
-        return builder.fsub(*args)
-
-    return a(a, b), generate
-
-
-@_operation
 def maximum(typing_context, a, b):
     """maximum(a, b): the larger of each pair; b if they cannot be compared."""
 
