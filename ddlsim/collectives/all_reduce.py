@@ -17,7 +17,7 @@ from ddlsim.collectives.hierarchy import hierarchical as hierarchical
 from ddlsim.collectives.hierarchy import torus_2d as torus_2d
 from ddlsim.collectives.nccl_choice import Way
 from ddlsim.collectives.nccl_schedule import by_nccl, side_by_side
-from ddlsim.collectives.nccl_tuner import ALGORITHMS, PROTOCOLS
+from ddlsim.collectives.nccl_tuner import Algorithm, Protocol
 from ddlsim.collectives.schedule import Ints, Ranks, Round, Schedule, messages
 from ddlsim.collectives.trees import double_binary_tree as double_binary_tree
 from ddlsim.collectives.trees import fold_pairs, halving
@@ -38,8 +38,6 @@ _OPEN_MPI: tuple[tuple[float, tuple[tuple[int, str], ...]], ...] = (
     (4096, ((2048, "tree"), (4096, "ring"), (16384, "doubling"))),
     (math.inf, ((2048, "tree"), (16384, "ring"), (32768, "doubling"))),
 )
-NcclAlgorithm = Annotated[str, one_of(*ALGORITHMS)]
-NcclProtocol = Annotated[str, one_of(*PROTOCOLS)]
 
 
 @checked
@@ -53,7 +51,7 @@ def ring(n_ranks: Ranks) -> Schedule:
 
 @checked
 def nccl(
-    n_ranks: Ranks, algorithm: NcclAlgorithm | None = None, protocol: NcclProtocol | None = None, way: Way | None = None
+    n_ranks: Ranks, algorithm: Algorithm | None = None, protocol: Protocol | None = None, way: Way | None = None
 ) -> Schedule:
     """NCCL's algorithm on GPUs, chosen by its tuner: rings or trees over all channels, or reduction in switches.
 

@@ -23,13 +23,13 @@ from typing import Annotated
 import numpy as np
 import numpy.typing as npt
 
-from ddlsim.arguments import Bandwidth, Count, Index, checked, quantity
+from ddlsim.arguments import Bandwidth, Count, Index, checked, one_of, quantity
 from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.cluster.calibrated import inside_hosts, payload_rate
 from ddlsim.cluster.cluster import ClusterLike
 from ddlsim.cluster.rings import channels, groups_of, members, ring_rate
-from ddlsim.collectives.nccl_tuner import ALGORITHMS, LAPS, PROTOCOLS, SIMPLE_ONLY, Plugin, Site, plugins
-from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.collectives.nccl_tuner import ALGORITHMS, LAPS, SIMPLE_ONLY, Algorithm, Plugin, Protocol, Site, plugins
+from ddlsim.errors import ConfigError
 from ddlsim.units import si
 
 #: GPU generations by prefix of the device name; other devices count as "ampere"
@@ -323,12 +323,12 @@ def nccl_time(
     cluster: ClusterLike,
     nbytes: Annotated[float | str, quantity("bytes", zero=True)],
     *,
-    kind: str = "all_reduce",
+    kind: Annotated[str, one_of(*LAPS)] = "all_reduce",
     ranks: Count | None = None,
     nodes: tuple[Index, ...] | None = None,
     bandwidth: Bandwidth | None = None,
-    algorithm: str | None = None,
-    protocol: str | None = None,
+    algorithm: Algorithm | None = None,
+    protocol: Protocol | None = None,
 ) -> NcclTime:
     """Estimate the time of a collective on the cluster's first workers, as NCCL's tuner does.
 
@@ -355,7 +355,8 @@ def nccl_time(
         raise ConfigError(
             f"ranks = {n_ranks}: must be from 2 to {len(loaded.workers)}, the number of workers of {loaded.name!r}"
         )
-    _check(kind, algorithm, protocol)
+    if algorithm not in (None, "ring") and kind != "all_reduce":
+        raise ConfigError(f"algorithm = {algorithm!r}: supported for all_reduce only, not for {kind}; use 'ring'")
     at = tuple(int(node) for node in (loaded.workers[:n_ranks] if nodes is None else nodes))
     place = site(loaded, at, None if bandwidth is None else si(bandwidth, "bandwidth"))
     return least(place, kind, size, algorithm, protocol, loaded.name)
@@ -394,14 +395,3 @@ def _lacking(algorithm: str | None, protocol: str | None, place: Site) -> str:
     if algorithm in SIMPLE_ONLY:
         return "no switches that can reduce (switch_reduces = true) between these machines; use 'ring' or 'tree'"
     return "no NVLinks between GPUs, or NICs behind the CPU, which disables LL128; use 'LL' or 'Simple'"
-
-
-def _check(kind: str, algorithm: str | None, protocol: str | None) -> None:
-    if kind not in LAPS:
-        raise unknown_name("kind", kind, LAPS)
-    if algorithm is not None and algorithm not in ALGORITHMS:
-        raise unknown_name("algorithm", algorithm, ALGORITHMS)
-    if algorithm not in (None, "ring") and kind != "all_reduce":
-        raise ConfigError(f"algorithm = {algorithm!r}: supported for all_reduce only, not for {kind}; use 'ring'")
-    if protocol is not None and protocol not in PROTOCOLS:
-        raise unknown_name("protocol", protocol, PROTOCOLS)

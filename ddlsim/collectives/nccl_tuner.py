@@ -31,7 +31,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from ddlsim.arguments import quantity
+from ddlsim.arguments import one_of, quantity
 from ddlsim.plain import read_toml
 from ddlsim.schema import PLAIN
 from ddlsim.units import si
@@ -40,6 +40,8 @@ PROTOCOLS = ("LL", "LL128", "Simple")
 #: algorithms that support only the protocol Simple
 SIMPLE_ONLY = ("nvls", "nvls_tree", "collnet_direct", "collnet_chain")
 ALGORITHMS = ("ring", "tree", *SIMPLE_ONLY)
+Algorithm = Annotated[str, one_of(*ALGORITHMS)]
+Protocol = Annotated[str, one_of(*PROTOCOLS)]
 #: base latency of each algorithm, and latency per hop over NVLink, PCIe and network, in s; each for LL, LL128, Simple
 BASE = {"ring": (6.6e-6, 14.0e-6, 8.4e-6), "tree": (6.8e-6, 14.0e-6, 8.4e-6)}
 HOP = {
