@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddlsim.workload.layers import LAYER_TYPES, Attention, Dropout, LayerSpec, Slice
-from ddlsim.workload.model import Concat, Layer, Leaf, Node, Residual, Side
+from ddlsim.workload.model import Concat, Layer, Leaf, Node, Side
 from ddlsim.workload.precision import FP32_NBYTES
 
 #: layers whose backward pass does not read their input
@@ -77,11 +77,10 @@ class _Uses:
         if isinstance(node, Leaf):
             self.specs[node.index] = node.spec
             return _input_use(layer, node.spec, after)
-        branches = (node.body, node.shortcut) if isinstance(node, Residual) else node.branches
-        uses: Sequence[_Use] = [_UNREAD] * len(branches)
+        uses: Sequence[_Use] = [_UNREAD] * len(node.branches)
         if isinstance(node, Concat) and layer.moved_nbytes == 0.0:  # a view: each part has its own use
-            uses = self._parts(branches, np.broadcast_to(np.asarray(after, np.int8), layer.out_shape[:1]))
-        found = (self.sequence(branch, use) for branch, use in zip(branches, uses, strict=True))
+            uses = self._parts(node.branches, np.broadcast_to(np.asarray(after, np.int8), layer.out_shape[:1]))
+        found = (self.sequence(branch, use) for branch, use in zip(node.branches, uses, strict=True))
         return functools.reduce(np.maximum, found)
 
     def _parts(self, branches: Sequence[Sequence[Node]], after: npt.NDArray[np.int8]) -> list[npt.NDArray[np.int8]]:

@@ -79,6 +79,10 @@ class Residual:
     shortcut: tuple[Node, ...]
     index: int
 
+    @property
+    def branches(self) -> tuple[tuple[Node, ...], ...]:
+        return self.body, self.shortcut
+
 
 @dataclass(frozen=True)
 class Concat:

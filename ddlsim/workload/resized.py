@@ -9,7 +9,7 @@ from dataclasses import replace
 from ddlsim.errors import ConfigError
 from ddlsim.workload.activations import with_kept
 from ddlsim.workload.layer_rules import Cost, Shape
-from ddlsim.workload.model import Layer, Leaf, Model, Node, Residual, Side
+from ddlsim.workload.model import Concat, Layer, Leaf, Model, Node, Side
 from ddlsim.workload.precision import FP32_NBYTES
 
 
@@ -56,23 +56,17 @@ def _node(model: Model, layers: list[Layer], node: Node, shape: Shape) -> Shape:
                 f"{layer.n_params:,}; use the model's own input size, or a model with a pooling layer with a fixed "
                 "output size, such as resnet50"
             )
-    elif isinstance(node, Residual):
-        out = _sequence(model, layers, node.body, shape)
-        if out != _sequence(model, layers, node.shortcut, shape):
-            raise ConfigError(
-                f"{_owner(model, shape)}: {layer.name}: body and shortcut have different output shapes; use another "
-                "input_size"
-            )
-        shape, cost = out, Cost(out, moved=3.0 * math.prod(out))
     else:
         outs = [_sequence(model, layers, branch, shape) for branch in node.branches]
-        if len({out[1:] for out in outs}) > 1:
+        joins = isinstance(node, Concat)  # along the first dimension
+        if len({out[1:] if joins else out for out in outs}) > 1:
             raise ConfigError(
                 f"{_owner(model, shape)}: {layer.name}: its branches have different output shapes; use another "
                 "input_size"
             )
-        joined = (sum(out[0] for out in outs), *outs[0][1:])
-        shape, cost = joined, Cost(joined, moved=math.prod(joined) * (layer.moved_nbytes / layer.activation_nbytes))
+        shape = (sum(out[0] for out in outs), *outs[0][1:]) if joins else outs[0]
+        moved = layer.moved_nbytes / layer.activation_nbytes if joins else 3.0
+        cost = Cost(shape, moved=moved * math.prod(shape))
     layers[node.index] = replace(
         layer, in_shape=shape, out_shape=cost.out_shape, macs=cost.macs, flops=2.0 * cost.macs,
         activation_nbytes=FP32_NBYTES * math.prod(cost.out_shape), moved_nbytes=FP32_NBYTES * cost.moved,
