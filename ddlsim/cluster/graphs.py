@@ -232,8 +232,7 @@ def _node_columns(graph: nx.Graph[Any], where: str) -> dict[str, Any]:
 
 def _link_columns(graph: nx.Graph[Any], index: dict[Hashable, int], where: str) -> dict[str, Any]:
     ends: list[tuple[int, int, int]] = []
-    kinds: list[str] = []
-    numbers: list[tuple[float, float, float]] = []
+    edges: list[EdgeAttributes] = []
     details: list[LinkDetail] = []
     channels: dict[Hashable, int] = {}
     checked: dict[Hashable, tuple[EdgeAttributes, LinkDetail]] = {}  # most links of a cluster have equal attributes
@@ -249,22 +248,15 @@ def _link_columns(graph: nx.Graph[Any], index: dict[Hashable, int], where: str) 
         edge, detail = row
         pair: Hashable = (frozenset((u, v)), key) if edge.shared else number
         ends.append((index[u], index[v], channels.setdefault(pair, len(channels))))
-        kinds.append(edge.kind or "link")
-        numbers.append((edge.bandwidth, edge.efficiency, edge.latency))
+        edges.append(edge)
         details.append(detail)
-    which = np.array(ends, dtype=np.int64).reshape(-1, 3)
-    columns = np.array(numbers, dtype=np.float64).reshape(-1, 3)
-    _check_shared(which[:, 2], columns, kinds, listed, where)
-    return {
-        "link_src": which[:, 0].copy(),
-        "link_dst": which[:, 1].copy(),
-        "link_channel": which[:, 2].copy(),
-        "link_kind": tuple(kinds),
-        "link_bandwidth": columns[:, 0].copy(),
-        "link_efficiency": columns[:, 1].copy(),
-        "link_latency": columns[:, 2].copy(),
-        "details": collected(details),
-    }
+    src, dst, channel = (column.copy() for column in np.array(ends, dtype=np.int64).reshape(-1, 3).T)
+    _check_shared(channel.tolist(), edges, listed, where)
+    names = ("bandwidth", "efficiency", "latency")
+    columns = {f"link_{name}": np.array([getattr(edge, name) for edge in edges], dtype=np.float64) for name in names}
+    kinds = tuple(edge.kind or "link" for edge in edges)
+    ends_of = {"link_src": src, "link_dst": dst, "link_channel": channel}
+    return {**ends_of, "link_kind": kinds, **columns, "details": collected(details)}
 
 
 def _checked_link(data: Attributes, place: str) -> tuple[EdgeAttributes, LinkDetail]:
@@ -277,13 +269,13 @@ def _checked_link(data: Attributes, place: str) -> tuple[EdgeAttributes, LinkDet
     return edge, edge.detail(f"{place}: ")
 
 
-def _check_shared(channel: Any, columns: Any, kinds: list[str], listed: list[_Link], where: str) -> None:
+def _check_shared(channels: list[int], edges: list[EdgeAttributes], listed: list[_Link], where: str) -> None:
     """Raise ConfigError if the two directions of a half-duplex link differ in shared attributes."""
-    first: dict[int, int] = {}
-    for link, number in enumerate(channel.tolist()):
-        other = first.setdefault(number, link)
-        if other != link and (tuple(columns[other, :2]), kinds[other]) != (tuple(columns[link, :2]), kinds[link]):
-            u, v, _, _ = listed[link]
+    first: dict[int, EdgeAttributes] = {}
+    for number, edge, (u, v, _, _) in zip(channels, edges, listed, strict=True):
+        other = first.setdefault(number, edge)
+        one, two = ((each.bandwidth, each.efficiency, each.kind or "link") for each in (edge, other))
+        if one != two:
             raise ConfigError(
                 f"{where}: shared edge {u!r} -> {v!r}: bandwidth, efficiency and kind must equal those of "
                 f"{v!r} -> {u!r}, because the two directions share one capacity; use equal values or remove shared"
