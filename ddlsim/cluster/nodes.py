@@ -146,11 +146,10 @@ def add_host(graph: Graph, name: str, interior: Interior) -> list[str]:
 
     Raises :class:`ConfigError` for inconsistent numbers, naming the field.
     """
-    if isinstance(interior, Host):
-        data = _endpoint(interior, name, interior.device)
-        graph.add_node(name, kind="host", **data)
-        return [name]
-    return _add_multi_gpu(graph, name, interior)
+    if isinstance(interior, MultiGpu):
+        return _add_multi_gpu(graph, name, interior)
+    graph.add_node(name, kind="host", **_endpoint(interior, name, interior.device))
+    return [name]
 
 
 def size_of(interior: Interior) -> tuple[int, int]:
@@ -211,8 +210,8 @@ def _add_multi_gpu(graph: Graph, name: str, host: MultiGpu) -> list[str]:
     graph.add_node(cpu, kind="host", **cpu_data)
     for switch in switches:
         graph.add_node(switch, kind="switch", host=name)
-    if host.inside != "pcie_tree":
-        _add_nvlink(graph, name, host, gpus)
+    if host.nvlink_bandwidth is not None:  # unless inside is "pcie_tree"
+        _add_nvlink(graph, name, host, gpus, si(host.nvlink_bandwidth, "bandwidth"))
     pcie = si(host.pcie_bandwidth, "bandwidth")
     latency = si(host.pcie_latency, "time")
     for i, gpu in enumerate(gpus):
@@ -225,20 +224,15 @@ def _add_multi_gpu(graph: Graph, name: str, host: MultiGpu) -> list[str]:
     return [switches[i * len(switches) // host.n_nics] for i in range(host.n_nics)]
 
 
-def _add_nvlink(graph: Graph, name: str, host: MultiGpu, gpus: list[str]) -> None:
-    assert host.nvlink_bandwidth is not None  # ensured by _check
-    bandwidth, latency = si(host.nvlink_bandwidth, "bandwidth"), si(host.nvlink_latency, "time")
-    efficiency = host.nvlink_efficiency
+def _add_nvlink(graph: Graph, name: str, host: MultiGpu, gpus: list[str], bandwidth: float) -> None:
+    latency, efficiency = si(host.nvlink_latency, "time"), host.nvlink_efficiency
     if host.inside == "nvswitch":
         crossbar = f"{name}.nvswitch"
         graph.add_node(crossbar, kind="switch", host=name)
         for gpu in gpus:
             connect(graph, gpu, crossbar, "nvlink", bandwidth, latency, efficiency=efficiency)
         return
-    pairs = (
-        HYBRID_CUBE_MESH
-        if host.inside == "hybrid_cube_mesh"
-        else dict.fromkeys(itertools.combinations(range(host.n_gpus), 2), 1)
-    )
+    mesh = dict.fromkeys(itertools.combinations(range(host.n_gpus), 2), 1)
+    pairs = HYBRID_CUBE_MESH if host.inside == "hybrid_cube_mesh" else mesh
     for (a, b), n_links in pairs.items():
         connect(graph, gpus[a], gpus[b], "nvlink", n_links * bandwidth, latency, efficiency=efficiency)
