@@ -193,12 +193,11 @@ def uniform(round: Round, n_chunks: int) -> tuple[Round, Ints]:
     begin = np.cumsum(count) - count
     start = (round.start[which] + np.arange(len(which)) * unit - begin[which]) % n_chunks
     equal = np.full(len(which), unit)
-    more: dict[str, Any] = {
-        name: None if getattr(round, name) is None else getattr(round, name)[which] for name in PER_MESSAGE
+    columns: dict[str, Any] = {
+        name: None if getattr(round, name) is None else getattr(round, name)[which]
+        for name in ("src", "dst", *PER_MESSAGE)
     }
-    return dataclasses.replace(
-        round, src=round.src[which], dst=round.dst[which], start=start, count=equal, **more
-    ), which
+    return dataclasses.replace(round, start=start, count=equal, **columns), which
 
 
 def _each_round(schedule: Schedule, change: Callable[[Round], Round]) -> Schedule:
@@ -244,11 +243,8 @@ def _merged(sequences: Iterable[tuple[Round, ...]]) -> Iterable[Round]:
                 alike = (r.reduce, r.repeat, r.shift, slots, r.header, *lacks)
                 patterns.setdefault(alike, []).append(r)
         for same in patterns.values():
-            src, dst, start, count = (
-                np.concatenate([getattr(r, name) for r in same]) for name in ("src", "dst", "start", "count")
-            )
-            more: dict[str, Any] = {
+            columns: dict[str, Any] = {
                 name: None if getattr(same[0], name) is None else np.concatenate([getattr(r, name) for r in same])
-                for name in PER_MESSAGE
+                for name in ("src", "dst", "start", "count", *PER_MESSAGE)
             }
-            yield dataclasses.replace(same[0], src=src, dst=dst, start=start, count=count, **more)
+            yield dataclasses.replace(same[0], **columns)
