@@ -175,8 +175,7 @@ class Endpoints:
         if any(loaded.node_kind[node] == "gpu" for node in workers):
             raise ConfigError(
                 f"Endpoints: the workers of {loaded.name!r} are GPUs, whose cores do not drive communication; use a "
-                "cluster "
-                "whose workers are CPUs"
+                "cluster whose workers are CPUs"
             )
         speed, overhead = loaded.speed.copy(), loaded.send_overhead.copy()
         speed[workers] *= (self.total_cores - self.cores) / self.total_cores

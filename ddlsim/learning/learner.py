@@ -142,10 +142,6 @@ class Task:
     phases: tuple[Phase, ...] = ()
     networks: tuple[Network, ...] = ()
 
-    def network_at(self, epoch: float) -> Network:
-        """Return the network for the images of the phase at an epoch."""
-        return self.networks[phase_at(self.phases, epoch)[0]] if self.phases else self.network
-
     @property
     def mergeable(self) -> bool:
         """Whether the network can process the batches of several workers as one.
@@ -225,7 +221,9 @@ class Learner:
             first = self._before + first * self.n_workers + rank * n_samples
         else:
             first += self._before // self.n_workers
-        network = task.network_at(self.local_epoch(rank))
+        network = task.network
+        if task.phases:
+            network = task.networks[phase_at(task.phases, self.local_epoch(rank))[0]]
         batch = _Batch(rank, self._steps[rank], source.indices(first, n_samples), now, network)
         self._taken[rank] += n_samples
         self._steps[rank] += 1

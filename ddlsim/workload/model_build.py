@@ -516,8 +516,7 @@ def _input_shape(sizes: Sequence[int | str], values: Values, path: str) -> tuple
     if math.prod(shape) > MAX_ELEMENTS:
         raise ConfigError(
             f"{path}: input = {shape}: a sample has {math.prod(shape):.3g} elements, more than {MAX_ELEMENTS:.0e}; "
-            "correct "
-            "the sizes"
+            "correct the sizes"
         )
     return tuple(shape)
 

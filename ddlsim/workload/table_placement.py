@@ -59,8 +59,7 @@ def exchange_left_out(workload: Workload, n_workers: int, accumulation: int = 1)
     return (
         f"{model.name}: the all-to-all of {names} is not simulated, so steps are too short. With the {n_tables} tables "
         f"distributed over {n_workers} workers, each worker would send about {nbytes / 1e6:.3g} MB of looked-up "
-        "vectors "
-        "in the forward pass of a step and as many bytes of gradients in the backward pass, in addition to the "
+        "vectors in the forward pass of a step and as many bytes of gradients in the backward pass, in addition to the "
         f"{workload.gradient_nbytes / 1e6:.3g} MB of gradients that are simulated"
     )
 
