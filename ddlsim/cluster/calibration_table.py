@@ -155,21 +155,17 @@ def parse_calibration(table: Mapping[str, object]) -> CalibrationTable:
             if len(ends) not in (0, 2):
                 raise ConfigError(f"calibration.parameters.{i}.{key}: must be [minimum, maximum]; calibrate again")
     for i, curve in enumerate(file.curves):
-        _check_curve(curve, f"calibration.curves.{i}")
+        place, n = f"calibration.curves.{i}", 1 + len(curve.per_byte)
+        if len(curve.sizes) + 1 != len(curve.per_byte) or list(curve.sizes) != sorted(set(curve.sizes)):
+            raise ConfigError(f"{place}.sizes: must be ascending, with one entry fewer than per_byte; calibrate again")
+        if len(curve.left_out) not in (0, len(curve.sizes)):
+            raise ConfigError(f"{place}.left_out: must have one number per entry of sizes; calibrate again")
+        if len(curve.covariance) != n or any(len(row) != n for row in curve.covariance):
+            raise ConfigError(f"{place}.covariance: must have {n} rows and columns; calibrate again")
+        for key, values in (("nbytes", curve.nbytes), ("ranks", curve.ranks)):
+            if len(values) != 2 or values[0] > values[1]:
+                raise ConfigError(f"{place}.{key} = {values!r}: must be [minimum, maximum]; calibrate again")
     return file
-
-
-def _check_curve(curve: CurveTable, place: str) -> None:
-    if len(curve.sizes) + 1 != len(curve.per_byte) or list(curve.sizes) != sorted(set(curve.sizes)):
-        raise ConfigError(f"{place}.sizes: must be ascending, with one entry fewer than per_byte; calibrate again")
-    if len(curve.left_out) not in (0, len(curve.sizes)):
-        raise ConfigError(f"{place}.left_out: must have one number per entry of sizes; calibrate again")
-    n = 1 + len(curve.per_byte)
-    if len(curve.covariance) != n or any(len(row) != n for row in curve.covariance):
-        raise ConfigError(f"{place}.covariance: must have {n} rows and columns; calibrate again")
-    for key, values in (("nbytes", curve.nbytes), ("ranks", curve.ranks)):
-        if len(values) != 2 or values[0] > values[1]:
-            raise ConfigError(f"{place}.{key} = {values!r}: must be [minimum, maximum]; calibrate again")
 
 
 def value_of(name: str, text: str, place: str) -> float:

@@ -12,7 +12,7 @@ from typing import Annotated, cast
 import numpy as np
 
 from ddlsim.arguments import checked, one_of
-from ddlsim.compression.contract import AnyCompressor, defines, full
+from ddlsim.compression.contract import AnyCompressor, Compressor, defines, full
 from ddlsim.compression.cost import PROFILES, CodecCost
 from ddlsim.compression.exchange import title
 from ddlsim.errors import ConfigError, shown
@@ -60,16 +60,11 @@ def compression_of(value: object) -> Compression | None:
     """Convert a compressor to :class:`Compression`; keep None and a Compression. Raises ConfigError."""
     if value is None or isinstance(value, Compression):
         return value
-    if not _is_compressor(value):
+    if isinstance(value, type) or not isinstance(value, Compressor):
         raise ConfigError(
             f"compression = {shown(value)}: must be a compressor such as ddlsim.TopK(0.01), or a ddlsim.Compression"
         )
-    return Compression(cast(AnyCompressor, value))
-
-
-def _is_compressor(value: object) -> bool:
-    names = ("traits", "init", "encode", "decode", "expected_nbytes")
-    return not isinstance(value, type) and all(hasattr(value, name) for name in names)
+    return Compression(value)
 
 
 # ---------------------------------------------------------------- compressors that know the tensors
