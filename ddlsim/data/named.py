@@ -526,7 +526,6 @@ def _channels_first(images: npt.NDArray[np.generic], where: str) -> npt.NDArray[
     return np.moveaxis(scaled, -1, 1) if colour else scaled[:, None]
 
 
-DATA_NAMES = ("digits", "shapes", "sentences", "clicks")
 _SHAPES_SIZE = 32
 #: what load_data makes of a name; the images are those of the model "shapes-cnn"
 _MAKERS: dict[str, Callable[[], DataSet]] = {
@@ -535,6 +534,7 @@ _MAKERS: dict[str, Callable[[], DataSet]] = {
     "sentences": lambda: sentences(4000),
     "clicks": lambda: clicks(8000),
 }
+DATA_NAMES = tuple(_MAKERS)
 
 
 @checked

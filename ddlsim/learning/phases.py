@@ -38,11 +38,6 @@ class Phase:
     compute: Measured | Affine | Roofline | None = None
 
 
-def total_epochs(phases: Sequence[Phase]) -> float:
-    """Return the epoch at which the last of the phases ends."""
-    return float(sum(phase.epochs for phase in phases))
-
-
 def phase_at(phases: Sequence[Phase], epoch: float) -> tuple[int, float]:
     """Return the index of the phase at an epoch, and the epoch at which that phase begins."""
     begins = [0.0, *itertools.accumulate(float(phase.epochs) for phase in phases)]

@@ -13,7 +13,7 @@ from ddlsim.data import BatchStream, by_class, dirichlet, iid, load_data, split
 from ddlsim.data.dataset import DataSet, HeldOut
 from ddlsim.errors import ConfigError
 from ddlsim.learning.learner import Task
-from ddlsim.learning.phases import Phase, PhasedRate, phase_at, total_epochs
+from ddlsim.learning.phases import Phase, PhasedRate, phase_at
 from ddlsim.nn.network import Loss, Network, build_network, each_label
 from ddlsim.optim import SGD, Constant, GrowingBatch, Schedule
 from ddlsim.optim.rules import Optimizer, with_layers
@@ -103,7 +103,8 @@ class Training:
     @property
     def last_epoch(self) -> float | None:
         """The epoch at which the run ends: `epochs`, or the end of the last phase; None: no limit on epochs."""
-        return total_epochs(self.phases) if self.epochs is None and self.phases else self.epochs
+        whole = float(sum(phase.epochs for phase in self.phases))
+        return whole if self.epochs is None and self.phases else self.epochs
 
     def regime(self, epoch: float, batch_size: int) -> tuple[int, int | None]:
         """Return the batch size and the index of the phase at an epoch. The index is None if there are no phases.
