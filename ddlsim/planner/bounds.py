@@ -132,13 +132,13 @@ class Bounds:
         at_a_time = strategy.samples_at_once(candidate.batch_size, candidate.workers)
         batches = strategy.micro_batches(candidate.batch_size, candidate.workers, experiment.accumulation)
         key: Hashable = (id(candidate.cluster), candidate.workers, at_a_time)
-        if key in self._placed and self._placed[key].workloads[0][0].adds_gradients:
+        if key in self._placed and self._placed[key].workloads[0].adds_gradients:
             key = key, 1 if strategy.accumulates_shards(candidate.workers) else batches
         if key not in self._placed:
             self._placed[key] = place(experiment)
         placed = self._placed[key]
         cluster = placed.cluster  # includes the sampled link speeds
-        whole = [workload for workload, _ in placed.workloads]
+        whole = placed.workloads
         folded = strategy.folded_program(whole, batches, cluster, placed.nodes)
         if folded is None:
             return None
@@ -153,7 +153,7 @@ class Bounds:
         efficiency = throughput / (len(whole) * single)
 
         def fit() -> Fit:
-            fullest, warnings = memory_use(experiment, placed.workloads, strategy.stages_of(whole))
+            fullest, warnings = memory_use(experiment, whole, strategy.stages_of(whole))
             return Fit(warnings[0] if warnings else "", fullest.needed)
 
         return Bound(self._figures(candidate, throughput, efficiency), limit, fit=fit)

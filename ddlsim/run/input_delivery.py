@@ -15,7 +15,6 @@ from ddlsim.runtime.recorder import INPUT, Recorder
 from ddlsim.strategies import contract
 from ddlsim.units import si
 from ddlsim.workload.compute import Roofline, Workload
-from ddlsim.workload.devices import Device
 from ddlsim.workload.input import Copies, Input
 from ddlsim.workload.model import Model
 
@@ -24,8 +23,8 @@ if TYPE_CHECKING:
 
 
 def with_copies(
-    experiment: Experiment, cluster: Cluster, nodes: Sequence[int], workloads: list[tuple[Workload, Device]]
-) -> list[tuple[Workload, Device]]:
+    experiment: Experiment, cluster: Cluster, nodes: Sequence[int], workloads: list[Workload]
+) -> list[Workload]:
     """Return the workloads. If the experiment's input is `Copies`, they include the workers' waiting time when all load
     a batch at the same time.
 
@@ -34,7 +33,7 @@ def with_copies(
     input = experiment.input
     if not isinstance(input, Copies) or contract.of(experiment.strategy).n_replicas(len(nodes)) != len(nodes):
         return workloads
-    sizes = [w.batch_size * input.sample_nbytes(w.model.input_shape) for w, _ in workloads]
+    sizes = [w.batch_size * input.sample_nbytes(w.model.input_shape) for w in workloads]
     memory, nodes = memory_nodes(cluster, list(nodes)), list(nodes)
     machines: dict[int, list[int]] = {}
     for worker, node in enumerate(memory):
@@ -45,10 +44,10 @@ def with_copies(
     single = dict(zip(firsts, arrivals(cluster, [copies[first] for first in firsts]), strict=True))
     changed: dict[tuple[int, float, float], Workload] = {}
     result = []
-    for worker, (workload, device) in enumerate(workloads):
+    for worker, workload in enumerate(workloads):
         beside = machines[memory[worker]]
         passes = workload.forward_time, workload.backward_time
-        n_samples = sum(workloads[other][0].batch_size for other in beside)
+        n_samples = sum(workloads[other].batch_size for other in beside)
         waits = input.wait(together[worker], n_samples, sum(sizes[other] for other in beside), *passes)
         alone = input.wait(single[beside[0]], workload.batch_size, sizes[worker], *passes)
         measured = workload.known and not isinstance(experiment.compute, Roofline)
@@ -58,7 +57,7 @@ def with_copies(
             wait = stall if measured else waits
             forward[0] += wait
             changed[key] = dataclasses.replace(workload, forward=forward, wait=wait, stall=stall)
-        result.append((changed[key], device))
+        result.append(changed[key])
     return result
 
 
