@@ -30,8 +30,8 @@ from ddlsim.planner.candidates import Candidate, varies
 from ddlsim.planner.target import Figures
 from ddlsim.run.costs import host_price
 from ddlsim.run.experiment import Experiment
-from ddlsim.run.outcome import alone, is_replicated
 from ddlsim.run.prepare import Placed, Prepared, memory_use, place, prepare
+from ddlsim.run.result import alone, is_replicated
 from ddlsim.runtime.codec import Seconds, rounded
 from ddlsim.runtime.communicator import hierarchical
 from ddlsim.runtime.worker import factors

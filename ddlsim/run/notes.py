@@ -26,7 +26,7 @@ from ddlsim.workload.jitter import NoJitter
 from ddlsim.workload.model import load_model
 
 if TYPE_CHECKING:
-    from ddlsim.run.outcome import Outcome
+    from ddlsim.run.result import Result
 
 #: limits of path_notes: number of node pairs and links to check; minimum time of a link relative to the busiest one;
 #: maximum relative time of another path
@@ -53,7 +53,7 @@ def window_notes(experiment: Experiment) -> Iterator[str]:
         )
 
 
-def superlinear_causes(result: Outcome) -> list[str]:
+def superlinear_causes(result: Result) -> list[str]:
     """Return possible causes of a throughput above the sum of the workers' throughputs with the full model."""
     experiment, workloads = result.experiment, result.workloads
     strategy = contract.of(experiment.strategy)
@@ -78,7 +78,7 @@ def superlinear_causes(result: Outcome) -> list[str]:
     return causes
 
 
-def superlinear_notes(result: Outcome) -> Iterator[str]:
+def superlinear_notes(result: Result) -> Iterator[str]:
     """Note an efficiency above 1."""
     if result.efficiency > 1.0 + 1e-9 and (causes := superlinear_causes(result)):
         yield f"efficiency {percent(result.efficiency)}, above 100 %: {'; '.join(causes)}"

@@ -25,7 +25,7 @@ from ddlsim.cluster.cluster import Floats
 from ddlsim.errors import NoUpdateError
 
 if TYPE_CHECKING:
-    from ddlsim.run.outcome import Outcome
+    from ddlsim.run.result import Result
 
 #: steps that are simulated at first if not all faults fit, and at most
 FIRST_STEPS, MOST_STEPS = 256, 4096
@@ -80,7 +80,7 @@ class Progress:
 
 
 #: returns the run with some faults for a number of steps, or for a number of s
-Simulate = Callable[[Sequence[ShortFault], int, float], "Outcome"]
+Simulate = Callable[[Sequence[ShortFault], int, float], "Result"]
 
 
 def progress(

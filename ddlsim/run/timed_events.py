@@ -31,7 +31,7 @@ from ddlsim.strategies import contract
 from ddlsim.workload.input import Input
 
 if TYPE_CHECKING:
-    from ddlsim.run.outcome import Outcome
+    from ddlsim.run.result import Result
 
 #: time limit of steps during events, relative to undisturbed steps
 STANDS_STILL = 300.0
@@ -116,7 +116,7 @@ class Paces:
         experiment = self._experiment
         return not (experiment.slowdowns or experiment.faults or any(map(phases, experiment.background)))
 
-    def of(self, result: Outcome | None, undisturbed: Outcome, length: float, index: int = 0) -> Pace:
+    def of(self, result: Result | None, undisturbed: Result, length: float, index: int = 0) -> Pace:
         """Return the pace until the end of a lifetime of `length` s, with the random faults of a `failure_timeline`.
 
         result, undisturbed  the simulated steps with events, if any, and without
@@ -188,7 +188,7 @@ class Paces:
 
         experiment, strategy = clock_of(self.steady), contract.of(self.steady.strategy)
 
-        def simulate(faults: Sequence[ShortFault], steps: int, until: float) -> Outcome:
+        def simulate(faults: Sequence[ShortFault], steps: int, until: float) -> Result:
             happens: list[Event | ShortFault] = [*active, *faults]
             return run(experiment.with_(**self._with(happens), steps=steps, warmup=0, max_time=until))
 
@@ -234,12 +234,12 @@ class Paces:
         return times
 
 
-def _computing(result: Outcome) -> Floats:
+def _computing(result: Result) -> Floats:
     """Return the share of the run's time for which each worker computed."""
     return result.device_seconds["compute"] / result.simulated_time
 
 
-def with_epochs(result: Outcome, ends: Floats) -> tuple[Floats, int]:
+def with_epochs(result: Result, ends: Floats) -> tuple[Floats, int]:
     """Return the ends (s) of steps, including epochs in which caches fill, and how many of the last steps repeat."""
     from ddlsim.run.simulate import run
 

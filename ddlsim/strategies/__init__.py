@@ -24,18 +24,16 @@ from ddlsim.strategies.gossip import (
 from ddlsim.strategies.hybrid import Distribution as Distribution, Hybrid as Hybrid
 from ddlsim.strategies.k_sync import BackupWorkers as BackupWorkers, KBatchSync as KBatchSync, KSync as KSync
 from ddlsim.strategies.local_sgd import (
-    AdaComm as AdaComm,
-    HierarchicalLocalSGD as HierarchicalLocalSGD,
-    LocalSGD as LocalSGD,
-    QsparseLocalSGD as QsparseLocalSGD,
-)
-from ddlsim.strategies.one_average import (
     BMUF as BMUF,
     SPARTA as SPARTA,
+    AdaComm as AdaComm,
     CoCoDSGD as CoCoDSGD,
     DaSGD as DaSGD,
     DiLoCo as DiLoCo,
+    HierarchicalLocalSGD as HierarchicalLocalSGD,
+    LocalSGD as LocalSGD,
     OverlapLocalSGD as OverlapLocalSGD,
+    QsparseLocalSGD as QsparseLocalSGD,
     SlowMo as SlowMo,
 )
 from ddlsim.strategies.overlap import (

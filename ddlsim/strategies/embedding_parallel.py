@@ -228,15 +228,12 @@ class EmbeddingParallel(DealtOut):
     def start(self, context: RunContext) -> None:
         """Start all workers. Raises ConfigError for options that a static step program does not support."""
         each = [worker.workload for worker in context.workers]
-        accumulation = context.workers[0].accumulation
-        program = self.program(each, accumulation)
-        nodes = np.array(context.nodes)
+        program, nodes = self.program(each, context.workers[0].accumulation), np.array(context.nodes)
         schedules = Schedules(program.unroll(1), self.algorithm, context.cluster, nodes, self.rank_order)
         context.notes.append(self._note(each[0], len(each)))
         # a rank waits for the indices of the step after the next one while others are still in the previous step
         live = LIVE + 1 if self.indices == "prefetched" else LIVE
-        exchanges, samples = by_schedules(context, schedules), sum(workload.batch_size for workload in each)
-        run_table(context, program, exchanges, samples=samples, live=live)
+        run_table(context, program, by_schedules(context, schedules), live=live)
 
     def _note(self, workload: Workload, n_workers: int) -> str:
         """Return a note on the memory use of the fullest and the emptiest workers, and their lookups."""

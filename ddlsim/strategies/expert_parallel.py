@@ -88,5 +88,4 @@ class ExpertParallel(DealtOut):
         algorithms = {"all_reduce": self.algorithm, "all_to_all": self.all_to_all}
         program = self.program(each, context.workers[0].accumulation)
         schedules = Schedules(program.unroll(1), algorithms, context.cluster, np.array(context.nodes), self.rank_order)
-        samples = sum(workload.batch_size for workload in each)
-        run_table(context, program, by_schedules(context, schedules), samples=samples)
+        run_table(context, program, by_schedules(context, schedules))

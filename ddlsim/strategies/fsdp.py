@@ -350,13 +350,7 @@ class FSDP:
             halves = {kind: algorithms[kind] for kind in ("reduce_scatter", "all_gather")}
             return OfReplicas(dense, fabric, len(each), parts, gradients, owner="FSDP", algorithms=halves)
 
-        run_table(
-            context,
-            program,
-            exchanges,
-            samples=sum(worker.samples_per_step for worker in context.workers),
-            owner="FSDP",
-        )
+        run_table(context, program, exchanges, owner="FSDP")
 
 
 @functools.lru_cache(maxsize=16)

@@ -196,10 +196,4 @@ class Hybrid(DealtOut, WithFabric):
             dense = OfGroups(context, context.workers, plan.groups, schedules)
             return OfReplicas(dense, fabric_of(self), len(each), parts, gradients, owner="Hybrid", only=only)
 
-        run_table(
-            context,
-            program,
-            exchanges,
-            samples=sum(worker.samples_per_step for worker in context.workers),
-            owner="Hybrid",
-        )
+        run_table(context, program, exchanges, owner="Hybrid")

@@ -508,8 +508,8 @@ class Parallel(WithFabric):
             return OfReplicas(dense, fabric, mesh.data * plan.tensor, parts, gradients, ages)
 
         run_table(
-            context, program, exchanges, samples=whole[0].batch_size * micro_batches * mesh.data, folding=folding,
-            live=live, met=weights.at if self._asynchronous else None, owner="Parallel", beside_first=2,
+            context, program, exchanges, n_learners=mesh.data, folding=folding, live=live,
+            met=weights.at if self._asynchronous else None, owner="Parallel", beside_first=2,
         )  # fmt: skip
 
     def _folding(
