@@ -181,7 +181,8 @@ class Placed:
     """An experiment with its cluster and models, the node and the workload with the full model of each worker, the
     effects of its slow-downs and faults at known times, and notes.
 
-    If the cluster is calibrated, the `experiment` has the compute time that was measured on it.
+    The `experiment` contains the loaded cluster and model and, if the cluster is calibrated, the compute time that was
+    measured on it.
     """
 
     experiment: Experiment
@@ -220,7 +221,7 @@ def place(experiment: Experiment) -> Placed:
     time_model = model if experiment.time_model is None else load_model(experiment.time_model)
     nodes = _nodes(experiment, cluster)
     n_workers, batch_size = len(nodes), experiment.batch(len(nodes))
-    given = experiment = experiment.with_(batch_size=batch_size)
+    given = experiment = experiment.with_(cluster=cluster, model=model, batch_size=batch_size)
     experiment, notes = as_measured(experiment, cluster, time_model.name)
     notes += time_model.notes
     contract.of(experiment.strategy).check_sizes(time_model, batch_size, n_workers)

@@ -42,7 +42,6 @@ from ddlsim.runtime.worker import StopRule, Worker, factors
 from ddlsim.strategies import contract
 from ddlsim.units import si
 from ddlsim.workload.contention import NO_SLOWDOWN, OverlapSlowdown
-from ddlsim.workload.model import Model
 
 #: lets a run go on to its end, or until the function asks it to stop
 GoOn = Callable[[Halt | None], None]
@@ -66,17 +65,6 @@ def _workers(
         slowdown = cast("OverlapSlowdown | None", experiment.overlap_slowdown) or stage.workload.slowdown
         workers.append(Worker(rank, node, *parts, overlap_slowdown=slowdown, feed=feed))
     return workers
-
-
-def _check_compressible(model: Model) -> None:
-    """Raise ConfigError for trained embedding tables: workers compress only exchanged gradients, which exclude them."""
-    names = ", ".join(layer.name for layer in model.layers if layer.model_parallel)
-    if names:
-        raise ConfigError(
-            f"compression: workers do not exchange the gradients of {names} of {model.name}, although "
-            "these layers are trained; leave compression out, or train a model without embedding_bag "
-            "layers"
-        )
 
 
 def _monitor(
@@ -103,43 +91,18 @@ def _monitor(
     return Monitor(training, *of_run, context.replicas, context.steps, *called, context.optimizer, *turn)
 
 
-def _learner(prepared: Prepared, loaded: Experiment, saved: Saved | None, shift: Shift | None) -> Learner:
+def _learner(prepared: Prepared, saved: Saved | None, shift: Shift | None) -> Learner:
     """Return the learner, with the values of the `saved` run if there is one."""
-    task, n_workers = prepared.task, contract.of(loaded.strategy).n_replicas(len(prepared.nodes))
+    experiment, task = prepared.experiment, prepared.task
+    n_workers = contract.of(experiment.strategy).n_replicas(len(prepared.nodes))
     if saved is None:
         return Learner(DataPlane(), task, n_workers, None if shift is None else shift.begin)
     if task is None:
         raise ConfigError(f"training = None: must be the training of the saved run, {saved.path}")
-    saved.check(manifest(loaded, task))
+    saved.check(manifest(experiment, task))
     learner = Learner(DataPlane(saved.checkpoint.replay), task, n_workers)
     learner.losses.extend(saved.checkpoint.losses)
     return learner
-
-
-def _save_points(
-    monitor: Monitor | None, interrupt: Interrupt, loaded: Experiment, path: str | Path | None, every: float
-) -> SavePoints | None:
-    """Return what lets a training run stop, and saves it at `path`, before its clock goes on."""
-    if monitor is None or monitor.learner.task is None:
-        if path is not None:
-            raise ConfigError(f"checkpoint = {str(path)!r} has no effect without training")
-        return None
-    return SavePoints(monitor, interrupt, None if path is None else saving(path, loaded, monitor.learner.task), every)
-
-
-def _learn(monitor: Monitor, points: SavePoints, stop: StopRule, max_time: float, go: GoOn) -> bool:
-    """Let the workers train; return whether they were interrupted."""
-    with points.interrupt.on_ctrl_c():
-        monitor.start()
-        go(points)
-    interrupted = points.interrupt.wanted and not stop.reason
-    if monitor.checkpoint is None:
-        monitor.mark("" if interrupted else f"max_time = {max_time!r}")
-    if points.save is not None and monitor.checkpoint is not None:
-        points.save(monitor.checkpoint)
-    if not interrupted and not monitor.keeps_latest:
-        monitor.finish(stop.loop.now - stop.loop.start)
-    return interrupted
 
 
 class UnderWay:
@@ -163,7 +126,6 @@ class UnderWay:
     ) -> None:  # fmt: skip
         self.prepared, self.given, self.experiment = prepared, given, prepared.experiment
         experiment = self.experiment
-        self.loaded = dataclasses.replace(experiment, cluster=prepared.cluster, model=prepared.model)
         self.began = time.perf_counter()
         max_time = si(experiment.max_time, "time")
         since = 0.0 if shift is None else shift.since
@@ -181,7 +143,7 @@ class UnderWay:
         )
         n_updates = contract.of(experiment.strategy).updates(sum(experiment.window), n_workers)
         self.stop = stop = StopRule(loop, recorder, math.inf if endless else n_updates)
-        learner = _learner(prepared, self.loaded, saved, shift)
+        learner = _learner(prepared, saved, shift)
         crashes = crashes_of(experiment, prepared.cluster, prepared.nodes)
         workers = _workers(prepared, loop, recorder, stop, learner, effects)
         self.context = context = RunContext(
@@ -225,8 +187,14 @@ class UnderWay:
                 f"step_time and call_time of stack {workload.stack.name} have no effect with "
                 f"{experiment.strategy.label}, because its workers do not run in lockstep"
             )
-        if context.compression is not None and context.learner.task is not None:
-            _check_compressible(self.prepared.model)
+        model = self.prepared.model
+        tables = ", ".join(layer.name for layer in model.layers if layer.model_parallel)
+        if tables and context.compression is not None and context.learner.task is not None:
+            raise ConfigError(
+                f"compression: workers do not exchange the gradients of {tables} of {model.name}, although "
+                "these layers are trained; leave compression out, or train a model without embedding_bag "
+                "layers"
+            )
 
     # ------------------------------------------------------------ running
 
@@ -242,18 +210,35 @@ class UnderWay:
 
     def go(self, go_on: GoOn, checkpoint: str | Path | None, every: float) -> None:
         """Let `go_on` run it to the end; save a training run at `checkpoint` every `every` s. Ctrl-C stops it."""
-        points = _save_points(self.monitor, self.interrupt, self.loaded, checkpoint, every)
+        monitor, task = self.monitor, self.context.learner.task
+        if checkpoint is not None and (monitor is None or task is None):
+            raise ConfigError(f"checkpoint = {str(checkpoint)!r} has no effect without training")
         try:
-            if self.monitor is None or points is None:
+            if monitor is None or task is None:
                 go_on(None)
             else:
-                self.interrupted = _learn(self.monitor, points, self.stop, self.latest, go_on)
+                save = None if checkpoint is None else saving(checkpoint, self.experiment, task)
+                self._learn(SavePoints(monitor, self.interrupt, save, every), go_on)
             self.reason = "interrupted" if self.interrupted else self.stop.reason or "max_time"
         except KeyboardInterrupt:
             self.interrupted, self.reason, self.halfway = True, "interrupted", True
             self.loop.catch_up()
         except DivergedError as error:
             self.reason = str(error)
+
+    def _learn(self, points: SavePoints, go_on: GoOn) -> None:
+        """Let the workers train, until they are interrupted."""
+        monitor, stop = points.monitor, self.stop
+        with self.interrupt.on_ctrl_c():
+            monitor.start()
+            go_on(points)
+        self.interrupted = self.interrupt.wanted and not stop.reason
+        if monitor.checkpoint is None:
+            monitor.mark("" if self.interrupted else f"max_time = {self.latest!r}")
+        if points.save is not None and monitor.checkpoint is not None:
+            points.save(monitor.checkpoint)
+        if not self.interrupted and not monitor.keeps_latest:
+            monitor.finish(stop.loop.now - stop.loop.start)
 
     def has_ended(self, error: DdlsimError | None, whose: str) -> None:
         """Record the end of the run, by its own rule or with an error. Raises the error, prefixed with `whose`, if the
@@ -278,7 +263,7 @@ class UnderWay:
             )
         traffic = loop.traffic()
         result = Result(
-            experiment=self.loaded,
+            experiment=self.experiment,
             cluster=prepared.cluster,
             workloads=prepared.workloads,
             nodes=np.array(prepared.nodes, dtype=np.int64),
