@@ -5,6 +5,7 @@ The kernel executes the cycles, and Python follows their log.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -37,29 +38,33 @@ class Lanes:
     depth    messages that a worker can send before its peer has processed the first of them
     nbytes   of every message
     samples  of an update, in a timing-only run
+    messages encoder of the messages
     served   called after a service: (worker, server, staleness, whether it makes an update)
     choose   returns the rank that a worker sends to next, -1 for none
-    asks     call `served` before anything else happens
     batch    services per update of servers that update together; 0: do not record staleness
-    first    the operation that all begin with
+    first    the operation that all begin with; None: the first one
     back     called when a crashed worker is back and has taken the current model
-    messages what encodes them
     notes    on the decisions of the run, for the plan
+    decides  what is called after operations decides on the course of the run
 
-    In a timing-only run without `asks`, Python reads the log in blocks.
+    `served`, and what operations call, is called only if values or sizes depend on it (``follows``): in training runs,
+    and with compression. Otherwise, Python reads the log in blocks.
     """
 
     def __init__(
-        self, context: RunContext, ops: Sequence[Op], nbytes: float, samples: int, *,
-        servers: Sequence[tuple[int, float]] = (), peers: Sequence[Sequence[int]] = (), depth: int = 1,
-        served: Callable[[Worker, int, int, bool], None] | None = None, asks: bool = False,
-        choose: Callable[[Worker], int] | None = None, batch: int = 1, first: int = 0,
-        back: Callable[[Worker], None] | None = None, messages: Messages | None = None, notes: Sequence[str] = (),
+        self, context: RunContext, ops: Sequence[Op], nbytes: float, samples: int, messages: Messages, *,
+        served: Callable[[Worker, int, int, bool], None] | None = None, servers: Sequence[tuple[int, float]] = (),
+        peers: Sequence[Sequence[int]] = (), depth: int = 1, choose: Callable[[Worker], int] | None = None,
+        batch: int = 1, first: Op | None = None, back: Callable[[Worker], None] | None = None,
+        notes: Sequence[str] = (), decides: bool = False,
     ) -> None:  # fmt: skip
-        self.context, self.ops, self.samples, self.served, self.batch = context, list(ops), samples, served, batch
+        self.context, self.samples, self.served, self.batch = context, samples, served, batch
         self.together = any(op.kind == ls.TURN for op in ops)
         self.choose, self.back = choose, back
-        self.follows = served is not None or any(op.follow is not None or op.kind == ls.RESIZE for op in ops)
+        self.packs = messages.choice is not None
+        self.follows = decides or self.packs or context.learner.task is not None
+        self.ops = [op if self.follows else op.without_values() for op in ops]
+        begin = 0 if first is None else list(ops).index(first)
         self._begun = self._over = False
         self._stale: list[int] = []  # staleness of services that has not been recorded yet
         workers = context.workers
@@ -83,19 +88,20 @@ class Lanes:
             ways["back_route"] = network.routes(target, source) if servers else 0
         network.reserve(len(ways))
         network.stride = 2 * len(ways) + 1
-        self.tables.actors["op"] = first
+        self.tables.actors["op"] = begin
         counts = self.tables.counts
-        counts[ls.FIRST_OP] = first
+        counts[ls.FIRST_OP] = begin
         counts[ls.ADVANCE], counts[ls.SEND] = addresses()[0], send_address()
         counts[ls.FIRST_HANDLE] = network.first_handle
-        counts[ls.ASKS], counts[ls.RETURNS], counts[ls.SPANS] = asks, self.follows, context.recorder.keep_spans
+        counts[ls.RETURNS], counts[ls.SPANS] = self.follows, context.recorder.keep_spans
         context.plan = plan_of_cycles(
-            workers, [*self.ops[first:], *self.ops[:first]], nbytes, servers=[seconds for _, seconds in servers],
+            workers, [*self.ops[begin:], *self.ops[:begin]], nbytes, servers=[seconds for _, seconds in servers],
             peers=peers, choose=choose, messages=messages, notes=notes,
         )  # fmt: skip
         counts[ls.MANNER] = ls.TOGETHER if self.together else ls.APART
         if choose is not None:
             counts[ls.MANNER] = ls.ANSWERING if any(op.kind == ls.DISPATCH and op.number for op in ops) else ls.PUSHING
+        counts[ls.ASKS] = self.packs and counts[ls.MANNER] in (ls.APART, ls.ANSWERING)  # the answer depends on `served`
         context.loop.driver = self
 
     def _slow_down_beside_messages(self, *, with_servers: bool) -> None:
@@ -146,22 +152,26 @@ class Lanes:
     # ------------------------------------------------------------ later changes
 
     def set_seconds(self, worker: Worker, name: str, seconds: float) -> None:
-        """Set the seconds of a worker's work of this name, from now on."""
-        self._seconds[worker.rank, [op.kind == ls.WORK and op.name == name for op in self.ops]] = seconds
+        """Set the seconds of a worker's work of this name, "encode" or "decode", from now on, if the run compresses."""
+        if self.packs:
+            self._seconds[worker.rank, [op.kind == ls.WORK and op.name == name for op in self.ops]] = seconds
 
     def set_rounds(self, worker: Worker, times: int) -> None:
         """Set how many `times` a worker runs the repeated operations, from now on."""
         self._seconds[worker.rank, [op.kind == ls.AGAIN for op in self.ops]] = times
 
     def set_message(self, worker: Worker, seconds: float, sizes: Sequence[float]) -> None:
-        """Set the encoding time and the sizes in bytes of a worker's next messages."""
+        """Set the encoding time and the sizes in bytes of a worker's next messages, if the run compresses."""
         self.set_seconds(worker, "encode", seconds)
-        first, last = (int(self.tables.actors[name][worker.rank]) for name in ("first", "last"))
-        self.tables.ways["nbytes"][first:last] = sizes
+        if self.packs:
+            first, last = (int(self.tables.actors[name][worker.rank]) for name in ("first", "last"))
+            self.tables.ways["nbytes"][first:last] = sizes
 
-    def set_answer(self, worker: Worker, server: int, nbytes: float) -> None:
-        """Set the size in bytes of a server's next answer to a worker."""
-        self.tables.ways["back_nbytes"][int(self.tables.actors["first"][worker.rank]) + server] = nbytes
+    def set_answers(self, worker: Worker, sizes: Sequence[float], server: int = 0) -> None:
+        """Set the sizes in bytes of the next answers to a worker, from `server` on, if the run compresses."""
+        if self.packs:
+            first = int(self.tables.actors["first"][worker.rank]) + server
+            self.tables.ways["back_nbytes"][first : first + len(sizes)] = sizes
 
     def set_service(self, worker: Worker, seconds: float) -> None:
         """Set the seconds after which the peer that has received a worker's message answers."""
@@ -465,6 +475,12 @@ class Op:
     waits: str = ""
     number: int = 0
     redo: bool = False
+
+    def without_values(self) -> Op:
+        """Return the operation for a run in which nothing is called after it."""
+        if self.kind in (ls.NOTE, ls.ASK):
+            return Op(ls.WORK, redo=self.redo)
+        return self if self.follow is None else dataclasses.replace(self, follow=None)
 
 
 def repeated(ops: Sequence[Op], times: Callable[[Worker], int]) -> list[Op]:

@@ -55,7 +55,7 @@ class CentralModel(UpdateRule):
 
     def go(self, *held: Op) -> None:
         """Run all workers: compute a gradient, push it, wait as configured, pull the parameters, repeat."""
-        self.serve(gradient(self.servers.context, self._drawn if self.servers.follows else None), [Op(ls.STEP)], held)
+        self.serve(gradient(self.servers.context, self._drawn), [Op(ls.STEP)], held)
 
     def _drawn(self, worker: Worker) -> None:
         self.gradients[worker.rank] = worker.draw()

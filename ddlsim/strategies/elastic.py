@@ -30,13 +30,10 @@ class _Springs(UpdateRule):
 
     def go(self, period: int) -> None:
         """Run all workers: local steps, with an elastic exchange with the center in every `period`-th one."""
-        servers, context = self.servers, self.servers.context
-        learns = servers.follows
-        end = Op(ls.STEP, follow=self._step if learns else None, number=ls.COMMON if self.count > 1 else ls.EACH)
-        step = [*gradient(context, self._drawn if learns else None), OPTIMIZER, end]
-        pull = [Op(ls.NOTE, follow=self._pull)] if learns else []
+        end = Op(ls.STEP, follow=self._step, number=ls.COMMON if self.count > 1 else ls.EACH)
+        step = [*gradient(self.servers.context, self._drawn), OPTIMIZER, end]
         steps = repeated(step, lambda _: period)
-        self.serve([], [*pull, *steps], [Op(ls.MEET, "the other workers")], first=step[0])
+        self.serve([], [Op(ls.NOTE, follow=self._pull), *steps], [Op(ls.MEET, "the other workers")], first=step[0])
 
     def pack(self, worker: Worker) -> Message:
         return self.servers.messages.model(worker, worker.params)

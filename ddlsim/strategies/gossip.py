@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, NamedTuple, ParamSpec
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +32,6 @@ from ddlsim.strategies.mixing import (
 )
 from ddlsim.streams import stream
 
-P = ParamSpec("P")
 #: a graph of workers, or the weights of their averages
 Mixing = Annotated[
     str | Graph | Weights | Sequence[Sequence[float]] | npt.NDArray[np.float64],
@@ -50,32 +49,25 @@ class _Peers:
 
     gradients  latest gradient of each worker
     packs      whether messages are encoded
-    follows    whether values or sizes depend on operations
     """
 
     def __init__(self, context: RunContext, messages: Messages) -> None:
         self.context, self.messages = context, messages
         self.gradients: dict[int, Value[Array]] = {}
         self.packs = messages.choice is not None
-        self.follows = self.packs or context.learner.task is not None
 
     def gradient(self) -> list[Op]:
         """Return the operations that compute a gradient."""
-        return gradient(self.context, self.after(self._drawn))
+        return gradient(self.context, self._drawn)
 
     def encode(self) -> list[Op]:
         """Return the operations that encode a worker's model."""
-        packed = [Op(ls.ASK if self.packs else ls.NOTE, follow=self._packed)] if self.follows else []
-        return [*packed, Op(ls.WORK, "encode")]
-
-    def after(self, follow: Callable[P, None]) -> Callable[P, None] | None:
-        """Return the call that follows an operation; None if neither values nor sizes depend on it."""
-        return follow if self.follows else None
+        return [Op(ls.ASK if self.packs else ls.NOTE, follow=self._packed), Op(ls.WORK, "encode")]
 
     def run(self, ops: Sequence[Op], samples: int, **how: Any) -> None:
         """Run the operations repeatedly on all workers (:class:`~ddlsim.runtime.lanes.Lanes`)."""
         nbytes = self.context.workers[0].workload.gradient_nbytes
-        self.lanes = Lanes(self.context, ops, nbytes, samples, messages=self.messages, **how)
+        self.lanes = Lanes(self.context, ops, nbytes, samples, self.messages, **how)
 
     def _drawn(self, worker: Worker) -> None:
         self.gradients[worker.rank] = worker.draw()
@@ -152,8 +144,7 @@ class Neighbours(_Peers):
         self.public[me] = message.value
         for j in self.receivers[me]:
             self.arriving[me, j, self._count(worker)] = message
-        if self.packs:
-            self.lanes.set_message(worker, message.seconds, message.sizes * len(self.receivers[me]))
+        self.lanes.set_message(worker, message.seconds, message.sizes * len(self.receivers[me]))
 
     def _come(self, worker: Worker) -> None:
         messages = [self.arriving[j, worker.rank, self._count(worker)] for j in self.senders[worker.rank]]
@@ -202,7 +193,7 @@ class DPSGD:
             worker.params, replica.state = replica.after(mixed, neighbours.gradients[me])
             replica.count()
 
-        step = [OPTIMIZER, Op(ls.STEP, follow=neighbours.after(mix), number=ls.COMMON)]
+        step = [OPTIMIZER, Op(ls.STEP, follow=mix, number=ls.COMMON)]
         neighbours.go([*neighbours.send(), *neighbours.gradient(), *neighbours.receive("{begun}"), *step])
 
 
@@ -253,10 +244,8 @@ class CHOCOSGD:
             weights = [1.0, *towards[worker.rank, list(public)].tolist()]
             worker.params = weighted_sum(worker.learner.plane, weights, [worker.params, *public.values()])
 
-        local = [*neighbours.gradient(), OPTIMIZER]
-        if (follow := neighbours.after(step)) is not None:
-            local.append(Op(ls.NOTE, follow=follow))
-        mixing = [*neighbours.receive("{ended}"), Op(ls.STEP, follow=neighbours.after(mix), number=ls.COMMON)]
+        local = [*neighbours.gradient(), OPTIMIZER, Op(ls.NOTE, follow=step)]
+        mixing = [*neighbours.receive("{ended}"), Op(ls.STEP, follow=mix, number=ls.COMMON)]
         neighbours.go([*local, *neighbours.send(), *mixing])
 
 
@@ -314,11 +303,10 @@ class _Pairs(_Peers):
             *([Op(ls.ASK, follow=self._come)] if self.packs else []),
             Op(ls.WORK, "decode"),
             OPTIMIZER,
-            Op(ls.STEP, follow=self.after(self._step), number=ls.AGED),
+            Op(ls.STEP, follow=self._step, number=ls.AGED),
         ]
-        served = self.after(self._average)
         samples = context.workers[0].samples_per_step
-        self.run(ops, samples, choose=self._choose, served=served, asks=self.packs, batch=0)
+        self.run(ops, samples, choose=self._choose, served=self._average, batch=0)
 
     def _choose(self, worker: Worker) -> int:
         partners = self.partners[worker.rank]
@@ -327,8 +315,7 @@ class _Pairs(_Peers):
     def _packed(self, worker: Worker) -> None:
         to = self.lanes.chosen(worker)
         message = self.sent[worker.rank] = self.messages.model(worker, worker.params, to=to)
-        if self.packs:
-            self.lanes.set_message(worker, message.seconds, message.sizes)
+        self.lanes.set_message(worker, message.seconds, message.sizes)
 
     def _average(self, worker: Worker, rank: int, staleness: int, whole: bool) -> None:
         """Average at the partner, and send the average back (compressing it takes none of the partner's compute time).
@@ -340,9 +327,8 @@ class _Pairs(_Peers):
         partner.params = 0.5 * (message.value + theirs)
         worker.params = partner.params if back.value is theirs else 0.5 * (mine + back.value)
         self.sent[worker.rank] = back
-        if self.packs:
-            self.lanes.set_service(worker, back.seconds)
-            self.lanes.set_answer(worker, 0, back.sizes[0])
+        self.lanes.set_service(worker, back.seconds)
+        self.lanes.set_answers(worker, back.sizes)
 
     def _come(self, worker: Worker) -> None:
         if (back := self.sent.get(worker.rank)) is not None:
@@ -443,18 +429,19 @@ class _Gossip(_Peers):
         self.probability, self.peers, self.near = rule.probability, peers, near
         self.draws = [stream(context.seed, worker.rank, "gossip") for worker in context.workers]
         pushing = [Op(ls.JOIN, "push", waits="its last push"), *self.encode(), Op(ls.DISPATCH, "push to")]
-        merging = [Op(ls.ASK, follow=self._come), Op(ls.WORK, "decode"), Op(ls.NOTE, follow=self._merge)]
         ops = [
-            *(merging if self.follows else []),
+            Op(ls.ASK, follow=self._come),
+            Op(ls.WORK, "decode"),
+            Op(ls.NOTE, follow=self._merge),
             *self.gradient(),
             OPTIMIZER,
-            Op(ls.STEP, follow=self.after(self._step), number=ls.EACH),
+            Op(ls.STEP, follow=self._step, number=ls.EACH),
             Op(ls.CHOOSE, number=len(pushing)),
             *pushing,
         ]
-        served = self.after(self._arrived)
         notes = [f"in each step, a rank pushes its model with probability {self.probability:g}"]
-        self.run(ops, context.workers[0].samples_per_step, choose=self._choose, served=served, batch=0, notes=notes)
+        samples = context.workers[0].samples_per_step
+        self.run(ops, samples, choose=self._choose, served=self._arrived, batch=0, notes=notes)
 
     def _choose(self, worker: Worker) -> int:
         near, draws = self.near[worker.rank], self.draws[worker.rank]
@@ -471,8 +458,7 @@ class _Gossip(_Peers):
 
     def _packed(self, worker: Worker) -> None:
         message = self.peers[worker.rank].push(self.lanes.chosen(worker))
-        if self.packs:
-            self.lanes.set_message(worker, message.seconds, message.sizes)
+        self.lanes.set_message(worker, message.seconds, message.sizes)
 
     def _arrived(self, worker: Worker, rank: int, staleness: int, whole: bool) -> None:
         self.peers[worker.rank].arrive(self.peers[rank])
