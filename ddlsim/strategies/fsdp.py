@@ -11,7 +11,7 @@ from typing import Annotated
 
 import numpy as np
 
-from ddlsim.arguments import Count, Density, Index, checked, integer, one_of, validated_by
+from ddlsim.arguments import Count, Density, Index, checked, integer, one_of
 from ddlsim.collectives import Collective
 from ddlsim.compression.exchange import title
 from ddlsim.errors import ConfigError, listed
@@ -34,8 +34,7 @@ from ddlsim.runtime.fabric import (
     halves_of,
 )
 from ddlsim.runtime.table_run import run_table
-from ddlsim.strategies.embedding_parallel import InOrder, in_order
-from ddlsim.strategies.overlap import NoOverlap, overlap_named
+from ddlsim.strategies.overlap import InOrderChoice, NoOverlap, overlap_named
 from ddlsim.strategies.replica_groups import OfReplicas
 from ddlsim.strategies.shares import check_shares
 from ddlsim.strategies.split_rules import divisors, lower_memory_fsdp
@@ -112,7 +111,7 @@ class FSDP:
     no_sync: bool = False
     recompute: Annotated[str, one_of("none", "selective", "operators", "full", "early-stop")] = "none"
     recompute_share: Density = 1.0
-    overlap: Annotated[str | InOrder, validated_by(in_order)] | None = None
+    overlap: InOrderChoice | None = None
     param_dtype: Annotated[str, one_of(*GRADIENT_TYPES)] | None = None
     reduce_scatter: Annotated[str | Collective, algorithm_of("reduce_scatter")] = "default"
     all_gather: Annotated[str | Collective, algorithm_of("all_gather")] = "default"

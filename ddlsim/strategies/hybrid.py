@@ -22,12 +22,12 @@ from ddlsim.runtime.exchange import OfGroups, Vectors
 from ddlsim.runtime.fabric import WithFabric, cost_suffix, fabric_of
 from ddlsim.runtime.table_run import run_table
 from ddlsim.strategies.overlap import (
-    DdpBuckets,
+    InOrder,
     NoOverlap,
     Overlap,
-    PerLayer,
     WhileWaiting,
     as_compressed,
+    in_order,
     overlap_named,
 )
 from ddlsim.strategies.replica_groups import Elements, OfReplicas
@@ -37,14 +37,6 @@ from ddlsim.workload.compute import Workload
 from ddlsim.workload.memory import holding_of, memory_of
 from ddlsim.workload.precision import ELEMENT_NBYTES
 from ddlsim.workload.stage import Stage
-
-InOrder = NoOverlap | PerLayer | DdpBuckets | WhileWaiting
-
-
-def _in_order(overlap: str | InOrder, where: str) -> str | InOrder:
-    if not isinstance(overlap_named(overlap, where), InOrder):
-        raise ConfigError(f"{where} = {overlap!r}: must be 'none', 'layer', 'ddp', DdpBuckets(...) or WhileWaiting()")
-    return overlap
 
 
 @checked
@@ -104,7 +96,7 @@ class Hybrid(DealtOut, WithFabric):
     """
 
     groups: Literal["balance"] | Mapping[str, Count] | Distribution = "balance"
-    overlap: Annotated[str | InOrder, validated_by(_in_order)] = "layer"
+    overlap: Annotated[str | InOrder | WhileWaiting, validated_by(in_order(WhileWaiting))] = "layer"
     micro_batches: Count = 1
 
     def __hash__(self) -> int:
