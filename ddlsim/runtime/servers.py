@@ -23,7 +23,7 @@ from ddlsim.learning import Array, Learner, Value
 from ddlsim.network import lanes as ls
 from ddlsim.runtime.codec import Message, Messages
 from ddlsim.runtime.context import RunContext
-from ddlsim.runtime.cycles import plan_of_cycles
+from ddlsim.runtime.cycles import Cycles
 from ddlsim.runtime.lanes import Lanes, Op
 from ddlsim.runtime.loop import Loop
 from ddlsim.runtime.worker import UNVARIED, Process, Worker
@@ -159,14 +159,8 @@ class Servers:
         context, n = self.context, len(self.nodes)
         ops = [*ops, Op(ls.WORK, "encode"), Op(ls.EXCHANGE, "push and pull"), Op(ls.WORK, "decode")]
         seconds = [self.apply_time + self.messages.server_seconds(i) for i in range(n)]
-        context.plan = plan_of_cycles(
-            context.workers,
-            ops,
-            context.workers[0].workload.gradient_nbytes / n,
-            servers=seconds,
-            messages=self.messages,
-            notes=notes,
-        )
+        nbytes = context.workers[0].workload.gradient_nbytes / n
+        context.plan = Cycles(context.workers, ops, nbytes, self.messages, servers=seconds, notes=notes).plan
 
     def up(self, worker: Worker, message: Message) -> simpy.Event:
         """Send a worker's encoded message to the servers, and return the event that all servers have received it."""
