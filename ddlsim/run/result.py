@@ -58,17 +58,6 @@ def alone(experiment: Experiment, workload: Workload, batches: float, n_workers:
     return batches * workload.batch_size / (seconds * experiment.jitter.mean)
 
 
-def batches_alone(result: Result, stages: Sequence[Stage]) -> float:
-    """Return the number of batches in an update of a single worker: those of a replica's step or, if the model is split
-    over workers, those of one copy of the model."""
-    strategy, batch_size = contract.of(result.experiment.strategy), result.workloads[0].batch_size
-    if not strategy.shares_batch and is_replicated(stages, result.workloads):
-        return result.experiment.accumulation
-    samples = result.updates_per_step * result.samples_per_update
-    copies = strategy.n_replicas(result.n_workers) if strategy.shares_batch else n_copies(stages, result.workloads)
-    return samples / copies / batch_size
-
-
 def is_replicated(stages: Sequence[Stage], workloads: Sequence[Workload]) -> bool:
     """Return whether every worker computes the full model."""
     return math.isclose(n_copies(stages, workloads), len(workloads), rel_tol=1e-9)
@@ -84,21 +73,6 @@ def link_names(cluster: Cluster) -> tuple[Ints, dict[str, Any]]:
 
 #: number of steps from which updates per step are computed: strategies round up, and this has many divisors
 MANY_STEPS = 232_792_560
-
-
-def _stack(result: Result) -> dict[str, object] | None:
-    """Return the software stack as a dictionary, or None if times do not depend on it."""
-    workload = result.workloads[0]
-    if workload.known or not workload.by_kernel:
-        return None
-    stack = {name: getattr(workload.stack, name) for name in ("name", "title", "release")}
-    return {**stack, "assumed": result.assumes_stack}
-
-
-def _history(result: Result) -> list[dict[str, float | None]]:
-    """The history as plain values; missing ones (a loss before the first gradient) are None, not NaN."""
-    rows = result.evaluations if result.monitor is not None else []
-    return [{name: None if value != value else value for name, value in row._asdict().items()} for row in rows]
 
 
 #: maximum messages and worker steps of runs that are simulated 20 more times when printed
@@ -307,7 +281,15 @@ class Result(SuggestsAttributes):
 
     @cached_property
     def _batches_alone(self) -> float:
-        return batches_alone(self, contract.of(self.experiment.strategy).stages_of(self.workloads))
+        """Number of batches in an update of a single worker: those of a replica's step or, if the model is split over
+        workers, those of one copy of the model."""
+        strategy = contract.of(self.experiment.strategy)
+        stages = strategy.stages_of(self.workloads)
+        if not strategy.shares_batch and is_replicated(stages, self.workloads):
+            return self.experiment.accumulation
+        copies = strategy.n_replicas(self.n_workers) if strategy.shares_batch else n_copies(stages, self.workloads)
+        samples = self.updates_per_step * self.samples_per_update
+        return samples / copies / self.workloads[0].batch_size
 
     @property
     def samples_alone(self) -> float:
@@ -729,7 +711,11 @@ class Result(SuggestsAttributes):
 
     def to_dict(self) -> dict[str, object]:
         """Return the numbers and the manifest as plain values; "bottleneck" is None if it was not requested."""
-        known = self.cached_sensitivities
+        known, workload, stack = self.cached_sensitivities, self.workloads[0], None
+        if workload.by_kernel and not workload.known:  # times depend on the stack
+            stack = {name: getattr(workload.stack, name) for name in ("name", "title", "release")}
+            stack["assumed"] = self.assumes_stack
+        rows = [row._asdict() for row in self.evaluations] if self.monitor is not None else []
         return {
             "ddlsim": ddlsim.__version__,
             "experiment": self.experiment.manifest(),
@@ -739,7 +725,7 @@ class Result(SuggestsAttributes):
             "throughput": self.throughput,
             "tokens_per_second": self.tokens_per_second,
             "mfu": self.mfu,
-            "stack": _stack(self),
+            "stack": stack,
             "published": None if self.published is None else self.published.to_dict(),
             "step_time": self.step_time,
             "speedup": self.speedup,
@@ -764,7 +750,8 @@ class Result(SuggestsAttributes):
             "energy": self.known("energy"),
             "energy_assumptions": costs.energy_assumptions(self),
             "stop_reason": self.stop_reason,
-            "history": _history(self),
+            # missing values (a loss before the first gradient) are None, not NaN
+            "history": [{name: None if value != value else value for name, value in row.items()} for row in rows],
         }
 
     @checked

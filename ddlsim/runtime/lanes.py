@@ -394,8 +394,8 @@ class Lanes:
                     self._tell(self.batch)
                 if op.follow is not None:
                     op.follow(worker)
-                if op.kind == ls.RESIZE:
-                    self._resize(worker)
+                if op.kind == ls.RESIZE and worker.adapt():
+                    self._seconds[worker.rank] = seconds_of([worker], self.ops)[0]
                 elif op.kind == ls.STEP:
                     if op.number == ls.AGED:
                         context.recorder.staleness.append(staleness)
@@ -418,14 +418,6 @@ class Lanes:
                 self.served(worker, place, staleness, bool(whole))
             if whole:
                 self._owe()  # evaluations, if they take the workers' time
-
-    def _resize(self, worker: Worker) -> None:
-        """Set a worker's work in its step, as :meth:`Worker.begin_step` does."""
-        assert worker.workload_at is not None
-        workload = worker.workload_at(worker.learner.local_epoch(worker.rank))
-        if workload is not worker.workload:
-            worker.use(workload)
-            self._seconds[worker.rank] = seconds_of([worker], self.ops)[0]
 
     def _owe(self) -> None:
         """Add the first worker's pending evaluation, if any, to its next step."""

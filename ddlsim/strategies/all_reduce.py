@@ -10,7 +10,7 @@ from typing import Annotated
 from ddlsim.arguments import checked
 from ddlsim.collectives import Collective
 from ddlsim.errors import ConfigError
-from ddlsim.plan import StepProgram
+from ddlsim.plan import StepProgram, data_parallel
 from ddlsim.plan.norms import with_shared_norms
 from ddlsim.plan.plan import ALL_GATHER, ALL_REDUCE
 from ddlsim.runtime import Communicator, Exchange, RunContext, communicator
@@ -26,7 +26,7 @@ from ddlsim.runtime.fabric import (
     cost_suffix,
 )
 from ddlsim.runtime.table_run import planned
-from ddlsim.strategies import overlap as overlaps
+from ddlsim.strategies import contract
 from ddlsim.strategies.overlap import Overlap, OverlapChoice, as_compressed, buckets_of, overlap_named
 from ddlsim.workload.compute import Workload
 
@@ -89,7 +89,19 @@ class AllReduce(OnFabric):
 def _program(
     overlap: Overlap, workloads: Sequence[Workload], accumulation: int, *, no_sync: bool, shared_norms: bool
 ) -> StepProgram:
-    program = overlaps.program(overlap, workloads, accumulation, no_sync=no_sync)
+    """Return the program of the policy, or one that exchanges its buckets in order. Raises ConfigError without
+    `no_sync` for a policy with its own program."""
+    policy = contract.of(overlap)
+    if not policy.defines("program"):
+        buckets = functools.partial(buckets_of, overlap)
+        program = data_parallel(workloads, None, buckets, accumulation=accumulation, no_sync=no_sync)
+    elif no_sync:
+        program = policy.program(workloads, accumulation)
+    else:
+        raise ConfigError(
+            f"AllReduce: no_sync = False cannot be combined with overlap = {type(overlap).__name__}, which sums "
+            "gradients once per step; use overlap='none', 'layer' or 'ddp'"
+        )
     if not shared_norms:
         return program
     works = {id(workload): [workload] for workload in workloads}

@@ -21,7 +21,7 @@ from ddlsim.plan.plan import BACKWARD, FORWARD
 from ddlsim.plan.schedules import Schedules
 from ddlsim.runtime.codec import rounded
 from ddlsim.runtime.context import RunContext
-from ddlsim.runtime.exchange import OfGroups, Vectors
+from ddlsim.runtime.exchange import Vectors
 from ddlsim.runtime.fabric import (
     AllReduceAlgorithm,
     Collectives,
@@ -344,10 +344,10 @@ class FSDP:
         parts = [] if context.compression is None else self._compressible(context, first, accumulation)
 
         def exchanges(gradients: Vectors, plan: Plan) -> OfReplicas:
-            dense = OfGroups(context, context.workers, plan.groups, schedules)
+            among = context, context.workers, plan.groups, schedules
             fabric = Fabric(algorithms["all_reduce"], self.rank_order, self.cost)
             halves = {kind: algorithms[kind] for kind in ("reduce_scatter", "all_gather")}
-            return OfReplicas(dense, fabric, len(each), parts, gradients, owner="FSDP", algorithms=halves)
+            return OfReplicas(*among, fabric, len(each), parts, gradients, owner="FSDP", algorithms=halves)
 
         run_table(context, program, exchanges, owner="FSDP")
 

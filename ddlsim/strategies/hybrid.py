@@ -18,7 +18,7 @@ from ddlsim.plan.layouts import Layout, balanced_layout, layout_of, splittable
 from ddlsim.plan.schedules import Schedules
 from ddlsim.runtime.codec import backwards
 from ddlsim.runtime.context import RunContext
-from ddlsim.runtime.exchange import OfGroups, Vectors
+from ddlsim.runtime.exchange import Vectors
 from ddlsim.runtime.fabric import WithFabric, cost_suffix, fabric_of
 from ddlsim.runtime.table_run import run_table
 from ddlsim.strategies.overlap import (
@@ -185,7 +185,7 @@ class Hybrid(DealtOut, WithFabric):
                 )
 
         def exchanges(gradients: Vectors, plan: Plan) -> OfReplicas:
-            dense = OfGroups(context, context.workers, plan.groups, schedules)
-            return OfReplicas(dense, fabric_of(self), len(each), parts, gradients, owner="Hybrid", only=only)
+            among = context, context.workers, plan.groups, schedules
+            return OfReplicas(*among, fabric_of(self), len(each), parts, gradients, owner="Hybrid", only=only)
 
         run_table(context, program, exchanges, owner="Hybrid")

@@ -231,21 +231,3 @@ def buckets_of(overlap: Overlap, workload: Workload) -> tuple[Bucket, ...]:
                 "become ready"
             )
     return buckets
-
-
-def program(overlap: Overlap, workloads: Sequence[Workload], accumulation: int, *, no_sync: bool = True) -> StepProgram:
-    """Return the step program of these workloads: the policy's own, or one that exchanges its buckets in order.
-
-    Raises ConfigError without `no_sync` for a policy with its own program.
-    """
-    policy = contract.of(overlap)
-    if policy.defines("program"):
-        if not no_sync:
-            raise ConfigError(
-                f"AllReduce: no_sync = False cannot be combined with overlap = {type(overlap).__name__}, which sums "
-                "gradients once per step; use overlap='none', 'layer' or 'ddp'"
-            )
-        return policy.program(workloads, accumulation)
-    return data_parallel(
-        workloads, None, functools.partial(buckets_of, overlap), accumulation=accumulation, no_sync=no_sync
-    )
