@@ -19,9 +19,10 @@ from ddlsim.run.experiment import Experiment
 from ddlsim.run.job import Job
 from ddlsim.runtime.communicator import hierarchical
 from ddlsim.runtime.context import RunContext
-from ddlsim.runtime.recorder import Recorder
+from ddlsim.runtime.recorder import INPUT, Recorder
 from ddlsim.strategies import Strategy, contract
 from ddlsim.units import si
+from ddlsim.workload.input import Input
 from ddlsim.workload.jitter import NoJitter
 from ddlsim.workload.model import load_model
 
@@ -243,3 +244,21 @@ def learning_notes(experiment: Experiment, reason: str, monitor: Monitor | None)
                 f"{name} = {target:g} was not reached; the best value was {best:.4g} "
                 f"(the run ended because of: {reason})"
             )
+
+
+def feed_notes(experiment: Experiment, recorder: Recorder, seconds: float) -> Iterator[str]:
+    """Note how long workers wait for input."""
+    input = experiment.input
+    if not isinstance(input, Input):
+        return
+    waited = max(booked[INPUT] for booked in recorder.seconds) / seconds
+    if input.prefetch == 0:
+        yield (
+            "input: prefetch = 0: workers request a batch only when they need it, so none of its loading time is hidden"
+        )
+    if waited > 0.0 and not si(input.prep_seconds, "time") and input.storage is None:
+        yield "input: workers wait only for the copies of samples from host memory to their devices"
+    if any(cache.nbytes >= (input.n_samples or 0) * input.stored_nbytes for cache in input.levels):
+        yield "input: a machine's cache holds the whole dataset, so later epochs read nothing from storage"
+    if input.levels and input.epoch is None and experiment.training is None:
+        yield "input: caches are in their steady state; set epoch = 1 for the first epoch, in which they are empty"

@@ -13,23 +13,25 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ddlsim.cluster import Cluster, load_cluster
+from ddlsim.cluster.machines import memory_nodes
 from ddlsim.compression import Compression
 from ddlsim.compression.choice import PROBES, kept_vectors
-from ddlsim.errors import ConfigError
+from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.learning import Phase, Training
 from ddlsim.learning.learner import Task
 from ddlsim.reliability.faults import Effect, at_random, effects_of
 from ddlsim.run.calibrated import as_measured, outside
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.failure_timeline import check_life, check_replicas, has_failure_timeline
-from ddlsim.run.input_delivery import check_source, input_note, with_copies
 from ddlsim.run.notes import level_notes, spread_notes
 from ddlsim.run.traced import Traced, traced_workload
 from ddlsim.runtime.fabric import algorithm_for
+from ddlsim.runtime.loop import arrivals
 from ddlsim.strategies import Strategy, contract
 from ddlsim.strategies.split_rules import MESH, changes_text, state_of
 from ddlsim.workload.compute import Affine, Measured, PerKernel, Roofline, Workload, make_workload
 from ddlsim.workload.devices import Device, load_device
+from ddlsim.workload.input import Copies
 from ddlsim.workload.memory import Fullest, check_memory, held_nbytes, stage_memory
 from ddlsim.workload.model import Model, load_model
 from ddlsim.workload.optimizer_rules import rule_of
@@ -497,3 +499,90 @@ def _workload(experiment: Experiment, model: Model, device: Device, speed: float
     if isinstance(compute, Traced):
         return traced_workload(compute, model, device, batch_size, **options)
     return make_workload(model, device, batch_size, compute=compute, **options)
+
+
+# ---------------------------------------------------------------- how samples reach the workers
+
+
+def with_copies(
+    experiment: Experiment, cluster: Cluster, nodes: Sequence[int], workloads: list[Workload]
+) -> list[Workload]:
+    """Return the workloads. If the experiment's input is `Copies`, they include the workers' waiting time when all load
+    a batch at the same time.
+
+    A measured step includes the input of a device that uses its machine alone, so only the additional wait counts.
+    """
+    input = experiment.input
+    if not isinstance(input, Copies) or contract.of(experiment.strategy).n_replicas(len(nodes)) != len(nodes):
+        return workloads
+    sizes = [w.batch_size * input.sample_nbytes(w.model.input_shape) for w in workloads]
+    memory, nodes = memory_nodes(cluster, list(nodes)), list(nodes)
+    machines: dict[int, list[int]] = {}
+    for worker, node in enumerate(memory):
+        machines.setdefault(node, []).append(worker)
+    firsts = [workers[0] for workers in machines.values()]
+    copies = list(zip(memory, nodes, sizes, strict=True))
+    together = arrivals(cluster, copies)
+    single = dict(zip(firsts, arrivals(cluster, [copies[first] for first in firsts]), strict=True))
+    changed: dict[tuple[int, float, float], Workload] = {}
+    result = []
+    for worker, workload in enumerate(workloads):
+        beside = machines[memory[worker]]
+        passes = workload.forward_time, workload.backward_time
+        n_samples = sum(workloads[other].batch_size for other in beside)
+        waits = input.wait(together[worker], n_samples, sum(sizes[other] for other in beside), *passes)
+        alone = input.wait(single[beside[0]], workload.batch_size, sizes[worker], *passes)
+        measured = workload.known and not isinstance(experiment.compute, Roofline)
+        key = id(workload), waits, alone
+        if key not in changed:
+            forward, stall = workload.forward.copy(), max(waits - alone, 0.0)
+            wait = stall if measured else waits
+            forward[0] += wait
+            changed[key] = dataclasses.replace(workload, forward=forward, wait=wait, stall=stall)
+        result.append(changed[key])
+    return result
+
+
+def input_note(workloads: Sequence[Workload]) -> Iterator[str]:
+    """Note if devices wait for samples longer than each would by itself."""
+    longest = max(workload.stall for workload in workloads)
+    if longest > 0.0:
+        yield (
+            f"input: devices wait up to {longest * 1e3:.3g} ms per step for samples while other devices of their "
+            "machine receive theirs; this time is booked as computing"
+        )
+
+
+def check_source(experiment: Experiment, cluster: Cluster, nodes: Sequence[int]) -> None:
+    """Raise ConfigError for an invalid input: from a missing or unreachable storage, or copies for workers that share a
+    batch."""
+    input = experiment.input
+    if isinstance(input, Copies):
+        strategy = contract.of(experiment.strategy)
+        if strategy.n_replicas(len(nodes)) != len(nodes):
+            raise ConfigError(
+                f"input: not supported with {strategy.name}, in which workers share a batch and only some of "
+                "them read samples; leave input out"
+            )
+        return
+    if input is None or input.storage is None:
+        return
+    node = storage_node(input.storage, cluster, "input: storage")
+    cluster.check_connected([node, *dict.fromkeys(memory_nodes(cluster, list(nodes)))])
+
+
+def storage_node(name: str, cluster: Cluster, where: str) -> int:
+    """Return the node of the storage `name`. Raises ConfigError, prefixed with `where`, if there is no such storage."""
+    if name not in cluster.node_names:
+        if not cluster.storages.size:
+            raise ConfigError(
+                f"{where} = {name!r}: cluster {cluster.name!r} has no storage; add [[storage]] to its file, "
+                f"or use ddlsim.cluster.with_storage(cluster, {name!r}, read='2 GB/s')"
+            )
+        names = [cluster.node_names[each] for each in cluster.storages.tolist()]
+        raise unknown_name("storage", name, names, f"{where}: cluster {cluster.name!r}")
+    node = cluster.node(name)
+    if cluster.node_kind[node] not in ("storage", "host"):
+        kind = cluster.node_kind[node]
+        raise ConfigError(f"{where} = {name!r}: must be a storage node or a host, but its kind is {kind}")
+    return node

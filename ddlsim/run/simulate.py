@@ -18,6 +18,7 @@ import numpy as np
 from ddlsim.arguments import Count, checked, quantity, takes_fields_of
 from ddlsim.cluster import load_cluster
 from ddlsim.cluster.cluster import ClusterLike
+from ddlsim.cluster.machines import memory_nodes
 from ddlsim.compression.choice import compression_of
 from ddlsim.errors import ConfigError, DdlsimError, NoUpdateError
 from ddlsim.learning import DataPlane, Learner
@@ -37,17 +38,18 @@ from ddlsim.run.failure_timeline import (
     life_notes,
     lifetime,
 )
-from ddlsim.run.input_delivery import feed_notes, feed_of
 from ddlsim.run.prepare import Prepared, prepare
 from ddlsim.run.result import Result
 from ddlsim.run.resume import Interrupt, Saved, SavePoints, load, manifest, saving
 from ddlsim.runtime.context import RunContext
+from ddlsim.runtime.feed import Feed
 from ddlsim.runtime.loop import Halt, Loop, Traffic
 from ddlsim.runtime.recorder import Recorder
 from ddlsim.runtime.worker import StopRule, Worker, factors
 from ddlsim.strategies import contract
 from ddlsim.units import si
 from ddlsim.workload.contention import NO_SLOWDOWN, OverlapSlowdown
+from ddlsim.workload.input import Input
 
 #: lets a run go on to its end, or until the function asks it to stop
 GoOn = Callable[[Halt | None], None]
@@ -61,7 +63,11 @@ def _workers(
     accumulation = contract.of(experiment.strategy).micro_batches(
         experiment.batch(n_workers), n_workers, experiment.accumulation
     )
-    feed = feed_of(experiment, loop, prepared.cluster, prepared.nodes, prepared.time_model)
+    feed = None
+    if isinstance(experiment.input, Input):
+        memory, shape = memory_nodes(prepared.cluster, prepared.nodes), prepared.time_model.input_shape
+        first = experiment.input.epoch or (0 if experiment.training is None else 1)
+        feed = Feed(experiment.input, loop, prepared.cluster, prepared.nodes, memory, shape, first)
     workers = []
     for rank, (node, stage) in enumerate(zip(prepared.nodes, prepared.stages, strict=True)):
         jitter = factors(experiment.jitter, experiment.seed, rank)
@@ -308,7 +314,7 @@ class UnderWay:
             *life_notes(experiment, free=self.recorder.down is not None),
             *notes.link_notes(prepared.cluster),
             *dict.fromkeys(context.notes),  # parts of a communicator repeat notes
-            *feed_notes(experiment, self.recorder, seconds),
+            *notes.feed_notes(experiment, self.recorder, seconds),
             *faults.sampled_notes(experiment.faults, happened, seconds),
             *notes.late_notes((*experiment.faults, *experiment.slowdowns, *experiment.background), lasts),
             *notes.stalled_notes(self.recorder, seconds),

@@ -21,7 +21,7 @@ from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.fabric import Collectives, RankOrder, algorithm_of
 from ddlsim.runtime.table_run import by_schedules, run_table
 from ddlsim.strategies.overlap import InOrder, InOrderChoice, overlap_named
-from ddlsim.strategies.shares import DealtOut, whole_batch
+from ddlsim.strategies.split_rules import DealtOut, whole_batch
 from ddlsim.units import si
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.memory import Memory, holding_of, memory_of

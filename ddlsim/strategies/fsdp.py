@@ -36,8 +36,7 @@ from ddlsim.runtime.fabric import (
 from ddlsim.runtime.table_run import run_table
 from ddlsim.strategies.overlap import InOrderChoice, NoOverlap, overlap_named
 from ddlsim.strategies.replica_groups import OfReplicas
-from ddlsim.strategies.shares import check_shares
-from ddlsim.strategies.split_rules import divisors, lower_memory_fsdp
+from ddlsim.strategies.split_rules import check_shares, divisors, lower_memory_fsdp
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.memory import Memory, holding_of, memory_of
 from ddlsim.workload.model import Model

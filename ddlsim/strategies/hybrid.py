@@ -31,8 +31,7 @@ from ddlsim.strategies.overlap import (
     overlap_named,
 )
 from ddlsim.strategies.replica_groups import Elements, OfReplicas
-from ddlsim.strategies.shares import DealtOut, check_shares
-from ddlsim.strategies.split_rules import divisors
+from ddlsim.strategies.split_rules import DealtOut, check_shares, divisors
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.memory import holding_of, memory_of
 from ddlsim.workload.precision import ELEMENT_NBYTES

@@ -20,7 +20,7 @@ from ddlsim.runtime.fabric import Collectives, Cost, RankOrder, algorithm_name, 
 from ddlsim.runtime.table_run import planned
 from ddlsim.strategies import contract
 from ddlsim.strategies.overlap import NoOverlap, Overlap, as_compressed, buckets_of, overlap_named
-from ddlsim.strategies.shares import check_shares
+from ddlsim.strategies.split_rules import check_shares
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.stage import Stage
 
