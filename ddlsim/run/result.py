@@ -711,7 +711,7 @@ class Result(SuggestsAttributes):
 
     def to_dict(self) -> dict[str, object]:
         """Return the numbers and the manifest as plain values; "bottleneck" is None if it was not requested."""
-        known, workload, stack = self.cached_sensitivities, self.workloads[0], None
+        known, workload, stack = self.cached_sensitivities, self.workloads[0], dict[str, object]()
         if workload.by_kernel and not workload.known:  # times depend on the stack
             stack = {name: getattr(workload.stack, name) for name in ("name", "title", "release")}
             stack["assumed"] = self.assumes_stack
@@ -725,7 +725,7 @@ class Result(SuggestsAttributes):
             "throughput": self.throughput,
             "tokens_per_second": self.tokens_per_second,
             "mfu": self.mfu,
-            "stack": stack,
+            "stack": stack or None,
             "published": None if self.published is None else self.published.to_dict(),
             "step_time": self.step_time,
             "speedup": self.speedup,
