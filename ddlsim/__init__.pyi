@@ -79,7 +79,7 @@ from .planner import Target as Target, recommend as recommend
 from .report.compare import compare as compare
 from .report.learning import plot_learning as plot_learning
 from .run.checkpoint_intervals import best_checkpoint_interval as best_checkpoint_interval
-from .run.api import resume as resume, scaling as scaling, simulate as simulate
+from .run.simulate import resume as resume, scaling as scaling, simulate as simulate
 from .run.collective import collective_time as collective_time
 from .run.experiment import Experiment as Experiment
 from .run.job import Job as Job

@@ -24,8 +24,8 @@ from ddlsim.nn.layer_rules import held_to_rules
 from ddlsim.nn.layer_rules import need as _need
 from ddlsim.nn.layer_rules import same as _same
 from ddlsim.optim import Optimizer
-from ddlsim.run.api import simulate
 from ddlsim.run.result import Result
+from ddlsim.run.simulate import simulate
 from ddlsim.runtime import Fabric, Strategy
 from ddlsim.strategies import AllReduce, contract
 from ddlsim.streams import stream

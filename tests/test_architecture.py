@@ -80,7 +80,7 @@ LAZY = {
     "plan/plan.py": {"report"},
     "run/result.py": {"report", "validation"},
     "workload/model.py": {"imports"},
-    "run/api.py": {"report"},
+    "run/simulate.py": {"report"},
     "run/seeds.py": {"report"},
 }
 #: what is installed under one name and imported under another

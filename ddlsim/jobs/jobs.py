@@ -19,8 +19,7 @@ from ddlsim.printable import shown
 from ddlsim.readable import seconds, si
 from ddlsim.reliability import Background
 from ddlsim.run.job import Job, machine_names
-from ddlsim.run.outcome import link_names
-from ddlsim.run.result import Result
+from ddlsim.run.result import Result, link_names
 from ddlsim.run.simulate import run
 
 if TYPE_CHECKING:

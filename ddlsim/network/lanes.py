@@ -33,13 +33,13 @@ from ddlsim.network.tasks import N_WOKEN, sort
 WORK = 0  # takes its duration times the factor
 OWED = 1  # extra work, such as an evaluation, with the factor of the previous step
 DRAW = 2  # draws the next factor
-EXCHANGE = 3  # sends to all servers and waits for their answers
 POST = 4  # sends to all peers
 AWAIT = 5  # waits until its own messages have arrived, and those that its peers sent in this round
 NOTE = 6  # logged
 ASK = 7  # logged; Python is called before the actor continues
 RESIZE = 19  # as ASK; the actor's work may change
 STEP = 8  # logged: ends a step of the actor; `number` says whether that is an update (below)
+EXCHANGE = 3  # sends to all servers and waits for their answers
 # Operations at servers that act together
 TRAVEL = 9  # waits until all ways have carried a message, to the servers (`number` 0) or back (1)
 REST = 10  # takes its duration, without a factor
@@ -537,8 +537,7 @@ def gone(t: Tables, actor, now):  # type: ignore[no-untyped-def]
 
 @inlined
 def at_servers(t: Tables, actor, op, now):  # type: ignore[no-untyped-def]
-    """Execute an operation at servers that act together; return GOING if it takes time, else ON or a status for
-    Python."""
+    """Execute an operation at servers; return GOING if it takes time, else ON or a status for Python."""
     kind = t.ops[op].kind
     number = t.ops[op].number
     if kind == REST:
@@ -570,9 +569,11 @@ def at_servers(t: Tables, actor, op, now):  # type: ignore[no-untyped-def]
     t.actors[actor].start = now
     if kind == TRAVEL and number == 1 and t.counts[FAILING] == 1 and is_down(t, actor, now):
         wait_until_back(t, actor, now)
-    elif kind == TRAVEL:
+    elif kind in (TRAVEL, EXCHANGE):
+        t.actors[actor].queued = 0.0
         t.actors[actor].left = t.actors[actor].last - t.actors[actor].first
         for way in range(t.actors[actor].first, t.actors[actor].last):
+            t.ways[way].under_way = 1
             t.ways[way].stage = ANSWERING_IT if number == 1 else GOING_THERE
             leave(t, 2 * way + number)
     elif kind == TURN:
@@ -678,15 +679,6 @@ def go_on(t: Tables, actor, now):  # type: ignore[no-untyped-def]
                 t.counts[PENDING] = actor
                 return FETCHING
             t.counts[FETCHED] = 0
-        elif kind == EXCHANGE:
-            t.actors[actor].start = now
-            t.actors[actor].queued = 0.0
-            t.actors[actor].left = t.actors[actor].last - t.actors[actor].first
-            for way in range(t.actors[actor].first, t.actors[actor].last):
-                t.ways[way].under_way = 1
-                t.ways[way].stage = GOING_THERE
-                leave(t, 2 * way)
-            return GOING
         elif kind == POST:
             posts = t.actors[actor].posts
             t.actors[actor].posts = posts + 1
@@ -715,7 +707,7 @@ def go_on(t: Tables, actor, now):  # type: ignore[no-untyped-def]
                 t.actors[actor].op = op - t.ops[op].number
                 continue
             t.actors[actor].turns = 0
-        elif TRAVEL <= kind <= TAKE or kind >= CHOOSE:
+        elif kind == EXCHANGE or TRAVEL <= kind <= TAKE or kind >= CHOOSE:
             then = at_servers(t, actor, op, now) if kind < CHOOSE else to_one(t, actor, op, now)
             if then in (GOING, CHOICES):
                 return then
@@ -836,18 +828,15 @@ def happen(t: Tables, item, now):  # type: ignore[no-untyped-def]
         return i
     if t.devices.size > 0 and what in (ARRIVES, ANSWERED):
         carry(t, i, -1, now)
-    if what == WORK_ENDS:
-        if t.devices.size > 0:
-            t.devices[i].row = -1
-        worked(t, i, t.actors[i].start, now)
+    if what in (WORK_ENDS, FED):
+        if what == FED:
+            t.actors[i].input += now - t.actors[i].start
+        else:
+            worked(t, i, t.actors[i].start, now)
+            if t.devices.size > 0:
+                t.devices[i].row = -1
         if t.counts[SPANS] == 1:
-            write(t, WORKED, i, t.actors[i].op, t.actors[i].start, now, now)
-        next_op(t, i)
-        return i
-    if what == FED:
-        t.actors[i].input += now - t.actors[i].start
-        if t.counts[SPANS] == 1:
-            write(t, BROUGHT, i, t.actors[i].op, t.actors[i].start, now, now)
+            write(t, BROUGHT if what == FED else WORKED, i, t.actors[i].op, t.actors[i].start, now, now)
         next_op(t, i)
         return i
     if what in (ARRIVES, ANSWERED) and is_lost(t, i, what):

@@ -30,8 +30,8 @@ from ddlsim.planner.candidates import Candidate, varies
 from ddlsim.planner.target import Figures
 from ddlsim.run.costs import host_price
 from ddlsim.run.experiment import Experiment
-from ddlsim.run.outcome import alone, is_replicated
 from ddlsim.run.prepare import Placed, Prepared, memory_use, place, prepare
+from ddlsim.run.result import alone, is_replicated
 from ddlsim.runtime.codec import Seconds, rounded
 from ddlsim.runtime.communicator import hierarchical
 from ddlsim.runtime.worker import factors
@@ -133,13 +133,13 @@ class Bounds:
         at_a_time = strategy.samples_at_once(candidate.batch_size, candidate.workers)
         batches = strategy.micro_batches(candidate.batch_size, candidate.workers, experiment.accumulation)
         key: Hashable = (id(candidate.cluster), candidate.workers, at_a_time)
-        if key in self._placed and self._placed[key].workloads[0][0].adds_gradients:
+        if key in self._placed and self._placed[key].workloads[0].adds_gradients:
             key = key, 1 if strategy.accumulates_shards(candidate.workers) else batches
         if key not in self._placed:
             self._placed[key] = place(experiment)
         placed = self._placed[key]
         cluster = placed.cluster  # includes the sampled link speeds
-        whole = [workload for workload, _ in placed.workloads]
+        whole = placed.workloads
         folded = strategy.folded_program(whole, batches, cluster, placed.nodes)
         if folded is None:
             return None
@@ -150,7 +150,7 @@ class Bounds:
         limits = _limits(float(batches * at_a_time * strategy.n_replicas(candidate.workers) * steps), *bound)
 
         def fit() -> Fit:
-            fullest, warnings = memory_use(experiment, placed.workloads, strategy.stages_of(whole))
+            fullest, warnings = memory_use(experiment, whole, strategy.stages_of(whole))
             return Fit(warnings[0] if warnings else "", fullest.needed)
 
         together = len(whole) * alone(experiment, whole[0], float(batches), candidate.workers)

@@ -197,7 +197,9 @@ class Together:
         self._flows: list[Loop] = []
         for number, (each, (_, target)) in enumerate(zip(traffic, ends, strict=True)):
             loop = Loop(self.network.shared())
-            flow(each, loop, cluster.n_nodes + number, target, cluster.n_channels + number, limits[number])
+            loop.env.process(_switch(each, loop, cluster.n_channels + number))
+            nbytes = MESSAGE_SECONDS * limits[number]
+            loop.env.process(_send(each, loop, cluster.n_nodes + number, target, nbytes))
             self._flows.append(loop)
             self.clock.add(Client(each.label, loop, math.inf, _raise))
 
@@ -215,13 +217,11 @@ class Together:
             raise ConfigError(f"job {name!r}: needs {wanted} devices, but {self.cluster.name!r} has only {n_devices}")
         tenant = Tenant(job, name, si(job.start, "time"))
         self.tenants.append(tenant)
-        self.clock.at(tenant.came, lambda: self._come(tenant))
+        self.clock.at(tenant.came, lambda: self._start_waiting(tenant))
 
-    def _come(self, tenant: Tenant) -> None:
-        self._waiting.append(tenant)
-        self._start_waiting()
-
-    def _start_waiting(self) -> None:
+    def _start_waiting(self, *more: Tenant) -> None:
+        """Start waiting jobs, after them `more`, in order, as long as their devices are free."""
+        self._waiting += more
         while self._waiting and self._start(self._waiting[0]):
             self._waiting.pop(0)
 
@@ -297,20 +297,12 @@ class Together:
 
     def go_on(self, name: str, run: UnderWay, halt: Halt | None) -> None:
         """Run a run that has just been set up to its end, or until `halt` stops it, together with all others."""
-        errors: list[DdlsimError] = []
-        over: list[bool] = []
-
-        def ended(error: DdlsimError | None) -> None:
-            over.append(True)
-            if error is not None:
-                errors.append(error)
-
-        self.begin(name, run, ended, halt)
-        self.clock.run(lambda: bool(over) or (halt is not None and run.interrupt.wanted))
-        if not over:
+        ends: list[DdlsimError | None] = []
+        self.begin(name, run, ends.append, halt)
+        self.clock.run(lambda: bool(ends) or (halt is not None and run.interrupt.wanted))
+        if not ends:
             run.loop.driver.close()
-        if errors:
-            raise errors[0]
+        _raise(*ends)
         run.check_horizon()
 
     def until_all_have_ended(self) -> None:
@@ -368,14 +360,8 @@ class Together:
 MESSAGE_SECONDS = 60.0
 
 
-def flow(background: Background, loop: Loop, source: int, target: int, channel: int, limit: float) -> None:
-    """Let traffic flow from the node `source`, whose link has a `channel` that carries at most `limit` bytes/s."""
-    loop.env.process(_switch(background, loop, channel))
-    loop.env.process(_send(background, loop, source, target, MESSAGE_SECONDS * limit))
-
-
 def _switch(background: Background, loop: Loop, channel: int) -> Process:
-    """Change the rate at its times."""
+    """Change the rate of traffic, which its link's `channel` limits, at its times."""
     for (time, share), (until, _) in itertools.pairwise(itertools.chain(background.shares(), [(math.inf, 0.0)])):
         if time > loop.now:
             yield loop.at(time)
@@ -384,7 +370,7 @@ def _switch(background: Background, loop: Loop, channel: int) -> Process:
 
 
 def _send(background: Background, loop: Loop, source: int, target: int, nbytes: float) -> Process:
-    """Send one message after the other."""
+    """Send one message after the other, of `nbytes` each."""
     first = next(time for time, share in background.shares() if share > 0.0)
     if first > loop.now:
         yield loop.at(first)
@@ -410,7 +396,7 @@ def with_background(
     return together
 
 
-def _raise(error: DdlsimError | None) -> None:
+def _raise(error: DdlsimError | None = None) -> None:
     if error is not None:
         raise error
 

@@ -32,10 +32,10 @@ from ddlsim.workload.devices import Device, load_device
 
 if TYPE_CHECKING:
     from ddlsim.cluster import Cluster
-    from ddlsim.run.outcome import Outcome
+    from ddlsim.run.result import Result
 
 
-def cost_rate(result: Outcome) -> float:
+def cost_rate(result: Result) -> float:
     """Return the cost of a run's machines in USD/s. Raises ConfigError, with the remedy, if a price is missing."""
     cluster = result.cluster
     used = np.unique(cluster.host_of[_touched(cluster, result.nodes, result.channel_nbytes)])
@@ -122,7 +122,7 @@ def host_price(
     return sum(known)
 
 
-def energy(result: Outcome) -> float:
+def energy(result: Result) -> float:
     """Return the energy of a run in J. Raises ConfigError, with the remedy, if workers have no known device."""
     cluster, elapsed, total = result.cluster, result.end_time, 0.0
     there = np.full(result.n_workers, elapsed)
@@ -140,7 +140,7 @@ def energy(result: Outcome) -> float:
     return total + float(np.nansum(_switch_watts(result))) * elapsed
 
 
-def _computed(result: Outcome) -> Floats:
+def _computed(result: Result) -> Floats:
     """Return the compute time of each worker in s, including work lost in failures, (n_workers,)."""
     free = result.recorder.down is not None and result.end_time == result.simulated_time
     if free or not result.has_failure_timeline:
@@ -157,7 +157,7 @@ def _computed(result: Outcome) -> Floats:
     return np.asarray(np.sum(each, axis=0) * trained / (trained + timeline.checkpointing))
 
 
-def energy_assumptions(result: Outcome) -> list[str]:
+def energy_assumptions(result: Result) -> list[str]:
     """Return the assumptions that :func:`energy` makes about this run because of unknown powers; empty if all are
     known."""
     devices = {
@@ -173,7 +173,7 @@ def energy_assumptions(result: Outcome) -> list[str]:
     return [*unknown, *(["switches left out"] if np.isnan(_switch_watts(result)).any() else [])]
 
 
-def _switch_watts(result: Outcome) -> Floats:
+def _switch_watts(result: Result) -> Floats:
     """Return the run's share of the power of each switch between machines with its traffic, in W, NaN if unknown."""
     cluster = result.cluster
     switches = np.flatnonzero(_touched(cluster, result.nodes, result.channel_nbytes) & cluster.is_fabric_switch)

@@ -29,7 +29,7 @@ from ddlsim.workload.input import Input
 from ddlsim.workload.model import load_model
 
 if TYPE_CHECKING:
-    from ddlsim.run.outcome import Outcome
+    from ddlsim.run.result import Result
 
 
 class Groups:
@@ -38,7 +38,7 @@ class Groups:
     Machines with equal workers, speed, links and first switch are interchangeable.
     """
 
-    def __init__(self, result: Outcome) -> None:
+    def __init__(self, result: Result) -> None:
         self._experiment, self._nodes = result.experiment, result.nodes.tolist()
         self.machine = machines_of(result.cluster, self._nodes)
         self._places = {int(node): place for place, node in enumerate(result.cluster.workers.tolist())}
@@ -103,7 +103,7 @@ class Groups:
         return self.elastic.batch_size(size, n_workers, len(self._nodes))
 
     def _group(self, ranks: list[int]) -> Group:
-        from ddlsim.run.simulate import run  # circular: it imports results, and these failure timelines
+        from ddlsim.run.simulate import clock_of, run  # circular: it imports results, and these failure timelines
 
         whole, nodes = self._experiment, [self._nodes[rank] for rank in ranks]
         speed = None if whole.speed is None else tuple(self._speeds[rank] for rank in ranks)
@@ -120,10 +120,7 @@ class Groups:
         )
         if isinstance(whole.input, Input):  # the data set has been read once when groups change
             experiment = experiment.with_(input=replace(whole.input, epoch=None))
-        clock = experiment
-        if experiment.training is not None:
-            clock = experiment.with_(training=None, time_model=None, model=experiment.time_model or experiment.model)
-        paces = Paces(clock, self._cluster, nodes)
+        paces = Paces(clock_of(experiment), self._cluster, nodes)
         try:
             result = run(paces.steady)
             pace = paces.of(None, result, self._length)
@@ -200,18 +197,18 @@ class Learners(Group):
             return None
         return replace(state.handover, time=now, rate_factor=self.elastic.rate_factor(self.n_workers, self.n_at_start))
 
-    def _run(self, state: Learned | None, now: float, seconds: float, endless: bool = True) -> Outcome:
+    def _run(self, state: Learned | None, now: float, seconds: float, endless: bool = True) -> Result:
         from ddlsim.run.simulate import run
 
         return run(self.experiment.with_(max_time=seconds), shift=Shift(self._begin(state, now), endless, now))
 
-    def _with_checkpoints(self, result: Outcome) -> FailureFreeTimeline:
+    def _with_checkpoints(self, result: Result) -> FailureFreeTimeline:
         """Return the steps of a result with their checkpoints."""
         ends = np.array([time for time, _ in result.recorder.updates])
         plain = FailureFreeTimeline(ends, 1, math.inf, NO_CHECKPOINTS, ends[-1])
         return plain if math.isinf(self.every) else replace(plain, every=self.every, cost=self.cost)
 
-    def _learned(self, state: Learned | None, now: float, result: Outcome, timeline: FailureFreeTimeline) -> Learned:
+    def _learned(self, state: Learned | None, now: float, result: Result, timeline: FailureFreeTimeline) -> Learned:
         monitor, begin = result.monitor, self._begin(state, now)
         assert monitor is not None
         former, since = (0, 0.0) if begin is None else (len(begin.history), begin.time)

@@ -33,7 +33,7 @@ from ddlsim.workload.stage import Stage
 
 if TYPE_CHECKING:
     from ddlsim.run.experiment import Experiment
-    from ddlsim.run.outcome import Outcome
+    from ddlsim.run.result import Result
 
 #: default length in s of the failure timelines of timing-only runs without `max_time`
 THIRTY_DAYS = 30 * 86_400.0
@@ -110,7 +110,7 @@ def check_replicas(experiment: Experiment, stages: Sequence[Stage], workloads: S
         )
 
 
-def copy_seconds(result: Outcome) -> float:
+def copy_seconds(result: Result) -> float:
     """Return the time in s that a joining worker needs to copy weights and optimizer state from another machine."""
     machines = list(dict.fromkeys(memory_nodes(result.cluster, result.nodes.tolist())))
     return _sent(result.cluster, machines[:1], machines[1:2], state_nbytes(result.workloads[0]))
@@ -185,7 +185,7 @@ def _sent(cluster: Cluster, sources: list[int], targets: list[int], nbytes: floa
 
 
 def failure_timeline_of(
-    result: Outcome, timeline: FailureFreeTimeline | None = None, *, index: int = 0
+    result: Result, timeline: FailureFreeTimeline | None = None, *, index: int = 0
 ) -> FailureTimeline:
     """Return the failure timeline of a run, until its target or for its `max_time` (30 days by default).
 
@@ -248,7 +248,7 @@ def _crashes(
     return [out_of_service[each] for each in machine]
 
 
-def _timeline_without_waiting(result: Outcome, index: int) -> FailureTimeline:
+def _timeline_without_waiting(result: Result, index: int) -> FailureTimeline:
     """Return the failure timeline of workers that do not wait for each other; times are means over workers.
 
     It is the run itself, for the simulated time. For runs that represent a longer training, it covers 30 days. In this
@@ -298,7 +298,7 @@ def _timeline_without_waiting(result: Outcome, index: int) -> FailureTimeline:
     )
 
 
-def _blocked(result: Outcome, out_of_service: Sequence[Windows], end: float) -> float:
+def _blocked(result: Result, out_of_service: Sequence[Windows], end: float) -> float:
     """Return the time in s that available workers were blocked by a missing server or too many missing workers."""
     times = [0.0, *(time for time, _ in result.recorder.updates)]
     blocked = [window for rank in result.recorder.with_servers for window in out_of_service[rank]]
@@ -308,7 +308,7 @@ def _blocked(result: Outcome, out_of_service: Sequence[Windows], end: float) -> 
     return sum(covered([*own, *blocked], end) - covered(own, end) for own in out_of_service)
 
 
-def _waited(result: Outcome, out_of_service: Sequence[Windows], end: float) -> float:
+def _waited(result: Result, out_of_service: Sequence[Windows], end: float) -> float:
     """Return the total time in s that available workers waited for missing ones, except while a server was missing."""
     recorder = result.recorder
     if not recorder.needed:
@@ -330,7 +330,7 @@ def _waited(result: Outcome, out_of_service: Sequence[Windows], end: float) -> f
 # ------------------------------------------------------------ the steps of a run
 
 
-def timeline_of(result: Outcome) -> FailureFreeTimeline:
+def timeline_of(result: Result) -> FailureFreeTimeline:
     """Return the steps of a run and its checkpoints."""
     experiment = result.experiment
     nodes, workload = result.nodes.tolist(), result.workloads[0]
@@ -344,7 +344,7 @@ def timeline_of(result: Outcome) -> FailureFreeTimeline:
     return FailureFreeTimeline(ends, cycle, interval, cost, length, pace)
 
 
-def useful_samples(result: Outcome, timeline: FailureTimeline) -> float:
+def useful_samples(result: Result, timeline: FailureTimeline) -> float:
     """Return the number of samples in the steps that counted."""
     if timeline.samples is not None:
         return timeline.samples

@@ -54,7 +54,7 @@ from ddlsim.run.strategy_names import STRATEGY_CLASSES
 from ddlsim.run.traced import Traced
 from ddlsim.schema import UNTRUSTED, Names, Schema, Source, class_named, refuse_code
 from ddlsim.strategies import Strategy
-from ddlsim.strategies.overlap import Overlap
+from ddlsim.strategies.overlap import NAMED, Overlap
 from ddlsim.strategies.staleness import Scaling
 from ddlsim.workload import jitter as jitters
 from ddlsim.workload.compute import Affine, Measured, PerKernel, Roofline
@@ -65,14 +65,7 @@ from ddlsim.workload.model import Model, load_model
 STRATEGIES: Mapping[str, type[Strategy]] = {
     name: getattr(strategies, of_class) for name, of_class in STRATEGY_CLASSES.items()
 }
-OVERLAPS: Names = {
-    "none": strategies.NoOverlap,
-    "layer": strategies.PerLayer,
-    "ddp": strategies.DdpBuckets,
-    "horovod": strategies.HorovodFusion,
-    "priority": strategies.Priority,
-    "while-waiting": strategies.WhileWaiting,
-}
+OVERLAPS: Names = {name: type(policy) for name, policy in NAMED.items()}
 COMPUTE: Names = {
     "measured": Measured,
     "affine": Affine,

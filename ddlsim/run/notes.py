@@ -19,14 +19,15 @@ from ddlsim.run.experiment import Experiment
 from ddlsim.run.job import Job
 from ddlsim.runtime.communicator import hierarchical
 from ddlsim.runtime.context import RunContext
-from ddlsim.runtime.recorder import Recorder
+from ddlsim.runtime.recorder import INPUT, Recorder
 from ddlsim.strategies import Strategy, contract
 from ddlsim.units import si
+from ddlsim.workload.input import Input
 from ddlsim.workload.jitter import NoJitter
 from ddlsim.workload.model import load_model
 
 if TYPE_CHECKING:
-    from ddlsim.run.outcome import Outcome
+    from ddlsim.run.result import Result
 
 #: limits of path_notes: number of node pairs and links to check; minimum time of a link relative to the busiest one;
 #: maximum relative time of another path
@@ -53,7 +54,7 @@ def window_notes(experiment: Experiment) -> Iterator[str]:
         )
 
 
-def superlinear_causes(result: Outcome) -> list[str]:
+def superlinear_causes(result: Result) -> list[str]:
     """Return possible causes of a throughput above the sum of the workers' throughputs with the full model."""
     experiment, workloads = result.experiment, result.workloads
     strategy = contract.of(experiment.strategy)
@@ -78,7 +79,7 @@ def superlinear_causes(result: Outcome) -> list[str]:
     return causes
 
 
-def superlinear_notes(result: Outcome) -> Iterator[str]:
+def superlinear_notes(result: Result) -> Iterator[str]:
     """Note an efficiency above 1."""
     if result.efficiency > 1.0 + 1e-9 and (causes := superlinear_causes(result)):
         yield f"efficiency {percent(result.efficiency)}, above 100 %: {'; '.join(causes)}"
@@ -243,3 +244,21 @@ def learning_notes(experiment: Experiment, reason: str, monitor: Monitor | None)
                 f"{name} = {target:g} was not reached; the best value was {best:.4g} "
                 f"(the run ended because of: {reason})"
             )
+
+
+def feed_notes(experiment: Experiment, recorder: Recorder, seconds: float) -> Iterator[str]:
+    """Note how long workers wait for input."""
+    input = experiment.input
+    if not isinstance(input, Input):
+        return
+    waited = max(booked[INPUT] for booked in recorder.seconds) / seconds
+    if input.prefetch == 0:
+        yield (
+            "input: prefetch = 0: workers request a batch only when they need it, so none of its loading time is hidden"
+        )
+    if waited > 0.0 and not si(input.prep_seconds, "time") and input.storage is None:
+        yield "input: workers wait only for the copies of samples from host memory to their devices"
+    if any(cache.nbytes >= (input.n_samples or 0) * input.stored_nbytes for cache in input.levels):
+        yield "input: a machine's cache holds the whole dataset, so later epochs read nothing from storage"
+    if input.levels and input.epoch is None and experiment.training is None:
+        yield "input: caches are in their steady state; set epoch = 1 for the first epoch, in which they are empty"

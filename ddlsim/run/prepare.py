@@ -13,23 +13,25 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ddlsim.cluster import Cluster, load_cluster
+from ddlsim.cluster.machines import memory_nodes
 from ddlsim.compression import Compression
 from ddlsim.compression.choice import PROBES, kept_vectors
-from ddlsim.errors import ConfigError
+from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.learning import Phase, Training
 from ddlsim.learning.learner import Task
 from ddlsim.reliability.faults import Effect, at_random, effects_of
 from ddlsim.run.calibrated import as_measured, outside
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.failure_timeline import check_life, check_replicas, has_failure_timeline
-from ddlsim.run.input_delivery import check_source, input_note, with_copies
 from ddlsim.run.notes import level_notes, spread_notes
 from ddlsim.run.traced import Traced, traced_workload
 from ddlsim.runtime.fabric import algorithm_for
+from ddlsim.runtime.loop import arrivals
 from ddlsim.strategies import Strategy, contract
 from ddlsim.strategies.split_rules import MESH, changes_text, state_of
 from ddlsim.workload.compute import Affine, Measured, PerKernel, Roofline, Workload, make_workload
 from ddlsim.workload.devices import Device, load_device
+from ddlsim.workload.input import Copies
 from ddlsim.workload.memory import Fullest, check_memory, held_nbytes, stage_memory
 from ddlsim.workload.model import Model, load_model
 from ddlsim.workload.optimizer_rules import rule_of
@@ -42,7 +44,6 @@ from ddlsim.workload.table_placement import exchange_left_out
 
 #: maximum number of variants to try, number of further ones after the first that fits, and number shown
 MOST_TRIED, MORE_TRIED, N_NAMED = 32, 3, 2
-Workloads = list[tuple[Workload, Device]]
 
 
 def what_fits(placed: Placed) -> str:
@@ -51,12 +52,11 @@ def what_fits(placed: Placed) -> str:
     """
     experiment, workloads = placed.experiment, placed.workloads
     strategy, n_workers = contract.of(experiment.strategy), len(workloads)
-    if not strategy.shares_batch or len({id(workload) for workload, _ in workloads}) > 1:
+    if not strategy.shares_batch or len({id(workload) for workload in workloads}) > 1:
         return ""
-    workload, device = workloads[0]
-    room = device.memory_nbytes
+    workload, room = workloads[0], workloads[0].memory_nbytes
     if not strategy.defines("lower_memory_variants"):
-        return _fewer_samples(experiment, [workload for workload, _ in workloads], room)
+        return _fewer_samples(experiment, workloads, room)
     fit: list[tuple[Mapping[str, object], float]] = []
     tries = strategy.lower_memory_variants(workload, experiment.batch(n_workers), n_workers, room)
     left = MOST_TRIED
@@ -98,11 +98,10 @@ def _held(placed: Placed, other: Strategy) -> float:
     """Return the memory of the fullest worker in bytes under another strategy. Raises ConfigError if workers cannot
     exchange the parts that they share."""
     experiment = placed.experiment.with_(strategy=other)
-    workloads = _workloads(experiment, placed.cluster, placed.time_model, placed.nodes)
-    strategy, whole = contract.of(other), [workload for workload, _ in workloads]
+    strategy, whole = contract.of(other), _workloads(experiment, placed.cluster, placed.time_model, placed.nodes)
     batches = strategy.micro_batches(experiment.batch(len(whole)), len(whole), experiment.accumulation)
     strategy.folded_program(whole, batches, placed.cluster, placed.nodes)
-    return memory_use(experiment, workloads, strategy.stages_of(whole))[0].needed
+    return memory_use(experiment, whole, strategy.stages_of(whole))[0].needed
 
 
 #: (batch size, index of the phase)
@@ -180,45 +179,38 @@ DEFAULT_DEVICE = "desktop-cpu"
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """An experiment with its parts loaded: one workload, stage and node per worker, and the training, if any.
+class Placed:
+    """An experiment with its cluster and models, the node and the workload with the full model of each worker, the
+    effects of its slow-downs and faults at known times, and notes.
 
-    ``workloads`` are those of workers with the full model, ``stages`` the parts assigned by the strategy.
-
-    ``effects`` are those of slow-downs, and of faults at known times.
-    Where the cluster is calibrated, the `experiment` has the compute time that was measured on it. ``warnings`` are of
-    devices whose memory is too small, ``left_out`` says which parts of the model's work no run simulates. ``regimes``
-    are what workers compute where batches grow or images change.
+    The `experiment` contains the loaded cluster and model and, if the cluster is calibrated, the compute time that was
+    measured on it.
     """
 
     experiment: Experiment
     cluster: Cluster
     model: Model
     time_model: Model
-    task: Task | None
     nodes: list[int]
     workloads: list[Workload]
-    stages: list[Stage]
-    effects: list[Effect]
-    warnings: tuple[str, ...]
-    notes: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()
-    regimes: Regimes | None = None
-    fullest: Fullest | None = None
-
-
-class Placed(NamedTuple):
-    """An experiment with the node, the workload with the full model and the device of each worker, the effects of its
-    slow-downs and faults at known times, and notes."""
-
-    experiment: Experiment
-    cluster: Cluster
-    model: Model
-    time_model: Model
-    nodes: list[int]
-    workloads: Workloads
     effects: list[Effect]
     notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Prepared(Placed):
+    """A placed experiment with the part of the model that the strategy assigns to each worker, and the training.
+
+    ``warnings`` are of devices whose memory is too small, ``left_out`` says which parts of the model's work no run
+    simulates. ``regimes`` are what workers compute where batches grow or images change.
+    """
+
+    task: Task | None
+    stages: list[Stage]
+    warnings: tuple[str, ...]
+    left_out: tuple[str, ...]
+    regimes: Regimes | None
+    fullest: Fullest | None
 
 
 def place(experiment: Experiment) -> Placed:
@@ -231,7 +223,7 @@ def place(experiment: Experiment) -> Placed:
     time_model = model if experiment.time_model is None else load_model(experiment.time_model)
     nodes = _nodes(experiment, cluster)
     n_workers, batch_size = len(nodes), experiment.batch(len(nodes))
-    given = experiment = experiment.with_(batch_size=batch_size)
+    given = experiment = experiment.with_(cluster=cluster, model=model, batch_size=batch_size)
     experiment, notes = as_measured(experiment, cluster, time_model.name)
     notes += time_model.notes
     contract.of(experiment.strategy).check_sizes(time_model, batch_size, n_workers)
@@ -248,11 +240,11 @@ def place(experiment: Experiment) -> Placed:
         source.parts(cluster, nodes)
     check_source(experiment, cluster, nodes)
     workloads = _workloads(experiment, cluster, time_model, nodes)
-    notes += (*input_note([workload for workload, _ in workloads]), *_without_effect(given, workloads[0][0]))
-    if not workloads[0][0].timed and any(layer.type == "mixture_of_experts" for layer in time_model.layers):
+    notes += (*input_note(workloads), *_without_effect(given, workloads[0]))
+    if not workloads[0].timed and any(layer.type == "mixture_of_experts" for layer in time_model.layers):
         notes += ("experts receive equally many tokens; uneven routing, which takes longer, is not simulated",)
     if has_failure_timeline(experiment):
-        check_life(experiment, cluster, nodes, workloads[0][0])
+        check_life(experiment, cluster, nodes, workloads[0])
     for beyond in outside(given, cluster, time_model.name, n_workers):
         notes += beyond.notes
     return Placed(experiment, cluster, model, time_model, nodes, workloads, effects, notes)
@@ -278,12 +270,11 @@ def prepare(experiment: Experiment) -> Prepared:
     Raises ConfigError with the field and the remedy if the parts are incompatible.
     """
     placed = place(experiment)
-    experiment, cluster, model, time_model, nodes, workloads, effects, notes = placed
-    n_workers = len(nodes)
-    made = [workload for workload, _ in workloads]
-    stages = contract.of(experiment.strategy).stages_of(made)
+    experiment, workloads, notes = placed.experiment, placed.workloads, list(placed.notes)
+    strategy, n_workers = contract.of(experiment.strategy), len(workloads)
+    stages = strategy.stages_of(workloads)
     if experiment.elastic is not None:
-        check_replicas(experiment, stages, made)
+        check_replicas(experiment, stages, workloads)
     phased = experiment.training is not None and bool(experiment.training.phases)
     fullest, texts = memory_use(experiment, workloads, stages)
     texts = [] if phased else texts
@@ -291,63 +282,63 @@ def prepare(experiment: Experiment) -> Prepared:
         texts[-1] += what_fits(placed)
     task, regimes, training = None, None, experiment.training
     if training is not None:
-        task = training.task(model, contract.of(experiment.strategy).n_replicas(n_workers), experiment.seed, time_model)
-        regimes = _regimes(training, experiment, cluster, time_model, nodes, stages, texts)
+        task = training.task(placed.model, strategy.n_replicas(n_workers), experiment.seed, placed.time_model)
+        regimes = _regimes(training, placed, stages, texts)
         if regimes is not None:
-            notes = (*notes, *phase_notes(training.phases, regimes))
-    devices = sorted({device.name for _, device in workloads})
+            notes += phase_notes(training.phases, regimes)
+    devices = sorted({workload.device.name for workload in workloads if workload.device is not None})
     if isinstance(experiment.compute, Measured | Affine) and len(devices) > 1 and experiment.speed is None:
-        notes = (
-            *notes,
-            f"the given compute time applies to {' and '.join(devices)} alike; set speed=[...] if they differ",
-        )
-    exchanged = contract.of(experiment.strategy).exchanges_tables()
-    missing = None if exchanged else exchange_left_out(made[0], n_workers, experiment.accumulation)
-    left_out = () if missing is None else (missing,)
+        notes.append(f"the given compute time applies to {' and '.join(devices)} alike; set speed=[...] if they differ")
+    exchanged = strategy.exchanges_tables()
+    missing = None if exchanged else exchange_left_out(workloads[0], n_workers, experiment.accumulation)
     choice = experiment.compression
     if isinstance(choice, Compression) and kept_vectors(choice.compressor) is None:
         sizes = " or ".join(f"{rows * columns:,}" for rows, columns in PROBES)
-        notes = (
-            *notes,
+        notes.append(
             f"memory: what {type(choice.compressor).__name__} keeps between steps is not counted, because its init "
-            f"fails for vectors of {sizes} elements",
+            f"fails for vectors of {sizes} elements"
         )
-    parts = (experiment, cluster, model, time_model, task, nodes, made, stages, effects)
-    return Prepared(*parts, tuple(dict.fromkeys(texts)), notes, left_out, regimes, None if phased else fullest)
+    return Prepared(
+        **vars(placed) | {"notes": tuple(notes)},
+        task=task,
+        stages=stages,
+        warnings=tuple(dict.fromkeys(texts)),
+        left_out=() if missing is None else (missing,),
+        regimes=regimes,
+        fullest=None if phased else fullest,
+    )
 
 
-def _regimes(
-    training: Training, experiment: Experiment, cluster: Cluster, model: Model, nodes: list[int], stages: list[Stage],
-    warnings: list[str],
-) -> Regimes | None:  # fmt: skip
+def _regimes(training: Training, placed: Placed, stages: list[Stage], warnings: list[str]) -> Regimes | None:
     """Return the workloads over the course of the run, or None if they never change. Phases are built immediately, and
     devices whose memory they exceed are added to `warnings`."""
     if training.growing_batch is None and not training.phases:
         return None
+    experiment, stages_of = placed.experiment, contract.of(placed.experiment.strategy).stages_of
 
-    def workloads_in(regime: Regime) -> Workloads:
+    def workloads_in(regime: Regime) -> list[Workload]:
         batch_size, number = regime
         phase = None if number is None else training.phases[number]
-        return _workloads(dataclasses.replace(experiment, batch_size=batch_size), cluster, model, nodes, phase)
+        sized = dataclasses.replace(experiment, batch_size=batch_size)
+        return _workloads(sized, placed.cluster, placed.time_model, placed.nodes, phase)
 
-    def make(regime: Regime) -> list[Stage]:
-        return contract.of(experiment.strategy).stages_of([workload for workload, _ in workloads_in(regime)])
-
-    size = experiment.batch(len(nodes))
-    regimes = Regimes(training, size, make, {(size, None): stages})
+    size = experiment.batch(len(stages))
+    regimes = Regimes(training, size, lambda regime: stages_of(workloads_in(regime)), {(size, None): stages})
     for number, phase in enumerate(training.phases):
         regime = phase.batch or size, number
         workloads = workloads_in(regime)
-        regimes.stages[regime] = contract.of(experiment.strategy).stages_of([workload for workload, _ in workloads])
+        regimes.stages[regime] = stages_of(workloads)
         warnings += memory_use(experiment, workloads, regimes.stages[regime])[1]
     return regimes
 
 
-def memory_use(experiment: Experiment, workloads: Workloads, stages: list[Stage]) -> tuple[Fullest, list[str]]:
+def memory_use(experiment: Experiment, whole: list[Workload], stages: list[Stage]) -> tuple[Fullest, list[str]]:
     """Return the fullest worker, and a line for each device with too little memory. If there is a plan, it determines
-    the memory of parts of a model."""
+    the memory of parts of a model.
+
+    whole  the workload of each worker with the full model
+    """
     strategy, n_workers = contract.of(experiment.strategy), len(stages)
-    whole = [workload for workload, _ in workloads]
     held: list[float | None] = [None] * n_workers
     parts = any(stage.workload is not workload for stage, workload in zip(stages, whole, strict=True))
     if parts:
@@ -355,8 +346,9 @@ def memory_use(experiment: Experiment, workloads: Workloads, stages: list[Stage]
         peaks = strategy.peak_memory(whole, accumulation)
         held = held if peaks is None else peaks[:n_workers].tolist()
     different = {
-        (id(stage), device.name, nbytes): (stage, device, nbytes)
-        for stage, (_, device), nbytes in zip(stages, workloads, held, strict=True)
+        (id(stage), workload.device.name, nbytes): (stage, workload.device, nbytes)
+        for stage, workload, nbytes in zip(stages, whole, held, strict=True)
+        if workload.device is not None
     }
     uses = []
     choice = experiment.compression
@@ -399,14 +391,14 @@ def _nodes(experiment: Experiment, cluster: Cluster) -> list[int]:
 
 def _workloads(
     experiment: Experiment, cluster: Cluster, model: Model, nodes: list[int], phase: Phase | None = None
-) -> Workloads:
-    """Return each worker's workload (in a phase) and device; equal ones are the same object."""
+) -> list[Workload]:
+    """Return each worker's workload (in a phase); equal ones are the same object."""
     speeds = experiment.speeds(len(nodes))
     strategy, batch = contract.of(experiment.strategy), experiment.batch(len(nodes))
     batch_size = strategy.samples_at_once(batch, len(nodes))
     n_batches = strategy.micro_batches(batch, len(nodes), experiment.accumulation)
     devices: dict[int, Device] = {}  # by name or object
-    made: dict[tuple[str, float], tuple[Workload, Device]] = {}
+    made: dict[tuple[str, float], Workload] = {}
     result = []
     for node, factor in zip(nodes, speeds, strict=True):
         wanted = experiment.device or cluster.device_of[node] or DEFAULT_DEVICE
@@ -418,7 +410,7 @@ def _workloads(
             make = functools.partial(_workload, device=device, speed=speed, batch_size=batch_size)
             workload = make(experiment, model) if phase is None else in_phase(make, experiment, model, phase)
             n_added = 1 if strategy.accumulates_shards(len(nodes)) else n_batches
-            made[key] = _of_step(workload, len(nodes) > 1, n_added), device
+            made[key] = _of_step(workload, len(nodes) > 1, n_added)
         result.append(made[key])
     return with_copies(experiment, cluster, nodes, result)
 
@@ -507,3 +499,90 @@ def _workload(experiment: Experiment, model: Model, device: Device, speed: float
     if isinstance(compute, Traced):
         return traced_workload(compute, model, device, batch_size, **options)
     return make_workload(model, device, batch_size, compute=compute, **options)
+
+
+# ---------------------------------------------------------------- how samples reach the workers
+
+
+def with_copies(
+    experiment: Experiment, cluster: Cluster, nodes: Sequence[int], workloads: list[Workload]
+) -> list[Workload]:
+    """Return the workloads. If the experiment's input is `Copies`, they include the workers' waiting time when all load
+    a batch at the same time.
+
+    A measured step includes the input of a device that uses its machine alone, so only the additional wait counts.
+    """
+    input = experiment.input
+    if not isinstance(input, Copies) or contract.of(experiment.strategy).n_replicas(len(nodes)) != len(nodes):
+        return workloads
+    sizes = [w.batch_size * input.sample_nbytes(w.model.input_shape) for w in workloads]
+    memory, nodes = memory_nodes(cluster, list(nodes)), list(nodes)
+    machines: dict[int, list[int]] = {}
+    for worker, node in enumerate(memory):
+        machines.setdefault(node, []).append(worker)
+    firsts = [workers[0] for workers in machines.values()]
+    copies = list(zip(memory, nodes, sizes, strict=True))
+    together = arrivals(cluster, copies)
+    single = dict(zip(firsts, arrivals(cluster, [copies[first] for first in firsts]), strict=True))
+    changed: dict[tuple[int, float, float], Workload] = {}
+    result = []
+    for worker, workload in enumerate(workloads):
+        beside = machines[memory[worker]]
+        passes = workload.forward_time, workload.backward_time
+        n_samples = sum(workloads[other].batch_size for other in beside)
+        waits = input.wait(together[worker], n_samples, sum(sizes[other] for other in beside), *passes)
+        alone = input.wait(single[beside[0]], workload.batch_size, sizes[worker], *passes)
+        measured = workload.known and not isinstance(experiment.compute, Roofline)
+        key = id(workload), waits, alone
+        if key not in changed:
+            forward, stall = workload.forward.copy(), max(waits - alone, 0.0)
+            wait = stall if measured else waits
+            forward[0] += wait
+            changed[key] = dataclasses.replace(workload, forward=forward, wait=wait, stall=stall)
+        result.append(changed[key])
+    return result
+
+
+def input_note(workloads: Sequence[Workload]) -> Iterator[str]:
+    """Note if devices wait for samples longer than each would by itself."""
+    longest = max(workload.stall for workload in workloads)
+    if longest > 0.0:
+        yield (
+            f"input: devices wait up to {longest * 1e3:.3g} ms per step for samples while other devices of their "
+            "machine receive theirs; this time is booked as computing"
+        )
+
+
+def check_source(experiment: Experiment, cluster: Cluster, nodes: Sequence[int]) -> None:
+    """Raise ConfigError for an invalid input: from a missing or unreachable storage, or copies for workers that share a
+    batch."""
+    input = experiment.input
+    if isinstance(input, Copies):
+        strategy = contract.of(experiment.strategy)
+        if strategy.n_replicas(len(nodes)) != len(nodes):
+            raise ConfigError(
+                f"input: not supported with {strategy.name}, in which workers share a batch and only some of "
+                "them read samples; leave input out"
+            )
+        return
+    if input is None or input.storage is None:
+        return
+    node = storage_node(input.storage, cluster, "input: storage")
+    cluster.check_connected([node, *dict.fromkeys(memory_nodes(cluster, list(nodes)))])
+
+
+def storage_node(name: str, cluster: Cluster, where: str) -> int:
+    """Return the node of the storage `name`. Raises ConfigError, prefixed with `where`, if there is no such storage."""
+    if name not in cluster.node_names:
+        if not cluster.storages.size:
+            raise ConfigError(
+                f"{where} = {name!r}: cluster {cluster.name!r} has no storage; add [[storage]] to its file, "
+                f"or use ddlsim.cluster.with_storage(cluster, {name!r}, read='2 GB/s')"
+            )
+        names = [cluster.node_names[each] for each in cluster.storages.tolist()]
+        raise unknown_name("storage", name, names, f"{where}: cluster {cluster.name!r}")
+    node = cluster.node(name)
+    if cluster.node_kind[node] not in ("storage", "host"):
+        kind = cluster.node_kind[node]
+        raise ConfigError(f"{where} = {name!r}: must be a storage node or a host, but its kind is {kind}")
+    return node

@@ -1,17 +1,24 @@
-"""`run`: from an experiment to a result."""
+"""From an experiment to a result: `simulate`, `resume` and `scaling`, and `run`, which they call."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import math
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Annotated, cast
 
 import numpy as np
 
+from ddlsim.arguments import Count, checked, quantity, takes_fields_of
+from ddlsim.cluster import load_cluster
+from ddlsim.cluster.cluster import ClusterLike
+from ddlsim.cluster.machines import memory_nodes
 from ddlsim.compression.choice import compression_of
 from ddlsim.errors import ConfigError, DdlsimError, NoUpdateError
 from ddlsim.learning import DataPlane, Learner
@@ -31,18 +38,18 @@ from ddlsim.run.failure_timeline import (
     life_notes,
     lifetime,
 )
-from ddlsim.run.input_delivery import feed_notes, feed_of
 from ddlsim.run.prepare import Prepared, prepare
 from ddlsim.run.result import Result
-from ddlsim.run.resume import Interrupt, Saved, SavePoints, manifest, saving
+from ddlsim.run.resume import Interrupt, Saved, SavePoints, load, manifest, saving
 from ddlsim.runtime.context import RunContext
+from ddlsim.runtime.feed import Feed
 from ddlsim.runtime.loop import Halt, Loop, Traffic
 from ddlsim.runtime.recorder import Recorder
 from ddlsim.runtime.worker import StopRule, Worker, factors
 from ddlsim.strategies import contract
 from ddlsim.units import si
 from ddlsim.workload.contention import NO_SLOWDOWN, OverlapSlowdown
-from ddlsim.workload.model import Model
+from ddlsim.workload.input import Input
 
 #: lets a run go on to its end, or until the function asks it to stop
 GoOn = Callable[[Halt | None], None]
@@ -56,7 +63,11 @@ def _workers(
     accumulation = contract.of(experiment.strategy).micro_batches(
         experiment.batch(n_workers), n_workers, experiment.accumulation
     )
-    feed = feed_of(experiment, loop, prepared.cluster, prepared.nodes, prepared.time_model)
+    feed = None
+    if isinstance(experiment.input, Input):
+        memory, shape = memory_nodes(prepared.cluster, prepared.nodes), prepared.time_model.input_shape
+        first = experiment.input.epoch or (0 if experiment.training is None else 1)
+        feed = Feed(experiment.input, loop, prepared.cluster, prepared.nodes, memory, shape, first)
     workers = []
     for rank, (node, stage) in enumerate(zip(prepared.nodes, prepared.stages, strict=True)):
         jitter = factors(experiment.jitter, experiment.seed, rank)
@@ -66,17 +77,6 @@ def _workers(
         slowdown = cast("OverlapSlowdown | None", experiment.overlap_slowdown) or stage.workload.slowdown
         workers.append(Worker(rank, node, *parts, overlap_slowdown=slowdown, feed=feed))
     return workers
-
-
-def _check_compressible(model: Model) -> None:
-    """Raise ConfigError for trained embedding tables: workers compress only exchanged gradients, which exclude them."""
-    names = ", ".join(layer.name for layer in model.layers if layer.model_parallel)
-    if names:
-        raise ConfigError(
-            f"compression: workers do not exchange the gradients of {names} of {model.name}, although "
-            "these layers are trained; leave compression out, or train a model without embedding_bag "
-            "layers"
-        )
 
 
 def _monitor(
@@ -103,43 +103,18 @@ def _monitor(
     return Monitor(training, *of_run, context.replicas, context.steps, *called, context.optimizer, *turn)
 
 
-def _learner(prepared: Prepared, loaded: Experiment, saved: Saved | None, shift: Shift | None) -> Learner:
+def _learner(prepared: Prepared, saved: Saved | None, shift: Shift | None) -> Learner:
     """Return the learner, with the values of the `saved` run if there is one."""
-    task, n_workers = prepared.task, contract.of(loaded.strategy).n_replicas(len(prepared.nodes))
+    experiment, task = prepared.experiment, prepared.task
+    n_workers = contract.of(experiment.strategy).n_replicas(len(prepared.nodes))
     if saved is None:
         return Learner(DataPlane(), task, n_workers, None if shift is None else shift.begin)
     if task is None:
         raise ConfigError(f"training = None: must be the training of the saved run, {saved.path}")
-    saved.check(manifest(loaded, task))
+    saved.check(manifest(experiment, task))
     learner = Learner(DataPlane(saved.checkpoint.replay), task, n_workers)
     learner.losses.extend(saved.checkpoint.losses)
     return learner
-
-
-def _save_points(
-    monitor: Monitor | None, interrupt: Interrupt, loaded: Experiment, path: str | Path | None, every: float
-) -> SavePoints | None:
-    """Return what lets a training run stop, and saves it at `path`, before its clock goes on."""
-    if monitor is None or monitor.learner.task is None:
-        if path is not None:
-            raise ConfigError(f"checkpoint = {str(path)!r} has no effect without training")
-        return None
-    return SavePoints(monitor, interrupt, None if path is None else saving(path, loaded, monitor.learner.task), every)
-
-
-def _learn(monitor: Monitor, points: SavePoints, stop: StopRule, max_time: float, go: GoOn) -> bool:
-    """Let the workers train; return whether they were interrupted."""
-    with points.interrupt.on_ctrl_c():
-        monitor.start()
-        go(points)
-    interrupted = points.interrupt.wanted and not stop.reason
-    if monitor.checkpoint is None:
-        monitor.mark("" if interrupted else f"max_time = {max_time!r}")
-    if points.save is not None and monitor.checkpoint is not None:
-        points.save(monitor.checkpoint)
-    if not interrupted and not monitor.keeps_latest:
-        monitor.finish(stop.loop.now - stop.loop.start)
-    return interrupted
 
 
 class UnderWay:
@@ -163,7 +138,6 @@ class UnderWay:
     ) -> None:  # fmt: skip
         self.prepared, self.given, self.experiment = prepared, given, prepared.experiment
         experiment = self.experiment
-        self.loaded = dataclasses.replace(experiment, cluster=prepared.cluster, model=prepared.model)
         self.began = time.perf_counter()
         max_time = si(experiment.max_time, "time")
         since = 0.0 if shift is None else shift.since
@@ -181,7 +155,7 @@ class UnderWay:
         )
         n_updates = contract.of(experiment.strategy).updates(sum(experiment.window), n_workers)
         self.stop = stop = StopRule(loop, recorder, math.inf if endless else n_updates)
-        learner = _learner(prepared, self.loaded, saved, shift)
+        learner = _learner(prepared, saved, shift)
         crashes = crashes_of(experiment, prepared.cluster, prepared.nodes)
         workers = _workers(prepared, loop, recorder, stop, learner, effects)
         self.context = context = RunContext(
@@ -225,8 +199,14 @@ class UnderWay:
                 f"step_time and call_time of stack {workload.stack.name} have no effect with "
                 f"{experiment.strategy.label}, because its workers do not run in lockstep"
             )
-        if context.compression is not None and context.learner.task is not None:
-            _check_compressible(self.prepared.model)
+        model = self.prepared.model
+        tables = ", ".join(layer.name for layer in model.layers if layer.model_parallel)
+        if tables and context.compression is not None and context.learner.task is not None:
+            raise ConfigError(
+                f"compression: workers do not exchange the gradients of {tables} of {model.name}, although "
+                "these layers are trained; leave compression out, or train a model without embedding_bag "
+                "layers"
+            )
 
     # ------------------------------------------------------------ running
 
@@ -242,18 +222,35 @@ class UnderWay:
 
     def go(self, go_on: GoOn, checkpoint: str | Path | None, every: float) -> None:
         """Let `go_on` run it to the end; save a training run at `checkpoint` every `every` s. Ctrl-C stops it."""
-        points = _save_points(self.monitor, self.interrupt, self.loaded, checkpoint, every)
+        monitor, task = self.monitor, self.context.learner.task
+        if checkpoint is not None and (monitor is None or task is None):
+            raise ConfigError(f"checkpoint = {str(checkpoint)!r} has no effect without training")
         try:
-            if self.monitor is None or points is None:
+            if monitor is None or task is None:
                 go_on(None)
             else:
-                self.interrupted = _learn(self.monitor, points, self.stop, self.latest, go_on)
+                save = None if checkpoint is None else saving(checkpoint, self.experiment, task)
+                self._learn(SavePoints(monitor, self.interrupt, save, every), go_on)
             self.reason = "interrupted" if self.interrupted else self.stop.reason or "max_time"
         except KeyboardInterrupt:
             self.interrupted, self.reason, self.halfway = True, "interrupted", True
             self.loop.catch_up()
         except DivergedError as error:
             self.reason = str(error)
+
+    def _learn(self, points: SavePoints, go_on: GoOn) -> None:
+        """Let the workers train, until they are interrupted."""
+        monitor, stop = points.monitor, self.stop
+        with self.interrupt.on_ctrl_c():
+            monitor.start()
+            go_on(points)
+        self.interrupted = self.interrupt.wanted and not stop.reason
+        if monitor.checkpoint is None:
+            monitor.mark("" if self.interrupted else f"max_time = {self.latest!r}")
+        if points.save is not None and monitor.checkpoint is not None:
+            points.save(monitor.checkpoint)
+        if not self.interrupted and not monitor.keeps_latest:
+            monitor.finish(stop.loop.now - stop.loop.start)
 
     def has_ended(self, error: DdlsimError | None, whose: str) -> None:
         """Record the end of the run, by its own rule or with an error. Raises the error, prefixed with `whose`, if the
@@ -278,7 +275,7 @@ class UnderWay:
             )
         traffic = loop.traffic()
         result = Result(
-            experiment=self.loaded,
+            experiment=self.experiment,
             cluster=prepared.cluster,
             workloads=prepared.workloads,
             nodes=np.array(prepared.nodes, dtype=np.int64),
@@ -317,7 +314,7 @@ class UnderWay:
             *life_notes(experiment, free=self.recorder.down is not None),
             *notes.link_notes(prepared.cluster),
             *dict.fromkeys(context.notes),  # parts of a communicator repeat notes
-            *feed_notes(experiment, self.recorder, seconds),
+            *notes.feed_notes(experiment, self.recorder, seconds),
             *faults.sampled_notes(experiment.faults, happened, seconds),
             *notes.late_notes((*experiment.faults, *experiment.slowdowns, *experiment.background), lasts),
             *notes.stalled_notes(self.recorder, seconds),
@@ -439,3 +436,111 @@ def clock_of(experiment: Experiment) -> Experiment:
         return experiment
     model = experiment.model if experiment.time_model is None else experiment.time_model
     return dataclasses.replace(experiment, training=None, time_model=None, model=model)
+
+
+# ---------------------------------------------------------------- the main functions
+
+
+#: real time between two files that a run is saved in
+Interval = Annotated[float | str, quantity("time", "5 min", infinite=True)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Options:
+    """Options that do not affect the run."""
+
+    stability: bool = False
+    progress: bool | Progress | None = None
+    checkpoint: str | Path | None = None
+    checkpoint_every: Interval = 60.0
+
+
+@dataclass(frozen=True)
+class _Simulation(Experiment, _Options):
+    cluster: ClusterLike | Experiment  # type: ignore[assignment]  # more than in an experiment
+
+
+@dataclass(frozen=True)
+class _Continuation(_Options):
+    path: str | Path
+    experiment: Experiment
+
+
+@takes_fields_of(_Simulation)
+def simulate(wanted: _Simulation) -> Result:
+    """Simulate a training run and return the result.
+
+    Pass either an :class:`~ddlsim.Experiment` or its fields as arguments. The additional arguments are:
+
+    stability         whether to include the stability of the result (:meth:`ddlsim.Result.stability`) in the summary
+                      and the JSON output. Computing it takes three more runs, with inputs perturbed by 1e-12. Results
+                      of small runs always include it
+
+    The following apply to training runs only:
+
+    progress          whether to show a progress bar, or a function that is called after every update
+                      (:data:`ddlsim.learning.monitor.Progress`). By default, a progress bar is shown on a terminal
+                      after one second
+    checkpoint        file to which the run is saved periodically and at its end, for :func:`ddlsim.resume`
+    checkpoint_every  wall-clock time between saves, in seconds or as a string such as "5 min"
+
+    Raises :class:`~ddlsim.errors.ConfigError` for invalid or incompatible fields; the message names the field and
+    suggests a correction.
+    """
+    fields = {field.name: getattr(wanted, field.name) for field in dataclasses.fields(Experiment)}
+    if not isinstance(wanted.cluster, Experiment):
+        return _run(Experiment(**fields), wanted)
+    for field in dataclasses.fields(Experiment):
+        if field.name != "cluster" and fields[field.name] != field.default:
+            raise ConfigError(
+                f"simulate: {field.name} has no effect if an experiment is passed; use "
+                f"experiment.with_({field.name}=...)"
+            )
+    return _run(wanted.cluster, wanted)
+
+
+@takes_fields_of(_Continuation)
+def resume(wanted: _Continuation) -> Result:
+    """Resume a run that :meth:`ddlsim.Result.save` saved, and return the result of the complete run.
+
+    path              file with the saved run
+    experiment        the saved experiment; only its end (epochs, updates, targets, max_time) may differ
+    stability, progress, checkpoint, checkpoint_every
+                      options as in :func:`ddlsim.simulate`
+
+    The result is bit-for-bit identical to that of an uninterrupted run. The simulated clock is replayed from the start,
+    which is fast; the arithmetic continues where the saved run stopped. Raises ConfigError if the file is damaged, the
+    experiment differs, or the saved run has already passed the end of the experiment.
+    """
+    return _run(wanted.experiment, wanted, load(wanted.path))
+
+
+def _run(experiment: Experiment, options: _Options, saved: Saved | None = None) -> Result:
+    training, progress = experiment.training, options.progress
+    shown: AbstractContextManager[Progress | None] = nullcontext(progress if callable(progress) else None)
+    if training is not None and not callable(progress) and (sys.stderr.isatty() if progress is None else progress):
+        from ddlsim.report.progress import bar
+
+        shown = bar(training, si(experiment.max_time, "time"))
+    with shown as report:
+        result = run(
+            experiment,
+            progress=report,
+            saved=saved,
+            checkpoint=options.checkpoint,
+            checkpoint_every=si(options.checkpoint_every, "time"),
+            stability=options.stability,
+        )
+    if result.has_failure_timeline and not result.interrupted:
+        _ = result.failure_timeline  # raises its errors here instead of when it is printed
+    return result
+
+
+@checked
+def scaling(experiment: Experiment, workers: Iterable[Count]) -> list[Result]:
+    """Simulate the experiment with each of the given worker counts, and return the results.
+
+    workers  worker counts to simulate. The cluster is loaded only once
+    """
+    loaded = dataclasses.replace(experiment, cluster=load_cluster(experiment.cluster))
+    return [run(dataclasses.replace(loaded, workers=n)) for n in workers]

@@ -20,8 +20,8 @@ from ddlsim.network import Network
 from ddlsim.network.addresses import prepare_extensions
 from ddlsim.nn.network import build_network
 from ddlsim.plan.program import StepProgram
-from ddlsim.run.api import simulate
 from ddlsim.run.result import Result
+from ddlsim.run.simulate import simulate
 from ddlsim.strategies import AllReduce, AsyncParameterServer
 from ddlsim.workload.activations import with_kept
 from ddlsim.workload.model import Model, load_model

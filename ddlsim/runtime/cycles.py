@@ -8,6 +8,7 @@ depends on the order of arrival is decided in the run, and listed in the notes o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 from ddlsim.network import lanes as ls
@@ -25,75 +26,46 @@ _Ref = tuple[int, int]
 _KINDS = {"forward": FORWARD, "backward": BACKWARD, "optimizer": UPDATE}
 
 
-def plan_of_cycles(
-    workers: Sequence[Worker],
-    ops: Sequence[Op],
-    nbytes: float,
-    *,
-    servers: Sequence[float] = (),
-    peers: Sequence[Sequence[int]] = (),
-    choose: Callable[[Worker], int] | None = None,
-    messages: Messages | None = None,
-    notes: Sequence[str] = (),
-) -> Callable[[int | None], Plan]:
-    """Return a function that builds the plan of some cycles, by default one, of workers that repeat operations `ops`.
+@dataclass
+class Cycles:
+    """The cycles of workers that repeat the operations `ops`.
 
-    nbytes    of every message, if `messages` encodes none
+    nbytes    of every message, if `messages` does not encode
     servers   seconds per request of each server; servers have the ranks after the workers
     peers     rank -> the ranks that it sends to, without servers
     choose    samples the peer that a worker sends to, -1 for none; the plan shows the first sample
-    notes     further decisions of the run
-
-    Operations are repeated as often as by the first worker.
-    """
-    for at, op in reversed(list(enumerate(ops))):
-        if op.kind == ls.AGAIN and op.seconds is not None:
-            before, own = list(ops[: at - op.number]), list(ops[at - op.number : at])
-            ops = [*before, *(own * int(op.seconds(workers[0]))), *ops[at + 1 :]]
-
-    def plan(n_cycles: int | None) -> Plan:
-        cycles = _Cycles(workers, ops, nbytes, servers, peers, choose, messages)
-        steps = [cycles.step(number) for number in range(N_STEPS)]
-        n, n_layers = len(workers), len(workers[0].workload.forward)
-        template = template_of(
-            steps, cycles.lanes, groups=(), parts=(), n_layers=n_layers, names=tuple(cycles.names),
-            servers=range(n, n + len(servers)), notes=[*cycles.notes, *notes],
-        )  # fmt: skip
-        return StepProgram.of(template).unroll(1 if n_cycles is None else n_cycles)
-
-    return plan
-
-
-class _Cycles:
-    """The rows of the cycles of all workers.
-
-    last    latest row of each worker
-    waits   rows that a worker waits for before it continues
+    notes     decisions of the run
     """
 
-    def __init__(
-        self,
-        workers: Sequence[Worker],
-        ops: Sequence[Op],
-        nbytes: float,
-        servers: Sequence[float],
-        peers: Sequence[Sequence[int]],
-        choose: Callable[[Worker], int] | None,
-        messages: Messages | None,
-    ) -> None:
-        self.workers, self.ops, self.nbytes, self.servers, self.peers = workers, ops, nbytes, servers, peers
-        self.messages = None if messages is None or messages.choice is None else messages
-        self.lanes: dict[tuple[int, str], int] = {}
-        self.names: dict[str, int] = {}
-        self.notes: list[str] = [] if self.messages is None else self.messages.value_notes
-        self.last: list[list[_Ref]] = [[] for _ in workers]
-        self.waits: list[list[_Ref]] = [[] for _ in workers]
+    workers: Sequence[Worker]
+    ops: Sequence[Op]
+    nbytes: float
+    messages: Messages
+    _: KW_ONLY
+    servers: Sequence[float] = ()
+    peers: Sequence[Sequence[int]] = ()
+    choose: Callable[[Worker], int] | None = None
+    notes: Sequence[str] = ()
+
+    def plan(self, n_cycles: int | None) -> Plan:
+        """Return the plan of some cycles, by default one. Operations are repeated as often as by the first worker."""
+        workers, servers, peers, ops = self.workers, self.servers, self.peers, self.ops
+        for at, op in reversed(list(enumerate(ops))):
+            if op.kind == ls.AGAIN and op.seconds is not None:
+                before, own = list(ops[: at - op.number]), list(ops[at - op.number : at])
+                ops = [*before, *(own * int(op.seconds(workers[0]))), *ops[at + 1 :]]
+        self._ops = ops
+        self._lanes: dict[tuple[int, str], int] = {}
+        self._names: dict[str, int] = {}
+        self._notes: list[str] = [] if self.messages.choice is None else self.messages.value_notes
+        self._last: list[list[_Ref]] = [[] for _ in workers]  # latest row of each worker
+        self._waits: list[list[_Ref]] = [[] for _ in workers]  # rows that it waits for before it continues
         self._sent: list[list[_Ref]] = [[] for _ in workers]  # messages that JOIN waits for
         self._senders = [[i for i, to in enumerate(peers) if rank in to] for rank in range(len(peers))]
         self._chosen = [-1] * len(workers)
-        if choose is not None:
-            self._chosen = [_first(choose, worker) for worker in workers]
-            self.notes.append(
+        if self.choose is not None:
+            self._chosen = [_first(self.choose, worker) for worker in workers]
+            self._notes.append(
                 "peers are chosen at random during the run; here, each rank sends to the peer that it would choose "
                 "first"
             )
@@ -101,20 +73,27 @@ class _Cycles:
         counts = [op.number for op in ops if op.kind in (ls.GATHER, ls.GATHER_NEW)]
         self._awaited = counts[0] if any(op.kind == ls.MEET for op in ops) else 1
         if servers and self._awaited < max(len(workers), 2):
-            self.notes.append(
+            self._notes.append(
                 "the cycles of workers are independent here; the order in which servers process them is "
                 "decided during the run"
             )
+        steps = [self._step(number) for number in range(N_STEPS)]
+        n, n_layers = len(workers), len(workers[0].workload.forward)
+        template = template_of(
+            steps, self._lanes, groups=(), parts=(), n_layers=n_layers, names=tuple(self._names),
+            servers=range(n, n + len(servers)), notes=[*self._notes, *self.notes],
+        )  # fmt: skip
+        return StepProgram.of(template).unroll(1 if n_cycles is None else n_cycles)
 
-    def step(self, number: int) -> Step:
+    def _step(self, number: int) -> Step:
         """Return the rows of all workers' next cycle."""
-        self.number, self.rows, self._n_messages = number, list[Row](), 0
+        self._number, self._rows, self._n_messages = number, list[Row](), 0
         self._posted: list[list[_Ref]] = [[] for _ in self.workers]
         self._arrived: list[list[_Ref]] = [[] for _ in self.workers]
         self._gathered: list[list[_Ref]] = [[] for _ in self.servers]
         self._passes = [[0, 0] for _ in self.workers]
         left_out = [0] * len(self.workers)
-        for op in self.ops:
+        for op in self._ops:
             for worker in self.workers:
                 if left_out[worker.rank]:
                     left_out[worker.rank] -= 1
@@ -122,21 +101,21 @@ class _Cycles:
                     left_out[worker.rank] = op.number
                 else:
                     self._do(op, worker)
-        return step_of(self.rows, self.lanes)
+        return step_of(self._rows, self._lanes)
 
     # ------------------------------------------------------------ rows
 
     def _add(self, place: int, lane: str, kind: int, refs: Sequence[_Ref], name: str = "", **more: object) -> _Ref:
-        called = self.names.setdefault(name, len(self.names)) if name else -1
+        called = self._names.setdefault(name, len(self._names)) if name else -1
         row = Row(place, lane, kind, name=called, **more)  # type: ignore[arg-type]  # its fields
-        row.needs = [at for step, at in refs if step == self.number]
-        row.before = [(at, self.number - step) for step, at in refs if step < self.number]
-        self.rows.append(row)
-        return self.number, len(self.rows) - 1
+        row.needs = [at for step, at in refs if step == self._number]
+        row.before = [(at, self._number - step) for step, at in refs if step < self._number]
+        self._rows.append(row)
+        return self._number, len(self._rows) - 1
 
     def _work(self, worker: Worker, kind: int, seconds: float, name: str = "", **more: object) -> None:
-        refs, self.waits[worker.rank] = self.waits[worker.rank], []
-        self.last[worker.rank] = [self._add(worker.rank, "compute", kind, refs, name, seconds=seconds, **more)]
+        refs, self._waits[worker.rank] = self._waits[worker.rank], []
+        self._last[worker.rank] = [self._add(worker.rank, "compute", kind, refs, name, seconds=seconds, **more)]
 
     def _message(
         self, ends: tuple[int, int], lanes: tuple[str, str], nbytes: float, refs: Sequence[_Ref]
@@ -148,7 +127,7 @@ class _Cycles:
         return sent, self._add(dst, lanes[1], RECEIVE, (), nbytes=nbytes, to=src, number=number)
 
     def _ready(self, worker: Worker) -> list[_Ref]:
-        return [*self.last[worker.rank], *self.waits[worker.rank]]
+        return [*self._last[worker.rank], *self._waits[worker.rank]]
 
     # ------------------------------------------------------------ operations
 
@@ -172,13 +151,13 @@ class _Cycles:
             for i, gathered in enumerate(self._gathered):
                 gathered.append(self._serve(worker, i, op.name, 0.0 if op.seconds is None else op.seconds(worker)))
             if 1 < op.number < n:
-                self.notes.append(f"an update uses {op.number} gradients and starts when the last of them arrives")
+                self._notes.append(f"an update uses {op.number} gradients and starts when the last of them arrives")
         elif op.kind == ls.MEET and 1 < self._awaited < n:
-            self.notes.append(
+            self._notes.append(
                 "a worker waits for the update that uses its gradient; which update that is depends on the run"
             )
         elif op.kind == ls.CLOCK and 0 < op.number < ls.MANY:
-            self.notes.append(f"a worker waits if it is more than {op.number} updates ahead of the slowest one")
+            self._notes.append(f"a worker waits if it is more than {op.number} updates ahead of the slowest one")
         elif op.kind == ls.POST:
             for to in self.peers[rank]:
                 lanes = f"to {to}", f"from {rank}"
@@ -186,11 +165,11 @@ class _Cycles:
                 self._posted[rank].append(sent)
                 self._arrived[to].append(arrived)
         elif op.kind == ls.AWAIT:
-            self.waits[rank] += self._posted[rank] + self._arrived[rank]
+            self._waits[rank] += self._posted[rank] + self._arrived[rank]
         elif op.kind == ls.DISPATCH:
             self._dispatch(worker, self._chosen[rank], answered=bool(op.number))
         elif op.kind == ls.JOIN:
-            self.waits[rank], self._sent[rank] = self.waits[rank] + self._sent[rank], []
+            self._waits[rank], self._sent[rank] = self._waits[rank] + self._sent[rank], []
 
     def _pass(self, op: Op, worker: Worker) -> None:
         rank, n_layers = worker.rank, len(worker.workload.forward)
@@ -206,7 +185,7 @@ class _Cycles:
             self._work(worker, kind, seconds, end=n_layers)
             return
         passes = self._passes[rank]
-        per_cycle = sum(each.kind == ls.WORK and each.name == "forward" for each in self.ops)
+        per_cycle = sum(each.kind == ls.WORK and each.name == "forward" for each in self._ops)
         micro = rank * per_cycle + passes[kind]
         passes[kind] += 1
         stored = kept_nbytes(worker.workload.model.layers, worker.workload.precision)[0] * worker.workload.batch_size
@@ -215,7 +194,7 @@ class _Cycles:
 
     def _coding(self, worker: Worker, name: str) -> float:
         """Return the time to encode a worker's messages, or to decode those that it receives, s."""
-        if self.messages is None:
+        if self.messages.choice is None:
             return 0.0
         if self.servers:
             ends = range(len(self.servers))
@@ -228,9 +207,9 @@ class _Cycles:
 
     def _size(self, worker: Worker, part: int = 0, *, down: bool = False) -> tuple[float, float]:
         """Return the bytes of a message, and the seconds of encoding (for answers, decoding) it."""
-        return (
-            (self.nbytes, 0.0) if self.messages is None else self.messages.first_message_cost(worker, part, down=down)
-        )
+        if self.messages.choice is None:
+            return self.nbytes, 0.0
+        return self.messages.first_message_cost(worker, part, down=down)
 
     # ------------------------------------------------------------ servers and chosen peers
 
@@ -239,7 +218,7 @@ class _Cycles:
         for i in range(len(self.servers)):
             ends, lanes = (worker.rank, len(self.workers) + i), (f"server {i}", f"worker {worker.rank}")
             sent.append(self._message(ends, lanes, self._size(worker, i)[0], ready)[0])
-        self.waits[worker.rank] += sent
+        self._waits[worker.rank] += sent
 
     def _serve(self, worker: Worker, i: int, name: str, seconds: float) -> _Ref:
         return self._add(len(self.workers) + i, f"worker {worker.rank}", COMPUTE, (), name, seconds=seconds)
@@ -249,7 +228,7 @@ class _Cycles:
             ends, lanes = (len(self.workers) + i, worker.rank), (f"worker {worker.rank}", f"server {i}")
             met = self._gathered[i] if 1 < self._awaited == len(self.workers) else []  # the pushes of all workers
             _, arrived = self._message(ends, lanes, self._size(worker, i, down=True)[0], met)
-            self.waits[worker.rank].append(arrived)
+            self._waits[worker.rank].append(arrived)
 
     def _dispatch(self, worker: Worker, to: int, *, answered: bool) -> None:
         rank = worker.rank

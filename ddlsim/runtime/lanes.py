@@ -5,6 +5,7 @@ The kernel executes the cycles, and Python follows their log.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from ddlsim.network.state import Bools, Floats, Ints, Records
 from ddlsim.network.tasks import N_WOKEN
 from ddlsim.runtime.codec import Messages
 from ddlsim.runtime.context import RunContext
-from ddlsim.runtime.cycles import plan_of_cycles
+from ddlsim.runtime.cycles import Cycles
 from ddlsim.runtime.loop import after
 from ddlsim.runtime.recorder import COMMUNICATION, COMPUTE, INPUT, WAITING, Spans
 from ddlsim.runtime.worker import Worker, slow_rows
@@ -37,87 +38,137 @@ class Lanes:
     depth    messages that a worker can send before its peer has processed the first of them
     nbytes   of every message
     samples  of an update, in a timing-only run
+    messages encoder of the messages
     served   called after a service: (worker, server, staleness, whether it makes an update)
     choose   returns the rank that a worker sends to next, -1 for none
-    asks     call `served` before anything else happens
     batch    services per update of servers that update together; 0: do not record staleness
-    first    the operation that all begin with
+    first    the operation that all begin with; None: the first one
     back     called when a crashed worker is back and has taken the current model
-    messages what encodes them
     notes    on the decisions of the run, for the plan
+    decides  what is called after operations decides on the course of the run
 
-    In a timing-only run without `asks`, Python reads the log in blocks.
+    `served`, and what operations call, is called only if values or sizes depend on it (``follows``): in training runs,
+    and with compression. Otherwise, Python reads the log in blocks.
     """
 
     def __init__(
-        self, context: RunContext, ops: Sequence[Op], nbytes: float, samples: int, *,
-        servers: Sequence[tuple[int, float]] = (), peers: Sequence[Sequence[int]] = (), depth: int = 1,
-        served: Callable[[Worker, int, int, bool], None] | None = None, asks: bool = False,
-        choose: Callable[[Worker], int] | None = None, batch: int = 1, first: int = 0,
-        back: Callable[[Worker], None] | None = None, messages: Messages | None = None, notes: Sequence[str] = (),
+        self, context: RunContext, ops: Sequence[Op], nbytes: float, samples: int, messages: Messages, *,
+        served: Callable[[Worker, int, int, bool], None] | None = None, servers: Sequence[tuple[int, float]] = (),
+        peers: Sequence[Sequence[int]] = (), depth: int = 1, choose: Callable[[Worker], int] | None = None,
+        batch: int = 1, first: Op | None = None, back: Callable[[Worker], None] | None = None,
+        notes: Sequence[str] = (), decides: bool = False,
     ) -> None:  # fmt: skip
-        self.context, self.ops, self.samples, self.served, self.batch = context, list(ops), samples, served, batch
+        self.context, self.samples, self.served, self.batch = context, samples, served, batch
         self.together = any(op.kind == ls.TURN for op in ops)
         self.choose, self.back = choose, back
-        self.follows = served is not None or any(op.follow is not None or op.kind == ls.RESIZE for op in ops)
+        self.packs = messages.choice is not None
+        self.follows = decides or self.packs or context.learner.task is not None
+        self.ops = [op if self.follows else op.without_values() for op in ops]
+        begin = 0 if first is None else list(ops).index(first)
         self._begun = self._over = False
         self._stale: list[int] = []  # staleness of services that has not been recorded yet
-        workers = context.workers
-        ends = peers if peers else [range(max(len(servers), 1)) for _ in workers]
-        self.tables = tables_of(workers, self.ops, ends, depth, self._crashes(servers), context.loop.now)
+        self.tables = self._tables(peers or [range(max(len(servers), 1))] * len(context.workers), depth, servers)
         ways = self.tables.ways
         ways["nbytes"] = ways["back_nbytes"] = nbytes
         ways["source"] = np.array(context.nodes)[ways["actor"]]
         nodes = [node for node, _ in servers] if servers else context.nodes
         ways["target"] = np.array(nodes)[ways["end"]]
-        if servers:
-            table = np.zeros(len(servers), dtype=ls.SERVER)
-            table["seconds"] = [seconds for _, seconds in servers]
-            table["head"] = -1
-            self.tables = self.tables._replace(servers=table)
-        if any(worker.overlap_slowdown != NO_SLOWDOWN for worker in workers):
-            self._slow_down_beside_messages(with_servers=bool(servers))
         network, source, target = context.loop.network, ways["source"].tolist(), ways["target"].tolist()
         if len(ways) and choose is None:
             ways["route"] = network.routes(source, target)
             ways["back_route"] = network.routes(target, source) if servers else 0
         network.reserve(len(ways))
         network.stride = 2 * len(ways) + 1
-        self.tables.actors["op"] = first
+        self.tables.actors["op"] = begin
         counts = self.tables.counts
-        counts[ls.FIRST_OP] = first
+        counts[ls.FIRST_OP] = begin
         counts[ls.ADVANCE], counts[ls.SEND] = addresses()[0], send_address()
         counts[ls.FIRST_HANDLE] = network.first_handle
-        counts[ls.ASKS], counts[ls.RETURNS], counts[ls.SPANS] = asks, self.follows, context.recorder.keep_spans
-        context.plan = plan_of_cycles(
-            workers, [*self.ops[first:], *self.ops[:first]], nbytes, servers=[seconds for _, seconds in servers],
-            peers=peers, choose=choose, messages=messages, notes=notes,
-        )  # fmt: skip
+        counts[ls.RETURNS], counts[ls.SPANS] = self.follows, context.recorder.keep_spans
+        context.plan = Cycles(
+            context.workers, [*self.ops[begin:], *self.ops[:begin]], nbytes, messages,
+            servers=[seconds for _, seconds in servers], peers=peers, choose=choose, notes=notes,
+        ).plan  # fmt: skip
         counts[ls.MANNER] = ls.TOGETHER if self.together else ls.APART
         if choose is not None:
             counts[ls.MANNER] = ls.ANSWERING if any(op.kind == ls.DISPATCH and op.number for op in ops) else ls.PUSHING
+        counts[ls.ASKS] = self.packs and counts[ls.MANNER] in (ls.APART, ls.ANSWERING)  # the answer depends on `served`
         context.loop.driver = self
 
-    def _slow_down_beside_messages(self, *, with_servers: bool) -> None:
-        """Let workers compute more slowly while messages to or from peers are in flight, or note why they do not."""
+    def _tables(self, ends: Sequence[Sequence[int]], depth: int, servers: Sequence[tuple[int, float]]) -> ls.Tables:
+        """Return the tables of workers that begin now, each with ways to its `ends`."""
+        context, workers, ops, start = self.context, self.context.workers, self.ops, self.context.loop.now
+        n, sizes = len(workers), [len(each) for each in ends]
+        table = np.zeros(len(ops), dtype=ls.OP)
+        table["kind"], table["number"] = [op.kind for op in ops], [op.number for op in ops]
+        for number, op in enumerate(ops):  # the first operation of the gradient that it belongs to, or -1
+            continues = number > 0 and ops[number - 1].redo
+            table["redo"][number] = (table["redo"][number - 1] if continues else number) if op.redo else -1
+        ways = np.zeros(sum(sizes), dtype=ls.WAY)
+        ways["actor"], ways["end"] = np.repeat(np.arange(n), sizes), [end for each in ends for end in each]
+        ways["next"] = -1
+        table_of_servers = np.zeros(len(servers), dtype=ls.SERVER)
+        table_of_servers["seconds"], table_of_servers["head"] = [seconds for _, seconds in servers], -1
+        actors = np.zeros(n, dtype=ls.ACTOR)
+        actors["factor"], actors["left"], actors["ticket"], actors["crash"], actors["start"] = 1.0, -1, -1, -1, start
+        actors["cursor"] = actors["drawn"] = ls.BLOCK
+        actors["last"] = np.cumsum(sizes)
+        actors["first"] = actors["last"] - sizes
+        arrivals = np.argsort(ways["end"], kind="stable").astype(np.int64)
+        actors["first_in"] = np.searchsorted(ways["end"][arrivals], np.arange(n))
+        actors["last_in"] = np.searchsorted(ways["end"][arrivals], np.arange(n), side="right")
+        actors["slow"], slow = slow_rows([[worker] for worker in workers])
+        actors["machine"] = context.hosts(context.nodes)
+        down: list[tuple[float, float]] = []
+        happen = [(start, ls.START + ls.N_EVENTS * rank) for rank in range(n)]
+        for rank, own in enumerate(self._crashes(servers)):
+            if own:
+                actors["crash"][rank] = len(down)
+                down += [*own, (np.inf, np.inf)]
+                happen.append((own[0][0], ls.FALLS + ls.N_EVENTS * rank))
+                if own[-1][1] == np.inf:
+                    happen.append((own[-1][0], ls.GONE + ls.N_EVENTS * rank))
+        calendar = np.zeros(2 * (3 * n + 3 * len(ways)) + 16 + len(happen), dtype=EVENT)
+        happen[n:] = sorted(happen[n:])  # a sorted list is a heap
+        calendar["time"][: len(happen)], calendar["item"][: len(happen)] = zip(*happen, strict=True)
+        calendar["sequence"][: len(happen)] = np.arange(len(happen))
+        counts = np.zeros(ls.N_COUNTS, dtype=np.int64)
+        counts[ls.FAILING], counts[ls.DEPTH], counts[ls.BEHIND] = bool(down), depth, n
+        counts[[ls.PENDING, ls.RESUMED, ls.MEETING, ls.HELD, ls.ASKING]] = -1
+        counts[N_CALENDAR] = counts[SEQUENCE] = len(happen)
+        reals = np.zeros(ls.N_REALS)
+        reals[ls.NOW], reals[ls.QUIET] = start, -np.inf
+        factors = self._slower(with_servers=bool(servers), crash=bool(down))
+        devices = np.zeros(len(factors) // 2, dtype=DEVICE)
+        devices["row"] = -1
+        contention = np.zeros(len(factors), dtype=CONTENTION)
+        contention["factor"] = factors
+        return ls.Tables(
+            counts=counts, reals=reals, ops=table, seconds=seconds_of(workers, ops).reshape(-1), actors=actors,
+            ways=ways, servers=table_of_servers, arrivals=arrivals, posted=np.zeros(len(ways) * depth),
+            factors=np.zeros(n * ls.BLOCK), choices=np.zeros(n * ls.BLOCK, dtype=ls.CHOICE),
+            slow=np.array(slow, dtype=SLOW), devices=devices, contention=contention,
+            crashes=np.array(down, dtype=ls.CRASH), calendar=calendar, sends=np.zeros(len(ways) + 1, dtype=np.int64),
+            log=np.zeros(max(LOG_ROWS, 4 * len(ops)), dtype=ls.ROW), pauses=context.loop.network.pauses,
+        )  # fmt: skip
+
+    def _slower(self, *, with_servers: bool, crash: bool) -> list[float]:
+        """Return the factors of each worker's compute times beside messages to or from peers on other machines and on
+        its own; empty, with a note on the reason, if these slow no worker down."""
         context, workers = self.context, self.context.workers
-        context.slows = True
-        no_effect = ""
+        if all(worker.overlap_slowdown == NO_SLOWDOWN for worker in workers):
+            return []
+        context.slows, no_effect = True, ""
         if with_servers:
             no_effect = ": workers wait for servers without computing"
-        elif len(self.tables.crashes):  # the time of work that a crash undoes must be known when it begins
+        elif crash:  # the time of work that a crash undoes must be known when it begins
             no_effect = " on workers that fail while their peers go on"
-        if no_effect:
-            if any(worker.overlap_slowdown != worker.workload.slowdown for worker in workers):  # not the default
-                context.notes.append(f"overlap_slowdown has no effect{no_effect}")
-            return
-        devices = np.zeros(len(workers), dtype=DEVICE)
-        devices["row"] = -1
-        contention = np.zeros(2 * len(workers), dtype=CONTENTION)
-        for i, channels in enumerate((MESSAGE_CHANNELS, IN_MACHINE)):
-            contention["factor"][i::2] = [worker.overlap_slowdown.beside(channels) for worker in workers]
-        self.tables.actors["machine"] = context.hosts(context.nodes)
-        self.tables = self.tables._replace(devices=devices, contention=contention)
+        if not no_effect:
+            kinds = (MESSAGE_CHANNELS, IN_MACHINE)
+            return [worker.overlap_slowdown.beside(channels) for worker in workers for channels in kinds]
+        if any(worker.overlap_slowdown != worker.workload.slowdown for worker in workers):  # not the default
+            context.notes.append(f"overlap_slowdown has no effect{no_effect}")
+        return []
 
     def _crashes(self, servers: Sequence[tuple[int, float]]) -> Crashes:
         """Return the outages of each worker, and of servers on its machine; none if workers wait for all others in
@@ -146,22 +197,26 @@ class Lanes:
     # ------------------------------------------------------------ later changes
 
     def set_seconds(self, worker: Worker, name: str, seconds: float) -> None:
-        """Set the seconds of a worker's work of this name, from now on."""
-        self._seconds[worker.rank, [op.kind == ls.WORK and op.name == name for op in self.ops]] = seconds
+        """Set the seconds of a worker's work of this name, "encode" or "decode", from now on, if the run compresses."""
+        if self.packs:
+            self._seconds[worker.rank, [op.kind == ls.WORK and op.name == name for op in self.ops]] = seconds
 
     def set_rounds(self, worker: Worker, times: int) -> None:
         """Set how many `times` a worker runs the repeated operations, from now on."""
         self._seconds[worker.rank, [op.kind == ls.AGAIN for op in self.ops]] = times
 
     def set_message(self, worker: Worker, seconds: float, sizes: Sequence[float]) -> None:
-        """Set the encoding time and the sizes in bytes of a worker's next messages."""
+        """Set the encoding time and the sizes in bytes of a worker's next messages, if the run compresses."""
         self.set_seconds(worker, "encode", seconds)
-        first, last = (int(self.tables.actors[name][worker.rank]) for name in ("first", "last"))
-        self.tables.ways["nbytes"][first:last] = sizes
+        if self.packs:
+            first, last = (int(self.tables.actors[name][worker.rank]) for name in ("first", "last"))
+            self.tables.ways["nbytes"][first:last] = sizes
 
-    def set_answer(self, worker: Worker, server: int, nbytes: float) -> None:
-        """Set the size in bytes of a server's next answer to a worker."""
-        self.tables.ways["back_nbytes"][int(self.tables.actors["first"][worker.rank]) + server] = nbytes
+    def set_answers(self, worker: Worker, sizes: Sequence[float], server: int = 0) -> None:
+        """Set the sizes in bytes of the next answers to a worker, from `server` on, if the run compresses."""
+        if self.packs:
+            first = int(self.tables.actors["first"][worker.rank]) + server
+            self.tables.ways["back_nbytes"][first : first + len(sizes)] = sizes
 
     def set_service(self, worker: Worker, seconds: float) -> None:
         """Set the seconds after which the peer that has received a worker's message answers."""
@@ -339,8 +394,8 @@ class Lanes:
                     self._tell(self.batch)
                 if op.follow is not None:
                     op.follow(worker)
-                if op.kind == ls.RESIZE:
-                    self._resize(worker)
+                if op.kind == ls.RESIZE and worker.adapt():
+                    self._seconds[worker.rank] = seconds_of([worker], self.ops)[0]
                 elif op.kind == ls.STEP:
                     if op.number == ls.AGED:
                         context.recorder.staleness.append(staleness)
@@ -363,14 +418,6 @@ class Lanes:
                 self.served(worker, place, staleness, bool(whole))
             if whole:
                 self._owe()  # evaluations, if they take the workers' time
-
-    def _resize(self, worker: Worker) -> None:
-        """Set a worker's work in its step, as :meth:`Worker.begin_step` does."""
-        assert worker.workload_at is not None
-        workload = worker.workload_at(worker.learner.local_epoch(worker.rank))
-        if workload is not worker.workload:
-            worker.use(workload)
-            self._seconds[worker.rank] = seconds_of([worker], self.ops)[0]
 
     def _owe(self) -> None:
         """Add the first worker's pending evaluation, if any, to its next step."""
@@ -466,6 +513,12 @@ class Op:
     number: int = 0
     redo: bool = False
 
+    def without_values(self) -> Op:
+        """Return the operation for a run in which nothing is called after it."""
+        if self.kind in (ls.NOTE, ls.ASK):
+            return Op(ls.WORK, redo=self.redo)
+        return self if self.follow is None else dataclasses.replace(self, follow=None)
+
 
 def repeated(ops: Sequence[Op], times: Callable[[Worker], int]) -> list[Op]:
     """Return operations that a worker repeats `times` times."""
@@ -496,72 +549,3 @@ def gradient(context: RunContext, drawn: Follow | None) -> list[Op]:
     if drawn is not None:
         ops.append(Op(ls.NOTE, follow=drawn, redo=True))
     return [*ops, forward, late]
-
-
-def _begins(ops: Sequence[Op]) -> list[int]:
-    """Return for each operation the first one of the gradient that it belongs to, or -1."""
-    begins: list[int] = []
-    for number, op in enumerate(ops):
-        endless = number > 0 and ops[number - 1].redo
-        begins.append((begins[-1] if endless else number) if op.redo else -1)
-    return begins
-
-
-def tables_of(
-    workers: Sequence[Worker],
-    ops: Sequence[Op],
-    ends: Sequence[Sequence[int]],
-    depth: int,
-    crashes: Crashes = (),
-    start: float = 0.0,
-) -> ls.Tables:
-    """Return the tables of workers that begin at `start` (s), each with ways to its `ends`, without servers."""
-    n, n_ways = len(workers), sum(len(each) for each in ends)
-    table = np.zeros(len(ops), dtype=ls.OP)
-    table["kind"], table["number"] = [op.kind for op in ops], [op.number for op in ops]
-    table["redo"] = _begins(ops)
-    ways = np.zeros(n_ways, dtype=ls.WAY)
-    last = np.cumsum([len(each) for each in ends])
-    ways["actor"] = np.repeat(np.arange(n), [len(each) for each in ends])
-    ways["end"] = [end for each in ends for end in each]
-    ways["next"] = -1
-    actors = np.zeros(n, dtype=ls.ACTOR)
-    actors["factor"], actors["left"], actors["ticket"] = 1.0, -1, -1
-    actors["cursor"] = actors["drawn"] = ls.BLOCK
-    actors["first"], actors["last"] = last - [len(each) for each in ends], last
-    arrivals = np.argsort(ways["end"], kind="stable")
-    actors["first_in"] = np.searchsorted(ways["end"][arrivals], np.arange(n))
-    actors["last_in"] = np.searchsorted(ways["end"][arrivals], np.arange(n), side="right")
-    actors["slow"], slow = slow_rows([[worker] for worker in workers])
-    actors["crash"] = -1
-    down: list[tuple[float, float]] = []
-    for rank, own in enumerate(crashes):
-        if own:
-            actors["crash"][rank] = len(down)
-            down += [*own, (np.inf, np.inf)]
-    counts = np.zeros(ls.N_COUNTS, dtype=np.int64)
-    counts[ls.FAILING] = bool(down)
-    counts[ls.DEPTH], counts[ls.BEHIND] = depth, n
-    counts[[ls.PENDING, ls.RESUMED, ls.MEETING, ls.HELD, ls.ASKING]] = -1
-    happen = [(own[0][0], ls.FALLS + ls.N_EVENTS * rank) for rank, own in enumerate(crashes) if own]
-    happen += [
-        (own[-1][0], ls.GONE + ls.N_EVENTS * rank) for rank, own in enumerate(crashes) if own and own[-1][1] == np.inf
-    ]
-    calendar = np.zeros(2 * (3 * n + 3 * n_ways) + 16 + len(happen), dtype=EVENT)
-    calendar["sequence"][:n], calendar["item"][:n] = np.arange(n), ls.START + ls.N_EVENTS * np.arange(n)
-    calendar["time"][:n] = actors["start"] = start
-    for place, (time, item) in enumerate(sorted(happen), n):  # a sorted list is a heap
-        calendar[place] = time, place, item
-    counts[N_CALENDAR] = counts[SEQUENCE] = n + len(happen)
-    reals = np.zeros(ls.N_REALS)
-    reals[ls.NOW], reals[ls.QUIET] = start, -np.inf
-    return ls.Tables(
-        counts=counts, reals=reals, ops=table, seconds=seconds_of(workers, ops).reshape(-1), actors=actors, ways=ways,
-        servers=np.zeros(0, dtype=ls.SERVER), arrivals=arrivals.astype(np.int64), posted=np.zeros(n_ways * depth),
-        factors=np.zeros(n * ls.BLOCK), choices=np.zeros(n * ls.BLOCK, dtype=ls.CHOICE),
-        slow=np.array(slow, dtype=SLOW), devices=np.zeros(0, dtype=DEVICE),
-        contention=np.zeros(0, dtype=CONTENTION), crashes=np.array(down, dtype=ls.CRASH),
-        calendar=calendar,
-        sends=np.zeros(n_ways + 1, dtype=np.int64), log=np.zeros(max(LOG_ROWS, 4 * len(ops)), dtype=ls.ROW),
-        pauses=workers[0].loop.network.pauses,
-    )  # fmt: skip

@@ -23,7 +23,7 @@ from ddlsim.learning import Array, Learner, Value
 from ddlsim.network import lanes as ls
 from ddlsim.runtime.codec import Message, Messages
 from ddlsim.runtime.context import RunContext
-from ddlsim.runtime.cycles import plan_of_cycles
+from ddlsim.runtime.cycles import Cycles
 from ddlsim.runtime.lanes import Lanes, Op
 from ddlsim.runtime.loop import Loop
 from ddlsim.runtime.worker import UNVARIED, Process, Worker
@@ -150,11 +150,6 @@ class Servers:
         self.apply_time = si(strategy.apply_time, "time")
         self.messages = Messages(context, len(self.nodes), owner=type(strategy).__name__, models=models)
 
-    @property
-    def follows(self) -> bool:
-        """Whether values or sizes depend on the order in which messages arrive at the servers."""
-        return self.messages.choice is not None or self.context.learner.task is not None
-
     def plan(self, ops: Sequence[Op], notes: Sequence[str]) -> None:
         """Set the plan (``RunContext.plan``) of a strategy that starts worker processes.
 
@@ -164,14 +159,8 @@ class Servers:
         context, n = self.context, len(self.nodes)
         ops = [*ops, Op(ls.WORK, "encode"), Op(ls.EXCHANGE, "push and pull"), Op(ls.WORK, "decode")]
         seconds = [self.apply_time + self.messages.server_seconds(i) for i in range(n)]
-        context.plan = plan_of_cycles(
-            context.workers,
-            ops,
-            context.workers[0].workload.gradient_nbytes / n,
-            servers=seconds,
-            messages=self.messages,
-            notes=notes,
-        )
+        nbytes = context.workers[0].workload.gradient_nbytes / n
+        context.plan = Cycles(context.workers, ops, nbytes, self.messages, servers=seconds, notes=notes).plan
 
     def up(self, worker: Worker, message: Message) -> simpy.Event:
         """Send a worker's encoded message to the servers, and return the event that all servers have received it."""
@@ -212,16 +201,17 @@ class UpdateRule:
     late     whether visits count if there has been an update since their pull
     counted  whether an update of the servers is an update of the run
     told     whether the staleness of visits is recorded
-    follows  whether values or sizes depend on the order of events
+    decides  whether updates decide on the course of the run
     notes    decisions that the plan of a cycle does not specify
     """
 
     count = 1
     notes: Sequence[str] = ()
     late = counted = told = True
+    decides = False
 
     def __init__(self, servers: Servers) -> None:
-        self.servers, self.follows = servers, servers.follows
+        self.servers = servers
         self._visits: list[Visit] = []
         self._sent: dict[int, Message] = {}
 
@@ -257,23 +247,23 @@ class UpdateRule:
 
         Values are computed in training runs, sizes if they depend on values.
         """
-        servers, follows, self._steps = self.servers, self.follows, steps
+        servers, self._steps = self.servers, steps
         packs = servers.messages.choice is not None
         gather = Op(
             ls.GATHER if self.late else ls.GATHER_NEW, "update", lambda _: servers.apply_time, number=self.count
         )
         ops = [
             *before,
-            *([Op(ls.ASK if packs else ls.NOTE, follow=self._packed)] if follows else []),
+            Op(ls.ASK if packs else ls.NOTE, follow=self._packed),
             Op(ls.WORK, "encode"),
             Op(ls.TRAVEL, "push"),
             Op(ls.TURN, "the servers' queue"),
             Op(ls.REST, "decode", lambda _: servers.messages.server_seconds()),
             gather,
-            Op(ls.UPDATE, follow=self._updated if follows else None, number=self.counted),
+            Op(ls.UPDATE, follow=self._updated, number=self.counted),
             Op(ls.RELEASE),
             *held,
-            Op(ls.TAKE, follow=self._taken if follows else None, number=packs),
+            Op(ls.TAKE, follow=self._taken, number=packs),
             Op(ls.TRAVEL, "pull", number=1),
             Op(ls.WORK, "decode"),
             *after,
@@ -284,18 +274,18 @@ class UpdateRule:
             ops,
             worker.workload.gradient_nbytes / len(servers.nodes),
             worker.samples_per_step * self.count * steps,
+            servers.messages,
             servers=[(node, 0.0) for node in servers.nodes],
-            served=self._served if follows else None,
+            served=self._served,
             batch=self.count if self.told else 0,
-            first=0 if first is None else ops.index(first),
-            messages=servers.messages,
+            first=first,
             notes=self.notes,
+            decides=self.decides,
         )
 
     def _packed(self, worker: Worker) -> None:
         message = self._sent[worker.rank] = self.pack(worker)
-        if self.servers.messages.choice is not None:
-            self.lanes.set_message(worker, message.seconds, message.sizes)
+        self.lanes.set_message(worker, message.seconds, message.sizes)
 
     def _served(self, worker: Worker, server: int, staleness: int, whole: bool) -> None:
         self._visits.append(Visit(worker.rank, self._sent[worker.rank].value, staleness, self.samples(worker)))
@@ -306,7 +296,5 @@ class UpdateRule:
 
     def _taken(self, worker: Worker) -> None:
         message = self.answer(worker)
-        if self.servers.messages.choice is not None:
-            self.lanes.set_seconds(worker, "decode", message.seconds)
-            for server, nbytes in enumerate(message.sizes):
-                self.lanes.set_answer(worker, server, nbytes)
+        self.lanes.set_seconds(worker, "decode", message.seconds)
+        self.lanes.set_answers(worker, message.sizes)

@@ -196,14 +196,14 @@ def planned(members: Communicator, make: Make, exchanges: Callable[[Vectors], Ma
 
 
 def run_table(
-    context: RunContext, program: StepProgram, exchanges: MakeExchanges, *, samples: int,
+    context: RunContext, program: StepProgram, exchanges: MakeExchanges, *, n_learners: int | None = None,
     folding: Folding | None = None, live: int = LIVE, met: Met | None = None, owner: str = "this strategy",
     beside_first: int = LIVE,
 ) -> None:  # fmt: skip
     """Execute a step program repeatedly until the run ends.
 
     exchanges  given gradients and the plan, returns the exchanges of its collectives
-    samples    number of samples per update, over all ranks
+    n_learners number of ranks 0, 1, ... with their own samples; by default all
     folding    the workers that each rank of the plan represents, which act identically; by default rank r is worker r
     live       number of steps that can be in flight
     met        returns the parameters of a step's gradients (:class:`CommonModel`)
@@ -213,15 +213,14 @@ def run_table(
 
     Raises ConfigError for batches that change.
     """
-    first = context.workers[0]
-    if first.workload_at is not None:
+    if context.workers[0].workload_at is not None:
         raise ConfigError(
             "training: growing_batch and phases change the step time, but this strategy executes one "
             "plan for the whole run; simulate each batch size separately"
         )
     context.loop.driver = TableRun(
-        context, lambda workloads: program, exchanges, folding=folding,
-        n_learners=samples // first.samples_per_step, live=live, met=met, owner=owner, beside_first=beside_first,
+        context, lambda workloads: program, exchanges, folding=folding, n_learners=n_learners, live=live, met=met,
+        owner=owner, beside_first=beside_first,
     )  # fmt: skip
 
 

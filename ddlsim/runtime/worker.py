@@ -209,6 +209,14 @@ class Worker:
         #: time until the gradient of each layer is ready, from the start of the backward pass, s
         self.backward_until = np.cumsum(workload.backward[::-1])[::-1]
 
+    def adapt(self) -> bool:
+        """Use the workload of the current epoch in the step that begins; return whether it has changed."""
+        workload = self.workload if self.workload_at is None else self.workload_at(self.learner.local_epoch(self.rank))
+        changes = workload is not self.workload
+        if changes:
+            self.use(workload)
+        return changes
+
     @property
     def name(self) -> str:
         return f"worker {self.rank}"
@@ -251,10 +259,7 @@ class Worker:
         if self.owed:
             seconds, self.owed = self.owed, 0.0
             yield from self.compute(seconds, "evaluation")
-        if self.workload_at is not None:
-            workload = self.workload_at(self.learner.local_epoch(self.rank))
-            if workload is not self.workload:
-                self.use(workload)
+        self.adapt()
         for _ in range(self.accumulation - 1):
             yield from self.await_batch()
             self.factor = next(self.factors)

@@ -2,15 +2,15 @@
 
 from ddlsim.runtime import RunContext as RunContext, Strategy as Strategy
 from ddlsim.runtime.server_work import ServerWork as ServerWork
-from ddlsim.strategies.all_reduce import AllReduce as AllReduce
+from ddlsim.strategies.all_reduce import AllReduce as AllReduce, ShardedUpdate as ShardedUpdate
 from ddlsim.strategies.asynchronous import AsyncParameterServer as AsyncParameterServer
 from ddlsim.strategies.central import (
+    ElasticAveraging as ElasticAveraging,
     KAsync as KAsync,
     KBatchAsync as KBatchAsync,
     SoftSync as SoftSync,
     StaleSynchronous as StaleSynchronous,
 )
-from ddlsim.strategies.elastic import ElasticAveraging as ElasticAveraging
 from ddlsim.strategies.embedding_parallel import EmbeddingParallel as EmbeddingParallel
 from ddlsim.strategies.expert_parallel import ExpertParallel as ExpertParallel
 from ddlsim.strategies.federated import FedAvg as FedAvg, FedBuff as FedBuff
@@ -24,18 +24,16 @@ from ddlsim.strategies.gossip import (
 from ddlsim.strategies.hybrid import Distribution as Distribution, Hybrid as Hybrid
 from ddlsim.strategies.k_sync import BackupWorkers as BackupWorkers, KBatchSync as KBatchSync, KSync as KSync
 from ddlsim.strategies.local_sgd import (
-    AdaComm as AdaComm,
-    HierarchicalLocalSGD as HierarchicalLocalSGD,
-    LocalSGD as LocalSGD,
-    QsparseLocalSGD as QsparseLocalSGD,
-)
-from ddlsim.strategies.one_average import (
     BMUF as BMUF,
     SPARTA as SPARTA,
+    AdaComm as AdaComm,
     CoCoDSGD as CoCoDSGD,
     DaSGD as DaSGD,
     DiLoCo as DiLoCo,
+    HierarchicalLocalSGD as HierarchicalLocalSGD,
+    LocalSGD as LocalSGD,
     OverlapLocalSGD as OverlapLocalSGD,
+    QsparseLocalSGD as QsparseLocalSGD,
     SlowMo as SlowMo,
 )
 from ddlsim.strategies.overlap import (
@@ -48,7 +46,6 @@ from ddlsim.strategies.overlap import (
 )
 from ddlsim.strategies.parallel import Parallel as Parallel
 from ddlsim.strategies.parameter_server import ParameterServer as ParameterServer
-from ddlsim.strategies.sharded_update import ShardedUpdate as ShardedUpdate
 from ddlsim.strategies.splits import Splits as Splits
 from ddlsim.strategies.staleness import (
     DelayCompensation as DelayCompensation,

@@ -1,23 +1,26 @@
-"""Synchronous data-parallel SGD by all-reduce: w <- w - eta * (1/N) sum_i g_i after every step."""
+"""Synchronous data-parallel SGD, w <- w - eta * (1/N) sum_i g_i after every step: by an all-reduce, or with a sharded
+optimizer."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from ddlsim.arguments import checked
+from ddlsim.arguments import checked, validated_by
 from ddlsim.collectives import Collective
-from ddlsim.errors import ConfigError
-from ddlsim.plan import StepProgram
+from ddlsim.errors import ConfigError, shown
+from ddlsim.plan import StepProgram, data_parallel, sharded
 from ddlsim.plan.norms import with_shared_norms
-from ddlsim.plan.plan import ALL_GATHER, ALL_REDUCE
-from ddlsim.runtime import Communicator, Exchange, RunContext, communicator
+from ddlsim.plan.plan import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
+from ddlsim.runtime import Communicator, Exchange, Fabric, RunContext, communicator
 from ddlsim.runtime.codec import backwards
 from ddlsim.runtime.exchange import CollectiveExchange, Vectors
 from ddlsim.runtime.fabric import (
     AllReduceAlgorithm,
+    Collectives,
     Cost,
     OnFabric,
     RankOrder,
@@ -26,9 +29,11 @@ from ddlsim.runtime.fabric import (
     cost_suffix,
 )
 from ddlsim.runtime.table_run import planned
-from ddlsim.strategies import overlap as overlaps
-from ddlsim.strategies.overlap import Overlap, OverlapChoice, as_compressed, buckets_of, overlap_named
+from ddlsim.strategies import contract
+from ddlsim.strategies.overlap import NoOverlap, Overlap, OverlapChoice, as_compressed, buckets_of, overlap_named
+from ddlsim.strategies.split_rules import check_shares
 from ddlsim.workload.compute import Workload
+from ddlsim.workload.stage import Stage
 
 
 @checked
@@ -89,7 +94,19 @@ class AllReduce(OnFabric):
 def _program(
     overlap: Overlap, workloads: Sequence[Workload], accumulation: int, *, no_sync: bool, shared_norms: bool
 ) -> StepProgram:
-    program = overlaps.program(overlap, workloads, accumulation, no_sync=no_sync)
+    """Return the program of the policy, or one that exchanges its buckets in order. Raises ConfigError without
+    `no_sync` for a policy with its own program."""
+    policy = contract.of(overlap)
+    if not policy.defines("program"):
+        buckets = functools.partial(buckets_of, overlap)
+        program = data_parallel(workloads, None, buckets, accumulation=accumulation, no_sync=no_sync)
+    elif no_sync:
+        program = policy.program(workloads, accumulation)
+    else:
+        raise ConfigError(
+            f"AllReduce: no_sync = False cannot be combined with overlap = {type(overlap).__name__}, which sums "
+            "gradients once per step; use overlap='none', 'layer' or 'ddp'"
+        )
     if not shared_norms:
         return program
     works = {id(workload): [workload] for workload in workloads}
@@ -126,3 +143,97 @@ def start_group(
         return {ALL_REDUCE: sums(gradients), **norms}
 
     planned(members, make, exchanges)
+
+
+# ---------------------------------------------------------------- sharded optimizers
+
+
+def _in_order(overlap: str | Overlap, where: str) -> str | Overlap:
+    if contract.of(overlap_named(overlap, where)).defines("program"):
+        raise ConfigError(
+            f"{where} = {shown(overlap)}: buckets that are fused or split during the step cannot be sharded; use "
+            "'none', 'layer', 'ddp', or a policy that defines only buckets"
+        )
+    return overlap
+
+
+@checked
+@dataclass(frozen=True)
+class ShardedUpdate:
+    """Synchronous SGD with a sharded optimizer: each worker updates one shard of the parameters.
+
+    Workers reduce-scatter the gradients, update their shards, and all-gather the parameters. This is the "distributed
+    weight update" of Intel MLSL (Sridharan et al. 2018, arXiv:1801.08030) and stage 1 of ZeRO (Rajbhandari et al. 2020,
+    arXiv:1910.02054, section 5.1). Each worker sends as many bytes as in a ring all-reduce, but needs only 1/N of the
+    optimizer's time and state. Numerically, this is equivalent to synchronous SGD.
+
+    reduce_scatter, all_gather
+                algorithms of the two collectives: each a name, or a function ``n_ranks -> Schedule``
+    rank_order, cost
+                rank order and cost model of both collectives; see :class:`~ddlsim.Fabric`
+    overlap     when gradients are sent: "none", "layer", "ddp", or a policy that only defines buckets, such as
+                DdpBuckets(...). Buckets are reduce-scattered during the backward pass and all-gathered during the next
+                forward pass, as in Megatron-LM's distributed optimizer (:func:`ddlsim.plan.sharded`)
+
+    LARS and LAMB need the norms of whole tensors, which a small all-reduce computes from the norms of shards
+    (:func:`ddlsim.plan.norms.with_partial_norms`).
+    """
+
+    reduce_scatter: Annotated[str | Collective, algorithm_of("reduce_scatter")] = "default"
+    all_gather: Annotated[str | Collective, algorithm_of("all_gather")] = "default"
+    rank_order: RankOrder = "topology"
+    cost: Cost = "simulated"
+    overlap: Annotated[str | Overlap, validated_by(_in_order)] = "none"
+
+    @property
+    def label(self) -> str:
+        """Label for tables and plots: the algorithms, and the overlap and cost model if they are not the defaults."""
+        policy = overlap_named(self.overlap)
+        name = self.overlap if isinstance(self.overlap, str) else type(policy).__name__
+        more = ("" if isinstance(policy, NoOverlap) else f", {name}") + cost_suffix(self.cost)
+        return f"sharded update ({algorithm_name(self.reduce_scatter)}, {algorithm_name(self.all_gather)}{more})"
+
+    def collectives(self) -> Collectives:
+        """Return the algorithms of both collectives and their cost."""
+        return Collectives({"reduce_scatter": self.reduce_scatter, "all_gather": self.all_gather}, self.cost)
+
+    def on_fabric(self, fabric: Fabric) -> ShardedUpdate:
+        """Return the strategy with the reduce-scatter and all-gather of the fabric's all-reduce."""
+        return dataclasses.replace(
+            self,
+            reduce_scatter=fabric.algorithm,
+            all_gather=fabric.algorithm,
+            rank_order=fabric.rank_order,
+            cost=fabric.cost,
+        )
+
+    def stage(self, workload: Workload, rank: int, n_workers: int) -> Stage:
+        """Return a worker's stage: the full model, with a shard of the optimizer state."""
+        return Stage(workload, state=1.0 / n_workers)
+
+    def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
+        """Return the step program for these workloads."""
+        policy = overlap_named(self.overlap)
+        overlaps, buckets = not isinstance(policy, NoOverlap), functools.partial(buckets_of, policy)
+        return sharded(workloads, None, buckets, accumulation=accumulation, overlap=overlaps)
+
+    def start(self, context: RunContext) -> None:
+        """Start all workers. Raises ConfigError for a custom optimizer that works layer by layer."""
+        check_shares("ShardedUpdate", context)
+        members = Communicator(context, Fabric("default", self.rank_order, self.cost), owner="ShardedUpdate")
+        policy = overlap_named(self.overlap)
+        if as_compressed(policy, context) is not policy:
+            raise ConfigError(
+                "ShardedUpdate: the compressor needs the whole gradient, but overlap splits it into buckets; use "
+                "overlap='none'"
+            )
+        parts = backwards(buckets_of(policy, context.workers[0].workload))
+
+        def exchanges(gradients: Vectors) -> dict[int, Exchange]:
+            scatter = CollectiveExchange(members, "reduce_scatter", self.reduce_scatter, parts=parts, vectors=gradients)
+            gather = CollectiveExchange(members, "all_gather", self.all_gather)
+            norms = {ALL_REDUCE: CollectiveExchange(members)} if context.workers[0].workload.norms else {}
+            return {REDUCE_SCATTER: scatter, ALL_GATHER: gather, **norms}
+
+        accumulation = context.workers[0].accumulation
+        planned(members, lambda workloads: self.program(workloads, accumulation), exchanges)

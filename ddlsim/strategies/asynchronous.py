@@ -69,16 +69,15 @@ class _Downpour:
     def go(self, accumulate: int) -> None:
         """Run all workers: compute a gradient (or `accumulate` of them), push it, pull the parameters, repeat."""
         context, workers, servers = self.context, self.context.workers, self.servers
-        packs, follows = servers.messages.choice is not None, servers.follows
-        compute = gradient(context, self.drawn if follows else None)
-        ops = [*compute, OPTIMIZER, Op(ls.STEP, follow=self.stepped if follows else None)] * (accumulate - 1) + compute
-        if packs:
-            ops.append(Op(ls.ASK, follow=self.packed))
-        ops += [
+        compute = gradient(context, self.drawn)
+        ops = [
+            *[*compute, OPTIMIZER, Op(ls.STEP, follow=self.stepped)] * (accumulate - 1),
+            *compute,
+            *([] if servers.messages.choice is None else [Op(ls.ASK, follow=self.packed)]),
             Op(ls.WORK, "encode"),
             Op(ls.EXCHANGE, "push and pull", waits="its parameter servers"),
             Op(ls.WORK, "decode"),
-            Op(ls.STEP, follow=self.pulled if follows else None),
+            Op(ls.STEP, follow=self.pulled),
         ]
         seconds = [servers.apply_time + servers.messages.server_seconds(i) for i in range(len(servers.nodes))]
         self.lanes = Lanes(
@@ -86,11 +85,10 @@ class _Downpour:
             ops,
             workers[0].workload.gradient_nbytes / len(self.shards),
             workers[0].samples_per_step * accumulate,
+            servers.messages,
             servers=list(zip(servers.nodes, seconds, strict=True)),
-            served=self.served if follows else None,
-            asks=packs,
+            served=self.served,
             back=self.back,
-            messages=servers.messages,
         )
 
     def drawn(self, worker: Worker) -> None:
@@ -129,7 +127,7 @@ class _Downpour:
             answer = self.servers.messages.answer(worker, shard.params, i)
             trip.pulled[i], trip.decoding[i] = answer.value, answer.seconds
             self.lanes.set_seconds(worker, "decode", sum(trip.decoding))
-            self.lanes.set_answer(worker, i, answer.sizes[0])
+            self.lanes.set_answers(worker, answer.sizes, i)
         if whole:
             worker.stop.updated(trip.n_samples)
 

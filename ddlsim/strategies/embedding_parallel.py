@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from ddlsim.arguments import Density, checked, one_of, quantity, validated_by
+from ddlsim.arguments import Density, checked, one_of, quantity
 from ddlsim.collectives import Collective
 from ddlsim.errors import ConfigError
 from ddlsim.plan import StepProgram
@@ -20,8 +20,8 @@ from ddlsim.readable import count, size
 from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.fabric import Collectives, RankOrder, algorithm_of
 from ddlsim.runtime.table_run import by_schedules, run_table
-from ddlsim.strategies.overlap import DdpBuckets, NoOverlap, PerLayer, overlap_named
-from ddlsim.strategies.shares import DealtOut, whole_batch
+from ddlsim.strategies.overlap import InOrder, InOrderChoice, overlap_named
+from ddlsim.strategies.split_rules import DealtOut, whole_batch
 from ddlsim.units import si
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.memory import Memory, holding_of, memory_of
@@ -39,16 +39,8 @@ from ddlsim.workload.table_placement import (
     work_of,
 )
 
-InOrder = NoOverlap | PerLayer | DdpBuckets
 #: number of workers from which the one that computes the bottom MLP for all samples holds no tables (NVIDIA's DLRM)
 MANY = 5
-
-
-def in_order(overlap: str | InOrder, where: str) -> str | InOrder:
-    """Return an overlap whose buckets are sent in order; raises ConfigError for other overlaps."""
-    if not isinstance(overlap_named(overlap, where), InOrder):
-        raise ConfigError(f"{where} = {overlap!r}: must be 'none', 'layer', 'ddp' or DdpBuckets(...)")
-    return overlap
 
 
 @checked
@@ -89,7 +81,7 @@ class EmbeddingParallel(DealtOut):
     indices: Annotated[str, one_of("exchanged", "prefetched", "local")] = "exchanged"
     bottom_mlp: Annotated[str, one_of("data-parallel", "one rank")] = "data-parallel"
     random_access: Density = 0.75
-    overlap: Annotated[str | InOrder, validated_by(in_order)] = "ddp"
+    overlap: InOrderChoice = "ddp"
     algorithm: Annotated[str | Collective, algorithm_of("all_reduce")] = "default"
     rank_order: RankOrder = "topology"
 
@@ -228,15 +220,12 @@ class EmbeddingParallel(DealtOut):
     def start(self, context: RunContext) -> None:
         """Start all workers. Raises ConfigError for options that a static step program does not support."""
         each = [worker.workload for worker in context.workers]
-        accumulation = context.workers[0].accumulation
-        program = self.program(each, accumulation)
-        nodes = np.array(context.nodes)
+        program, nodes = self.program(each, context.workers[0].accumulation), np.array(context.nodes)
         schedules = Schedules(program.unroll(1), self.algorithm, context.cluster, nodes, self.rank_order)
         context.notes.append(self._note(each[0], len(each)))
         # a rank waits for the indices of the step after the next one while others are still in the previous step
         live = LIVE + 1 if self.indices == "prefetched" else LIVE
-        exchanges, samples = by_schedules(context, schedules), sum(workload.batch_size for workload in each)
-        run_table(context, program, exchanges, samples=samples, live=live)
+        run_table(context, program, by_schedules(context, schedules), live=live)
 
     def _note(self, workload: Workload, n_workers: int) -> str:
         """Return a note on the memory use of the fullest and the emptiest workers, and their lookups."""

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import numpy as np
 
-from ddlsim.arguments import Count, checked, validated_by
+from ddlsim.arguments import Count, checked
 from ddlsim.collectives import Collective
 from ddlsim.plan import StepProgram
 from ddlsim.plan.experts import expert_elements, experts, experts_in
@@ -17,9 +17,8 @@ from ddlsim.plan.schedules import Schedules
 from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.fabric import Collectives, RankOrder, algorithm_of
 from ddlsim.runtime.table_run import by_schedules, run_table
-from ddlsim.strategies.embedding_parallel import InOrder, in_order
-from ddlsim.strategies.overlap import overlap_named
-from ddlsim.strategies.shares import DealtOut, whole_batch
+from ddlsim.strategies.overlap import InOrder, InOrderChoice, overlap_named
+from ddlsim.strategies.split_rules import DealtOut, whole_batch
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.memory import holding_of, memory_of
 from ddlsim.workload.precision import ELEMENT_NBYTES
@@ -44,7 +43,7 @@ class ExpertParallel(DealtOut):
     """
 
     degree: Count | None = None
-    overlap: Annotated[str | InOrder, validated_by(in_order)] = "ddp"
+    overlap: InOrderChoice = "ddp"
     algorithm: Annotated[str | Collective, algorithm_of("all_reduce")] = "default"
     all_to_all: Annotated[str | Collective, algorithm_of("all_to_all")] = "direct"
     rank_order: RankOrder = "topology"
@@ -88,5 +87,4 @@ class ExpertParallel(DealtOut):
         algorithms = {"all_reduce": self.algorithm, "all_to_all": self.all_to_all}
         program = self.program(each, context.workers[0].accumulation)
         schedules = Schedules(program.unroll(1), algorithms, context.cluster, np.array(context.nodes), self.rank_order)
-        samples = sum(workload.batch_size for workload in each)
-        run_table(context, program, by_schedules(context, schedules), samples=samples)
+        run_table(context, program, by_schedules(context, schedules))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -94,12 +94,12 @@ class _Rounds(UpdateRule):
     """
 
     told = False
+    decides = True  # an update samples the clients of the next round
 
     def __init__(self, strategy: FedAvg, context: RunContext) -> None:
         super().__init__(Servers(strategy, context, models=True))
         self.count, self.params = strategy.n_sampled(len(context.workers)), context.learner.initial
         self.notes = [f"each round samples {self.count} clients, and its update averages all of their models"]
-        self.follows = True  # an update samples the clients of the next round
         self._strategy, self._draws = strategy, stream(context.seed, 0, "rounds")
         self._clients = [_Client(worker) for worker in context.workers]
         self._n_steps = [strategy.steps_of(worker) for worker in context.workers]
@@ -107,12 +107,7 @@ class _Rounds(UpdateRule):
 
     def go(self) -> None:
         """Run the clients: wait for a round, pull the model, make local steps, push the result, repeat."""
-        clients = self._clients
-        step = [
-            *gradient(self.servers.context, lambda worker: clients[worker.rank].draw()),
-            OPTIMIZER,
-            Op(ls.STEP, follow=lambda worker: clients[worker.rank].step()),
-        ]
+        step = local_step(self.servers.context, self._clients)
         steps = repeated(step, lambda worker: self._n_steps[worker.rank])
         invited = Op(ls.MEET, "a round that samples it", number=1)
         self.serve([Op(ls.NOTE, follow=self._begin), *steps], [], [invited], first=invited)
@@ -199,16 +194,11 @@ class FedBuff(WithServers):
         """Start all clients."""
         outer, scaling = Outer(context.learner, self.outer), scaling_named(self.staleness_scaling)
         buffer = _Buffer(self, context, self.buffer, scaling, move=lambda delta: outer.step(delta, self.outer_rate))
-        follows = buffer.servers.follows
         note_lock_step(context)
         clients = buffer.clients = [_Client(worker) for worker in context.workers]
-
-        def after(follow: Callable[[_Client], None]) -> Callable[[Worker], None] | None:
-            return (lambda worker: follow(clients[worker.rank])) if follows else None
-
-        begin = [Op(ls.NOTE, follow=after(_Client.begin))] if follows else []
-        step = [*gradient(context, after(_Client.draw)), OPTIMIZER, Op(ls.STEP, follow=after(_Client.step))]
-        buffer.serve([*begin, *repeated(step, lambda _: self.local_steps)], [], steps=self.local_steps)
+        begin = Op(ls.NOTE, follow=lambda worker: clients[worker.rank].begin())
+        steps = repeated(local_step(context, clients), lambda _: self.local_steps)
+        buffer.serve([begin, *steps], [], steps=self.local_steps)
 
 
 class _Buffer(CentralModel):
@@ -247,3 +237,9 @@ class _Client:
         """Return w - w_k."""
         plane = self.worker.learner.plane
         return plane.apply(np.subtract, self.begun, self.worker.params).with_statistics_of(*self.gradients)
+
+
+def local_step(context: RunContext, clients: Sequence[_Client]) -> list[Op]:
+    """Return the operations of a local step of clients."""
+    drawn = gradient(context, lambda worker: clients[worker.rank].draw())
+    return [*drawn, OPTIMIZER, Op(ls.STEP, follow=lambda worker: clients[worker.rank].step())]

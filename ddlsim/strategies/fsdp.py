@@ -11,7 +11,7 @@ from typing import Annotated
 
 import numpy as np
 
-from ddlsim.arguments import Count, Density, Index, checked, integer, one_of, validated_by
+from ddlsim.arguments import Count, Density, Index, checked, integer, one_of
 from ddlsim.collectives import Collective
 from ddlsim.compression.exchange import title
 from ddlsim.errors import ConfigError, listed
@@ -21,7 +21,7 @@ from ddlsim.plan.plan import BACKWARD, FORWARD
 from ddlsim.plan.schedules import Schedules
 from ddlsim.runtime.codec import rounded
 from ddlsim.runtime.context import RunContext
-from ddlsim.runtime.exchange import OfGroups, Vectors
+from ddlsim.runtime.exchange import Vectors
 from ddlsim.runtime.fabric import (
     AllReduceAlgorithm,
     Collectives,
@@ -34,11 +34,9 @@ from ddlsim.runtime.fabric import (
     halves_of,
 )
 from ddlsim.runtime.table_run import run_table
-from ddlsim.strategies.embedding_parallel import InOrder, in_order
-from ddlsim.strategies.overlap import NoOverlap, overlap_named
+from ddlsim.strategies.overlap import InOrderChoice, NoOverlap, overlap_named
 from ddlsim.strategies.replica_groups import OfReplicas
-from ddlsim.strategies.shares import check_shares
-from ddlsim.strategies.split_rules import divisors, lower_memory_fsdp
+from ddlsim.strategies.split_rules import check_shares, divisors, lower_memory_fsdp
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.memory import Memory, holding_of, memory_of
 from ddlsim.workload.model import Model
@@ -112,7 +110,7 @@ class FSDP:
     no_sync: bool = False
     recompute: Annotated[str, one_of("none", "selective", "operators", "full", "early-stop")] = "none"
     recompute_share: Density = 1.0
-    overlap: Annotated[str | InOrder, validated_by(in_order)] | None = None
+    overlap: InOrderChoice | None = None
     param_dtype: Annotated[str, one_of(*GRADIENT_TYPES)] | None = None
     reduce_scatter: Annotated[str | Collective, algorithm_of("reduce_scatter")] = "default"
     all_gather: Annotated[str | Collective, algorithm_of("all_gather")] = "default"
@@ -345,18 +343,12 @@ class FSDP:
         parts = [] if context.compression is None else self._compressible(context, first, accumulation)
 
         def exchanges(gradients: Vectors, plan: Plan) -> OfReplicas:
-            dense = OfGroups(context, context.workers, plan.groups, schedules)
+            among = context, context.workers, plan.groups, schedules
             fabric = Fabric(algorithms["all_reduce"], self.rank_order, self.cost)
             halves = {kind: algorithms[kind] for kind in ("reduce_scatter", "all_gather")}
-            return OfReplicas(dense, fabric, len(each), parts, gradients, owner="FSDP", algorithms=halves)
+            return OfReplicas(*among, fabric, len(each), parts, gradients, owner="FSDP", algorithms=halves)
 
-        run_table(
-            context,
-            program,
-            exchanges,
-            samples=sum(worker.samples_per_step for worker in context.workers),
-            owner="FSDP",
-        )
+        run_table(context, program, exchanges, owner="FSDP")
 
 
 @functools.lru_cache(maxsize=16)

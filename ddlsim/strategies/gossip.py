@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, Any, NamedTuple, ParamSpec
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ddlsim.arguments import checked, number, validated_by
 from ddlsim.learning import ABSENT, Array, Value, weighted_sum
 from ddlsim.network import lanes as ls
-from ddlsim.runtime import Message, Messages, Replica, RunContext, Worker
+from ddlsim.runtime import Message, Messages, RunContext, Worker
 from ddlsim.runtime.lanes import OPTIMIZER, Lanes, Op, gradient
 from ddlsim.runtime.replica import replicas_of
 from ddlsim.strategies.mixing import (
@@ -32,7 +32,6 @@ from ddlsim.strategies.mixing import (
 )
 from ddlsim.streams import stream
 
-P = ParamSpec("P")
 #: a graph of workers, or the weights of their averages
 Mixing = Annotated[
     str | Graph | Weights | Sequence[Sequence[float]] | npt.NDArray[np.float64],
@@ -50,35 +49,33 @@ class _Peers:
 
     gradients  latest gradient of each worker
     packs      whether messages are encoded
-    follows    whether values or sizes depend on operations
+    draws      random stream of each worker, for its choices
     """
 
-    def __init__(self, context: RunContext, messages: Messages) -> None:
-        self.context, self.messages = context, messages
+    def __init__(self, context: RunContext, owner: str) -> None:
+        self.context, self.messages = context, Messages(context, owner=owner, peers=True)
         self.gradients: dict[int, Value[Array]] = {}
-        self.packs = messages.choice is not None
-        self.follows = self.packs or context.learner.task is not None
+        self.packs, self.replicas = self.messages.choice is not None, replicas_of(context)
+        self.draws = [stream(context.seed, worker.rank, "gossip") for worker in context.workers]
 
     def gradient(self) -> list[Op]:
         """Return the operations that compute a gradient."""
-        return gradient(self.context, self.after(self._drawn))
+        return gradient(self.context, self._drawn)
 
     def encode(self) -> list[Op]:
         """Return the operations that encode a worker's model."""
-        packed = [Op(ls.ASK if self.packs else ls.NOTE, follow=self._packed)] if self.follows else []
-        return [*packed, Op(ls.WORK, "encode")]
-
-    def after(self, follow: Callable[P, None]) -> Callable[P, None] | None:
-        """Return the call that follows an operation; None if neither values nor sizes depend on it."""
-        return follow if self.follows else None
+        return [Op(ls.ASK if self.packs else ls.NOTE, follow=self._packed), Op(ls.WORK, "encode")]
 
     def run(self, ops: Sequence[Op], samples: int, **how: Any) -> None:
         """Run the operations repeatedly on all workers (:class:`~ddlsim.runtime.lanes.Lanes`)."""
         nbytes = self.context.workers[0].workload.gradient_nbytes
-        self.lanes = Lanes(self.context, ops, nbytes, samples, messages=self.messages, **how)
+        self.lanes = Lanes(self.context, ops, nbytes, samples, self.messages, **how)
 
     def _drawn(self, worker: Worker) -> None:
         self.gradients[worker.rank] = worker.draw()
+
+    def _step(self, worker: Worker) -> None:
+        self.replicas[worker.rank].step_freely(self.gradients[worker.rank])
 
     def _packed(self, worker: Worker) -> None:
         """Encode a worker's model."""
@@ -94,11 +91,10 @@ class Neighbours(_Peers):
     """
 
     def __init__(self, context: RunContext, matrix: npt.NDArray[np.float64], owner: str) -> None:
-        super().__init__(context, Messages(context, owner=owner, peers=True))
+        super().__init__(context, owner)
         self.matrix, ranks = matrix, range(len(matrix))
         self.senders = [[j for j in np.flatnonzero(matrix[i]).tolist() if j != i] for i in ranks]
         self.receivers = [[j for j in np.flatnonzero(matrix[:, i]).tolist() if j != i] for i in ranks]
-        self.replicas = replicas_of(context)
         self.public: list[Value[Array]] = [ABSENT for _ in ranks]
         self.arriving: dict[tuple[int, int, int], Message] = {}
 
@@ -152,8 +148,7 @@ class Neighbours(_Peers):
         self.public[me] = message.value
         for j in self.receivers[me]:
             self.arriving[me, j, self._count(worker)] = message
-        if self.packs:
-            self.lanes.set_message(worker, message.seconds, message.sizes * len(self.receivers[me]))
+        self.lanes.set_message(worker, message.seconds, message.sizes * len(self.receivers[me]))
 
     def _come(self, worker: Worker) -> None:
         messages = [self.arriving[j, worker.rank, self._count(worker)] for j in self.senders[worker.rank]]
@@ -202,7 +197,7 @@ class DPSGD:
             worker.params, replica.state = replica.after(mixed, neighbours.gradients[me])
             replica.count()
 
-        step = [OPTIMIZER, Op(ls.STEP, follow=neighbours.after(mix), number=ls.COMMON)]
+        step = [OPTIMIZER, Op(ls.STEP, follow=mix, number=ls.COMMON)]
         neighbours.go([*neighbours.send(), *neighbours.gradient(), *neighbours.receive("{begun}"), *step])
 
 
@@ -253,10 +248,8 @@ class CHOCOSGD:
             weights = [1.0, *towards[worker.rank, list(public)].tolist()]
             worker.params = weighted_sum(worker.learner.plane, weights, [worker.params, *public.values()])
 
-        local = [*neighbours.gradient(), OPTIMIZER]
-        if (follow := neighbours.after(step)) is not None:
-            local.append(Op(ls.NOTE, follow=follow))
-        mixing = [*neighbours.receive("{ended}"), Op(ls.STEP, follow=neighbours.after(mix), number=ls.COMMON)]
+        local = [*neighbours.gradient(), OPTIMIZER, Op(ls.NOTE, follow=step)]
+        mixing = [*neighbours.receive("{ended}"), Op(ls.STEP, follow=mix, number=ls.COMMON)]
         neighbours.go([*local, *neighbours.send(), *mixing])
 
 
@@ -301,9 +294,8 @@ class _Pairs(_Peers):
     """Workers of a bipartite graph. In every step, those with `partners` request an average with a random one."""
 
     def __init__(self, context: RunContext, partners: Sequence[Sequence[int]]) -> None:
-        super().__init__(context, Messages(context, owner="ADPSGD", peers=True))
-        self.partners, self.replicas = partners, replicas_of(context)
-        self.draws = [stream(context.seed, worker.rank, "gossip") for worker in context.workers]
+        super().__init__(context, "ADPSGD")
+        self.partners = partners
         self.sent: dict[int, Message] = {}
         asking = [*self.encode(), Op(ls.DISPATCH, "average with", number=1)]
         ops = [
@@ -314,11 +306,10 @@ class _Pairs(_Peers):
             *([Op(ls.ASK, follow=self._come)] if self.packs else []),
             Op(ls.WORK, "decode"),
             OPTIMIZER,
-            Op(ls.STEP, follow=self.after(self._step), number=ls.AGED),
+            Op(ls.STEP, follow=self._step, number=ls.AGED),
         ]
-        served = self.after(self._average)
         samples = context.workers[0].samples_per_step
-        self.run(ops, samples, choose=self._choose, served=served, asks=self.packs, batch=0)
+        self.run(ops, samples, choose=self._choose, served=self._average, batch=0)
 
     def _choose(self, worker: Worker) -> int:
         partners = self.partners[worker.rank]
@@ -327,8 +318,7 @@ class _Pairs(_Peers):
     def _packed(self, worker: Worker) -> None:
         to = self.lanes.chosen(worker)
         message = self.sent[worker.rank] = self.messages.model(worker, worker.params, to=to)
-        if self.packs:
-            self.lanes.set_message(worker, message.seconds, message.sizes)
+        self.lanes.set_message(worker, message.seconds, message.sizes)
 
     def _average(self, worker: Worker, rank: int, staleness: int, whole: bool) -> None:
         """Average at the partner, and send the average back (compressing it takes none of the partner's compute time).
@@ -340,16 +330,12 @@ class _Pairs(_Peers):
         partner.params = 0.5 * (message.value + theirs)
         worker.params = partner.params if back.value is theirs else 0.5 * (mine + back.value)
         self.sent[worker.rank] = back
-        if self.packs:
-            self.lanes.set_service(worker, back.seconds)
-            self.lanes.set_answer(worker, 0, back.sizes[0])
+        self.lanes.set_service(worker, back.seconds)
+        self.lanes.set_answers(worker, back.sizes)
 
     def _come(self, worker: Worker) -> None:
         if (back := self.sent.get(worker.rank)) is not None:
             self.lanes.set_seconds(worker, "decode", self.messages.decode_seconds(worker, back))
-
-    def _step(self, worker: Worker) -> None:
-        self.replicas[worker.rank].step_freely(self.gradients[worker.rank])
 
 
 class _Push(NamedTuple):
@@ -357,45 +343,6 @@ class _Push(NamedTuple):
 
     message: Message
     weight: float
-
-
-@dataclass
-class Peer:
-    """A worker of :class:`GossipSGD`: the weight of its parameters, its received messages, and its push in flight."""
-
-    replica: Replica
-    weight: float
-    messages: Messages
-    inbox: list[_Push] = field(default_factory=list)
-    outgoing: _Push | None = None
-    coming: list[_Push] = field(default_factory=list)
-
-    def take(self) -> float:
-        """Begin to merge all received messages; return the time to decode them in s."""
-        self.coming, self.inbox = self.inbox, []
-        return sum(self.messages.decode_seconds(self.replica.worker, push.message) for push in self.coming)
-
-    def merge(self) -> None:
-        """x <- (w x + w_s x_s) / (w + w_s);  w <- w + w_s   for all messages taken."""
-        worker = self.replica.worker
-        for push in self.coming:
-            total = self.weight + push.weight
-            shares = [self.weight / total, push.weight / total]
-            worker.params = weighted_sum(worker.learner.plane, shares, [worker.params, push.message.value])
-            self.weight = total
-
-    def push(self, rank: int) -> Message:
-        """w <- w / 2;  send (x, w), as they are now, to `rank`."""
-        self.weight /= 2.0
-        message = self.messages.model(self.replica.worker, self.replica.worker.params, to=rank)
-        self.outgoing = _Push(message, self.weight)
-        return message
-
-    def arrive(self, other: Peer) -> None:
-        """Deliver the push in flight to another peer."""
-        assert self.outgoing is not None
-        other.inbox.append(self.outgoing)
-        self.outgoing = None
 
 
 @checked
@@ -427,52 +374,64 @@ class GossipSGD:
 
     def start(self, context: RunContext) -> None:
         """Start all workers."""
-        messages = Messages(context, owner="GossipSGD", peers=True)
-        _Gossip(self, context, self.peers(context, messages), neighbours("GossipSGD", self.graph, len(context.workers)))
-
-    def peers(self, context: RunContext, messages: Messages) -> list[Peer]:
-        """Return the workers, with equal weights."""
-        return [Peer(replica, 1.0 / len(context.workers), messages) for replica in replicas_of(context)]
+        Gossip(self, context)
 
 
-class _Gossip(_Peers):
-    """Workers that occasionally push to one of their neighbours, `near`."""
+class Gossip(_Peers):
+    """Workers that occasionally push to one of their neighbours, `near`.
 
-    def __init__(self, rule: GossipSGD, context: RunContext, peers: list[Peer], near: Sequence[Sequence[int]]) -> None:
-        super().__init__(context, peers[0].messages)
-        self.probability, self.peers, self.near = rule.probability, peers, near
-        self.draws = [stream(context.seed, worker.rank, "gossip") for worker in context.workers]
+    weights   weight of each worker's parameters
+    inbox     received pushes of each worker
+    outgoing  each worker's push in flight
+    """
+
+    def __init__(self, strategy: GossipSGD, context: RunContext) -> None:
+        super().__init__(context, "GossipSGD")
+        n = len(context.workers)
+        self.probability, self.near = strategy.probability, neighbours("GossipSGD", strategy.graph, n)
+        self.weights, self.outgoing = [1.0 / n] * n, dict[int, _Push]()
+        self.inbox, self._coming = ([list[_Push]() for _ in range(n)] for _ in range(2))
         pushing = [Op(ls.JOIN, "push", waits="its last push"), *self.encode(), Op(ls.DISPATCH, "push to")]
-        merging = [Op(ls.ASK, follow=self._come), Op(ls.WORK, "decode"), Op(ls.NOTE, follow=self._merge)]
         ops = [
-            *(merging if self.follows else []),
+            Op(ls.ASK, follow=self._come),
+            Op(ls.WORK, "decode"),
+            Op(ls.NOTE, follow=self._merge),
             *self.gradient(),
             OPTIMIZER,
-            Op(ls.STEP, follow=self.after(self._step), number=ls.EACH),
+            Op(ls.STEP, follow=self._step, number=ls.EACH),
             Op(ls.CHOOSE, number=len(pushing)),
             *pushing,
         ]
-        served = self.after(self._arrived)
         notes = [f"in each step, a rank pushes its model with probability {self.probability:g}"]
-        self.run(ops, context.workers[0].samples_per_step, choose=self._choose, served=served, batch=0, notes=notes)
+        samples = context.workers[0].samples_per_step
+        self.run(ops, samples, choose=self._choose, served=self._arrived, batch=0, notes=notes)
 
     def _choose(self, worker: Worker) -> int:
         near, draws = self.near[worker.rank], self.draws[worker.rank]
         return near[int(draws.integers(len(near)))] if near and draws.random() < self.probability else -1
 
     def _come(self, worker: Worker) -> None:
-        self.lanes.set_seconds(worker, "decode", self.peers[worker.rank].take())
+        """Begin to merge all received messages."""
+        coming, self.inbox[worker.rank] = self.inbox[worker.rank], []
+        self._coming[worker.rank] = coming
+        seconds = sum(self.messages.decode_seconds(worker, push.message) for push in coming)
+        self.lanes.set_seconds(worker, "decode", seconds)
 
     def _merge(self, worker: Worker) -> None:
-        self.peers[worker.rank].merge()
-
-    def _step(self, worker: Worker) -> None:
-        self.peers[worker.rank].replica.step_freely(self.gradients[worker.rank])
+        """x <- (w x + w_s x_s) / (w + w_s);  w <- w + w_s   for all messages taken."""
+        for push in self._coming[worker.rank]:
+            weight = self.weights[worker.rank]
+            total = weight + push.weight
+            shares = [weight / total, push.weight / total]
+            worker.params = weighted_sum(worker.learner.plane, shares, [worker.params, push.message.value])
+            self.weights[worker.rank] = total
 
     def _packed(self, worker: Worker) -> None:
-        message = self.peers[worker.rank].push(self.lanes.chosen(worker))
-        if self.packs:
-            self.lanes.set_message(worker, message.seconds, message.sizes)
+        """w <- w / 2;  send (x, w), as they are now."""
+        self.weights[worker.rank] /= 2.0
+        message = self.messages.model(worker, worker.params, to=self.lanes.chosen(worker))
+        self.outgoing[worker.rank] = _Push(message, self.weights[worker.rank])
+        self.lanes.set_message(worker, message.seconds, message.sizes)
 
     def _arrived(self, worker: Worker, rank: int, staleness: int, whole: bool) -> None:
-        self.peers[worker.rank].arrive(self.peers[rank])
+        self.inbox[rank].append(self.outgoing.pop(worker.rank))

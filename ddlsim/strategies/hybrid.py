@@ -18,33 +18,24 @@ from ddlsim.plan.layouts import Layout, balanced_layout, layout_of, splittable
 from ddlsim.plan.schedules import Schedules
 from ddlsim.runtime.codec import backwards
 from ddlsim.runtime.context import RunContext
-from ddlsim.runtime.exchange import OfGroups, Vectors
+from ddlsim.runtime.exchange import Vectors
 from ddlsim.runtime.fabric import WithFabric, cost_suffix, fabric_of
 from ddlsim.runtime.table_run import run_table
 from ddlsim.strategies.overlap import (
-    DdpBuckets,
+    InOrder,
     NoOverlap,
     Overlap,
-    PerLayer,
     WhileWaiting,
     as_compressed,
+    in_order,
     overlap_named,
 )
 from ddlsim.strategies.replica_groups import Elements, OfReplicas
-from ddlsim.strategies.shares import DealtOut, check_shares
-from ddlsim.strategies.split_rules import divisors
+from ddlsim.strategies.split_rules import DealtOut, check_shares, divisors
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.memory import holding_of, memory_of
 from ddlsim.workload.precision import ELEMENT_NBYTES
 from ddlsim.workload.stage import Stage
-
-InOrder = NoOverlap | PerLayer | DdpBuckets | WhileWaiting
-
-
-def _in_order(overlap: str | InOrder, where: str) -> str | InOrder:
-    if not isinstance(overlap_named(overlap, where), InOrder):
-        raise ConfigError(f"{where} = {overlap!r}: must be 'none', 'layer', 'ddp', DdpBuckets(...) or WhileWaiting()")
-    return overlap
 
 
 @checked
@@ -104,7 +95,7 @@ class Hybrid(DealtOut, WithFabric):
     """
 
     groups: Literal["balance"] | Mapping[str, Count] | Distribution = "balance"
-    overlap: Annotated[str | InOrder, validated_by(_in_order)] = "layer"
+    overlap: Annotated[str | InOrder | WhileWaiting, validated_by(in_order(WhileWaiting))] = "layer"
     micro_batches: Count = 1
 
     def __hash__(self) -> int:
@@ -193,13 +184,7 @@ class Hybrid(DealtOut, WithFabric):
                 )
 
         def exchanges(gradients: Vectors, plan: Plan) -> OfReplicas:
-            dense = OfGroups(context, context.workers, plan.groups, schedules)
-            return OfReplicas(dense, fabric_of(self), len(each), parts, gradients, owner="Hybrid", only=only)
+            among = context, context.workers, plan.groups, schedules
+            return OfReplicas(*among, fabric_of(self), len(each), parts, gradients, owner="Hybrid", only=only)
 
-        run_table(
-            context,
-            program,
-            exchanges,
-            samples=sum(worker.samples_per_step for worker in context.workers),
-            owner="Hybrid",
-        )
+        run_table(context, program, exchanges, owner="Hybrid")

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, Protocol
 
@@ -145,7 +145,7 @@ class Priority:
         return data_parallel(workloads, None, self.buckets, accumulation=accumulation, queue=queue, layer_by_layer=True)
 
 
-_NAMES: dict[str, Overlap] = {
+NAMED: dict[str, Overlap] = {
     "none": NoOverlap(),
     "layer": PerLayer(),
     "ddp": DdpBuckets(),
@@ -164,15 +164,15 @@ def overlap_named(overlap: str | Overlap, where: str = "overlap") -> Overlap:
     if not isinstance(overlap, str):
         if isinstance(overlap, type) or not contract.of(overlap).defines("buckets"):
             raise ConfigError(
-                f"{where} = {shown(overlap)}: must be one of {', '.join(_NAMES)}, or a policy such as "
+                f"{where} = {shown(overlap)}: must be one of {', '.join(NAMED)}, or a policy such as "
                 "DdpBuckets('25 MiB'): a frozen dataclass with a method buckets(workload)"
             )
         if type(overlap).__hash__ is None:
             raise ConfigError(f"{where} = {shown(overlap)}: must be immutable; make its class @dataclass(frozen=True)")
         return overlap
-    if overlap not in _NAMES:
-        raise unknown_name("overlap", overlap, _NAMES, where.partition(":")[0])
-    return _NAMES[overlap]
+    if overlap not in NAMED:
+        raise unknown_name("overlap", overlap, NAMED, where.partition(":")[0])
+    return NAMED[overlap]
 
 
 def _choice(overlap: str | Overlap, where: str) -> str | Overlap:
@@ -180,7 +180,21 @@ def _choice(overlap: str | Overlap, where: str) -> str | Overlap:
     return overlap
 
 
+def in_order(*more: type[Overlap]) -> Callable[[str | Overlap, str], str | Overlap]:
+    """Return a rule for overlaps whose buckets are sent in order, and for `more` classes of policies."""
+    names = ["'none'", "'layer'", "'ddp'", "DdpBuckets(...)", *(f"{kind.__name__}()" for kind in more)]
+
+    def rule(overlap: str | Overlap, where: str) -> str | Overlap:
+        if not isinstance(overlap_named(overlap, where), (NoOverlap, PerLayer, DdpBuckets, *more)):
+            raise ConfigError(f"{where} = {overlap!r}: must be {', '.join(names[:-1])} or {names[-1]}")
+        return overlap
+
+    return rule
+
+
 OverlapChoice = Annotated[str | Overlap, validated_by(_choice)]
+InOrder = NoOverlap | PerLayer | DdpBuckets
+InOrderChoice = Annotated[str | InOrder, validated_by(in_order())]
 
 
 def as_compressed(overlap: Overlap, context: RunContext) -> Overlap:
@@ -217,21 +231,3 @@ def buckets_of(overlap: Overlap, workload: Workload) -> tuple[Bucket, ...]:
                 "become ready"
             )
     return buckets
-
-
-def program(overlap: Overlap, workloads: Sequence[Workload], accumulation: int, *, no_sync: bool = True) -> StepProgram:
-    """Return the step program of these workloads: the policy's own, or one that exchanges its buckets in order.
-
-    Raises ConfigError without `no_sync` for a policy with its own program.
-    """
-    policy = contract.of(overlap)
-    if policy.defines("program"):
-        if not no_sync:
-            raise ConfigError(
-                f"AllReduce: no_sync = False cannot be combined with overlap = {type(overlap).__name__}, which sums "
-                "gradients once per step; use overlap='none', 'layer' or 'ddp'"
-            )
-        return policy.program(workloads, accumulation)
-    return data_parallel(
-        workloads, None, functools.partial(buckets_of, overlap), accumulation=accumulation, no_sync=no_sync
-    )

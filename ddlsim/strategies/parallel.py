@@ -41,7 +41,7 @@ from ddlsim.plan.tensor_ranks import (
 )
 from ddlsim.readable import count
 from ddlsim.runtime.context import RunContext
-from ddlsim.runtime.exchange import OfGroups, Vectors
+from ddlsim.runtime.exchange import Vectors
 from ddlsim.runtime.fabric import Collectives, WithFabric, fabric_label, fabric_of, halves_of
 from ddlsim.runtime.table_run import Schedules as GroupSchedule
 from ddlsim.runtime.table_run import disturbed, is_one_step, run_table
@@ -495,8 +495,7 @@ class Parallel(WithFabric):
             else:
                 schedules = Schedules(plan, self._by_kind, context.cluster, nodes, self.rank_order)
                 schedules = schedules if in_groups is None else in_groups.beside(plan, schedules)
-            dense = OfGroups(context, workers, plan.groups, schedules)
-            fabric, parts = fabric_of(self), list[slice]()
+            parts = list[slice]()
             if context.compression is not None and self.sharded == "full" and mesh.pipeline == 1:
                 raise ConfigError(
                     "compression: Parallel with sharded = 'full' reduce-scatters the gradients of each micro-batch, "
@@ -505,11 +504,12 @@ class Parallel(WithFabric):
             if context.compression is not None:
                 compressor = context.compression.compressor
                 parts = compressible_parts(plan, chunks, self._buckets(mesh), self.tensor, compressor)
-            return OfReplicas(dense, fabric, mesh.data * plan.tensor, parts, gradients, ages)
+            among, fabric = (context, workers, plan.groups, schedules), fabric_of(self)
+            return OfReplicas(*among, fabric, mesh.data * plan.tensor, parts, gradients, ages)
 
         run_table(
-            context, program, exchanges, samples=whole[0].batch_size * micro_batches * mesh.data, folding=folding,
-            live=live, met=weights.at if self._asynchronous else None, owner="Parallel", beside_first=2,
+            context, program, exchanges, n_learners=mesh.data, folding=folding, live=live,
+            met=weights.at if self._asynchronous else None, owner="Parallel", beside_first=2,
         )  # fmt: skip
 
     def _folding(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import KW_ONLY, dataclass, field
 
 import numpy as np
 
@@ -25,13 +24,13 @@ from ddlsim.workload.compute import Workload
 from ddlsim.workload.model import tensor_shapes
 
 
-class OfReplicas:
+@dataclass(frozen=True, eq=False)
+class OfReplicas(OfGroups):
     """The exchanges of ranks that hold parts of the model (:class:`~ddlsim.runtime.exchange.Exchanges`).
 
     Ranks with the same part sum its gradients on a fabric, compressed if the run compresses. All other collectives
     (gathered activations and weights, stages that share weights) are uncompressed, by schedules.
 
-    dense      executes uncompressed collectives by schedules
     replicas   number of replicas; rank r is replica r mod replicas of its stage
     parts      slices of the flat gradient that are compressed, by the plan's part
     gradients  function of step and replica
@@ -41,24 +40,18 @@ class OfReplicas:
     only       the elements of the flat gradient that `parts` refers to, and their tensors; None: all
     """
 
-    def __init__(
-        self,
-        dense: OfGroups,
-        fabric: Fabric,
-        replicas: int,
-        parts: Sequence[slice],
-        gradients: Vectors,
-        ages: Sequence[int] = (),
-        *,
-        owner: str = "Parallel",
-        algorithms: Mapping[str, str | Collective] = MappingProxyType({}),
-        only: Elements | None = None,
-    ) -> None:
-        self._dense, self._fabric, self._replicas, self._ages = dense, fabric, replicas, ages
-        self._parts, self._gradients, self._owner, self._algorithms = parts, gradients, owner, algorithms
-        self._only = only
-        self._exchanges: dict[tuple[int, int, bool], Exchange] = {}
-        self._coded: CollectiveExchange | None = None
+    fabric: Fabric
+    replicas: int
+    parts: Sequence[slice]
+    gradients: Vectors
+    ages: Sequence[int] = ()
+    _: KW_ONLY
+    owner: str = "Parallel"
+    algorithms: Mapping[str, str | Collective] = field(default_factory=dict)
+    only: Elements | None = None
+    _exchanges: dict[tuple[int, int, bool], Exchange] = field(default_factory=dict, init=False)
+    #: the exchanges that compress
+    _coded: list[CollectiveExchange] = field(default_factory=list, init=False)
 
     def exchange(self, kind: int, group: int, *, parts: bool) -> Exchange:
         """Return the exchange for collectives of a kind in a group."""
@@ -67,42 +60,42 @@ class OfReplicas:
         return self._exchanges[kind, group, parts]
 
     def _new(self, kind: int, group: int, parts: bool) -> Exchange:
-        dense, ranks = self._dense, self._dense.groups[group]
-        codes = dense.context.compression is not None and kind in SUMMING
-        among_replicas = parts and len({rank // self._replicas for rank in ranks}) == 1
-        if not among_replicas or (self._fabric.cost == "simulated" and not codes):
-            return dense.exchange(kind, group, parts=parts)
-        members = [dense.workers[rank] for rank in ranks]
-        communicator = Communicator(dense.context, self._fabric, members, owner=self._owner)
-        algorithm = self._algorithms.get(KINDS[kind])
+        ranks = self.groups[group]
+        codes = self.context.compression is not None and kind in SUMMING
+        among_replicas = parts and len({rank // self.replicas for rank in ranks}) == 1
+        if not among_replicas or (self.fabric.cost == "simulated" and not codes):
+            return super().exchange(kind, group, parts=parts)
+        members = [self.workers[rank] for rank in ranks]
+        communicator = Communicator(self.context, self.fabric, members, owner=self.owner)
+        algorithm = self.algorithms.get(KINDS[kind])
         if not codes:
             return CollectiveExchange(communicator, KINDS[kind], algorithm)
         coded = CollectiveExchange(
             communicator,
             KINDS[kind],
             algorithm,
-            parts=self._parts,
+            parts=self.parts,
             vectors=self._compressed,
-            tensors=None if self._only is None else self._only.tensors,
-            like=self._coded,
+            tensors=None if self.only is None else self.only.tensors,
+            like=self._coded[0] if self._coded else None,
         )
-        self._coded = self._coded or coded
+        self._coded.append(coded)
         return coded
 
     def _compressed(self, step: int, place: int) -> Value[Array]:
         """Return the compressed elements of a gradient."""
-        gradient = self._gradients(step, place)
-        return gradient if self._only is None else self._only.of(gradient, self._dense.context.learner)
+        gradient = self.gradients(step, place)
+        return gradient if self.only is None else self.only.of(gradient, self.context.learner)
 
     def mean(self, step: int, gradients: Sequence[Value[Array]]) -> Value[Array]:
         """Return the mean gradient of all replicas, and record the age of their weights."""
-        self._dense.context.recorder.staleness += [min(age, step) for age in self._ages] * len(gradients)
-        if self._coded is None:
-            return self._dense.mean(step, gradients)
-        coded = self._coded.mean(step, gradients)
-        if self._only is None:
+        self.context.recorder.staleness += [min(age, step) for age in self.ages] * len(gradients)
+        if not self._coded:
+            return super().mean(step, gradients)
+        coded = self._coded[0].mean(step, gradients)
+        if self.only is None:
             return coded
-        return self._only.put(coded, self._dense.mean(step, gradients), self._dense.context.learner)
+        return self.only.put(coded, super().mean(step, gradients), self.context.learner)
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,8 @@ class Splits:
         done: set[Parallel | FSDP] = set()
         for tensor in self.tensor or _widths(cluster, model, n_workers):
             left = n_workers // tensor
-            for pipeline in self.pipeline or [p for p in divisors(left) if p <= _most_stages(model)]:
+            most = len(blocks(model.layers)) or len(between_blocks(model)) + 1
+            for pipeline in self.pipeline or [p for p in divisors(left) if p <= most]:
                 data = left // pipeline
                 if data * pipeline * tensor != n_workers or (self.data is not None and data not in self.data):
                     invalid[PRODUCT] += 1
@@ -179,10 +180,6 @@ def _widths(cluster: Cluster, model: Model, n_workers: int) -> list[int]:
     hosts = cluster.host_of[workers]
     inside = np.unique(np.where(hosts >= 0, hosts, len(cluster.host_names) + workers), return_counts=True)[1]
     return [t for t in divisors(int(np.gcd.reduce(inside))) if t == 1 or can_split(model, t)]
-
-
-def _most_stages(model: Model) -> int:
-    return max(len(blocks(model.layers)), 0) or len(between_blocks(model)) + 1
 
 
 def _even_chunks(model: Model, pipeline: int, micro_batches: int) -> list[int]:

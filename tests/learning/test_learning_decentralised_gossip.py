@@ -10,7 +10,7 @@ from learning_reference import STAR, learn
 
 import ddlsim
 from ddlsim.errors import ConfigError
-from ddlsim.strategies.gossip import Peer
+from ddlsim.strategies.gossip import Gossip
 from ddlsim.strategies.mixing import contraction, mixing_matrix
 
 #: doubly stochastic, not symmetric: everybody also takes a quarter of the one after the next
@@ -101,13 +101,12 @@ def test_pairs_that_average_keep_the_mean(graph):
 
 
 class Watched(ddlsim.GossipSGD):
-    """Keeps its peers where a test can see them."""
+    """Keeps its workers where a test can see them."""
 
-    here: ClassVar[list[Peer]] = []
+    here: ClassVar[list[Gossip]] = []
 
-    def peers(self, context, messages):
-        Watched.here = super().peers(context, messages)
-        return Watched.here
+    def start(self, context):
+        Watched.here = [Gossip(self, context)]
 
 
 def test_sum_weight_gossip_preserves_the_weighted_sum():
@@ -116,9 +115,9 @@ def test_sum_weight_gossip_preserves_the_weighted_sum():
 
     def look(time, updates, epoch, row):
         if row is not None and row.rate == 0.0 and updates > 40:
-            held = [(peer.weight, peer.replica.worker.params) for peer in Watched.here]
-            held += [(push.weight, push.message.value) for peer in Watched.here for push in peer.inbox]
-            flying = [peer.outgoing for peer in Watched.here if peer.outgoing is not None]
+            (gossip,), flying = Watched.here, list(Watched.here[0].outgoing.values())
+            held = list(zip(gossip.weights, [worker.params for worker in gossip.context.workers], strict=True))
+            held += [(push.weight, push.message.value) for inbox in gossip.inbox for push in inbox]
             held += [(push.weight, push.message.value) for push in flying]
             sums.append(sum(weight * params.read().astype(np.float64) for weight, params in held))
             weights.append([weight for weight, _ in held])

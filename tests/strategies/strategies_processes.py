@@ -21,7 +21,7 @@ from ddlsim.plan.plan import ALL_GATHER
 from ddlsim.runtime.communicator import Communicator
 from ddlsim.runtime.exchange import Exchange
 from ddlsim.runtime.worker import Process, Worker
-from ddlsim.strategies import HorovodFusion, NoOverlap, Priority, ShardedUpdate, all_reduce, sharded_update
+from ddlsim.strategies import HorovodFusion, NoOverlap, Priority, ShardedUpdate, all_reduce
 from ddlsim.strategies.overlap import buckets_of, overlap_named
 from ddlsim.units import si
 from ddlsim.workload.buckets import Bucket
@@ -56,7 +56,7 @@ def processes(strategy: Any) -> Any:
                 life = in_order(worker, group, buckets_of(overlap, worker.workload))
             context.loop.env.process(life)
 
-    with patch.object(all_reduce, "planned", start), patch.object(sharded_update, "planned", start):
+    with patch.object(all_reduce, "planned", start):
         yield
 
 

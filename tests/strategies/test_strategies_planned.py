@@ -44,7 +44,6 @@ from ddlsim.plan.inserted import with_evaluations
 from ddlsim.plan.program import LIVE, N_STEPS, StepProgram, columns, key_sizes
 from ddlsim.run import run
 from ddlsim.runtime.bookings import Shape
-from ddlsim.strategies import overlap as overlaps
 from ddlsim.strategies.overlap import overlap_named
 
 OVERLAPS = ["none", "layer", "ddp", "horovod", "priority", Priority("1 MB", 2), HorovodFusion("10 MB", "5 ms"),
@@ -300,7 +299,7 @@ class Growing(PerLayer):
     """Works longer and longer."""
 
     def program(self, workloads, accumulation=1):
-        program = overlaps.program(PerLayer(), workloads, accumulation)
+        program = AllReduce(overlap="layer").program(workloads, accumulation)
         return program.map(lambda plan: dataclasses.replace(plan, seconds=plan.seconds * (1.0 + plan.step)))
 
 
@@ -308,7 +307,7 @@ class Circle(PerLayer):
     """The first task waits for the last of its step."""
 
     def program(self, workloads, accumulation=1):
-        return overlaps.program(PerLayer(), workloads, accumulation).map(self.waiting)
+        return AllReduce(overlap="layer").program(workloads, accumulation).map(self.waiting)
 
     def waiting(self, plan):
         last = np.flatnonzero(plan.kind == 2)
@@ -325,7 +324,7 @@ class Sending(PerLayer):
     """Broadcasts what should be summed."""
 
     def program(self, workloads, accumulation=1):
-        program = overlaps.program(PerLayer(), workloads, accumulation)
+        program = AllReduce(overlap="layer").program(workloads, accumulation)
         sums, broadcast = KINDS.index("all_reduce"), KINDS.index("broadcast")
         return program.map(
             lambda plan: dataclasses.replace(plan, kind=np.where(plan.kind == sums, broadcast, plan.kind))
@@ -336,7 +335,7 @@ class Alone(PerLayer):
     """Nobody waits for anybody: every rank reduces with itself."""
 
     def program(self, workloads, accumulation=1):
-        plan = overlaps.program(PerLayer(), workloads, accumulation).unroll(N_STEPS)
+        plan = AllReduce(overlap="layer").program(workloads, accumulation).unroll(N_STEPS)
         seconds = plan.seconds * np.where(plan.rank == 0, 0.01, 1.0)
         kind = np.where(plan.kind == KINDS.index("all_reduce"), KINDS.index("compute"), plan.kind)
         return StepProgram.of(dataclasses.replace(plan, kind=kind, seconds=seconds))

@@ -40,8 +40,7 @@ class Table:
         each = [worker.workload for worker in context.workers]
         program = self.build(each)
         schedules = Schedules(program.unroll(1), "ring", context.cluster, np.array(context.nodes), "topology")
-        samples = sum(workload.batch_size for workload in each)
-        run_table(context, program, by_schedules(context, schedules), samples=samples)
+        run_table(context, program, by_schedules(context, schedules))
 
 
 CASES = {
