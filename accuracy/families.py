@@ -481,8 +481,9 @@ FAMILIES = (
     ),
     Family(
         "megatron_table5", "Megatron-LM with sequence parallelism and selective recomputation, A100", 0.05, "megatron",
-        "Nothing is fitted to these rows: the stack `megatron-2021` comes from Megatron-DeepSpeed on one machine of "
-        "another cluster.",
+        "Nothing is fitted to these rows: the stack `megatron-2021@2022-05` takes its times from Megatron-DeepSpeed on "
+        "one machine of another cluster. The source does not state the type in which gradients are summed; fp32 is "
+        "assumed, with which Megatron-LM fuses the sum into matrix products.",
         megatron.table_5_rows,
     ),
     Family(

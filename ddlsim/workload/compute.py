@@ -142,6 +142,9 @@ class Roofline:
 
 
 _PYTORCH = load_stack("pytorch")
+#: share of the memory traffic of sums of gradients that adds to the time of matrix products which also compute the sum:
+#: measured on an H100, bytes at 0.8 of the memory bandwidth (accuracy/data/accumulation_h100.jsonl)
+EXPOSED_TRAFFIC = 0.78
 
 
 @checked
@@ -240,8 +243,8 @@ class Workload:
 
     @property
     def adds_gradients(self) -> bool:
-        """Whether accumulating gradients takes time."""
-        return not self.known and not self.stack.fuses_accumulation and self.gradient_nbytes > 0.0
+        """Whether the time of a micro-batch depends on the number of micro-batches that accumulate gradients."""
+        return not self.known and self.gradient_nbytes > 0.0
 
     def accumulating(self, n_batches: float) -> Workload:
         """Return the workload of one of `n_batches` micro-batches, all but the first of which accumulate their
@@ -249,17 +252,25 @@ class Workload:
 
         Every one takes the mean time. A separate kernel reads the new gradients, in the dtype of the weights, and the
         sum, in the dtype in which gradients are kept, and writes the sum (PyTorch,
-        torch/csrc/autograd/functions/accumulate_grad.h). Nothing is added to a measured or configured step time, which
-        includes an update of the weights per micro-batch, or if the stack fuses the addition with the products that
-        compute the gradients.
+        torch/csrc/autograd/functions/accumulate_grad.h). If the products that compute the gradients also add them up,
+        they do so without new gradients: they write the sum, and all but those of the first micro-batch read it
+        (Transformer Engine, module/linear.py: is_first_microbatch); `EXPOSED_TRAFFIC` of these bytes adds to their
+        time. Nothing is added to a measured or configured step time, which includes an update of the weights per
+        micro-batch.
         """
-        if n_batches <= 1 or not self.adds_gradients:
+        if not self.adds_gradients:
             return self
-        gradient = ELEMENT_NBYTES[self.precision]
+        gradient, later = ELEMENT_NBYTES[self.precision], 1.0 - 1.0 / max(1.0, n_batches)
         kept = gradient if self.main_gradients is None else ELEMENT_NBYTES[self.main_gradients]
-        moved = (gradient + 2.0 * kept) * self.model.gradient_nbytes(1) / self.gradient_nbytes
-        added = dataclasses.replace(self, adding=(1.0 - 1.0 / n_batches) * moved / self.memory_bandwidth)
-        return dataclasses.replace(added, backward=added.backward + added.accumulation_time)
+        if self.stack.fuses_accumulation:
+            share, nbytes = EXPOSED_TRAFFIC, max(0.0, kept - gradient + later * kept)
+        else:
+            share, nbytes = later, gradient + 2.0 * kept
+        if share * nbytes == 0.0:
+            return self
+        moved = nbytes * self.model.gradient_nbytes(1) / self.gradient_nbytes
+        added = dataclasses.replace(self, adding=share * moved / self.memory_bandwidth)
+        return dataclasses.replace(added, backward=self.backward - self.accumulation_time + added.accumulation_time)
 
     def timing(self, tensor: int = 1, *, sequence: bool = False) -> Timing:
         """Return the parameters that determine the times of layers, on each of `tensor` ranks."""

@@ -14,6 +14,7 @@ import pytest
 from accuracy.stacks import FITS, catalogue, errors
 from ddlsim import Experiment, Parallel, load_device, load_model, load_stack
 from ddlsim.run.prepare import prepare
+from ddlsim.workload.compute import EXPOSED_TRAFFIC
 from ddlsim.workload.memory import kept_nbytes
 from ddlsim.workload.products import Product, Timing, kernel_times, product_time
 from ddlsim.workload.roles import blocks
@@ -287,3 +288,45 @@ def test_no_other_numbers_fit_better(name: str) -> None:
                 *numbers[i + 1 :],
             ]
             assert float((errors(fit, other) ** 2).sum()) > 0.99 * least
+
+
+# ------------------------------------------------------------ sums of gradients
+
+#: bytes per number of the result besides those of a result in bf16
+SUMS = {"fp32-output": 2.0, "fp32-accumulated": 6.0, "bf16-accumulated": 2.0}
+
+
+def rows_of(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in DATA.with_name(name).read_text(encoding="utf-8").splitlines()]
+
+
+def test_products_that_compute_sums_of_gradients() -> None:
+    """The share of their additional traffic that adds to the time is that of least squares over 21 products."""
+    rows = rows_of("accumulation_h100.jsonl")
+    assert len(rows) == 21
+
+    def errors(share: float) -> np.ndarray:
+        seconds = [
+            row["bf16"] + share * nbytes * row["m"] * row["n"] / (0.8 * H100.memory_bandwidth)
+            for row in rows
+            for nbytes in SUMS.values()
+        ]
+        return np.log(np.array(seconds) / [row[kind] for row in rows for kind in SUMS])
+
+    best = (errors(EXPOSED_TRAFFIC) ** 2).sum()
+    assert best < min((errors(EXPOSED_TRAFFIC + step) ** 2).sum() for step in (-0.01, 0.01))
+    assert np.abs(np.expm1(errors(EXPOSED_TRAFFIC))).mean() < 0.03 < 0.09 < np.abs(np.expm1(errors(0.0))).mean()
+
+
+@pytest.mark.parametrize(("device", "error"), [("h100", 0.12), ("h200", 0.14)])
+def test_grouped_products_of_experts(device: str, error: float) -> None:
+    """Products of all experts, and those of their weights' gradients, if each expert has the same number of tokens."""
+    errors = []
+    for row in rows_of("experts.jsonl"):
+        if row["device"] == device:
+            n, k, experts, each = row["n"], row["k"], row["experts"], row["tokens"] / row["experts"]
+            products = Product(each, n, k, experts), Product(k, n, each, experts)
+            found = [product_time(product, load_device(device), "bf16") for product in products]
+            errors += [found[0] / row["balanced"] - 1.0, found[1] / row["balanced weight"] - 1.0]
+    assert len(errors) == 14
+    assert np.abs(errors).mean() < error

@@ -91,7 +91,7 @@ def test_the_measured_step_of_one_worker_has_its_own_cost() -> None:
     assert step_time(stack, AllReduce("ring"), **one) == pytest.approx(before + STEP)
 
 
-@pytest.mark.parametrize("fields", [{}, {"fuses_accumulation": True}, {"step_time": STEP}])
+@pytest.mark.parametrize("fields", [{}, {"fuses_accumulation": True, "main_gradients": "fp32"}, {"step_time": STEP}])
 @pytest.mark.parametrize("strategy", [FSDP(micro_batch=1), FSDP(stage=1, micro_batch=1), Parallel(micro_batch=1)])
 def test_speedups_are_relative_to_a_run_of_one_worker(strategy: Any, fields: dict[str, Any]) -> None:
     """One worker has a speedup of 1; that of several is relative to the same micro-batches on one of them."""
