@@ -60,39 +60,22 @@ class Outside(Protocol):
         """The network has completed messages, or collectives on ranks, that belong to no task, (n,)."""
 
 
-class TaskColumns(NamedTuple):
-    """Tasks, one per row; arrays have shape (n,) unless noted.
+class TaskTable(NamedTuple):
+    """Tasks that have not started.
 
-    kind       see :mod:`ddlsim.network.tasks`
-    seconds    duration of work
-    key        shared by the rows of a collective, or by both ends of a message; -1: none
-    place      rank in the group of its collective
-    queue      index of the queue that launches its collective, -1: none
-    step       in which it is counted
-    offsets    (n + 1,) the successors of row i are following[offsets[i]:offsets[i + 1]]
-    following  rows
-    missing    number of dependencies
-    waits      number of dependencies when it is executed again
-    slow       first of its intervals in ``slowdowns``, -1: none
-    slowdowns (end in s, factor) of successive intervals; the last one of each list never ends
-    device     that a row works on, or occupies while it communicates; -1: none that communication slows down
+    tasks      (n,) records :data:`ddlsim.network.tasks.TASK`; ``step`` is the step in which a task is counted, `slow`
+               the first of its intervals in `slowdowns`
+    following  successors of the tasks, between their ``first`` and ``last``
+    queue_of   (n_keys,) index of the queue that launches the collective with each key, -1: none
+    slowdowns  (end in s, factor) of successive intervals; the last one of each list never ends
     slower     per device: factor of the duration of work for each kind of communication in progress
     contention (n_keys,) kind of communication of each key
     """
 
-    kind: Ints
-    seconds: Floats
-    key: Ints
-    place: Ints
-    queue: Ints
-    step: Ints
-    offsets: Ints
+    tasks: Records
     following: Ints
-    missing: Ints
-    waits: Ints
-    slow: Ints
+    queue_of: Ints
     slowdowns: Sequence[tuple[float, float]] = ()
-    device: Ints | None = None
     slower: Sequence[Sequence[float]] = ()
     contention: Ints | None = None
 
@@ -110,15 +93,14 @@ class Executor:
     """
 
     def __init__(
-        self, columns: TaskColumns, network: Network, collective: Callable[[list[int]], int], nbytes: Floats,
+        self, table: TaskTable, network: Network, collective: Callable[[list[int]], int], nbytes: Floats,
         queues: Sequence[Queue] = (), send: Callable[[Ints], tuple[Ints, Ints, Floats]] | None = None, *,
         bystanders: int = 0, outside: Outside | None = None, meets: bool = False, start: float = 0.0,
     ) -> None:  # fmt: skip
         self.network, self.collective, self.nbytes = network, collective, nbytes
         self.bystanders, self.outside, self.meets = bystanders, outside, meets
-        self._queue_of = np.full(len(nbytes), -1, dtype=np.int64)
-        self._queue_of[columns.key[columns.kind == ts.QUEUED]] = columns.queue[columns.kind == ts.QUEUED]
-        self.tables = _tables(columns, len(nbytes), len(queues), bystanders, network.pauses)
+        self._queue_of = table.queue_of
+        self.tables = _tables(table, len(queues), bystanders, network.pauses)
         self._times = self.tables.calendar["time"]
         self._due: list[tuple[float, int, Callable[[], None]]] = []  # s, number, and what is to be done then
         self._n_due = 0
@@ -218,19 +200,19 @@ class Executor:
 
     def arm(self, rows: slice, keys: slice, seconds: Floats, kind: Ints, later: int) -> None:
         """Prepare the tasks of a completed step (`rows`, with these `keys`) to be executed again, with new durations
-        and kinds.
+        and kinds, (n_copies or 1, n) each for the n tasks of each copy.
 
         The numbers by which queues know the keys increase by `later`.
         """
         self._note()
         self._turn[keys] += later
-        tasks, exchanges = self.tables.tasks[rows], self.tables.exchanges[keys]
+        tasks, exchanges = self.tables.tasks[rows].reshape(-1, kind.shape[-1]), self.tables.exchanges[keys]
         tasks["start"] = tasks["end"] = np.nan
         tasks["seconds"], tasks["kind"] = seconds, kind
         exchanges["instance"] = exchanges["next"] = exchanges["waiting"] = -1
         exchanges["not_ready"] = exchanges["size"]
         exchanges["delivered"] = 0
-        np.add.at(self.tables.left, tasks["step"], 1)
+        self.tables.left[:] += np.bincount(tasks["step"].ravel(), minlength=len(self.tables.left))
 
     # ------------------------------------------------------------ for other activities
 
@@ -433,62 +415,51 @@ class Executor:
         self.tables.counts[ts.SENDER] = send_address()
 
 
-def _tables(columns: TaskColumns, n_keys: int, n_queues: int, bystanders: int, pauses: Floats) -> ts.Tables:
-    n = len(columns.kind)
-    tasks = np.empty(n, dtype=ts.TASK)
-    fields = {name: getattr(columns, name) for name in ts.TASK.names or () if name in TaskColumns._fields}
-    fields |= {"first": columns.offsets[:-1], "last": columns.offsets[1:]}
-    device = fields.pop("device")
-    for begin in range(0, n, _BLOCK):  # the fields of a task are next to each other: write them while they are at hand
-        block = slice(begin, begin + _BLOCK)
-        tasks["start"][block] = tasks["end"][block] = np.nan
-        tasks["ticket"][block] = -1
-        tasks["device"][block] = -1 if device is None else device[block]
-        for name, column in fields.items():
-            tasks[name][block] = column[block]
-    rows = np.flatnonzero(np.isin(columns.kind, (ts.JOIN, ts.QUEUED, ts.MEETING)))
+def _tables(table: TaskTable, n_queues: int, bystanders: int, pauses: Floats) -> ts.Tables:
+    tasks, n, n_keys = table.tasks, len(table.tasks), len(table.queue_of)
+    kind = np.ascontiguousarray(tasks["kind"])
+    rows = np.flatnonzero((kind == ts.JOIN) | (kind == ts.QUEUED) | (kind == ts.MEETING))
+    key = tasks["key"][rows]
     exchanges = np.zeros(n_keys, dtype=ts.EXCHANGE)
-    sizes = np.bincount(columns.key[rows], minlength=n_keys)
+    sizes = np.bincount(key, minlength=n_keys)
     exchanges["size"] = exchanges["not_ready"] = sizes
     exchanges["first"] = np.cumsum(sizes) - sizes
     members = np.empty_like(rows)
-    members[exchanges["first"][columns.key[rows]] + columns.place[rows]] = rows
+    members[exchanges["first"][key] + tasks["place"][rows]] = rows
     exchanges["instance"] = exchanges["next"] = exchanges["waiting"] = exchanges["target"] = -1
-    devices = np.zeros(len(columns.slower), dtype=DEVICE)
-    factors = np.array(columns.slower, dtype=float).ravel()
+    devices = np.zeros(len(table.slower), dtype=DEVICE)
+    factors = np.array(table.slower, dtype=float).ravel()
     contention = np.zeros(len(factors), dtype=CONTENTION)
-    if columns.slower:
+    if table.slower:
         contention["factor"] = factors
         devices["row"] = -1
-        exchanges["contention"] = columns.contention
-        received = np.flatnonzero(columns.kind == ts.RECEIVE)
-        exchanges["target"][columns.key[received]] = tasks["device"][received]
+        exchanges["contention"] = table.contention
+        received = np.flatnonzero(kind == ts.RECEIVE)
+        exchanges["target"][tasks["key"][received]] = tasks["device"][received]
     ready = np.zeros(n + 1, dtype=np.int64)
-    first = np.flatnonzero(columns.missing == 0)
+    first = np.flatnonzero(tasks["missing"] == 0)
     ready[: len(first)] = first
     counts = np.zeros(ts.N_COUNTS, dtype=np.int64)
     counts[ts.N_READY] = len(first)
     launches = np.zeros(16, dtype=ts.LAUNCH)
     launches["key"] = -1
-    n_sends, n_joins = int((columns.kind == ts.SEND).sum()), n + bystanders * n_keys
+    n_sends, n_joins = int((kind == ts.SEND).sum()), n + bystanders * n_keys
 
     def places(size: int) -> Ints:
         return np.zeros(size, dtype=np.int64)
 
     return ts.Tables(
-        counts=counts, now=np.zeros(3), tasks=tasks, following=np.ascontiguousarray(columns.following),
+        counts=counts, now=np.zeros(3), tasks=tasks, following=table.following,
         exchanges=exchanges, members=members, launches=launches,
-        left=np.bincount(columns.step).astype(np.int64),
+        left=np.bincount(tasks["step"]).astype(np.int64),
         calendar=np.zeros(n + n_queues + 3 + 2 * len(devices), dtype=EVENT),
         ended=places(2 * n + n_queues + 16), ready=ready, join_instances=places(n_joins), join_ranks=places(n_joins),
         sends=places(n_sends + 1), messages=np.zeros(n_sends + 1, dtype=ts.MESSAGE), freed=places(17),
-        slow=np.array(list(columns.slowdowns), dtype=SLOW), devices=devices, contention=contention,
+        slow=np.array(list(table.slowdowns), dtype=SLOW), devices=devices, contention=contention,
         changes=places(2 * n if len(devices) else 0), pauses=pauses,
     )  # fmt: skip
 
 
-#: tasks whose records are written at a time
-_BLOCK = 1 << 12
 #: largest number for which a place of its own is kept; untouched pages of memory cost nothing
 MOST_PLACES = 1 << 27
 

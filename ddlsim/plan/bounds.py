@@ -470,8 +470,8 @@ class StepGraph:
 
     def _new(self, number: int) -> _Step:
         template, rows, place = self.template, self._rows[number], self._place
-        later = self._later[template.step[self._later] == number]
-        before = self._before[template.step[self._later] == number]
+        own = template.step[self._later] == number
+        later, before = self._later[own], self._before[own]
         back = number - template.step[before]
         if (back < 0).any():
             raise ConfigError("plan: a task depends on a task of a later step")

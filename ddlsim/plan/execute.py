@@ -19,7 +19,7 @@ from ddlsim.plan.bounds import nodes_of
 from ddlsim.plan.check import check_exchanges
 from ddlsim.plan.order import Order
 from ddlsim.plan.plan import ALL_GATHER, ALL_REDUCE, BROADCAST, UPDATE, Floats, Ints, Plan
-from ddlsim.plan.program import columns, key_sizes
+from ddlsim.plan.program import key_sizes, task_table
 from ddlsim.plan.schedules import Schedules
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Run:
     ) -> None:
         self.plan, self.network, self.nodes, self.schedules = plan, network, nodes, schedules
         self.sizes, self.group, self.kind = key_sizes(plan)
-        self.executor = Executor(columns(plan), network, self._collective, self.sizes, plan.queues, self._messages)
+        self.executor = Executor(task_table(plan), network, self._collective, self.sizes, plan.queues, self._messages)
 
     def _collective(self, keys: list[int]) -> int:
         nbytes = float(np.cumsum(self.sizes[keys])[-1])  # summed in order, as buffers are filled

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -15,13 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ddlsim.errors import ConfigError
-from ddlsim.network import tasks
-from ddlsim.network.executor import TaskColumns
+from ddlsim.network import tasks as ts
+from ddlsim.network.executor import TaskTable
+from ddlsim.network.state import Records
 from ddlsim.plan.bounds import Bound, Carriers, Copies, StepGraph, of_steps, peak_memory
 from ddlsim.plan.order import Order
-from ddlsim.plan.plan import ALL_REDUCE, COLUMNS, RECEIVE, SEND, Chosen, Every, Floats, Ints, Lane, Part, Plan
+from ddlsim.plan.plan import ALL_REDUCE, COLUMNS, RECEIVE, SEND, Bools, Chosen, Every, Floats, Ints, Lane, Part, Plan
 from ddlsim.plan.queues import Queue
-from ddlsim.plan.rows import csr, end_to_end, pairs
+from ddlsim.plan.rows import csr, pairs, ranges
 from ddlsim.workload.compute import Workload
 
 #: Steps that can be in flight. If no rank updates before all have contributed, a third step begins only after all ranks
@@ -135,19 +135,17 @@ class StepProgram:
         bounds: list[int] = np.searchsorted(template.step, np.arange(template.n_steps + 1)).tolist()
         return bounds
 
-    @cached_property
-    def _group_of(self) -> Ints:
-        """`group_of`, with at least one column."""
-        return self.group_of if self.group_of.size else np.zeros((len(self.ranks), 1), dtype=np.int64)
+    def rows(self, step: int) -> slice:
+        """Return the rows of a step of the template."""
+        return slice(self._bounds[step], self._bounds[step + 1])
 
     @cached_property
     def _keys(self) -> tuple[Ints, Ints, list[int]]:
-        """First key of each task within its step, (n,); index of each copy's group among those of a template's group,
-        (n_copies, n_groups); number of keys in each step."""
+        """First key of each task within its step, (n,), -1 if it has none; index of each copy's group among those of a
+        template's group, (n_copies, n_groups); number of keys in each step."""
         template, n_copies = self.template, len(self.ranks)
-        instance = np.zeros_like(self._group_of)
-        count = np.ones(instance.shape[1], dtype=np.int64)
-        for group, of in enumerate(self._group_of.T):
+        instance, count = np.zeros_like(self.group_of), np.ones(self.group_of.shape[1], dtype=np.int64)
+        for group, of in enumerate(self.group_of.T):
             different, which = np.unique(of, return_inverse=True)
             instance[:, group], count[group] = which.reshape(-1), len(different)
         first = np.full(len(template), -1)
@@ -155,11 +153,43 @@ class StepProgram:
         for begin, end in itertools.pairwise(self._bounds):
             rows = begin + np.flatnonzero(template.key[begin:end] >= 0)
             _, at, which = np.unique(template.key[rows], return_index=True, return_inverse=True)
-            grouped = template.kind[rows[at]] >= ALL_REDUCE
-            width = np.where(grouped, count[np.where(grouped, template.peer[rows[at]], 0)], n_copies)
+            width, grouped = np.full(len(at), n_copies), template.kind[rows[at]] >= ALL_REDUCE
+            width[grouped] = count[template.peer[rows[at][grouped]]]
             first[rows] = (np.cumsum(width) - width)[which.reshape(-1)]
             sizes.append(int(width.sum()))
         return first, instance, sizes
+
+    def n_keys(self, step: int) -> int:
+        """Return the number of keys of a step of the template."""
+        return self._keys[2][step]
+
+    def keys_of(self, rows: Ints) -> Ints:
+        """Return the keys of rows with keys in every copy, within their step, (n_copies, n)."""
+        first, instance, _ = self._keys
+        number = np.empty((len(self.ranks), len(rows)), dtype=np.int64)
+        number[:] = np.arange(len(self.ranks))[:, None]
+        grouped = self.template.kind[rows] >= ALL_REDUCE
+        number[:, grouped] = instance[:, self.template.peer[rows[grouped]]]
+        return first[rows] + number
+
+    def ranks_of(self, rows: Ints | slice) -> Ints:
+        """Return the rank that executes each row in every copy, (n_copies, n)."""
+        return self.ranks[:, self.template.rank[rows]]
+
+    def of_devices(self, name: str, step: int) -> Floats:
+        """Return a column of a step that depends on the device, (n_copies, n), or (1, n) if there is one kind."""
+        rows = self.rows(step)
+        columns = np.stack([getattr(template, name)[rows] for template in self.templates])
+        if len(columns) > 1:
+            columns = columns[self.template_of[:, self.template.rank[rows]], np.arange(columns.shape[1])]
+        return columns
+
+    @cached_property
+    def place_of(self) -> tuple[Ints, Ints]:
+        """Copy of each rank and its place there, (n_ranks,) each."""
+        copies, places = (np.zeros(self.n_ranks, dtype=np.int64) for _ in range(2))
+        copies[self.ranks], places[self.ranks] = np.indices(self.ranks.shape)
+        return copies, places
 
     def unroll(self, steps: int) -> Plan:
         """Return the plan of the first `steps` steps, step by step and copy by copy, for printing, plots and exports.
@@ -177,28 +207,12 @@ class StepProgram:
         """Return the plan of the first `steps` steps with all tasks, including those that are skipped in a step."""
         if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
             raise ConfigError(f"plan: steps = {steps!r}: must be a positive integer")
-        if self._is_written_out and steps <= self.template.n_steps:
-            return _first_steps(self.template, self._bounds[: steps + 1])
-        template, bounds, n_copies = self.template, self._bounds, len(self.ranks)
-        sources = np.minimum(np.arange(steps), template.n_steps - 1)
-        widths = np.diff(bounds)[sources]
-        begins = np.concatenate([[0], np.cumsum(n_copies * widths)])
-        key_begins = np.concatenate([[0], np.cumsum(np.array(self._keys[2])[sources])])
-        parts = [self._unrolled(step, int(source), key_begins) for step, source in enumerate(sources)]
-        column = {name: end_to_end([part[name] for part in parts]) for name in COLUMNS}
-        counts, needs = [], []
-        for step, source in enumerate(sources.tolist()):
-            offsets = template.need_offsets[bounds[source] : bounds[source + 1] + 1]
-            need = template.needs[offsets[0] : offsets[-1]]
-            counts.append(np.tile(np.diff(offsets), n_copies))
-            of = template.step[need]
-            needed = step - (source - of)
-            first = begins[needed] + need - np.array(bounds)[of]
-            needs.append((first + np.arange(n_copies)[:, None] * widths[needed]).ravel())
+        template, every = self.template, LiveSteps(self, steps - 1, repeat=False)
+        parts = [self._unrolled(every, step) for step in range(steps)]
+        column = {name: np.concatenate([part[name].ravel() for part in parts]) for name in parts[0]}
+        lanes = (Lane(int(own[lane.rank]), lane.name, lane.queue) for own in self.ranks for lane in template.lanes)
         return Plan(
-            lanes=tuple(
-                Lane(int(own[lane.rank]), lane.name, lane.queue) for own in self.ranks for lane in template.lanes
-            ),
+            lanes=tuple(lanes),
             queues=template.queues,
             groups=self.groups,
             parts=template.parts,
@@ -209,60 +223,39 @@ class StepProgram:
             cycles=template.cycles,
             tensor=template.tensor,
             notes=template.notes,
-            need_offsets=np.concatenate([[0], np.cumsum(np.concatenate(counts))]),
-            needs=np.concatenate(needs),
+            need_offsets=np.append(0, np.cumsum(column.pop("counts"))),
             **column,
         )
 
-    def _unrolled(self, step: int, source: int, key_begins: Ints) -> dict[str, npt.NDArray[Any]]:
-        """Return the columns of a step, copy by copy, (n_copies, n) each.
-
-        source      the step of the template that it repeats
-        key_begins  first key of each step
-        """
-        template, rows = self.template, slice(self._bounds[source], self._bounds[source + 1])
-        n_copies, n = len(self.ranks), rows.stop - rows.start
-        first, instance, _ = self._keys
-        copy, kind, peer = np.arange(n_copies)[:, None], template.kind[rows], template.peer[rows]
-        grouped = kind >= ALL_REDUCE
-        group = np.where(grouped, peer, 0)
-        sends = ~grouped & (peer >= 0)
-        others = np.where(sends, self.ranks[:, np.where(sends, peer, 0)], peer)
+    def _unrolled(self, every: LiveSteps, step: int) -> dict[str, npt.NDArray[Any]]:
+        """Return the columns of a step, (n_copies, n) each, the number of each row's dependencies, and these."""
+        template, n_copies, source = self.template, len(self.ranks), every.sources[step]
+        rows, copy = np.arange(len(template))[self.rows(source)], np.arange(n_copies)[:, None]
+        kind, peer, batch = template.kind[rows], template.peer[rows], template.batch[rows]
+        peers = np.where(peer >= 0, self.ranks[:, np.where(kind < ALL_REDUCE, peer, 0)], -1)
+        grouped, keyed = kind >= ALL_REDUCE, template.key[rows] >= 0
+        peers[:, grouped] = self.group_of[:, peer[grouped]]
+        keys = np.full((n_copies, len(rows)), -1)
+        keys[:, keyed] = every.keys[step].start + self.keys_of(rows[keyed])
         scale, each, later = self.batches
-        batch = template.batch[rows]
         numbers = batch * scale + copy * each + later * max(step - (template.n_steps - 1), 0)
-        own = {
+        offsets = template.need_offsets[rows[0] : rows[-1] + 2]
+        need = template.needs[offsets[0] : offsets[-1]]
+        of = template.step[need]
+        begins, width = np.array([(own.start, (own.stop - own.start) // n_copies) for own in every.rows]).T
+        needed = step - source + of
+        own = {name: getattr(template, name)[rows] for name in COLUMNS} | {
             "lane": copy * len(template.lanes) + template.lane[rows],
-            "peer": np.where(grouped, self._group_of[:, group], others),
-            "key": np.where(
-                template.key[rows] >= 0,
-                key_begins[step] + first[rows] + np.where(grouped, instance[:, group], copy),
-                -1,
-            ),
-            "step": np.full(n, step),
+            "peer": peers,
+            "key": keys,
+            "step": np.full(len(rows), step),
             "batch": np.where(batch >= 0, numbers, -1),
+            "seconds": self.of_devices("seconds", source),
+            "holds": self.of_devices("holds", source),
+            "counts": np.diff(offsets),
         }
-        if len(self.templates) > 1:
-            of = self.template_of[:, template.rank[rows]]
-            for name in ("seconds", "holds"):
-                own[name] = np.stack([getattr(one, name)[rows] for one in self.templates])[of, np.arange(n)]
-        return {
-            name: np.broadcast_to(own[name] if name in own else getattr(template, name)[rows], (n_copies, n))
-            for name in COLUMNS
-        }
-
-    @cached_property
-    def _is_written_out(self) -> bool:
-        """Whether the template is the plan of all ranks, with the same keys as after unrolling."""
-        template, (first, _, sizes) = self.template, self._keys
-        key_begins = np.concatenate([[0], np.cumsum(sizes)])
-        return (
-            len(self.templates) == len(self.ranks) == self.batches[0] == 1
-            and np.array_equal(self.ranks[0], np.arange(template.n_ranks))
-            and self.groups == template.groups
-            and np.array_equal(self.group_of[0], np.arange(len(self.groups)))
-            and np.array_equal(np.where(first >= 0, key_begins[template.step] + first, -1), template.key)
-        )
+        own = {name: np.broadcast_to(values, (n_copies, len(rows))) for name, values in own.items()}
+        return own | {"needs": begins[needed] + need - np.array(self._bounds)[of] + copy * width[needed]}
 
     @property
     def n_ranks(self) -> int:
@@ -319,132 +312,31 @@ class StepProgram:
 
     # ------------------------------------------------------------ execution
 
-    def live_steps(self, live: int = LIVE, *, repeat: bool = True) -> tuple[LiveSteps, TaskColumns]:
-        """Return the first step (slot 0) and `live` further steps (slots 1 to `live`), and the tasks of all slots.
+    def live_steps(self, live: int = LIVE, *, repeat: bool = True) -> LiveSteps:
+        """Return the first step (slot 0) and `live` further steps (slots 1 to `live`).
 
         The further steps repeat cyclically unless `repeat` is False. Raises ConfigError if the steps after the first
         differ.
         """
-        template, bounds = self.template, np.array(self._bounds)
-        every, last = columns(template), template.n_steps - 1 if repeat else live
+        steps = LiveSteps(self, live, repeat)
         if repeat:
-            self._check_alike(every)
-        elif template.n_steps == live + 1 and self._is_written_out and not template.cycles:
-            slots = tuple(slice(a, b) for a, b in itertools.pairwise(bounds.tolist()))
-            key_slots = tuple(slice(a, b) for a, b in itertools.pairwise(np.cumsum([0, *self._keys[2]]).tolist()))
-            own = np.arange(len(template))
-            return LiveSteps(template, own, own, slots, key_slots, live, has_late=False), every
-        sources = np.minimum(np.arange(live + 1), last)
-        begins = np.concatenate([[0], np.cumsum(len(self.ranks) * np.diff(bounds)[sources])])
-        key_begins = np.concatenate([[0], np.cumsum(np.array(self._keys[2])[sources])])
-        groups = [np.arange(slot, slot + 1) for slot in range(last)] + [np.arange(last, live + 1)]
-        parts = [self._slots(slots, every, begins, key_begins, live, repeat=repeat) for slots in groups]
-        column: dict[str, Any] = {name: end_to_end([part[name] for part in parts]) for name in parts[0]}
-        counts = column.pop("counts")
-        tasks = TaskColumns(offsets=np.concatenate([[0], np.cumsum(counts)]), **column)
-        shown = min(live, last) + 1
-        rows = [np.arange(begins[slot], begins[slot + 1]) for slot in range(shown)]
-        source = [np.tile(np.arange(bounds[step], bounds[step + 1]), len(self.ranks)) for step in range(shown)]
-        steps = LiveSteps(
-            self.unroll_all(shown),
-            np.concatenate(source),
-            np.concatenate([*rows, np.tile(rows[-1], live + 1 - shown)]),
-            tuple(slice(a, b) for a, b in itertools.pairwise(begins.tolist())),
-            tuple(slice(a, b) for a, b in itertools.pairwise(key_begins.tolist())),
-            live,
-            has_late=bool(tasks.step.max(initial=0) > live),
-        )
-        return steps, tasks
+            self._check_alike(steps.every)
+        return steps
 
-    def _slots(
-        self, slots: Ints, every: TaskColumns, begins: Ints, key_begins: Ints, live: int, *, repeat: bool
-    ) -> dict[str, npt.NDArray[Any]]:
-        """Return the columns of the tasks of identical slots, (n_slots, n_copies, n) each.
-
-        begins, key_begins  offsets of the tasks and keys of the slots
-        """
-        template, bounds, n_copies = self.template, np.array(self._bounds), len(self.ranks)
-        last = template.n_steps - 1
-        source = min(int(slots[0]), last)
-        row = np.arange(bounds[source], bounds[source + 1])
-        slot, copy = slots[:, None, None], np.arange(n_copies)[None, :, None]
-
-        def of_all(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-            values = values.astype(np.int32)  # as records of tasks have them
-            return np.broadcast_to(values, (len(slots), n_copies, values.shape[-1]))
-
-        # the successors of a step are those of the template's second step
-        follows = min(source, 1) if repeat else source
-        begin, end = bounds[follows], bounds[follows + 1]
-        offsets = every.offsets[begin : end + 1]
-        after, counts = every.following[offsets[0] : offsets[-1]], np.diff(offsets)
-        ahead = template.step[after] - follows
-        if not repeat:
-            kept = slots[0] + ahead <= live
-            counts = np.bincount(np.repeat(np.arange(len(row)), counts)[kept], minlength=len(row))
-            after, ahead = after[kept], ahead[kept]
-        to = slot + ahead
-        to = np.where(to > live, to - live, to)
-        width = np.diff(begins)[to] // n_copies
-        following = begins[to] + copy * width + after - bounds[template.step[after]]
-        first, instance, _ = self._keys
-        where = self.ranks[:, template.rank[row]]
-        grouped = template.kind[row] >= ALL_REDUCE
-        group = np.where(grouped, template.peer[row], 0)
-        instances = np.where(grouped, instance[:, group], copy[0])
-        place = np.where(grouped, self._places[self._group_of[:, group], where], 0)
-        seconds = np.stack([one.seconds for one in self.templates])[self.template_of[:, template.rank[row]], row]
-        waits = every.missing[row - bounds[source] + bounds[last if repeat and source else source]]
-        return {
-            "kind": of_all(every.kind[row]),
-            "seconds": np.broadcast_to(seconds, (len(slots), *seconds.shape)),
-            "key": of_all(np.where(template.key[row] >= 0, key_begins[slot] + first[row] + instances, -1)),
-            "place": of_all(place),
-            "queue": of_all(every.queue[row]),
-            "step": of_all(slot + (live + 1) * self._late(every, follows)),
-            "missing": of_all(every.missing[row]),
-            "waits": of_all(waits),
-            "slow": of_all(every.slow[row]),
-            "counts": of_all(counts),
-            "following": following,
-        }
-
-    def _late(self, every: TaskColumns, step: int) -> Ints:
-        """Return 1 for collectives that no task of their step waits for (averages that overlap local steps), else 0,
-        (n,)."""
-        template, (begin, end) = self.template, self._bounds[step : step + 2]
-        if not template.cycles:
-            return np.zeros(end - begin, dtype=np.int64)
-        waited = np.zeros(len(template), dtype=np.bool_)
-        before = np.repeat(np.arange(len(template)), np.diff(every.offsets))
-        waited[before[template.step[every.following] == template.step[before]]] = True
-        late: Ints = ((template.kind >= ALL_REDUCE) & (template.every > 0) & ~waited)[begin:end] * np.int64(1)
-        return late
-
-    @cached_property
-    def _places(self) -> Ints:
-        """Rank of each rank within each group, (n_groups, n_ranks)."""
-        places = np.zeros((max(len(self.groups), 1), int(self.ranks.max()) + 1), dtype=np.int64)
-        for number, members in enumerate(self.groups):
-            places[number, list(members)] = np.arange(len(members))
-        return places
-
-    def _check_alike(self, every: TaskColumns) -> None:
+    def _check_alike(self, every: TaskTable) -> None:
         """Raise ConfigError unless the template's last step equals the second."""
-        template, bounds, last = self.template, self._bounds, self.template.n_steps - 1
+        template, last = self.template, self.template.n_steps - 1
         first, _, _ = self._keys
 
         def shape(step: int) -> list[npt.NDArray[Any]]:
-            own = slice(bounds[step], bounds[step + 1])
             columns_of = [template.lane, template.kind, template.peer, template.part, template.nbytes, template.every]
-            return [*(each[own] for each in (*columns_of, first, *(one.seconds for one in self.templates)))]
+            return [each[self.rows(step)] for each in (*columns_of, first, *(one.seconds for one in self.templates))]
 
         def inside(step: int) -> list[Ints]:
-            offsets = every.offsets[bounds[step] : bounds[step + 1] + 1]
-            row = np.repeat(np.arange(bounds[step + 1] - bounds[step]), np.diff(offsets))
-            after = every.following[offsets[0] : offsets[-1]]
-            same = template.step[after] == step
-            return [row[same], after[same] - bounds[step]]
+            own = every.tasks[self.rows(step)]
+            after = every.following[own["first"][0] : own["last"][-1]]
+            row, same = np.repeat(np.arange(len(own)), own["last"] - own["first"]), template.step[after] == step
+            return [row[same], after[same] - self.rows(step).start]
 
         if last < N_STEPS - 1 or not all(
             np.array_equal(a, b) for of in (shape, inside) for a, b in zip(of(1), of(last), strict=True)
@@ -453,16 +345,6 @@ class StepProgram:
                 "plan: the steps after the first one differ, so the step program cannot repeat them; all "
                 "these steps must have the same keys and rows in the same order"
             )
-
-
-def _first_steps(plan: Plan, bounds: Sequence[int]) -> Plan:
-    """Return the plan of the first steps; `bounds` are the offsets of their rows."""
-    end = bounds[-1]
-    if end == len(plan):
-        return plan
-    column: dict[str, Any] = {name: getattr(plan, name)[:end] for name in COLUMNS}
-    offsets = plan.need_offsets[: end + 1]
-    return dataclasses.replace(plan, need_offsets=offsets, needs=plan.needs[: offsets[-1]], **column)
 
 
 def _taking_place(plan: Plan) -> Plan:
@@ -515,38 +397,202 @@ class Folded(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class LiveSteps:
-    """The first step of a program (slot 0) and those after it (slots 1 to `live`, cyclically).
+    """The first step of a program (slot 0) and those after it (slots 1 to `live`).
 
-    plan      of the first steps, with all tasks; later ones equal its last one
-    source    the template's row that each row of the plan is, (n,)
-    row       the plan's row that each task is, (n_tasks,)
-    rows      of the tasks of each slot
-    keys      of each slot
-    live      steps that can be in flight
-    has_late  whether there are tasks that their step does not wait for
+    The tasks of a slot are the rows of a step of the template, copy by copy. Nothing is stored for each rank and step.
+
+    live    steps that can be in flight
+    repeat  whether the slots after the first one are executed cyclically
     """
 
-    plan: Plan
-    source: Ints
-    row: Ints
-    rows: tuple[slice, ...]
-    keys: tuple[slice, ...]
+    program: StepProgram
     live: int
-    has_late: bool
+    repeat: bool
+
+    @cached_property
+    def every(self) -> TaskTable:
+        """The tasks of the template."""
+        return task_table(self.program.template)
+
+    @property
+    def shown(self) -> int:
+        """Number of steps of the template that slots execute."""
+        return min(self.live + 1, self.program.template.n_steps)
+
+    @cached_property
+    def sources(self) -> list[int]:
+        """The step of the template that each slot executes."""
+        return [min(slot, self.shown - 1) for slot in range(self.live + 1)]
+
+    @cached_property
+    def rows(self) -> list[slice]:
+        """Tasks of each slot."""
+        widths = np.diff(self.program._bounds)[self.sources] * len(self.program.ranks)
+        return slices(widths.tolist())
+
+    @cached_property
+    def keys(self) -> list[slice]:
+        """Keys of each slot."""
+        return slices([self.program.n_keys(step) for step in self.sources])
 
     def slot(self, step: int) -> int:
         """Return the slot in which a step is executed."""
         return step if step <= self.live else 1 + (step - 1) % self.live
 
-    def slot_of(self, task: int) -> int:
-        """Return the slot of a task."""
-        return bisect.bisect_right(self.rows, task, key=lambda rows: rows.start) - 1
+    def locate(self, tasks: Ints) -> tuple[Ints, Ints, Ints]:
+        """Return the slot, the copy and the template's row of each of some tasks."""
+        begins, firsts, widths = self._places
+        slots = np.searchsorted(begins, tasks, side="right") - 1
+        copy, row = np.divmod(tasks - begins[slots], widths[slots])
+        return slots, copy, row + firsts[slots]
+
+    @cached_property
+    def _places(self) -> Ints:
+        """First task of each slot, its first row in the template, and the number of rows, (3, n_slots)."""
+        own = [self.program.rows(step) for step in self.sources]
+        places = [(tasks.start, row.start, row.stop - row.start) for tasks, row in zip(self.rows, own, strict=True)]
+        return np.array(places).T
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the slots that differ, for texts."""
+        return self.program.unroll_all(self.shown)
+
+    def describe(self, slot: int, task: int) -> str:
+        """Return a description of a task, which is counted from the first one of its slot."""
+        return self.plan.task(self.rows[self.sources[slot]].start + task)
+
+    @cached_property
+    def of_keys(self) -> list[tuple[Ints, Ints]]:
+        """A copy and a row of the template with each key of a step, (n_keys,) each, for each step of the template."""
+        program, (first, _, sizes) = self.program, self.program._keys
+        of_keys = []
+        for step in range(self.shown):
+            rows = program.rows(step).start + np.flatnonzero(first[program.rows(step)] >= 0)
+            rows = rows[np.unique(first[rows], return_index=True)[1]]
+            copy, row = (np.empty(sizes[step], dtype=np.int64) for _ in range(2))
+            keys = program.keys_of(rows)
+            copy[keys], row[keys] = np.arange(len(program.ranks))[:, None], rows
+            of_keys.append((copy, row))
+        return of_keys
 
     @cached_property
     def key_sizes(self) -> Floats:
         """Bytes of the buffer of each key's collective, (n_keys,)."""
-        sizes, shown = key_sizes(self.plan)[0], self.plan.n_steps
-        return np.concatenate([sizes[self.keys[min(slot, shown - 1)]] for slot in range(self.live + 1)])
+        template = self.program.template
+        sizes = [np.where(template.kind[row] >= ALL_REDUCE, template.nbytes[row], 0.0) for _, row in self.of_keys]
+        return np.concatenate([sizes[step] for step in self.sources])
+
+    # ------------------------------------------------------------ what the executor takes
+
+    @cached_property
+    def late(self) -> Bools:
+        """Whether no task of its step waits for a collective (an average that overlaps local steps), (n,)."""
+        template, tasks = self.program.template, self.every.tasks
+        if not template.cycles:
+            return np.zeros(len(template), dtype=np.bool_)
+        waited = np.zeros(len(template), dtype=np.bool_)
+        before = np.repeat(np.arange(len(template)), tasks["last"] - tasks["first"])
+        waited[before[template.step[self.every.following] == template.step[before]]] = True
+        return np.asarray((template.kind >= ALL_REDUCE) & (template.every > 0) & ~waited)
+
+    @property
+    def has_late(self) -> bool:
+        """Whether there are tasks that their step does not wait for."""
+        return bool(self.late[: self.program.rows(min(1, self.shown - 1)).stop].any())
+
+    def table(self, kinds: Ints | None = None, seconds: Iterable[Floats] | None = None) -> TaskTable:
+        """Return the tasks of all slots.
+
+        kinds    of the template's rows, (1 or n_copies, n), as in :mod:`ddlsim.network.tasks`
+        seconds  of each slot's rows, (1 or n_copies, n)
+        """
+        program, template, every = self.program, self.program.template, self.every
+        kinds = every.tasks["kind"][None] if kinds is None else kinds
+        seconds = (program.of_devices("seconds", step) for step in self.sources) if seconds is None else seconds
+        n_copies, slots = len(program.ranks), range(self.live + 1)
+        successors = [self._successors(slot) for slot in slots]
+        ends = list(itertools.accumulate(n_copies * len(first) for _, first, _ in successors))
+        following = np.empty(ends[-1], dtype=np.int64)
+        tasks = np.empty(self.rows[-1].stop, dtype=ts.TASK)
+        for slot, (offsets, first, width), end, each in zip(slots, successors, ends, seconds, strict=True):
+            begin = end - n_copies * len(first)
+            np.add(first, np.arange(n_copies)[:, None] * width, out=following[begin:end].reshape(n_copies, -1))
+            self._fill(tasks, slot, kinds[:, program.rows(self.sources[slot])], each, begin + offsets)
+        queue_of = [template.queue[row] for _, row in self.of_keys]
+        return TaskTable(tasks, following, np.concatenate([queue_of[step] for step in self.sources]))
+
+    def _successors(self, slot: int) -> tuple[Ints, Ints, Ints]:
+        """Return the offsets of each row's successors among those of a copy, (n + 1,), and the successors in the first
+        copy, and how much larger they are in the next one, (n_following,) each."""
+        program, step = self.program, self.program.template.step
+        # the successors of a step are those of the template's second step
+        source = min(slot, 1) if self.repeat else slot
+        own = self.every.tasks[program.rows(source)]
+        after = self.every.following[own["first"][0] : own["last"][-1]]
+        counts, to = own["last"] - own["first"], slot + step[after] - source
+        if not self.repeat:
+            kept = to <= self.live
+            counts = np.bincount(np.repeat(np.arange(len(own)), counts)[kept], minlength=len(own))
+            after, to = after[kept], to[kept]
+        to = np.where(to > self.live, to - self.live, to)
+        begins = np.array([rows.start for rows in self.rows])
+        width = np.array([rows.stop - rows.start for rows in self.rows]) // len(program.ranks)
+        first = begins[to] + after - np.array(program._bounds)[step[after]]
+        return np.append(0, np.cumsum(counts)), first, width[to]
+
+    def _positions(self, rows: Ints) -> Ints:
+        """Return the place of the rank of each collective's row in its group, for every copy, (n_copies, n)."""
+        program, template, n_places = self.program, self.program.template, self.program.ranks.shape[1]
+        pairs, which = np.unique(template.peer[rows] * n_places + template.rank[rows], return_inverse=True)
+        group, place = np.divmod(pairs, n_places)
+        return positions(program.groups, program.group_of[:, group], program.ranks[:, place])[:, which.reshape(-1)]
+
+    def _fill(self, tasks: Records, slot: int, kinds: Ints, seconds: Floats, offsets: Ints) -> None:
+        """Write the tasks of a slot.
+
+        kinds, seconds  (1 or n_copies, n)
+        offsets         of the successors of the first copy's rows, (n + 1,)
+        """
+        program, source = self.program, self.sources[slot]
+        rows, first_key = program.rows(source), program._keys[0]
+        base = self.every.tasks[rows].copy()
+        base["first"], base["last"] = offsets[:-1], offsets[1:]
+        # dependencies of a step that is executed again are those of the template's last step
+        again = program.rows(self.shown - 1 if self.repeat and source else source)
+        base["waits"] = self.every.tasks["missing"][again]
+        follows = min(source, 1) if self.repeat else source
+        base["step"] = slot + (self.live + 1) * self.late[program.rows(follows)]
+        base["kind"], base["seconds"] = kinds[0], seconds[0]
+        keyed = np.flatnonzero(first_key[rows] >= 0)
+        grouped = np.flatnonzero(program.template.kind[rows] >= ALL_REDUCE)
+        of_copies: dict[str, tuple[Ints | slice, Floats | Ints]] = {
+            "key": (keyed, self.keys[slot].start + program.keys_of(rows.start + keyed)),
+            "place": (grouped, self._positions(rows.start + grouped)),
+        }
+        for name, values in (("kind", kinds), ("seconds", seconds)):
+            if len(values) > 1:
+                of_copies[name] = slice(None), values
+        plain = np.dtype((np.void, base.dtype.itemsize))  # copied as it is, not field by field
+        size = int(offsets[-1] - offsets[0])
+        for copies, block in self.blocks(tasks, slot):
+            shift = size * np.arange(len(program.ranks))[copies, None]
+            block.view(plain)[:] = base.view(plain)
+            block["first"] += shift
+            block["last"] += shift
+            for name, (where, values) in of_copies.items():
+                block[name][:, where] = values[copies]
+
+    def blocks(self, tasks: Records, slot: int) -> Iterator[tuple[slice, Records]]:
+        """Yield some copies and their tasks in a slot, (n_copies, n), few enough for a cache."""
+        own = tasks[self.rows[slot]].reshape(len(self.program.ranks), -1)
+        height = max(1, _BLOCK // max(1, own.shape[1]))
+        for begin in range(0, len(own), height):
+            yield slice(begin, begin + height), own[begin : begin + height]
+
+
+#: tasks whose records are written at a time
+_BLOCK = 1 << 12
 
 
 # ---------------------------------------------------------------- templates
@@ -659,7 +705,7 @@ def template_of(
 # ---------------------------------------------------------------- what the executor takes
 
 
-def columns(plan: Plan) -> TaskColumns:
+def task_table(plan: Plan) -> TaskTable:
     """Return the tasks of a plan."""
     first, second = Order(plan).pairs
     own = plan.kind[first] != SEND
@@ -667,20 +713,35 @@ def columns(plan: Plan) -> TaskColumns:
     own |= plan.key[first] != plan.key[second]  # a receive waits for its message, but not to begin to wait
     first, second = first[own], second[own]
     offsets, following = csr(first, second, len(plan))
-    missing = np.bincount(second, minlength=len(plan))
-    kind = np.full(len(plan), tasks.WORK)
-    kind[plan.kind == SEND], kind[plan.kind == RECEIVE] = tasks.SEND, tasks.RECEIVE
-    grouped = plan.kind >= ALL_REDUCE
-    kind[grouped] = np.where(plan.queue[grouped] >= 0, tasks.QUEUED, tasks.JOIN)
-    place = np.zeros((len(plan.groups), plan.n_ranks), dtype=np.int64)
-    for number, group in enumerate(plan.groups):
-        place[number, list(group)] = np.arange(len(group))
-    return TaskColumns(
-        kind=kind, seconds=plan.seconds, key=plan.key, queue=plan.queue, step=plan.step, offsets=offsets,
-        place=np.where(grouped, place[np.where(grouped, plan.peer, 0), plan.rank], 0) if len(plan.groups) else kind * 0,
-        following=following, missing=missing, waits=missing,
-        slow=np.full(len(plan), -1),
-    )  # fmt: skip
+    grouped, queue = plan.collectives, plan.queue
+    tasks = np.zeros(len(plan), dtype=ts.TASK)
+    tasks["kind"] = ts.WORK
+    tasks["kind"][plan.kind == SEND], tasks["kind"][plan.kind == RECEIVE] = ts.SEND, ts.RECEIVE
+    tasks["kind"][grouped] = np.where(queue[grouped] >= 0, ts.QUEUED, ts.JOIN)
+    tasks["seconds"], tasks["key"], tasks["step"] = plan.seconds, plan.key, plan.step
+    tasks["start"] = tasks["end"] = np.nan
+    tasks["first"], tasks["last"] = offsets[:-1], offsets[1:]
+    tasks["missing"] = tasks["waits"] = np.bincount(second, minlength=len(plan))
+    tasks["place"][grouped] = positions(plan.groups, plan.peer[grouped], plan.rank[grouped])
+    tasks["slow"] = tasks["device"] = tasks["ticket"] = -1
+    queue_of = np.full(int(plan.key.max(initial=-1)) + 1, -1)
+    queue_of[plan.key[grouped]] = queue[grouped]
+    return TaskTable(tasks, following, queue_of)
+
+
+def slices(sizes: Sequence[int]) -> list[slice]:
+    """Return consecutive slices of these sizes."""
+    return [slice(begin, end) for begin, end in itertools.pairwise([0, *itertools.accumulate(sizes)])]
+
+
+def positions(groups: Sequence[Sequence[int]], group: Ints, rank: Ints) -> Ints:
+    """Return the place of each rank in its group, an index of `groups`."""
+    sizes = np.array([len(each) for each in groups], dtype=np.int64)
+    members = np.array([member for each in groups for member in each], dtype=np.int64)
+    width = int(members.max(initial=0)) + 1
+    codes = np.repeat(np.arange(len(sizes)), sizes) * width + members
+    order = np.argsort(codes)
+    return ranges(0 * sizes, sizes)[order[np.searchsorted(codes, group * width + rank, sorter=order)]]
 
 
 def key_sizes(plan: Plan) -> tuple[Floats, Ints, Ints]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -43,15 +42,6 @@ def ranges(begin: Ints, count: Ints) -> Ints:
     """Return the concatenated ranges ``begin[i]`` to ``begin[i] + count[i] - 1``."""
     numbers: Ints = np.arange(count.sum()) + np.repeat(begin - (np.cumsum(count) - count), count)
     return numbers
-
-
-def end_to_end(pieces: Sequence[npt.NDArray[T]]) -> npt.NDArray[T]:
-    """Return the concatenated elements of arrays of any shape, copied only once."""
-    sizes = [piece.size for piece in pieces]
-    elements = np.empty(sum(sizes), dtype=np.result_type(*pieces))
-    for piece, end in zip(pieces, itertools.accumulate(sizes), strict=True):
-        elements[end - piece.size : end].reshape(piece.shape)[...] = piece
-    return elements
 
 
 def pairs(rows: Sequence[tuple[int, int]]) -> tuple[Ints, Ints]:

@@ -466,10 +466,11 @@ class GroupSchedules:
         return reorder(schedules[0], order)
 
     def beside(
-        self, plan: Plan, others: Callable[[int, int, float], Schedule]
+        self, n_groups: int, others: Callable[[int, int, float], Schedule]
     ) -> Callable[[int, int, float], Schedule]:
-        """Return the schedules for a plan of all ranks; `others` are those of collectives outside tensor groups."""
-        first = len(plan.groups) - len(self.nodes)
+        """Return the schedules for all ranks, in `n_groups` groups; `others` are those of groups before the tensor
+        groups."""
+        first = n_groups - len(self.nodes)
         return lambda kind, group, nbytes: (
             self(kind, group - first, nbytes) if group >= first else others(kind, group, nbytes)
         )

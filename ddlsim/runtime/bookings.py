@@ -29,6 +29,7 @@ from ddlsim.plan.plan import (
     Ints,
     Plan,
 )
+from ddlsim.plan.program import StepProgram
 from ddlsim.plan.rows import ranges
 from ddlsim.plan.tensor_ranks import PRODUCT
 from ddlsim.runtime import recorder as rc
@@ -40,54 +41,63 @@ Records = npt.NDArray[Any]
 Texts = npt.NDArray[np.str_]
 
 
-#: steps back, what needs, and what is needed, (n_needs,) each
+#: steps back, what needs, and what is needed, (n_needs,) each; the same in every copy
 _Needs = tuple[int, Ints, Ints]
 
 
 @dataclass(frozen=True, eq=False)
 class Shape:
-    """The rows of one step of a plan, numbered from 0.
+    """The rows of one step of a program, numbered from 0; each copy has them all.
 
-    of_steps  rows of each step of the plan
-    of_keys   keys of each step
-    step      number of this step
-    said      (kind, group, whether of parts) of a collective -> name of a rank's wait for it
+    step  of the template
+    said  (kind, group, whether of parts) of a collective -> name of a rank's wait for it
     """
 
-    plan: Plan
-    of_steps: Sequence[slice]
-    of_keys: Sequence[slice]
+    program: StepProgram
     step: int
     said: Mapping[tuple[int, int, bool], str]
 
     @property
+    def plan(self) -> Plan:
+        """The template."""
+        return self.program.template
+
+    @cached_property
     def rows(self) -> slice:
         """The rows of the step."""
-        return self.of_steps[self.step]
+        return self.program.rows(self.step)
 
-    def _by_steps_back(self, needing: Ints, need: Ints, begins: Sequence[slice], of: Ints) -> list[_Needs]:
-        """Group dependencies by how many steps earlier the needed row is; ``of[need]`` counts from its step's start."""
+    def _by_steps_back(self, needing: Ints, need: Ints) -> list[_Needs]:
+        """Group dependencies by how many steps earlier the needed row is."""
         back = self.step - self.plan.step[need]
-        return [
-            (steps, needing[back == steps], of[need[back == steps]] - begins[self.step - steps].start)
-            for steps in np.unique(back).tolist()
-        ]
+        return [(steps, needing[back == steps], need[back == steps]) for steps in np.unique(back).tolist()]
 
     @cached_property
     def device(self) -> Ints:
-        """Tasks of the lanes "compute", rank by rank in their order."""
+        """Tasks of the lanes "compute", place by place in their order."""
         rows = np.flatnonzero(self.plan.on_device[self.rows])
         return rows[np.argsort(self.plan.rank[self.rows][rows], kind="stable")]
 
     @cached_property
-    def rank(self) -> Ints:
-        """Rank of each device's task."""
+    def place(self) -> Ints:
+        """Place of each device's task."""
         return self.plan.rank[self.rows][self.device]
+
+    @property
+    def rank(self) -> Ints:
+        """Rank of each device's task, copy by copy."""
+        return self.program.ranks[:, self.place].ravel()
 
     @cached_property
     def first(self) -> Ints:
-        """Index in `device` of the first task of each rank, (n_ranks,)."""
-        return np.searchsorted(self.rank, np.arange(self.plan.n_ranks))
+        """Index in `device` of the first task of each place, (n_places,)."""
+        return np.searchsorted(self.place, np.arange(self.plan.n_ranks))
+
+    def task(self, rank: int, rows: Ints) -> int:
+        """Return the task, among those of all copies, that is the row of a rank's place, given those of all places."""
+        copy, place = (int(each[rank]) for each in self.program.place_of)
+        n: int = self.rows.stop - self.rows.start
+        return copy * n + int(rows[place])
 
     @cached_property
     def micro(self) -> Ints:
@@ -104,13 +114,13 @@ class Shape:
 
     @cached_property
     def begins(self) -> Ints:
-        """The row with which each rank begins its last micro-batch, (n_ranks,)."""
-        rank, kind = self.plan.rank[self.rows], self.plan.kind[self.rows]
+        """The row with which each place begins its last micro-batch, (n_places,)."""
+        place, kind = self.plan.rank[self.rows], self.plan.kind[self.rows]
         last = np.zeros(self.plan.n_ranks, dtype=np.int64)
-        np.maximum.at(last, rank, self.micro)
-        forward = np.flatnonzero((kind == FORWARD) & (self.micro == last[rank]))[::-1]
+        np.maximum.at(last, place, self.micro)
+        forward = np.flatnonzero((kind == FORWARD) & (self.micro == last[place]))[::-1]
         begins = np.zeros(self.plan.n_ranks, dtype=np.int64)
-        begins[rank[forward]] = forward  # the first one of each rank, because rows are in reverse order
+        begins[place[forward]] = forward  # the first one of each place, because rows are in reverse order
         return begins
 
     @cached_property
@@ -123,12 +133,10 @@ class Shape:
 
     @cached_property
     def entering(self) -> list[_Needs]:
-        """Dependencies of the rows that enter an exchange: steps back, keys, and needed rows."""
-        rows = np.arange(self.rows.start, self.rows.stop)
-        kind = self.plan.kind[rows]
-        row, need = _needs(self.plan, rows[(kind >= ALL_REDUCE) | (kind == SEND)])
-        key = self.plan.key[row] - self.of_keys[self.step].start
-        return self._by_steps_back(key, need, self.of_steps, np.arange(len(self.plan)))
+        """Dependencies of the rows that enter an exchange: steps back, and rows of the template."""
+        kind = self.plan.kind[self.rows]
+        rows = self.rows.start + np.flatnonzero((kind >= ALL_REDUCE) | (kind == SEND))
+        return self._by_steps_back(*_needs(self.plan, rows))
 
     @cached_property
     def _awaited(self) -> tuple[Ints, Ints]:
@@ -148,9 +156,8 @@ class Shape:
 
     @cached_property
     def comes(self) -> list[_Needs]:
-        """The same, grouped by steps back: indices in `device`, and keys of the exchanges."""
-        place, need = self._awaited
-        return self._by_steps_back(place, need, self.of_keys, self.plan.key)
+        """The same, grouped by steps back: indices in `device`, and rows of the exchanges in the template."""
+        return self._by_steps_back(*self._awaited)
 
     @cached_property
     def names(self) -> Texts:
@@ -172,29 +179,48 @@ class Shape:
         place, need = self._awaited
         latest = np.full(len(self.device), -1)
         np.maximum.at(latest, place, need)
-        ways = np.stack([self.plan.kind[latest], self.plan.peer[latest], self.plan.part[latest] >= 0])
-        different, which = np.unique(np.where(latest >= 0, ways, -1), axis=1, return_inverse=True)
-        texts = [self.said.get((kind, group, bool(parts)), "message") for kind, group, parts in different.T.tolist()]
-        return np.array(texts)[which.reshape(-1)]
+        different, which = np.unique(latest, return_inverse=True)
+        texts = [
+            [self._said(copy, row) if row >= 0 else "message" for row in different.tolist()]
+            for copy in range(len(self.program.ranks))
+        ]
+        return np.array(texts)[:, which.reshape(-1)].ravel()
 
-    @cached_property
+    def _said(self, copy: int, row: int) -> str:
+        plan = self.plan
+        if plan.kind[row] < ALL_REDUCE:
+            return "message"
+        group = int(self.program.group_of[copy, plan.peer[row]])
+        return self.said[int(plan.kind[row]), group, bool(plan.part[row] >= 0)]
+
+    @property
     def exchanges(self) -> list[tuple[str, Ints]]:
-        """(name, rows) of each collective, and of all messages together."""
-        kind, part, key = (column[self.rows] for column in (self.plan.kind, self.plan.part, self.plan.key))
+        """(name, tasks among those of all copies) of each collective, and of all messages together."""
+        plan, n = self.plan, self.rows.stop - self.rows.start
+        kind, part = plan.kind[self.rows], plan.part[self.rows]
         rows = np.flatnonzero(kind >= ALL_REDUCE)
         several = len(np.unique(kind[rows[part[rows] >= 0]])) > 1
-        rows = rows[np.argsort(key[rows], kind="stable")]
+        keys = self.program.keys_of(self.rows.start + rows).ravel()
+        tasks = self.tasks(rows)
+        order = np.argsort(keys, kind="stable")
         named = []
-        for own in np.split(rows, np.flatnonzero(np.diff(key[rows])) + 1):
+        for own in np.split(tasks[order], np.flatnonzero(np.diff(keys[order])) + 1):
             if len(own):
-                first = self.rows.start + int(own[0])
-                what = self.said[int(kind[own[0]]), int(self.plan.peer[first]), bool(part[own[0]] >= 0)]
-                name = f"bucket {part[own[0]]}"
+                copy, row = divmod(int(own[0]), n)
+                what = self._said(copy, self.rows.start + row)
+                name = f"bucket {part[row]}"
                 name = f"{what} of {name}" if several else name
-                other = self.plan.names[self.plan.name[first]] if self.plan.name[first] >= 0 else what
-                named.append((name if part[own[0]] >= 0 else other, own))
-        messages = np.flatnonzero(kind == SEND)
+                number = plan.name[self.rows.start + row]
+                other = plan.names[number] if number >= 0 else what
+                named.append((name if part[row] >= 0 else other, own))
+        messages = self.tasks(np.flatnonzero(kind == SEND))
         return [*named, ("message", messages)] if len(messages) else named
+
+    def tasks(self, rows: Ints) -> Ints:
+        """Return the tasks that are some rows, among those of all copies, copy by copy."""
+        n = self.rows.stop - self.rows.start
+        tasks: Ints = (np.arange(len(self.program.ranks))[:, None] * n + rows).ravel()
+        return tasks
 
 
 def _needs(plan: Plan, rows: Ints) -> tuple[Ints, Ints]:
@@ -214,7 +240,7 @@ class Bookings:
     shapes   of the first steps; the last one also describes all further ones
     start    s at which they begin
     folding  the contents of passes whose rank stands for several workers
-    passes   which of these passes each row is, -1 if none, (n,); with `folding`
+    passes   which of these passes each row of the template is, -1 if none, (n,); with `folding`
     """
 
     def __init__(
@@ -245,35 +271,42 @@ class Bookings:
 
     def step(self, number: int, tasks: Records, now: float = np.inf) -> None:
         """Record a step: all of it or, for the last steps of a run, the tasks that have ended by `now`."""
-        shape = self.shape(number)
+        shape, program = self.shape(number), self.shape(number).program
+        tasks = tasks.reshape(len(program.ranks), -1)
         start, end = tasks["start"], tasks["end"].copy()  # a copy, because the tasks are executed again
-        keys = shape.of_keys[shape.step]
         self._ends.appendleft(end)
-        self._entered.appendleft(np.zeros(keys.stop - keys.start))
-        for back, key, need in shape.entering:
-            np.maximum.at(self._entered[0], key, np.nan_to_num(self._ends[back][need], nan=np.inf))
-        ready = np.zeros(len(shape.device))
-        for back, place, key in shape.comes:
-            np.maximum.at(ready, place, self._entered[back][key])
-        self._device(shape, start[shape.device], end[shape.device], ready)
+        entered = np.zeros(program.n_keys(shape.step))
+        self._entered.appendleft(entered)
+        for back, row, need in shape.entering:
+            ends = self._ends[back][:, need - program.rows(shape.step - back).start]
+            arrived = np.nan_to_num(ends, nan=np.inf)
+            np.maximum.at(entered, program.keys_of(row).ravel(), arrived.ravel())
+        ready = np.zeros((len(program.ranks), len(shape.device)))
+        for back, place, row in shape.comes:
+            at = np.arange(len(program.ranks))[:, None] * len(shape.device) + place
+            np.maximum.at(ready.ravel(), at.ravel(), self._entered[back][program.keys_of(row)].ravel())
+        self._device(shape, start[:, shape.device], end[:, shape.device], ready)
         if self.folding is not None and self.passes is not None:
-            which = self.passes[shape.rows][shape.device]
-            self._passes(self.folding, shape, which, start[shape.device], end[shape.device], now)
+            which = np.tile(self.passes[shape.rows][shape.device], len(program.ranks))
+            self._passes(self.folding, shape, which, start[:, shape.device].ravel(), end[:, shape.device].ravel(), now)
         last = np.zeros(len(self.members))
-        np.maximum.at(last, shape.plan.rank[shape.rows][shape.lasts], np.nan_to_num(end[shape.lasts], nan=np.inf))
+        updated = program.ranks_of(shape.rows.start + shape.lasts)
+        np.maximum.at(last, updated.ravel(), np.nan_to_num(end[:, shape.lasts], nan=np.inf).ravel())
         self.step_end.append(last)
 
     def _device(self, shape: Shape, start: Floats, end: Floats, ready: Floats) -> None:
-        rank, begun, over = shape.rank, ~np.isnan(start), ~np.isnan(end)
-        since = np.concatenate([[0.0], end[:-1]])
-        ranks = np.unique(rank)
-        since[shape.first[ranks]] = self.booked[ranks]
-        ready = np.minimum(np.maximum(ready, since), start)
+        """Record what devices did; start, end (of their tasks) and ready (n_copies, n), s."""
+        ranks, places = shape.program.ranks, np.unique(shape.place)
+        since = np.concatenate([np.zeros((len(ranks), 1)), end[:, :-1]], axis=1)
+        since[:, shape.first[places]] = self.booked[ranks[:, places]]
+        ready = np.minimum(np.maximum(ready, since), start).ravel()
+        rank, since, start, end = shape.rank, since.ravel(), start.ravel(), end.ravel()
+        begun, over, samples = ~np.isnan(start), ~np.isnan(end), np.tile(shape.samples, len(ranks))
         spans = (
             (rc.WAITING, begun, since, ready),
             (rc.COMMUNICATION, begun, ready, start),
-            (rc.COMPUTE, over & ~shape.samples, start, end),
-            (rc.INPUT, over & shape.samples, start, end),
+            (rc.COMPUTE, over & ~samples, start, end),
+            (rc.INPUT, over & samples, start, end),
         )
         for kind, which, begins, ends in spans:
             who, until = rank[which], ends[which]
@@ -286,18 +319,19 @@ class Bookings:
             np.maximum.at(self.booked, who, until)
             if self.recorder.keep_spans:
                 if kind == rc.COMPUTE and self.passes is not None:
-                    which &= self.passes[shape.rows][shape.device] < 0
+                    which &= np.tile(self.passes[shape.rows][shape.device] < 0, len(ranks))
                     who, until = rank[which], ends[which]
-                names = shape.names if kind in (rc.COMPUTE, rc.INPUT) else shape.waits
+                names = np.tile(shape.names, len(ranks)) if kind in (rc.COMPUTE, rc.INPUT) else shape.waits
                 self._keep(kind, names[which], who, begins[which], until)
         for i in np.flatnonzero(begun & ~over).tolist():
             for worker in self.members[rank[i]]:
-                kind = rc.INPUT if shape.samples[i] else rc.COMPUTE
-                self.recorder.open[worker] = (kind, str(shape.names[i]), float(start[i]))
+                kind, name = rc.INPUT if samples[i] else rc.COMPUTE, str(shape.names[i % len(shape.names)])
+                self.recorder.open[worker] = (kind, name, float(start[i]))
 
     def _passes(self, folding: Folding, shape: Shape, which: Ints, start: Floats, end: Floats, now: float) -> None:
         """Book what tensor groups exchange in the passes of a step, whose seconds have been booked as computing."""
         n_passes, rank, begun = len(folding.passes.items), shape.rank, (which >= 0) & ~np.isnan(start)
+        n_tasks = len(shape.device)  # of each copy
         number = folding.kind[rank] * n_passes + which  # of the timeline
         apart = np.full(len(self.members), self.recorder.keep_spans)
         apart[rank[begun & np.isnan(end)]] = True  # ranks that are in the middle of a pass
@@ -320,9 +354,9 @@ class Bookings:
             for seconds, sign in ((self.seconds[rc.COMPUTE], -1.0), (self.seconds[rc.COMMUNICATION], 1.0)):
                 np.add.at(seconds, rank[rows[over]], sign * timeline.exchanging)
             for i, elapsed in zip(rows[~over].tolist(), took[~over].tolist(), strict=True):
-                self._under_way(timeline, int(rank[i]), float(start[i]), elapsed, str(shape.names[i]))
+                self._under_way(timeline, int(rank[i]), float(start[i]), elapsed, str(shape.names[i % n_tasks]))
             if self.recorder.keep_spans:
-                self._spans(timeline, rank[rows], start[rows], took, shape.names[rows])
+                self._spans(timeline, rank[rows], start[rows], took, shape.names[rows % n_tasks])
 
     @cached_property
     def _shares(self) -> Floats:

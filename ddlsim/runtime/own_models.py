@@ -141,9 +141,9 @@ class OwnModels:
     def runs(self, run: TableRun) -> None:
         """Set the run that executes the tasks."""
         self._run = run
-        plan, rows = run.steps.plan, run.steps.rows[1]
+        shape = run.bookings.shape(1)
         merges = [("merge", i) for kind, i in self._operations if kind == "merge"]
-        updates = np.flatnonzero(plan.kind[rows] == UPDATE)
+        updates = shape.tasks(np.flatnonzero(shape.plan.kind[shape.rows] == UPDATE))
         each = updates.reshape(len(self.replicas), -1)  # per worker, in the order of its tasks
         ends = [operation for operation in self._operations if operation[0] in ("merge", "update")]
         assert each.shape[1] == len(ends) == len(merges) + 1
@@ -251,7 +251,7 @@ def run_local_steps(context: RunContext, rules: Sequence[Rule], *, owner: str) -
     run = TableRun(
         context,
         lambda workloads: local_steps(workloads, averages, accumulation, codes=codes),
-        lambda gradients, plan: _ByGroup([each for rule in rules for each in rule.rounds]),
+        lambda gradients, program: _ByGroup([each for rule in rules for each in rule.rounds]),
         live=min(apart, max(LEAST_APART, MOST_TASKS // n_tasks)),
         models=models,
         owner=owner,

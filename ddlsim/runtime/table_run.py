@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
 from collections import deque
@@ -15,7 +16,7 @@ from ddlsim.collectives import Schedule
 from ddlsim.collectives.nccl import MESSAGE_CHANNELS, network_channels
 from ddlsim.errors import ConfigError, DeadlockError
 from ddlsim.learning import ABSENT, Array, Learner, Value
-from ddlsim.network.executor import Executor, TaskColumns
+from ddlsim.network.executor import Executor, TaskTable
 from ddlsim.network.state import Records
 from ddlsim.network.tasks import ASKED, JOIN, MEETING, OPTIONAL, SKIPPED
 from ddlsim.plan import inserted
@@ -28,7 +29,6 @@ from ddlsim.plan.plan import (
     FORWARD,
     KINDS,
     PUSH_PULL,
-    RECEIVE,
     REDUCE_SCATTER,
     SEND,
     Bools,
@@ -50,66 +50,72 @@ from ddlsim.workload.contention import IN_MACHINE, NO_SLOWDOWN, OTHER, OverlapSl
 
 
 def with_slowdowns(
-    tasks: TaskColumns, steps: LiveSteps, members: Sequence[Sequence[Worker]], context: RunContext
-) -> TaskColumns:
+    table: TaskTable, steps: LiveSteps, members: Sequence[Sequence[Worker]], context: RunContext
+) -> TaskTable:
     """Add the slow-downs of workers to the tasks of steps; if several apply to a task, the largest factor counts."""
-    rank, (first, slow) = steps.plan.rank[steps.row], slow_rows(members)
-    tasks = tasks._replace(slow=first[rank], slowdowns=slow)
-    context.slows = True
-    if all(worker.overlap_slowdown == NO_SLOWDOWN for own in members for worker in own):
-        return tasks
-    plan, exchanges = steps.plan, steps.plan.kind[steps.row] >= SEND
-    kinds, contention = np.unique(_channels(tasks, steps, rank, members, context), return_inverse=True)
+    program, (first, slow) = steps.program, slow_rows(members)
+    plan, context.slows = program.template, True
+    overlaps = any(worker.overlap_slowdown != NO_SLOWDOWN for own in members for worker in own)
+    on_device = (plan.kind >= SEND) | plan.on_device
+    for slot in range(len(steps.rows) if slow or overlaps else 0):
+        rows = program.rows(steps.sources[slot])
+        place, busy = plan.rank[rows], np.flatnonzero(on_device[rows])
+        for copies, tasks in steps.blocks(table.tasks, slot):
+            if slow:
+                tasks["slow"] = first[program.ranks[copies]][:, place]
+            if overlaps:
+                tasks["device"][:, busy] = program.ranks[copies][:, place[busy]]
+    if not overlaps:
+        return table._replace(slowdowns=slow)
+    kinds, contention = np.unique(_channels(steps, members, context), return_inverse=True)
     different = {id(worker.overlap_slowdown): worker.overlap_slowdown for own in members for worker in own}
     beside = {key: [each.beside(channels) for channels in kinds.tolist()] for key, each in different.items()}
     each = [[beside[key] for key in {id(worker.overlap_slowdown) for worker in own}] for own in members]
     slower = [list(map(max, *rows)) if len(rows) > 1 else rows[0] for rows in each]
-    device = np.where(exchanges | plan.on_device[steps.row], rank, -1)
-    return tasks._replace(device=device, slower=slower, contention=contention)
+    return table._replace(slowdowns=slow, slower=slower, contention=contention)
 
 
-def _channels(
-    tasks: TaskColumns, steps: LiveSteps, rank: Ints, members: Sequence[Sequence[Worker]], context: RunContext
-) -> Ints:
+def _channels(steps: LiveSteps, members: Sequence[Sequence[Worker]], context: RunContext) -> Ints:
     """Return how many channels of NCCL the exchange of each key uses between machines, (n_keys,).
 
     ``IN_MACHINE`` if all its ends are on one machine. ``OTHER`` if it goes through servers, if the slow-downs do not
     depend on the number, or if the key stands for several exchanges, each of them inside one machine.
     """
-    plan, nodes = steps.plan, context.nodes
-    hosts = [context.hosts([nodes[worker.rank] for worker in own]) for own in members]
-    rows = np.flatnonzero(tasks.key >= 0)
-    key, kind, group = tasks.key[rows], plan.kind[steps.row[rows]], plan.peer[steps.row[rows]]
-    n_keys = len(steps.key_sizes)
-    channels, served = np.full(n_keys, OTHER), np.zeros(n_keys, dtype=bool)
-    served[key[kind == PUSH_PULL]] = True  # these go through servers, on other machines
+    program, plan, nodes = steps.program, steps.program.template, context.nodes
+    host_of = context.hosts(nodes).tolist()
+    hosts = [[host_of[worker.rank] for worker in own] for own in members]
+    groups, n_groups = [list(group) for group in program.groups], len(program.groups)
+    by_kind = all(isinstance(worker.overlap_slowdown, OverlapSlowdown) for own in members for worker in own)
+    copy, row = (np.concatenate(each) for each in zip(*steps.of_keys, strict=True))
+    message, served = plan.kind[row] < ALL_REDUCE, plan.kind[row] == PUSH_PULL  # through servers, elsewhere
+    end, other = program.ranks[copy, plan.rank[row]], program.ranks[copy, np.where(message, plan.peer[row], 0)]
+    group = np.full(len(row), n_groups)
+    group[~message] = program.group_of[copy[~message], plan.peer[row[~message]]]
 
     def together(least: Sequence[int], most: Sequence[int]) -> Bools:
-        lowest, highest = np.full(n_keys, np.iinfo(np.int64).max), np.full(n_keys, -1)
-        np.minimum.at(lowest, key, np.array(least)[rank[rows]])
-        np.maximum.at(highest, key, np.array(most)[rank[rows]])
-        return np.asarray((lowest == highest) & ~served)
+        low, high = np.array(least), np.array(most)
+        within = np.array([*(low[own].min() == high[own].max() for own in groups), False])
+        between = np.minimum(low[end], low[other]) == np.maximum(high[end], high[other])
+        return np.asarray(np.where(message, between, within[group]) & ~served)
 
-    if not all(isinstance(worker.overlap_slowdown, OverlapSlowdown) for own in members for worker in own):
+    channels = np.full(len(row), OTHER)
+    if not by_kind:
         first = [own[0] for own in hosts]
-        apart = ~together(first, first)[key] & (kind != PUSH_PULL)
-        messages = (kind == SEND) | (kind == RECEIVE)
-        channels[key[apart & messages]] = MESSAGE_CHANNELS
-        collective = apart & ~messages
-        numbers, which = np.unique(group[collective], return_inverse=True)
-        channels[key[collective]] = np.array(
-            [_group_channels(context, [members[each][0] for each in plan.groups[i]]) for i in numbers.tolist()],
-            dtype=np.int64,
-        )[which]
+        apart = ~together(first, first) & ~served
+        channels[apart & message] = MESSAGE_CHANNELS
+        numbers, which = np.unique(group[apart & ~message], return_inverse=True)
+        each = [_group_channels(context, nodes, [members[rank][0] for rank in groups[i]]) for i in numbers.tolist()]
+        channels[apart & ~message] = np.array(each, dtype=np.int64)[which]
     channels[together([min(own) for own in hosts], [max(own) for own in hosts])] = IN_MACHINE
-    return channels
+    of_steps = np.split(channels, np.cumsum([program.n_keys(step) for step in range(steps.shown)])[:-1])
+    return np.concatenate([of_steps[step] for step in steps.sources])
 
 
-def _group_channels(context: RunContext, workers: Sequence[Worker]) -> int:
-    """Return how many NCCL channels the collectives of a group of workers on several machines use."""
+def _group_channels(context: RunContext, nodes: Sequence[int], workers: Sequence[Worker]) -> int:
+    """Return how many NCCL channels the collectives of a group of workers on several machines use; `nodes` of all."""
     device = workers[0].workload.device
-    nodes = tuple(context.nodes[worker.rank] for worker in workers)
-    return network_channels(context.cluster, nodes, "" if device is None else device.name)
+    own = tuple(nodes[worker.rank] for worker in workers)
+    return network_channels(context.cluster, own, "" if device is None else device.name)
 
 
 EVALUATION = "evaluation"
@@ -131,8 +137,8 @@ class Models(Protocol):
         """Apply all steps up to `step`."""
 
 
-#: (gradients, plan) -> exchanges of the plan's collectives
-MakeExchanges = Callable[[Vectors, Plan], Exchanges]
+#: (gradients, program) -> exchanges of the program's collectives
+MakeExchanges = Callable[[Vectors, StepProgram], Exchanges]
 #: step, gradients by place -> their mean
 Mean = Callable[[int, Sequence[Value[Array]]], Value[Array]]
 #: (step, parameters before its update) -> parameters that its micro-batches use
@@ -191,7 +197,7 @@ def planned(members: Communicator, make: Make, exchanges: Callable[[Vectors], Ma
     collective, beginning with the kind that sums gradients."""
     context = members.context
     context.loop.driver = TableRun(
-        context, make, lambda gradients, plan: OfKinds(exchanges(gradients)), owner=members.owner
+        context, make, lambda gradients, program: OfKinds(exchanges(gradients)), owner=members.owner
     )
 
 
@@ -202,7 +208,7 @@ def run_table(
 ) -> None:  # fmt: skip
     """Execute a step program repeatedly until the run ends.
 
-    exchanges  given gradients and the plan, returns the exchanges of its collectives
+    exchanges  given gradients and the program, returns the exchanges of its collectives
     n_learners number of ranks 0, 1, ... with their own samples; by default all
     folding    the workers that each rank of the plan represents, which act identically; by default rank r is worker r
     live       number of steps that can be in flight
@@ -225,8 +231,8 @@ def run_table(
 
 
 def by_schedules(context: RunContext, schedules: Schedules) -> MakeExchanges:
-    """Return a function that makes exchanges in which `schedules` carry all collectives of a plan."""
-    return lambda gradients, plan: OfGroups(context, context.workers, plan.groups, schedules)
+    """Return a function that makes exchanges in which `schedules` carry all collectives of a program."""
+    return lambda gradients, program: OfGroups(context, context.workers, program.groups, schedules)
 
 
 def is_one_step(context: RunContext, live: int = LIVE) -> bool:
@@ -258,7 +264,7 @@ class TableRun:
     represents several workers uses the largest factor. Values follow the clock: they are computed when a step has
     ended, or when the size of a compressed message depends on them.
 
-    exchanges   given gradients and the plan, returns the exchanges of its collectives
+    exchanges   given gradients and the program, returns the exchanges of its collectives
     folding     the workers that each rank represents; by default rank r is worker r
     n_learners  number of ranks 0, 1, ... with their own samples; by default all
     live        number of steps that can be in flight
@@ -287,24 +293,25 @@ class TableRun:
         self.model: Models = models if models is not None else self._common_model(met)
         once = is_one_step(context, live)
         program = make(workloads)
-        self.exchanges = exchanges(self.model.gradient, program.unroll_all(1))
+        self.exchanges = exchanges(self.model.gradient, program)
         program = self._program = self._with_more(program)
         context.plan = self.plan
-        steps, tasks = program.live_steps(beside_first - 1, repeat=False) if once else program.live_steps(live)
-        self.steps = steps
+        self.steps = steps = program.live_steps(beside_first - 1, repeat=False) if once else program.live_steps(live)
         self._last: dict[int, Floats] = {}  # (n_ranks,) factor of the last micro-step, by step
-        self.calls = calls = Calls(self, tasks, owner)
+        self.calls = calls = Calls(self, owner)
         said = {way: exchange.what for way, exchange in calls.exchanges.items()}
-        shapes = [Shape(steps.plan, steps.rows, steps.keys, step, said) for step in range(steps.plan.n_steps)]
-        passes = None if folding is None else folding.passes.which(program.template)[steps.source]
+        shapes = [Shape(program, step, said) for step in range(steps.shown)]
+        passes = None if folding is None else folding.passes.which(program.template)
         self.bookings = Bookings(
             context.recorder, self.members, shapes, context.loop.now, folding=folding, passes=passes
         )
         #: by the first worker's workload, which the list holds and so keeps the number of
-        self._regimes = {id(workloads[0]): (workloads, self._seconds(steps.plan))}
+        self._regimes = {id(workloads[0]): (workloads, self._seconds(program))}
         self._exchanging = None
         if folding is not None and passes is not None:
-            self._exchanging = folding.exchanging(steps.plan.rank, passes)
+            self._exchanging = [
+                folding.exchanging(program.ranks_of(each.rows), passes[each.rows]) for each in shapes[:2]
+            ]
         self._varies = any(worker.factors is not UNVARIED for worker in context.workers)
         self.done = 0  # completed steps
         self._ended: set[int] = set()  # slots whose steps have ended out of order
@@ -315,15 +322,15 @@ class TableRun:
         self._n_armed = 0
         self._drawn = 0  # samples of each contributor in all armed steps
         self._armed: dict[int, list[Workload]] = {}  # workloads of all workers in the armed steps
-        self._kinds = [calls.kinds[own] for own in steps.rows[:2]]
-        tasks = tasks._replace(seconds=np.concatenate([self._arm() for _ in steps.rows]), kind=calls.kinds)
+        self._kinds = [calls.kinds[:, each.rows] for each in shapes[:2]]
+        table = steps.table(calls.kinds, (self._arm() for _ in steps.rows))
         each = [[context.workers[i] for i in own] for own in self.members]
         self.executor = Executor(
-            with_slowdowns(tasks, steps, each, context), context.loop.network, calls.collective, calls.buffer_nbytes,
-            steps.plan.queues, calls.messages, bystanders=calls.n_bystanders, outside=calls, meets=calls.meets,
+            with_slowdowns(table, steps, each, context), context.loop.network, calls.collective, calls.buffer_nbytes,
+            program.template.queues, calls.messages, bystanders=calls.n_bystanders, outside=calls, meets=calls.meets,
             start=context.loop.now,
         )  # fmt: skip
-        if steps.plan.cycles:
+        if program.template.cycles:
             self.set_kinds(range(self._n_armed))
 
     def _common_model(self, met: Met | None) -> CommonModel:
@@ -340,12 +347,13 @@ class TableRun:
         return model
 
     def _kind(self, step: int) -> Ints:
-        """Return the kinds of a step's tasks (:mod:`ddlsim.network.tasks`), SKIPPED for averages in other steps."""
-        kind, plan = self._kinds[min(step, 1)], self.steps.plan
+        """Return the kinds of a step's tasks (:mod:`ddlsim.network.tasks`), SKIPPED for averages in other steps, (1 or
+        n_copies, n)."""
+        kind, plan = self._kinds[min(step, 1)], self._program.template
         if not plan.cycles:
             return kind
         left_out = np.array([False, *(not cycle.includes(step + 1) for cycle in plan.cycles)])
-        return np.where(left_out[plan.every[self.steps.rows[min(step, 1)]]], SKIPPED, kind)
+        return np.where(left_out[plan.every[self.bookings.shape(min(step, 1)).rows]], SKIPPED, kind)
 
     def set_kinds(self, steps: Iterable[int]) -> None:
         """Update the kinds of the tasks in those `steps` that no rank has begun."""
@@ -354,7 +362,7 @@ class TableRun:
                 continue
             tasks = self.tasks_of(step)
             if np.isnan(tasks["start"]).all():
-                tasks["kind"] = self._kind(step)
+                tasks.reshape(len(self._program.ranks), -1)["kind"] = self._kind(step)
 
     def plan(self, steps: int | None) -> Plan:
         """Return the plan of the first steps as they are executed, of one cycle by default."""
@@ -381,11 +389,11 @@ class TableRun:
             what = f"call_time of stack {first.stack.name} does not delay collectives launched by a queue"
             self.context.notes.append(what)
         if self.context.compression is not None and not program.template.cycles:
-            plan = program.unroll(1)
-            sums = plan.collectives[np.isin(plan.kind[plan.collectives], SUMMING) & (plan.part[plan.collectives] >= 0)]
+            plan = program.template
+            sums = np.flatnonzero(np.isin(plan.kind, SUMMING) & (plan.part >= 0))
             for row in sums[:1].tolist():
-                kind, group, parts = way_of(plan, row)
-                exchange = self.exchanges.exchange(kind, group, parts=parts)
+                kind, group = int(plan.kind[row]), int(program.group_of[0, plan.peer[row]])
+                exchange = self.exchanges.exchange(kind, group, parts=True)
                 if exchange is not None:
                     decodes, together = exchange.decodes, kind == REDUCE_SCATTER
                     program = program.map(functools.partial(inserted.with_codes, decodes=decodes, together=together))
@@ -461,9 +469,9 @@ class TableRun:
 
     def _deadlock(self) -> DeadlockError:
         rows = self.steps.rows[self.steps.slot(self.done)]
-        stuck = rows.start + int(np.flatnonzero(np.isnan(self.executor.tasks["end"][rows]))[0])
+        stuck = int(np.flatnonzero(np.isnan(self.executor.tasks["end"][rows]))[0])
         _ = Order(self.steps.plan).events  # raises, naming the cycle that contains the task
-        task = self.steps.plan.task(int(self.steps.row[stuck]))
+        task = self.steps.describe(self.steps.slot(self.done), stuck)
         return DeadlockError(f"deadlock at {self.executor.now:.6g} s: {task} never finishes")
 
     # ------------------------------------------------------------ compute times
@@ -472,13 +480,15 @@ class TableRun:
         """Return the factor of a rank's compute times in the last micro-step of a step."""
         return float(self._last[step][rank])
 
-    def _seconds(self, plan: Plan) -> list[Floats]:
-        """Return the seconds of the tasks of a first and a later step; NaN if known only when a task starts."""
-        seconds = np.where(self.calls.asked[: len(plan)], np.nan, plan.seconds)
-        return [seconds[each] for each in self.steps.rows[:2]]
+    def _seconds(self, program: StepProgram) -> list[Floats]:
+        """Return the seconds of the tasks of a first and a later step, (1 or n_copies, n) each; NaN if known only when
+        a task starts."""
+        seconds = [(program.of_devices("seconds", step), self.calls.asked[:, program.rows(step)]) for step in range(2)]
+        return [np.where(asked, np.nan, each) if asked.any() else each for each, asked in seconds]
 
     def _arm(self) -> Floats:
-        """Return the durations of the next step's tasks in s, for its workloads and with its factors."""
+        """Return the durations of the next step's tasks in s, for its workloads and with its factors, (1 or n_copies,
+        n)."""
         step = self._n_armed
         self._n_armed += 1
         try:
@@ -491,15 +501,17 @@ class TableRun:
         shape = self.bookings.shape(min(step, 1))
         if not self._varies:
             self._last[step] = np.ones(len(self.members))
-            return seconds[min(step, 1)].copy()
+            return seconds[min(step, 1)]
         n = int(shape.micro.max(initial=0)) + 1
         factors = np.array([self.context.workers[i].factors.take(n) for own in self.members for i in own])
         sizes = np.array([len(own) for own in self.members])
         largest = np.maximum.reduceat(factors, np.cumsum(sizes) - sizes)
         self._last[step] = largest[:, -1]
         self._last.pop(step - self.steps.live - 2, None)
-        factor: Floats = largest[shape.plan.rank[shape.rows], shape.micro]
-        exchanging = 0.0 if self._exchanging is None else self._exchanging[shape.rows]
+        factor: Floats = largest[self._program.ranks_of(shape.rows), shape.micro]
+        if self._exchanging is None:
+            return seconds[min(step, 1)] * factor
+        exchanging = self._exchanging[min(step, 1)]
         return (seconds[min(step, 1)] - exchanging) * factor + exchanging
 
     def _regime(self, epoch: float) -> tuple[list[Workload], list[Floats]]:
@@ -510,7 +522,7 @@ class TableRun:
         key = id(workers[0].workload_at(epoch))
         if key not in self._regimes:
             workloads = [worker.workload_at(epoch) for worker in workers if worker.workload_at is not None]
-            self._regimes[key] = workloads, self._seconds(self._with_more(self._make(workloads)).unroll_all(2))
+            self._regimes[key] = workloads, self._seconds(self._with_more(self._make(workloads)))
         return self._regimes[key]
 
     def workload(self, step: int, rank: int) -> Workload:
@@ -533,13 +545,13 @@ class TableRun:
     def _first_task(self, rank: int, step: int) -> Records:
         """Return the first task of a rank's device in a step in flight."""
         shape = self.bookings.shape(step)
-        task: Records = self.tasks_of(step)[shape.device[shape.first[rank]]]
+        task: Records = self.tasks_of(step)[shape.task(rank, shape.device[shape.first])]
         return task
 
     def began(self, step: int, place: int) -> float:
         """Return when a contributor began the gradient of a step, s."""
-        row = self.bookings.shape(step).begins[place * self.steps.plan.tensor]
-        return float(self.tasks_of(step)["start"][row])
+        shape, rank = self.bookings.shape(step), place * self._program.template.tensor
+        return float(self.tasks_of(step)["start"][shape.task(rank, shape.begins)])
 
     def _charge(self) -> None:
         """Add the first worker's pending evaluation, if any, to the next step that it begins."""
@@ -559,16 +571,16 @@ class TableRun:
         self.bookings.step(step, rows, now)
         if not self.context.recorder.keep_spans:
             return
-        shape, plan, slot = self.bookings.shape(step), self.steps.plan, self.steps.slot(step)
-        launched, rank = self.calls.launched.pop(slot, []), plan.rank[shape.rows]
-        if plan.queues == ():
+        shape, program, slot = self.bookings.shape(step), self._program, self.steps.slot(step)
+        launched, rank = self.calls.launched.pop(slot, []), program.ranks_of(shape.rows).ravel()
+        if program.template.queues == ():
             for name, exchanged in shape.exchanges:
                 self.bookings.exchange(name, rank[exchanged], rows, exchanged)
             return
-        key = plan.key[shape.rows]
+        keyed = np.flatnonzero(program.template.key[shape.rows] >= 0)
+        key, tasks = program.keys_of(shape.rows.start + keyed).ravel(), shape.tasks(keyed)
         for keys in launched:
-            of_step = self.steps.keys[shape.step]
-            exchanged = np.flatnonzero(key == keys[0] - self.steps.keys[slot].start + of_step.start)
+            exchanged = tasks[key == keys[0] - self.steps.keys[slot].start]
             self.bookings.exchange(f"{len(keys)} buckets of step {step}", rank[exchanged], rows, exchanged)
 
     def close(self) -> None:
@@ -581,9 +593,9 @@ class TableRun:
             self.model.learn_until(self.done - 1)
         for step in range(self.done, self.done + self.steps.live):
             shape, rows = self.bookings.shape(step), self.tasks_of(step)
-            left = np.flatnonzero(np.isnan(rows["start"][shape.device]))
+            left = np.flatnonzero(np.isnan(rows["start"][shape.tasks(shape.device)]))
             ranks, first = np.unique(shape.rank[left], return_index=True)
-            for rank, place in zip(ranks.tolist(), left[first].tolist(), strict=True):
+            for rank, place in zip(ranks.tolist(), (left[first] % len(shape.device)).tolist(), strict=True):
                 waits.setdefault(rank, self._missing(step, shape.rows.start + int(shape.device[place])))
             if np.isnan(rows["start"]).all():
                 break
@@ -598,14 +610,14 @@ class TableRun:
 
     def _missing(self, step: int, row: int) -> str:
         """Describe what a task waits for."""
-        plan = self.steps.plan
+        plan = self._program.template
         if plan.every[row]:
             return f"the average of step {step + 1}"
-        if self.steps.plan.kind[row] != FORWARD:
+        if plan.kind[row] != FORWARD:
             return f"the gradients of step {step}"
         if self.workers[0].accumulation > 1:
             return f"the parameters of step {step}"
-        return f"the parameters of layer {self.steps.plan.first[row]}"
+        return f"the parameters of layer {plan.first[row]}"
 
 
 class Calls:
@@ -616,68 +628,82 @@ class Calls:
     Raises ConfigError for a collective without an exchange.
     """
 
-    def __init__(self, run: TableRun, tasks: TaskColumns, owner: str) -> None:
+    def __init__(self, run: TableRun, owner: str) -> None:
         self.run, self.context, self.loop, self.steps = run, run.context, run.context.loop, run.steps
         self.nodes = np.array([worker.node for worker in run.workers], dtype=np.int64)
         self.launched: dict[int, list[list[int]]] = {}  # keys of each launched buffer, per slot
-        plan, steps = run.steps.plan, run.steps
-        rows = plan.collectives
-        self.exchanges: dict[Way, Exchange] = {}
+        self.program = program = self.steps.program
+        self.plan = plan = program.template
+        rows = plan.collectives[plan.collectives < program.rows(self.steps.shown - 1).stop]
         ways = (plan.kind[rows] * len(plan.groups) + plan.peer[rows]) * 2 + (plan.part[rows] >= 0)
         _, first, which = np.unique(ways, return_index=True, return_inverse=True)
-        for row in rows[np.sort(first)].tolist():
-            self.exchanges[way_of(plan, row)] = self._exchange(row, owner)
-        routes = [self.exchanges[way_of(plan, row)].route for row in rows[first].tolist()]
-        known, process = (np.zeros(len(plan), dtype=np.bool_) for _ in range(2))
-        for name, rows_of in (("known", known), ("process", process)):
-            rows_of[rows] = np.array([route == name for route in routes], dtype=np.bool_)[which.reshape(-1)]
+        firsts = rows[first].tolist()  # a row of each of the template's ways
+        self.exchanges: dict[Way, Exchange] = {}
+        new = [
+            (int(plan.step[row]), int(copy), row)
+            for row in firsts
+            for copy in np.unique(program.group_of[:, plan.peer[row]], return_index=True)[1]
+        ]
+        for _, copy, row in sorted(new):
+            self.exchanges[self._way(copy, row)] = self._exchange(copy, row, owner)
+        copies = range(len(program.ranks))
+        of_copies = [[self.exchanges[self._way(copy, row)].route for row in firsts] for copy in copies]
+        routes = np.array(of_copies, dtype=np.str_)
+        routes = routes[:1] if (routes == routes[:1]).all() else routes
+        known, process = (np.zeros((len(routes), len(plan)), dtype=np.bool_) for _ in range(2))
+        known[:, rows], process[:, rows] = (routes == "known")[:, which], (routes == "process")[:, which]
         #: whether some collectives are not simulated by schedules, so that `meet` executes what queues launch
-        self.meets = any(route != "schedule" for route in routes)
+        self.meets = bool((routes != "schedule").any())
         #: ranks without tasks in every collective
         self.n_bystanders = max((each.communicator.n_bystanders for each in self.exchanges.values()), default=0)
-        self._task = np.zeros(len(steps.key_sizes), dtype=np.int64)  # one task per key
-        collectives = np.flatnonzero(plan.kind[steps.row] >= ALL_REDUCE)
-        self._task[tasks.key[collectives]] = collectives
+        #: row of the template that sums a part, by place and part
+        self._summing = _summing(plan)
         self.coding, self.sampling = _named(plan, ENCODE, DECODE), _named(plan, SAMPLES)
         self.deciding = _named(plan, MERGE)
         for row in np.flatnonzero(self.deciding).tolist():
-            self.deciding[row] = self._summing[int(plan.rank[row]), int(plan.part[row])].decides
-        #: rows whose duration Python determines when they begin
+            self.deciding[row] = self._sum(0, row).decides
+        #: whether Python determines the duration of each row when it begins, (1 or n_copies, n)
         self.asked = self.coding | self.sampling | self.deciding | (process & (plan.queue < 0))
-        #: what the tasks are for the executor
-        self.kinds = np.where(known[steps.row] & (tasks.kind == JOIN), MEETING, tasks.kind)
-        self.kinds[self.asked[steps.row]] = ASKED
-        self.kinds[_named(plan, EVALUATION)[steps.row]] = OPTIONAL
-        self._brought: dict[tuple[int, int], tuple[int, simpy.Event | None]] = {}
+        #: what the rows of the template are for the executor, (1 or n_copies, n)
+        self.kinds = np.where(known & (self.steps.every.tasks["kind"] == JOIN), MEETING, self.steps.every.tasks["kind"])
+        self.kinds[self.asked] = ASKED
+        self.kinds[:, _named(plan, EVALUATION)] = OPTIONAL
+        self._brought: dict[tuple[int, int, int], tuple[int, simpy.Event | None]] = {}
 
-    def _exchange(self, row: int, owner: str) -> Exchange:
+    def _way(self, copy: int, row: int) -> Way:
+        """Return the key of the exchange of a collective."""
+        kind, group, parts = way_of(self.plan, row)
+        return kind, int(self.program.group_of[copy, group]), parts
+
+    def _sum(self, copy: int, row: int) -> Exchange:
+        """Return the exchange that sums the part of a row."""
+        summing = self._summing[int(self.plan.rank[row]), int(self.plan.part[row])]
+        return self.exchanges[self._way(copy, summing)]
+
+    def _exchange(self, copy: int, row: int, owner: str) -> Exchange:
         """Return the exchange of a collective."""
-        plan, exchanges = self.steps.plan, self.run.exchanges
-        kind, group, parts = way_of(plan, row)
+        exchanges, (kind, group, parts) = self.run.exchanges, self._way(copy, row)
         exchange = exchanges.exchange(kind, group, parts=parts)
         if exchange is None:
             every = [exchanges.exchange(other, group, parts=parts) for other in range(len(KINDS))]
             names = " and ".join(name for name, other in zip(KINDS, every, strict=True) if other is not None)
-            raise ConfigError(
-                f"plan: {plan.task(row)}: {owner} does not support this collective in a run; supported: {names}"
-            )
+            own = self.program.rows(step := int(self.plan.step[row]))
+            task = self.steps.describe(step, copy * (own.stop - own.start) + row - own.start)
+            raise ConfigError(f"plan: {task}: {owner} does not support this collective in a run; supported: {names}")
         return exchange
-
-    @functools.cached_property
-    def _summing(self) -> dict[tuple[int, int], Exchange]:
-        """The exchange that sums a part, by rank and part."""
-        return _summing(self.steps.plan, lambda row: self.exchanges[way_of(self.steps.plan, row)])
 
     @functools.cached_property
     def buffer_nbytes(self) -> Floats:
         """Bytes of the buffer of each key, (n_keys,), as queues see it: encoded, if the run compresses."""
-        sizes, plan = self.steps.key_sizes, self.steps.plan
+        sizes, plan = self.steps.key_sizes, self.plan
         if self.context.compression is None or not plan.queues:
             return sizes
-        sizes, rows = sizes.copy(), self.steps.row[self._task]
-        for key in np.flatnonzero(np.isin(plan.kind[rows], SUMMING) & (plan.part[rows] >= 0)).tolist():
-            exchange = self.exchanges[way_of(plan, int(rows[key]))]
-            sizes[key] = exchange.buffer_nbytes(int(plan.part[rows[key]]), float(sizes[key]))
+        sizes = sizes.copy()
+        for step, keys in zip(self.steps.sources, self.steps.keys, strict=True):
+            copies, rows = self.steps.of_keys[step]
+            for i in np.flatnonzero(np.isin(plan.kind[rows], SUMMING) & (plan.part[rows] >= 0)).tolist():
+                exchange, part = self.exchanges[self._way(int(copies[i]), int(rows[i]))], int(plan.part[rows[i]])
+                sizes[keys.start + i] = exchange.buffer_nbytes(part, float(sizes[keys.start + i]))
         return sizes
 
     # ------------------------------------------------------------ collectives and messages
@@ -690,8 +716,9 @@ class Calls:
 
     def messages(self, rows: Ints) -> tuple[Ints, Ints, Floats]:
         """Return the source nodes, target nodes and bytes of messages."""
-        plan, rows = self.steps.plan, self.steps.row[rows]
-        return self.nodes[plan.rank[rows]], self.nodes[plan.peer[rows]], plan.nbytes[rows]
+        (_, copies, rows), ranks = self.steps.locate(rows), self.program.ranks
+        sources, targets = ranks[copies, self.plan.rank[rows]], ranks[copies, self.plan.peer[rows]]
+        return self.nodes[sources], self.nodes[targets], self.plan.nbytes[rows]
 
     def meet(self, keys: list[int], queue: int) -> None:
         executor = self.run.executor
@@ -717,38 +744,41 @@ class Calls:
 
     def _carried(self, keys: list[int]) -> tuple[Exchange, int, list[int], float]:
         """Return the exchange of `keys` as one, its step, their parts, and their bytes."""
-        plan, tasks = self.steps.plan, [int(self._task[key]) for key in keys]
-        rows, slot = [int(self.steps.row[task]) for task in tasks], self.steps.slot_of(tasks[0])
-        if self.context.recorder.keep_spans and plan.queues:
+        slot = bisect.bisect_right(self.steps.keys, keys[0], key=lambda keys: keys.start) - 1
+        copies, of_keys = self.steps.of_keys[self.steps.sources[slot]]
+        at = [key - self.steps.keys[slot].start for key in keys]
+        if self.context.recorder.keep_spans and self.plan.queues:
             self.launched.setdefault(slot, []).append(keys)
         nbytes = float(self.steps.key_sizes[keys[0]])
         for key in keys[1:]:  # one after the other, as buffers are filled
             nbytes += float(self.steps.key_sizes[key])
-        exchange = self.exchanges[way_of(plan, rows[0])]
-        return exchange, self.run.step_in[slot], [int(plan.part[row]) for row in rows], nbytes
+        exchange = self.exchanges[self._way(int(copies[at[0]]), int(of_keys[at[0]]))]
+        return exchange, self.run.step_in[slot], self.plan.part[of_keys[at]].tolist(), nbytes
 
     def begins(self, task: int) -> float:
-        plan, run, row = self.steps.plan, self.run, int(self.steps.row[task])
-        step, part, rank = run.step_in[self.steps.slot_of(task)], int(plan.part[row]), int(plan.rank[row])
+        plan, run = self.plan, self.run
+        slot, copy, row = (int(each[0]) for each in self.steps.locate(np.array([task])))
+        step, part = run.step_in[slot], int(plan.part[row])
+        rank = int(self.program.ranks[copy, plan.rank[row]])
         worker = run.workers[rank]
         self.loop.env.pass_time(run.executor.now)
         if self.coding[row]:
-            exchange, factor = self._summing[rank, part], run.factor(step, rank)
+            exchange, factor = self._sum(copy, row), run.factor(step, rank)
             if plan.names[plan.name[row]] == ENCODE:
                 return exchange.encode_seconds(worker, step, part) * factor
             if plan.queues:  # may belong to the previous step
                 step += int(plan.step[plan.needs[plan.need_offsets[row]]]) - int(plan.step[row])
             return exchange.decode_seconds(worker, step, part) * factor
         if self.deciding[row]:
-            if self._summing[rank, part].arrived(worker, step):
+            if self._sum(copy, row).arrived(worker, step):
                 run.set_kinds(each.steps[-1] - 1 for each in plan.cycles if isinstance(each, Chosen))
             return 0.0
         if self.sampling[row]:
-            event = self._samples(step, row)
+            event = self._samples(step, copy, row)
             if event is None or event.triggered:
                 return 0.0
         else:
-            event = self.exchanges[way_of(plan, row)].carry(worker, step, [part], float(plan.nbytes[row]))
+            event = self.exchanges[self._way(copy, row)].carry(worker, step, [part], float(plan.nbytes[row]))
         self._end_after(event, [task])
         return float("inf")
 
@@ -759,31 +789,29 @@ class Calls:
 
     # ------------------------------------------------------------ samples
 
-    def _samples(self, step: int, row: int) -> simpy.Event | None:
+    def _samples(self, step: int, copy: int, row: int) -> simpy.Event | None:
         """Return the event of a rank's next samples, None if they are available. The first of the ranks that share a
         micro-batch reads it."""
-        batch, reader, n_ranks = self._batches[row]
-        left, event = self._brought.pop((step, batch), (n_ranks, None))
-        if left == n_ranks:
-            worker = self.run.workers[reader]
+        batch, places = self._batches[row]
+        left, event = self._brought.pop((step, copy, batch), (len(places), None))
+        if left == len(places):
+            worker = self.run.workers[reader := int(self.program.ranks[copy, places].min())]
             assert worker.feed is not None
             event = worker.feed.take(worker.rank, self.run.workload(step, reader).batch_size)
         if left > 1:
-            self._brought[step, batch] = left - 1, event
+            self._brought[step, copy, batch] = left - 1, event
         return event
 
     @functools.cached_property
-    def _batches(self) -> dict[int, tuple[int, int, int]]:
-        """For each row that waits for samples: its micro-batch, the rank that reads it, and how many ranks share it."""
-        plan = self.steps.plan
+    def _batches(self) -> dict[int, tuple[int, Ints]]:
+        """For each row that waits for samples: its micro-batch, and the places of the ranks that share it."""
+        plan = self.plan
         passes = np.flatnonzero((plan.kind == FORWARD) & (plan.first == 0))
         batch = dict(zip(plan.previous[passes].tolist(), plan.batch[passes].tolist(), strict=True))
         groups: dict[tuple[int, int], list[int]] = {}
         for row in np.flatnonzero(self.sampling).tolist():
             groups.setdefault((int(plan.step[row]), batch.get(row, -1)), []).append(row)
-        return {
-            row: (number, int(min(plan.rank[rows])), len(rows)) for (_, number), rows in groups.items() for row in rows
-        }
+        return {row: (number, plan.rank[rows]) for (_, number), rows in groups.items() for row in rows}
 
     # ------------------------------------------------------------ processes
 
@@ -804,11 +832,10 @@ class Calls:
         return True
 
 
-def _summing(plan: Plan, exchange_of: Callable[[int], Exchange]) -> dict[tuple[int, int], Exchange]:
-    """Return the exchange of the row that sums a part, by rank and part."""
-    rows = np.flatnonzero(np.isin(plan.kind, SUMMING) & (plan.part >= 0))[::-1]
-    each = zip(rows.tolist(), plan.rank[rows].tolist(), plan.part[rows].tolist(), strict=True)
-    return {(rank, part): exchange_of(row) for row, rank, part in each}
+def _summing(plan: Plan) -> dict[tuple[int, int], int]:
+    """Return the row that sums a part, by rank and part."""
+    rows = np.flatnonzero(np.isin(plan.kind, SUMMING) & (plan.part >= 0))[::-1].tolist()
+    return dict(zip(zip(plan.rank[rows].tolist(), plan.part[rows].tolist(), strict=True), rows, strict=True))
 
 
 def _named(plan: Plan, *names: str) -> Bools:
@@ -846,10 +873,10 @@ def _with_seconds(plan: Plan, exchanges: Mapping[int, Exchange], workers: Sequen
     coding = _named(plan, ENCODE, DECODE)
     if not coding.any():
         return plan
-    summing, seconds = _summing(plan, exchanges.__getitem__), plan.seconds.copy()
+    summing, seconds = _summing(plan), plan.seconds.copy()
     for row in np.flatnonzero(coding).tolist():
         rank, part = int(plan.rank[row]), int(plan.part[row])
-        exchange = summing[rank, part]
+        exchange = exchanges[summing[rank, part]]
         of = exchange.encode_seconds if plan.names[plan.name[row]] == ENCODE else exchange.decode_seconds
         seconds[row] = of(workers[rank], int(plan.step[row]), part)
     return dataclasses.replace(plan, seconds=seconds)

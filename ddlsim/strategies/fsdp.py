@@ -338,12 +338,11 @@ class FSDP:
             "all_reduce": "default" if self.all_reduce is None else self.all_reduce,
         }
         program = self.program(each, accumulation)
-        first = program.unroll(1)
-        schedules = Schedules(first, algorithms, context.cluster, np.array(context.nodes), self.rank_order)
-        parts = [] if context.compression is None else self._compressible(context, first, accumulation)
+        schedules = Schedules(program, algorithms, context.cluster, np.array(context.nodes), self.rank_order)
+        parts = [] if context.compression is None else self._compressible(context, program.template, accumulation)
 
-        def exchanges(gradients: Vectors, plan: Plan) -> OfReplicas:
-            among = context, context.workers, plan.groups, schedules
+        def exchanges(gradients: Vectors, program: StepProgram) -> OfReplicas:
+            among = context, context.workers, program.groups, schedules
             fabric = Fabric(algorithms["all_reduce"], self.rank_order, self.cost)
             halves = {kind: algorithms[kind] for kind in ("reduce_scatter", "all_gather")}
             return OfReplicas(*among, fabric, len(each), parts, gradients, owner="FSDP", algorithms=halves)

@@ -11,7 +11,7 @@ import numpy as np
 
 from ddlsim.arguments import Count, checked, validated_by
 from ddlsim.errors import ConfigError
-from ddlsim.plan import Plan, StepProgram
+from ddlsim.plan import StepProgram
 from ddlsim.plan.chunks import stored_nbytes
 from ddlsim.plan.hybrid import hybrid, kept_nbytes, replicated
 from ddlsim.plan.layouts import Layout, balanced_layout, layout_of, splittable
@@ -164,7 +164,7 @@ class Hybrid(DealtOut, WithFabric):
         policy, accumulation = as_compressed(overlap_named(self.overlap), context), context.workers[0].accumulation
         program, layout = self._program(each, accumulation, policy), self.layout(each[0], len(each))
         nodes = np.array(context.nodes)
-        schedules = Schedules(program.unroll(1), self.algorithm, context.cluster, nodes, self.rank_order)
+        schedules = Schedules(program, self.algorithm, context.cluster, nodes, self.rank_order)
         layers = each[0].model.layers
         if isinstance(self.groups, str):
             groups = [f"{layers[i].name} {layout.groups[i]}" for i in layout.split]
@@ -183,8 +183,8 @@ class Hybrid(DealtOut, WithFabric):
                     f"compression: the gradients of split layers ({', '.join(dense)}) stay uncompressed"
                 )
 
-        def exchanges(gradients: Vectors, plan: Plan) -> OfReplicas:
-            among = context, context.workers, plan.groups, schedules
+        def exchanges(gradients: Vectors, program: StepProgram) -> OfReplicas:
+            among = context, context.workers, program.groups, schedules
             return OfReplicas(*among, fabric_of(self), len(each), parts, gradients, owner="Hybrid", only=only)
 
         run_table(context, program, exchanges, owner="Hybrid")

@@ -489,12 +489,12 @@ class Parallel(WithFabric):
         ages = self._delays if self._asynchronous else ()
         weights = StashedWeights(context.learner, self._delays, stage_slices(context.learner, [c.end for c in chunks]))
 
-        def exchanges(gradients: Vectors, plan: Plan) -> OfReplicas:
+        def exchanges(gradients: Vectors, program: StepProgram) -> OfReplicas:
             if folding is not None:
                 schedules = others
             else:
-                schedules = Schedules(plan, self._by_kind, context.cluster, nodes, self.rank_order)
-                schedules = schedules if in_groups is None else in_groups.beside(plan, schedules)
+                schedules = Schedules(program, self._by_kind, context.cluster, nodes, self.rank_order)
+                schedules = schedules if in_groups is None else in_groups.beside(len(program.groups), schedules)
             parts = list[slice]()
             if context.compression is not None and self.sharded == "full" and mesh.pipeline == 1:
                 raise ConfigError(
@@ -503,9 +503,9 @@ class Parallel(WithFabric):
                 )
             if context.compression is not None:
                 compressor = context.compression.compressor
-                parts = compressible_parts(plan, chunks, self._buckets(mesh), self.tensor, compressor)
-            among, fabric = (context, workers, plan.groups, schedules), fabric_of(self)
-            return OfReplicas(*among, fabric, mesh.data * plan.tensor, parts, gradients, ages)
+                parts = compressible_parts(program.template, chunks, self._buckets(mesh), self.tensor, compressor)
+            among, fabric = (context, workers, program.groups, schedules), fabric_of(self)
+            return OfReplicas(*among, fabric, mesh.data * program.template.tensor, parts, gradients, ages)
 
         run_table(
             context, program, exchanges, n_learners=mesh.data, folding=folding, live=live,

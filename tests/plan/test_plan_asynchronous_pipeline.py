@@ -17,7 +17,7 @@ from ddlsim.plan import Mesh, balanced_chunks, chunks_at, read_chakra
 from ddlsim.plan import pipeline as pipeline_program
 from ddlsim.plan.asynchronous_pipeline import stage_delays, steps_under_way
 from ddlsim.plan.plan import ALL_REDUCE, BACKWARD, FORWARD, RECEIVE, SEND, UPDATE
-from ddlsim.plan.program import columns
+from ddlsim.plan.program import task_table
 from ddlsim.workload.buckets import ddp_buckets, one_bucket, per_layer
 
 KINDS = [("pipedream", 4, 1), ("pipedream", 2, 1), ("pipedream", 1, 1), ("2bw", 3, 3), ("2bw", 3, 5), ("2bw", 2, 4)]
@@ -77,13 +77,13 @@ def test_the_ages_of_weights():
 def test_steps_after_the_first_are_alike(order, p, m, data):
     live = steps_under_way(p, m)
     plan = pipeline(stages(p), Mesh(data=data, pipeline=p), m, order, steps=live + 2)
-    steps, tasks = pipeline_program(stages(p), Mesh(data=data, pipeline=p), m, order).live_steps(live)
-    longer, end = columns(plan), steps.rows[-1].stop
-    for name in ("kind", "seconds", "key", "place", "queue", "step", "missing"):
-        assert np.array_equal(getattr(tasks, name), getattr(longer, name)[:end]), name
-    following = longer.following[: longer.offsets[end]]
+    steps = pipeline_program(stages(p), Mesh(data=data, pipeline=p), m, order).live_steps(live)
+    table, longer, end = steps.table(), task_table(plan), steps.rows[-1].stop
+    for name in ("kind", "seconds", "key", "place", "step", "missing", "first", "last"):
+        assert np.array_equal(table.tasks[name], longer.tasks[name][:end]), name
+    following = longer.following[: longer.tasks["last"][end - 1]]
     wrapped = np.where(following >= end, following - end + steps.rows[1].start, following)
-    assert np.array_equal(tasks.following, wrapped)
+    assert np.array_equal(table.following, wrapped)
     shorter = pipeline(stages(p), Mesh(data=data, pipeline=p), m, order, steps=2)
     first = plan.step < 2
     for name in ("lane", "kind", "seconds", "key", "batch", "step", "part", "peer"):

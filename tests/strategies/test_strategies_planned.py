@@ -41,7 +41,7 @@ from ddlsim.cluster import star
 from ddlsim.errors import DdlsimError
 from ddlsim.plan import KINDS, Draft, Part
 from ddlsim.plan.inserted import with_evaluations
-from ddlsim.plan.program import LIVE, N_STEPS, StepProgram, columns, key_sizes
+from ddlsim.plan.program import LIVE, N_STEPS, StepProgram, key_sizes, task_table
 from ddlsim.run import run
 from ddlsim.runtime.bookings import Shape
 from ddlsim.strategies.overlap import overlap_named
@@ -230,12 +230,18 @@ def test_evaluations_are_rows_of_their_own():
 def test_steps_that_differ_are_not_repeated():
     result = ddlsim.simulate("minicluster", "alexnet", AllReduce(), steps=1, warmup=0)
     plan = plan_of(AllReduce(), result.workloads, N_STEPS)
-    assert StepProgram.of(plan).live_steps()[0].live == LIVE
+    assert StepProgram.of(plan).live_steps().live == LIVE
     seconds = np.where(plan.step == N_STEPS - 1, 2.0, 1.0) * plan.seconds
     shorter = plan_of(AllReduce(), result.workloads, N_STEPS - 1)
     for wrong in (dataclasses.replace(plan, seconds=seconds), shorter):
         with pytest.raises(ddlsim.ConfigError, match="the steps after the first one differ"):
             StepProgram.of(wrong).live_steps()
+
+
+def fields(values):
+    """Return a table's values as an array without the NaNs of tasks that have not started."""
+    array = np.array([] if values is None else values)
+    return array[[name for name in array.dtype.names if name not in ("start", "end")]] if array.dtype.names else array
 
 
 COPIED = [AllReduce(), ShardedUpdate(overlap="layer"), ddlsim.LocalSGD(2), ddlsim.Parallel(pipeline=2)]
@@ -250,13 +256,13 @@ def test_a_plan_of_all_ranks_is_unrolled_like_the_copies_that_it_was_unrolled_fr
         written_out = StepProgram.of(copies.unroll_all(n_steps))
         for steps in range(1, n_steps + 1):
             assert written_out.unroll_all(steps) == copies.unroll_all(steps)
-        steps, tasks = written_out.live_steps(n_steps - 1, repeat=False)
-        same, same_tasks = copies.live_steps(n_steps - 1, repeat=False)
+        steps = written_out.live_steps(n_steps - 1, repeat=False)
+        same = copies.live_steps(n_steps - 1, repeat=False)
         assert steps.plan == same.plan
-        assert np.array_equal(steps.row, same.row)
         assert (steps.rows, steps.keys, steps.live) == (same.rows, same.keys, same.live)
-        for name, column in tasks._asdict().items():
-            assert np.array_equal(column, getattr(same_tasks, name)), name
+        assert np.array_equal(steps.key_sizes, same.key_sizes)
+        for table, other in zip(steps.table(), same.table(), strict=True):
+            assert np.array_equal(fields(table), fields(other))
     assert written_out.unroll_all(N_STEPS + 2) == copies.unroll_all(N_STEPS + 2)
 
 
@@ -270,7 +276,7 @@ def test_unrolling_numbers_keys_step_by_step():
     mirrored = plan.step * per_step + per_step - 1 - plan.key % per_step
     assert per_step > 1
     assert np.array_equal(unrolled.key, np.where(plan.key >= 0, mirrored, -1))
-    assert StepProgram.of(plan).unroll_all(N_STEPS) is plan
+    assert StepProgram.of(plan).unroll_all(N_STEPS) == plan
 
 
 @pytest.mark.parametrize(
@@ -281,15 +287,15 @@ def test_unrolling_numbers_keys_step_by_step():
 def test_steps_that_repeat_are_those_of_a_longer_plan(strategy):
     """Tasks of four slots, made from three steps; what follows the last slot is in the second one."""
     result = ddlsim.simulate("dgx1-v100", "bert-large", strategy, batch_size=64, workers=4, steps=1, warmup=0)
-    steps, tasks = strategy.program(result.workloads, 4).live_steps()
-    longer = columns(plan_of(strategy, result.workloads, LIVE + 2, 4))
-    begin, end = steps.rows[1].start, steps.rows[-1].stop
-    for name in ("kind", "seconds", "key", "place", "queue", "step", "missing", "slow"):
-        assert (getattr(tasks, name) == getattr(longer, name)[:end]).all(), name
-    assert (tasks.offsets == longer.offsets[: end + 1]).all()
-    following = longer.following[: longer.offsets[end]]
-    assert (tasks.following == np.where(following >= end, following - end + begin, following)).all()
-    assert (tasks.waits == tasks.missing).all()
+    steps = strategy.program(result.workloads, 4).live_steps()
+    table, longer = steps.table(), task_table(plan_of(strategy, result.workloads, LIVE + 2, 4))
+    tasks, begin, end = table.tasks, steps.rows[1].start, steps.rows[-1].stop
+    for name in ("kind", "seconds", "key", "place", "step", "missing", "slow", "first", "last"):
+        assert (tasks[name] == longer.tasks[name][:end]).all(), name
+    assert (table.queue_of == longer.queue_of[: len(table.queue_of)]).all()
+    following = longer.following[: longer.tasks["last"][end - 1]]
+    assert (table.following == np.where(following >= end, following - end + begin, following)).all()
+    assert (tasks["waits"] == tasks["missing"]).all()
     sizes = key_sizes(plan_of(strategy, result.workloads, LIVE + 1, 4))[0]
     assert (steps.key_sizes == sizes).all()
     assert [steps.keys[0].start, steps.keys[-1].stop] == [0, len(sizes)]
@@ -366,7 +372,7 @@ def test_a_step_ends_with_the_weights_whatever_follows():
     draft.collective("all_gather", [0, 1], 5e6, [[row] for row in weights])
     plan = draft.plan()
     execution = plan.execute(star(2, bandwidth="1 GB/s", latency="1 us"))
-    lasts = Shape(plan, [slice(0, len(plan))], [slice(0, int(plan.key.max()) + 1)], 0, {}).lasts
+    lasts = Shape(StepProgram.of(plan), 0, {}).lasts
     ends = [execution.end[lasts][plan.rank[lasts] == rank].max() for rank in (0, 1)]
     assert ends == execution.step_ends[:, 0].tolist()
     assert execution.seconds > max(ends) + 1e-3
