@@ -20,6 +20,7 @@ With ``--against`` another checkout of ddlsim takes turns with this one, run by 
 from __future__ import annotations
 
 import argparse
+import compileall
 import importlib
 import json
 import os
@@ -329,7 +330,9 @@ def once(name: str, *, tiny: bool) -> dict[str, float]:
 
 
 def in_process(name: str, checkout: Path, *, tiny: bool) -> dict[str, float]:
-    """Run a workload in a process of its own, with the ddlsim of a checkout."""
+    """Run a workload in a process of its own, with the ddlsim of a checkout, whose modules are compiled to bytecode."""
+    for package in (checkout / "ddlsim", Path(__file__).parent):
+        compileall.compile_dir(package, quiet=2)  # like an installation, even if PYTHONDONTWRITEBYTECODE is set
     command = [sys.executable, __file__, "--workload", name, "--once", *(["--tiny"] if tiny else [])]
     threads = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     environment = {**os.environ, **threads, "PYTHONPATH": str(checkout)}

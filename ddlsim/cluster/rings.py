@@ -220,9 +220,9 @@ def ring_rate(cluster: Cluster, at: Ints, orders: tuple[Ints, ...], capacity: Fl
     the cluster.
     """
     capacity = cluster.nominal_capacity if capacity is None else capacity
-    routes = [cluster.split_routes(at[order], at[np.roll(order, -1)]) for order in orders]
-    links, shares = np.concatenate([each.links for each in routes]), np.concatenate([each.share for each in routes])
-    uses = np.bincount(cluster.link_channel[links], shares, cluster.n_channels)
+    ends = (np.concatenate([np.roll(order, shift) for order in orders]) for shift in (0, -1))
+    routes = cluster.split_routes(*(at[end] for end in ends))
+    uses = np.bincount(cluster.link_channel[routes.links], routes.share, cluster.n_channels)
     return len(orders) * float(np.min(capacity[uses > 0] / uses[uses > 0], initial=np.inf))
 
 
