@@ -20,6 +20,7 @@ With ``--against`` another checkout of ddlsim takes turns with this one, run by 
 from __future__ import annotations
 
 import argparse
+import compileall
 import importlib
 import json
 import os
@@ -51,8 +52,11 @@ from ddlsim.strategies import Strategy
 CHECKOUT = Path(__file__).resolve().parents[1]
 #: what a first-time user does
 FIRST = "import ddlsim; print(ddlsim.simulate('dgx1-v100', 'resnet50').throughput)"
-#: what a process runs that simulates one workload
-ONLY = "import sys; sys.path.insert(0, {folder!r}); import workloads; workloads.WORK[{name!r}]({tiny})"
+#: what a process runs that simulates a step of GPT-3
+GPT3_ALONE = (
+    "import ddlsim; layout = ddlsim.Parallel(tensor=8, pipeline=8, data=16); ddlsim.simulate("
+    "'dgx-a100-pod+n_leaves=64', 'gpt3-175b', layout, batch_size=1536, precision='fp16', steps=1, warmup=0)"
+)
 
 #: Runs something, tiny or whole; returns "seconds" of CPU time, and "relative" or "mebibytes" if the target is of that.
 Work = Callable[[bool], dict[str, float]]
@@ -277,9 +281,9 @@ def first_result(tiny: bool) -> dict[str, float]:
     return process(FIRST, compiled=tiny)
 
 
-def fresh(name: str, tiny: bool) -> dict[str, float]:
-    """A process that does nothing but one of the workloads; what it needs is compiled."""
-    return process(ONLY.format(folder=str(Path(__file__).parent), name=name, tiny=tiny), compiled=True)
+def fresh(tiny: bool) -> dict[str, float]:
+    """A process that does nothing but simulate GPT-3 (tiny: ResNet-50); what it needs is compiled."""
+    return process(FIRST if tiny else GPT3_ALONE, compiled=True)
 
 
 RING, NESTED = ddlsim.AllReduce("ring", overlap="ddp"), ddlsim.AllReduce("hierarchical", overlap="ddp")
@@ -298,7 +302,7 @@ WORKLOADS = [
     Workload("long-128", "hierarchical, 16 x 8 GPUs, 1,000 steps", run_of(machines, NESTED, 128, 1000), 4.0),
     Workload("gpt3-1024", "GPT-3 on 1,024 A100, a step of 1,536 sequences, no jitter", partial(GPT3, PLAIN), 1.0),
     Workload("gpt3-1024-jitter", "the same with jitter", partial(GPT3, JITTER), 2.0),
-    Workload("gpt3-1024-fresh", "the same without jitter, process included", partial(fresh, "gpt3-1024"), 3.0),
+    Workload("gpt3-1024-fresh", "the same without jitter, process included", fresh, 3.0),
     Workload("megatron-1t", "Megatron 1T on 3,072 A100, 3,072 sequences, no jitter", partial(MEGATRON_1T, PLAIN), 5.0),
     Workload("megatron-1t-jitter", "the same with jitter", partial(MEGATRON_1T, JITTER), 8.0),
     Workload("fsdp-256", "Llama 7B in shards over 256 H100, a step, no jitter", partial(shards, 256, PLAIN), 3.0),
@@ -329,7 +333,9 @@ def once(name: str, *, tiny: bool) -> dict[str, float]:
 
 
 def in_process(name: str, checkout: Path, *, tiny: bool) -> dict[str, float]:
-    """Run a workload in a process of its own, with the ddlsim of a checkout."""
+    """Run a workload in a process of its own, with the ddlsim of a checkout, whose modules are compiled to bytecode."""
+    for package in (checkout / "ddlsim", Path(__file__).parent):
+        compileall.compile_dir(package, quiet=2)  # like an installation, even if PYTHONDONTWRITEBYTECODE is set
     command = [sys.executable, __file__, "--workload", name, "--once", *(["--tiny"] if tiny else [])]
     threads = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     environment = {**os.environ, **threads, "PYTHONPATH": str(checkout)}

@@ -18,7 +18,6 @@ custom compilers (https://numba.readthedocs.io/en/stable/developer/custom_pipeli
 from __future__ import annotations
 
 import atexit
-import gc
 import glob
 import os
 import shutil
@@ -39,6 +38,7 @@ from numba.core.runtime.nrt import rtsys
 from numba.core.ssa import reconstruct_ssa
 
 from ddlsim.compile_messages import teller
+from ddlsim.garbage import let_age, postponed
 
 _REMEDY = "set NUMBA_CACHE_DIR to a writable folder"
 _full: list[OSError] = []  # errors that prevented writing compiled code
@@ -417,21 +417,10 @@ class _Whole(compiler.CompilerBase):  # type: ignore[misc,unused-ignore]
         """Compile a Python function."""
         self.state.library = self.code(self.state.targetctx.codegen(), function.__qualname__)
         self.state.library.enable_object_caching()
-        collecting = gc.isenabled()
-        gc.disable()
-        try:
-            return super().compile_extra(function)
-        finally:
-            if collecting:
-                _let_age()
-                gc.enable()
-
-
-def _let_age() -> None:
-    """Move all objects to the oldest generation, which the next young collections skip."""
-    if gc.get_freeze_count() == 0:  # otherwise, objects frozen by the application would be thawed
-        gc.freeze()
-        gc.unfreeze()
+        with postponed():
+            compiled = super().compile_extra(function)
+            let_age()
+        return compiled
 
 
 class _Part(_Whole):

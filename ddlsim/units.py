@@ -1,8 +1,8 @@
 """Conversion of texts with units to SI floats.
 
-``parse("25 Gbit/s", "bandwidth")`` returns bytes per second, ``parse("10 us", "time")`` seconds. QuantiPhy
-reads number and scale factor (decimal, so ``10 us`` is exactly ``1e-05``); the table below defines the base units. GB
-is 1e9 bytes and GiB is 2**30 bytes, everywhere.
+``parse("25 Gbit/s", "bandwidth")`` returns bytes per second, ``parse("10 us", "time")`` seconds. Decimal prefixes are
+added to the exponent of the number, so ``10 us`` is exactly ``1e-05``; the table below defines the base units. GB is
+1e9 bytes and GiB is 2**30 bytes, everywhere.
 """
 
 from __future__ import annotations
@@ -10,14 +10,19 @@ from __future__ import annotations
 import functools
 import math
 import re
-from decimal import Decimal, InvalidOperation
 
 from ddlsim.errors import UnitError, shown
 
 #: bounds on the magnitude of nonzero numbers, far beyond any real one: products and quotients of two stay finite
 SMALLEST, LARGEST = 1e-100, 1e100
 
-_NUMBER = re.compile(r"^[-+]?[\d.,_]*([eE][-+]?\d+)?\s*")
+_NUMBER = re.compile(r"([-+]?[\d.,_]*)(?:[eE]([-+]?\d+))?\s*")
+#: prefix -> exponent of ten
+_DECIMAL = {"": 0, "c": -2, "K": 3, "\N{MICRO SIGN}": -6, "\N{GREEK SMALL LETTER MU}": -6}
+_DECIMAL |= {prefix: 3 * i for i, prefix in enumerate("kMGTPEZYRQ", 1)}
+_DECIMAL |= {prefix: -3 * i for i, prefix in enumerate("munpfazyrq", 1)}
+#: prefix -> factor
+_BINARY = {f"{prefix}i": 1024.0**power for power, prefix in enumerate("KMGTPEZYRQ", 1)}
 #: dimensions without quantities below one base unit: in "100 mbit/s", m is a typing error for M
 _NO_FRACTIONS = ("bandwidth", "bytes", "flops")
 #: prefixes in suggestions for misspelt units
@@ -67,26 +72,14 @@ def in_range(number: float) -> bool:
     return number == 0.0 or SMALLEST <= abs(number) <= LARGEST
 
 
-@functools.cache
-def _quantity_type() -> type:
-    from quantiphy import Quantity
-
-    class DdlsimQuantity(Quantity):
-        """A separate quantity type, so that the preference below affects only ddlsim."""
-
-    DdlsimQuantity.set_prefs(known_units="min")  # otherwise, "2 min" is two milli-inches
-    return DdlsimQuantity
-
-
-def _without_exponent(text: str) -> str:
-    """Return "1000000 GB/s" for "1e6 GB/s": QuantiPhy supports either an exponent or a scale factor."""
-    found = _NUMBER.match(text)
-    if found is None or found[1] is None or len(found[1]) > len("e-300"):  # a longer exponent would be written out
-        return text
-    try:
-        return f"{Decimal(found[0].replace(',', '')):f} {text[found.end() :]}"
-    except InvalidOperation:
-        return text
+def _prefix_and_unit(written: str) -> tuple[str, str]:
+    """Return a prefix and a base unit of any dimension ("": none); "" and `written` if the text is neither."""
+    units = {"", *(unit for _, factors, _ in DIMENSIONS.values() for unit in factors)}
+    for n in range(3):
+        prefix, unit = written[:n], written[n:]
+        if unit in units and (prefix in _DECIMAL or prefix in _BINARY):
+            return prefix, unit
+    return "", written
 
 
 @functools.lru_cache(maxsize=4096)
@@ -96,40 +89,34 @@ def parse(text: str, dimension: str, where: str = "") -> float:
     Raises :class:`UnitError` if the unit is missing, unknown or of another dimension, or if the number is not
     :func:`in_range`. The message begins with `where`, the name of the field.
     """
-    from quantiphy import InvalidNumber
-
     si_unit, factors, example = DIMENSIONS[dimension]
     noun = _NOUN.get(dimension, dimension)
     at = f"{where}: {shown(text)}" if where else shown(text)
     if len(text) > _LONGEST:
         raise UnitError(f"{at} is too long for a {noun}; write it like {example!r}")
     found = _NUMBER.match(text.strip())
-    number = found[0].strip() if found else ""
-    written = text.strip()[found.end() :] if found else ""  # QuantiPhy takes "y" for yocto, and the "p" off "parsecs"
+    assert found is not None  # even if the text begins with no number
+    number, exponent, written = found[1], int(found[2] or 0), text.strip()[found.end() :]
     if "," in number:
         raise UnitError(f"{at} contains a comma; write decimals with a point and thousands without a separator")
+    prefix, unit = _prefix_and_unit(written)
     try:
-        if number and written in factors:
-            quantity, unit = _quantity_type()(number), written
-        else:
-            quantity = _quantity_type()(_without_exponent(text.strip()), binary=True)
-            unit = quantity.units
-    except InvalidNumber:
+        value = float(f"{number}e{exponent + _DECIMAL.get(prefix, 0)}") * _BINARY.get(prefix, 1.0)
+    except ValueError:
         raise UnitError(f"{at} is not a {noun}; write it like {example!r}") from None
-    if not math.isfinite(float(quantity)):
+    if not math.isfinite(value):
         raise UnitError(f"{at} is not finite; use a {noun} such as {example!r}")
     if unit in factors:
-        if dimension in _NO_FRACTIONS and written != unit and abs(_quantity_type()(f"1 {written}", binary=True)) < 1.0:
-            prefix = written.removesuffix(unit)
+        if dimension in _NO_FRACTIONS and _DECIMAL.get(prefix, 0) < 0:
             raise UnitError(
                 f"{at}: {prefix!r} before {unit!r} is a prefix below 1 ('m' is 1e-3, 'M' is 1e6); "
                 f"write a {noun} such as {example!r}"
             )
-        if not in_range(float(quantity) * factors[unit]):
+        if not in_range(value * factors[unit]):
             raise UnitError(
                 f"{at} is out of range ({SMALLEST:g} to {LARGEST:g} {si_unit}); use a {noun} such as {example!r}"
             )
-        return float(quantity) * factors[unit]
+        return value * factors[unit]
     if not unit:
         raise UnitError(f"{at} has no unit; write a {noun} such as {example!r} (SI unit: {si_unit})")
     for other, (_, other_factors, _) in DIMENSIONS.items():

@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[1] / "ddlsim"
 ORDER = [
     ("printable",),
     ("errors",),
-    ("extras",),
+    ("extras", "garbage"),
     ("units", "readable", "notebook", "bundled", "ties", "output_files", "named_code", "text_tables"),
     ("plain",),
     ("arguments",),

@@ -38,6 +38,7 @@ from ddlsim.units import DIMENSIONS, parse, quantity_text
         ("5 /s", "rate", 5.0),
         ("2.5e3 1/s", "rate", 2500.0),
         ("300 mW", "power", 0.3),
+        ("9 p/s", "rate", 9e-12),
     ],
 )
 def test_parse(text, dimension, value):

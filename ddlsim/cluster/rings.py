@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from itertools import islice, pairwise
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -190,13 +191,12 @@ def channels(cluster: Cluster, nodes: tuple[int, ...]) -> Channels:
     if max(map(len, machines)) == 1:
         return Channels((plain,), (tuple(machines),))
     if len(machines) == 1:
-        cycles = [] if len(nodes) == 2 else _Machine(cluster, at).cycles()
+        cycles = [] if len(nodes) == 2 else _machines(cluster, [at])[0].cycles()
         orders = tuple(np.array(cycle) for cycle in cycles) or (plain,)
         return Channels(orders, tuple((order,) for order in orders))
     paths, chains, searched = [], [], {}
-    for number, machine in enumerate(machines):
-        outside = int(at[machines[number - 1][0]])
-        inside = _Machine(cluster, at[machine], outside)
+    for number, inside in enumerate(_machines(cluster, [at[machine] for machine in machines])):
+        machine = machines[number]
         if inside.shape not in searched:
             searched[inside.shape] = inside.paths()
         interface = {device: i for i, each in enumerate(inside.interfaces) for device in each}
@@ -220,9 +220,9 @@ def ring_rate(cluster: Cluster, at: Ints, orders: tuple[Ints, ...], capacity: Fl
     the cluster.
     """
     capacity = cluster.nominal_capacity if capacity is None else capacity
-    routes = [cluster.split_routes(at[order], at[np.roll(order, -1)]) for order in orders]
-    links, shares = np.concatenate([each.links for each in routes]), np.concatenate([each.share for each in routes])
-    uses = np.bincount(cluster.link_channel[links], shares, cluster.n_channels)
+    ends = (np.concatenate([np.roll(order, shift) for order in orders]) for shift in (0, -1))
+    routes = cluster.split_routes(*(at[end] for end in ends))
+    uses = np.bincount(cluster.link_channel[routes.links], routes.share, cluster.n_channels)
     return len(orders) * float(np.min(capacity[uses > 0] / uses[uses > 0], initial=np.inf))
 
 
@@ -258,37 +258,53 @@ def groups_of(labels: Ints) -> tuple[Ints, ...]:
     return tuple(parts[i] for i in np.argsort(first).tolist())
 
 
-class _Machine:
-    """The devices of a machine, the paths between them and the capacities of their channels, numbered from 0."""
+def _machines(cluster: Cluster, machines: list[Ints]) -> list[_Machine]:
+    """Return the machines with these devices; the interfaces of each are those to the machine before it."""
+    n_devices = [len(devices) for devices in machines]
+    routes = cluster.routes(
+        np.concatenate([np.repeat(devices, len(devices)) for devices in machines]),
+        np.concatenate([np.tile(devices, len(devices)) for devices in machines]),
+    )
+    paths = iter(_rows(routes.offsets, cluster.link_channel[routes.links]))
+    ports: Iterator[tuple[int, ...]] = iter(())
+    if len(machines) > 1:
+        devices, outside = np.concatenate(machines), [machines[i - 1][0] for i in range(len(machines))]
+        ways = cluster.split_routes(devices, np.repeat(outside, n_devices))
+        host = np.repeat(cluster.host_of[devices], np.diff(ways.offsets))
+        source, target = (cluster.host_of[ends[ways.links]] for ends in (cluster.link_src, cluster.link_dst))
+        leaving = (source == host) & (target != host)
+        offsets = np.append(0, np.cumsum(leaving))[ways.offsets]
+        ports = (tuple(sorted(each)) for each in _rows(offsets, cluster.link_channel[ways.links[leaving]]))
+    return [_Machine(cluster, n, list(islice(paths, n * n)), list(islice(ports, n))) for n in n_devices]
 
-    def __init__(self, cluster: Cluster, nodes: Ints, outside: int | None = None) -> None:
-        n = self.n = len(nodes)
-        a, b = (index.ravel() for index in np.indices((n, n)))
-        routes = cluster.routes(nodes[a], nodes[b])
-        links = [routes[i] for i in range(n * n)]
-        out: list[tuple[int, ...]] = []  # channels of the interfaces nearest to each device
-        if outside is not None:
-            ways = cluster.split_routes(nodes, np.full(n, outside))
-            host = cluster.host_of[nodes[0]]
-            for i in range(n):
-                source, target = (cluster.host_of[ends[ways[i]]] for ends in (cluster.link_src, cluster.link_dst))
-                leaving = ways[i][(source == host) & (target != host)]
-                out.append(tuple(sorted(cluster.link_channel[leaving].tolist())))
-        used = sorted({int(cluster.link_channel[link]) for way in links for link in way.tolist()})
+
+def _rows(offsets: Ints, values: Ints) -> list[list[int]]:
+    """Return the rows of a CSR."""
+    return [values[begin:end].tolist() for begin, end in pairwise(offsets.tolist())]
+
+
+class _Machine:
+    """The devices of a machine, the paths between them and the capacities of their channels, numbered from 0.
+
+    paths  channels of the routes from device i to device j, at i * n + j
+    ports  channels of the interfaces nearest to each device; empty if there is no other machine
+    """
+
+    def __init__(self, cluster: Cluster, n: int, paths: list[list[int]], ports: list[tuple[int, ...]]) -> None:
+        self.n = n
+        used = sorted({channel for path in paths for channel in path})
         number = {channel: i for i, channel in enumerate(used)}
         self.capacity = cluster.nominal_capacity[used].tolist()
-        self.ways: list[list[list[int]]] = [
-            [[number[int(cluster.link_channel[link])] for link in links[i * n + j].tolist()] for j in range(n)]
-            for i in range(n)
-        ]
+        numbered = [[number[channel] for channel in path] for path in paths]
+        self.ways = [numbered[i * n : (i + 1) * n] for i in range(n)]
         #: devices by nearest interfaces, and the rate of these interfaces
         self.interfaces: list[list[int]] = []
-        self.outwards = np.inf if out else 0.0
-        for ports in dict.fromkeys(out):
-            devices = [i for i in range(n) if out[i] == ports]
-            n_rings = min(len(devices), len(ports))
+        self.outwards = np.inf if ports else 0.0
+        for nearest in dict.fromkeys(ports):
+            devices = [i for i in range(n) if ports[i] == nearest]
+            n_rings = min(len(devices), len(nearest))
             self.interfaces += [part.tolist() for part in np.array_split(devices, n_rings)]
-            self.outwards = min(self.outwards, float(cluster.nominal_capacity[list(ports)].sum()) / n_rings)
+            self.outwards = min(self.outwards, float(cluster.nominal_capacity[list(nearest)].sum()) / n_rings)
         self.steps = 0
 
     @property

@@ -1,7 +1,8 @@
 """Array-based routing policies with one table per destination, built on first use.
 
 Endpoints with a single attachment are contracted to their switch first, so the search of a fat tree with 10,000 hosts
-covers only its switches. Tori and hypercubes need no search (dimension order by formula).
+covers only its switches. If no shortest path passes through a machine, the search skips its nodes until a route from
+one of them is requested. Tori and hypercubes need no search (dimension order by formula).
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
+import numpy.typing as npt
 
 from ddlsim.cluster.cluster import Cluster, Floats, Ints, Routes
 from ddlsim.cluster.details import DETAIL_KEYS, LinkDetails
@@ -51,18 +53,25 @@ class TableRouter:
         inner = (self._up[cluster.link_src] < 0) & (self._up[cluster.link_dst] < 0)
         ids = np.flatnonzero(inner)
         ids = ids[np.argsort(cluster.link_src[ids], kind="stable")]  # by source, then by id
-        self._ids, self._src, self._dst = ids, cluster.link_src[ids], cluster.link_dst[ids]
+        self._ids, src, self._dst = ids, cluster.link_src[ids], cluster.link_dst[ids]
         per_byte = 1.0 / cluster.nominal_capacity[cluster.link_channel[ids]]
         forwards = cluster.is_endpoint[self._dst].astype(np.float64)
-        self._costs = np.stack([forwards, per_byte, cluster.link_latency[ids], per_byte], axis=1)
-        self._out_start = np.searchsorted(self._src, np.arange(n + 1))
-        self._in_links = np.argsort(self._dst, kind="stable")
-        self._in_start = np.searchsorted(self._dst[self._in_links], np.arange(n + 1))
+        costs = np.stack([forwards, per_byte, cluster.link_latency[ids], per_byte], axis=1)
+        self._out_start = np.searchsorted(src, np.arange(n + 1))
+        in_links = np.argsort(self._dst, kind="stable")
+        in_start = np.searchsorted(self._dst[in_links], np.arange(n + 1))
+        host, n_hosts = cluster.host_of, len(cluster.host_names)
+        skipped = np.append(_dead_ends(cluster, src, self._dst), False)[host]
+        by_host = np.argsort(host, kind="stable")
+        machines = np.searchsorted(host[by_host], np.arange(n_hosts + 1)), by_host
+        initial_hops = np.where(skipped, np.iinfo(np.int64).max, -1)
+        links = (self._dst, costs, self._out_start, in_start, src[in_links])
+        self._search = (initial_hops, machines, *links)
         self._room = *(np.empty(n, dtype=np.int64) for _ in range(3)), np.zeros(n), np.zeros(len(ids))
         self._gpu = np.array([kind == "gpu" for kind in cluster.node_kind], dtype=bool)
         self._row_of = np.full(n, -1, dtype=np.int64)
         self._dags = np.zeros((0, (len(ids) + 63) // 64), dtype=np.uint64)
-        self._n_rows = 0
+        self._n_searches = np.zeros(n, dtype=np.int64)  # to each target
 
     def route(
         self, src: Ints, dst: Ints, flows: Ints | None = None, n_flows: Ints | None = None, ports: bool = False
@@ -75,7 +84,8 @@ class TableRouter:
         """
         from ddlsim.cluster import walk
 
-        self._prepare(dst)
+        missing = self._row_of[self._core[dst]] < 0
+        self._prepare(src[missing], dst[missing])
         flows = np.zeros(len(src), dtype=np.int64) if flows is None else flows
         n_flows = np.ones(len(src), dtype=np.int64) if n_flows is None else n_flows
         host = self._cluster.host_of
@@ -83,38 +93,47 @@ class TableRouter:
         ends = np.ascontiguousarray(ends) if ports else np.full((len(src), 2), -2)
         room = 6 * len(src) + len(self._ids) + 2
         offsets, links, shares = np.zeros(len(src) + 1, dtype=np.int64), np.empty(room, dtype=np.int64), np.empty(room)
-        tables = (self._up, self._down, self._core, self._row_of, self._dags, self._out_start, self._dst, self._ids)
-        ways, n_done = (flows, n_flows, host, ends, self._room), 0
+        attached, onward = (self._up, self._down, self._core, self._row_of), (self._out_start, self._dst, self._ids)
+        ways, n_done, is_final = (self._policy, self._port, flows, n_flows, host, ends, self._room), 0, False
         while True:
-            n_done, lost = walk.walk(src, dst, *tables, self._policy, self._port, *ways, n_done, offsets, links, shares)
-            if lost:
+            place = (n_done, offsets, links, shares)
+            n_done, lost = walk.walk(src, dst, *attached, self._dags, *onward, *ways, *place)
+            if lost and is_final:
                 raise self._cluster.no_route(int(src[n_done]), int(dst[n_done]))
             if n_done == len(src):
                 return offsets, links[: offsets[-1]], shares[: offsets[-1]]
-            links, shares = np.concatenate([links, links]), np.concatenate([shares, shares])
+            if lost:  # searches may have skipped sources in other machines
+                skipped = n_done + np.flatnonzero((host[self._core[src]] != host[self._core[dst]])[n_done:])
+                self._prepare(src[skipped], dst[skipped])
+                is_final = True
+            else:
+                links, shares = np.concatenate([links, links]), np.concatenate([shares, shares])
 
-    def _prepare(self, dst: Ints) -> None:
-        """Build the missing tables for these destinations."""
+    def _prepare(self, src: Ints, dst: Ints) -> None:
+        """Search for the routes src[i] -> dst[i], whose tables are missing or incomplete."""
         from ddlsim.cluster import walk
 
-        wanted = np.zeros(len(self._row_of), dtype=bool)
-        wanted[self._core[dst]] = True
-        targets = np.flatnonzero(wanted & (self._row_of < 0))
-        if not len(targets):
+        if not len(src):
             return
-        n = len(self._row_of)
-        dags = np.zeros((len(targets), self._dags.shape[1]), dtype=np.uint64)
-        hops, queue, shortest = (np.empty(size, dtype=np.int64) for size in (n, n, len(self._ids)))
-        links = (self._src, self._dst, self._costs, self._out_start, self._in_start, self._in_links)
-        walk.mark_shortest(dags, hops, np.empty((n, 4)), queue, shortest, targets, *links)
-        n_rows = self._n_rows + len(targets)
-        if n_rows > len(self._dags):  # double the size, because routes are often requested one at a time
-            grown = np.zeros((max(n_rows, 2 * len(self._dags)), self._dags.shape[1]), dtype=np.uint64)
-            grown[: self._n_rows] = self._dags[: self._n_rows]
-            self._dags = grown
-        self._dags[self._n_rows : n_rows] = dags
-        self._row_of[targets] = np.arange(self._n_rows, n_rows)
-        self._n_rows = n_rows
+        n, n_hosts, host = len(self._row_of), len(self._cluster.host_names), self._cluster.host_of
+        targets, number = np.unique(self._core[dst], return_inverse=True)
+        self._n_searches[targets] += 1
+        # Routes begin and end in these machines. After several searches, nothing is skipped, because routes are often
+        # requested one at a time.
+        often = np.flatnonzero(self._n_searches[targets] > n_hosts.bit_length())
+        which = np.concatenate([number, np.arange(len(targets)), np.repeat(often, n_hosts)])
+        machine = np.concatenate([host[self._core[src]], host[targets], np.tile(np.arange(n_hosts), len(often))])
+        which, machine = np.divmod(np.unique((which * n_hosts + machine)[machine >= 0]), n_hosts)
+        machines = np.searchsorted(which, np.arange(len(targets) + 1)), machine
+        new = targets[self._row_of[targets] < 0]
+        n_rows = int(self._row_of.max()) + 1
+        self._row_of[new] = np.arange(n_rows, n_rows + len(new))
+        if n_rows + len(new) > len(self._dags):
+            n_more = max(len(new), len(self._dags))  # at least double the size
+            self._dags = np.concatenate([self._dags, np.zeros((n_more, self._dags.shape[1]), dtype=np.uint64)])
+        room = [np.empty(size, dtype=np.int64) for size in (n, n, len(self._ids))]
+        scratch = (room[0], np.empty((n, 4)), *room[1:])
+        walk.mark_shortest(self._dags, *scratch, targets, self._row_of[targets], machines, *self._search)
 
 
 class GridRouter:
@@ -178,6 +197,38 @@ def _contract(cluster: Cluster) -> tuple[Ints, Ints, Ints]:
     nodes, beyond = nodes[fits], beyond[fits]
     up[nodes], down[nodes], core[nodes] = out_link[nodes], in_link[nodes], beyond
     return up, down, core
+
+
+def _dead_ends(cluster: Cluster, src: Ints, dst: Ints) -> npt.NDArray[np.bool_]:
+    """Return whether no shortest path over links src[i] -> dst[i] passes through each machine, shape (n_hosts,).
+
+    A path through a machine whose nodes have at most one neighbour outside has at least three hops from neighbour to
+    neighbour. So if the network connects all its neighbours in one or two hops, no shortest path uses the machine.
+    """
+    outside = np.flatnonzero((cluster.host_of[src] != cluster.host_of[dst]) | (cluster.host_of[src] < 0))
+    ends = src[outside], dst[outside]
+    hosts = (cluster.host_of[nodes].tolist() for nodes in ends)
+    attached: dict[int, set[tuple[int, int]]] = {}  # nodes of each machine with their neighbours outside
+    after: dict[int, set[int]] = {}  # switches one hop after each switch
+    for a, b, host_a, host_b in zip(*(nodes.tolist() for nodes in ends), *hosts, strict=True):
+        if host_a < 0 and host_b < 0:
+            after.setdefault(a, set()).add(b)
+        if host_a >= 0:
+            attached.setdefault(host_a, set()).add((a, b))
+        if host_b >= 0:
+            attached.setdefault(host_b, set()).add((b, a))
+
+    @cache
+    def are_near(nodes: frozenset[int]) -> bool:
+        """Return whether nodes reach each other in at most two hops between switches."""
+        reached = {a: after.get(a, set()).union(*(after.get(c, ()) for c in after.get(a, ()))) for a in nodes}
+        return all(nodes <= reached[a] | {a} for a in nodes)
+
+    dead = np.ones(len(cluster.host_names), dtype=bool)
+    for machine, pairs in attached.items():
+        neighbours = frozenset(neighbour for _, neighbour in pairs)
+        dead[machine] = len(dict(pairs)) == len(pairs) and are_near(neighbours)
+    return dead
 
 
 def port_numbers(cluster: Cluster) -> Ints:

@@ -45,34 +45,45 @@ def mark_shortest(
     queue: _Ints,
     shortest: _Ints,
     targets: _Ints,
-    link_src: _Ints,
+    rows: _Ints,
+    opened: tuple[_Ints, _Ints],
+    initial_hops: _Ints,
+    machines: tuple[_Ints, _Ints],
     link_dst: _Ints,
     link_costs: _Floats,
     out_start: _Ints,
     in_start: _Ints,
-    in_links: _Ints,
+    in_src: _Ints,
 ) -> None:
-    """Set the bits of the links on the shortest paths to each target in its row of `dags`.
+    """Set the bits of the links on the shortest paths to each target in row `rows[i]` of `dags`.
+
+    ``initial_hops`` is -1, or more than any distance for nodes to skip. Nodes of the machines that `opened` lists for a
+    target are not skipped. `opened` is a CSR, like `machines`, which lists the nodes of each machine.
 
     Paths are compared by number of hops, then by number of forwarding endpoints, bandwidth of the narrowest link,
     latency, and total time per byte. The last four are the columns of `link_costs` (n_links, 4): 1 if an endpoint
     follows, s per byte, s, and s per byte. (Hops, then the narrowest link: widest-shortest paths, RFC 2676, section 2.)
 
-    Links are sorted by source; `out_start` (n_nodes + 1,) delimits them, `in_start`, `in_links` list them by
-    destination. `dags` has shape (n_targets, ceil(n_links / 64)); `hops`, `queue` (n_nodes,), `costs` (n_nodes, 4) and
+    Links are sorted by source; `out_start` (n_nodes + 1,) delimits them, `in_start` and `in_src` list the sources by
+    destination. `dags` has shape (n_rows, ceil(n_links / 64)); `hops`, `queue` (n_nodes,), `costs` (n_nodes, 4) and
     `shortest` (n_links,) are scratch space.
     """
-    for row in range(targets.size):
+    for number in range(targets.size):
+        target, row = targets[number], rows[number]
         for node in range(hops.size):
-            hops[node] = -1
-        hops[targets[row]] = 0
-        costs[targets[row], :] = 0.0
-        queue[0] = targets[row]
+            hops[node] = initial_hops[node]
+        for i in range(opened[0][number], opened[0][number + 1]):
+            machine = opened[1][i]
+            for j in range(machines[0][machine], machines[0][machine + 1]):
+                hops[machines[1][j]] = -1
+        hops[target] = 0
+        costs[target, :] = 0.0
+        queue[0] = target
         head, tail = 0, 1
         while head < tail:
             node = queue[head]
             head += 1
-            if node != targets[row]:
+            if node != target:
                 # Nodes one hop closer left the queue before this one, so their costs are final.
                 n = 0
                 for link in range(out_start[node], out_start[node + 1]):
@@ -98,7 +109,7 @@ def mark_shortest(
                     link = shortest[j]
                     dags[row, link >> 6] |= np.uint64(1) << np.uint64(link & 63)
             for i in range(in_start[node], in_start[node + 1]):
-                before = link_src[in_links[i]]
+                before = in_src[i]
                 if hops[before] < 0:
                     hops[before] = hops[node] + 1
                     queue[tail] = before

@@ -21,13 +21,13 @@ from ddlsim.data.dataset import DataSet, Floats, Ints, resize
 from ddlsim.errors import DdlsimError
 from ddlsim.learning.phases import Phase, phase_at
 from ddlsim.learning.values import ABSENT, Array, BatchStatistics, DataPlane, Value
-from ddlsim.nn.network import Network
 from ddlsim.optim import OptimizerState, Schedule
 from ddlsim.optim.rules import Optimizer
 from ddlsim.streams import stream
 
 if TYPE_CHECKING:
     from ddlsim.learning.monitor import Row
+    from ddlsim.nn.network import Network
 
 
 #: number of samples per evaluation batch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 
@@ -14,12 +14,15 @@ from ddlsim.data.dataset import DataSet, HeldOut
 from ddlsim.errors import ConfigError
 from ddlsim.learning.learner import Task
 from ddlsim.learning.phases import Phase, PhasedRate, phase_at
-from ddlsim.nn.network import Loss, Network, build_network, each_label
+from ddlsim.nn import Loss
 from ddlsim.optim import SGD, Constant, GrowingBatch, Schedule
 from ddlsim.optim.rules import Optimizer, with_layers
 from ddlsim.units import parse
 from ddlsim.workload.model import Model
 from ddlsim.workload.resized import resized
+
+if TYPE_CHECKING:
+    from ddlsim.nn.network import Network
 
 SHARDINGS = ("iid", "by_class", "shared")
 
@@ -128,6 +131,8 @@ class Training:
 
         Raises ConfigError if data and model do not match.
         """
+        from ddlsim.nn.network import build_network, each_label
+
         network = build_network(model, seed, loss=self.loss)
         network.check_layers()
         networks = tuple(self._in_phase(phase, network, seed, clock or model) for phase in self.phases)
@@ -185,6 +190,8 @@ class Training:
 
     def _in_phase(self, phase: Phase, network: Network, seed: int, clock: Model) -> Network:
         """Return the network for the images of a phase."""
+        from ddlsim.nn.network import build_network
+
         if phase.input_size is None:
             return network
         model, size = network.model, phase.input_size

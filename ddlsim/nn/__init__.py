@@ -7,4 +7,8 @@
 A custom layer is a frozen dataclass with ``cost`` (see :class:`Cost`), ``init``, ``forward`` and ``backward``.
 """
 
+from typing import Literal
+
 from ddlsim.workload.layer_rules import Cost as Cost, streaming as streaming
+
+Loss = Literal["cross_entropy", "mean_squared_error"]

@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from ddlsim.arguments import Seed, checked, validated_by
 from ddlsim.errors import ConfigError, shown
+from ddlsim.nn import Loss, row_kernels
 from ddlsim.nn import layers as nn
-from ddlsim.nn import row_kernels
 from ddlsim.nn.layer_rules import held_to_rules
 from ddlsim.nn.pass_state import Array, Buffers, Layer, Pass, PureLayer, Slot
 from ddlsim.streams import stream
@@ -355,7 +355,6 @@ def initial_values(parameters: Sequence[Parameter], seed: int, dtype: np.dtype[n
 
 
 Labels = npt.NDArray[np.int64] | Array
-Loss = Literal["cross_entropy", "mean_squared_error"]
 
 
 def each_label(out_shape: tuple[int, ...]) -> tuple[int, ...]:

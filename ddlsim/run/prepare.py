@@ -17,6 +17,7 @@ from ddlsim.cluster.machines import memory_nodes
 from ddlsim.compression import Compression
 from ddlsim.compression.choice import PROBES, kept_vectors
 from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.garbage import postponed
 from ddlsim.learning import Phase, Training
 from ddlsim.learning.learner import Task
 from ddlsim.reliability.faults import Effect, at_random, effects_of
@@ -264,6 +265,7 @@ def _with_algorithms(experiment: Experiment, cluster: Cluster, nodes: list[int])
     return experiment.with_(strategy=dataclasses.replace(strategy, **chosen)) if chosen else experiment
 
 
+@postponed()
 def prepare(experiment: Experiment) -> Prepared:
     """Place the workers, and determine their computation under the strategy and their training.
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddlsim.arguments import Count, checked
 from ddlsim.errors import ConfigError
-from ddlsim.imports import LayerTime, profile_workload, read_kineto
 from ddlsim.workload.compute import Roofline, Workload, make_workload
 from ddlsim.workload.devices import Device
 from ddlsim.workload.model import Model
+
+if TYPE_CHECKING:
+    from ddlsim.imports import LayerTime
 
 
 @checked
@@ -37,6 +39,8 @@ class Traced:
     layers: tuple[LayerTime, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        from ddlsim.imports import read_kineto
+
         size = self.batch_size
         trace = read_kineto(self.path)
         if not trace.layers:
@@ -59,6 +63,8 @@ def traced_workload(
 
     Raises :class:`~ddlsim.errors.ConfigError` for another batch size or model than the trace's.
     """
+    from ddlsim.imports import profile_workload
+
     if batch_size != traced.batch_size:
         raise ConfigError(
             f"{traced.path}: the trace has batch_size = {traced.batch_size}, not {batch_size}; trace that "

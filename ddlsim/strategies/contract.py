@@ -18,6 +18,8 @@ from ddlsim.errors import ConfigError, shown
 from ddlsim.plan import Plan, StepProgram
 from ddlsim.plan.plan import Floats
 from ddlsim.plan.program import Folded
+from ddlsim.runtime.context import RunContext as RunContext
+from ddlsim.runtime.context import Strategy as Strategy
 from ddlsim.runtime.fabric import Collectives, Fabric
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.model import Model

@@ -30,7 +30,6 @@ from ddlsim.workload.precision import ELEMENT_NBYTES, GRADIENT_TYPES
 from ddlsim.workload.stage import Stage
 from ddlsim.workload.table_placement import (
     SHARDINGS,
-    HostMemory,
     Placement,
     Shard,
     Space,
@@ -38,6 +37,7 @@ from ddlsim.workload.table_placement import (
     tables_of,
     work_of,
 )
+from ddlsim.workload.table_placement import HostMemory as HostMemory
 
 #: number of workers from which the one that computes the bottom MLP for all samples holds no tables (NVIDIA's DLRM)
 MANY = 5

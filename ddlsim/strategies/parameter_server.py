@@ -19,7 +19,7 @@ from ddlsim.runtime import Communicator, Exchange, Fabric, RunContext
 from ddlsim.runtime.codec import backwards
 from ddlsim.runtime.exchange import CollectiveExchange, InGroups, ThroughServers, Vectors
 from ddlsim.runtime.fabric import algorithm_name, cost_suffix
-from ddlsim.runtime.server_work import ServerWork
+from ddlsim.runtime.server_work import ServerWork as ServerWork
 from ddlsim.runtime.servers import Placement, PlacesServers, server_nodes
 from ddlsim.strategies.all_reduce import AllReduce, start_group
 from ddlsim.strategies.overlap import OverlapChoice, as_compressed, buckets_of, overlap_named

@@ -175,12 +175,12 @@ def load_device(name: DeviceLike) -> Device:
     """
     if isinstance(name, Device):
         return name
-    path, catalogue = Path(name), _catalogue()
+    path, names = Path(name), _tables()["devices"]
     if path.suffix == ".toml":
         return _read_device(path, path.stat().st_mtime_ns if path.is_file() else 0)
-    if str(name) not in catalogue:
-        raise unknown_name("device", str(name), catalogue)
-    return catalogue[str(name)]
+    if str(name) not in names:
+        raise unknown_name("device", str(name), names)
+    return _of_catalogue(str(name))
 
 
 @cache
@@ -191,32 +191,27 @@ def _read_device(path: Path, changed: int) -> Device:
 
 def device_names() -> list[str]:
     """Return the sorted names of the devices in the catalogue."""
-    return sorted(_catalogue())
+    return sorted(_tables()["devices"])
 
 
 @cache
-def _catalogue() -> Mapping[str, Device]:
-    tables: dict[str, Any] = read_toml(_CATALOGUE)
-    curves, prices = _of_devices(tables["curves"], Curve), _of_devices(tables["prices"], Price)
-    kernels: dict[str, Kernels] = {}
-    for table in tables["kernels"]:
-        made = PLAIN.build(Kernels, {key: value for key, value in table.items() if key != "devices"}, "kernels")
-        kernels.update(dict.fromkeys(table["devices"], made))
-    return {
-        name: replace(
-            PLAIN.build(Device, {"name": name, **table}, name),
-            curves=curves.get(name, ()),
-            prices=prices.get(name, ()),
-            kernels=kernels.get(name),
-        )
-        for name, table in tables["devices"].items()
-    }
+def _tables() -> dict[str, Any]:
+    return read_toml(_CATALOGUE)
 
 
-def _of_devices(tables: list[dict[str, Any]], kind: type[_T]) -> dict[str, tuple[_T, ...]]:
-    """Return the objects in the tables, grouped by the devices that they name."""
-    found: dict[str, tuple[_T, ...]] = {}
-    for table in tables:
-        made = PLAIN.build(kind, {key: value for key, value in table.items() if key != "devices"}, kind.__name__)
-        found |= {name: (*found.get(name, ()), made) for name in table["devices"]}
-    return found
+@cache
+def _of_catalogue(name: str) -> Device:
+    device = PLAIN.build(Device, {"name": name, **_tables()["devices"][name]}, name)
+    kernels = _parts("kernels", Kernels, name)
+    return replace(
+        device,
+        curves=_parts("curves", Curve, name),
+        prices=_parts("prices", Price, name),
+        kernels=kernels[-1] if kernels else None,
+    )
+
+
+def _parts(key: str, kind: type[_T], device: str) -> tuple[_T, ...]:
+    """Return the objects in the tables called `key` that name a device."""
+    tables = [table for table in _tables()[key] if device in table["devices"]]
+    return tuple(PLAIN.build(kind, {k: table[k] for k in table if k != "devices"}, kind.__name__) for table in tables)

@@ -6,7 +6,6 @@ A device has rates; a stack determines which kernels run and their overheads. Th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -175,16 +174,16 @@ def load_stack(name: StackLike) -> Stack:
     path = Path(name)
     if path.suffix == ".toml":
         return _read_stack(path, path.stat().st_mtime_ns if path.is_file() else 0)
-    if str(name) not in _stacks():
+    if str(name) not in _tables():
         framework, at, _ = str(name).partition("@")
-        if at and framework in _stacks():
+        if at and framework in _tables():
             known = ", ".join(each for each in stack_names() if each.partition("@")[0] == framework)
             raise ConfigError(
                 f"stack {name!r} is not bundled; the releases are {known}. To fit another release to measured runs, "
                 f"run ddlsim calibrate runs.csv --stack {framework} --out {name}.toml"
             )
-        raise unknown_name("stack", str(name), _stacks())
-    return _stacks()[str(name)]
+        raise unknown_name("stack", str(name), _tables())
+    return _bundled(str(name))
 
 
 @cache
@@ -195,7 +194,7 @@ def _read_stack(path: Path, changed: int) -> Stack:
 
 def stack_names() -> list[str]:
     """Return the sorted names of the bundled stacks."""
-    return sorted(_stacks())
+    return sorted(_tables())
 
 
 def default_stack(strategy: str, device: Device) -> str:
@@ -203,16 +202,19 @@ def default_stack(strategy: str, device: Device) -> str:
     usual = {"Parallel": "megatron", "FSDP": "torchtitan"}.get(strategy, "pytorch")
     known = device.kernels is not None and bool(device.kernels.attention)
     if known and load_stack(usual).attention_kernel(device) is None:  # a device with other software, such as a TPU
-        return next((name for name in ("maxtext", *_stacks()) if _stacks()[name].attention_kernel(device)), usual)
+        return next((name for name in ("maxtext", *_tables()) if _bundled(name).attention_kernel(device)), usual)
     return usual
 
 
 @cache
-def _stacks() -> Mapping[str, Stack]:
-    tables: dict[str, Any] = read_toml(_FILE)
+def _tables() -> dict[str, Any]:
+    return read_toml(_FILE)
 
+
+@cache
+def _bundled(name: str) -> Stack:
     def values(name: str) -> dict[str, Any]:
-        table = dict(tables[name])
+        table = dict(_tables()[name])
         return (values(table.pop("like")) if "like" in table else {}) | table
 
-    return {name: PLAIN.build(Stack, {"name": name} | values(name), name) for name in tables}
+    return PLAIN.build(Stack, {"name": name} | values(name), name)

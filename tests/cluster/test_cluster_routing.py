@@ -68,13 +68,14 @@ def _check_shortest(cluster, nodes):
 
 @st.composite
 def connected_graphs(draw):
-    """Random connected multigraphs of hosts and switches, latencies of 0..4 units, rates of 1..3, parallel links."""
+    """Random connected multigraphs of machines and switches, latencies of 0..4 units, rates of 1..3, parallel links."""
     n = draw(st.integers(2, 9))
     tree = [(draw(st.integers(0, i - 1)), i) for i in range(1, n)]
     pair = st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)).filter(lambda p: p[0] != p[1])
     graph = nx.MultiGraph()
     for node in range(n):
-        graph.add_node(node, kind="host" if node == 0 else draw(st.sampled_from(["host", "switch"])))
+        machine = draw(st.sampled_from([{}, {"host": "x"}, {"host": "y"}]))
+        graph.add_node(node, kind="host" if node == 0 else draw(st.sampled_from(["host", "switch"])), **machine)
     for u, v in tree + draw(st.lists(pair, max_size=12)):
         graph.add_edge(u, v, bandwidth=float(draw(st.integers(1, 3))), latency=draw(st.integers(0, 4)) * 1e-4)
     return graph
@@ -182,13 +183,60 @@ def test_fixed_and_dimension_order_routes_take_the_widest_of_parallel_links(fixe
     assert Cluster.from_graph(graph).routes([0], [1]).links.tolist() == [1]
 
 
-def test_routes_do_not_depend_on_the_order_of_questions():
-    graph = dragonfly(5, (2, 2), 2, global_links=2, **RATE)
+@pytest.mark.parametrize(
+    "graph",
+    [
+        dragonfly(5, (2, 2), 2, global_links=2, **RATE),
+        leaf_spine(
+            8,
+            4,
+            2,
+            rail_optimised=True,
+            host=MultiGpu(n_gpus=2, inside="nvswitch", nvlink_bandwidth=1e9, n_pcie_switches=2, n_nics=2),
+            **RATE,
+        ),
+    ],
+    ids=["dragonfly", "rails"],
+)
+def test_routes_do_not_depend_on_the_order_of_questions(graph):
     asked_at_once, one_by_one = Cluster.from_graph(graph), Cluster.from_graph(graph)
     src, dst = _all_pairs(asked_at_once.workers)
     whole = asked_at_once.routes(src, dst)
     for i in np.random.default_rng(0).permutation(len(src)):
         assert (one_by_one.routes(src[i : i + 1], dst[i : i + 1]).links == whole[i]).all()
+
+
+@pytest.mark.parametrize("n_switches", [1, 2, 3])
+def test_machines_forward_what_switches_carry_over_more_hops(n_switches):
+    """Between two leaves, a path through a machine has 3 hops, one over n switches n + 1: the shorter one is taken."""
+    graph = nx.Graph()
+    graph.add_nodes_from(["leaf0", "leaf1", *range(n_switches)], kind="switch")
+    nx.add_path(graph, ["leaf0", *range(n_switches), "leaf1"], bandwidth=1.0)
+    for name in ("a", "b"):
+        for i in (0, 1):
+            graph.add_node(f"{name}{i}", kind="gpu", host=name)
+            graph.add_edge(f"{name}{i}", f"leaf{i}", bandwidth=1.0)
+        graph.add_edge(f"{name}0", f"{name}1", bandwidth=10.0)
+    for i in (0, 1):
+        graph.add_edge(f"end{i}", f"leaf{i}", bandwidth=1.0)
+    cluster = Cluster.from_graph(graph)
+    routes = cluster.routes([cluster.node("end0")], [cluster.node("end1")])
+    assert len(routes.links) == 2 + min(n_switches + 1, 3)
+
+
+def test_switches_of_machines_forward_what_is_faster_over_them():
+    """A machine's switch is attached to both leaves, and its links are wider than those of the spine."""
+    graph = nx.Graph()
+    graph.add_nodes_from(["leaf0", "leaf1", "spine"], kind="switch")
+    graph.add_node("card", kind="switch", host="a")
+    graph.add_edge("a", "card", bandwidth=1.0)
+    for i in (0, 1):
+        graph.add_edge(f"leaf{i}", "spine", bandwidth=1.0)
+        graph.add_edge(f"leaf{i}", "card", bandwidth=2.0)
+        graph.add_edge(f"leaf{i}", f"end{i}", bandwidth=1.0)
+    cluster = Cluster.from_graph(graph)
+    routes = cluster.routes([cluster.node("end0")], [cluster.node("end1")])
+    assert cluster.link_bandwidth[routes.links].tolist() == [1.0, 2.0, 2.0, 1.0]
 
 
 def test_ecmp_spreads_over_all_cores():
