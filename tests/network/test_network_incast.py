@@ -98,8 +98,8 @@ def test_a_busy_port_loses_no_time_by_a_sender_that_comes_later():
 
 
 def test_who_is_turned_away_again_waits_twice_as_long():
-    """The seventh sender's segment fits beside the windows of the six, the eighth's does not. The port has room for 97 %
-    of it, so it is not lost a second time."""
+    """The seventh sender's segment fits beside the windows of the six, the eighth's does not. The port has room for
+    97 % of it, so it is not lost a second time."""
     took = ends(cluster(buffer=BUFFER), [(i, 8, 5e7) for i in range(7)] + [(7, 8, SIZE)])
     assert took[7] == pytest.approx(PATH + (1 + 2) * TIMEOUT + 2 * reopened() + 8 * SIZE / RATE, rel=1e-12)
 
