@@ -360,12 +360,13 @@ def memory_use(experiment: Experiment, workloads: Workloads, stages: list[Stage]
     }
     uses = []
     choice = experiment.compression
-    n_vectors = kept_vectors(choice.compressor) if isinstance(choice, Compression) else None
+    n_vectors = strategy.kept_models(n_workers, choice is not None)
+    n_vectors += (kept_vectors(choice.compressor) or 0) if isinstance(choice, Compression) else 0
     for stage, device, nbytes in different.values():
         memory = stage_memory(stage, n_workers)
         if n_vectors:
-            residuals = n_vectors * FP32_NBYTES * stage.workload.model.gradient_nbytes(1)
-            memory = dataclasses.replace(memory, buffers=memory.buffers + residuals)
+            kept = n_vectors * FP32_NBYTES * stage.workload.model.gradient_nbytes(1)
+            memory = dataclasses.replace(memory, buffers=memory.buffers + kept)
             stage = dataclasses.replace(stage, memory=memory)
         fullest = Fullest(sum(held_nbytes(stage, n_workers, nbytes)), device.memory_nbytes, memory.reserved)
         uses.append((fullest, check_memory(stage, device, n_workers, nbytes)))

@@ -15,6 +15,7 @@ from typing import Annotated
 
 from ddlsim.arguments import Count, NotNegative, checked, one_of, quantity
 from ddlsim.compression import Compression, ErrorFeedback, TopK
+from ddlsim.compression.choice import kept_vectors
 from ddlsim.compression.contract import AnyCompressor
 from ddlsim.compression.exchange import title
 from ddlsim.errors import ConfigError
@@ -127,6 +128,11 @@ class QsparseLocalSGD(Periodic):
         """Label for tables and plots: period, compressor and algorithm."""
         fabric = fabric_label(self.algorithm, self.cost)
         return f"Qsparse local SGD ({self.period} steps, {title(self.compressor)}, {fabric})"
+
+    def kept_models(self, n_workers: int, compressed: bool) -> float:
+        """Return the number of models that each device keeps in addition: the common model, and the memory m_i, unless
+        that counts as the run's compressor's."""
+        return 1.0 + (0 if compressed else kept_vectors(self.compressor) or 0)
 
     def start(self, context: RunContext) -> None:
         """Start all workers. Raises ConfigError if the run sets a different compression."""

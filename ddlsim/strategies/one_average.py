@@ -101,6 +101,10 @@ class DaSGD(OneAverage):
     def average(self) -> Average:
         return Average(Every(self.period), self.delay)
 
+    def kept_models(self, n_workers: int, compressed: bool) -> float:
+        """Return the number of models that each device keeps in addition: what is being averaged."""
+        return 1.0 + compressed
+
     def rule(self, context: RunContext) -> Rule:
         xi = self.merge
 
@@ -146,6 +150,10 @@ class OverlapLocalSGD(OneAverage):
     def average(self) -> Average:
         return Average(Every(self.period), self.period, first=self.period)
 
+    def kept_models(self, n_workers: int, compressed: bool) -> float:
+        """Return the number of models that each device keeps in addition: anchor and velocity."""
+        return 2.0
+
     def rule(self, context: RunContext) -> Rule:
         alpha, plane = self.alpha, context.learner.plane
         anchors: dict[int, Value[Array]] = {}
@@ -190,6 +198,10 @@ class CoCoDSGD(OneAverage):
     @property
     def average(self) -> Average:
         return Average(Every(self.period, 1), self.period - 1, at_begin=True)
+
+    def kept_models(self, n_workers: int, compressed: bool) -> float:
+        """Return the number of models that each device keeps in addition: the one that it sent, and the average."""
+        return 2.0 + compressed
 
     def rule(self, context: RunContext) -> Rule:
         begun: dict[int, Value[Array]] = {}
@@ -238,6 +250,13 @@ class BMUF(OneAverage):
         """Label for tables and plots: period and algorithm."""
         return f"BMUF ({self.period} steps, {fabric_label(self.algorithm, self.cost)})"
 
+    def kept_models(self, n_workers: int, compressed: bool) -> float:
+        """Return the number of models that each device keeps in addition.
+
+        These are the global model, its momentum and the mean change, as in fairseq/optim/bmuf.py.
+        """
+        return 3.0
+
     def rule(self, context: RunContext) -> Rule:
         outer = Outer(context.learner, Momentum(self.momentum(len(context.workers))))
         return Rule(self.average, [communicator(context, self)], then=lambda mean: outer.towards(mean, self.block_rate))
@@ -274,6 +293,13 @@ class DiLoCo(OneAverage):
         """Label for tables and plots: period, outer optimizer and algorithm."""
         outer = type(self.outer).__name__
         return f"DiLoCo ({self.period} steps, outer {outer}, {fabric_label(self.algorithm, self.cost)})"
+
+    def kept_models(self, n_workers: int, compressed: bool) -> float:
+        """Return the number of models that each device keeps in addition: none.
+
+        The model theta and the state of the outer optimizer are in host memory, as in prime (zeroband/diloco.py).
+        """
+        return 0.0
 
     def rule(self, context: RunContext) -> Rule:
         outer = Outer(context.learner, self.outer)
@@ -315,6 +341,14 @@ class SlowMo(OneAverage):
     def label(self) -> str:
         """Label for tables and plots: period, slow momentum and algorithm."""
         return f"SlowMo ({self.period} steps, {self.momentum:g}, {fabric_label(self.algorithm, self.cost)})"
+
+    def kept_models(self, n_workers: int, compressed: bool) -> float:
+        """Return the number of models that each device keeps in addition.
+
+        The workers shard the common model and its momentum, as fairscale/experimental/nn/data_parallel/gossip does by
+        default (``slowmo_memory_efficient``).
+        """
+        return 2.0 / n_workers
 
     program = OneAverage.program
 
