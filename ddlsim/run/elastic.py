@@ -103,7 +103,7 @@ class Groups:
         return self.elastic.batch_size(size, n_workers, len(self._nodes))
 
     def _group(self, ranks: list[int]) -> Group:
-        from ddlsim.run.simulate import run  # circular: it imports results, and these failure timelines
+        from ddlsim.run.simulate import clock_of, run  # circular: it imports results, and these failure timelines
 
         whole, nodes = self._experiment, [self._nodes[rank] for rank in ranks]
         speed = None if whole.speed is None else tuple(self._speeds[rank] for rank in ranks)
@@ -120,12 +120,15 @@ class Groups:
         )
         if isinstance(whole.input, Input):  # the data set has been read once when groups change
             experiment = experiment.with_(input=replace(whole.input, epoch=None))
-        clock = experiment
-        if experiment.training is not None:
-            clock = experiment.with_(training=None, time_model=None, model=experiment.time_model or experiment.model)
-        paces = Paces(clock, self._cluster, nodes)
+        paces = Paces(clock_of(experiment), self._cluster, nodes)
         try:
-            result = run(paces.steady)
+            try:
+                result = run(paces.steady)
+            except ConfigError:
+                if experiment.training is None:
+                    raise
+                paces = Paces(experiment, self._cluster, nodes)  # when workers communicate depends on the training
+                result = run(paces.steady)
             pace = paces.of(None, result, self._length)
         except ConfigError as error:
             raise ConfigError(f"elastic: cannot continue with {len(ranks)} workers: {error}") from None

@@ -39,6 +39,7 @@ from ddlsim.runtime.context import RunContext
 from ddlsim.runtime.loop import Halt, Loop, Traffic
 from ddlsim.runtime.recorder import Recorder
 from ddlsim.runtime.worker import StopRule, Worker, factors
+from ddlsim.schema import loaded_from
 from ddlsim.strategies import contract
 from ddlsim.units import si
 from ddlsim.workload.contention import NO_SLOWDOWN, OverlapSlowdown
@@ -163,7 +164,8 @@ class UnderWay:
     ) -> None:  # fmt: skip
         self.prepared, self.given, self.experiment = prepared, given, prepared.experiment
         experiment = self.experiment
-        self.loaded = dataclasses.replace(experiment, cluster=prepared.cluster, model=prepared.model)
+        cluster = loaded_from(prepared.cluster, given.cluster)
+        self.loaded = dataclasses.replace(experiment, cluster=cluster, model=prepared.model)
         self.began = time.perf_counter()
         max_time = si(experiment.max_time, "time")
         since = 0.0 if shift is None else shift.since

@@ -21,7 +21,7 @@ import numpy as np
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.cluster import Floats
 from ddlsim.cluster.machines import memory_nodes
-from ddlsim.errors import NoUpdateError
+from ddlsim.errors import ConfigError, NoUpdateError
 from ddlsim.reliability.faults import at_known_times, horizon_of, phases, sampled
 from ddlsim.reliability.timeline import STEADY, Pace
 from ddlsim.run.experiment import Experiment
@@ -186,11 +186,18 @@ class Paces:
         """Return the progress of the training with short faults while other events last."""
         from ddlsim.run.simulate import clock_of, run
 
-        experiment, strategy = clock_of(self.steady), contract.of(self.steady.strategy)
+        experiment, strategy = self.steady, contract.of(self.steady.strategy)
 
         def simulate(faults: Sequence[ShortFault], steps: int, until: float) -> Outcome:
             happens: list[Event | ShortFault] = [*active, *faults]
-            return run(experiment.with_(**self._with(happens), steps=steps, warmup=0, max_time=until))
+            changes = {**self._with(happens), "max_time": until}
+            try:
+                return run(clock_of(experiment).with_(**changes, steps=steps, warmup=0))
+            except ConfigError:
+                if experiment.training is None:
+                    raise
+            # when workers communicate depends on the training
+            return run(self._up_to(strategy.updates(steps, len(self._nodes))).with_(**changes))
 
         step_time, n_steps = self._environment(active)[0], sum(experiment.window)
         n_updates = strategy.updates(n_steps, len(self._nodes))
@@ -203,6 +210,13 @@ class Paces:
             field: (*getattr(self.steady, field), *(each.what for each in events if each.field == field))
             for field in fields
         }
+
+    def _up_to(self, updates: int) -> Experiment:
+        """Return the undisturbed experiment; if it trains, only with its first updates."""
+        if self.steady.training is None:
+            return self.steady
+        ends: dict[str, Any] = {"epochs": None, "target_accuracy": None, "target_loss": None}
+        return self.steady.with_(training=dataclasses.replace(self.steady.training, updates=updates, **ends))
 
     def _rates(self, active: Sequence[Event]) -> tuple[float, Floats]:
         """Return the progress (s of undisturbed work) and each worker's compute time per second with these events."""
@@ -217,11 +231,7 @@ class Paces:
         known = self._simulated
         if exact in known or (len(known) > MANY and alike in known):
             return known.get(exact) or known[alike]
-        experiment = self.steady
-        if experiment.training is not None:  # only some of its steps
-            ends: dict[str, Any] = {"epochs": None, "target_accuracy": None, "target_loss": None}
-            training = dataclasses.replace(experiment.training, updates=sum(experiment.window), **ends)
-            experiment = experiment.with_(training=training)
+        experiment = self._up_to(sum(self.steady.window))
         try:
             result = run(experiment.with_(**self._with(active), max_time=self._longest))
             if not active:

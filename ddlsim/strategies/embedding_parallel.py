@@ -231,7 +231,7 @@ class EmbeddingParallel(DealtOut):
         accumulation = context.workers[0].accumulation
         program = self.program(each, accumulation)
         nodes = np.array(context.nodes)
-        schedules = Schedules(program.unroll(1), self.algorithm, context.cluster, nodes, self.rank_order)
+        schedules = Schedules(program.unroll(1), self.algorithm, context.cluster, nodes, self.rank_order, context.notes)
         context.notes.append(self._note(each[0], len(each)))
         # a rank waits for the indices of the step after the next one while others are still in the previous step
         live = LIVE + 1 if self.indices == "prefetched" else LIVE

@@ -87,6 +87,8 @@ class ExpertParallel(DealtOut):
         each = [worker.workload for worker in context.workers]
         algorithms = {"all_reduce": self.algorithm, "all_to_all": self.all_to_all}
         program = self.program(each, context.workers[0].accumulation)
-        schedules = Schedules(program.unroll(1), algorithms, context.cluster, np.array(context.nodes), self.rank_order)
+        schedules = Schedules(
+            program.unroll(1), algorithms, context.cluster, np.array(context.nodes), self.rank_order, context.notes
+        )
         samples = sum(workload.batch_size for workload in each)
         run_table(context, program, by_schedules(context, schedules), samples=samples)

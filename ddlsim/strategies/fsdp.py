@@ -341,7 +341,9 @@ class FSDP:
         }
         program = self.program(each, accumulation)
         first = program.unroll(1)
-        schedules = Schedules(first, algorithms, context.cluster, np.array(context.nodes), self.rank_order)
+        schedules = Schedules(
+            first, algorithms, context.cluster, np.array(context.nodes), self.rank_order, context.notes
+        )
         parts = [] if context.compression is None else self._compressible(context, first, accumulation)
 
         def exchanges(gradients: Vectors, plan: Plan) -> OfReplicas:
