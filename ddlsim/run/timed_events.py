@@ -103,10 +103,14 @@ class Paces:
     def __init__(self, experiment: Experiment, cluster: Cluster, nodes: Sequence[int]) -> None:
         self._experiment, self._cluster, self._nodes = experiment, cluster, nodes
         always = [each for each in experiment.background if not phases(each)]
-        #: the experiment without failures and temporary events
+        #: the experiment without failures and temporary events, in complete cycles of steps, which a lifetime repeats
         self.steady = experiment.with_(
             failures=None, elastic=None, checkpoints=None, slowdowns=(), faults=(), background=always
         )
+        whole = contract.of(experiment.strategy).whole_cycles(*experiment.window)
+        self.is_whole = experiment.training is not None or whole[1] == experiment.window[1]
+        if not self.is_whole:
+            self.steady = self.steady.with_(warmup=whole[0], steps=whole[1])
         self._longest = math.inf
         self._simulated: dict[object, tuple[float, Floats]] = {}
 
