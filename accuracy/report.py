@@ -391,7 +391,8 @@ def picture(family: Family, rows: Sequence[Row], path: Path) -> None:
             above.scatter(x, [r.predicted for r in chosen], s=26, marker=marker, facecolors=faces, edgecolors=colour)
             below.scatter(x, [100 * r.error for r in chosen], s=26, marker=marker, facecolors=faces, edgecolors=colour)
         above.scatter([], [], marker=marker, color=colour, label=name)
-    above.scatter([], [], marker="o", facecolors="none", edgecolors="#555555", label="open: calibrated")
+    if any(row.fitted_on for row in rows):
+        above.scatter([], [], marker="o", facecolors="none", edgecolors="#555555", label="open: calibrated")
     above.set(xscale="log", yscale="log", xlim=line, ylim=line, ylabel=f"predicted ({rows[0].unit})")
     below.set(xlabel=f"measured ({rows[0].unit})", ylabel="error (%)")
     for axis in (below.xaxis, above.yaxis):

@@ -374,6 +374,8 @@ class Schema:
                 for i, each in enumerate(value)
             ]
         kind = type(value)
+        if kind in self.opaque and not full and (text := text_of(value)) is not None:
+            return self.unstructure(text, where, annotation, folder=folder)
         if full and (kind in self.opaque or not is_dataclass(value)):
             return getattr(value, "name", None) or getattr(value, "__name__", str(value))
         if kind in self.opaque or (not is_dataclass(value) and not callable(value)):
@@ -420,6 +422,8 @@ class Schema:
         if isinstance(value, Mapping):
             return f"{{{', '.join(f'{key!r}: {self.expression(each, where)}' for key, each in value.items())}}}"
         kind = type(value)
+        if kind in self.opaque and (text := text_of(value)) is not None:
+            return self.expression(text, where)
         if is_dataclass(value) and kind not in self.opaque:
             name = f"ddlsim.{kind.__name__}" if getattr(ddlsim, kind.__name__, None) is kind else None
             return f"{name or f'{kind.__module__}.{kind.__qualname__}'}({self.call(value, where)})"
@@ -448,9 +452,27 @@ _FILES = {
     "edges": ("a cluster", "use ddlsim run FILE"),
     "cluster": ("an experiment", "run it with ddlsim run FILE"),
 }
+_TEXT = "loaded from"
 _AN_OBJECT = (
     "is an object without a text form; save it (cluster.save('mine.toml')) and use the path of the file instead"
 )
+
+
+def loaded_from(value: T, source: object) -> T:
+    """Return a loaded object, and keep the name or path from which it or `source` was loaded.
+
+    Objects that are made from it, such as by ``dataclasses.replace``, have no such text.
+    """
+    text = source if isinstance(source, str | Path) else text_of(source)
+    if text is not None:
+        vars(value)[_TEXT] = text
+    return value
+
+
+def text_of(value: object) -> str | Path | None:
+    """Return the name or path from which an object was loaded; None if it was not."""
+    text: str | Path | None = getattr(value, "__dict__", {}).get(_TEXT)
+    return text
 
 
 def unknown_key(name: str, known: Iterable[str], where: str, file: Mapping[str, object]) -> ConfigError:

@@ -106,6 +106,8 @@ def refused(annotation, value):
         (Bytes, 1, 1),
         (Density, 1.0, 1.0),
         (Annotated[float, number(0.0, infinite=True)], math.inf, math.inf),
+        (Annotated[float | str, quantity("time", infinite=True)], "inf", math.inf),
+        (Annotated[float | str, quantity("bytes", infinite=True, si=True)], " Infinity", math.inf),
         (Path | str, Path("a"), Path("a")),
         (int | Sequence[int], 4, 4),
         (int | Sequence[int], range(3), (0, 1, 2)),

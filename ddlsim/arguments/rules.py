@@ -197,6 +197,8 @@ def quantity(
     keep_number = number(infinite=True).keep
 
     def keep(value: Any, where: str) -> object:
+        if infinite and isinstance(value, str) and value.strip().lower() in ("inf", "infinity"):
+            value = math.inf
         problem = interval.problem(parse(value, dimension, where) if isinstance(value, str) else _float(value))
         if problem:
             raise wrong(value, where, problem)

@@ -12,6 +12,7 @@ from ddlsim.bundled import bundled_files, split_options
 from ddlsim.cluster.cluster import Cluster, ClusterLike
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.plain import decoded, parse_value, read_bytes
+from ddlsim.schema import loaded_from
 
 _OWN = (".toml", ".json")
 
@@ -45,10 +46,11 @@ def load_cluster(source: ClusterLike) -> Cluster:
     stem, settings = split_options(str(source))
     path = Path(stem)
     if path.suffix in (*_OWN, ".graphml") or os.path.isfile(path):
-        return _load_file(path, settings)
+        return loaded_from(_load_file(path, settings), source)
     bundled = bundled_files("topologies")
     if stem in bundled:
-        return _load_bundled(bundled[stem], tuple(settings), os.stat(bundled[stem]).st_mtime_ns)
+        cluster = _load_bundled(bundled[stem], tuple(settings), os.stat(bundled[stem]).st_mtime_ns)
+        return loaded_from(cluster, source)
     if path.suffix or len(path.parts) > 1:  # bundled clusters have no such names
         raise ConfigError(f"{path}: no such file; use a path or a bundled cluster (see: ddlsim topologies)")
     raise unknown_name("cluster", stem, bundled)

@@ -131,7 +131,7 @@ class Training:
 
         Raises ConfigError if data and model do not match.
         """
-        from ddlsim.nn.network import build_network, each_label
+        from ddlsim.nn.network import build_network
 
         network = build_network(model, seed, loss=self.loss)
         network.check_layers()
@@ -154,6 +154,8 @@ class Training:
 
     def _check(self, train: DataSet, held_out: DataSet, network: Network) -> None:
         """Raise ConfigError for labels that do not match the loss, the sharding, the goal or the network."""
+        from ddlsim.nn.network import each_label
+
         label_shape, name, model = each_label(network.out_shape), train.name, network.model.name
         if not train.is_regression and train.labels.shape[1:] != label_shape:
             raise ConfigError(

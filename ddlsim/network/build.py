@@ -247,8 +247,7 @@ def grow_slots(net: Net, n_slots: int) -> Net:
     if net.counts[st.SHAPED]:
         net = net._replace(wire=grown(net.wire, n))
     if net.counts[st.TRANSPORTED]:
-        net = net._replace(line=grown(net.line, n), asked=grown(net.asked, n))
-        net = net._replace(tries=grown(net.tries, n), held=grown(net.held, n))
+        net = net._replace(line=grown(net.line, n), asked=grown(net.asked, n), tries=grown(net.tries, n))
     if net.counts[st.FIFO]:
         places = {"joining": grown(net.joining, 2 * n), "ended": grown(net.ended, n)}
         net = net._replace(trains=grown(net.trains, n), **places)
@@ -268,6 +267,7 @@ def grow_hops(net: Net, n_hops: int) -> Net:
         flow_place=_wider(net.flow_place, len(net.flows), old, shift),
         flow_hops=_wider(net.flow_hops, len(net.flows), old, shift),
         flow_share=_wider(net.flow_share, len(net.flows) * int(net.counts[st.SPLIT]), old, shift),
+        held=_wider(net.held, len(net.slots) * int(net.counts[st.TRANSPORTED]), old, shift),
     )
     if net.counts[st.FIFO]:
         for array, names in ((net.queues, ("burst", "onward")), (net.queue_marks, ("entry",))):
@@ -305,6 +305,7 @@ def _sized_by_hops(net: Net) -> Net:
         flow_hops=grown(net.flow_hops, entries),
         flow_share=grown(net.flow_share, entries * int(net.counts[st.SPLIT])),
         crossings=grown(net.crossings, entries * int(net.counts[st.FIFO])),
+        held=grown(net.held, entries * int(net.counts[st.TRANSPORTED])),
         # a channel is listed for each flow that starts or ends on it and, if shaped, on its reverse
         dirty=grown(net.dirty, max((4 if net.counts[st.SHAPED] else 2) * entries + 8, len(net.queues))),
         pool=grown(net.pool, room),

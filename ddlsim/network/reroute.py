@@ -34,7 +34,7 @@ from ddlsim.network.state import (
     Net,
 )
 from ddlsim.network.sums import book_bytes, count
-from ddlsim.network.transport import keep, keep_no_more, kept_waiting
+from ddlsim.network.transport import keep, keep_no_more
 
 
 @inlined
@@ -118,25 +118,23 @@ def move(net: Net, flow):  # type: ignore[no-untyped-def]
     slot = net.flows[flow].slot
     route = net.slots[slot].route
     done = carried(net, flow)
-    held = 0.0
+    held, place = 0.0, slot << net.counts[HOP_SHIFT]
     if net.counts[TRANSPORTED] == 1:
-        held = net.held[slot]
+        held = net.held[place]
     first = flow << net.counts[HOP_SHIFT]
-    entry, fastest = first, np.inf
+    entry = first
     while net.flow_hops[entry] != LAST:
         channel = net.flow_hops[entry]
         leave(net, channel, entry, done * (net.flow_share[entry] if net.counts[SPLIT] == 1 else 1.0))
         if held > 0.0 and entry > first and channel < net.counts[N_LINKED]:
-            fastest = min(fastest, net.buckets[net.flow_hops[entry - 1]].free)
-            keep_no_more(net, channel, kept_waiting(net, net.ways[route], held, fastest, channel))
+            keep_no_more(net, channel, net.held[place + entry - first])
         entry += 1
-    entry, fastest = first, np.inf
+    entry = first
     for h in range(net.routes[route].first, net.routes[route].last):
         enter(net, net.hops[h], entry, done, share_of(net, h))
-        if held > 0.0 and entry > first:
-            fastest = min(fastest, net.buckets[net.hops[h - 1]].free)
-            keep(net, net.hops[h], kept_waiting(net, net.ways[route], held, fastest, net.hops[h]))
         entry += 1
+    if held > 0.0:
+        keep(net, slot, held)
     if net.counts[TRANSPORTED] == 1 and net.ways[route].channel >= 0:
         enter(net, net.ways[route].channel, entry, done, 1.0)
         entry += 1

@@ -319,7 +319,7 @@ class Net(NamedTuple):
     line: Places  # (n_slots,) next message on the same connection, -1: none
     asked: Floats  # (n_slots,) when the rendezvous request of a message reaches its receiver, s
     tries: Places  # (n_slots,) how often a message has been lost
-    held: Floats  # (n_slots,) the message's part of BUCKET.held
+    held: Floats  # as `flow_hops`, by slot: the part of BUCKET.held on each hop; on the first, the bytes of the window
     parked: Places  # as `counters`: 1 + slot of the message whose receiver is not ready yet, 0: none
     hops: Entries
     shares: Floats  # as `hops`: the share of a message's bytes; empty unless SPLIT

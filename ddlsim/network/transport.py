@@ -149,16 +149,16 @@ def times_out(net: Net, slot, connection):  # type: ignore[no-untyped-def]
         return False
     tries = net.tries[slot]
     least = min(way.least if tries == 0 else way.single, wire_bytes(net, slot))
-    fastest = np.inf
-    for h in range(net.routes[route].first + 1, net.routes[route].last):
+    first, fastest = net.routes[route].first, np.inf
+    for h in range(first + 1, net.routes[route].last):
+        channel = net.hops[h]
         fastest = min(fastest, net.buckets[net.hops[h - 1]].free)
-        window = kept_waiting(net, way, least, fastest, net.hops[h])
-        bucket = net.buckets[net.hops[h]]
-        others = bucket.held
-        fits = window == 0.0 or others == 0.0 or others + window <= bucket.room + bucket.free * way.round_trip
-        is_lost = others > 0.0 and loses_again(net, slot, net.hops[h])
-        if (not fits or is_lost) and is_crowded(net, route, h):
-            wait = way.timeout + bucket.room / bucket.free
+        window = kept_waiting(net, way, least, fastest, channel)
+        if net.buckets[channel].held == 0.0:
+            continue
+        is_lost = loses_again(net, slot, channel)
+        if (is_lost or (window > 0.0 and lacks_room(net, way, window, channel, tries))) and is_crowded(net, route, h):
+            wait = min(way.timeout + net.buckets[channel].room / net.buckets[channel].free, MOST_TIMEOUT)
             if not is_lost:  # otherwise earlier windows have been acknowledged: no backoff
                 for _ in range(tries):
                     wait = min(2.0 * wait, MOST_TIMEOUT)
@@ -166,20 +166,37 @@ def times_out(net: Net, slot, connection):  # type: ignore[no-untyped-def]
             net.connections[connection].window = way.single
             release(net, slot, connection, net.reals[NOW] + wait + opening(net, slot, connection))
             return True
-    net.held[slot] = least
-    fastest = np.inf
-    for h in range(net.routes[route].first + 1, net.routes[route].last):
-        fastest = min(fastest, net.buckets[net.hops[h - 1]].free)
-        window = kept_waiting(net, way, least, fastest, net.hops[h])
-        keep(net, net.hops[h], window)
+    keep(net, slot, least)
     return False
 
 
 @inlined
-def keep(net: Net, channel, window):  # type: ignore[no-untyped-def]
-    """Let a message keep `window` bytes waiting at a port."""
-    net.buckets[channel].held += window
-    net.buckets[channel].n_slow += 1 if window == 0.0 else 0
+def lacks_room(net: Net, way, window, channel, tries):  # type: ignore[no-untyped-def]
+    """Whether a port has no room for a window, which was lost `tries` times before.
+
+    A first window is a burst and lost as a whole. After a time-out, the sender retransmits one segment: the first time
+    while those that filled the port still do. Later, the port drops it with the probability p with which it drops any
+    other, the share of the windows for which it has no room, and it is lost if so many losses in a row are likely.
+    """
+    bucket = net.buckets[channel]
+    space, total = bucket.room + bucket.free * way.round_trip, bucket.held + window
+    return total > space and (tries < 2 or 2.0 * (1.0 - space / total) ** (tries - 1) > 1.0)
+
+
+@inlined
+def keep(net: Net, slot, least):  # type: ignore[no-untyped-def]
+    """Let a message keep a window of at least `least` bytes waiting at the ports on its route."""
+    route = net.slots[slot].route
+    place, fastest = slot << net.counts[HOP_SHIFT], np.inf
+    net.held[place] = least
+    for h in range(net.routes[route].first + 1, net.routes[route].last):
+        place += 1
+        channel = net.hops[h]
+        fastest = min(fastest, net.buckets[net.hops[h - 1]].free)
+        window = kept_waiting(net, net.ways[route], least, fastest, channel)
+        net.held[place] = window
+        net.buckets[channel].held += window
+        net.buckets[channel].n_slow += 1 if window == 0.0 else 0
 
 
 @inlined
@@ -206,12 +223,16 @@ def loses_again(net: Net, slot, channel):  # type: ignore[no-untyped-def]
     half, while its sender keeps its rate despite losses (BBR).
 
     Each of n senders has three bursts and two round trips of its share of the rate in flight. It raises that share by
-    PROBE once per cycle of round trips, and continues at the highest rate it has seen.
+    PROBE once per cycle of round trips, and continues at the highest rate it has seen. Such losses meet all senders
+    alike: after n of them at a port that was never idle meanwhile, the message is sent.
     """
     way, bucket = net.ways[net.slots[slot].route], net.buckets[channel]
     if way.burst == 0.0 or bucket.room == np.inf:
         return False
     n, left = net.channels[channel].used - bucket.n_slow + 1.0, wire_bytes(net, slot)
+    waited = net.reals[NOW] - net.channels[channel].since
+    if net.tries[slot] >= n and waited >= n * (way.timeout + bucket.room / bucket.free):
+        return False
     trips, lost = 0.0, 0.0
     for gain in (1.0, PROBE):
         rate = gain * bucket.free / n
@@ -267,14 +288,12 @@ def arriving_by(net: Net, channel, before):  # type: ignore[no-untyped-def]
 @inlined
 def empty_ports(net: Net, slot):  # type: ignore[no-untyped-def]
     """A message has arrived: it keeps nothing waiting any more."""
-    least = net.held[slot]
+    place = slot << net.counts[HOP_SHIFT]
     net.tries[slot] = 0
-    if least == 0.0:
+    if net.held[place] == 0.0:
         return
-    net.held[slot] = 0.0
+    net.held[place] = 0.0
     route = net.slots[slot].route
-    fastest = np.inf
     for h in range(net.routes[route].first + 1, net.routes[route].last):
-        channel = net.hops[h]
-        fastest = min(fastest, net.buckets[net.hops[h - 1]].free)
-        keep_no_more(net, channel, kept_waiting(net, net.ways[route], least, fastest, channel))
+        place += 1
+        keep_no_more(net, net.hops[h], net.held[place])

@@ -7,7 +7,7 @@ https://github.com/spcl/LogGOPSim.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ import numpy as np
 from ddlsim.arguments import checked
 from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.collectives import Collective, Schedule
+from ddlsim.collectives.schedule import Round
 from ddlsim.errors import ConfigError, shown
 from ddlsim.imports.text import SourceText, read_text
 from ddlsim.output_files import write_text
@@ -200,8 +201,10 @@ def to_goal(
     rank_order  order of a collective's members on the cluster, as for :func:`ddlsim.plan.execute`
 
     GOAL has whole nanoseconds and whole bytes. Every lane of a rank is a ``cpu``, and messages have one more: on a
-    lane's CPU, LogGOPSim would make them wait for its passes. Layers, steps, parts and memory of tasks are lost, and so
-    are the latencies and the limits of multiprocessors in NCCL's schedules (``Round.latency``, ``handled``).
+    lane's CPU, LogGOPSim would make them wait for its passes. If the latencies of a schedule (``Round.latency``) exceed
+    those of the cluster's routes, as NCCL's do, a ``calc`` delays each send by the difference, on a CPU for each lane
+    of the schedule. Layers, steps, parts and memory of tasks are lost, and so are the limits of multiprocessors
+    (``Round.handled``).
 
     Raises ConfigError, before writing anything, for plans that GOAL cannot express: dependencies between ranks without
     a message, queues, more than 255 lanes of a rank, and more than two million messages.
@@ -226,10 +229,12 @@ class _Text:
     """The lines of every rank of a plan."""
 
     def __init__(self, plan: Plan, schedules: Schedules) -> None:
-        self.plan = plan
-        self.cpu, self.messages_cpu = _cpus(plan)
-        #: (key, rank) of a collective -> lanes of its schedule, as rounds of sends and receives
-        self.parts: dict[tuple[int, int], dict[int, list[list[str]]]] = {}
+        self.plan, self.schedules = plan, schedules
+        self.cpu, self.messages_cpu, self._next_cpu = _cpus(plan)
+        #: (rank, lane of a schedule) -> CPU that delays its sends
+        self._delays_cpu: dict[tuple[int, int], int] = {}
+        #: (key, rank) of a collective -> lanes of its schedule, as rounds of sends and receives, each with its delay
+        self.parts: dict[tuple[int, int], dict[int, list[list[tuple[str, int]]]]] = {}
         rows = plan.collectives[np.unique(plan.key[plan.collectives], return_index=True)[1]].tolist()
         each = [schedules(int(plan.kind[row]), int(plan.peer[row]), float(plan.nbytes[row])) for row in rows]
         n_messages = sum(schedule.n_messages for schedule in each) + len(plan.rows(SEND))
@@ -248,17 +253,30 @@ class _Text:
         members, key = self.plan.groups[self.plan.peer[row]], int(self.plan.key[row])
         for lane, rounds in enumerate(schedule.lanes):
             for one in rounds:
+                delays = self._delays(one, members)
                 for repetition in range(one.repeat):
                     sizes = schedule.message_bytes(float(self.plan.nbytes[row]), one, repetition) + one.header
-                    now: dict[int, list[str]] = {}
-                    for src, dst, size in zip(one.src.tolist(), one.dst.tolist(), sizes.tolist(), strict=True):
+                    now: dict[int, list[tuple[str, int]]] = {}
+                    each = zip(one.src.tolist(), one.dst.tolist(), sizes.tolist(), delays, strict=True)
+                    for src, dst, size, delay in each:
                         a, b = members[src], members[dst]
                         cpus = self.messages_cpu[a], self.messages_cpu[b]
-                        now.setdefault(a, []).append(f"send {round(size)}b to {b} tag {tag} cpu {cpus[0]}")
-                        now.setdefault(b, []).append(f"recv {round(size)}b from {a} tag {tag} cpu {cpus[1]}")
+                        now.setdefault(a, []).append((f"send {round(size)}b to {b} tag {tag} cpu {cpus[0]}", delay))
+                        now.setdefault(b, []).append((f"recv {round(size)}b from {a} tag {tag} cpu {cpus[1]}", 0))
                         tag += 1
                     for rank, texts in now.items():
                         self.parts.setdefault((key, rank), {}).setdefault(lane, []).append(texts)
+
+    def _delays(self, one: Round, members: Sequence[int]) -> list[int]:
+        """Return by how many ns the latency of each message in a round exceeds that of its route."""
+        cluster, nodes = self.schedules.cluster, self.schedules.nodes
+        if one.latency is None or cluster is None or nodes is None:
+            return [0] * len(one.src)
+        there = nodes[np.array(members)]
+        routes = cluster.routes(there[one.src], there[one.dst])
+        usual = np.bincount(routes.of, routes.share * cluster.link_latency[routes.links], len(routes))
+        delays: list[int] = np.rint(1e9 * np.fmax(one.latency - usual, 0.0)).astype(np.int64).tolist()
+        return delays
 
     def lines(self) -> Iterator[str]:
         plan = self.plan
@@ -285,18 +303,30 @@ class _Text:
         else:  # a collective of one rank does nothing
             text = f"calc {round(1e9 * float(plan.seconds[row]))} cpu {self.cpu[int(plan.lane[row])]}"
         lanes = self.parts.get((int(plan.key[row]), rank), {}) if kind >= ALL_REDUCE else {}
-        return self._messages(row, lanes, after) if lanes else [(f"l{row}", text, after)]
+        return self._messages(rank, row, lanes, after) if lanes else [(f"l{row}", text, after)]
 
     def _messages(
-        self, row: int, lanes: dict[int, list[list[str]]], after: list[str]
+        self, rank: int, row: int, lanes: dict[int, list[list[tuple[str, int]]]], after: list[str]
     ) -> Iterator[tuple[str, str, list[str]]]:
         """Yield label, text and dependencies of a rank's messages; a round follows the previous one in its lane."""
         for lane, rounds in lanes.items():
             before = after
-            for number, texts in enumerate(rounds):
-                labels = _labels(row, lane, number, texts)
-                yield from ((label, text, before) for label, text in zip(labels, texts, strict=True))
+            for number, messages in enumerate(rounds):
+                labels, waited, begun = _labels(row, lane, number, messages), 0, before
+                for delay in sorted({delay for _, delay in messages}):
+                    if delay:  # one after the other on their CPU
+                        name = f"l{row}_{lane}_{number}_after{delay}"
+                        yield name, f"calc {delay - waited} cpu {self._delay_cpu(rank, lane)}", begun
+                        waited, begun = delay, [name]
+                    for label, (text, own) in zip(labels, messages, strict=True):
+                        if own == delay:
+                            yield label, text, begun
                 before = labels
+
+    def _delay_cpu(self, rank: int, lane: int) -> int:
+        if (rank, lane) not in self._delays_cpu:
+            self._delays_cpu[rank, lane] = self._next_cpu(rank)
+        return self._delays_cpu[rank, lane]
 
     def _ends(self, row: int) -> list[str]:
         """Return the labels of the operations that end a row."""
@@ -306,9 +336,9 @@ class _Text:
         return [label for labels in last for label in labels] or [f"l{row}"]
 
 
-def _cpus(plan: Plan) -> tuple[list[int], list[int]]:
-    """Return the CPU of each lane (the one in its name, or an unused one of its rank), and of each rank a CPU that no
-    lane has. txt2bin stores CPUs in a byte."""
+def _cpus(plan: Plan) -> tuple[list[int], list[int], Callable[[int], int]]:
+    """Return the CPU of each lane (the one in its name, or an unused one of its rank), of each rank a CPU that no lane
+    has, and a function that returns a further one of a rank. txt2bin stores CPUs in a byte."""
     said = [re.fullmatch(r"cpu (\d{1,9})", lane.name) for lane in plan.lanes]
     taken = {(lane.rank, int(match[1])) for lane, match in zip(plan.lanes, said, strict=True) if match}
     free = [0] * plan.n_ranks
@@ -317,17 +347,21 @@ def _cpus(plan: Plan) -> tuple[list[int], list[int]]:
         while (rank, free[rank]) in taken:
             free[rank] += 1
         taken.add((rank, free[rank]))
+        if free[rank] > MAX_CPU:
+            raise ConfigError(
+                f"to_goal: the plan uses CPU {free[rank]}, but LogGOPSim supports only CPUs 0 to {MAX_CPU}; use fewer "
+                "lanes per rank"
+            )
         return free[rank]
 
     cpus = [int(match[1]) if match else next_free(lane.rank) for lane, match in zip(plan.lanes, said, strict=True)]
     messages = [next_free(rank) for rank in range(plan.n_ranks)]
-    if (most := max([*cpus, *messages])) > MAX_CPU:
+    if (most := max(cpus)) > MAX_CPU:
         raise ConfigError(
-            f"to_goal: the plan uses CPU {most}, but LogGOPSim supports only CPUs 0 to {MAX_CPU}; use fewer lanes per "
-            "rank"
+            f"to_goal: the plan uses CPU {most}, but LogGOPSim supports only CPUs 0 to {MAX_CPU}; use smaller numbers"
         )
-    return cpus, messages
+    return cpus, messages, next_free
 
 
-def _labels(row: int, lane: int, number: int, texts: list[str]) -> list[str]:
+def _labels(row: int, lane: int, number: int, texts: Sequence[object]) -> list[str]:
     return [f"l{row}_{lane}_{number}_{i}" for i in range(len(texts))]

@@ -14,6 +14,7 @@ from ddlsim.collectives import Collective, Schedule, build, reorder
 from ddlsim.collectives.build import default_algorithm, size_class
 from ddlsim.collectives.push_pull import push_pull
 from ddlsim.errors import ConfigError, shown, unknown_name
+from ddlsim.plan.fastest import fastest
 from ddlsim.plan.plan import KINDS, PUSH_PULL, ROOTED, Ints, Plan
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class Schedules:
     """The schedule of a kind of collective for a group and a number of bytes; sizes with the same number of segments
     share a schedule.
 
-    Without a `cluster`, machines and neighbours are ignored.
+    Without a `cluster`, machines and neighbours are ignored. Algorithms that "auto" selects are added to `notes`.
     """
 
     def __init__(
@@ -68,8 +69,10 @@ class Schedules:
         cluster: Cluster | None = None,
         nodes: Ints | None = None,
         rank_order: str | Sequence[int] = "given",
+        notes: list[str] | None = None,
     ) -> None:
         self.plan, self.cluster, self.nodes = plan, cluster, nodes
+        self.notes: list[str] = [] if notes is None else notes
         self.algorithms = _resolved(_algorithms(algorithm), plan, cluster, nodes)
         self.orders = [_wanted(rank_order, plan, group) for group in plan.groups]
         self.cache: dict[tuple[int, int, Hashable], Schedule] = {}
@@ -80,7 +83,9 @@ class Schedules:
     def __call__(self, kind: int, group: int, nbytes: float) -> Schedule:
         known = self._known.get((kind, group, nbytes))
         if known is None:
-            key = kind, group, size_class(self.algorithms[KINDS[kind]], nbytes, KINDS[kind], self._where(group))
+            algorithm = self.algorithms[KINDS[kind]]
+            size = nbytes if algorithm == "auto" else size_class(algorithm, nbytes, KINDS[kind], self._where(group))
+            key = kind, group, size
             if key not in self.cache:
                 self.cache[key] = self._new(kind, group, nbytes)
             known = self._known[kind, group, nbytes] = self.cache[key]
@@ -100,6 +105,8 @@ class Schedules:
         if self.cluster is None or self.nodes is None:
             return reorder(build(algorithm, len(places), nbytes, None, KINDS[kind]), places)
         nodes = tuple(self.nodes[members[places]].tolist())
+        if algorithm == "auto" and KINDS[kind] == "all_reduce":
+            algorithm = fastest(self.cluster, self.nodes[members].tolist(), places, nbytes, self.notes)
         built: Callable[..., Schedule] = (
             _built if isinstance(algorithm, str) and ":" not in algorithm else _built.__wrapped__
         )

@@ -145,7 +145,8 @@ def time_bars(axes: Axes, shares: Mapping[str, Floats], width: float, *, upright
     before = np.zeros(len(next(iter(shares.values()), ())))
     at = np.arange(len(before))
     for kind, (colour, hatch, label) in time_styles(shares).items():
-        look: Any = {"color": colour, "hatch": hatch, "edgecolor": "white", "label": label}
+        look: Any = {"color": colour, "hatch": hatch, "edgecolor": "white"}
+        look["label"] = label if shares[kind].any() else None
         if upright:
             axes.bar(at, shares[kind], width, before, **look)
         else:

@@ -121,7 +121,8 @@ def draw(
     axes.set_yticks(list(ticks), list(ticks.values()), fontsize=8)
     axes.set_xlim(*window)
     axes.set_xlabel("simulated time (s)")
-    style_legend(axes.figure, [style[:3] for style in styles.values()], columns)
+    used = {kind for kind, _ in pieces}
+    style_legend(axes.figure, [style[:3] for kind, style in styles.items() if kind in used], columns)
 
 
 @checked

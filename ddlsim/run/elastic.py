@@ -122,7 +122,13 @@ class Groups:
             experiment = experiment.with_(input=replace(whole.input, epoch=None))
         paces = Paces(clock_of(experiment), self._cluster, nodes)
         try:
-            result = run(paces.steady)
+            try:
+                result = run(paces.steady)
+            except ConfigError:
+                if experiment.training is None:
+                    raise
+                paces = Paces(experiment, self._cluster, nodes)  # when workers communicate depends on the training
+                result = run(paces.steady)
             pace = paces.of(None, result, self._length)
         except ConfigError as error:
             raise ConfigError(f"elastic: cannot continue with {len(ranks)} workers: {error}") from None

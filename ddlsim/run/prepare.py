@@ -28,6 +28,7 @@ from ddlsim.run.notes import level_notes, spread_notes
 from ddlsim.run.traced import Traced, traced_workload
 from ddlsim.runtime.fabric import algorithm_for
 from ddlsim.runtime.loop import arrivals
+from ddlsim.schema import loaded_from
 from ddlsim.strategies import Strategy, contract
 from ddlsim.strategies.split_rules import MESH, changes_text, state_of
 from ddlsim.workload.compute import Affine, Measured, PerKernel, Roofline, Workload, make_workload
@@ -219,7 +220,7 @@ def place(experiment: Experiment) -> Placed:
 
     Raises ConfigError with the field and the remedy if the parts are incompatible.
     """
-    cluster = load_cluster(experiment.cluster).sampled(experiment.seed)
+    cluster = loaded_from(load_cluster(experiment.cluster).sampled(experiment.seed), experiment.cluster)
     model = load_model(experiment.model)
     time_model = model if experiment.time_model is None else load_model(experiment.time_model)
     nodes = _nodes(experiment, cluster)
@@ -354,12 +355,13 @@ def memory_use(experiment: Experiment, whole: list[Workload], stages: list[Stage
     }
     uses = []
     choice = experiment.compression
-    n_vectors = kept_vectors(choice.compressor) if isinstance(choice, Compression) else None
+    n_vectors = strategy.kept_models(n_workers, choice is not None)
+    n_vectors += (kept_vectors(choice.compressor) or 0) if isinstance(choice, Compression) else 0
     for stage, device, nbytes in different.values():
         memory = stage_memory(stage, n_workers)
         if n_vectors:
-            residuals = n_vectors * FP32_NBYTES * stage.workload.model.gradient_nbytes(1)
-            memory = dataclasses.replace(memory, buffers=memory.buffers + residuals)
+            kept = n_vectors * FP32_NBYTES * stage.workload.model.gradient_nbytes(1)
+            memory = dataclasses.replace(memory, buffers=memory.buffers + kept)
             stage = dataclasses.replace(stage, memory=memory)
         fullest = Fullest(sum(held_nbytes(stage, n_workers, nbytes)), device.memory_nbytes, memory.reserved)
         uses.append((fullest, check_memory(stage, device, n_workers, nbytes)))

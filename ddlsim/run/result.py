@@ -184,10 +184,10 @@ class Result(SuggestsAttributes):
 
     @cached_property
     def undisturbed(self) -> Result:
-        """The run without events at known times."""
+        """The run without events at known times, in complete cycles of steps."""
         from ddlsim.run.simulate import run
 
-        return self if self.paces.is_steady else run(self.paces.steady)
+        return self if self.paces.is_steady and self.paces.is_whole else run(self.paces.steady)
 
     @cached_property
     def groups(self) -> Groups:

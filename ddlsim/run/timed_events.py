@@ -29,7 +29,7 @@ import numpy as np
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.cluster import Floats
 from ddlsim.cluster.machines import memory_nodes
-from ddlsim.errors import NoUpdateError
+from ddlsim.errors import ConfigError, NoUpdateError
 from ddlsim.reliability.faults import at_known_times, horizon_of, phases, sampled
 from ddlsim.reliability.timeline import STEADY, Pace
 from ddlsim.run.experiment import Experiment
@@ -122,10 +122,14 @@ class Paces:
     def __init__(self, experiment: Experiment, cluster: Cluster, nodes: Sequence[int]) -> None:
         self._experiment, self._cluster, self._nodes = experiment, cluster, nodes
         always = [each for each in experiment.background if not phases(each)]
-        #: the experiment without failures and temporary events
+        #: the experiment without failures and temporary events, in complete cycles of steps, which a lifetime repeats
         self.steady = experiment.with_(
             failures=None, elastic=None, checkpoints=None, slowdowns=(), faults=(), background=always
         )
+        whole = contract.of(experiment.strategy).whole_cycles(*experiment.window)
+        self.is_whole = experiment.training is not None or whole[1] == experiment.window[1]
+        if not self.is_whole:
+            self.steady = self.steady.with_(warmup=whole[0], steps=whole[1])
         self._longest = math.inf
         self._simulated: dict[object, tuple[float, Floats]] = {}
 
@@ -205,10 +209,17 @@ class Paces:
         """Return the progress of the training with short faults while other events last."""
         from ddlsim.run.simulate import clock_of, run
 
-        experiment, strategy = clock_of(self.steady), contract.of(self.steady.strategy)
+        experiment, strategy = self.steady, contract.of(self.steady.strategy)
 
         def simulate(faults: Sequence[Event], steps: int, until: float) -> Result:
-            return run(experiment.with_(**self._with([*active, *faults]), steps=steps, warmup=0, max_time=until))
+            changes = {**self._with([*active, *faults]), "max_time": until}
+            try:
+                return run(clock_of(experiment).with_(**changes, steps=steps, warmup=0))
+            except ConfigError:
+                if experiment.training is None:
+                    raise
+            # when workers communicate depends on the training
+            return run(self._up_to(strategy.updates(steps, len(self._nodes))).with_(**changes))
 
         step_time, n_steps = self._environment(active)[0], sum(experiment.window)
         n_updates = strategy.updates(n_steps, len(self._nodes))
@@ -221,6 +232,13 @@ class Paces:
             field: (*getattr(self.steady, field), *(each.what for each in events if each.field == field))
             for field in fields
         }
+
+    def _up_to(self, updates: int) -> Experiment:
+        """Return the undisturbed experiment; if it trains, only with its first updates."""
+        if self.steady.training is None:
+            return self.steady
+        ends: dict[str, Any] = {"epochs": None, "target_accuracy": None, "target_loss": None}
+        return self.steady.with_(training=dataclasses.replace(self.steady.training, updates=updates, **ends))
 
     def _rates(self, active: Sequence[Event]) -> tuple[float, Floats]:
         """Return the progress (s of undisturbed work) and each worker's compute time per second with these events."""
@@ -235,11 +253,7 @@ class Paces:
         known = self._simulated
         if exact in known or (len(known) > MANY and alike in known):
             return known.get(exact) or known[alike]
-        experiment = self.steady
-        if experiment.training is not None:  # only some of its steps
-            ends: dict[str, Any] = {"epochs": None, "target_accuracy": None, "target_loss": None}
-            training = dataclasses.replace(experiment.training, updates=sum(experiment.window), **ends)
-            experiment = experiment.with_(training=training)
+        experiment = self._up_to(sum(self.steady.window))
         try:
             result = run(experiment.with_(**self._with(active), max_time=self._longest))
             if not active:

@@ -30,6 +30,11 @@ class Periodic(WithFabric):
         """Return the steps between two averages over all workers."""
         return self.period
 
+    def kept_models(self, n_workers: int, compressed: bool) -> float:
+        """Return the number of models that each device keeps in addition: if messages are compressed, the latest
+        average, from which they are differences."""
+        return float(compressed)
+
 
 @dataclass
 class Replica:

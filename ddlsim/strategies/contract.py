@@ -127,6 +127,12 @@ class Contract:
         """Whether each micro-batch's gradients are reduce-scattered, and only shards are added up. Default: no."""
         return False
 
+    @_optional
+    def kept_models(self, n_workers: int, compressed: bool) -> float:
+        """Number of fp32 models that each device keeps besides the one that it trains; `compressed`: if the run
+        compresses messages. Default: 0."""
+        return 0.0
+
     # ------------------------------------------------------------ steps
 
     @_optional

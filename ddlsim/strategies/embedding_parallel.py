@@ -221,7 +221,7 @@ class EmbeddingParallel(DealtOut):
         """Start all workers. Raises ConfigError for options that a static step program does not support."""
         each = [worker.workload for worker in context.workers]
         program, nodes = self.program(each, context.workers[0].accumulation), np.array(context.nodes)
-        schedules = Schedules(program, self.algorithm, context.cluster, nodes, self.rank_order)
+        schedules = Schedules(program, self.algorithm, context.cluster, nodes, self.rank_order, context.notes)
         context.notes.append(self._note(each[0], len(each)))
         # a rank waits for the indices of the step after the next one while others are still in the previous step
         live = LIVE + 1 if self.indices == "prefetched" else LIVE

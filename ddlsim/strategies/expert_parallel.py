@@ -86,5 +86,6 @@ class ExpertParallel(DealtOut):
         each = [worker.workload for worker in context.workers]
         algorithms = {"all_reduce": self.algorithm, "all_to_all": self.all_to_all}
         program = self.program(each, context.workers[0].accumulation)
-        schedules = Schedules(program, algorithms, context.cluster, np.array(context.nodes), self.rank_order)
+        nodes = np.array(context.nodes)
+        schedules = Schedules(program, algorithms, context.cluster, nodes, self.rank_order, context.notes)
         run_table(context, program, by_schedules(context, schedules))

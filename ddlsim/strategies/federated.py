@@ -190,6 +190,10 @@ class FedBuff(WithServers):
         """Return the number of local steps between two visits of the servers."""
         return self.local_steps
 
+    def kept_models(self, n_workers: int, compressed: bool) -> float:
+        """Return the number of models that each device keeps in addition: the one that the client began with."""
+        return 1.0
+
     def start(self, context: RunContext) -> None:
         """Start all clients."""
         outer, scaling = Outer(context.learner, self.outer), scaling_named(self.staleness_scaling)

@@ -338,7 +338,8 @@ class FSDP:
             "all_reduce": "default" if self.all_reduce is None else self.all_reduce,
         }
         program = self.program(each, accumulation)
-        schedules = Schedules(program, algorithms, context.cluster, np.array(context.nodes), self.rank_order)
+        nodes = np.array(context.nodes)
+        schedules = Schedules(program, algorithms, context.cluster, nodes, self.rank_order, context.notes)
         parts = [] if context.compression is None else self._compressible(context, program.template, accumulation)
 
         def exchanges(gradients: Vectors, program: StepProgram) -> OfReplicas:

@@ -156,9 +156,23 @@ class Neighbours(_Peers):
         self.lanes.set_seconds(worker, "decode", seconds)
 
 
+class _Mixed:
+    """A strategy whose workers mix their models with those of their neighbours in a graph."""
+
+    graph: Mixing
+
+    def kept_models(self, n_workers: int, compressed: bool) -> float:
+        """Return the number of models that each device keeps in addition: if messages are compressed, the public copies
+        of its own model and of its neighbours', of which they are changes (``neighbor_hat_params`` in the authors' code
+        of CHOCO-SGD)."""
+        matrix = mixing_matrix(type(self).__name__, checked_graph(self.graph), n_workers)
+        near = ((matrix != 0.0) & ~np.eye(n_workers, dtype=np.bool_)).sum(axis=1)
+        return compressed * (1.0 + float(near.max()))
+
+
 @checked
 @dataclass(frozen=True)
-class DPSGD:
+class DPSGD(_Mixed):
     """D-PSGD: decentralised parallel SGD (Lian et al. 2017, arXiv:1705.09056, algorithm 1).
 
     In every step, each worker averages its model with the models of its neighbours and applies its own gradient:
@@ -203,7 +217,7 @@ class DPSGD:
 
 @checked
 @dataclass(frozen=True)
-class CHOCOSGD:
+class CHOCOSGD(_Mixed):
     """CHOCO-SGD: decentralised SGD with compressed messages (Koloskova, Stich and Jaggi 2019, arXiv:1902.00340).
 
     In every step, worker i sends the compressed change q_i of its model to its neighbours (algorithm 2):

@@ -164,7 +164,7 @@ class Hybrid(DealtOut, WithFabric):
         policy, accumulation = as_compressed(overlap_named(self.overlap), context), context.workers[0].accumulation
         program, layout = self._program(each, accumulation, policy), self.layout(each[0], len(each))
         nodes = np.array(context.nodes)
-        schedules = Schedules(program, self.algorithm, context.cluster, nodes, self.rank_order)
+        schedules = Schedules(program, self.algorithm, context.cluster, nodes, self.rank_order, context.notes)
         layers = each[0].model.layers
         if isinstance(self.groups, str):
             groups = [f"{layers[i].name} {layout.groups[i]}" for i in layout.split]

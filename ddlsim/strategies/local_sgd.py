@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from ddlsim.arguments import Count, Decay, Index, NotNegative, Positive, Share, checked, number, one_of, quantity
 from ddlsim.compression import Compression, ErrorFeedback, TopK
+from ddlsim.compression.choice import kept_vectors
 from ddlsim.compression.contract import AnyCompressor, count
 from ddlsim.compression.exchange import title
 from ddlsim.errors import ConfigError
@@ -171,6 +172,11 @@ class QsparseLocalSGD(LocalSteps):
         """Label for tables and plots: period, compressor and algorithm."""
         fabric = fabric_label(self.algorithm, self.cost)
         return f"Qsparse local SGD ({self.period} steps, {title(self.compressor)}, {fabric})"
+
+    def kept_models(self, n_workers: int, compressed: bool) -> float:
+        """Return the number of models that each device keeps in addition: the common model, and the memory m_i, unless
+        that counts as the run's compressor's."""
+        return 1.0 + (0 if compressed else kept_vectors(self.compressor) or 0)
 
     def rules(self, context: RunContext) -> list[Rule]:
         if context.compression not in (None, Compression(self.compressor)):
@@ -349,6 +355,10 @@ class DaSGD(OneAverage):
     def average(self) -> Average:
         return Average(Every(self.period), self.delay)
 
+    def kept_models(self, n_workers: int, compressed: bool) -> float:
+        """Return the number of models that each device keeps in addition: what is being averaged."""
+        return 1.0 + compressed
+
     def rule(self, context: RunContext) -> Rule:
         xi = self.merge
 
@@ -394,6 +404,10 @@ class OverlapLocalSGD(OneAverage):
     def average(self) -> Average:
         return Average(Every(self.period), self.period, first=self.period)
 
+    def kept_models(self, n_workers: int, compressed: bool) -> float:
+        """Return the number of models that each device keeps in addition: anchor and velocity."""
+        return 2.0
+
     def rule(self, context: RunContext) -> Rule:
         alpha, plane = self.alpha, context.learner.plane
         anchors: dict[int, Value[Array]] = {}
@@ -438,6 +452,10 @@ class CoCoDSGD(OneAverage):
     @property
     def average(self) -> Average:
         return Average(Every(self.period, 1), self.period - 1, at_begin=True)
+
+    def kept_models(self, n_workers: int, compressed: bool) -> float:
+        """Return the number of models that each device keeps in addition: the one that it sent, and the average."""
+        return 2.0 + compressed
 
     def rule(self, context: RunContext) -> Rule:
         begun: dict[int, Value[Array]] = {}
@@ -486,6 +504,13 @@ class BMUF(OneAverage):
         """Label for tables and plots: period and algorithm."""
         return f"BMUF ({self.period} steps, {fabric_label(self.algorithm, self.cost)})"
 
+    def kept_models(self, n_workers: int, compressed: bool) -> float:
+        """Return the number of models that each device keeps in addition.
+
+        These are the global model, its momentum and the mean change, as in fairseq/optim/bmuf.py.
+        """
+        return 3.0
+
     def rule(self, context: RunContext) -> Rule:
         outer = Outer(context.learner, Momentum(self.momentum(len(context.workers))))
         return Rule(self.average, [communicator(context, self)], then=lambda mean: outer.towards(mean, self.block_rate))
@@ -522,6 +547,13 @@ class DiLoCo(OneAverage):
         """Label for tables and plots: period, outer optimizer and algorithm."""
         outer = type(self.outer).__name__
         return f"DiLoCo ({self.period} steps, outer {outer}, {fabric_label(self.algorithm, self.cost)})"
+
+    def kept_models(self, n_workers: int, compressed: bool) -> float:
+        """Return the number of models that each device keeps in addition: none.
+
+        The model theta and the state of the outer optimizer are in host memory, as in prime (zeroband/diloco.py).
+        """
+        return 0.0
 
     def rule(self, context: RunContext) -> Rule:
         outer = Outer(context.learner, self.outer)
@@ -563,6 +595,14 @@ class SlowMo(OneAverage):
     def label(self) -> str:
         """Label for tables and plots: period, slow momentum and algorithm."""
         return f"SlowMo ({self.period} steps, {self.momentum:g}, {fabric_label(self.algorithm, self.cost)})"
+
+    def kept_models(self, n_workers: int, compressed: bool) -> float:
+        """Return the number of models that each device keeps in addition.
+
+        The workers shard the common model and its momentum, as fairscale/experimental/nn/data_parallel/gossip does by
+        default (``slowmo_memory_efficient``).
+        """
+        return 2.0 / n_workers
 
     def rule(self, context: RunContext) -> Rule:
         slow, gamma = Outer(context.learner, Momentum(self.momentum)), 0.0

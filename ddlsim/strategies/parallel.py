@@ -477,7 +477,7 @@ class Parallel(WithFabric):
             steps = 2 if is_one_step(context, live) else N_STEPS  # a first step ends with updates
             groups, members = self._of_groups(whole, steps, micro_batches), np.array(self._members(mesh))
             firsts, first, (order, _) = nodes[members[:, 0]], groups.programs[0], self._order_of(members)
-            others: GroupSchedule = Schedules(first, self._by_kind, context.cluster, firsts, order)
+            others: GroupSchedule = Schedules(first, self._by_kind, context.cluster, firsts, order, context.notes)
             folding = self._folding(context, groups, members, in_groups, others)
             if folding is None:
                 program = self._repeating(groups.of_all(in_groups), micro_batches)
@@ -493,7 +493,7 @@ class Parallel(WithFabric):
             if folding is not None:
                 schedules = others
             else:
-                schedules = Schedules(program, self._by_kind, context.cluster, nodes, self.rank_order)
+                schedules = Schedules(program, self._by_kind, context.cluster, nodes, self.rank_order, context.notes)
                 schedules = schedules if in_groups is None else in_groups.beside(len(program.groups), schedules)
             parts = list[slice]()
             if context.compression is not None and self.sharded == "full" and mesh.pipeline == 1:

@@ -46,7 +46,7 @@ from ddlsim.workload.roles import (
     unit_starts,
     weight_units,
 )
-from ddlsim.workload.stacks import Stack
+from ddlsim.workload.stacks import Stack, load_stack
 from ddlsim.workload.table_placement import held_params
 
 if TYPE_CHECKING:
@@ -252,7 +252,7 @@ class Holding:
                     sqrt(n) segments of n layers)
     flash           attention does not write its matrices to memory (Dao et al. 2022, arXiv:2205.14135)
     stack           software, which determines the memory of the loss and how inputs of products and gathered weights
-                    are stored; None: fp32 logits, and what the layers' formulas read
+                    are stored; None: eager PyTorch's loss, and what the layers' formulas read
     offload         the optimizer state is in host memory (Ren et al. 2021, ZeRO-Offload, arXiv:2101.06840)
     workspace       limit in bytes for the workspace of a convolution, which needs as much as a matrix product of all
                     its windows (im2col: Chellapilla, Puri and Simard 2006)
@@ -339,9 +339,9 @@ def memory_of(
     )
     logits = max((layer.fixed_nbytes for layer in layers if layer.type in ("dense", "tied_dense")), default=0.0)
     logits *= batch_size / FP32_NBYTES / tensor
-    loss, reserved, gathered = FP32_NBYTES, 0.0, 0.0
-    if stack is not None:
-        loss, reserved = stack.loss_nbytes if tensor == 1 else stack.sharded_loss_nbytes, stack.loss_reserved * logits
+    software, gathered = stack or load_stack("pytorch"), 0.0
+    loss = software.loss_nbytes if tensor == 1 else software.sharded_loss_nbytes
+    reserved = 0.0 if stack is None else stack.loss_reserved * logits
     if holding.zero == 3 and holding.shards > 1:
         gathered, at_once = _gathered_nbytes(layers, sizes, precision, holding)
         reserved += at_once if stack is not None and stack.copies_gathered_weights else 0.0

@@ -18,6 +18,7 @@ from typing import Annotated
 from ddlsim.arguments import Count, checked
 from ddlsim.errors import ConfigError
 from ddlsim.readable import si, size
+from ddlsim.schema import loaded_from
 from ddlsim.workload.layer_rules import MAX_ELEMENTS, Shape
 from ddlsim.workload.layers import LayerSpec
 
@@ -206,8 +207,9 @@ def load_model(
         return import_model(source)
     path, options, is_bundled = find_model_file(source)
     if is_bundled and not layers:
-        return read_bundled(path, options, os.stat(path).st_mtime_ns)
-    return read_model(path, options, layers, allow_code=allow_code)
+        return loaded_from(read_bundled(path, options, os.stat(path).st_mtime_ns), source)
+    model = read_model(path, options, layers, allow_code=allow_code)
+    return model if layers or allow_code else loaded_from(model, source)
 
 
 def model_names() -> list[str]:

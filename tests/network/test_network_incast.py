@@ -98,10 +98,36 @@ def test_a_busy_port_loses_no_time_by_a_sender_that_comes_later():
 
 
 def test_who_is_turned_away_again_waits_twice_as_long():
-    """The seventh sender's segment fits beside the windows of the six, the eighth's does not until they have ended."""
-    took = ends(cluster(buffer=BUFFER), [(i, 8, 5e6) for i in range(8)])
-    assert max(took[:7]) == pytest.approx(PATH + 7 * 5e6 / RATE, rel=1e-12)
-    assert took[7] == pytest.approx(PATH + (1 + 2 + 4 + 8) * TIMEOUT + 4 * reopened() + 5e6 / RATE, rel=1e-12)
+    """The seventh sender's segment fits beside the windows of the six, the eighth's does not. The port has room for
+    97 % of it, so it is not lost a second time."""
+    took = ends(cluster(buffer=BUFFER), [(i, 8, 5e7) for i in range(7)] + [(7, 8, SIZE)])
+    assert took[7] == pytest.approx(PATH + (1 + 2) * TIMEOUT + 2 * reopened() + 8 * SIZE / RATE, rel=1e-12)
+
+
+def test_segments_are_lost_again_while_the_port_loses_more_than_half():
+    """Beside three segments of a message that never ends, 4500 bytes hold half of up to three more."""
+    took = ends(cluster(buffer=1000), [(0, 8, 1e9)] + [(i, 8, SEGMENT) for i in range(1, 8)])
+    wait = 0.2 + ROUND_TRIP + 1000 / RATE
+    starts = sorted(took[1:])
+    assert max(starts[:3]) == pytest.approx(PATH + (1 + 2) * wait + 2 * reopened(), rel=5e-3)
+    assert starts[3:] == pytest.approx([PATH + (1 + 2 + 4) * wait + 3 * reopened()] * 4, rel=5e-3)
+
+
+@pytest.mark.parametrize(("nbytes", "buffer"), [(2.0**20, 8192), (2.0**20, 32768), (1e8, 32768)])
+def test_a_message_of_bbr_is_sent_beside_one_that_does_not_end(nbytes, buffer):
+    """It waits for as many time-outs as there are senders at the port, two, and then has its share of the rate."""
+    took = ends(cluster(buffer=buffer, transport="tcp-bbr"), [(0, 8, 1e10), (1, 8, nbytes)])
+    waits = 2 * (0.2 + ROUND_TRIP + buffer / RATE + reopened())
+    assert took[1] == pytest.approx(PATH + waits + 2 * nbytes / RATE, rel=1e-12)
+
+
+@pytest.mark.parametrize("transport", ["tcp-bbr", "tcp-cubic", "tcp-reno"])
+@pytest.mark.parametrize("buffer", [500, 8192, 32768])
+def test_nobody_waits_until_others_have_ended(transport, buffer):
+    """Seven messages of 80 s each: a time-out for each sender, or a few that double, and then all share the port."""
+    took = ends(cluster(buffer=buffer, transport=transport), [(i, 8, 1e9) for i in range(7)] + [(7, 8, 2.0**20)])
+    assert took[7] < (1 + 2 + 4 + 8) * TIMEOUT + 8 * 2.0**20 / RATE
+    assert min(took[:7]) > 500.0
 
 
 def test_nothing_is_lost_of_one_sender_or_of_what_arrives_no_faster_than_it_leaves():
@@ -120,6 +146,26 @@ def test_trunks_have_ports_too():
         assert max(ends(where, sends, hops=3)) > 0.2 > max(ends(deep, sends, hops=3))
     one_each = [(0, 4, SIZE), (4, 0, SIZE)]
     assert ends(where, one_each, hops=3) == ends(deep, one_each, hops=3)
+
+
+@pytest.mark.parametrize("hop", [0, 1])
+@pytest.mark.parametrize("goes_down", [True, False])
+def test_windows_leave_a_port_whose_links_have_changed_their_rates(hop, goes_down):
+    """While one message keeps the port busy, the links of others or the port itself have another rate at their ends."""
+    where = cluster(buffer=BUFFER)
+    hosts, interval = where.workers, (0.005, 99.0) if goes_down else (0.0, 0.005)
+    paths = [where.link_channel[where.routes(hosts[[i]], hosts[[8]]).links] for i in range(3)]
+    network = Network(where)
+    network.will_change([(*interval, channel, 0.01) for channel in {int(path[hop]) for path in paths}])
+    network.send(hosts[[3]], hosts[[8]], np.array([2e8]), 0.0)
+    network.send(hosts[:3], hosts[[8] * 3], np.full(3, SIZE), 0.001)
+    n_ended = 0
+    while (done := network.advance(10.0)) is not None:
+        n_ended += len(done.ids)
+    buckets = network.engine.net.buckets
+    assert n_ended == 3
+    assert buckets["held"].tolist() == [3 * SEGMENT * (channel == paths[0][1]) for channel in range(len(buckets))]
+    assert not buckets["n_slow"].any()
 
 
 def test_the_next_round_starts_anew():

@@ -161,6 +161,20 @@ def test_a_plan_takes_as_long_as_its_simulation_on_a_cluster(tmp_path, graph):
         plan.to_goal(tmp_path / "d.goal", nodes=nodes)
 
 
+@pytest.mark.parametrize(("cluster", "n"), [("dgx1-v100", 8), ("dgx-h100-pod", 16)])
+def test_latencies_of_nccl_delay_the_sends(cluster, n, tmp_path):
+    """The bytes of a small all-reduce take no time, so its time is that of its latencies; rings add none."""
+    draft = Draft()
+    draft.all_reduce(range(n), 10.0)
+    plan = draft.plan()
+    for algorithm, are_delayed in (("nccl", True), ("ring", False)):
+        path = plan.to_goal(tmp_path / "a.goal", algorithm, cluster=cluster)
+        again = read_goal(path).execute(cluster).seconds
+        assert again == pytest.approx(plan.execute(cluster, algorithm=algorithm).seconds, rel=2e-3)
+        check_as_txt2bin(text := path.read_text(encoding="utf-8"))
+        assert ("_after" in text) == are_delayed
+
+
 def test_servers_are_written_out(tmp_path):
     plan = with_parameter_servers(two_ranks(3, steps=2), 2)
     again = read_goal(plan.to_goal(tmp_path / "a.goal"))

@@ -230,3 +230,14 @@ def test_tables_never_show_throughputs_of_what_does_not_fit_without_a_word():
     assert "a: does not fit: gpt2-xl" in jobs._repr_html_()
     table = ddlsim.Study(base=one, vary={"batch_size": [1, 64]}).run(jobs=1)
     assert str(table).count("\nwarning of 1: gpt2-xl with batch size") == 2
+
+
+def test_legends_name_only_what_is_drawn():
+    """One worker only computes; two equal ones do not wait for each other."""
+    for n, names in ((1, ["compute"]), (2, ["compute", "exposed communication"])):
+        run = ddlsim.simulate("office-1gbe", "lenet5", ddlsim.AllReduce(), 8, n, steps=2)
+        for axes in (plots.breakdown({"this": run}), run.plot_timeline()):
+            named = [text.get_text() for text in axes.figure.legends[0].get_texts()]
+            assert named[: len(names)] == names
+            assert "waiting" not in named
+            assert n == 2 or len(named) == 1

@@ -431,3 +431,23 @@ def test_devices_do_not_compute_while_the_state_is_saved():
     assert timeline.checkpointing == pytest.approx(90.0, abs=5.0)
     computing = result.device_seconds["compute"] / result.simulated_time
     assert timeline.computed == pytest.approx(computing * (1000.0 - timeline.checkpointing), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "strategy", [ddlsim.AdaComm(4), ddlsim.LocalSGD(4, start_epoch=1)], ids=["AdaComm", "LocalSGD"]
+)
+@pytest.mark.parametrize("short", [False, True])
+def test_groups_whose_exchanges_depend_on_the_training(strategy, short):
+    """Their pace is that of the training itself; without a failure, the run is that of a group that is not elastic."""
+    training = ddlsim.Training("digits", updates=12)
+    more = {"faults": [ddlsim.RandomFaults("0.02 s", "0.2 ms", factor=3.0)], "max_time": "1 s"} if short else {}
+    runs = [
+        ddlsim.simulate(
+            "office-1gbe", "digits-cnn", strategy, 16, 3, training=training, elastic=elastic,
+            failures=ddlsim.Failures("1 year"), checkpoints=ddlsim.Checkpoints("1 h", stall="1 ms"), **more
+        )
+        for elastic in (None, ddlsim.Elastic())
+    ]  # fmt: skip
+    plain, elastic = (run.history for run in runs)
+    assert elastic["accuracy"].tolist() == plain["accuracy"].tolist()
+    assert elastic["time"].tolist() == pytest.approx(plain["time"].tolist(), rel=1e-9)

@@ -229,3 +229,21 @@ def test_what_was_learnt_before_a_warned_interruption_is_as_undisturbed():
     late = (result.history["time"] - plain.history["time"]).to_numpy()
     assert (np.diff(late) >= -1e-9).all()
     assert result.failure_timeline.lost < ddlsim.simulate(learning()).failure_timeline.lost
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"elastic": ddlsim.Elastic()}, {"faults": [ddlsim.RandomFaults("1 h", "30 s", factor=2.0)]}], ids=str
+)
+@pytest.mark.parametrize(("warmup", "steps"), [(0, 3), (1, 5), (4, 2), (0, 6)])
+def test_a_lifetime_repeats_complete_cycles_whatever_is_measured(warmup, steps, more):
+    """Three steps of a period of four have one average or none, and a lifetime has one in four steps."""
+    runs = [
+        ddlsim.simulate(
+            "office-1gbe", "resnet50", ddlsim.LocalSGD(4), 8, 4, warmup=first, steps=measured, max_time="30 days",
+            failures=ddlsim.Failures("10 days", repair="1 h", restart="60 s"),
+            checkpoints=ddlsim.Checkpoints("10 min", stall="5 s"), **more,
+        )
+        for first, measured in ((warmup, steps), (4, 8))
+    ]  # fmt: skip
+    assert runs[0].throughput != pytest.approx(runs[1].throughput, rel=0.01) or steps % 4 == 2
+    assert runs[0].goodput == pytest.approx(runs[1].goodput, rel=1e-6)

@@ -13,6 +13,7 @@ from worlds_generator import world
 import ddlsim
 from ddlsim.bundled import relative_name
 from ddlsim.cli import app
+from ddlsim.cluster import star
 from ddlsim.errors import ConfigError
 from ddlsim.run.files import SCHEMA
 from ddlsim.schema import Source
@@ -126,7 +127,7 @@ def test_only_toml_and_python_are_written(tmp_path):
 
 
 def test_what_text_cannot_say_is_refused():
-    cluster = ddlsim.load_cluster("office-1gbe")
+    cluster = ddlsim.load_cluster(star(2, bandwidth="1 Gbit/s", latency="5 us"))
     for write in (toml_of, python_of):
         with pytest.raises(ConfigError, match=r"cluster: is an object without a text form; save it"):
             write(ddlsim.Experiment(cluster))
@@ -144,3 +145,19 @@ def test_the_command_line_writes_what_it_runs(tmp_path):
     outcome = CliRunner().invoke(app, [*arguments, "--write", str(path)])
     assert outcome.exit_code == 0, outcome.output
     assert ddlsim.load_experiment(path).strategy == ddlsim.LocalSGD(period=2)
+
+
+@pytest.mark.parametrize("cluster", ["office-1gbe", "cloud-25g-16x8-v100+spread=0.2", "mine.toml"])
+def test_the_experiment_of_a_result_names_what_it_was_loaded_from(cluster, tmp_path, monkeypatch):
+    """As the experiment that was given, also after changes of other fields; what is made from it has no name."""
+    monkeypatch.chdir(tmp_path)
+    ddlsim.load_cluster("office-1gbe").save("mine.toml")
+    for given in (cluster, ddlsim.load_cluster(cluster)):
+        result = ddlsim.simulate(given, "lenet5", ddlsim.AllReduce(), workers=2, steps=1, seed=3)
+        result.experiment.with_(steps=2).save("folder.toml")
+        again = ddlsim.load_experiment("folder.toml")
+        assert (str(again.cluster), again.model, again.steps) == (cluster, "lenet5", 2)
+        assert ddlsim.simulate(again.with_(steps=1)).step_time == result.step_time
+        assert f"cluster={cluster!r}" in result.experiment.to_python()
+    with pytest.raises(ConfigError, match="cluster: is an object"):
+        result.experiment.with_(cluster=dataclasses.replace(result.cluster)).to_toml()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from strategies_reference import uniform_star
 
+import ddlsim
 from ddlsim import AllReduce, Measured, Result, algorithm_names, collective_time, load_cluster, simulate
 from ddlsim.cluster import racks, star
-from ddlsim.runtime.communicator import fastest
+from ddlsim.plan.fastest import fastest
 from ddlsim.runtime.servers import server_nodes
 
 B = 1.25e9
@@ -64,6 +67,26 @@ def test_auto_takes_the_fastest(model: str, n: int) -> None:
     times = {name: step(name).step_time for name in algorithm_names() if name != "parameter_server"}
     assert auto.step_time == times[chosen] == min(times.values())
     assert max(times.values()) - 0.01 > 1.2 * (auto.step_time - 0.01)  # there was something to choose
+
+
+@pytest.mark.parametrize(
+    ("model", "strategy"),
+    [
+        ("gpt2", ddlsim.Parallel(tensor=2, pipeline=2)),
+        ("gpt2", ddlsim.Parallel(pipeline=2)),
+        ("vgg16", ddlsim.Hybrid()),
+    ],
+)
+def test_auto_takes_the_fastest_in_plans(model: str, strategy: Any) -> None:
+    """Where replicas sum few sizes at a time, the run takes as long as with the faster of rings and doubling."""
+
+    def run(algorithm: str) -> Result:
+        fabric = ddlsim.Fabric(algorithm)
+        return simulate("dgx-h100-pod", model, strategy, 32, 8, fabric=fabric, steps=1, warmup=1)
+
+    auto = run("auto")
+    assert any(note.startswith("auto: ") for note in auto.notes)
+    assert auto.step_time <= 1.001 * min(run(name).step_time for name in ("ring", "halving_doubling"))
 
 
 def test_auto_takes_the_first_by_name_of_those_that_tie() -> None:

@@ -210,7 +210,8 @@ def test_convolutions_take_their_workspace_up_to_the_limit() -> None:
     assert memory_of(model, 8).buffers == 0.0
     assert memory_of(model, 8, holding=Holding(workspace="1 GiB")).buffers == 8 * windows
     assert memory_of(model, 8, holding=Holding(workspace="8 MiB")).buffers == 8 * 2**20
-    assert memory_of(load_model("gpt2"), 8, holding=Holding(workspace="8 MiB")).buffers == 0.0
+    gpt2 = load_model("gpt2")
+    assert memory_of(gpt2, 8, holding=Holding(workspace="8 MiB")) == memory_of(gpt2, 8)
 
 
 @pytest.mark.parametrize(
@@ -342,3 +343,23 @@ def test_memory_prints_its_terms() -> None:
 def test_bad_arguments(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("device", ["h100", "v100"])
+def test_the_loss_takes_twelve_bytes_per_logit_in_any_precision_and_on_any_device(precision, device):
+    """Four of them are activations. The stack of the default is PyTorch, whether or not its kernels are known there."""
+    if (precision, device) == ("bf16", "v100"):
+        pytest.skip("a V100 has no bf16")
+    gpt2 = load_model("gpt2")
+    memory = fits(gpt2, device, batch_size=2, precision=precision, recompute="none").memory
+    assert memory.buffers == (12 - 4) * 2 * 1024 * 50257
+    assert memory_of(gpt2, 2, precision).buffers == memory.buffers
+    assert memory_of(gpt2, 2, precision, Holding(tensor=2)).buffers == (16 - 4) * 2 * 1024 * 50257 / 2
+
+
+def test_less_precision_does_not_take_more_memory():
+    for name in ("gpt2", "bert-base", "resnet50"):
+        model = load_model(name)
+        full, half = (memory_of(model, 4, precision, Holding("sgd")) for precision in ("fp32", "bf16"))
+        assert half.total <= full.total

@@ -168,5 +168,6 @@ def timeline(result: Result) -> pn.Column:
     plot.yaxis.major_label_overrides = dict(enumerate(rows))
     plot.ygrid.grid_line_color = None
     plot.toolbar.logo = None
-    key = legend([(style.colour, style.label) for style in styles.values()])
+    used = {bar.kind for bar in bars}
+    key = legend([(style.colour, style.label) for kind, style in styles.items() if kind in used])
     return pn.Column(html(key), pn.pane.Bokeh(plot, sizing_mode="stretch_width"), sizing_mode="stretch_width")
