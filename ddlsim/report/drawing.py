@@ -115,10 +115,14 @@ def style_legend(made: Figure | SubFigure, styles: Iterable[Sequence[str]], ncol
     made.legend(handles=[*handles, *more], loc="outside lower center", ncols=ncols, fontsize=8)
 
 
-def save(made: Figure, path: str | Path | None) -> None:
-    """Write the figure if a path is given. Raises ConfigError if it cannot be written, or for an unknown format."""
+def saved(axes: Axes, path: str | Path | None) -> Axes:
+    """Write the figure of these axes if a path is given, and return the axes.
+
+    Raises ConfigError if it cannot be written, or for an unknown format.
+    """
     if path is not None:
-        path = Path(path)
+        path, made = Path(path), axes.get_figure(root=True)
+        assert made is not None
         kind, known = path.suffix[1:].lower(), made.canvas.get_supported_filetypes()
         if not kind:  # as in matplotlib: without a suffix, a PNG
             kind, path = "png", path.with_name(f"{path.name}.png") if path.is_file() or not path.exists() else path
@@ -127,6 +131,7 @@ def save(made: Figure, path: str | Path | None) -> None:
             raise ConfigError(f"{path}: unknown image format; use one of {formats}")
         with replacing(path) as file:
             made.savefig(file, format=kind)
+    return axes
 
 
 def titled(made: Figure, title: str) -> None:

@@ -93,7 +93,7 @@ BAND = 0.10
 
 def measured_against_predicted(validation: Validation, path: str | Path | None = None) -> Axes:
     """Draw one point per run on logarithmic axes: hollow if it was fitted, with intervals, a diagonal and +-10 %."""
-    from ddlsim.report.drawing import COLOURS, figure, log_numbers, save, titled
+    from ddlsim.report.drawing import COLOURS, figure, log_numbers, saved, titled
 
     made = figure(5.2, 4.8)
     axes = made.subplots()
@@ -134,8 +134,7 @@ def measured_against_predicted(validation: Validation, path: str | Path | None =
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     titled(made, f"Measured and predicted runs on {validation.cluster.name}")
-    save(made, path)
-    return axes
+    return saved(axes, path)
 
 
 # ---------------------------------------------------------------- page
