@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ddlsim.cluster.cluster import Floats
-from ddlsim.errors import ConfigError, UnitError, unknown_name
+from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.extras import needs
 from ddlsim.readable import count, in_words, seconds, si, size
 from ddlsim.report import study_labels as labels
@@ -43,7 +43,7 @@ from ddlsim.report.drawing import (
 from ddlsim.report.study_labels import label_of, plain, varied
 from ddlsim.run.metrics import METRICS
 from ddlsim.run.seeds import mean_line
-from ddlsim.units import DIMENSIONS, parse
+from ddlsim.units import DIMENSIONS, dimension_of
 
 with needs("matplotlib"):
     import matplotlib as mpl
@@ -484,7 +484,7 @@ def _panel(axes: Axes, rows: pd.DataFrame, field: str, metric: str) -> None:
         axes.set_xticks(range(len(texts)), shown, fontsize=7, rotation=30, ha="right")
         axes.set_xlim(-0.5, len(texts) - 0.5)
     else:
-        dimension = _dimension(values[0])
+        dimension = dimension_of(values[0]) if isinstance(values[0], str) else ""
         factor = 8.0 if dimension == "bandwidth" else 1.0  # ticks at whole bit/s
         x = factor * rows[field].map(places)
         write = _WRITE[dimension]
@@ -499,17 +499,6 @@ def _panel(axes: Axes, rows: pd.DataFrame, field: str, metric: str) -> None:
         axes.tick_params(labelsize=8)
     axes.plot(x, rows[metric], linestyle="", marker="o", markersize=4, color=COLOURS[0], alpha=0.6)
     axes.grid(alpha=0.3)
-
-
-def _dimension(value: object) -> str:
-    """Return the dimension of a text with a unit, such as "bandwidth" for "25 Gbit/s"; "" for a number."""
-    for dimension in DIMENSIONS if isinstance(value, str) else ():
-        try:
-            parse(value, dimension)
-        except UnitError:
-            continue
-        return dimension
-    return ""
 
 
 #: maximum number of bars of a breakdown that fits on a screen

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from ddlsim.arguments import checked
 from ddlsim.errors import ConfigError, UnitError, shown, unknown_name
-from ddlsim.units import DIMENSIONS, parse
+from ddlsim.units import dimension_of, parse
 
 DESIGNS = ("grid", "list", "random", "latin-hypercube")
 #: maximum number of points: each is simulated, which takes at least a millisecond, so more are a typing error
@@ -187,12 +187,7 @@ def _unit(text: str) -> tuple[str, float]:
 
 
 def _dimension(text: str) -> str:
-    """Return the dimension of a text with a unit."""
-    for dimension in DIMENSIONS:
-        try:
-            parse(text, dimension)
-        except UnitError:
-            continue
+    if dimension := dimension_of(text):
         return dimension
     raise UnitError(
         f"Range: {shown(text)} is not a number with a known unit; use a value such as '25 Gbit/s' or '10 us'"
