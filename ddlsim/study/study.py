@@ -366,7 +366,7 @@ class Study:
     def _check_store(self, store: Store, add: bool) -> None:
         """Raise ConfigError if all studies in the store have another base: it is probably the wrong file."""
         mine = json.loads(json.dumps(self.base.manifest()))
-        bases = store.bases()
+        bases = [base for _, base, _ in store.studies()]
         if add or not bases or mine in bases:
             return
         other = bases[-1]
