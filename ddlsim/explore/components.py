@@ -149,28 +149,6 @@ def files_of(described: Experiment | Study, stem: str = "run") -> list[File]:
     return [File(f"{stem}.toml", described.to_toml()), File(f"{stem}.py", described.to_python())]
 
 
-class Exports:
-    """The panel with a screen's files, which are created by `files` while it is open, after every change."""
-
-    def __init__(self, files: Callable[[], Sequence[File]]) -> None:
-        self._files = files
-        self._content = pn.Column(sizing_mode="stretch_width")
-        self._lazy = LazyCard("Export as TOML and Python", self._show, self._content)
-        self.card = self._lazy.card
-
-    def stale(self) -> None:
-        """Mark the files as outdated."""
-        self._lazy.stale()
-
-    def _show(self) -> None:
-        try:
-            files = self._files()
-        except DdlsimError as error:
-            self._content[:] = [message(str(error))]
-            return
-        self._content[:] = [each for file in files for each in _file(file)]
-
-
 def _file(file: File) -> list[Any]:
     copy = pn.widgets.Button(label=f"Copy {file.name}", css_classes=["copy"])
     text = html(f"<pre tabindex='0'>{plain(file.text)}</pre>", css_classes=["exported"])
@@ -353,6 +331,21 @@ class LazyCard:
         if self._is_stale and not self.card.collapsed:
             self._is_stale = False
             self._fill()
+
+
+class Exports(LazyCard):
+    """The panel with a screen's files, which are created by `files` while it is open, after every change."""
+
+    def __init__(self, files: Callable[[], Sequence[File]]) -> None:
+        self._files = files
+        self._content = pn.Column(sizing_mode="stretch_width")
+        super().__init__("Export as TOML and Python", self._show, self._content)
+
+    def _show(self) -> None:
+        try:
+            self._content[:] = [each for file in self._files() for each in _file(file)]
+        except DdlsimError as error:
+            self._content[:] = [message(str(error))]
 
 
 class ComputedCard(LazyCard):
