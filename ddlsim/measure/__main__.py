@@ -132,10 +132,9 @@ def measure(
         from ddlsim.measure.reading import open_table
         from ddlsim.measure.runner import make_plan
         from ddlsim.measure.steps import numpy_model, torch_module
-        from ddlsim.measure.transport import local_rank
 
         trained = [numpy_model(name) for name in model or ()]
-        gpu = local_rank(transport.rank, hosts)
+        gpu = hosts[: transport.rank].count(transport.host)  # index among the ranks of its host
         trained += [torch_module(name, shape, gpu) for name in module or ()]
         chosen = [name for name in only.split(",") if name]
         tasks = make_plan(hosts, max_nbytes, chosen, [one.label for one in trained], sizes, lacking)

@@ -24,19 +24,6 @@ def _buffer(n_elements: int) -> Buffer:
     return buffer
 
 
-def host_action(operation: str, n_elements: int) -> Action:
-    """Return a reduction or a copy in NumPy."""
-    into, source = _buffer(n_elements), _buffer(n_elements)
-
-    def reduction() -> None:
-        np.add(into, source, out=into)
-
-    def copy() -> None:
-        np.copyto(into, source)
-
-    return {"reduction": reduction, "copy": copy}[operation]
-
-
 @dataclass(frozen=True)
 class MpiTransport:
     """The ranks of ``MPI.COMM_WORLD``; see :class:`~ddlsim.measure.transport.Transport`."""
@@ -70,12 +57,8 @@ class MpiTransport:
         return ping if first else pong
 
     def both_ways(self, n_elements: int, peer: int) -> Action:
-        comm, out, into = self.comm, _buffer(n_elements), _buffer(n_elements)
-
-        def exchange() -> None:
-            comm.Sendrecv(out, peer, recvbuf=into, source=peer)
-
-        return exchange
+        out, into = _buffer(n_elements), _buffer(n_elements)
+        return lambda: self.comm.Sendrecv(out, peer, recvbuf=into, source=peer)
 
     def collective(self, operation: str, n_elements: int) -> Action:
         comm, whole = self.comm, _buffer(n_elements)
@@ -103,7 +86,8 @@ class MpiTransport:
         return ()
 
     def memory(self, operation: str, n_elements: int) -> Action:
-        return host_action(operation, n_elements)
+        into, source = _buffer(n_elements), _buffer(n_elements)
+        return (lambda: np.add(into, source, out=into)) if operation == "reduction" else lambda: np.copyto(into, source)
 
     def close(self) -> None:
         """Do nothing: MPI is finalised when Python exits."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Protocol, TypeAlias, TypeVar
 
@@ -11,7 +11,7 @@ from ddlsim.errors import ConfigError, unknown_name
 
 T = TypeVar("T")
 #: an operation to be timed: prepared (buffers, connections), and finished when it returns
-Action: TypeAlias = Callable[[], None]
+Action: TypeAlias = Callable[[], object]
 #: all buffers are float32
 ITEM_NBYTES = 4
 
@@ -101,8 +101,3 @@ def connect(backend: str) -> Transport:
     from ddlsim.measure.torch_dist import connect_torch
 
     return connect_torch(backend)
-
-
-def local_rank(rank: int, hosts: Sequence[str]) -> int:
-    """Return the index of `rank` among the ranks of its host; `hosts` has one name per rank."""
-    return hosts[:rank].count(hosts[rank])
