@@ -25,6 +25,7 @@ from ddlsim.cluster.calibrated import (
 )
 from ddlsim.cluster.details import transport_of, with_spread
 from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.imports.text import LeftOut
 from ddlsim.measure import Measurement
 from ddlsim.measure.table import OPERATIONS
 from ddlsim.readable import percent, size
@@ -59,14 +60,13 @@ def placed(
     """Return the rows of messages with their cases on the cluster, and notes. Collectives use the algorithm in `given`,
     or else the most likely one; rows that do not fit the cluster are skipped."""
     groups: dict[tuple[str, str, str], list[LinkRow]] = {}
-    refused: list[ConfigError] = []
+    left_out = LeftOut(ConfigError)
     for row in rows:
         if row.experiment in ("point_to_point", "collective"):
-            try:
+            with left_out:
                 link = LinkRow(row, make_case(row, cluster, {row.operation: candidates(row, given)[0]}))
                 groups.setdefault((row.operation, row.backend, link.link_class), []).append(link)
-            except ConfigError as error:
-                refused.append(error)
+    refused = left_out.errors
     if refused and not groups:
         raise refused[0]
     links: list[LinkRow] = []

@@ -10,7 +10,7 @@ from pathlib import Path
 from ddlsim.errors import ConfigError
 from ddlsim.imports import KinetoTrace, Timing, detect_kind, read_any, to_measurements
 from ddlsim.imports.detect import facts_of
-from ddlsim.imports.text import read_text
+from ddlsim.imports.text import LeftOut, read_text
 from ddlsim.measure import Measurement, read_measurements
 
 #: custom function that reads measurements from a file
@@ -101,15 +101,11 @@ def _read_other(
         raise ConfigError(
             f"{path}: is a {type(content).__name__}, which contains nothing to calibrate with; leave the file out"
         )
-    refused: list[ConfigError] = []
-    n_before = len(found.rows)
+    left_out, n_before = LeftOut(ConfigError), len(found.rows)
     for timing in content:
-        try:
+        with left_out:
             found.rows += to_measurements([timing], n_hosts=n_hosts, model=model, version=version)
-        except ConfigError as error:
-            refused.append(error)
-    if refused:
+    if refused := left_out.errors:
         if len(found.rows) == n_before and not found.step_times:
             raise refused[0]
-        first_error = refused[0]
-        found.notes.append(f"{path}: {len(refused)} invalid rows were ignored; first error: {first_error}")
+        found.notes.append(f"{path}: {len(refused)} invalid rows were ignored; first error: {refused[0]}")
