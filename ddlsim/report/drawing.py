@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import math
 import textwrap
@@ -19,6 +20,7 @@ from ddlsim.printable import shown
 from ddlsim.runtime.recorder import COMMUNICATION, COMPUTE, INPUT, WAITING
 
 with needs("matplotlib"):
+    import matplotlib as mpl
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -132,6 +134,15 @@ def saved(axes: Axes, path: str | Path | None) -> Axes:
         with replacing(path) as file:
             made.savefig(file, format=kind)
     return axes
+
+
+def svg_uri(axes: Axes) -> str:
+    """Return the figure of these axes as the data URI of an SVG picture; equal drawings yield equal texts."""
+    made, out = axes.get_figure(root=True), io.BytesIO()
+    assert made is not None
+    with mpl.rc_context({"svg.hashsalt": "ddlsim"}):
+        made.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
+    return f"data:image/svg+xml;base64,{base64.b64encode(out.getvalue()).decode('ascii')}"
 
 
 def titled(made: Figure, title: str) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import functools
-import io
 import math
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,6 +32,7 @@ from ddlsim.report.drawing import (
     saved,
     series_style,
     single,
+    svg_uri,
     time_bars,
     titled,
     within_percent,
@@ -46,7 +45,6 @@ from ddlsim.run.seeds import mean_line
 from ddlsim.units import DIMENSIONS, dimension_of
 
 with needs("matplotlib"):
-    import matplotlib as mpl
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
@@ -618,11 +616,6 @@ def _heat_maps(table: Table, metric: str) -> Iterator[Picture]:
 
 
 def _picture(title: str, caption: str, axes: Axes) -> Picture:
-    """Return the figure as PNG; equal drawings yield equal bytes."""
     made = axes.get_figure(root=True)
     assert made is not None
-    out = io.BytesIO()
-    with mpl.rc_context({"svg.hashsalt": "ddlsim"}):
-        made.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
-    text = base64.b64encode(out.getvalue()).decode("ascii")
-    return Picture(title, caption, f"data:image/svg+xml;base64,{text}", round(96.0 * made.get_figwidth()))
+    return Picture(title, caption, svg_uri(axes), round(96.0 * made.get_figwidth()))
