@@ -6,7 +6,9 @@ large for floats (or for printing), numbers with an infinite inverse, and dates,
 
 from __future__ import annotations
 
+import csv
 import datetime
+import io
 import json
 import math
 import tomllib
@@ -73,6 +75,19 @@ def check_separator(head: Sequence[str], where: str) -> None:
             raise ConfigError(
                 f"{_at(where)}columns are separated by {name}; separate them by commas, and write decimals with a point"
             )
+
+
+def csv_rows(path: Path, missing: str) -> list[tuple[int, list[str]]]:
+    """Return the line number and the cells of each row of a CSV file, without empty rows and comments (#).
+
+    Raises ConfigError as :func:`read_bytes`, and for texts that are not CSV.
+    """
+    reader = csv.reader(io.StringIO(decoded(read_bytes(path, missing), str(path)), newline=""), strict=True)
+    try:
+        rows = [(reader.line_num, [cell.strip() for cell in cells]) for cells in reader]
+    except csv.Error as error:
+        raise ConfigError(f"{path}: cannot be read as CSV ({error}); is it the right file?") from None
+    return [(number, cells) for number, cells in rows if any(cells) and not cells[0].startswith("#")]
 
 
 def parse_value(text: str) -> object:
