@@ -18,6 +18,7 @@ custom compilers (https://numba.readthedocs.io/en/stable/developer/custom_pipeli
 from __future__ import annotations
 
 import atexit
+import functools
 import gc
 import glob
 import os
@@ -111,7 +112,6 @@ def _remove(folder: str, owner: int) -> None:
 KEPT = _prepare()
 
 
-_caches: list[Cache] = []
 _dispatchers: list[Any] = []
 
 
@@ -119,7 +119,6 @@ def keep(dispatcher: Any) -> Any:
     """Enable the disk cache of a compiled function, if there is one, and return the function."""
     if KEPT:
         dispatcher._cache = Cache(dispatcher.py_func)
-        _caches.append(dispatcher._cache)
         _dispatchers.append(dispatcher)
     return dispatcher
 
@@ -131,7 +130,8 @@ def dispatchers() -> list[Any]:
 
 def files() -> list[Path]:
     """Return the cache files of all imported modules: one index per function, and its code."""
-    found = (Path(cache.cache_path).glob(f"{glob.escape(cache.stem)}.*") for cache in _caches)
+    caches = (dispatcher._cache for dispatcher in _dispatchers)
+    found = (Path(cache.cache_path).glob(f"{glob.escape(cache.stem)}.*") for cache in caches)
     return sorted({path for paths in found for path in paths})
 
 
@@ -183,9 +183,7 @@ class _Operators:
         return self._signatures[key]
 
     def resolve_function_type(self, function: Any, args: Any, kws: Any) -> Any:
-        def resolve() -> Any:
-            return self._context.resolve_function_type(function, args, kws)
-
+        resolve = functools.partial(self._context.resolve_function_type, function, args, kws)
         if kws or not (isinstance(function, types.Function) or getattr(function, "__module__", None) == "_operator"):
             return resolve()
         return self._remembered((function, args), resolve)

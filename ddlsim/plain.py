@@ -12,8 +12,9 @@ import io
 import json
 import math
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 from ddlsim.errors import ConfigError, shown
 from ddlsim.units import LARGEST, SMALLEST, in_range
@@ -100,17 +101,20 @@ def parse_value(text: str) -> object:
 
 def parse_toml(text: str, where: str = "") -> dict[str, object]:
     """Return the table. Raises a one-line ConfigError that begins with `where`."""
+    return cast("dict[str, object]", _parsed(tomllib.loads, "TOML", text, where))
+
+
+def _parsed(loads: Callable[[str], object], kind: str, text: str, where: str) -> object:
     try:
-        table: dict[str, object] = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        remedy = "correct that line (is the file complete?)"
-        raise ConfigError(f"{_at(where)}not valid TOML: {error}; {remedy}") from None
+        value = loads(text)
+    except (tomllib.TOMLDecodeError, json.JSONDecodeError) as error:
+        raise ConfigError(f"{_at(where)}not valid {kind}: {error}; correct that line (is the file complete?)") from None
     except RecursionError:
         raise ConfigError(f"{_at(where)}nested too deeply; is it the right file?") from None
     except ValueError:  # Python rejects integers of thousands of digits
         raise ConfigError(f"{_at(where)}contains an integer with thousands of digits; {_FEWER}") from None
-    checked(table, where)
-    return table
+    checked(value, where)
+    return value
 
 
 def read_toml(path: Path, where: str = "") -> dict[str, object]:
@@ -121,16 +125,7 @@ def read_toml(path: Path, where: str = "") -> dict[str, object]:
 
 def parse_json(text: str, where: str = "") -> object:
     """Return the value. Raises a one-line ConfigError that begins with `where`."""
-    try:
-        value: object = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{_at(where)}not valid JSON: {error}; correct it (is the file complete?)") from None
-    except RecursionError:
-        raise ConfigError(f"{_at(where)}nested too deeply; is it the right file?") from None
-    except ValueError:
-        raise ConfigError(f"{_at(where)}contains an integer with thousands of digits; {_FEWER}") from None
-    checked(value, where)
-    return value
+    return _parsed(json.loads, "JSON", text, where)
 
 
 def is_unicode(text: str) -> bool:
