@@ -174,15 +174,13 @@ def _label(name: str) -> str:
 
 def _groups(names: Iterable[str], pairs: Iterable[tuple[str, str]]) -> list[list[str]]:
     """Return the groups of names connected by the pairs, in order."""
-    group = {name: [name] for name in names}
-    for a, b in pairs:
-        if group[a] is not group[b]:
-            group[a] += group[b]
-            for name in group[b]:
-                group[name] = group[a]
-    order = {name: i for i, name in enumerate(group)}
-    unique = {id(members): sorted(members, key=order.__getitem__) for members in group.values()}
-    return list(unique.values())
+    import networkx as nx
+
+    graph: nx.Graph[str] = nx.Graph(pairs)
+    order = {name: i for i, name in enumerate(names)}
+    graph.add_nodes_from(order)
+    groups = (sorted(members, key=order.__getitem__) for members in nx.connected_components(graph))
+    return sorted(groups, key=lambda members: order[members[0]])
 
 
 def _add_pcie(matrix: _Matrix, machine: Machine, bandwidth: float, latency: float) -> None:
