@@ -16,6 +16,7 @@ import numpy.typing as npt
 import ddlsim
 from ddlsim.arguments import Count, checked
 from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.extras import needs
 from ddlsim.output_files import replacing, save_csv, write_text
 from ddlsim.run.metrics import METRICS
 from ddlsim.run.seeds import half_width
@@ -35,10 +36,8 @@ MAX_CELLS = 1_000_000
 
 def dataset_of(table: Table) -> xarray.Dataset:
     """Return the points of a table as a dataset; see :meth:`ddlsim.study.Table.to_xarray`."""
-    try:
+    with needs("xarray"):
         import xarray
-    except ImportError:
-        raise ConfigError("to_xarray needs xarray; install it with: pip install 'ddlsim[xarray]'") from None
     frame = table.frame
     dims = [*table.axes, "seed"]
     values = {name: list(dict.fromkeys(frame[name].tolist())) for name in dims}
