@@ -96,7 +96,7 @@ def run(
     Example: ddlsim run cloud-25g-16x8-v100 --model resnet50 --batch-size 64 --workers 128
     """
     chosen = given(model=model, batch_size=batch_size, workers=workers, steps=steps, precision=precision)
-    made = _strategy(strategy, algorithm, cost, overlap, servers, placement)
+    made = _strategy(strategy, algorithm=algorithm, cost=cost, overlap=overlap, servers=servers, placement=placement)
     chosen |= given(device=device, strategy=made, optimizer=optimizer, stack=stack, flash=flash, seed=seed)
     if _has(what, {"jobs", "arrivals"}):
         others = given(trace=trace, plot_cluster=plot_cluster, plot_learning=plot_learning, write=write_to)
@@ -216,7 +216,7 @@ def scaling(
 
     numbers = counts("--workers", workers)
     check_picture(plot)
-    made = _strategy(strategy, algorithm, cost, overlap, servers, placement)
+    made = _strategy(strategy, algorithm=algorithm, cost=cost, overlap=overlap, servers=servers, placement=placement)
     chosen = given(strategy=made, model=model, batch_size=batch_size, steps=steps, precision=precision)
     chosen |= given(device=device, optimizer=optimizer, stack=stack, flash=flash, seed=seed)
     experiment = _experiment(what, allow_code, chosen)
@@ -232,13 +232,11 @@ def scaling(
 
 def _each(experiment: Experiment, counts: list[int]) -> tuple[list[Result], bool]:
     """Simulate one count after the other with a progress bar; after an interrupt, return the results so far."""
-    from rich.console import Console
-    from rich.progress import track
+    from ddlsim.report.progress import counted
 
-    console = Console(stderr=True)
     results: list[Result] = []
     try:
-        for n in track(counts, "simulating", console=console, disable=not console.is_terminal, transient=True):
+        for n in counted(counts, len(counts), "simulating"):
             results += ddlsim.scaling(experiment, [n])
             if results[-1].interrupted:
                 return results[:-1], True
@@ -269,19 +267,12 @@ def _has(what: str, keys: set[str]) -> bool:
     return bool(keys & read_toml(path, what).keys())
 
 
-def _strategy(
-    name: str | None,
-    algorithm: str | None,
-    cost: str | None,
-    overlap: str | None,
-    servers: int | None,
-    placement: str | None,
-) -> Strategy | None:
+def _strategy(name: str | None, **options: object) -> Strategy | None:
     """Return the strategy described by the options. Raises ConfigError for options that it does not have."""
-    options = given(algorithm=algorithm, cost=cost, overlap=overlap, servers=servers, placement=placement)
+    options = given(**options)
     if name is None and not options:
         return None
     from ddlsim.run.files import strategy_of
 
-    text = name or ("parameter-server" if servers or placement else "all-reduce")
+    text = name or ("parameter-server" if options.keys() & {"servers", "placement"} else "all-reduce")
     return strategy_of(text, f"--strategy {split_options(text)[0]}", options, allow_code=True)
