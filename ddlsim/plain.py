@@ -11,6 +11,7 @@ import datetime
 import io
 import json
 import math
+import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -89,6 +90,15 @@ def csv_rows(path: Path, missing: str) -> list[tuple[int, list[str]]]:
     except csv.Error as error:
         raise ConfigError(f"{path}: cannot be read as CSV ({error}); is it the right file?") from None
     return [(number, cells) for number, cells in rows if any(cells) and not cells[0].startswith("#")]
+
+
+def whole_numbers(text: str, where: str, least: int = 1) -> list[int]:
+    """Parse "8,16" to integers of at least `least`. Raises ConfigError, naming `where`, for anything else."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts or not all(re.fullmatch("[0-9]{1,9}", part) and int(part) >= least for part in parts):
+        rule = f"must be integers of at least {least}, separated by commas, such as 8,16,32"
+        raise ConfigError(f"{where} = {shown(text)}: {rule}")
+    return [int(part) for part in parts]
 
 
 def parse_value(text: str) -> object:

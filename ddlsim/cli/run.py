@@ -34,13 +34,12 @@ from ddlsim.cli.options import (
     Stack,
     Steps,
     Strat,
-    counts,
     given,
     opt,
 )
 from ddlsim.cli.output import check_folder, check_picture, write_file
 from ddlsim.errors import ConfigError
-from ddlsim.plain import read_toml
+from ddlsim.plain import read_toml, whole_numbers
 from ddlsim.printable import shown
 
 if TYPE_CHECKING:
@@ -214,7 +213,7 @@ def scaling(
     """
     from ddlsim.report.summary import scaling_rows, scaling_table
 
-    numbers = counts("--workers", workers)
+    numbers = whole_numbers(workers, "--workers")
     check_picture(plot)
     made = _strategy(strategy, algorithm=algorithm, cost=cost, overlap=overlap, servers=servers, placement=placement)
     chosen = given(strategy=made, model=model, batch_size=batch_size, steps=steps, precision=precision)
