@@ -165,8 +165,7 @@ def _about(table: Table, name: str, value: object) -> Cell:
     text = plain(value)
     if _is_numbers(table, name):
         return Cell(text, str(value))
-    order = list(dict.fromkeys(plain(member.settings[name]) for member in table.members))
-    return Cell(text, str(order.index(text)), is_number=text[:1].isdigit())
+    return Cell(text, str(labels.values_of(table, name).index(text)), is_number=text[:1].isdigit())
 
 
 def _number(value: float, metric: str) -> Cell:
@@ -306,7 +305,7 @@ def html_report(
         n_points=count(len(table.members), "point"),
         n_seeds=len({member.seed for member in table.members}),
         interrupted=table.interrupted,
-        varied={axis: list(dict.fromkeys(plain(m.settings[axis]) for m in table.members)) for axis in table.axes},
+        varied={axis: labels.values_of(table, axis) for axis in table.axes},
         n_listed=N_LISTED,
         n_named=N_NAMED,
         pictures=drawn,

@@ -39,7 +39,7 @@ from ddlsim.report.drawing import (
     worker_axis,
     wrapped,
 )
-from ddlsim.report.study_labels import label_of, plain, varied
+from ddlsim.report.study_labels import label_of, plain, values_of, varied
 from ddlsim.run.metrics import METRICS
 from ddlsim.run.seeds import mean_line
 from ddlsim.units import DIMENSIONS, dimension_of
@@ -574,7 +574,7 @@ def _few_lines(table: Table, metric: str) -> tuple[Table, str]:
     """Return the part of a study with few enough lines, and text on the fixed values of the least important fields."""
     best, n_lines, fixed = table.best(metric).iloc[0], 1, {}
     for field in _by_spread(table, metric):
-        n_values = len({plain(member.settings[field]) for member in table.members})
+        n_values = len(values_of(table, field))
         if field == "workers":
             continue
         if n_lines * n_values <= N_LINES:
@@ -600,11 +600,7 @@ def _by_spread(table: Table, metric: str) -> list[str]:
 def _heat_maps(table: Table, metric: str) -> Iterator[Picture]:
     """Yield heat maps over the two most important fields; random samples have none."""
     for name in dict.fromkeys(("efficiency", metric)):
-        fields = [
-            field
-            for field in _by_spread(table, name)
-            if len({plain(member.settings[field]) for member in table.members}) <= N_CELLS
-        ][:2]
+        fields = [field for field in _by_spread(table, name) if len(values_of(table, field)) <= N_CELLS][:2]
         if len(fields) == 2:
             x, y = sorted(fields, key=lambda field: field != "workers")
             heading = METRICS[name].heading

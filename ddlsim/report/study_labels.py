@@ -403,8 +403,12 @@ def plain(value: object) -> str:
 
 def varied(table: Table) -> list[str]:
     """Return the fields that have more than one value among all points of the study."""
-    values = {axis: {plain(member.settings[axis]) for member in table.members} for axis in table.axes}
-    return [axis for axis in table.axes if len(values[axis]) > 1]
+    return [axis for axis in table.axes if len(values_of(table, axis)) > 1]
+
+
+def values_of(table: Table, axis: str) -> list[str]:
+    """Return the values of a field among all points of the study, in readable form, in design order."""
+    return list(dict.fromkeys(plain(member.settings[axis]) for member in table.members))
 
 
 def label_of(settings: pd.Series[float], fields: Sequence[str]) -> str:
