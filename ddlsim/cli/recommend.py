@@ -165,7 +165,6 @@ def _question(clusters: list[str], allow_code: bool) -> dict[str, Any]:
 
 
 def _priced(clusters: list[Any], prices: list[str]) -> list[ddlsim.Cluster]:
-    """Return the clusters with the given prices of their machines."""
     from ddlsim.run.costs import priced
 
     loaded = [ddlsim.load_cluster(cluster) for cluster in clusters]

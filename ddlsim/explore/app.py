@@ -112,7 +112,6 @@ def _setting(kind: type, name: str, annotation: object, default: object, about: 
 
 
 def _choices(kind: type, name: str) -> tuple[str, ...]:
-    """Return the names that a field of the class accepts."""
     annotation = annotations_of(kind)[name]
     literals = _literals(annotation)
     if literals:

@@ -194,8 +194,6 @@ class Jobs:
 
 
 class _Bar:
-    """A progress bar with a cancel button."""
-
     def __init__(self, cancel: Callable[[object], None]) -> None:
         self._text = pn.widgets.StaticText(value="", sizing_mode="stretch_width", margin=(4, 8))
         self._bar = pn.indicators.Progress(value=-1, max=100, sizing_mode="stretch_width", height=8, margin=(4, 8))

@@ -65,7 +65,6 @@ def _bandwidth(element: Element, name: str) -> float:
 
 
 def _latency(element: Element, name: str, default: str = "0s") -> float:
-    """Return the attribute `name` in seconds."""
     return _parse(element, name, element.get(name, default), _TIMES, "s", "50us")
 
 

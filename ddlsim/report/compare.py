@@ -48,7 +48,6 @@ class Comparison:
         return page(f"Time to {percent(self.target)} accuracy", grid(self._cells(), left=(0,)))
 
     def _cells(self) -> list[tuple[str, ...]]:
-        """Return a header and one row per run."""
         until = f"time to {percent(self.target)}"
         rows: list[tuple[str, ...]] = [("run", until, "updates", "bytes sent", "accuracy", "throughput", "staleness")]
         for name, row in self.table.iterrows():

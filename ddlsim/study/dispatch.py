@@ -205,7 +205,6 @@ def _broken() -> DdlsimError:
 
 
 def _listed(tasks: Sequence[Task]) -> str:
-    """Return a text that names the points to be retried."""
     names = [task.name or task.key for task in tasks]
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     points = "1 point" if len(names) == 1 else f"{len(names)} points"

@@ -282,7 +282,6 @@ class Study:
             yield Point(settings, seed, experiment, error, key_of(text), text)
 
     def _of_proposed(self, base: Experiment, named: Mapping[str, object]) -> list[Point]:
-        """Return the points of a configuration proposed by a search."""
         settings = {}
         for key, value in named.items():
             listed = [value] if isinstance(values := self.vary[key], Range) else list(values)

@@ -166,7 +166,6 @@ def _rounded(value: Any) -> Any:
 
 
 def _text(name: str, value: float) -> str:
-    """Return the value of a parameter with its unit."""
     dimension = PARAMETERS[name]
     return f"{value:.6g}" if dimension == "share" else quantity_text(_rounded(value), dimension)
 

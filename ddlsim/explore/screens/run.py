@@ -117,7 +117,6 @@ def helpful(result: Result) -> str:
 
 
 def _links(result: Result) -> pn.Column:
-    """Return the utilisation of links as tables and a picture."""
     from ddlsim.report.cluster_plot import cluster_plot
 
     links = result.links[result.links["nbytes"] > 0.0]

@@ -120,7 +120,6 @@ def _change(metric: Metric, a: float | None, b: float | None) -> str:
 
 
 def _changes(a: dict[str, object], b: dict[str, object]) -> str:
-    """Return the settings in which two runs differ."""
     rows = [[in_words(name), _said(a[name]), _said(b[name])] for name in FIELDS if a[name] != b[name]]
     if not rows:
         return "<div>B is A so far.</div>"
