@@ -103,7 +103,9 @@ def run(
         _run_jobs(what, allow_code, as_json, bottleneck, timeline, chosen | others)
         return
     experiment = _experiment(what, allow_code, chosen)
-    _check_training(experiment, {"--plot-learning": plot_learning, "--save": save, "--resume": resume})
+    for option, path in {"--plot-learning": plot_learning, "--save": save, "--resume": resume}.items():
+        if path is not None and experiment.training is None:
+            raise ConfigError(f"{option} has no effect without training; use a file with a [training] table")
     if steps is not None and experiment.training is not None:
         raise ConfigError("--steps has no effect on a training run; set epochs or updates in its [training] table")
     write_file(write_to, experiment.save)  # before the run, so that settings that cannot be saved are reported at once
@@ -158,13 +160,6 @@ def _trace(result: Result, path: Path, whole: bool) -> None:
     if left_out:
         more = "" if whole else "; use --trace-whole to include all"
         typer.echo(shown(f"{path} does not contain {left_out}{more}"), err=True)
-
-
-def _check_training(experiment: Experiment, options: dict[str, Path | None]) -> None:
-    """Raise ConfigError for options without effect on a timing-only run."""
-    for option, path in options.items():
-        if path is not None and experiment.training is None:
-            raise ConfigError(f"{option} has no effect without training; use a file with a [training] table")
 
 
 def _with_sensitivities(result: Result) -> Result:

@@ -97,14 +97,10 @@ def differences(a: Result, b: Result) -> str:
     rows, records = [], (record(a), record(b))
     for name, metric in METRICS.items():
         values = records[0].get(name), records[1].get(name)
-        texts = [_text(metric, value) for value in values]
+        texts = ["" if value is None else metric.write(value) for value in values]
         if texts != ["", ""]:
             rows.append([metric.heading, *texts, _change(metric, *values)])
     return table(("", "A", "B", "B against A"), rows)
-
-
-def _text(metric: Metric, value: float | None) -> str:
-    return "" if value is None else metric.write(value)
 
 
 def _change(metric: Metric, a: float | None, b: float | None) -> str:
