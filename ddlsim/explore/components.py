@@ -72,18 +72,11 @@ class Chart:
 
     def put(self, name: str, points: Mapping[str, Sequence[float]], *, plain: bool = False) -> None:
         """Set the points of a series, adding it if it is new. `plain`: a thin grey line for comparison."""
-        length = len(points[self._columns[0]])
-        if not length:
-            return
-        before = self.values(name)
-        n_before = len(before[self._columns[0]])
-        whole = {**points, "name": [name] * length}
-        if name not in self._sources:
-            self._add(name, models.ColumnDataSource(whole), plain)
-        elif all(list(points[column][:n_before]) == list(before[column]) for column in self._columns[:2]):
-            self._sources[name].stream({column: values[n_before:] for column, values in whole.items()})
-        else:
+        whole = {**points, "name": [name] * len(points[self._columns[0]])}
+        if name in self._sources:
             self._sources[name].data = whole
+        elif whole["name"]:
+            self._add(name, models.ColumnDataSource(whole), plain)
 
     def show(self, x: tuple[str, str], y: tuple[str, str]) -> None:
         """Display other columns, with their axis labels."""
