@@ -11,7 +11,7 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from ddlsim.errors import ConfigError
-from ddlsim.measure.transport import Action
+from ddlsim.measure.transport import Action, Transport
 
 T = TypeVar("T")
 Buffer: TypeAlias = npt.NDArray[np.float32]
@@ -25,16 +25,10 @@ def _buffer(n_elements: int) -> Buffer:
 
 
 @dataclass(frozen=True)
-class MpiTransport:
-    """The ranks of ``MPI.COMM_WORLD``; see :class:`~ddlsim.measure.transport.Transport`."""
+class MpiTransport(Transport):
+    """The ranks of ``MPI.COMM_WORLD``."""
 
     comm: MPI.Intracomm
-    rank: int
-    size: int
-    host: str
-    version: str
-    backend: str = "mpi"
-    compute: str = "numpy"
 
     def barrier(self) -> None:
         self.comm.Barrier()
@@ -82,15 +76,9 @@ class MpiTransport:
             return lambda: comm.Gather(part, at_root)
         return lambda: comm.Scatter(at_root, part)
 
-    def lacking(self) -> tuple[str, ...]:
-        return ()
-
     def memory(self, operation: str, n_elements: int) -> Action:
         into, source = _buffer(n_elements), _buffer(n_elements)
         return (lambda: np.add(into, source, out=into)) if operation == "reduction" else lambda: np.copyto(into, source)
-
-    def close(self) -> None:
-        """Do nothing: MPI is finalised when Python exits."""
 
     def abort(self) -> None:
         self.comm.Abort(2)
@@ -105,4 +93,4 @@ def connect_mpi() -> MpiTransport:
     if comm.size == 1 and started.isdigit() and int(started) > 1:
         what = f"mpirun started {started} ranks, but mpi4py's {version} sees only itself"
         raise ConfigError(f"{what}; use the mpirun of the MPI library that mpi4py was built with")
-    return MpiTransport(comm, comm.rank, comm.size, MPI.Get_processor_name(), version)
+    return MpiTransport(comm.rank, comm.size, MPI.Get_processor_name(), "mpi", "numpy", version, comm)

@@ -13,25 +13,19 @@ import torch.distributed as dist
 
 from ddlsim.errors import ConfigError
 from ddlsim.measure.runner import COLLECTIVES
-from ddlsim.measure.transport import Action
+from ddlsim.measure.transport import Action, Transport
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class TorchTransport:
-    """The ranks that torchrun started; see :class:`~ddlsim.measure.transport.Transport`.
+class TorchTransport(Transport):
+    """The ranks that torchrun started.
 
     Buffers are sent in the default group with `backend`; barriers and Python objects use the group `control` with gloo,
     so that they need no GPU.
     """
 
-    rank: int
-    size: int
-    host: str
-    backend: str
-    compute: str
-    version: str
     device: torch.device
     control: dist.ProcessGroup
 
@@ -103,9 +97,6 @@ class TorchTransport:
     def close(self) -> None:
         self.barrier()  # gloo aborts a rank that communicates with one that has left
         dist.destroy_process_group()
-
-    def abort(self) -> None:
-        """Do nothing: torchrun ends the other ranks if this one fails."""
 
     def _buffer(self, n_elements: int) -> torch.Tensor:
         """Return zeros that were written, so that their pages are allocated."""
