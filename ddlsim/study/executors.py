@@ -40,7 +40,7 @@ class Pool(Protocol):
 
     def close(self, *, at_once: bool) -> None:
         """Close resources that were opened here; with `at_once`, without waiting for running work."""
-        return None
+        return
 
 
 def open_pool(
