@@ -508,11 +508,7 @@ called: _Decorator = _part(forceinline=False)
 class _Listener(event.Listener):  # type: ignore[misc,unused-ignore]
     """Forwards the start and end of numba's compilations."""
 
-    def on_start(self, event: Any) -> None:
-        teller.on_start(event)
-
-    def on_end(self, event: Any) -> None:
-        teller.on_end(event)
+    on_start, on_end = staticmethod(teller.on_start), staticmethod(teller.on_end)
 
 
 event.register("numba:compile", _Listener())

@@ -17,7 +17,6 @@ from pathlib import Path
 from ddlsim.arguments import checked
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.quantity import Places, Quantity, nonnegative, positive
-from ddlsim.errors import ConfigError
 from ddlsim.imports.machines import Machine, assemble, nic_rate, pcie_rate
 from ddlsim.imports.text import SourceText, read_text
 
@@ -216,24 +215,17 @@ def _near(matrix: _Matrix, a: str, b: str) -> bool:
 def _add_nvlinks(
     matrix: _Matrix, machine: Machine, bandwidth: Quantity | None, latency: float, nvswitch: bool | None
 ) -> None:
-    gpus = matrix.gpus()
+    gpus, error = matrix.gpus(), matrix.source.error
     totals = {gpu: sum(matrix.bond(gpu, other) for other in gpus) for gpu in gpus}
     if not any(totals.values()):
         if nvswitch:
-            raise ConfigError(
-                f"{matrix.source.path}: nvswitch = True has no effect, because the matrix has no NV#; remove nvswitch"
-            )
+            raise error(None, "nvswitch = True has no effect, because the matrix has no NV#; remove nvswitch")
         if bandwidth is not None:
-            raise ConfigError(
-                f"{matrix.source.path}: nvlink_bandwidth has no effect, because the matrix has no NV#; remove "
-                "nvlink_bandwidth"
-            )
+            raise error(None, "nvlink_bandwidth has no effect, because the matrix has no NV#; remove nvlink_bandwidth")
         return
     if bandwidth is None:
-        raise ConfigError(
-            f"{matrix.source.path}: the speed of the NVLinks is missing; set nvlink_bandwidth (--bandwidth), for "
-            f"example '25 GB/s' for NVLink 2 to 4, or add the output of nvidia-smi nvlink -s"
-        )
+        hint = "for example '25 GB/s' for NVLink 2 to 4, or add the output of nvidia-smi nvlink -s"
+        raise error(None, f"the speed of the NVLinks is missing; set nvlink_bandwidth (--bandwidth), {hint}")
     one = positive(bandwidth, "bandwidth", "nvlink_bandwidth")
     if nvswitch if nvswitch is not None else max(totals.values()) > MAX_NVLINKS:
         machine.switches.append("nvswitch")

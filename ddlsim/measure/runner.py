@@ -18,6 +18,7 @@ The median and the quantiles are over repetitions (and pairs, or ranks for memor
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -69,12 +70,8 @@ class Task:
 
 def sizes(least: int, most: int, multiple: int) -> tuple[int, ...]:
     """Return `least`, 4 `least`, ... up to `most` bytes, each rounded up to a `multiple`, without repeats."""
-    ladder = []
-    nbytes = least
-    while nbytes <= most:
-        ladder.append(-(-nbytes // multiple) * multiple)
-        nbytes *= 4
-    return tuple(dict.fromkeys(ladder))
+    ladder = itertools.takewhile(lambda nbytes: nbytes <= most, (least * 4**i for i in itertools.count()))
+    return tuple(dict.fromkeys(-(-nbytes // multiple) * multiple for nbytes in ladder))
 
 
 def pair_sets(hosts: Sequence[str]) -> list[tuple[int, Pairs]]:

@@ -34,38 +34,6 @@ if TYPE_CHECKING:
 MAX_CELLS = 1_000_000
 
 
-def dataset_of(table: Table) -> xarray.Dataset:
-    """Return the points of a table as a dataset; see :meth:`ddlsim.study.Table.to_xarray`."""
-    with needs("xarray"):
-        import xarray
-    frame = table.frame
-    dims = [*table.axes, "seed"]
-    values = {name: list(dict.fromkeys(frame[name].tolist())) for name in dims}
-    shape = tuple(len(found) for found in values.values())
-    if math.prod(shape) > MAX_CELLS:
-        sizes = " x ".join(str(n) for n in shape)
-        n_points = len(frame)
-        raise ConfigError(
-            f"to_xarray: the array of {sizes} elements for {n_points} points exceeds the limit of {MAX_CELLS:,}, "
-            "because the points are a sample and not a grid; use table.frame, or table.frame.to_xarray() for one "
-            "dimension"
-        )
-    places = {name: {value: i for i, value in enumerate(found)} for name, found in values.items()}
-    at = tuple(np.array([places[name][value] for value in frame[name].tolist()]) for name in dims)
-    variables: dict[str, tuple[list[str], object, dict[str, str]]] = {}
-    for name in ("n_workers", *(name for name in METRICS if name in frame)):
-        array = np.full(shape, np.nan)
-        array[at] = frame[name].to_numpy(np.float64, na_value=np.nan)
-        metric = METRICS.get(name)
-        heading, unit = ("workers", "") if metric is None else (metric.heading, metric.unit)
-        variables[name] = dims, array, {"long_name": heading, "units": unit or "1"}
-    status = np.full(shape, "missing", dtype="<U7")
-    status[at] = frame["status"].to_numpy(str)
-    variables["status"] = dims, status, {"long_name": "how a point has ended"}
-    coordinates = {name: (name, _coordinate(found)) for name, found in values.items()}
-    return xarray.Dataset(variables, coordinates, {"source": f"ddlsim {ddlsim.__version__}"})
-
-
 def _coordinate(values: Sequence[object]) -> object:
     """Return the values of a dimension as numbers, or as texts unless all are numbers."""
     numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
@@ -286,7 +254,34 @@ class Table:
         that were not simulated are NaN; the variable ``status`` contains the reason ("skipped", "failed", "missing").
         Raises ConfigError if xarray is missing, and for large random designs, whose points do not form a grid.
         """
-        return dataset_of(self)
+        with needs("xarray"):
+            import xarray
+        frame = self.frame
+        dims = [*self.axes, "seed"]
+        values = {name: list(dict.fromkeys(frame[name].tolist())) for name in dims}
+        shape = tuple(len(found) for found in values.values())
+        if math.prod(shape) > MAX_CELLS:
+            sizes = " x ".join(str(n) for n in shape)
+            n_points = len(frame)
+            raise ConfigError(
+                f"to_xarray: the array of {sizes} elements for {n_points} points exceeds the limit of {MAX_CELLS:,}, "
+                "because the points are a sample and not a grid; use table.frame, or table.frame.to_xarray() for one "
+                "dimension"
+            )
+        places = {name: {value: i for i, value in enumerate(found)} for name, found in values.items()}
+        at = tuple(np.array([places[name][value] for value in frame[name].tolist()]) for name in dims)
+        variables: dict[str, tuple[list[str], object, dict[str, str]]] = {}
+        for name in ("n_workers", *(name for name in METRICS if name in frame)):
+            array = np.full(shape, np.nan)
+            array[at] = frame[name].to_numpy(np.float64, na_value=np.nan)
+            metric = METRICS.get(name)
+            heading, unit = ("workers", "") if metric is None else (metric.heading, metric.unit)
+            variables[name] = dims, array, {"long_name": heading, "units": unit or "1"}
+        status = np.full(shape, "missing", dtype="<U7")
+        status[at] = frame["status"].to_numpy(str)
+        variables["status"] = dims, status, {"long_name": "how a point has ended"}
+        coordinates = {name: (name, _coordinate(found)) for name, found in values.items()}
+        return xarray.Dataset(variables, coordinates, {"source": f"ddlsim {ddlsim.__version__}"})
 
     @checked
     def plot_scaling(self, path: str | Path | None = None, *, metric: str = "throughput") -> matplotlib.axes.Axes:
