@@ -452,19 +452,17 @@ _ENTRY: dict[str, Any] = {**_ADDRESSED, "no_cfunc_wrapper": True}
 _PART: dict[str, Any] = {**_OPTIONS, "no_cpython_wrapper": True, "no_cfunc_wrapper": True, "pipeline_class": _Part}
 
 
-def entry(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a function called by Python, and cache it on disk."""
-    return cast("Callable[..., Any]", keep(nb.njit(**_ENTRY)(function)))
+def _kept(**options: Any) -> _Decorator:
+    """Return a decorator of functions that are cached on disk."""
+    return lambda function: cast("Callable[..., Any]", keep(nb.njit(**options)(function)))
 
 
-def addressed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a function called by Python, and by other compiled code through its address; cache it on disk."""
-    return cast("Callable[..., Any]", keep(nb.njit(**_ADDRESSED)(function)))
-
-
-def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile an independent function to the same code as numba's default, and cache it on disk."""
-    return cast("Callable[..., Any]", keep(nb.njit(pipeline_class=_Alone)(function)))
+#: For functions called by Python.
+entry = _kept(**_ENTRY)
+#: For functions called by Python, and by other compiled code through their address.
+addressed = _kept(**_ADDRESSED)
+#: For independent functions, which are compiled to the same code as by numba's default.
+kernel = _kept(pipeline_class=_Alone)
 
 
 #: For parts of functions compiled by :func:`kernel`; numba inlines them before type inference.

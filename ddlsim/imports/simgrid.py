@@ -64,14 +64,14 @@ def _bandwidth(element: Element, name: str) -> float:
     return value
 
 
-def _latency(element: Element, name: str, default: str = "0s") -> float:
-    return _parse(element, name, element.get(name, default), _TIMES, "s", "50us")
+def _latency(element: Element, name: str) -> float:
+    return _parse(element, name, element.get(name, "0s"), _TIMES, "s", "50us")
 
 
-def _speed(element: Element, name: str = "speed") -> float:
+def _speed(element: Element) -> float:
     """Return the speed of a host in flop/s: the value of the current ``pstate``, times ``availability``."""
-    if name not in element.attributes and "power" in element.attributes:  # name before version 4
-        name = "power"
+    old = "speed" not in element.attributes and "power" in element.attributes  # name before version 4
+    name = "power" if old else "speed"
     states, state = element[name].split(","), element.integer("pstate", 0)
     if not 0 <= state < len(states):
         raise element.error(f"pstate = {state}: {name} = {element[name]!r} has the states 0 to {len(states) - 1}")
