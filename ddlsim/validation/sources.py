@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -57,7 +58,9 @@ def read_sources(
         if path.is_dir() or path.suffix == ".jsonl" or _is_table(path):
             found.rows += read_measurements(path)
         else:
-            kind = _known_kind(path)
+            kind = ""
+            with suppress(ConfigError):
+                kind = detect_kind(path)
             own = {name: value for name, value in facts.items() if kind and name in facts_of(kind)}
             used |= own.keys()
             n_before = len(found.rows)
@@ -79,13 +82,6 @@ def _is_table(path: Path) -> bool:
     lines = read_text(path, log=True).text.splitlines()
     head = next((line for line in lines if line.strip() and not line.startswith("#")), "")
     return "experiment" in [cell.strip() for cell in head.split(",")]
-
-
-def _known_kind(path: Path) -> str:
-    try:
-        return detect_kind(path)
-    except ConfigError:
-        return ""
 
 
 def _read_other(
