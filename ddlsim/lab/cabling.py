@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from networkx.utils import UnionFind
 
 from ddlsim.cluster import Cluster
 from ddlsim.errors import ConfigError
@@ -196,18 +195,26 @@ def _port(cluster: Cluster, link: int, counted: int, on_wire: int) -> Port:
 
 def _check_tree(cluster: Cluster, cables: Sequence[Cable], names: Sequence[str]) -> None:
     """Raise ConfigError for loops, in which the switches cannot forward, and for unconnected parts."""
-    parts = UnionFind(range(len(names)))
+    root = list(range(len(names)))
+
+    def find(place: int) -> int:
+        while root[place] != place:
+            place = root[place]
+        return place
+
     for cable in cables:
-        if parts[cable.a] == parts[cable.b]:
+        a, b = find(cable.a), find(cable.b)
+        if a == b:
             raise _refusal(
                 cluster,
                 f"the link between {names[cable.a]!r} and {names[cable.b]!r} closes a loop, but the lab's switches "
                 "forward along a tree only; remove parallel links and redundant paths",
             )
-        parts.union(cable.a, cable.b)
-    first, *others = map(min, parts.to_sets())
-    if others:
-        raise _refusal(cluster, f"no path connects {names[first]!r} with {names[others[0]]!r}; add a link")
+        root[a] = b
+    parts = {find(place) for place in range(len(names))}
+    if len(parts) > 1:
+        first, second = sorted(parts)[:2]
+        raise _refusal(cluster, f"no path connects {names[first]!r} with {names[second]!r}; add a link")
 
 
 def _notes(cluster: Cluster, where: Sequence[int], efficiency: float) -> tuple[str, ...]:
