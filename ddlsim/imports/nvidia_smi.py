@@ -68,8 +68,8 @@ def read_nvidia_smi(
     pcie_latency, nvlink_latency, network_latency
                        latency of each link of that kind
 
-    Raises :class:`ConfigError`, giving the file, line and reason, for a truncated or asymmetric matrix, an unknown
-    entry, or a missing bandwidth.
+    Raises :class:`~ddlsim.errors.ConfigError`, giving the file, line and reason, for a truncated or asymmetric matrix,
+    an unknown entry, or a missing bandwidth.
     """
     source = read_text(path, log=True)
     n_links, speed = _listed_links(source)
