@@ -18,7 +18,7 @@ import os
 import types
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,8 +28,6 @@ _PACKAGE = Path(__file__).parent
 SOURCES = (
     "compiler.py", "numba_compiler.py", "precompile.py", "precompiled.c", "cluster/walk.py", "network/*.py", "nn/*.py",
 )  # fmt: skip
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 @functools.cache
@@ -168,30 +166,8 @@ else:
         inner = [_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
         return set(code.co_names).union(*inner)
 
-    def deferred(module: str, name: str) -> Any:
-        """Return a reference to the object `name` of a module that imports numba, resolved when numba compiles."""
-        return _Deferred(module, name)
-
-    def entry(function: _Function) -> Any:
-        """See :func:`ddlsim.numba_compiler.entry`."""
-        return _Kernel(function, "entry")
-
-    def addressed(function: _Function) -> Any:
-        """See :func:`ddlsim.numba_compiler.addressed`."""
-        return _Kernel(function, "addressed")
-
-    def kernel(function: _Function) -> Any:
-        """See :func:`ddlsim.numba_compiler.kernel`."""
-        return _Kernel(function, "kernel")
-
-    def inlined(function: _Function) -> Any:
-        """See :data:`ddlsim.numba_compiler.inlined`."""
-        return _Part(function, "inlined")
-
-    def called(function: _Function) -> Any:
-        """See :data:`ddlsim.numba_compiler.called`."""
-        return _Part(function, "called")
-
-    def pasted(function: _Function) -> Any:
-        """See :data:`ddlsim.numba_compiler.pasted`."""
-        return _Part(function, "pasted")
+    #: a reference to the object `name` of a module that imports numba, resolved when numba compiles
+    deferred = _Deferred
+    # the decorators of ddlsim.numba_compiler
+    entry, addressed, kernel = (functools.partial(_Kernel, decorator=name) for name in ("entry", "addressed", "kernel"))
+    inlined, called, pasted = (functools.partial(_Part, decorator=name) for name in ("inlined", "called", "pasted"))

@@ -9,7 +9,14 @@ from contextlib import contextmanager
 from ddlsim.errors import ConfigError
 
 #: package -> (feature that requires it, extra that installs it)
-_EXTRAS = {"matplotlib": ("draw plots", "plots"), "scipy": ("fit or optimise parameters", "fit")}
+_EXTRAS = {
+    "matplotlib": ("draw plots", "plots"),
+    "scipy": ("fit or optimise parameters", "fit"),
+    "xarray": ("make xarray's data sets", "xarray"),
+    "optuna": ("search for configurations", "optuna"),
+    "distributed": ("use a Dask cluster", "distributed"),
+    "panel": ("start the explorer", "explore"),
+}
 
 
 @contextmanager

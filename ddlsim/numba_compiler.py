@@ -18,6 +18,7 @@ custom compilers (https://numba.readthedocs.io/en/stable/developer/custom_pipeli
 from __future__ import annotations
 
 import atexit
+import functools
 import glob
 import os
 import shutil
@@ -111,7 +112,6 @@ def _remove(folder: str, owner: int) -> None:
 KEPT = _prepare()
 
 
-_caches: list[Cache] = []
 _dispatchers: list[Any] = []
 
 
@@ -119,7 +119,6 @@ def keep(dispatcher: Any) -> Any:
     """Enable the disk cache of a compiled function, if there is one, and return the function."""
     if KEPT:
         dispatcher._cache = Cache(dispatcher.py_func)
-        _caches.append(dispatcher._cache)
         _dispatchers.append(dispatcher)
     return dispatcher
 
@@ -131,7 +130,8 @@ def dispatchers() -> list[Any]:
 
 def files() -> list[Path]:
     """Return the cache files of all imported modules: one index per function, and its code."""
-    found = (Path(cache.cache_path).glob(f"{glob.escape(cache.stem)}.*") for cache in _caches)
+    caches = (dispatcher._cache for dispatcher in _dispatchers)
+    found = (Path(cache.cache_path).glob(f"{glob.escape(cache.stem)}.*") for cache in caches)
     return sorted({path for paths in found for path in paths})
 
 
@@ -183,9 +183,7 @@ class _Operators:
         return self._signatures[key]
 
     def resolve_function_type(self, function: Any, args: Any, kws: Any) -> Any:
-        def resolve() -> Any:
-            return self._context.resolve_function_type(function, args, kws)
-
+        resolve = functools.partial(self._context.resolve_function_type, function, args, kws)
         if kws or not (isinstance(function, types.Function) or getattr(function, "__module__", None) == "_operator"):
             return resolve()
         return self._remembered((function, args), resolve)
@@ -443,19 +441,17 @@ _ENTRY: dict[str, Any] = {**_ADDRESSED, "no_cfunc_wrapper": True}
 _PART: dict[str, Any] = {**_OPTIONS, "no_cpython_wrapper": True, "no_cfunc_wrapper": True, "pipeline_class": _Part}
 
 
-def entry(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a function called by Python, and cache it on disk."""
-    return cast("Callable[..., Any]", keep(nb.njit(**_ENTRY)(function)))
+def _kept(**options: Any) -> _Decorator:
+    """Return a decorator of functions that are cached on disk."""
+    return lambda function: cast("Callable[..., Any]", keep(nb.njit(**options)(function)))
 
 
-def addressed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a function called by Python, and by other compiled code through its address; cache it on disk."""
-    return cast("Callable[..., Any]", keep(nb.njit(**_ADDRESSED)(function)))
-
-
-def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile an independent function to the same code as numba's default, and cache it on disk."""
-    return cast("Callable[..., Any]", keep(nb.njit(pipeline_class=_Alone)(function)))
+#: For functions called by Python.
+entry = _kept(**_ENTRY)
+#: For functions called by Python, and by other compiled code through their address.
+addressed = _kept(**_ADDRESSED)
+#: For independent functions, which are compiled to the same code as by numba's default.
+kernel = _kept(pipeline_class=_Alone)
 
 
 #: For parts of functions compiled by :func:`kernel`; numba inlines them before type inference.
@@ -499,11 +495,7 @@ called: _Decorator = _part(forceinline=False)
 class _Listener(event.Listener):  # type: ignore[misc,unused-ignore]
     """Forwards the start and end of numba's compilations."""
 
-    def on_start(self, event: Any) -> None:
-        teller.on_start(event)
-
-    def on_end(self, event: Any) -> None:
-        teller.on_end(event)
+    on_start, on_end = staticmethod(teller.on_start), staticmethod(teller.on_end)
 
 
 event.register("numba:compile", _Listener())

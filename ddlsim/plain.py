@@ -6,12 +6,16 @@ large for floats (or for printing), numbers with an infinite inverse, and dates,
 
 from __future__ import annotations
 
+import csv
 import datetime
+import io
 import json
 import math
+import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 from ddlsim.errors import ConfigError, shown
 from ddlsim.units import LARGEST, SMALLEST, in_range
@@ -75,6 +79,28 @@ def check_separator(head: Sequence[str], where: str) -> None:
             )
 
 
+def csv_rows(path: Path, missing: str) -> list[tuple[int, list[str]]]:
+    """Return the line number and the cells of each row of a CSV file, without empty rows and comments (#).
+
+    Raises ConfigError as :func:`read_bytes`, and for texts that are not CSV.
+    """
+    reader = csv.reader(io.StringIO(decoded(read_bytes(path, missing), str(path)), newline=""), strict=True)
+    try:
+        rows = [(reader.line_num, [cell.strip() for cell in cells]) for cells in reader]
+    except csv.Error as error:
+        raise ConfigError(f"{path}: cannot be read as CSV ({error}); is it the right file?") from None
+    return [(number, cells) for number, cells in rows if any(cells) and not cells[0].startswith("#")]
+
+
+def whole_numbers(text: str, where: str, least: int = 1) -> list[int]:
+    """Parse "8,16" to integers of at least `least`. Raises ConfigError, naming `where`, for anything else."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts or not all(re.fullmatch("[0-9]{1,9}", part) and int(part) >= least for part in parts):
+        rule = f"must be integers of at least {least}, separated by commas, such as 8,16,32"
+        raise ConfigError(f"{where} = {shown(text)}: {rule}")
+    return [int(part) for part in parts]
+
+
 def parse_value(text: str) -> object:
     """Parse `text` as a TOML value; text that is not valid TOML, such as ``25 Gbit/s``, is returned unchanged."""
     try:
@@ -85,17 +111,20 @@ def parse_value(text: str) -> object:
 
 def parse_toml(text: str, where: str = "") -> dict[str, object]:
     """Return the table. Raises a one-line ConfigError that begins with `where`."""
+    return cast("dict[str, object]", _parsed(tomllib.loads, "TOML", text, where))
+
+
+def _parsed(loads: Callable[[str], object], kind: str, text: str, where: str) -> object:
     try:
-        table: dict[str, object] = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        remedy = "correct that line (is the file complete?)"
-        raise ConfigError(f"{_at(where)}not valid TOML: {error}; {remedy}") from None
+        value = loads(text)
+    except (tomllib.TOMLDecodeError, json.JSONDecodeError) as error:
+        raise ConfigError(f"{_at(where)}not valid {kind}: {error}; correct that line (is the file complete?)") from None
     except RecursionError:
         raise ConfigError(f"{_at(where)}nested too deeply; is it the right file?") from None
     except ValueError:  # Python rejects integers of thousands of digits
         raise ConfigError(f"{_at(where)}contains an integer with thousands of digits; {_FEWER}") from None
-    checked(table, where)
-    return table
+    checked(value, where)
+    return value
 
 
 def read_toml(path: Path, where: str = "") -> dict[str, object]:
@@ -106,16 +135,7 @@ def read_toml(path: Path, where: str = "") -> dict[str, object]:
 
 def parse_json(text: str, where: str = "") -> object:
     """Return the value. Raises a one-line ConfigError that begins with `where`."""
-    try:
-        value: object = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{_at(where)}not valid JSON: {error}; correct it (is the file complete?)") from None
-    except RecursionError:
-        raise ConfigError(f"{_at(where)}nested too deeply; is it the right file?") from None
-    except ValueError:
-        raise ConfigError(f"{_at(where)}contains an integer with thousands of digits; {_FEWER}") from None
-    checked(value, where)
-    return value
+    return _parsed(json.loads, "JSON", text, where)
 
 
 def is_unicode(text: str) -> bool:

@@ -146,28 +146,20 @@ def _kernels() -> list[_Compiled]:
     found = []
     for dispatcher in numba_compiler.dispatchers():
         function, options = dispatcher.py_func, dispatcher.targetoptions
-        if not function.__module__.startswith("ddlsim."):
-            continue
-        for result in dispatcher.overloads.values():
-            found.append(
-                _Compiled(
-                    f"{function.__module__}.{function.__qualname__}",
-                    addressed=options.get("nogil", False) and not options.get("no_cfunc_wrapper", False),
-                    without_gil=options.get("nogil", False),
-                    arguments=tuple(result.signature.args),
-                    result=types.unliteral(result.signature.return_type),
-                    description=result.fndesc,
-                    library=result.library,
+        for result in dispatcher.overloads.values() if function.__module__.startswith("ddlsim.") else ():
+            if not any(isinstance(argument, types.Literal) for argument in result.signature.args):
+                found.append(
+                    _Compiled(
+                        f"{function.__module__}.{function.__qualname__}",
+                        addressed=options.get("nogil", False) and not options.get("no_cfunc_wrapper", False),
+                        without_gil=options.get("nogil", False),
+                        arguments=tuple(result.signature.args),
+                        result=types.unliteral(result.signature.return_type),
+                        description=result.fndesc,
+                        library=result.library,
+                    )
                 )
-            )
-    found = [kernel for kernel in found if not any(_is_literal(argument) for argument in kernel.arguments)]
     return sorted(found, key=lambda kernel: kernel.name)
-
-
-def _is_literal(kind: Any) -> bool:
-    from numba import types
-
-    return isinstance(kind, types.Literal)
 
 
 def _is_tuple(kind: Any) -> bool:
@@ -212,9 +204,7 @@ def _dtype_text(dtype: Any) -> str:
 def _members(result: Any) -> list[Any]:
     from numba import types
 
-    if _is_tuple(result):
-        return list(result)
-    return [] if result == types.none else [result]
+    return list(result) if _is_tuple(result) else [] if result == types.none else [result]
 
 
 def _letters(result: Any) -> str:

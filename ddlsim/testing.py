@@ -88,18 +88,14 @@ def check_compressor(compressor: object, *, n: Count = 203, steps: Count = 20, a
         rule = f"expected_nbytes({n}, {step}) = {expected}, but {sizes} bytes are sent; return None if values decide"
         _need(expected is None or tuple(expected) == sizes, owner, rule)
     _need(_same(_exchanged(coder, n), _exchanged(coder, n)), owner, "uses random numbers that do not come from its rng")
-    for wrong, what in ((_with_nan(n), "a NaN"), (vector.astype(np.float64), "a float64 vector")):
+    broken = _gradient(n, 1)
+    broken[n // 2] = np.nan
+    for wrong, what in ((broken, "a NaN"), (vector.astype(np.float64), "a float64 vector")):
         _need(_refused(coder, wrong, n), owner, f"encode accepts {what}; call check_gradient(gradient) first")
 
 
 def _gradient(n: int, seed: int) -> npt.NDArray[np.float32]:
     return stream(seed, 0, "gradient").standard_normal(n).astype(np.float32)
-
-
-def _with_nan(n: int) -> npt.NDArray[np.float32]:
-    vector = _gradient(n, 1)
-    vector[n // 2] = np.nan
-    return vector
 
 
 def _refused(coder: AnyCompressor, vector: Array, n: int) -> bool:

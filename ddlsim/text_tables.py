@@ -46,12 +46,12 @@ def aligned(
     return _lines(table, rows, room if least <= room else _ENDLESS, indent)
 
 
-def labelled(rows: Sequence[tuple[str, str]], *, width: int | None = None) -> list[str]:
-    """Return lines of a label and a text, which is wrapped with an indent if it exceeds the terminal, or `width`."""
+def labelled(rows: Sequence[tuple[str, str]]) -> list[str]:
+    """Return lines of a label and a text, which is wrapped with an indent if it exceeds the terminal."""
     table = _table(1)
     table.add_column(min_width=LABEL, no_wrap=True)
     table.add_column(overflow="fold")
-    room = _room(width)
+    room = _room(None)
     return _lines(table, rows, room if room > 2 * LABEL else _ENDLESS, 0)
 
 

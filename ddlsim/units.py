@@ -7,6 +7,7 @@ added to the exponent of the number, so ``10 us`` is exactly ``1e-05``; the tabl
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import re
@@ -142,6 +143,15 @@ def _plain(unit: str) -> str:
     """Return a unit in lower case and singular, with one abbreviation for seconds and one for hours."""
     words = re.sub(r"(?<=[a-z]{2})s\b", "", unit.lower())
     return re.sub(r"\bhr\b|\bhour\b", "h", re.sub(r"\bsec\b|\bsecond\b", "s", words))
+
+
+def dimension_of(text: str) -> str:
+    """Return the dimension of a text with a unit, such as "bandwidth" for "25 Gbit/s"; "" if no unit is known."""
+    for dimension in DIMENSIONS:
+        with contextlib.suppress(UnitError):
+            parse(text, dimension)
+            return dimension
+    return ""
 
 
 def si(value: float | str, dimension: str) -> float:

@@ -141,15 +141,15 @@ def _measurements(
     if out.suffix != ".csv":
         raise ConfigError(f"--out {out}: measurements are written as a CSV table; choose a name that ends in .csv")
     from ddlsim.imports import to_measurements
+    from ddlsim.imports.text import LeftOut
     from ddlsim.measure import save_measurements
 
     rows: list[Measurement] = []
-    refused: list[ConfigError] = []
+    left_out = LeftOut(ConfigError)
     for timing in timings:
-        try:
+        with left_out:
             rows += to_measurements([timing], n_hosts=hosts, model=model)
-        except ConfigError as error:
-            refused.append(error)
+    refused = left_out.errors
     if not rows:
         raise refused[0] if refused else ConfigError(f"{file}: contains no measured times to write; remove --out")
     if refused:

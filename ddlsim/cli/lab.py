@@ -83,18 +83,13 @@ def lab(
 
 def _watched(comparisons: Generator[Comparison, None, None], n: int, out: Path | None) -> tuple[list[Comparison], bool]:
     """Collect comparisons with a progress bar, and write each to `out`; after an interrupt, return those so far."""
-    from rich.console import Console
-    from rich.progress import track
-
     from ddlsim.measure.reading import append, save_measurements
+    from ddlsim.report.progress import counted
 
-    console = Console(stderr=True)
     done: list[Comparison] = []
     try:
         with closing(comparisons):
-            for comparison in track(
-                comparisons, "measuring", n, console=console, disable=not console.is_terminal, transient=True
-            ):
+            for comparison in counted(comparisons, n, "measuring"):
                 if out is not None:
                     if not done:
                         save_measurements([], out)

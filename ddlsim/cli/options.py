@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
 
 from ddlsim.cli import completion
-from ddlsim.errors import ConfigError, shown
 
 
 def opt(text: str, *names: str, offers: Callable[[str], list[str]] | Sequence[str] = ()) -> Any:
@@ -99,11 +97,3 @@ Seed = Annotated[int | None, opt("Seed of all random streams.")]
 def given(**options: Any) -> dict[str, Any]:
     """Return the options that are not None."""
     return {name: value for name, value in options.items() if value is not None}
-
-
-def counts(option: str, text: str, least: int = 1) -> list[int]:
-    """Parse "8,16" to numbers. Raises ConfigError, naming the option, for anything else."""
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts or not all(re.fullmatch("[0-9]{1,9}", part) and int(part) >= least for part in parts):
-        raise ConfigError(f"{option} = {shown(text)}: must be a comma-separated list of numbers, such as 8,16,32")
-    return [int(part) for part in parts]

@@ -12,10 +12,11 @@ import typer
 import ddlsim
 from ddlsim.cli import completion
 from ddlsim.cli.application import app
-from ddlsim.cli.options import AllowCode, Device, Flash, Json, Optimizer, Precision, Stack, arg, counts, given, opt
+from ddlsim.cli.options import AllowCode, Device, Flash, Json, Optimizer, Precision, Stack, arg, given, opt
 from ddlsim.cli.output import check_folder, write_file
 from ddlsim.errors import ConfigError
 from ddlsim.output_files import save_csv
+from ddlsim.plain import whole_numbers
 
 
 @app.command()
@@ -164,7 +165,6 @@ def _question(clusters: list[str], allow_code: bool) -> dict[str, Any]:
 
 
 def _priced(clusters: list[Any], prices: list[str]) -> list[ddlsim.Cluster]:
-    """Return the clusters with the given prices of their machines."""
     from ddlsim.run.costs import priced
 
     loaded = [ddlsim.load_cluster(cluster) for cluster in clusters]
@@ -182,7 +182,7 @@ def _priced(clusters: list[Any], prices: list[str]) -> list[ddlsim.Cluster]:
 
 
 def _counts(option: str, text: str | None, least: int = 1) -> list[int] | None:
-    return None if text is None else counts(option, text, least)
+    return None if text is None else whole_numbers(text, option, least)
 
 
 def _names(text: str | None) -> list[str] | None:

@@ -34,13 +34,12 @@ from ddlsim.cli.options import (
     Stack,
     Steps,
     Strat,
-    counts,
     given,
     opt,
 )
 from ddlsim.cli.output import check_folder, check_picture, write_file
 from ddlsim.errors import ConfigError
-from ddlsim.plain import read_toml
+from ddlsim.plain import read_toml, whole_numbers
 from ddlsim.printable import shown
 
 if TYPE_CHECKING:
@@ -96,7 +95,7 @@ def run(
     Example: ddlsim run cloud-25g-16x8-v100 --model resnet50 --batch-size 64 --workers 128
     """
     chosen = given(model=model, batch_size=batch_size, workers=workers, steps=steps, precision=precision)
-    made = _strategy(strategy, algorithm, cost, overlap, servers, placement)
+    made = _strategy(strategy, algorithm=algorithm, cost=cost, overlap=overlap, servers=servers, placement=placement)
     chosen |= given(device=device, strategy=made, optimizer=optimizer, stack=stack, flash=flash, seed=seed)
     if _has(what, {"jobs", "arrivals"}):
         others = given(trace=trace, plot_cluster=plot_cluster, plot_learning=plot_learning, write=write_to)
@@ -104,7 +103,9 @@ def run(
         _run_jobs(what, allow_code, as_json, bottleneck, timeline, chosen | others)
         return
     experiment = _experiment(what, allow_code, chosen)
-    _check_training(experiment, {"--plot-learning": plot_learning, "--save": save, "--resume": resume})
+    for option, path in {"--plot-learning": plot_learning, "--save": save, "--resume": resume}.items():
+        if path is not None and experiment.training is None:
+            raise ConfigError(f"{option} has no effect without training; use a file with a [training] table")
     if steps is not None and experiment.training is not None:
         raise ConfigError("--steps has no effect on a training run; set epochs or updates in its [training] table")
     write_file(write_to, experiment.save)  # before the run, so that settings that cannot be saved are reported at once
@@ -161,13 +162,6 @@ def _trace(result: Result, path: Path, whole: bool) -> None:
         typer.echo(shown(f"{path} does not contain {left_out}{more}"), err=True)
 
 
-def _check_training(experiment: Experiment, options: dict[str, Path | None]) -> None:
-    """Raise ConfigError for options without effect on a timing-only run."""
-    for option, path in options.items():
-        if path is not None and experiment.training is None:
-            raise ConfigError(f"{option} has no effect without training; use a file with a [training] table")
-
-
 def _with_sensitivities(result: Result) -> Result:
     """Compute the sensitivities for the output; after an interrupt, return the result without them."""
     from rich.console import Console
@@ -214,9 +208,9 @@ def scaling(
     """
     from ddlsim.report.summary import scaling_rows, scaling_table
 
-    numbers = counts("--workers", workers)
+    numbers = whole_numbers(workers, "--workers")
     check_picture(plot)
-    made = _strategy(strategy, algorithm, cost, overlap, servers, placement)
+    made = _strategy(strategy, algorithm=algorithm, cost=cost, overlap=overlap, servers=servers, placement=placement)
     chosen = given(strategy=made, model=model, batch_size=batch_size, steps=steps, precision=precision)
     chosen |= given(device=device, optimizer=optimizer, stack=stack, flash=flash, seed=seed)
     experiment = _experiment(what, allow_code, chosen)
@@ -232,13 +226,11 @@ def scaling(
 
 def _each(experiment: Experiment, counts: list[int]) -> tuple[list[Result], bool]:
     """Simulate one count after the other with a progress bar; after an interrupt, return the results so far."""
-    from rich.console import Console
-    from rich.progress import track
+    from ddlsim.report.progress import counted
 
-    console = Console(stderr=True)
     results: list[Result] = []
     try:
-        for n in track(counts, "simulating", console=console, disable=not console.is_terminal, transient=True):
+        for n in counted(counts, len(counts), "simulating"):
             results += ddlsim.scaling(experiment, [n])
             if results[-1].interrupted:
                 return results[:-1], True
@@ -269,19 +261,12 @@ def _has(what: str, keys: set[str]) -> bool:
     return bool(keys & read_toml(path, what).keys())
 
 
-def _strategy(
-    name: str | None,
-    algorithm: str | None,
-    cost: str | None,
-    overlap: str | None,
-    servers: int | None,
-    placement: str | None,
-) -> Strategy | None:
+def _strategy(name: str | None, **options: object) -> Strategy | None:
     """Return the strategy described by the options. Raises ConfigError for options that it does not have."""
-    options = given(algorithm=algorithm, cost=cost, overlap=overlap, servers=servers, placement=placement)
+    options = given(**options)
     if name is None and not options:
         return None
     from ddlsim.run.files import strategy_of
 
-    text = name or ("parameter-server" if servers or placement else "all-reduce")
+    text = name or ("parameter-server" if options.keys() & {"servers", "placement"} else "all-reduce")
     return strategy_of(text, f"--strategy {split_options(text)[0]}", options, allow_code=True)

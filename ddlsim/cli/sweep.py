@@ -13,6 +13,7 @@ from ddlsim.cli.application import app
 from ddlsim.cli.options import AllowCode, Json, arg, opt
 from ddlsim.cli.output import check_folder, check_page, check_picture, write_file
 from ddlsim.errors import ConfigError
+from ddlsim.extras import needs
 
 if TYPE_CHECKING:
     from ddlsim.run.sensitivity import Sensitivity
@@ -111,10 +112,8 @@ def sweep(
 
 @contextmanager
 def _client(address: str) -> Iterator[DaskClient]:
-    try:
+    with needs("distributed"):
         from distributed import Client
-    except ImportError:
-        raise ConfigError("--dask needs Dask: pip install 'ddlsim[distributed]'") from None
     try:
         client = Client(address, timeout=10)
     except (OSError, ValueError) as error:

@@ -6,12 +6,11 @@ display in a notebook.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from ddlsim.arguments import checked, integer
-from ddlsim.errors import ConfigError
+from ddlsim.extras import check_installed
 
 if TYPE_CHECKING:
     from panel.viewable import Viewable
@@ -39,7 +38,7 @@ def explore(
     Only this machine can connect to the explorer. Raises ConfigError if Panel is not installed, a cluster or model
     cannot be loaded, or the port is in use.
     """
-    _needs_panel()
+    check_installed("panel")
     from ddlsim.explore.app import serve
 
     serve(cluster, model, port, browser, hosts)
@@ -51,12 +50,7 @@ def page(cluster: str | None = None, model: str | None = None) -> Viewable:
 
     The arguments and errors are the same as for :func:`explore`.
     """
-    _needs_panel()
+    check_installed("panel")
     from ddlsim.explore.app import in_notebook
 
     return in_notebook(cluster, model)
-
-
-def _needs_panel() -> None:
-    if importlib.util.find_spec("panel") is None:
-        raise ConfigError("the explorer needs Panel, which is not installed: pip install 'ddlsim[explore]'")

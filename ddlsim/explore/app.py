@@ -112,7 +112,6 @@ def _setting(kind: type, name: str, annotation: object, default: object, about: 
 
 
 def _choices(kind: type, name: str) -> tuple[str, ...]:
-    """Return the names that a field of the class accepts."""
     annotation = annotations_of(kind)[name]
     literals = _literals(annotation)
     if literals:
@@ -306,7 +305,8 @@ def _widget(setup: Setup, settings: str, setting: Setting) -> Any:
         widget = pn.widgets.IntInput(value=shown if isinstance(shown, int) else None, **more)
     else:
         default = "" if setting.default is None else str(setting.default)
-        widget = pn.widgets.TextInput(value="" if value is None else _written(value), placeholder=default, **more)
+        text = "" if value is None else value if isinstance(value, str) else toml_value(value)
+        widget = pn.widgets.TextInput(value=text, placeholder=default, **more)
 
     def changed(event: Any) -> None:
         table = dict(getattr(setup, settings))
@@ -317,11 +317,6 @@ def _widget(setup: Setup, settings: str, setting: Setting) -> Any:
 
     widget.param.watch(changed, "value")
     return widget
-
-
-def _written(value: object) -> str:
-    """Return a value in TOML notation, strings without quotes."""
-    return value if isinstance(value, str) else toml_value(value)
 
 
 #: limits on values in addresses: integers, length of a text and of a word in it

@@ -72,18 +72,11 @@ class Chart:
 
     def put(self, name: str, points: Mapping[str, Sequence[float]], *, plain: bool = False) -> None:
         """Set the points of a series, adding it if it is new. `plain`: a thin grey line for comparison."""
-        length = len(points[self._columns[0]])
-        if not length:
-            return
-        before = self.values(name)
-        n_before = len(before[self._columns[0]])
-        whole = {**points, "name": [name] * length}
-        if name not in self._sources:
-            self._add(name, models.ColumnDataSource(whole), plain)
-        elif all(list(points[column][:n_before]) == list(before[column]) for column in self._columns[:2]):
-            self._sources[name].stream({column: values[n_before:] for column, values in whole.items()})
-        else:
+        whole = {**points, "name": [name] * len(points[self._columns[0]])}
+        if name in self._sources:
             self._sources[name].data = whole
+        elif whole["name"]:
+            self._add(name, models.ColumnDataSource(whole), plain)
 
     def show(self, x: tuple[str, str], y: tuple[str, str]) -> None:
         """Display other columns, with their axis labels."""
@@ -147,28 +140,6 @@ def files_of(described: Experiment | Study, stem: str = "run") -> list[File]:
     """Return an experiment or a study as a file for the command line, and as a program. Raises ConfigError if it cannot
     be expressed in this way."""
     return [File(f"{stem}.toml", described.to_toml()), File(f"{stem}.py", described.to_python())]
-
-
-class Exports:
-    """The panel with a screen's files, which are created by `files` while it is open, after every change."""
-
-    def __init__(self, files: Callable[[], Sequence[File]]) -> None:
-        self._files = files
-        self._content = pn.Column(sizing_mode="stretch_width")
-        self._lazy = LazyCard("Export as TOML and Python", self._show, self._content)
-        self.card = self._lazy.card
-
-    def stale(self) -> None:
-        """Mark the files as outdated."""
-        self._lazy.stale()
-
-    def _show(self) -> None:
-        try:
-            files = self._files()
-        except DdlsimError as error:
-            self._content[:] = [message(str(error))]
-            return
-        self._content[:] = [each for file in files for each in _file(file)]
 
 
 def _file(file: File) -> list[Any]:
@@ -353,6 +324,21 @@ class LazyCard:
         if self._is_stale and not self.card.collapsed:
             self._is_stale = False
             self._fill()
+
+
+class Exports(LazyCard):
+    """The panel with a screen's files, which are created by `files` while it is open, after every change."""
+
+    def __init__(self, files: Callable[[], Sequence[File]]) -> None:
+        self._files = files
+        self._content = pn.Column(sizing_mode="stretch_width")
+        super().__init__("Export as TOML and Python", self._show, self._content)
+
+    def _show(self) -> None:
+        try:
+            self._content[:] = [each for file in self._files() for each in _file(file)]
+        except DdlsimError as error:
+            self._content[:] = [message(str(error))]
 
 
 class ComputedCard(LazyCard):

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import panel as pn
 
@@ -64,13 +64,6 @@ class Progress:
         self._deliver(lambda: None if self.cancelled else call())
 
 
-class _Job(NamedTuple):
-    """Work that is waiting or running, and its progress."""
-
-    progress: Progress
-    do: Callable[[Progress], None]
-
-
 class Jobs:
     """The background work of one page.
 
@@ -81,8 +74,9 @@ class Jobs:
     def __init__(self, deliver: Deliver | None = None) -> None:
         self._deliver = deliver or _document_thread()
         self._lock = threading.Lock()
-        self._running: dict[str, _Job] = {}
-        self._waiting: dict[str, _Job] = {}
+        #: work by name
+        self._running: dict[str, Callable[[], None]] = {}
+        self._waiting: dict[str, Callable[[], None]] = {}
         #: work whose end the page has not handled yet; it may have ended
         self._wanted: dict[str, Progress] = {}
         self._bars: dict[str, list[_Bar]] = {}
@@ -99,8 +93,9 @@ class Jobs:
         older work has noticed, so that only one of a name computes: at its next simulated step or update, or when it
         checks.
         """
+        progress = Progress(self._deliver, lambda share, text: self._show(name, share, text))
 
-        def do(progress: Progress) -> None:
+        def do() -> None:
             try:
                 with watched(progress.check):
                     result = work(progress)
@@ -116,15 +111,14 @@ class Jobs:
                 return
             progress.tell(lambda: self._ended(name, lambda: failed(text)))
 
-        job = _Job(Progress(self._deliver, lambda share, text: self._show(name, share, text)), do)
         self._give_up(name)
-        self._wanted[name] = job.progress
+        self._wanted[name] = progress
         with self._lock:
             waits = name in self._running
-            (self._waiting if waits else self._running)[name] = job
-        job.progress.begin()
+            (self._waiting if waits else self._running)[name] = do
+        progress.begin()
         if not waits:
-            threading.Thread(target=self._work, args=(name, job), name=f"ddlsim {name}", daemon=True).start()
+            threading.Thread(target=self._work, args=(name, do), name=f"ddlsim {name}", daemon=True).start()
 
     def ask(
         self,
@@ -173,14 +167,14 @@ class Jobs:
         self._bars.setdefault(name, []).append(bar)
         return bar.row
 
-    def _work(self, name: str, job: _Job) -> None:
+    def _work(self, name: str, do: Callable[[], None]) -> None:
         while True:
-            job.do(job.progress)
+            do()
             with self._lock:
                 if name not in self._waiting:
                     del self._running[name]
                     return
-                job = self._running[name] = self._waiting.pop(name)
+                do = self._running[name] = self._waiting.pop(name)
 
     def _show(self, name: str, share: float, text: str) -> None:
         for bar in self._bars.get(name, ()):
@@ -200,8 +194,6 @@ class Jobs:
 
 
 class _Bar:
-    """A progress bar with a cancel button."""
-
     def __init__(self, cancel: Callable[[object], None]) -> None:
         self._text = pn.widgets.StaticText(value="", sizing_mode="stretch_width", margin=(4, 8))
         self._bar = pn.indicators.Progress(value=-1, max=100, sizing_mode="stretch_width", height=8, margin=(4, 8))

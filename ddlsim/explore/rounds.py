@@ -6,6 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
@@ -111,7 +112,9 @@ def play(question: Question, progress: Progress) -> Played:
         what = f"{schedule.n_chunks} chunks, more than the {MOST_CHUNKS} that can be shown"
         hint = "use fewer segments, or a smaller size"
         raise ConfigError(f"{question.algorithm} cuts {question.nbytes} in {what}; {hint}")
-    played = _all_states(schedule)
+    played = list(islice(states(schedule), MOST_ROUNDS + 2))
+    if len(played) > MOST_ROUNDS + 1:
+        raise ConfigError(f"the schedule has more than {MOST_ROUNDS} rounds; use fewer segments")
     times = [0.0]
     for n_rounds in range(1, len(played)):
         progress.check()
@@ -119,15 +122,6 @@ def play(question: Question, progress: Progress) -> Played:
         times.append(schedule_time(cluster, beginning(schedule, n_rounds), nodes, size))
     bus = bus_factor(question.kind, question.n_ranks) * size / times[-1] if times[-1] > 0.0 else np.nan
     return Played(question, schedule, played, times, closed_form(question, cluster, nodes, size), float(bus))
-
-
-def _all_states(schedule: Schedule) -> list[State]:
-    found = []
-    for state in states(schedule):
-        if state.round > MOST_ROUNDS:
-            raise ConfigError(f"the schedule has more than {MOST_ROUNDS} rounds; use fewer segments")
-        found.append(state)
-    return found
 
 
 def closed_form(question: Question, cluster: Cluster, nodes: Sequence[int], nbytes: float) -> ClosedForm | None:

@@ -114,7 +114,7 @@ class Setup(param.Parameterized):
             fields[name] = _given(getattr(self, name), name)
         fields |= {name: getattr(self, name) for name in ("workers", "batch_size", "steps")}
         fields |= {name: getattr(self, name) or None for name in ("precision", "stack", "gradient_dtype")}
-        fields["strategy"] = self._strategy()
+        fields["strategy"] = _built("strategy", self.strategy, self.settings, STRATEGIES)
         if spread := _given(self.jitter, "jitter"):
             fields["jitter"] = Lognormal(spread)
         if self.compression != "none":
@@ -141,10 +141,6 @@ class Setup(param.Parameterized):
 
         self.param.watch(look, [*FIELDS, "screen", "started"])
         look()
-
-    def _strategy(self) -> Strategy:
-        made: Strategy = _built("strategy", self.strategy, self.settings, STRATEGIES)
-        return made
 
     def _others(self, own: Mapping[str, object]) -> dict[str, Any]:
         """Return the fields written in TOML; file names are relative to the working directory of the explorer."""

@@ -77,7 +77,6 @@ def _join(graph: Graph, block: str, group: list[str], switch: str, bandwidth: fl
 
 
 def _line(source: SourceText, key: str) -> int | None:
-    """Return the line of the top-level `key`."""
     return next((n for n, line in enumerate(source.text.splitlines(), 1) if line.startswith(key)), None)
 
 

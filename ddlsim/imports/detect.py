@@ -58,46 +58,29 @@ def _reader(kind: str) -> Callable[..., Imported]:
 _BANDWIDTH = dict.fromkeys(MACHINES, "nvlink_bandwidth") | {"rocm-smi": "xgmi_bandwidth"}
 _LATENCY = dict.fromkeys(MACHINES, "network_latency")
 
-#: kind -> pattern that only this kind contains; tried in this order
-_MARKS: tuple[tuple[str, re.Pattern[str]], ...] = (
-    ("simgrid", re.compile(r"<platform\b[^>]*version|<!DOCTYPE\s+platform")),
-    ("graphml", re.compile(r"<(?:\w+:)?graphml\b")),
-    ("lstopo", re.compile(r"<topology\b[^>]*>\s*<object\b|<!DOCTYPE\s+topology\b")),
-    ("nccl-topology", re.compile(r"<system\b[^>]*version\s*=")),
-    ("horovod", re.compile(r'"(?:NEGOTIATE_(?:ALL|BROADCAST|ADASUM|REDUCE)\w*|start_time_since_epoch_in_micros)"')),
-    ("kineto", re.compile(r'"traceEvents"\s*:')),
-    ("nccl-tests", re.compile(r'"(?:alg_bw|out_of_place|busBw)"\s*:')),
-    ("nccl-tests", re.compile(r"^\s*(?:numCycle,\s*)?collective,.*\balgbw,\s*busbw\b", re.MULTILINE)),
-    ("chakra", re.compile(r'"type"\s*:\s*"(?:METADATA|MEM_LOAD|MEM_STORE|COMP|COMM_SEND|COMM_RECV|COMM_COLL)_NODE"')),
-    (
-        "iperf3",
-        re.compile(
-            r'"(?:sum_received|sum_sent|bits_per_second)"\s*:|"version"\s*:\s*"iperf|"intervals"\s*:\s*\[\s*\],\s*"end"'
-            r"|bits/sec.*\breceiver\s*$",
-            re.MULTILINE,
-        ),
-    ),
-    ("mllog", re.compile(r":::MLL(?:OG)?\b|:::MLPv0\.[56]|\bMLPerf: \S+ \[\d\d/")),
-    ("nccl-tests", re.compile(r"^.*#\s+size\s+count.*\balgbw\s+busbw", re.MULTILINE)),
-    ("osu", re.compile(r"#\s*(?:OSU|OMB-Py)\s+\S+\s+.+\sTest\b")),
-    ("ping", re.compile(r"(?:rtt|round-trip) min/avg/max|bytes from .*\btime[=<]|^PING\s", re.MULTILINE)),
-    (
-        "rocm-smi",
-        re.compile(
-            r"\b(?:Hops|Weight|Link Type) between two GPUs\b|\(Topology\) (?:Weight|Hops|Link type) between|"
-            r'"\(Topology\) Numa Node"'
-        ),
-    ),
-    (
-        "nvidia-smi",
-        re.compile(
-            r"^(?:\x1b\[[0-9;]*m|\s|[\w.-]+: )*GPU0(?:\s+GPU1|\s+CPU Affinity|\s+\S+\s).*$"
-            r"|^\s*GPU 0: .*\n\s*Link 0: ",
-            re.MULTILINE,
-        ),
-    ),
-    ("goal", re.compile(r"^\s*num_ranks\s+\d+\s*$", re.MULTILINE)),
-    ("astra", re.compile(r"^topology\s*:.*^npus_count\s*:|^npus_count\s*:.*^topology\s*:", re.MULTILINE | re.DOTALL)),
+#: (kind, pattern that only this kind contains); tried in this order
+_MARKS = (
+    ("simgrid", r"<platform\b[^>]*version|<!DOCTYPE\s+platform"),
+    ("graphml", r"<(?:\w+:)?graphml\b"),
+    ("lstopo", r"<topology\b[^>]*>\s*<object\b|<!DOCTYPE\s+topology\b"),
+    ("nccl-topology", r"<system\b[^>]*version\s*="),
+    ("horovod", r'"(?:NEGOTIATE_(?:ALL|BROADCAST|ADASUM|REDUCE)\w*|start_time_since_epoch_in_micros)"'),
+    ("kineto", r'"traceEvents"\s*:'),
+    ("nccl-tests", r'"(?:alg_bw|out_of_place|busBw)"\s*:'),
+    ("nccl-tests", r"(?m)^\s*(?:numCycle,\s*)?collective,.*\balgbw,\s*busbw\b"),
+    ("chakra", r'"type"\s*:\s*"(?:METADATA|MEM_LOAD|MEM_STORE|COMP|COMM_SEND|COMM_RECV|COMM_COLL)_NODE"'),
+    ("iperf3", r'"(?:sum_received|sum_sent|bits_per_second)"\s*:|"version"\s*:\s*"iperf'),
+    ("iperf3", r'(?m)"intervals"\s*:\s*\[\s*\],\s*"end"|bits/sec.*\breceiver\s*$'),
+    ("mllog", r":::MLL(?:OG)?\b|:::MLPv0\.[56]|\bMLPerf: \S+ \[\d\d/"),
+    ("nccl-tests", r"(?m)^.*#\s+size\s+count.*\balgbw\s+busbw"),
+    ("osu", r"#\s*(?:OSU|OMB-Py)\s+\S+\s+.+\sTest\b"),
+    ("ping", r"(?m)(?:rtt|round-trip) min/avg/max|bytes from .*\btime[=<]|^PING\s"),
+    ("rocm-smi", r"\b(?:Hops|Weight|Link Type) between two GPUs\b|\(Topology\) (?:Weight|Hops|Link type) between"),
+    ("rocm-smi", r'"\(Topology\) Numa Node"'),
+    ("nvidia-smi", r"(?m)^(?:\x1b\[[0-9;]*m|\s|[\w.-]+: )*GPU0(?:\s+GPU1|\s+CPU Affinity|\s+\S+\s).*$"),
+    ("nvidia-smi", r"(?m)^\s*GPU 0: .*\n\s*Link 0: "),
+    ("goal", r"(?m)^\s*num_ranks\s+\d+\s*$"),
+    ("astra", r"(?ms)^topology\s*:.*^npus_count\s*:|^npus_count\s*:.*^topology\s*:"),
 )
 _LOOK = 2**24  # characters
 #: pattern of tables written by :func:`ddlsim.measure.save_measurements`; required columns in any order
@@ -137,8 +120,8 @@ def detect_kind(path: str | Path) -> str:
 
 def _kind(source: SourceText) -> str:
     beginning = source.text[:_LOOK]  # traces can be large, and the pattern is near the beginning
-    for kind, mark in _MARKS:
-        if mark.search(beginning):
+    for kind, pattern in _MARKS:
+        if re.search(pattern, beginning):
             return kind
     for mark, what, remedy in _OTHERS:
         if mark.search(beginning):

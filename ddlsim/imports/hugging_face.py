@@ -25,14 +25,8 @@ EXPERTS = {"experts": ("num_local_experts", "num_experts"), "active": ("num_expe
 VISION = {name: NUMBERS[name] for name in ("dim", "layers", "heads", "hidden")}
 VISION |= {"image": ("image_size",), "patch": ("patch_size",), "channels": ("num_channels",)}
 FLAGS = {"attention_bias": "bias", "mlp_bias": "mlp_bias"}
-ACTIVATIONS = {
-    "gelu": "gelu",
-    "gelu_new": "gelu",
-    "gelu_fast": "gelu",
-    "gelu_pytorch_tanh": "gelu",
-    "relu": "relu",
-    "relu2": "squared_relu",
-}
+ACTIVATIONS = dict.fromkeys(("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "gelu")
+ACTIVATIONS |= {"relu": "relu", "relu2": "squared_relu"}
 #: fields of which only one value is supported
 ONLY: dict[str, Any] = {
     "do_layer_norm_before": True,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import dataclass
 
 from ddlsim.errors import ConfigError, shown
 from ddlsim.imports.decoders import Read, decoder_table
@@ -143,11 +144,12 @@ def _script(text: str) -> dict[str, set[str]]:
     return flags
 
 
+@dataclass
 class _Arguments:
     """Values by flag, without the dashes; a flag with several values is an error where it is used."""
 
-    def __init__(self, source: SourceText, flags: dict[str, set[str]]) -> None:
-        self.source, self.flags = source, flags
+    source: SourceText
+    flags: dict[str, set[str]]
 
     def error(self, flag: str, reason: str) -> ConfigError:
         return self.source.error(None, f"--{flag}: {reason}")

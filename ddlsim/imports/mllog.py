@@ -130,7 +130,7 @@ def read_mllog(path: str | Path, *, n_ranks: Index = 0) -> MlperfRun:
                 counts[key] = once[key].value.count()
     batch, samples = counts.values()
     begin = start.time_s if start is not None else entries[0].time_s
-    epochs = _epochs(source, entries)
+    epochs = _epochs(entries)
     accuracies, late = _accuracies(entries, begin, stop, left_out)
     timings = [*_steps(source, entries, batch, n_ranks, left_out), *_epoch_timings(source, epochs, samples, n_ranks)]
     left_out.tell(start or stop or accuracies or epochs or timings)
@@ -258,7 +258,7 @@ def _accuracies(
     return sorted(found, key=lambda pair: pair[0][0]), n_late
 
 
-def _epochs(source: SourceText, entries: list[_Entry]) -> list[tuple[float, float, int]]:
+def _epochs(entries: list[_Entry]) -> list[tuple[float, float, int]]:
     """Return (number, s per epoch, line) of every epoch, or of every block if the log only has blocks."""
     unit = "epoch" if any(entry.key == "epoch_stop" for entry in entries) else "block"
     begun: dict[float, _Entry] = {}

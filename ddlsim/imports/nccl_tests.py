@@ -22,9 +22,10 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Annotated
 
-from ddlsim.arguments import Count, checked
-from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.arguments import Count, checked, one_of
+from ddlsim.errors import ConfigError
 from ddlsim.imports.json_values import Node, documents
 from ddlsim.imports.text import LeftOut, SourceText, nonnegative_number, positive_number, read_text, warn
 from ddlsim.imports.timing import Timing
@@ -233,7 +234,7 @@ class _Run:
 
 @checked
 def read_nccl_tests(
-    path: str | Path, *, operation: str | None = None, n_ranks: Count | None = None
+    path: str | Path, *, operation: Annotated[str, one_of(*OPERATIONS)] | None = None, n_ranks: Count | None = None
 ) -> tuple[Timing, ...]:
     """Read nccl-tests output, and return an out-of-place row and an in-place row for each size.
 
@@ -248,8 +249,6 @@ def read_nccl_tests(
     or no usable row. It is also raised if the operation cannot be inferred, or if a bus bandwidth does not match the
     operation and the number of ranks. The message gives the file, line and reason.
     """
-    if operation is not None and operation not in OPERATIONS:
-        raise unknown_name("operation", operation, OPERATIONS, "read_nccl_tests")
     source = read_text(path, log=True)
     left_out, rows = LeftOut(), list[Timing]()
     if re.match(r"\s*(?:\{|\[\s*\{)", source.text):

@@ -113,7 +113,6 @@ def _known_tags(root: Element, ignore_unknown: bool) -> list[str]:
 
 
 def _classless(root: Element) -> list[Element]:
-    """Return the PCI devices without a class."""
     return [each for each in walk(root) if each.tag == "pci" and not each.children and "class" not in each.attributes]
 
 

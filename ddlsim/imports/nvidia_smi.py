@@ -17,7 +17,6 @@ from pathlib import Path
 from ddlsim.arguments import checked
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.quantity import Places, Quantity, nonnegative, positive
-from ddlsim.errors import ConfigError
 from ddlsim.imports.machines import Machine, assemble, nic_rate, pcie_rate
 from ddlsim.imports.text import SourceText, read_text
 
@@ -69,8 +68,8 @@ def read_nvidia_smi(
     pcie_latency, nvlink_latency, network_latency
                        latency of each link of that kind
 
-    Raises :class:`ConfigError`, giving the file, line and reason, for a truncated or asymmetric matrix, an unknown
-    entry, or a missing bandwidth.
+    Raises :class:`~ddlsim.errors.ConfigError`, giving the file, line and reason, for a truncated or asymmetric matrix,
+    an unknown entry, or a missing bandwidth.
     """
     source = read_text(path, log=True)
     n_links, speed = _listed_links(source)
@@ -174,15 +173,13 @@ def _label(name: str) -> str:
 
 def _groups(names: Iterable[str], pairs: Iterable[tuple[str, str]]) -> list[list[str]]:
     """Return the groups of names connected by the pairs, in order."""
-    group = {name: [name] for name in names}
-    for a, b in pairs:
-        if group[a] is not group[b]:
-            group[a] += group[b]
-            for name in group[b]:
-                group[name] = group[a]
-    order = {name: i for i, name in enumerate(group)}
-    unique = {id(members): sorted(members, key=order.__getitem__) for members in group.values()}
-    return list(unique.values())
+    import networkx as nx
+
+    graph: nx.Graph[str] = nx.Graph(pairs)
+    order = {name: i for i, name in enumerate(names)}
+    graph.add_nodes_from(order)
+    groups = (sorted(members, key=order.__getitem__) for members in nx.connected_components(graph))
+    return sorted(groups, key=lambda members: order[members[0]])
 
 
 def _add_pcie(matrix: _Matrix, machine: Machine, bandwidth: float, latency: float) -> None:
@@ -218,24 +215,17 @@ def _near(matrix: _Matrix, a: str, b: str) -> bool:
 def _add_nvlinks(
     matrix: _Matrix, machine: Machine, bandwidth: Quantity | None, latency: float, nvswitch: bool | None
 ) -> None:
-    gpus = matrix.gpus()
+    gpus, error = matrix.gpus(), matrix.source.error
     totals = {gpu: sum(matrix.bond(gpu, other) for other in gpus) for gpu in gpus}
     if not any(totals.values()):
         if nvswitch:
-            raise ConfigError(
-                f"{matrix.source.path}: nvswitch = True has no effect, because the matrix has no NV#; remove nvswitch"
-            )
+            raise error(None, "nvswitch = True has no effect, because the matrix has no NV#; remove nvswitch")
         if bandwidth is not None:
-            raise ConfigError(
-                f"{matrix.source.path}: nvlink_bandwidth has no effect, because the matrix has no NV#; remove "
-                "nvlink_bandwidth"
-            )
+            raise error(None, "nvlink_bandwidth has no effect, because the matrix has no NV#; remove nvlink_bandwidth")
         return
     if bandwidth is None:
-        raise ConfigError(
-            f"{matrix.source.path}: the speed of the NVLinks is missing; set nvlink_bandwidth (--bandwidth), for "
-            f"example '25 GB/s' for NVLink 2 to 4, or add the output of nvidia-smi nvlink -s"
-        )
+        hint = "for example '25 GB/s' for NVLink 2 to 4, or add the output of nvidia-smi nvlink -s"
+        raise error(None, f"the speed of the NVLinks is missing; set nvlink_bandwidth (--bandwidth), {hint}")
     one = positive(bandwidth, "bandwidth", "nvlink_bandwidth")
     if nvswitch if nvswitch is not None else max(totals.values()) > MAX_NVLINKS:
         machine.switches.append("nvswitch")

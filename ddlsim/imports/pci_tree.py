@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from dataclasses import dataclass, field
 
 from ddlsim.imports.machines import Machine
 from ddlsim.imports.text import warn
@@ -63,18 +64,16 @@ _AMD = ((26, 32.0), (25, 24.0), (0, 16.0))
 _OTHER = {"arm64": 6.0, "ppc64": 32.0}
 
 
+@dataclass
 class PciTree:
     """Converts the elements of machines; collects notes."""
 
-    def __init__(
-        self, pcie_latency: float, nvlink_latency: float, nic_bandwidth: float | None, virtual_nics: bool = False
-    ) -> None:
-        self.pcie_latency = pcie_latency
-        self.nvlink_latency = nvlink_latency
-        self.nic_bandwidth = nic_bandwidth
-        self.virtual_nics = virtual_nics
-        self._nets: set[tuple[str, str, str]] = set()  # name, guid and port of those of the current machine
-        self.notes: list[str] = []
+    pcie_latency: float
+    nvlink_latency: float
+    nic_bandwidth: float | None
+    virtual_nics: bool = False
+    notes: list[str] = field(default_factory=list)
+    _nets: set[tuple[str, str, str]] = field(default_factory=set)  # name, guid and port of the current machine's
 
     def machine(self, cpus: list[Element]) -> Machine:
         """Return the machine consisting of these <cpu> elements."""
@@ -262,7 +261,6 @@ def bus_id(text: str) -> str:
 
 
 def _cpu_of(machine: Machine, name: str) -> str:
-    """Return the CPU above a device."""
     above = {a: b for a, b, kind, _, _ in machine.links if kind == "pcie"}
     while name not in machine.cpus:
         name = above[name]

@@ -64,15 +64,14 @@ def _bandwidth(element: Element, name: str) -> float:
     return value
 
 
-def _latency(element: Element, name: str, default: str = "0s") -> float:
-    """Return the attribute `name` in seconds."""
-    return _parse(element, name, element.get(name, default), _TIMES, "s", "50us")
+def _latency(element: Element, name: str) -> float:
+    return _parse(element, name, element.get(name, "0s"), _TIMES, "s", "50us")
 
 
-def _speed(element: Element, name: str = "speed") -> float:
+def _speed(element: Element) -> float:
     """Return the speed of a host in flop/s: the value of the current ``pstate``, times ``availability``."""
-    if name not in element.attributes and "power" in element.attributes:  # name before version 4
-        name = "power"
+    old = "speed" not in element.attributes and "power" in element.attributes  # name before version 4
+    name = "power" if old else "speed"
     states, state = element[name].split(","), element.integer("pstate", 0)
     if not 0 <= state < len(states):
         raise element.error(f"pstate = {state}: {name} = {element[name]!r} has the states 0 to {len(states) - 1}")
@@ -374,10 +373,8 @@ def _read_zone(platform: _Platform, element: Element, parents: list[_Zone]) -> _
     for child in element.find("host_link"):
         up, down = (_half(platform, child, child[side], "") for side in ("up", "down"))
         zone.private[child["id"]] = ((up,), (down,))
-    for child in element.find("route"):
+    for child in (*element.find("route"), *element.find(*_ROUTES)):
         _add_route(platform, zone, child)
-    for child in element.find(*_ROUTES):
-        _add_zone_route(platform, zone, child)
     return zone
 
 
@@ -450,42 +447,28 @@ def _half(platform: _Platform, element: Element, name: str, direction: str) -> _
     return _Half(name, "") if is_shared(link, "SHARED") else _Half(name, "DOWN" if direction == "DOWN" else "UP")
 
 
-def _listed(platform: _Platform, route: Element) -> _Links:
+def _add_route(platform: _Platform, zone: _Zone, route: Element) -> None:
+    """Add a route between hosts and routers of a zone, or between zones inside it."""
+    src, dst = ends = route["src"], route["dst"]
+    leave, enter = gateways = ends if route.tag == "route" else (route["gw_src"], route["gw_dst"])
+    for end, gateway in zip(ends, gateways, strict=True):
+        if route.tag == "route":
+            if end not in zone.points:
+                raise route.error(f"{end!r} is not a host or router of this zone; declare it before it is used")
+        elif end not in zone.inner:
+            raise route.error(f"{end!r} is not a zone inside this one; declare it before it is used")
+        elif zone.inner[end] not in platform.home.get(gateway, []):
+            raise route.error(f"the gateway {gateway!r} is not in the zone {end!r}; use a host or router of that zone")
     for child in route.children:
         if child.tag != "link_ctn":
             raise child.error("is not allowed in a route; list link_ctn")
-    return tuple(_half(platform, child, child["id"], child.get("direction", "")) for child in route.children)
-
-
-def _symmetrical(route: Element) -> bool:
-    text = route.get("symmetrical", route.get("symmetric", "YES")).upper()
-    if text not in ("YES", "NO"):
-        raise route.error(f"symmetrical = {text!r} must be YES or NO")
-    return text == "YES"
-
-
-def _add_route(platform: _Platform, zone: _Zone, route: Element) -> None:
-    src, dst = route["src"], route["dst"]
-    for end in (src, dst):
-        if end not in zone.points:
-            raise route.error(f"{end!r} is not a host or router of this zone; declare it before it is used")
-    links = _listed(platform, route)
-    zone.routes[src, dst] = src, links, dst
-    if _symmetrical(route) and src != dst:
-        zone.routes.setdefault((dst, src), (dst, tuple(half.reverse() for half in reversed(links)), src))
-
-
-def _add_zone_route(platform: _Platform, zone: _Zone, route: Element) -> None:
-    src, dst, links = route["src"], route["dst"], _listed(platform, route)
-    for end, gateway in ((src, route["gw_src"]), (dst, route["gw_dst"])):
-        if end not in zone.inner:
-            raise route.error(f"{end!r} is not a zone inside this one; declare it before it is used")
-        if zone.inner[end] not in platform.home.get(gateway, []):
-            raise route.error(f"the gateway {gateway!r} is not in the zone {end!r}; use a host or router of that zone")
-    zone.routes[src, dst] = route["gw_src"], links, route["gw_dst"]
-    if _symmetrical(route):
-        back = tuple(half.reverse() for half in reversed(links))
-        zone.routes.setdefault((dst, src), (route["gw_dst"], back, route["gw_src"]))
+    links = tuple(_half(platform, child, child["id"], child.get("direction", "")) for child in route.children)
+    zone.routes[ends] = leave, links, enter
+    symmetrical = route.get("symmetrical", route.get("symmetric", "YES")).upper()
+    if symmetrical not in ("YES", "NO"):
+        raise route.error(f"symmetrical = {symmetrical!r} must be YES or NO")
+    if symmetrical == "YES":
+        zone.routes.setdefault((dst, src), (enter, tuple(half.reverse() for half in reversed(links)), leave))
 
 
 #: a link's direction, or the host, router or crossbar between two parts of a route

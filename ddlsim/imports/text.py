@@ -181,13 +181,7 @@ def positive_number(source: SourceText, line: int, value: str, what: str) -> flo
 
 
 def nonnegative_number(source: SourceText, line: int, value: str, what: str) -> float:
-    """Convert the string `value` to a finite, non-negative float.
-
-    source, line  file and line number of the string, for the error message
-    what          name of the quantity, for the error message
-
-    Raises EntryError, giving the file, line, name and value, if the conversion fails.
-    """
+    """Convert the string `value` to a finite, non-negative float, like :func:`positive_number`."""
     try:
         number = float(value)
     except ValueError:

@@ -12,6 +12,7 @@ import selectors
 import socket
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -88,13 +89,13 @@ class _Channel:
             self.low_water = wanted
 
 
+@dataclass
 class _Lane:
     """Progress of this rank in one lane."""
 
-    def __init__(self, steps: tuple[Step, ...]) -> None:
-        self.steps = steps
-        self.now = 0
-        self.open: list[Part] = []  # undelivered messages of the current step
+    steps: tuple[Step, ...]
+    now: int = 0
+    open: list[Part] = field(default_factory=list)  # undelivered messages of the current step
 
 
 class Executor:

@@ -525,7 +525,6 @@ def measured(
 
 @contextmanager
 def _ranks_started(there: Built, names: Sequence[str], congestion: str) -> Iterator[Ranks]:
-    """Start a rank on each host while the context lasts."""
     processes: list[subprocess.Popen[bytes]] = []
     with ExitStack() as stack:
         pipes = []

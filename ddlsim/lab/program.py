@@ -113,11 +113,15 @@ def _steps(schedule: Schedule, lane: tuple[Round, ...], rank: int, bounds: Ints)
     return steps
 
 
+def slices(chunks: Ints, bounds: Ints) -> list[slice]:
+    """Return the slices of chunks in a buffer, merging consecutive ones."""
+    runs = np.split(chunks, np.flatnonzero(np.diff(chunks) != 1) + 1) if len(chunks) else []
+    return [slice(int(bounds[run[0]]), int(bounds[run[-1] + 1])) for run in runs]
+
+
 def _part(round: Round, peer: int, chunks: Ints, bounds: Ints, snapshot: bool, counts: dict[int, int]) -> Part:
     """Return one end of a message that carries `chunks`, and increment the message count of `peer`."""
-    runs = np.split(chunks, np.flatnonzero(np.diff(chunks) != 1) + 1) if len(chunks) else []
-    pieces = [slice(int(bounds[run[0]]), int(bounds[run[-1] + 1])) for run in runs]
-    pieces = [piece for piece in pieces if piece.stop > piece.start]
+    pieces = [piece for piece in slices(chunks, bounds) if piece.stop > piece.start]
     padding = math.ceil(round.header)
     ordinal = counts.get(peer, 0)
     counts[peer] = ordinal + 1

@@ -16,17 +16,16 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from ddlsim.collectives.schedule import Ints, Schedule
 from ddlsim.lab.executor import PATIENCE, Buffer, Executor, LabError
-from ddlsim.lab.program import boundaries, program_of
+from ddlsim.lab.program import boundaries, program_of, slices
 
 
-@dataclass(frozen=True)
-class Promise:
+class Promise(NamedTuple):
     """Elements of the result, and their required values."""
 
     where: slice
@@ -69,7 +68,7 @@ def promises(schedule: Schedule, rank: int, bounds: Ints, n_elements: int, n_sil
 
     whole, at_root = slice(0, n_elements), place == schedule.root
     block_of = schedule.blocks(size)
-    blocks = [_slices(np.flatnonzero(block_of == i), bounds) for i in range(size)]
+    blocks = [slices(np.flatnonzero(block_of == i), bounds) for i in range(size)]
     if kind in ("all_reduce", "reduce", "reduce_scatter"):
         if kind == "reduce" and not at_root:
             return ()
@@ -88,21 +87,15 @@ def promises(schedule: Schedule, rank: int, bounds: Ints, n_elements: int, n_sil
     )
 
 
-def _slices(chunks: Ints, bounds: Ints) -> list[slice]:
-    """Return the slices of chunks in a buffer, merging consecutive ones."""
-    runs = np.split(chunks, np.flatnonzero(np.diff(chunks) > 1) + 1) if len(chunks) else []
-    return [slice(int(bounds[run[0]]), int(bounds[run[-1] + 1])) for run in runs]
-
-
 def problem(result: Buffer, promised: tuple[Promise, ...]) -> str:
     """Describe where `result`, shape (n_elements,), is wrong; return "" if it is correct."""
-    for promise in promised:
-        wrong = np.flatnonzero(result[promise.where] != promise.values)
+    for where, values in promised:
+        wrong = np.flatnonzero(result[where] != values)
         if len(wrong):
-            first = int(wrong[0])
+            i = int(wrong[0])
             return (
-                f"{len(wrong)} of {len(promise.values)} elements are wrong; element {promise.where.start + first} is "
-                f"{result[promise.where][first]:g} instead of {promise.values[first]:g}"
+                f"{len(wrong)} of {len(values)} elements are wrong; element {where.start + i} is "
+                f"{result[where][i]:g} instead of {values[i]:g}"
             )
     return ""
 

@@ -24,6 +24,7 @@ from ddlsim.errors import ConfigError, DdlsimError
 from ddlsim.measure.runner import Event, Task
 from ddlsim.measure.table import Measurement
 from ddlsim.output_files import write_text
+from ddlsim.plain import whole_numbers
 from ddlsim.printable import shown
 from ddlsim.units import parse
 
@@ -119,7 +120,8 @@ def measure(
     from ddlsim.measure.transport import connect
 
     seconds, max_nbytes = parse(budget, "time", "--budget"), int(parse(max_size, "bytes", "--max-size"))
-    shape, sizes = _whole_numbers(input_shape, "--input-shape"), _whole_numbers(batch_sizes, "--batch-sizes")
+    shape = whole_numbers(input_shape, "--input-shape") if input_shape else []
+    sizes = whole_numbers(batch_sizes, "--batch-sizes") if batch_sizes else []
     if seconds <= 0:
         raise ConfigError(f"--budget {budget}: must be above 0, for example '2 min'")
     if shape and not module:
@@ -132,10 +134,9 @@ def measure(
         from ddlsim.measure.reading import open_table
         from ddlsim.measure.runner import make_plan
         from ddlsim.measure.steps import numpy_model, torch_module
-        from ddlsim.measure.transport import local_rank
 
         trained = [numpy_model(name) for name in model or ()]
-        gpu = local_rank(transport.rank, hosts)
+        gpu = hosts[: transport.rank].count(transport.host)  # index among the ranks of its host
         trained += [torch_module(name, shape, gpu) for name in module or ()]
         chosen = [name for name in only.split(",") if name]
         tasks = make_plan(hosts, max_nbytes, chosen, [one.label for one in trained], sizes, lacking)
@@ -242,14 +243,6 @@ def _run(transport: Transport, setup: _Setup, budget: float) -> None:
         append(setup.table, row)
         n_rows += 1
     print(f"{n_rows} rows added to {setup.table}, which had {len(done)} rows", file=sys.stderr)
-
-
-def _whole_numbers(text: str, option: str) -> list[int]:
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    for part in parts:
-        if not (part.isascii() and part.isdigit() and int(part) > 0):
-            raise ConfigError(f"{option} {text}: {part!r} is not a number above 0; expected a list such as 1,8,32")
-    return [int(part) for part in parts]
 
 
 def _is_first() -> bool:

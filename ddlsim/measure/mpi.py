@@ -11,7 +11,7 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from ddlsim.errors import ConfigError
-from ddlsim.measure.transport import Action
+from ddlsim.measure.transport import Action, Transport
 
 T = TypeVar("T")
 Buffer: TypeAlias = npt.NDArray[np.float32]
@@ -24,30 +24,11 @@ def _buffer(n_elements: int) -> Buffer:
     return buffer
 
 
-def host_action(operation: str, n_elements: int) -> Action:
-    """Return a reduction or a copy in NumPy."""
-    into, source = _buffer(n_elements), _buffer(n_elements)
-
-    def reduction() -> None:
-        np.add(into, source, out=into)
-
-    def copy() -> None:
-        np.copyto(into, source)
-
-    return {"reduction": reduction, "copy": copy}[operation]
-
-
 @dataclass(frozen=True)
-class MpiTransport:
-    """The ranks of ``MPI.COMM_WORLD``; see :class:`~ddlsim.measure.transport.Transport`."""
+class MpiTransport(Transport):
+    """The ranks of ``MPI.COMM_WORLD``."""
 
     comm: MPI.Intracomm
-    rank: int
-    size: int
-    host: str
-    version: str
-    backend: str = "mpi"
-    compute: str = "numpy"
 
     def barrier(self) -> None:
         self.comm.Barrier()
@@ -70,12 +51,8 @@ class MpiTransport:
         return ping if first else pong
 
     def both_ways(self, n_elements: int, peer: int) -> Action:
-        comm, out, into = self.comm, _buffer(n_elements), _buffer(n_elements)
-
-        def exchange() -> None:
-            comm.Sendrecv(out, peer, recvbuf=into, source=peer)
-
-        return exchange
+        out, into = _buffer(n_elements), _buffer(n_elements)
+        return lambda: self.comm.Sendrecv(out, peer, recvbuf=into, source=peer)
 
     def collective(self, operation: str, n_elements: int) -> Action:
         comm, whole = self.comm, _buffer(n_elements)
@@ -99,14 +76,9 @@ class MpiTransport:
             return lambda: comm.Gather(part, at_root)
         return lambda: comm.Scatter(at_root, part)
 
-    def lacking(self) -> tuple[str, ...]:
-        return ()
-
     def memory(self, operation: str, n_elements: int) -> Action:
-        return host_action(operation, n_elements)
-
-    def close(self) -> None:
-        """Do nothing: MPI is finalised when Python exits."""
+        into, source = _buffer(n_elements), _buffer(n_elements)
+        return (lambda: np.add(into, source, out=into)) if operation == "reduction" else lambda: np.copyto(into, source)
 
     def abort(self) -> None:
         self.comm.Abort(2)
@@ -121,4 +93,4 @@ def connect_mpi() -> MpiTransport:
     if comm.size == 1 and started.isdigit() and int(started) > 1:
         what = f"mpirun started {started} ranks, but mpi4py's {version} sees only itself"
         raise ConfigError(f"{what}; use the mpirun of the MPI library that mpi4py was built with")
-    return MpiTransport(comm, comm.rank, comm.size, MPI.Get_processor_name(), version)
+    return MpiTransport(comm.rank, comm.size, MPI.Get_processor_name(), "mpi", "numpy", version, comm)

@@ -9,16 +9,16 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TextIO
 
 from ddlsim.arguments import checked
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.measure.table import Measurement
 from ddlsim.output_files import cannot_be_written, check_suffix, guarded, unguarded, write_text
-from ddlsim.plain import check_separator, decoded, read_bytes
+from ddlsim.plain import check_separator, csv_rows, decoded, read_bytes
 from ddlsim.schema import PLAIN
 
 COLUMNS = tuple(field.name for field in fields(Measurement))
+_MISSING = "no such file; create it with python -m ddlsim.measure or by hand"
 Rows = Iterator[tuple[int, dict[str, object]]]
 
 
@@ -38,49 +38,34 @@ def read_measurements(path: str | Path) -> list[Measurement]:
         return [row for file in files for row in read_measurements(file)]
     if path.suffix not in _FORMATS:
         raise ConfigError(f"{path}: unknown format {path.suffix!r}; measurements must be .csv or .jsonl files")
-    data = read_bytes(path, "no such file; create it with python -m ddlsim.measure or by hand")
-    file = io.StringIO(decoded(data, str(path)), newline="")
-    try:
-        rows = [
-            PLAIN.build(Measurement, cells, f"{path}: line {line}", joint=": ")
-            for line, cells in _FORMATS[path.suffix](file, path)
-        ]
-    except csv.Error as error:
-        raise ConfigError(f"{path}: cannot be read as text ({error}); is it the right file?") from None
+    rows = [
+        PLAIN.build(Measurement, cells, f"{path}: line {line}", joint=": ")
+        for line, cells in _FORMATS[path.suffix](path)
+    ]
     if not rows:
         raise ConfigError(f"{path}: contains no measurements; add a row, or leave the file out")
     return rows
 
 
-def _csv_rows(file: TextIO, path: Path) -> Rows:
-    reader = csv.reader(file, strict=True)
-    header: list[str] | None = None
-    for cells in reader:
-        if not any(cell.strip() for cell in cells) or cells[0].startswith("#"):
-            continue
-        where = f"{path}: line {reader.line_num}"
-        cells = [cell.strip() for cell in cells]
-        if header is None:
-            header = _checked_header(cells, where)
-            continue
+def _csv_rows(path: Path) -> Rows:
+    rows = csv_rows(path, _MISSING)
+    for number, header in rows[:1]:
+        where = f"{path}: line {number}"
+        check_separator(header, where)
+        for name in header:
+            if name not in COLUMNS:
+                raise unknown_name("column", name, COLUMNS, where)
+            if header.count(name) > 1:
+                raise ConfigError(f"{where}: column {name!r} occurs twice; remove one")
+    for number, cells in rows[1:]:
         if len(cells) > len(header):
             what = f"{len(cells)} cells for {len(header)} columns; quote strings that contain commas"
-            raise ConfigError(f"{where}: {what}")
-        yield reader.line_num, {name: unguarded(cell) for name, cell in zip(header, cells, strict=False) if cell}
+            raise ConfigError(f"{path}: line {number}: {what}")
+        yield number, {name: unguarded(cell) for name, cell in zip(header, cells, strict=False) if cell}
 
 
-def _checked_header(names: list[str], where: str) -> list[str]:
-    check_separator(names, where)
-    for name in names:
-        if name not in COLUMNS:
-            raise unknown_name("column", name, COLUMNS, where)
-        if names.count(name) > 1:
-            raise ConfigError(f"{where}: column {name!r} occurs twice; remove one")
-    return names
-
-
-def _json_rows(file: TextIO, path: Path) -> Rows:
-    for number, line in enumerate(file, start=1):
+def _json_rows(path: Path) -> Rows:
+    for number, line in enumerate(io.StringIO(decoded(read_bytes(path, _MISSING), str(path)), newline=""), start=1):
         if not line.strip():
             continue
         try:
@@ -92,7 +77,7 @@ def _json_rows(file: TextIO, path: Path) -> Rows:
         yield number, cells
 
 
-_FORMATS: dict[str, Callable[[TextIO, Path], Rows]] = {".csv": _csv_rows, ".jsonl": _json_rows}
+_FORMATS: dict[str, Callable[[Path], Rows]] = {".csv": _csv_rows, ".jsonl": _json_rows}
 
 
 def open_table(folder: str | Path) -> tuple[Path, list[Measurement]]:

@@ -18,6 +18,7 @@ The median and the quantiles are over repetitions (and pairs, or ranks for memor
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -69,12 +70,8 @@ class Task:
 
 def sizes(least: int, most: int, multiple: int) -> tuple[int, ...]:
     """Return `least`, 4 `least`, ... up to `most` bytes, each rounded up to a `multiple`, without repeats."""
-    ladder = []
-    nbytes = least
-    while nbytes <= most:
-        ladder.append(-(-nbytes // multiple) * multiple)
-        nbytes *= 4
-    return tuple(dict.fromkeys(ladder))
+    ladder = itertools.takewhile(lambda nbytes: nbytes <= most, (least * 4**i for i in itertools.count()))
+    return tuple(dict.fromkeys(-(-nbytes // multiple) * multiple for nbytes in ladder))
 
 
 def pair_sets(hosts: Sequence[str]) -> list[tuple[int, Pairs]]:
@@ -136,8 +133,10 @@ def make_plan(
         )
     if models and not batch_sizes:
         raise ConfigError("--batch-sizes is empty; expected samples per rank, such as 1,8,32")
-    tasks = [*_exchanges(hosts, max_nbytes, lacking), *_local(hosts, max_nbytes)]
     n_hosts = len(set(hosts))
+    ladder = sizes(LEAST_MEMORY, max(max_nbytes, LEAST_MEMORY), ITEM_NBYTES)
+    tasks = _exchanges(hosts, max_nbytes, lacking)
+    tasks += [Task("memory", operation, n_ranks, n_hosts, ladder) for operation in ("reduction", "copy")]
     ladder = tuple(sorted(set(batch_sizes)))
     tasks += [Task("step", "training", n_ranks, n_hosts, ladder, model=model) for model in models]
     chosen = [task for task in tasks if not only or task.experiment in only]
@@ -170,11 +169,6 @@ def _exchanges(hosts: Sequence[str], most: int, lacking: Collection[str]) -> lis
     offered = [operation for operation in COLLECTIVES if operation not in lacking]
     collectives = [Task("collective", operation, n_ranks, n_hosts, ladder) for operation in offered]
     return [task for task in [*first, collectives[0], *second, *contended, *collectives[1:]] if task.sizes]
-
-
-def _local(hosts: Sequence[str], most: int) -> list[Task]:
-    ladder = sizes(LEAST_MEMORY, max(most, LEAST_MEMORY), ITEM_NBYTES)
-    return [Task("memory", operation, len(hosts), len(set(hosts)), ladder) for operation in ("reduction", "copy")]
 
 
 #: number of repetitions per row; fewer than the minimum only if time is up
@@ -343,16 +337,14 @@ def _ladder(
             return
         least_later = sum(cost * (later / before) * (WARM_UP + LEAST) for later in sizes[i + 1 :])
         share = (left - least_later if least_later < left else left) / (len(sizes) - i)
-        timing = measure(transport, task, _prepared(transport, task, size, step), share, left)
+        try:
+            work = prepare(transport, task, size, step)
+        except MemoryError:
+            hint = "use a smaller --max-size or batch size"
+            raise ConfigError(f"out of memory for {task}, size {size}; {hint}") from None
+        timing = measure(transport, task, work, share, left)
         cost, before = timing.cost, size
         yield Event(task, row(task, size, timing.times))
-
-
-def _prepared(transport: Transport, task: Task, size: int, step: Callable[[str, int], Action]) -> Work | None:
-    try:
-        return prepare(transport, task, size, step)
-    except MemoryError:
-        raise ConfigError(f"out of memory for {task}, size {size}; use a smaller --max-size or batch size") from None
 
 
 def _row(task: Task, size: int, times: Sequence[float], backend: str, version: str, note: str) -> Measurement:

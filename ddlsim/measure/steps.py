@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -65,7 +66,9 @@ def torch_module(name: str, input_shape: Sequence[int], gpu: int) -> Trained:
     if find_spec("torch") is None:
         raise ConfigError(f"--module {name}: PyTorch is not installed: pip install torch")
     make = _imported(name)
-    asks = "batch_size" in _parameters(make)
+    asks = False
+    with suppress(TypeError, ValueError):  # a class in C has no signature
+        asks = "batch_size" in inspect.signature(make).parameters
     if not asks and not input_shape:
         raise ConfigError(f"--module {name}: --input-shape is missing; set the shape of one sample, such as 3,224,224")
     if asks and input_shape:
@@ -116,13 +119,6 @@ def _imported(name: str) -> Callable[..., object]:
         )
     function: Callable[..., object] = found
     return function
-
-
-def _parameters(function: Callable[..., object]) -> list[str]:
-    try:
-        return list(inspect.signature(function).parameters)
-    except (TypeError, ValueError):  # a class in C has no signature
-        return []
 
 
 def _checked(made: object, name: str) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:

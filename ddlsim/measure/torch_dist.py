@@ -13,25 +13,19 @@ import torch.distributed as dist
 
 from ddlsim.errors import ConfigError
 from ddlsim.measure.runner import COLLECTIVES
-from ddlsim.measure.transport import Action
+from ddlsim.measure.transport import Action, Transport
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class TorchTransport:
-    """The ranks that torchrun started; see :class:`~ddlsim.measure.transport.Transport`.
+class TorchTransport(Transport):
+    """The ranks that torchrun started.
 
     Buffers are sent in the default group with `backend`; barriers and Python objects use the group `control` with gloo,
     so that they need no GPU.
     """
 
-    rank: int
-    size: int
-    host: str
-    backend: str
-    compute: str
-    version: str
     device: torch.device
     control: dist.ProcessGroup
 
@@ -69,38 +63,21 @@ class TorchTransport:
     def collective(self, operation: str, n_elements: int) -> Action:
         whole, part = self._buffer(n_elements), self._buffer(n_elements // self.size)
         out = self._buffer(n_elements if operation == "all_to_all" else 0)
-
-        def all_reduce() -> None:
-            dist.all_reduce(whole)
-
-        def broadcast() -> None:
-            dist.broadcast(whole, 0)
-
         # names since PyTorch 2.13, and the earlier ones
         gather_all = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         scatter_sum = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
         parts = list(whole.chunk(self.size)) if self.rank == 0 else None
-
-        def all_gather() -> None:
-            gather_all(whole, part)
-
-        def reduce_scatter() -> None:
-            scatter_sum(part, whole)
-
-        def reduce() -> None:
-            dist.reduce(whole, 0)
-
-        def gather() -> None:
-            dist.gather(part, parts, 0)
-
-        def scatter() -> None:
-            dist.scatter(part, parts, 0)
-
-        def all_to_all() -> None:
-            dist.all_to_all_single(whole, out)
-
-        known = (all_reduce, broadcast, all_gather, all_to_all, reduce_scatter, reduce, gather, scatter)
-        return self._finished({f.__name__: f for f in known}[operation])
+        known: dict[str, Action] = {
+            "all_reduce": lambda: dist.all_reduce(whole),
+            "broadcast": lambda: dist.broadcast(whole, 0),
+            "all_gather": lambda: gather_all(whole, part),
+            "all_to_all": lambda: dist.all_to_all_single(whole, out),
+            "reduce_scatter": lambda: scatter_sum(part, whole),
+            "reduce": lambda: dist.reduce(whole, 0),
+            "gather": lambda: dist.gather(part, parts, 0),
+            "scatter": lambda: dist.scatter(part, parts, 0),
+        }
+        return self._finished(known[operation])
 
     def lacking(self) -> tuple[str, ...]:
         """Try each collective: gloo's depend on PyTorch's version, and missing ones fail on all ranks."""
@@ -115,21 +92,11 @@ class TorchTransport:
 
     def memory(self, operation: str, n_elements: int) -> Action:
         into, source = self._buffer(n_elements), self._buffer(n_elements)
-
-        def reduction() -> None:
-            into.add_(source)
-
-        def copy() -> None:
-            into.copy_(source)
-
-        return self._finished(reduction if operation == "reduction" else copy)
+        return self._finished((lambda: into.add_(source)) if operation == "reduction" else lambda: into.copy_(source))
 
     def close(self) -> None:
         self.barrier()  # gloo aborts a rank that communicates with one that has left
         dist.destroy_process_group()
-
-    def abort(self) -> None:
-        """Do nothing: torchrun ends the other ranks if this one fails."""
 
     def _buffer(self, n_elements: int) -> torch.Tensor:
         """Return zeros that were written, so that their pages are allocated."""

@@ -3,60 +3,58 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Protocol, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 from ddlsim.errors import ConfigError, unknown_name
 
 T = TypeVar("T")
 #: an operation to be timed: prepared (buffers, connections), and finished when it returns
-Action: TypeAlias = Callable[[], None]
+Action: TypeAlias = Callable[[], object]
 #: all buffers are float32
 ITEM_NBYTES = 4
 
 BACKENDS = ("auto", "mpi", "gloo", "nccl")
 
 
-class Transport(Protocol):
-    """Interface of a library for one rank. Buffers are float32; actions return when this rank's part is finished."""
+@dataclass(frozen=True)
+class Transport(ABC):
+    """Interface of a library for one rank. Buffers are float32; actions return when this rank's part is finished.
 
-    @property
-    def rank(self) -> int:
-        """Index of this rank."""
+    rank, size  index of this rank, and number of ranks
+    host        name of this rank's machine
+    backend     library that moves the bytes: "mpi", "gloo" or "nccl"
+    compute     library that reduces and copies buffers: "numpy", "torch cpu" or "torch cuda"
+    version     the library and its version
+    """
 
-    @property
-    def size(self) -> int:
-        """Number of ranks."""
+    rank: int
+    size: int
+    host: str
+    backend: str
+    compute: str
+    version: str
 
-    @property
-    def host(self) -> str:
-        """Name of this rank's machine."""
-
-    @property
-    def backend(self) -> str:
-        """Library that moves the bytes: "mpi", "gloo" or "nccl"."""
-
-    @property
-    def compute(self) -> str:
-        """Library that reduces and copies buffers: "numpy", "torch cpu" or "torch cuda"."""
-
-    @property
-    def version(self) -> str:
-        """The library and its version."""
-
+    @abstractmethod
     def barrier(self) -> None:
         """Return when all ranks have called it."""
 
+    @abstractmethod
     def gather(self, value: T) -> list[T]:
         """Return every rank's value, by rank, to every rank."""
 
+    @abstractmethod
     def one_way(self, n_elements: int, peer: int, first: bool) -> Action:
         """Return a round trip with `peer`: send and receive if `first`, else receive and send."""
 
+    @abstractmethod
     def both_ways(self, n_elements: int, peer: int) -> Action:
         """Return an exchange with `peer`: both send and receive concurrently."""
 
+    @abstractmethod
     def collective(self, operation: str, n_elements: int) -> Action:
         """Return a collective by name; the root of reduce, gather, broadcast and scatter is rank 0.
 
@@ -66,14 +64,16 @@ class Transport(Protocol):
 
     def lacking(self) -> tuple[str, ...]:
         """Return the collectives that the library does not support; all ranks must call this together."""
+        return ()
 
+    @abstractmethod
     def memory(self, operation: str, n_elements: int) -> Action:
         """Return a reduction (a += b) or a copy of a buffer, in the memory of buffers."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  # MPI is finalised when Python exits
         """Leave the group of ranks."""
 
-    def abort(self) -> None:
+    def abort(self) -> None:  # noqa: B027  # torchrun ends the other ranks if one fails
         """End the other ranks, too, after an error on this one."""
 
 
@@ -101,8 +101,3 @@ def connect(backend: str) -> Transport:
     from ddlsim.measure.torch_dist import connect_torch
 
     return connect_torch(backend)
-
-
-def local_rank(rank: int, hosts: Sequence[str]) -> int:
-    """Return the index of `rank` among the ranks of its host; `hosts` has one name per rank."""
-    return hosts[:rank].count(hosts[rank])

@@ -16,7 +16,7 @@ from ddlsim.cluster import Cluster
 from ddlsim.cluster.cluster import Floats, Ints
 from ddlsim.extras import needs
 from ddlsim.readable import count, si
-from ddlsim.report.drawing import drawn, noted, save, single
+from ddlsim.report.drawing import drawn, noted, saved, single
 from ddlsim.run.result import Result
 
 with needs("matplotlib"):
@@ -283,8 +283,7 @@ def cluster_plot(result: Result | Cluster, path: str | Path | None = None) -> Ax
         axes.set_xlim(-0.05, 1.05)
     handles = [*marks, *_kinds_of_links(cluster, items, lines)]
     made.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 4), fontsize=8)
-    save(made, path)
-    return axes
+    return saved(axes, path)
 
 
 def _utilisation(result: Result) -> Floats:

@@ -16,7 +16,7 @@ from ddlsim.learning.monitor import Row, first_reaching
 from ddlsim.readable import percent, seconds, size
 from ddlsim.run.metrics import METRICS
 from ddlsim.run.result import Result
-from ddlsim.run.seeds import Seeds, interval_of
+from ddlsim.run.seeds import SeedRun, Seeds, interval_of
 from ddlsim.text_tables import aligned
 
 if TYPE_CHECKING:
@@ -48,7 +48,6 @@ class Comparison:
         return page(f"Time to {percent(self.target)} accuracy", grid(self._cells(), left=(0,)))
 
     def _cells(self) -> list[tuple[str, ...]]:
-        """Return a header and one row per run."""
         until = f"time to {percent(self.target)}"
         rows: list[tuple[str, ...]] = [("run", until, "updates", "bytes sent", "accuracy", "throughput", "staleness")]
         for name, row in self.table.iterrows():
@@ -96,27 +95,18 @@ def _row(result: Result | Seeds, target: float) -> dict[str, float]:
     training = result.experiment.training
     if training is None:
         raise ConfigError("compare: a run is timing-only; set training=ddlsim.Training(...) for every run")
-    histories: list[Sequence[Row]] = (
-        [run.history for run in result.runs] if isinstance(result, Seeds) else [result.evaluations]
-    )
+    runs: Sequence[Result | SeedRun] = result.runs if isinstance(result, Seeds) else [result]
+    histories: list[Sequence[Row]] = [run.evaluations if isinstance(run, Result) else run.history for run in runs]
     reached = [first_reaching(history, target, training.moving_average) for history in histories]
-    runs = result.runs if isinstance(result, Seeds) else [result]
     return {
         "n_seeds": len(histories),
         "n_reached": sum(row is not None for row in reached),
-        "time": _typical([math.inf if row is None else row.time for row in reached]),
-        "updates": _typical([math.inf if row is None else row.updates for row in reached]),
-        "nbytes": _typical([math.inf if row is None else row.nbytes for row in reached]),
+        **{
+            name: interval_of([math.inf if row is None else getattr(row, name) for row in reached], 0.95).typical
+            for name in ("time", "updates", "nbytes")
+        },
         "accuracy": result.accuracy().mean if isinstance(result, Seeds) else result.accuracy,
-        "loss": _mean([history[-1].loss for history in histories]),
-        "throughput": _mean([run.throughput for run in runs]),
-        "staleness": _mean([run.mean_staleness for run in runs]),
+        "loss": float(np.mean([history[-1].loss for history in histories])),
+        "throughput": float(np.mean([run.throughput for run in runs])),
+        "staleness": float(np.mean([run.mean_staleness for run in runs])),
     }
-
-
-def _mean(values: Sequence[float]) -> float:
-    return float(np.mean(values))
-
-
-def _typical(values: Sequence[float]) -> float:
-    return interval_of(values, 0.95).typical

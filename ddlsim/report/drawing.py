@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import math
 import textwrap
@@ -19,6 +20,7 @@ from ddlsim.printable import shown
 from ddlsim.runtime.recorder import COMMUNICATION, COMPUTE, INPUT, WAITING
 
 with needs("matplotlib"):
+    import matplotlib as mpl
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -115,10 +117,14 @@ def style_legend(made: Figure | SubFigure, styles: Iterable[Sequence[str]], ncol
     made.legend(handles=[*handles, *more], loc="outside lower center", ncols=ncols, fontsize=8)
 
 
-def save(made: Figure, path: str | Path | None) -> None:
-    """Write the figure if a path is given. Raises ConfigError if it cannot be written, or for an unknown format."""
+def saved(axes: Axes, path: str | Path | None) -> Axes:
+    """Write the figure of these axes if a path is given, and return the axes.
+
+    Raises ConfigError if it cannot be written, or for an unknown format.
+    """
     if path is not None:
-        path = Path(path)
+        path, made = Path(path), axes.get_figure(root=True)
+        assert made is not None
         kind, known = path.suffix[1:].lower(), made.canvas.get_supported_filetypes()
         if not kind:  # as in matplotlib: without a suffix, a PNG
             kind, path = "png", path.with_name(f"{path.name}.png") if path.is_file() or not path.exists() else path
@@ -127,6 +133,16 @@ def save(made: Figure, path: str | Path | None) -> None:
             raise ConfigError(f"{path}: unknown image format; use one of {formats}")
         with replacing(path) as file:
             made.savefig(file, format=kind)
+    return axes
+
+
+def svg_uri(axes: Axes) -> str:
+    """Return the figure of these axes as the data URI of an SVG picture; equal drawings yield equal texts."""
+    made, out = axes.get_figure(root=True), io.BytesIO()
+    assert made is not None
+    with mpl.rc_context({"svg.hashsalt": "ddlsim"}):
+        made.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
+    return f"data:image/svg+xml;base64,{base64.b64encode(out.getvalue()).decode('ascii')}"
 
 
 def titled(made: Figure, title: str) -> None:

@@ -16,7 +16,7 @@ from ddlsim.arguments import Count, NotNegative, checked
 from ddlsim.errors import ConfigError
 from ddlsim.plan import KINDS
 from ddlsim.readable import seconds
-from ddlsim.report.drawing import described, drawn, save, single, some_of, style_legend, time_styles, titled, wrapped
+from ddlsim.report.drawing import described, drawn, saved, single, some_of, style_legend, time_styles, titled, wrapped
 from ddlsim.run.result import Result
 from ddlsim.runtime.recorder import TRANSFER
 
@@ -150,8 +150,7 @@ def timeline(
     draw(axes, bars, styles_of(result.shares), dict(enumerate(rows)), (begin, stop))
     axes.set_ylim(len(rows) - 0.4, -0.6)
     titled(made, f"{described(result)}: {result.experiment.strategy.label}")
-    save(made, path)
-    return axes
+    return saved(axes, path)
 
 
 def window(result: Result, start: float | None = None, end: float | None = None) -> tuple[float, float]:
@@ -204,8 +203,7 @@ def jobs_timeline(
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(low - _GAP / 2, -_GAP / 2)
     titled(made, f"{len(bands)} jobs on {bands[0][2].cluster.name}")
-    save(made, path)
-    return axes
+    return saved(axes, path)
 
 
 def gantt(execution: Execution, path: str | Path | None = None, *, n_ranks: int = 8) -> Axes:
@@ -226,9 +224,8 @@ def gantt(execution: Execution, path: str | Path | None = None, *, n_ranks: int 
     present = [KINDS[number] for number in np.unique(plan.kind[takes_time])]
     styles = {kind: Style(*STYLES[kind], kind.replace("_", "-")) for kind in present}
     names = {place[lane]: drawn(f"rank {plan.lanes[lane].rank} {plan.lanes[lane].name}") for lane in lanes}
-    made, axes = single(9.0, 1.5 + 0.25 * len(lanes))
+    _, axes = single(9.0, 1.5 + 0.25 * len(lanes))
     draw(axes, bars, styles, names, (0.0, max(execution.seconds, 1e-12)), columns=min(len(styles), 8))
     axes.set_ylim(len(lanes) - 0.4, -0.6)
     axes.set_title(f"{len(plan):,} tasks of {plan.n_ranks} ranks: {execution.seconds:.4g} s", fontsize=9)
-    save(made, path)
-    return axes
+    return saved(axes, path)

@@ -68,25 +68,6 @@ class Row:
     manifest: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Reason:
-    """Why `n` points were skipped or failed, and some of the configurations."""
-
-    status: str
-    n: int
-    error: str
-    named: Sequence[str]
-    n_more: int
-
-
-@dataclass(frozen=True)
-class Manifests:
-    """Values that all runs of a study share, and the others by key of the point: dotted field -> value as JSON."""
-
-    common: Mapping[str, str]
-    own: Mapping[str, Mapping[str, str]]
-
-
 def configurations(table: Table, front: Sequence[int]) -> tuple[list[Heading], list[Row]]:
     """Return a row per simulated configuration, with means over seeds and their 95 % intervals.
 
@@ -104,8 +85,8 @@ def configurations(table: Table, front: Sequence[int]) -> tuple[list[Heading], l
     return headings, rows
 
 
-def runs(table: Table, manifests: Manifests) -> tuple[list[Heading], list[Row]]:
-    """Return a row for each point of the study, with its manifest."""
+def runs(table: Table, manifests: Mapping[str, Mapping[str, str]]) -> tuple[list[Heading], list[Row]]:
+    """Return a row for each point of the study, with its manifest, whose key is that of the point."""
     frame = table.frame
     metrics = [name for name in METRICS if _is_worth(frame, name) and not name.endswith("_share")]
     about = [*varied(table), "seed"]
@@ -117,12 +98,13 @@ def runs(table: Table, manifests: Manifests) -> tuple[list[Heading], list[Row]]:
         took = Cell("–", "") if outcome is None else Cell(seconds(outcome.seconds), repr(outcome.seconds))
         cells = [_about(table, name, row[name]) for name in about]
         cells += [Cell(str(row["status"]), is_number=False), *[_number(row[name], name) for name in metrics], took]
-        rows.append(Row(i + 1, cells, manifest=manifests.own[member.key]))
+        rows.append(Row(i + 1, cells, manifest=manifests[member.key]))
     return headings, rows
 
 
-def reasons(table: Table) -> list[Reason]:
-    """Return why points were skipped or have failed, failures first, the most frequent reason first."""
+def reasons(table: Table) -> list[tuple[str, int, str, list[str]]]:
+    """Return status, number of points, reason and configurations of points that were skipped or have failed, failures
+    first, the most frequent reason first."""
     frame, fields = table.frame, varied(table)
     found = []
     for status in ("failed", "skipped", "missing"):
@@ -130,12 +112,12 @@ def reasons(table: Table) -> list[Reason]:
         by_error = sorted(rows.groupby("error", sort=False), key=lambda item: -len(item[1]))
         for error, part in by_error:
             named = list(dict.fromkeys(label_of(row, fields) for _, row in part.iterrows()))
-            found.append(Reason(status, len(part), str(error), named[:N_NAMED], max(0, len(named) - N_NAMED)))
+            found.append((status, len(part), str(error), named))
     return found
 
 
-def manifests_of(table: Table) -> Manifests:
-    """Return the manifests of the points of a study, with common values stored only once.
+def manifests_of(table: Table) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
+    """Return the values that all runs of a study share, and the others by key of the point: dotted field -> JSON.
 
     For points without a stored experiment, the manifest has only the settings and the seed.
     """
@@ -152,7 +134,7 @@ def manifests_of(table: Table) -> Manifests:
         key: {path: value for path, value in found.items() if path not in shared} | {"key": json.dumps(key)}
         for key, found in leaves.items()
     }
-    return Manifests(shared, own)
+    return shared, own
 
 
 def _is_worth(rows: pd.DataFrame, name: str) -> bool:
@@ -183,8 +165,7 @@ def _about(table: Table, name: str, value: object) -> Cell:
     text = plain(value)
     if _is_numbers(table, name):
         return Cell(text, str(value))
-    order = list(dict.fromkeys(plain(member.settings[name]) for member in table.members))
-    return Cell(text, str(order.index(text)), is_number=text[:1].isdigit())
+    return Cell(text, str(labels.values_of(table, name).index(text)), is_number=text[:1].isdigit())
 
 
 def _number(value: float, metric: str) -> Cell:
@@ -209,9 +190,7 @@ def _mean(row: pd.Series[float], metric: str) -> Cell:
 
 _TEMPLATES = Path(__file__).parent / "templates"
 #: maximum numbers of values per field, members of the Pareto front, and changes in the summary
-N_VALUES = 12
-N_FRONT = 12
-N_CHANGES = 12
+N_LISTED = 12
 #: maximum number of tasks (models, data sets) with figures
 N_TASKS = 4
 
@@ -221,8 +200,8 @@ class Found:
     """Findings for one task: best configuration, effects of changes, best by each metric, and the Pareto front.
 
     ranked_by, at  metric by which changes are ranked, and the configuration that they start from
-    front     (row, the two values, number of other equal ones) per position
-    in_front  rows of all members
+    front_of  the two metrics of the Pareto front
+    front     rows, the two values, and number of other equal ones, per position
     """
 
     name: str
@@ -230,12 +209,9 @@ class Found:
     ranked_by: str
     at: str
     changes: Sequence[Change]
-    n_changes_more: int
     answers: Sequence[Answer]
     front_of: Sequence[str]
-    front: Sequence[tuple[int, str, str]]
-    n_front_more: int
-    in_front: Sequence[int]
+    front: Sequence[tuple[list[int], str, str]]
 
 
 def save_html(
@@ -310,15 +286,15 @@ def html_report(
     of_task = [labels.task_of(row, labels.task_fields(table)) for _, row in summary.iterrows()]
     rows = {name: [i for i, task in enumerate(of_task) if task == name] for name, _ in parts}
     found = [_found(name, part, rows[name], metric, question) for name, part in parts]
-    front = [row for each in found for row in each.in_front]
+    in_front = [row for each in found for group, *_ in each.front for row in group]
     drawn = [
         picture
         for i, ((name, part), each) in enumerate(zip(parts[:N_TASKS], found, strict=False))
         for picture in pictures(part, metric, sensitivities if i == 0 else (), each.best, name)
     ]
-    manifests = manifests_of(table)
+    common, own = manifests_of(table)
     return environment.get_template("report.html").render(
-        title=title or _title(manifests.common),
+        title=title or _title(common),
         question=question or _question(table, fields),
         version=ddlsim.__version__,
         found=found,
@@ -329,11 +305,13 @@ def html_report(
         n_points=count(len(table.members), "point"),
         n_seeds=len({member.seed for member in table.members}),
         interrupted=table.interrupted,
-        varied=_varied_values(table, table.axes),
+        varied={axis: labels.values_of(table, axis) for axis in table.axes},
+        n_listed=N_LISTED,
+        n_named=N_NAMED,
         pictures=drawn,
-        configurations=configurations(table, front),
-        runs=runs(table, manifests),
-        common=manifests.common,
+        configurations=configurations(table, in_front),
+        runs=runs(table, own),
+        common=common,
         reasons=reasons(table),
         remarks=[(kind, _remarks(table, kind)) for kind in ("warnings", "notes")],
     )
@@ -346,24 +324,20 @@ def _shown(value: object) -> object:
 
 def _found(name: str, table: Table, rows: Sequence[int], metric: str, question: str) -> Found:
     """Return the findings for the part of a study that trains one task; `rows` are its rows in the whole summary."""
-    ranked_by, given = labels.ranked_changes(table, metric, question)
+    ranked_by, changes = labels.ranked_changes(table, metric, question)
     try:
         best, at = (label_of(table.best(by).iloc[0], varied(table)) for by in (metric, ranked_by))
     except ConfigError:  # nothing was simulated
         best = at = ""
     best_of = [dataclasses.replace(answer, row=rows[answer.row]) for answer in labels.answers(table)]
     axes = labels.front_of(table)
-    groups = labels.equal_in_front(table, *axes) if axes is not None else []
     front = []
-    for group in groups[:N_FRONT]:
+    for group in labels.equal_in_front(table, *axes) if axes is not None else ():
         values = ", ".join(METRICS[axis].write(float(group[axis].iloc[0])) for axis in axes or ())
         equal = f"and {count(len(group) - 1, 'other')} equal" if len(group) > 1 else ""
-        front.append((rows[int(group.index[0])], values, equal))
-    in_front = [rows[int(i)] for group in groups for i in group.index]
-    changes, front_axes = given[:N_CHANGES], [METRICS[axis].heading for axis in axes or ()]
-    n_changes, n_front = max(0, len(given) - N_CHANGES), max(0, len(groups) - N_FRONT)
-    ranked = METRICS[ranked_by].heading
-    return Found(name, best, ranked, at, changes, n_changes, best_of, front_axes, front, n_front, in_front)
+        front.append(([rows[int(i)] for i in group.index], values, equal))
+    headings = [METRICS[axis].heading for axis in axes or ()]
+    return Found(name, best, METRICS[ranked_by].heading, at, changes, best_of, headings, front)
 
 
 def _title(common: Mapping[str, str]) -> str:
@@ -377,15 +351,6 @@ def _question(table: Table, fields: Sequence[str]) -> str:
     learns = "accuracy" in table.summary
     effect = "training speed and accuracy" if learns else "training speed"
     return f"Effect of {what} on {effect}" if fields else effect.capitalize()
-
-
-def _varied_values(table: Table, fields: Sequence[str]) -> list[tuple[str, list[str], int]]:
-    """Return each varied field, its first values, and the number of further values."""
-    found = []
-    for name in fields:
-        values = list(dict.fromkeys(plain(member.settings[name]) for member in table.members))
-        found.append((name, values[:N_VALUES], max(0, len(values) - N_VALUES)))
-    return found
 
 
 def _remarks(table: Table, kind: str) -> list[tuple[str, int]]:

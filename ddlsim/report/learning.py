@@ -44,7 +44,7 @@ def plot_learning(
 
     Raises ConfigError for an unknown `x`, for empty `results`, and if the file cannot be written.
     """
-    from ddlsim.report.drawing import DOTTED, figure, save, titled, within_percent
+    from ddlsim.report.drawing import DOTTED, figure, saved, titled, within_percent
 
     if x not in AXES:
         raise unknown_name("x", x, AXES)
@@ -74,8 +74,7 @@ def plot_learning(
     right.set_ylim(bottom=0.0)
     right.legend(fontsize=8)
     titled(made, _title(series))
-    save(made, path)
-    return left, right
+    return saved(left, path), right
 
 
 def _curves(result: Result | Seeds, x: str) -> dict[str, pd.DataFrame]:

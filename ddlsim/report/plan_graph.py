@@ -12,7 +12,7 @@ from ddlsim.extras import needs
 from ddlsim.plan import KINDS
 from ddlsim.plan.order import Order
 from ddlsim.plan.plan import ALL_REDUCE, RECEIVE, SEND
-from ddlsim.report.drawing import drawn, save, single, some_of, style_legend
+from ddlsim.report.drawing import drawn, saved, single, some_of, style_legend
 from ddlsim.report.gantt import STYLES
 
 with needs("matplotlib"):
@@ -72,8 +72,7 @@ def graph(plan: Plan, path: str | Path | None = None, *, n_ranks: int = 4) -> Ax
     styles = [(*STYLES[kind], kind.replace("_", "-")) for kind in kinds]
     style_legend(picture, styles, min(len(styles) + 1, 6), longest)
     axes.set_title(_title(plan, mine, ranks), fontsize=9)
-    save(picture, path)
-    return axes
+    return saved(axes, path)
 
 
 def _places(plan: Plan, mine: Ints, lanes: list[int], level: Floats) -> tuple[Floats, Floats]:

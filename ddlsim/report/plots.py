@@ -19,7 +19,7 @@ from ddlsim.report.drawing import (
     DOTTED,
     described,
     figure,
-    save,
+    saved,
     series_style,
     single,
     time_bars,
@@ -66,8 +66,7 @@ def scaling(
     right.set_ylim(0.0, 105.0)
     right.axhline(100.0, **DOTTED)
     titled(made, described(first[0]))
-    save(made, path)
-    return left, right
+    return saved(left, path), right
 
 
 @checked
@@ -83,8 +82,7 @@ def breakdown(results: Mapping[str, Result], path: str | Path | None = None) -> 
     axes.set_ylabel("time of the workers (%)\nefficiency on top")
     axes.set_ylim(0.0, 110.0)
     made.legend(loc="outside lower center", ncols=2, fontsize=8)
-    save(made, path)
-    return axes
+    return saved(axes, path)
 
 
 @checked
@@ -102,5 +100,4 @@ def step_times(result: Result, path: str | Path | None = None) -> Axes:
     axes.set_ylabel("steps")
     axes.legend(fontsize=8)
     titled(made, described(result))
-    save(made, path)
-    return axes
+    return saved(axes, path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
@@ -126,6 +126,7 @@ def status(now: float, n_updates: int, epoch: float, row: Row) -> str:
     )
 
 
-def counted(items: Iterator[T], total: int, what: str) -> Iterator[T]:
-    """Yield the items while a bar counts them."""
-    return iter(track(items, what, total, console=Console(stderr=True), transient=True))
+def counted(items: Iterable[T], total: int, what: str) -> Iterator[T]:
+    """Yield the items while a bar counts them, if stderr is a terminal."""
+    console = Console(stderr=True)
+    return iter(track(items, what, total, console=console, disable=not console.is_terminal, transient=True))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import functools
-import io
 import math
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ddlsim.cluster.cluster import Floats
-from ddlsim.errors import ConfigError, UnitError, unknown_name
+from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.extras import needs
 from ddlsim.readable import count, in_words, seconds, si, size
 from ddlsim.report import study_labels as labels
@@ -31,22 +29,22 @@ from ddlsim.report.drawing import (
     learning_curve,
     named_rows,
     noted,
-    save,
+    saved,
     series_style,
     single,
+    svg_uri,
     time_bars,
     titled,
     within_percent,
     worker_axis,
     wrapped,
 )
-from ddlsim.report.study_labels import label_of, plain, varied
+from ddlsim.report.study_labels import label_of, plain, values_of, varied
 from ddlsim.run.metrics import METRICS
 from ddlsim.run.seeds import mean_line
-from ddlsim.units import DIMENSIONS, parse
+from ddlsim.units import DIMENSIONS, dimension_of
 
 with needs("matplotlib"):
-    import matplotlib as mpl
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
@@ -86,7 +84,8 @@ def scaling(table: Table, path: str | Path | None = None, *, metric: str = "thro
         first = known.loc[known["n_workers"] == counts[0], metric].max()
         ideal = [first * n / counts[0] for n in counts]
         axes.plot(counts, ideal, label="ideal (linear)", **DOTTED)
-    return _finished(axes, path, metric, log=is_rate, legend=len(groups) > 1 or is_rate)
+    _scale(axes.yaxis, metric, is_rate)
+    return _finished(axes, path, legend=len(groups) > 1 or is_rate)
 
 
 def lines(table: Table, field: str, path: str | Path | None = None, *, metric: str = "throughput") -> Axes:
@@ -121,7 +120,8 @@ def lines(table: Table, field: str, path: str | Path | None = None, *, metric: s
         axes.set_xticks(at, [drawn(text) for text in shown], fontsize=8)
     axes.minorticks_off()
     axes.set_xlabel(drawn(labels.label_of_axis(field, table.axes, unit)))
-    return _finished(axes, path, metric, log=_is_logarithmic(known, metric), legend=len(groups) > 1)
+    _scale(axes.yaxis, metric, _is_logarithmic(known, metric))
+    return _finished(axes, path, legend=len(groups) > 1)
 
 
 def _lines(
@@ -142,17 +142,12 @@ def _lines(
     return axes
 
 
-def _finished(axes: Axes, path: str | Path | None, metric: str, *, log: bool, legend: bool) -> Axes:
-    """Format the numbers of the vertical axis, and write the figure."""
-    made = axes.get_figure()
-    assert isinstance(made, Figure)
-    _scale(axes.yaxis, log)
-    describe(axes.yaxis, metric)
+def _finished(axes: Axes, path: str | Path | None, *, legend: bool = True) -> Axes:
+    """Add grid lines and a legend beside the axes, and write the figure."""
     axes.grid(alpha=0.3)
-    if legend:
-        made.legend(loc="outside right upper", fontsize=8)
-    save(made, path)
-    return axes
+    if legend and isinstance(axes.figure, Figure):
+        axes.figure.legend(loc="outside right upper", fontsize=8)
+    return saved(axes, path)
 
 
 def _is_logarithmic(known: pd.DataFrame, metric: str) -> bool:
@@ -160,12 +155,13 @@ def _is_logarithmic(known: pd.DataFrame, metric: str) -> bool:
     return bool(METRICS[metric].unit) and is_wide(known[metric].tolist())
 
 
-def _scale(axis: Axis, log: bool) -> None:
-    """Make a vertical axis start at 0, or logarithmic."""
+def _scale(axis: Axis, metric: str, log: bool) -> None:
+    """Make a vertical axis start at 0, or logarithmic, and describe it."""
     if log:
         log_axis(axis)
     else:
         axis.axes.set_ylim(bottom=0.0)
+    describe(axis, metric)
 
 
 def log_axis(axis: Axis) -> None:
@@ -194,7 +190,7 @@ def pareto(table: Table, x: str, y: str, path: str | Path | None = None) -> Axes
     Raises ConfigError for a metric that no configuration has.
     """
     front, known = table.pareto(x, y), table.known(x, y)
-    made, axes = single(9.5, 4.0)
+    _, axes = single(9.5, 4.0)
     axes.plot(known[x], known[y], linestyle="", marker="o", markersize=4, color="#bbbbbb", label="dominated")
     best = "Pareto front"
     axes.plot(front[x], front[y], label=best, color=COLOURS[0], marker="o", markersize=6, linestyle="--")
@@ -208,10 +204,7 @@ def pareto(table: Table, x: str, y: str, path: str | Path | None = None) -> Axes
         if _is_logarithmic(known, metric):
             log_axis(axis)
         describe(axis, metric)
-    axes.grid(alpha=0.3)
-    made.legend(loc="outside right upper", fontsize=8)
-    save(made, path)
-    return axes
+    return _finished(axes, path)
 
 
 def _series(rows: pd.DataFrame, fields: list[str]) -> dict[str, pd.DataFrame]:
@@ -272,8 +265,7 @@ def heat_map(table: Table, x: str, y: str, path: str | Path | None = None, *, me
     title += f", the best over {', '.join(others)}" if others else ""
     title += "; hatched: no value" if np.isnan(cells).any() else ""
     titled(made, title)
-    save(made, path)
-    return axes
+    return saved(axes, path)
 
 
 def _values(table: Table, axis: str) -> list[str]:
@@ -317,8 +309,7 @@ def breakdown(table: Table, path: str | Path | None = None, *, metric: str = "th
     axes.set(xlim=(0.0, 100.0), xlabel="time of the workers (%)")
     axes.set_title(f"{METRICS[metric].heading} on the right", fontsize=9, loc="right")
     made.legend(loc="outside lower center", ncols=4, fontsize=8)
-    save(made, path)
-    return axes
+    return saved(axes, path)
 
 
 def one_change(table: Table, path: str | Path | None = None, *, metric: str = "throughput") -> Axes:
@@ -355,8 +346,7 @@ def one_change(table: Table, path: str | Path | None = None, *, metric: str = "t
     axes.set_xlabel(f"{METRICS[metric].heading} relative to the best configuration (%)")
     titled(made, f"best: {label_of(best, varied(table))}")
     axes.grid(alpha=0.3, axis="x")
-    save(made, path)
-    return axes
+    return saved(axes, path)
 
 
 def tornado(sensitivities: Sequence[Sensitivity], path: str | Path | None = None, *, title: str = "") -> Axes:
@@ -384,8 +374,7 @@ def tornado(sensitivities: Sequence[Sensitivity], path: str | Path | None = None
     if title:
         titled(made, title)
     axes.grid(alpha=0.3, axis="x")
-    save(made, path)
-    return axes
+    return saved(axes, path)
 
 
 def _part(what: str) -> str:
@@ -407,7 +396,7 @@ def learning(table: Table, path: str | Path | None = None, *, n: int = N_LINES) 
             "learning curves: the runs of this study are timing-only; set training in the base experiment"
         )
     best = _best_learners(table).head(n)
-    made, axes = single(8.0, 4.0)
+    _, axes = single(8.0, 4.0)
     for i, (_, settings) in enumerate(best.iterrows()):
         seeds = (part[["time", "accuracy"]] for _, part in labels.rows_of(table, history, settings).groupby("seed"))
         at, mean, half, _ = mean_line([part.to_numpy(np.float64).T * [[1.0], [100.0]] for part in seeds], 0.95)
@@ -418,10 +407,7 @@ def learning(table: Table, path: str | Path | None = None, *, n: int = N_LINES) 
     axes.set_ylabel("held-out accuracy (%)")
     axes.set_xlim(left=0.0)
     within_percent(axes)
-    axes.grid(alpha=0.3)
-    made.legend(loc="outside right upper", fontsize=8)
-    save(made, path)
-    return axes
+    return _finished(axes, path)
 
 
 def _best_learners(table: Table) -> pd.DataFrame:
@@ -471,12 +457,11 @@ def scatter(table: Table, path: str | Path | None = None, *, metric: str = "thro
     for axes in panels[len(order) :]:
         axes.set_axis_off()
     first = panels[0]
-    _scale(first.yaxis, _is_logarithmic(known, metric))
-    for axes in panels[::n_columns]:
+    _scale(first.yaxis, metric, _is_logarithmic(known, metric))
+    for axes in panels[n_columns::n_columns]:
         describe(axes.yaxis, metric)
-    save(made, path)
     assert isinstance(first, Axes)
-    return first
+    return saved(first, path)
 
 
 def _correlation(rows: pd.DataFrame, field: str, metric: str) -> float:
@@ -497,7 +482,7 @@ def _panel(axes: Axes, rows: pd.DataFrame, field: str, metric: str) -> None:
         axes.set_xticks(range(len(texts)), shown, fontsize=7, rotation=30, ha="right")
         axes.set_xlim(-0.5, len(texts) - 0.5)
     else:
-        dimension = _dimension(values[0])
+        dimension = dimension_of(values[0]) if isinstance(values[0], str) else ""
         factor = 8.0 if dimension == "bandwidth" else 1.0  # ticks at whole bit/s
         x = factor * rows[field].map(places)
         write = _WRITE[dimension]
@@ -512,17 +497,6 @@ def _panel(axes: Axes, rows: pd.DataFrame, field: str, metric: str) -> None:
         axes.tick_params(labelsize=8)
     axes.plot(x, rows[metric], linestyle="", marker="o", markersize=4, color=COLOURS[0], alpha=0.6)
     axes.grid(alpha=0.3)
-
-
-def _dimension(value: object) -> str:
-    """Return the dimension of a text with a unit, such as "bandwidth" for "25 Gbit/s"; "" for a number."""
-    for dimension in DIMENSIONS if isinstance(value, str) else ():
-        try:
-            parse(value, dimension)
-        except UnitError:
-            continue
-        return dimension
-    return ""
 
 
 #: maximum number of bars of a breakdown that fits on a screen
@@ -600,7 +574,7 @@ def _few_lines(table: Table, metric: str) -> tuple[Table, str]:
     """Return the part of a study with few enough lines, and text on the fixed values of the least important fields."""
     best, n_lines, fixed = table.best(metric).iloc[0], 1, {}
     for field in _by_spread(table, metric):
-        n_values = len({plain(member.settings[field]) for member in table.members})
+        n_values = len(values_of(table, field))
         if field == "workers":
             continue
         if n_lines * n_values <= N_LINES:
@@ -626,11 +600,7 @@ def _by_spread(table: Table, metric: str) -> list[str]:
 def _heat_maps(table: Table, metric: str) -> Iterator[Picture]:
     """Yield heat maps over the two most important fields; random samples have none."""
     for name in dict.fromkeys(("efficiency", metric)):
-        fields = [
-            field
-            for field in _by_spread(table, name)
-            if len({plain(member.settings[field]) for member in table.members}) <= N_CELLS
-        ][:2]
+        fields = [field for field in _by_spread(table, name) if len(values_of(table, field)) <= N_CELLS][:2]
         if len(fields) == 2:
             x, y = sorted(fields, key=lambda field: field != "workers")
             heading = METRICS[name].heading
@@ -642,11 +612,6 @@ def _heat_maps(table: Table, metric: str) -> Iterator[Picture]:
 
 
 def _picture(title: str, caption: str, axes: Axes) -> Picture:
-    """Return the figure as PNG; equal drawings yield equal bytes."""
     made = axes.get_figure(root=True)
     assert made is not None
-    out = io.BytesIO()
-    with mpl.rc_context({"svg.hashsalt": "ddlsim"}):
-        made.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
-    text = base64.b64encode(out.getvalue()).decode("ascii")
-    return Picture(title, caption, f"data:image/svg+xml;base64,{text}", round(96.0 * made.get_figwidth()))
+    return Picture(title, caption, svg_uri(axes), round(96.0 * made.get_figwidth()))

@@ -82,7 +82,6 @@ def study_notes(table: Table) -> list[str]:
 
 
 def _axes(table: Table) -> list[str]:
-    """Return the fields that vary, which are shown."""
     return varied(table) or ["n_workers"]
 
 
@@ -403,8 +402,12 @@ def plain(value: object) -> str:
 
 def varied(table: Table) -> list[str]:
     """Return the fields that have more than one value among all points of the study."""
-    values = {axis: {plain(member.settings[axis]) for member in table.members} for axis in table.axes}
-    return [axis for axis in table.axes if len(values[axis]) > 1]
+    return [axis for axis in table.axes if len(values_of(table, axis)) > 1]
+
+
+def values_of(table: Table, axis: str) -> list[str]:
+    """Return the values of a field among all points of the study, in readable form, in design order."""
+    return list(dict.fromkeys(plain(member.settings[axis]) for member in table.members))
 
 
 def label_of(settings: pd.Series[float], fields: Sequence[str]) -> str:
@@ -481,7 +484,7 @@ def is_known(table: Table, *metrics: str) -> bool:
 
 
 def task_of(settings: Mapping[str, object] | pd.Series[float], fields: Sequence[str]) -> str:
-    """Return the name of a task."""
+    """Return the values of the fields in words."""
     return ", ".join(named(field, settings[field]) for field in fields)
 
 
@@ -540,7 +543,6 @@ def _runner_up(table: Table, ranked: pd.DataFrame, metric: str) -> str:
 
 
 def _of_seeds(table: Table, settings: pd.Series[float], metric: str) -> pd.Series[float]:
-    """Return a metric of a configuration by seed."""
     return rows_of(table, table.frame, settings).set_index("seed")[metric]
 
 

@@ -98,7 +98,6 @@ def _events(result: Result, part: _Part, whole: bool) -> list[Event]:
 
 
 def _part(result: Result, whole: bool) -> _Part:
-    """Return the part of a run to write."""
     busy = result.busy
     seconds = np.empty(0) if busy is None else np.asarray(busy.seconds())
     used = [c for c in np.argsort(-seconds, kind="stable").tolist() if seconds[c] > 0.0]

@@ -205,7 +205,6 @@ def _broken() -> DdlsimError:
 
 
 def _listed(tasks: Sequence[Task]) -> str:
-    """Return a text that names the points to be retried."""
     names = [task.name or task.key for task in tasks]
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     points = "1 point" if len(names) == 1 else f"{len(names)} points"
@@ -294,15 +293,12 @@ class Simulations:
         # the longest ones first, so that all processes finish at about the same time
         tasks.sort(key=lambda task: -self._n_workers(task.experiment))
         try:
-            dispatch(tasks, self._opened([task.experiment for task in tasks]), self._store, self._tell)
+            if self._pool is None:
+                self._pool = self._open([task.experiment for task in tasks])
+            dispatch(tasks, self._pool, self._store, self._tell)
         except KeyboardInterrupt:
             self._interrupted = True
         return not self._interrupted
-
-    def _opened(self, experiments: Sequence[Experiment]) -> Pool:
-        if self._pool is None:
-            self._pool = self._open(experiments)
-        return self._pool
 
     def _tell(self, new: Mapping[str, str]) -> None:
         self._states.update(new)

@@ -40,6 +40,7 @@ class Pool(Protocol):
 
     def close(self, *, at_once: bool) -> None:
         """Close resources that were opened here; with `at_once`, without waiting for running work."""
+        return
 
 
 def open_pool(
@@ -66,7 +67,7 @@ def open_pool(
     return _Inline() if n == 1 else Local(min(n, max(n_at_once, len(experiments))), packer, experiments)
 
 
-class _Inline:
+class _Inline(Pool):
     """This process, which simulates one point at a time."""
 
     n_workers = 1
@@ -75,9 +76,6 @@ class _Inline:
         done: Future[Answer] = Future()
         done.set_result(simulate_all(jobs))
         return done
-
-    def close(self, *, at_once: bool) -> None:
-        pass
 
 
 class Local:
@@ -94,7 +92,7 @@ class Local:
         self._processes.close(at_once=at_once)
 
 
-class _Given:
+class _Given(Pool):
     """A custom executor, which is not closed."""
 
     def __init__(self, executor: Executor, packer: Packer) -> None:
@@ -110,9 +108,6 @@ class _Given:
 
     def submit(self, jobs: Sequence[Job], missing: Sequence[str] = ()) -> Future[Answer]:
         return self._executor.submit(simulate_some, self._packer.pack(jobs, missing))
-
-    def close(self, *, at_once: bool) -> None:
-        pass
 
 
 class _Dask(_Given):

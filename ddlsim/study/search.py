@@ -19,6 +19,7 @@ import numpy as np
 
 from ddlsim.arguments import Count, Seed, checked, integer, one_of
 from ddlsim.errors import ConfigError, shown, unknown_name
+from ddlsim.extras import needs
 from ddlsim.run.metrics import METRICS
 from ddlsim.strategies import contract
 from ddlsim.study.designs import MAX_POINTS, Range, Vary, paths_of
@@ -119,10 +120,8 @@ class Proposals:
     """The trials of a search. Raises ConfigError where Optuna is not installed."""
 
     def __init__(self, search: Search, vary: Vary) -> None:
-        try:
+        with needs("optuna"):
             import optuna
-        except ImportError:
-            raise ConfigError("a search needs Optuna; install it with: pip install 'ddlsim[optuna]'") from None
         self._search = search
         self._values = {key: list(values) if isinstance(values, Mapping) else values for key, values in vary.items()}
         self._space: dict[str, BaseDistribution] = {key: _space(values) for key, values in self._values.items()}

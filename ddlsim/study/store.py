@@ -278,13 +278,6 @@ class Store:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def bases(self) -> list[dict[str, object]]:
-        """Return the base experiments of the studies in the file, as manifests."""
-        with self._named():
-            rows = self._db.execute("SELECT DISTINCT base FROM studies").fetchall()
-        with self._naming():
-            return [fields_of(row[0], "base") for row in rows]
-
     def register(self, study: str, base: Mapping[str, object], axes: Sequence[str], members: list[Member]) -> None:
         """Record the points of a study, replacing those recorded before."""
         rows = [(study, i, m.key, json.dumps(dict(m.settings)), m.seed) for i, m in enumerate(members)]

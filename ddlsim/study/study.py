@@ -282,7 +282,6 @@ class Study:
             yield Point(settings, seed, experiment, error, key_of(text), text)
 
     def _of_proposed(self, base: Experiment, named: Mapping[str, object]) -> list[Point]:
-        """Return the points of a configuration proposed by a search."""
         settings = {}
         for key, value in named.items():
             listed = [value] if isinstance(values := self.vary[key], Range) else list(values)
@@ -366,7 +365,7 @@ class Study:
     def _check_store(self, store: Store, add: bool) -> None:
         """Raise ConfigError if all studies in the store have another base: it is probably the wrong file."""
         mine = json.loads(json.dumps(self.base.manifest()))
-        bases = store.bases()
+        bases = [base for _, base, _ in store.studies()]
         if add or not bases or mine in bases:
             return
         other = bases[-1]

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import ddlsim
 from ddlsim.arguments import Count, checked
 from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.extras import needs
 from ddlsim.output_files import replacing, save_csv, write_text
 from ddlsim.run.metrics import METRICS
 from ddlsim.run.seeds import half_width
@@ -31,40 +32,6 @@ if TYPE_CHECKING:
 
 #: maximum number of grid points in a dataset; random samples, whose points share no values, soon exceed it
 MAX_CELLS = 1_000_000
-
-
-def dataset_of(table: Table) -> xarray.Dataset:
-    """Return the points of a table as a dataset; see :meth:`ddlsim.study.Table.to_xarray`."""
-    try:
-        import xarray
-    except ImportError:
-        raise ConfigError("to_xarray needs xarray; install it with: pip install 'ddlsim[xarray]'") from None
-    frame = table.frame
-    dims = [*table.axes, "seed"]
-    values = {name: list(dict.fromkeys(frame[name].tolist())) for name in dims}
-    shape = tuple(len(found) for found in values.values())
-    if math.prod(shape) > MAX_CELLS:
-        sizes = " x ".join(str(n) for n in shape)
-        n_points = len(frame)
-        raise ConfigError(
-            f"to_xarray: the array of {sizes} elements for {n_points} points exceeds the limit of {MAX_CELLS:,}, "
-            "because the points are a sample and not a grid; use table.frame, or table.frame.to_xarray() for one "
-            "dimension"
-        )
-    places = {name: {value: i for i, value in enumerate(found)} for name, found in values.items()}
-    at = tuple(np.array([places[name][value] for value in frame[name].tolist()]) for name in dims)
-    variables: dict[str, tuple[list[str], object, dict[str, str]]] = {}
-    for name in ("n_workers", *(name for name in METRICS if name in frame)):
-        array = np.full(shape, np.nan)
-        array[at] = frame[name].to_numpy(np.float64, na_value=np.nan)
-        metric = METRICS.get(name)
-        heading, unit = ("workers", "") if metric is None else (metric.heading, metric.unit)
-        variables[name] = dims, array, {"long_name": heading, "units": unit or "1"}
-    status = np.full(shape, "missing", dtype="<U7")
-    status[at] = frame["status"].to_numpy(str)
-    variables["status"] = dims, status, {"long_name": "how a point has ended"}
-    coordinates = {name: (name, _coordinate(found)) for name, found in values.items()}
-    return xarray.Dataset(variables, coordinates, {"source": f"ddlsim {ddlsim.__version__}"})
 
 
 def _coordinate(values: Sequence[object]) -> object:
@@ -287,7 +254,34 @@ class Table:
         that were not simulated are NaN; the variable ``status`` contains the reason ("skipped", "failed", "missing").
         Raises ConfigError if xarray is missing, and for large random designs, whose points do not form a grid.
         """
-        return dataset_of(self)
+        with needs("xarray"):
+            import xarray
+        frame = self.frame
+        dims = [*self.axes, "seed"]
+        values = {name: list(dict.fromkeys(frame[name].tolist())) for name in dims}
+        shape = tuple(len(found) for found in values.values())
+        if math.prod(shape) > MAX_CELLS:
+            sizes = " x ".join(str(n) for n in shape)
+            n_points = len(frame)
+            raise ConfigError(
+                f"to_xarray: the array of {sizes} elements for {n_points} points exceeds the limit of {MAX_CELLS:,}, "
+                "because the points are a sample and not a grid; use table.frame, or table.frame.to_xarray() for one "
+                "dimension"
+            )
+        places = {name: {value: i for i, value in enumerate(found)} for name, found in values.items()}
+        at = tuple(np.array([places[name][value] for value in frame[name].tolist()]) for name in dims)
+        variables: dict[str, tuple[list[str], object, dict[str, str]]] = {}
+        for name in ("n_workers", *(name for name in METRICS if name in frame)):
+            array = np.full(shape, np.nan)
+            array[at] = frame[name].to_numpy(np.float64, na_value=np.nan)
+            metric = METRICS.get(name)
+            heading, unit = ("workers", "") if metric is None else (metric.heading, metric.unit)
+            variables[name] = dims, array, {"long_name": heading, "units": unit or "1"}
+        status = np.full(shape, "missing", dtype="<U7")
+        status[at] = frame["status"].to_numpy(str)
+        variables["status"] = dims, status, {"long_name": "how a point has ended"}
+        coordinates = {name: (name, _coordinate(found)) for name, found in values.items()}
+        return xarray.Dataset(variables, coordinates, {"source": f"ddlsim {ddlsim.__version__}"})
 
     @checked
     def plot_scaling(self, path: str | Path | None = None, *, metric: str = "throughput") -> matplotlib.axes.Axes:

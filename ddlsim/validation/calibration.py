@@ -25,6 +25,7 @@ from ddlsim.cluster.calibrated import (
 )
 from ddlsim.cluster.details import transport_of, with_spread
 from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.imports.text import LeftOut
 from ddlsim.measure import Measurement
 from ddlsim.measure.table import OPERATIONS
 from ddlsim.readable import percent, size
@@ -59,14 +60,13 @@ def placed(
     """Return the rows of messages with their cases on the cluster, and notes. Collectives use the algorithm in `given`,
     or else the most likely one; rows that do not fit the cluster are skipped."""
     groups: dict[tuple[str, str, str], list[LinkRow]] = {}
-    refused: list[ConfigError] = []
+    left_out = LeftOut(ConfigError)
     for row in rows:
         if row.experiment in ("point_to_point", "collective"):
-            try:
+            with left_out:
                 link = LinkRow(row, make_case(row, cluster, {row.operation: candidates(row, given)[0]}))
                 groups.setdefault((row.operation, row.backend, link.link_class), []).append(link)
-            except ConfigError as error:
-                refused.append(error)
+    refused = left_out.errors
     if refused and not groups:
         raise refused[0]
     links: list[LinkRow] = []
@@ -497,7 +497,8 @@ def calibrate(
         result = with_parameters(result, {"reduce_bandwidth": 1.0 / reduction.c1})
     parameters, covariance = _parameters(loaded, fits, reduction)
     chosen = [row for _, _, own in fits for row in own]
-    used = {id(row) for row in chosen}
+    used, counts = {id(row) for row in chosen}, [row.row.n_ranks for row in chosen] or [2]
+    ranks = min(counts), max(counts)
     residuals = tuple(_residual(row, result, id(row) in used) for row in links)
     notes += [note for i in (1, 0) for note in _bad_fit([r for r in residuals if r.fitted and (r.n_hosts == 1) == i])]
     versions = tuple(dict.fromkeys(row.row.version for row in links if row.row.version))
@@ -511,7 +512,7 @@ def calibrate(
         result = with_spread(result, described.details.spread)
     from ddlsim.validation.calibration_file import attached
 
-    fitted = (parameters, covariance, *scatter, _ranks(chosen), curves, _compute(rows), jitter, residuals)
+    fitted = (parameters, covariance, *scatter, ranks, curves, _compute(rows), jitter, residuals)
     return attached(Calibration(result, *fitted, sources, texts, versions))
 
 
@@ -583,11 +584,6 @@ def _mixed(links: Sequence[LinkRow]) -> list[str]:
         if len(versions) > 1:
             found.append(f"warning: {len(versions)} software versions fitted together: {'; '.join(versions)}")
     return found
-
-
-def _ranks(rows: Sequence[LinkRow]) -> tuple[int, int]:
-    found = [row.row.n_ranks for row in rows] or [2]
-    return min(found), max(found)
 
 
 def _curves(links: Sequence[LinkRow], cluster: Cluster, absolute: Mapping[str, float]) -> tuple[Curve, ...]:

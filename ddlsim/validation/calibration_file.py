@@ -37,14 +37,8 @@ from ddlsim.validation.calibration import Calibration, Parameter, Residual
 from ddlsim.validation.compute_fit import ComputeFit
 from ddlsim.validation.curves import Curve
 from ddlsim.validation.jitter_fit import FITTED, JitterFit
-from ddlsim.workload.jitter import Gamma, Lognormal, ShiftedExponential
 
 T = TypeVar("T")
-_JITTERS: dict[str, type[Lognormal] | type[Gamma] | type[ShiftedExponential]] = {
-    "lognormal": Lognormal,
-    "gamma": Gamma,
-    "shifted-exponential": ShiftedExponential,
-}
 
 
 def write_calibration(calibration: Calibration, path: Path, source: str | Path) -> None:
@@ -114,9 +108,9 @@ def _calibration(table: CalibrationTable, cluster: Cluster) -> Calibration:
     parameters = [_parameter(p, f"calibration.parameters.{i}", usual) for i, p in enumerate(table.parameters)]
     jitter = None
     if (j := table.jitter) is not None:
-        if j.type not in _JITTERS:
+        if j.type not in FITTED:
             raise unknown_name("type", j.type, FITTED, "calibration.jitter")
-        jitter = JitterFit(_JITTERS[j.type](j.shape), j.base, j.ks, j.p_value, j.n_samples)
+        jitter = JitterFit(FITTED[j.type][0](j.shape), j.base, j.ks, j.p_value, j.n_samples)
     compute = [_object(ComputeFit, row, 2, f"calibration.compute.{i}") for i, row in enumerate(table.compute)]
     return _object(
         Calibration,
@@ -172,7 +166,6 @@ def _rounded(value: Any) -> Any:
 
 
 def _text(name: str, value: float) -> str:
-    """Return the value of a parameter with its unit."""
     dimension = PARAMETERS[name]
     return f"{value:.6g}" if dimension == "share" else quantity_text(_rounded(value), dimension)
 
@@ -210,5 +203,5 @@ def _parameter_table(p: Parameter, usual: tuple[float, float, float]) -> Paramet
 
 
 def _jitter_table(fit: JitterFit) -> JitterTable:
-    kind = next(name for name, kind in _JITTERS.items() if kind is type(fit.jitter))
+    kind = next(name for name, (kind, _) in FITTED.items() if kind is type(fit.jitter))
     return _row(JitterTable, fit, type=kind, base=_rounded(fit.base_s))

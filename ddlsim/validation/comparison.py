@@ -118,7 +118,6 @@ Cell = float | int | str | None
 class Condition:
     """Comparisons (column, operator, value) that must all hold."""
 
-    text: str
     comparisons: tuple[tuple[str, str, float | str], ...]
 
     def holds(self, row: Mapping[str, Cell]) -> bool:
@@ -155,7 +154,7 @@ def parse_condition(text: str, numbers: Sequence[str], texts: Sequence[str]) -> 
             found.append((column, sign, value))
         else:
             raise unknown_name("column", column, [*numbers, *texts], f"condition {shown(text)}")
-    return Condition(text, tuple(found))
+    return Condition(tuple(found))
 
 
 def _compare(cell: Cell, sign: str, value: float | str) -> bool:
@@ -335,8 +334,10 @@ def validate(
         raise ConfigError("validate: runs is empty; pass at least one measured run")
     condition = None if fit_on is None else parse_condition(fit_on, NUMBERS, TEXTS)
     loaded = load_cluster(cluster)
-    known = calibration if calibration is not None else _own(cluster)
-    base = known.cluster if calibration is not None and known is not None else loaded
+    known = calibration
+    if known is None and isinstance(cluster, str | Path) and loaded.calibration is not None:
+        known = load_calibration(cluster)
+    base = loaded if calibration is None else calibration.cluster
     default = None if model is None else load_model(model)
     models = [make_run_model(row, base, default, strategy, known) for row in measured]
     used = [condition is not None and condition.holds(row.cells()) for row in measured]
@@ -351,17 +352,6 @@ def validate(
             row, found = rows[i], tuple(causes(models[i], knowledge.fitted, steps[i]))
             rows[i] = ComparedRun(row.run, row.label, row.predicted, row.interval, row.fitted, found)
     return Validation(base, tuple(rows), knowledge, fit_on)
-
-
-def _own(cluster: object) -> Calibration | None:
-    if not isinstance(cluster, str | Path):
-        return None
-    try:
-        return load_calibration(cluster)
-    except ConfigError as error:
-        if "contains no [calibration]" in str(error):
-            return None
-        raise
 
 
 def _compared(model: RunModel, step_time: float, fitted: bool, known: Knowledge) -> ComparedRun:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 import html
-import io
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import ddlsim
 from ddlsim import printable
@@ -93,13 +91,12 @@ BAND = 0.10
 
 def measured_against_predicted(validation: Validation, path: str | Path | None = None) -> Axes:
     """Draw one point per run on logarithmic axes: hollow if it was fitted, with intervals, a diagonal and +-10 %."""
-    from ddlsim.report.drawing import COLOURS, figure, log_numbers, save, titled
+    from ddlsim.report.drawing import COLOURS, DOTTED, log_numbers, saved, single, titled
 
-    made = figure(5.2, 4.8)
-    axes = made.subplots()
+    made, axes = single(5.2, 4.8)
     values = [value for row in validation.rows for value in (row.run.throughput, row.predicted)]
     ends = [0.8 * min(values), 1.25 * max(values)]
-    axes.plot(ends, ends, color="#999999", linewidth=1.0, linestyle=(0, (1, 1)), label="measured = predicted")
+    axes.plot(ends, ends, label="measured = predicted", **DOTTED)
     low, high = ([end * (1.0 + sign * BAND) for end in ends] for sign in (-1, 1))
     axes.fill_between(ends, low, high, color="#dddddd", alpha=0.6, linewidth=0.0, label="within 10 %")
     for fitted, label, marker, face in ((True, "fitted", "s", "none"), (False, "held out", "o", COLOURS[0])):
@@ -110,18 +107,8 @@ def measured_against_predicted(validation: Validation, path: str | Path | None =
         below = [0.0 if bar is None else row.predicted - bar.low for row, bar in zip(rows, bars, strict=True)]
         above = [0.0 if bar is None else bar.high - row.predicted for row, bar in zip(rows, bars, strict=True)]
         measured, predicted = zip(*((row.run.throughput, row.predicted) for row in rows), strict=True)
-        axes.errorbar(
-            measured,
-            predicted,
-            yerr=[below, above],
-            fmt=marker,
-            color=COLOURS[0],
-            markerfacecolor=face,
-            markersize=5,
-            elinewidth=0.8,
-            capsize=2,
-            label=label,
-        )
+        look: Any = {"markerfacecolor": face, "markersize": 5, "elinewidth": 0.8, "capsize": 2, "label": label}
+        axes.errorbar(measured, predicted, yerr=[below, above], fmt=marker, color=COLOURS[0], **look)
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlim(*ends)
@@ -134,8 +121,7 @@ def measured_against_predicted(validation: Validation, path: str | Path | None =
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     titled(made, f"Measured and predicted runs on {validation.cluster.name}")
-    save(made, path)
-    return axes
+    return saved(axes, path)
 
 
 # ---------------------------------------------------------------- page
@@ -149,18 +135,15 @@ _STYLE = (
 
 def save_page(validation: Validation, path: str | Path, title: str) -> None:
     """Write the page; the same comparison gives the same text. Raises ConfigError if the file cannot be written."""
-    picture = io.BytesIO()
-    drawing = validation.plot().get_figure(root=True)
-    assert drawing is not None
-    drawing.savefig(picture, format="svg", metadata={"Date": None})
-    uri = base64.b64encode(picture.getvalue()).decode()
+    from ddlsim.report.drawing import svg_uri
+
     rows = validation.table.to_html(index=False, border=0, float_format=lambda value: f"{value:.4g}", na_rep="")
     heading = html.escape(shown(title))
     parts = [
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{heading}</title>',
         f"<style>{_STYLE}</style></head><body><h1>{heading}</h1>",
         f"<pre>{html.escape(shown(str(validation)))}</pre>",
-        f'<img alt="Measured against predicted throughput" src="data:image/svg+xml;base64,{uri}">',
+        f'<img alt="Measured against predicted throughput" src="{svg_uri(validation.plot())}">',
         f'<h2>Every run</h2><div class="rows">{rows}</div>',
         f"<footer><small>ddlsim {html.escape(ddlsim.__version__)}</small></footer></body></html>",
     ]

@@ -90,11 +90,11 @@ def _shifted(x: Floats) -> tuple[ShiftedExponential, float]:
     return ShiftedExponential(float(x.mean()) / least - 1.0), least
 
 
-#: name in files -> maximum-likelihood fit
-FITTED: dict[str, Callable[[Floats], tuple[Fitted, float]]] = {
-    "lognormal": _lognormal,
-    "gamma": _gamma,
-    "shifted-exponential": _shifted,
+#: name in files -> class, and its maximum-likelihood fit
+FITTED: dict[str, tuple[Callable[[float], Fitted], Callable[[Floats], tuple[Fitted, float]]]] = {
+    "lognormal": (Lognormal, _lognormal),
+    "gamma": (Gamma, _gamma),
+    "shifted-exponential": (ShiftedExponential, _shifted),
 }
 
 
@@ -146,11 +146,9 @@ def fit_jitter(step_times: Sequence[Positive], *, seed: Seed = 0) -> JitterFit |
         raise ConfigError(
             f"step_times has {len(x)} values, but fitting jitter requires at least {LEAST}; measure more steps"
         )
-    if not (np.isfinite(x).all() and (x > 0.0).all()):
-        raise ConfigError(f"step_times: {x[~(x > 0.0)][:1]}: must be finite and above 0 s")
     if x.std() < CONSTANT * x.mean():
         return None
-    fits = {name: fit(x) for name, fit in FITTED.items()}
+    fits = {name: fit(x) for name, (_, fit) in FITTED.items()}
     best = max(fits, key=lambda name: _log_likelihood(*fits[name], x))
     jitter, base = fits[best]
     distance = _distance(jitter, base, x)
@@ -158,5 +156,5 @@ def fit_jitter(step_times: Sequence[Positive], *, seed: Seed = 0) -> JitterFit |
     farther = 0
     for _ in range(BOOTSTRAP):
         drawn = base * jitter.sample(random, len(x))
-        farther += _distance(*FITTED[best](drawn), drawn) >= distance
+        farther += _distance(*FITTED[best][1](drawn), drawn) >= distance
     return JitterFit(jitter, base, distance, (1 + farther) / (1 + BOOTSTRAP), len(x))

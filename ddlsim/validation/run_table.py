@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -13,7 +11,7 @@ from pathlib import Path
 
 from ddlsim.arguments import Count, Positive, checked
 from ddlsim.errors import ConfigError, shown, unknown_name
-from ddlsim.plain import check_separator, decoded, read_bytes
+from ddlsim.plain import check_separator, csv_rows
 from ddlsim.run.files import strategy_of
 from ddlsim.schema import refuse_code
 from ddlsim.strategies import contract
@@ -95,14 +93,7 @@ def read_runs(path: str | Path, *, allow_code: bool = False) -> list[MeasuredRun
     Raises :class:`ConfigError` if the file is invalid. The message contains the file, line, column and value, and
     suggests a correction.
     """
-    path = Path(path)
-    data = read_bytes(path, "no such file; expected a CSV file of measured runs")
-    reader = csv.reader(io.StringIO(decoded(data, str(path)), newline=""), strict=True)
-    try:
-        lines = [(reader.line_num, [cell.strip() for cell in cells]) for cells in reader]
-    except csv.Error as error:
-        raise ConfigError(f"{path}: cannot be read as CSV ({error}); is it the right file?") from None
-    lines = [(number, cells) for number, cells in lines if any(cells) and not cells[0].startswith("#")]
+    lines = csv_rows(Path(path), "no such file; expected a CSV file of measured runs")
     if len(lines) == 1:
         what = "has the names of columns, but no run follows; write one run per line below it"
         raise ConfigError(f"{path}: line {lines[0][0]}: {what}")

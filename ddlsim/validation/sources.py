@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ddlsim.errors import ConfigError
 from ddlsim.imports import KinetoTrace, Timing, detect_kind, read_any, to_measurements
 from ddlsim.imports.detect import facts_of
-from ddlsim.imports.text import read_text
+from ddlsim.imports.text import LeftOut, read_text
 from ddlsim.measure import Measurement, read_measurements
 
 #: custom function that reads measurements from a file
@@ -57,7 +58,9 @@ def read_sources(
         if path.is_dir() or path.suffix == ".jsonl" or _is_table(path):
             found.rows += read_measurements(path)
         else:
-            kind = _known_kind(path)
+            kind = ""
+            with suppress(ConfigError):
+                kind = detect_kind(path)
             own = {name: value for name, value in facts.items() if kind and name in facts_of(kind)}
             used |= own.keys()
             n_before = len(found.rows)
@@ -81,13 +84,6 @@ def _is_table(path: Path) -> bool:
     return "experiment" in [cell.strip() for cell in head.split(",")]
 
 
-def _known_kind(path: Path) -> str:
-    try:
-        return detect_kind(path)
-    except ConfigError:
-        return ""
-
-
 def _read_other(
     path: Path, found: Sources, n_hosts: int | None, model: str | None, reader: Reader | None,
     facts: Mapping[str, object], version: str,
@@ -101,15 +97,11 @@ def _read_other(
         raise ConfigError(
             f"{path}: is a {type(content).__name__}, which contains nothing to calibrate with; leave the file out"
         )
-    refused: list[ConfigError] = []
-    n_before = len(found.rows)
+    left_out, n_before = LeftOut(ConfigError), len(found.rows)
     for timing in content:
-        try:
+        with left_out:
             found.rows += to_measurements([timing], n_hosts=n_hosts, model=model, version=version)
-        except ConfigError as error:
-            refused.append(error)
-    if refused:
+    if refused := left_out.errors:
         if len(found.rows) == n_before and not found.step_times:
             raise refused[0]
-        first_error = refused[0]
-        found.notes.append(f"{path}: {len(refused)} invalid rows were ignored; first error: {first_error}")
+        found.notes.append(f"{path}: {len(refused)} invalid rows were ignored; first error: {refused[0]}")

@@ -29,7 +29,7 @@ def test_numbers_of_workers():
     n = len(ddlsim.load_cluster("aws-10g-16").workers)
     assert worker_counts("", "aws-10g-16")[-1] == min(n, 128)
     for text in ("0", "2, x", "1.5", "-1", "9999999999"):
-        with pytest.raises(ConfigError, match="must be positive integers"):
+        with pytest.raises(ConfigError, match="must be integers of at least 1"):
             worker_counts(text, "office-1gbe")
 
 

@@ -205,7 +205,8 @@ def test_without_panel_the_command_says_what_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ddlsim.ConfigError) as caught:
         explore("office-1gbe", browser=False)
-    assert str(caught.value) == "the explorer needs Panel, which is not installed: pip install 'ddlsim[explore]'"
+    reason = "cannot start the explorer without panel, which is not installed"
+    assert str(caught.value) == f"{reason}: pip install 'ddlsim[explore]'"
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,7 @@ def store(path):
     for kind in ("warnings", "notes"):
         assert isinstance(_remarks(table, kind), list)
     with Store(path) as opened:
-        opened.bases()
+        opened.studies()
         opened.claim(["a", "b", "c"])
 
 

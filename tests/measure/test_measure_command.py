@@ -103,7 +103,7 @@ def test_two_torch_ranks_measure_everything(tmp_path):
         (["--budget", "0 s"], "error: --budget 0 s: must be above 0, for example '2 min'"),
         (
             ["--batch-sizes", "8,x"],
-            "error: --batch-sizes 8,x: 'x' is not a number above 0; expected a list such as 1,8,32",
+            "error: --batch-sizes = '8,x': must be integers of at least 1, separated by commas, such as 8,16,32",
         ),
         (["--input-shape", "3"], "error: --input-shape 3: requires --module; add --module, or leave --input-shape out"),
         (["--backend", "ncll"], "error: unknown backend 'ncll'; did you mean 'nccl'?"),

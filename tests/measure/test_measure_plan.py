@@ -4,7 +4,6 @@ import pytest
 
 from ddlsim.errors import ConfigError
 from ddlsim.measure.runner import COLLECTIVES, make_plan, pair_sets, sizes
-from ddlsim.measure.transport import local_rank
 
 TWO_BY_FOUR = ["a", "a", "a", "a", "b", "b", "b", "b"]
 
@@ -82,7 +81,3 @@ def test_plans_that_cannot_be_made(arguments, message):
     with pytest.raises(ConfigError) as error:
         plan(["a"], **arguments)
     assert message in str(error.value)
-
-
-def test_ranks_of_a_host_share_its_gpus():
-    assert [local_rank(rank, ["a", "b", "a", "b", "a"]) for rank in range(5)] == [0, 0, 1, 1, 2]

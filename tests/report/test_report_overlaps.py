@@ -172,7 +172,7 @@ def test_no_texts_of_a_picture_overlap(name, runs, learned):
 
 
 def test_every_picture_is_in_the_list():
-    """Functions that make a figure and hand it to :func:`ddlsim.report.drawing.save`."""
+    """Functions that make a figure and hand it to :func:`ddlsim.report.drawing.saved`."""
     drawn = set()
     for path in Path(ddlsim.__file__).parent.rglob("*.py"):
         text = path.read_text(encoding="utf-8")

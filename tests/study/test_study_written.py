@@ -55,7 +55,8 @@ def test_the_program_prints_the_table(capsys):
 
 
 def test_files_cannot_say_objects():
-    study = ddlsim.Study(BASE.with_(cluster=ddlsim.load_cluster(star(2, bandwidth="1 Gbit/s", latency="5 us"))), {"workers": [1, 2]})
+    cluster = ddlsim.load_cluster(star(2, bandwidth="1 Gbit/s", latency="5 us"))
+    study = ddlsim.Study(BASE.with_(cluster=cluster), {"workers": [1, 2]})
     for write in (study.to_toml, study.to_python):
         with pytest.raises(ConfigError, match="cluster: is an object"):
             write()

@@ -128,7 +128,6 @@ def _draw(cluster: Cluster) -> object:
 
 
 def _comparison(_: Progress) -> pn.viewable.Viewable:
-    """Return a table of all presets."""
     rows = [_row(load_cluster(name)) for name in cluster_names()]
     return html(table(("cluster", "workers", "machines", "device", "network per machine", "price"), rows))
 

@@ -149,7 +149,7 @@ class _Screen:
         self._chart = Chart(*self._axes(), COLUMNS)
         self._said, self._state, self._table = message(""), html(css_classes=["state"]), html()
         self._results: Mapping[str, Result] = {}
-        self._exports = Exports(self._files)
+        self._exports = Exports(lambda: files(setup, self._lesson(), self._others.value))
         for widget in (self._x, self._y):
             widget.param.watch(lambda _: self._chart.show(*self._axes()), "value")
         for widget in (*self._widgets.values(), self._clock, self._others):
@@ -178,12 +178,9 @@ class _Screen:
             self._said.object, self._table.object, self._results = "", "", {}
             self._state.object = _status("learning ...")
             self._chart.clear()
-            return partial(learn, experiments, show=self._show)
+            return partial(learn, experiments, show=lambda label, rows: self._chart.put(label, columns(rows)))
 
         self._jobs.ask(NAME, prepared, self._done, self._failed)
-
-    def _show(self, label: str, rows: Sequence[Row]) -> None:
-        self._chart.put(label, columns(rows))
 
     def _axes(self) -> tuple[tuple[str, str], tuple[str, str]]:
         x, y = self._x.value, self._y.value
@@ -204,9 +201,6 @@ class _Screen:
     def _tell(self) -> None:
         if self._results and self._target.value is not None:
             self._table.object = outcome(self._results, self._target.value / 100.0)
-
-    def _files(self) -> list[File]:
-        return files(self._setup, self._lesson(), self._others.value)
 
 
 def outcome(results: Mapping[str, Result], target: float) -> str:

@@ -15,6 +15,7 @@ import ddlsim
 from ddlsim.explore.components import (
     ComputedCard,
     Exports,
+    LazyCard,
     bars,
     files_of,
     html,
@@ -60,7 +61,7 @@ def screen(setup: Setup, jobs: Jobs) -> pn.viewable.Viewable:
 
         return ComputedCard(title, jobs, wanted)
 
-    panels: list[ComputedCard | Exports] = [
+    panels: list[LazyCard] = [
         card("Timeline of two steps", lambda result: timeline(result.traced)),
         card("Utilisation of the links", _links),
         card("Possible improvements", lambda result: html(helpful(result))),
@@ -116,7 +117,6 @@ def helpful(result: Result) -> str:
 
 
 def _links(result: Result) -> pn.Column:
-    """Return the utilisation of links as tables and a picture."""
     from ddlsim.report.cluster_plot import cluster_plot
 
     links = result.links[result.links["nbytes"] > 0.0]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import panel as pn
 
 from ddlsim.cluster import load_cluster
-from ddlsim.errors import ConfigError, DdlsimError
+from ddlsim.errors import DdlsimError
 from ddlsim.explore.components import (
     Chart,
     Exports,
@@ -25,6 +25,7 @@ from ddlsim.explore.components import (
 )
 from ddlsim.explore.jobs import Jobs, Progress
 from ddlsim.explore.setup import Setup, chosen_strategies
+from ddlsim.plain import whole_numbers
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.files import STRATEGIES
 from ddlsim.run.metrics import METRICS
@@ -67,11 +68,7 @@ def worker_counts(text: str, cluster: str) -> list[int]:
         most = min(len(load_cluster(cluster).workers), MOST_WORKERS)
         found = {2**i for i in range(most.bit_length()) if 2**i <= most} | {most}
         return sorted(found)
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    wrong = next((word for word in words if not word.isdecimal() or not int(word[:9]) >= 1 or len(word) > 9), None)
-    if wrong is not None:
-        raise ConfigError(f"workers = {wrong!r}: must be positive integers, separated by commas, such as 1, 2, 4")
-    return sorted({int(word) for word in words})
+    return sorted(set(whole_numbers(text, "workers")))
 
 
 def study_of(setup: Setup, workers: str, others: Sequence[str], n_seeds: int) -> Study:

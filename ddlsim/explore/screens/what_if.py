@@ -97,14 +97,10 @@ def differences(a: Result, b: Result) -> str:
     rows, records = [], (record(a), record(b))
     for name, metric in METRICS.items():
         values = records[0].get(name), records[1].get(name)
-        texts = [_text(metric, value) for value in values]
+        texts = ["" if value is None else metric.write(value) for value in values]
         if texts != ["", ""]:
             rows.append([metric.heading, *texts, _change(metric, *values)])
     return table(("", "A", "B", "B against A"), rows)
-
-
-def _text(metric: Metric, value: float | None) -> str:
-    return "" if value is None else metric.write(value)
 
 
 def _change(metric: Metric, a: float | None, b: float | None) -> str:
@@ -120,7 +116,6 @@ def _change(metric: Metric, a: float | None, b: float | None) -> str:
 
 
 def _changes(a: dict[str, object], b: dict[str, object]) -> str:
-    """Return the settings in which two runs differ."""
     rows = [[in_words(name), _said(a[name]), _said(b[name])] for name in FIELDS if a[name] != b[name]]
     if not rows:
         return "<div>B is A so far.</div>"
