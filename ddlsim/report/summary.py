@@ -93,10 +93,16 @@ def _throughput(result: Result) -> str:
 def _software(result: Result) -> Iterator[Line]:
     """Yield the software stack, if times depend on it, and how to change an assumed one."""
     workload = result.workloads[0]
-    if workload.by_kernel and not workload.known:
+    if (workload.by_kernel or workload.summed) and not workload.known:
         stack = workload.stack
         how = " (assumed; --stack or stack= sets another, see ddlsim stacks)" if result.assumes_stack else ""
         yield "software", f"{stack.title} ({stack.release}); stack {stack.name}{how}"
+    if workload.summed and not workload.by_kernel:
+        assumed = (result.given or result.experiment).precision is None
+        how = " (as PyTorch does by default; --precision fp32 computes all in fp32)" if assumed else ""
+        dense = " in convolutions, fp32 in dense layers" if workload.precision == "tf32" and not stack.tf32_dense else ""
+        images = "NCHW (stack pytorch-channels-last: channels_last)" if stack.memory_format == "nchw" else "channels_last"
+        yield "", f"{workload.precision}{dense}{how}; memory format {images}"
 
 
 def _model(result: Result) -> str:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def _stack(result: Result) -> dict[str, object] | None:
     """Return the software stack as a dictionary, or None if times do not depend on it."""
     workload = result.workloads[0]
-    if workload.known or not workload.by_kernel:
+    if workload.known or not (workload.by_kernel or workload.summed):
         return None
     stack = {name: getattr(workload.stack, name) for name in ("name", "title", "release")}
     return {**stack, "assumed": result.assumes_stack}
