@@ -31,7 +31,7 @@ from ddlsim.workload.layers import LAYER_TYPES
 from ddlsim.workload.model import Layer
 from ddlsim.workload.products import Timing
 
-__all__ = ["FILE", "Kernel", "errors", "fit", "kernels", "read", "rows", "steps", "summary"]
+__all__ = ["FILE", "Kernel", "errors", "fit", "kernels", "read", "remark", "rows", "steps", "summary"]
 
 FILE = Path(__file__).parent / "data" / "conv_h200.jsonl"
 #: shortest kernels that are fitted: convolutions and their gradients, other kernels forward and backward, in s
@@ -240,7 +240,7 @@ def rows() -> list[Row]:
 
 
 def summary(found: Sequence[Row]) -> str:
-    """Return mean errors and biases by model and by mode, of the steps that the host does not limit and of the others."""
+    """Return mean errors and biases by model and mode, of steps limited by the GPU and of those limited by the host."""
     lines = []
     for title, chosen in (
         ("limited by the GPU", [row for row in found if not row.note]),
@@ -256,6 +256,11 @@ def summary(found: Sequence[Row]) -> str:
             if each
         ]
     return "\n".join(lines)
+
+
+def remark() -> str:
+    """Return the mean errors and biases by model and mode as a list."""
+    return "Errors by model and mode:\n\n" + "\n".join(f"- {line}" for line in summary(rows()).splitlines())
 
 
 def main() -> None:

@@ -98,11 +98,13 @@ def _software(result: Result) -> Iterator[Line]:
         how = " (assumed; --stack or stack= sets another, see ddlsim stacks)" if result.assumes_stack else ""
         yield "software", f"{stack.title} ({stack.release}); stack {stack.name}{how}"
     if workload.summed and not workload.by_kernel:
-        assumed = (result.given or result.experiment).precision is None
-        how = " (as PyTorch does by default; --precision fp32 computes all in fp32)" if assumed else ""
-        dense = " in convolutions, fp32 in dense layers" if workload.precision == "tf32" and not stack.tf32_dense else ""
-        images = "NCHW (stack pytorch-channels-last: channels_last)" if stack.memory_format == "nchw" else "channels_last"
-        yield "", f"{workload.precision}{dense}{how}; memory format {images}"
+        software, precision = workload.stack, workload.precision
+        if precision == "tf32" and not software.tf32_dense:
+            precision = "tf32 in convolutions, fp32 in dense layers"
+        if workload.precision == "tf32" and (result.given or result.experiment).precision is None:
+            precision += " (as PyTorch does by default; --precision fp32 computes all in fp32)"
+        other = "" if software.memory_format != "nchw" else " (stack pytorch-channels-last: channels_last)"
+        yield "", f"{precision}; memory format {software.memory_format.replace('nchw', 'NCHW')}{other}"
 
 
 def _model(result: Result) -> str:

@@ -52,7 +52,7 @@ def convolution_products(layer: Layer, batch_size: float, precision: str = "fp32
     """
     window, inputs, outputs = max(layer.window, 1), layer.in_shape[0], layer.out_shape[0]
     channels = _weights(layer) / (outputs * window)  # input channels of a group
-    groups = max(round(inputs / channels), 1)
+    groups = float(max(round(inputs / channels), 1))
     n = outputs / groups
     slice_ = 1.0
     if precision != "fp32":
@@ -80,7 +80,7 @@ def tile_waves(product: Product, tile: tuple[int, int], units: int) -> float:
 
 
 def converts(layer: Layer, precision: str, memory_format: str) -> bool:
-    """Whether a convolution's tensors are converted from and to NCHW, which 1x1 convolutions on aligned rows avoid."""
+    """Whether a convolution's tensors are converted from and to NCHW; 1x1 convolutions on aligned rows avoid it."""
     if memory_format != "nchw" or precision == "fp32" or layer.type != "conv":
         return False
     aligned = math.prod(layer.out_shape[1:]) * ELEMENT_NBYTES[precision] % ALIGNMENT == 0
@@ -90,7 +90,7 @@ def converts(layer: Layer, precision: str, memory_format: str) -> bool:
 def convolution_times(model: Model, timing: Timing) -> tuple[Floats, Floats]:
     """Return forward and backward times of each layer in s, each (n_layers,).
 
-    Layers other than those of :class:`LayerKernels` move the bytes of the roofline. A pass takes at least as long as the
+    Layers without a rule in :class:`LayerKernels` move the bytes of the roofline. A pass takes at least as long as the
     host's launches.
     """
     streaming = timing.kernels.streaming * timing.left
@@ -188,8 +188,10 @@ class LayerKernels:
     def _product(
         self, product: Product, precision: str, share: float, moved: float, *, split: bool, dense: bool
     ) -> float:
-        """Return the time of a product in s. If it is `split`, units without a tile share the tiles of others. Kernels of
-        `dense` layers, whose batches are often smaller than a tile, have no partly filled tiles."""
+        """Return the time of a product in s. If it is `split`, units without a tile share the tiles of others.
+
+        Kernels of `dense` layers, whose batches are often smaller than a tile, have no partly filled tiles.
+        """
         kernels = self.timing.kernels
         units = kernels.units - self.timing.occupied
         rate = self.timing.device.peak_flops[precision] * share / kernels.units

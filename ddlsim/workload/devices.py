@@ -63,8 +63,8 @@ class ConvolutionRates:
     streaming   fraction that convolutions reach of the bandwidth of element-wise kernels
     converted   elements/s per multiprocessor of a conversion between memory formats
     pooled      elements/s per multiprocessor in pooling, forward and backward: those of the input and of all windows
-    normalised  elements/s per multiprocessor in batch normalisation, forward and backward, by format: "channels_last", and "nchw-16" and "nchw-32" in types of 16
-                and 32 bits
+    normalised  elements/s per multiprocessor in batch normalisation, forward and backward, by format: "channels_last",
+                and "nchw-16" and "nchw-32" in types of 16 and 32 bits
     """
 
     forward: Mapping[str, Density]

@@ -67,7 +67,7 @@ def _weight_nbytes(layer: Layer) -> float:
 
 
 def launched(model: Model, timing: Timing, passes: tuple[Floats, Floats]) -> tuple[Floats, Floats]:
-    """Return forward and backward times of layers in s, where each pass takes at least as long as the host's launches."""
+    """Return forward and backward times of layers in s; each pass takes at least as long as the host's launches."""
     counts = np.array([_n_kernels(layer, timing) for layer in model.layers])
     return bounded_by_launches(model, counts, timing.stack, passes)
 
@@ -151,7 +151,7 @@ def check_kernels(model: Model, device: Device, precision: str) -> None:
     """Raise ConfigError if kernel times of this model's layers are unknown on a device."""
     if not any(layer.heads for layer in model.layers):
         raise ConfigError(
-            f"PerKernel requires a transformer, or a convolutional network on a device with rates of convolutions (such "
+            "PerKernel requires a transformer, or a convolutional network on a device with rates of convolutions (such "
             f"as h100) in {precision}; for {model.name} on {device.name}, use Roofline() instead"
         )
     if not has_kernels(model, device, precision):
