@@ -15,7 +15,15 @@ import numpy as np
 from ddlsim.workload.devices import Device
 from ddlsim.workload.model import Layer, Model
 from ddlsim.workload.precision import ELEMENT_NBYTES, FP32_NBYTES
-from ddlsim.workload.products import N_KERNELS, Floats, Product, Timing, bounded_by_launches, roofline_times
+from ddlsim.workload.products import (
+    ACTIVATION_TRAFFIC,
+    N_KERNELS,
+    Floats,
+    Product,
+    Timing,
+    bounded_by_launches,
+    roofline_times,
+)
 
 #: bytes of the smallest slice of channels that tensor cores read, and channels of grouped convolutions that they
 #: compute together (their matrices are block-diagonal)
@@ -26,8 +34,6 @@ ALIGNMENT = 16
 NORM_TRAFFIC = (3.0, 5.0)
 #: thread blocks per multiprocessor with which a normalisation reaches its rate, forward and backward
 NORM_BLOCKS = (1.0, 2.0)
-#: tensors that an activation reads and writes; backward, output and gradient are read
-ACTIVATION_TRAFFIC = (2.0, 3.0)
 #: bytes per parameter that autocast moves, in each pass, to convert a weight or its gradient
 CAST_NBYTES = FP32_NBYTES + 2.0
 _NORMS = ("batch_norm", "instance_norm")
