@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from accuracy import (
     aws,
     collectives,
+    convolutions,
     coverage,
     hybrids,
     megatron,
@@ -438,6 +439,23 @@ FAMILIES = (
             ("fms-fsdp", "96 GPUs", "The number is fitted on A100; see [the same rows out of the box](fms_fsdp.md)."),
         ),
         remark=own_runs.remark,
+    ),
+    Family(
+        "convnets", "Convolutional networks on one H200", 0.10, "convolutions accuracy/data/conv_h200.jsonl",
+        "Nothing is fitted to these steps. The rates of kernels are fitted to kernels measured on the same machine "
+        "(`python -m accuracy.convolutions`). Steps in which the host is busy more than 80 % of the time (\"host\") do "
+        "not count: how fast the host launches kernels is a property of that virtual machine.",
+        convolutions.rows, lambda row: not row.note,
+        causes=(
+            ("alexnet: fp32", "", "cuDNN computes the 5 x 5 convolutions in fp32 with another algorithm (presumably "
+             "FFT), which is 3 to 5 times faster than the predicted one."),
+            (": fp32", "", "In fp32, cuDNN chooses between algorithms whose times differ by a factor of up to 4."),
+            ("alexnet", "", "Sums for the gradients of biases take longer than their memory traffic, and copies of the "
+             "input and the loss are not modelled."),
+            ("vgg16", "", "Sums for the gradients of biases take longer than their memory traffic."),
+            ("resnext", "", "Grouped convolutions and conversions of their tensors are predicted too fast in TF32."),
+        ),
+        remark=convolutions.remark,
     ),
     Family(
         "vtrain_single", "Megatron-DeepSpeed on one machine of 8 A100", 0.05, "vtrain",

@@ -72,6 +72,8 @@ def scaling(
 @checked
 def breakdown(results: Mapping[str, Result], path: str | Path | None = None) -> Axes:
     """Draw how the workers of each labelled result spent their time, as stacked bars (% of the wall time)."""
+    if not results:
+        raise ConfigError("breakdown: results is empty; pass a labelled result for each bar")
     made, axes = single(max(1.5 + 1.3 * len(results), 4.5), 3.8)
     kinds = {kind for result in results.values() for kind in result.shares}
     shares = {kind: np.array([100.0 * r.shares.get(kind, 0.0) for r in results.values()]) for kind in kinds}

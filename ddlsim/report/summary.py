@@ -93,10 +93,18 @@ def _throughput(result: Result) -> str:
 def _software(result: Result) -> Iterator[Line]:
     """Yield the software stack, if times depend on it, and how to change an assumed one."""
     workload = result.workloads[0]
-    if workload.by_kernel and not workload.known:
+    if (workload.by_kernel or workload.summed) and not workload.known:
         stack = workload.stack
         how = " (assumed; --stack or stack= sets another, see ddlsim stacks)" if result.assumes_stack else ""
         yield "software", f"{stack.title} ({stack.release}); stack {stack.name}{how}"
+    if workload.summed and not workload.by_kernel:
+        software, precision = workload.stack, workload.precision
+        if precision == "tf32" and not software.tf32_dense:
+            precision = "tf32 in convolutions, fp32 in dense layers"
+        if workload.precision == "tf32" and (result.given or result.experiment).precision is None:
+            precision += " (as PyTorch does by default; --precision fp32 computes all in fp32)"
+        other = "" if software.memory_format != "nchw" else " (stack pytorch-channels-last: channels_last)"
+        yield "", f"{precision}; memory format {software.memory_format.replace('nchw', 'NCHW')}{other}"
 
 
 def _model(result: Result) -> str:

@@ -32,6 +32,7 @@ from ddlsim.schema import loaded_from
 from ddlsim.strategies import Strategy, contract
 from ddlsim.strategies.split_rules import MESH, changes_text, state_of
 from ddlsim.workload.compute import Affine, Measured, PerKernel, Roofline, Workload, make_workload
+from ddlsim.workload.convolutions import has_convolutions
 from ddlsim.workload.devices import Device, load_device
 from ddlsim.workload.input import Copies
 from ddlsim.workload.memory import Fullest, check_memory, held_nbytes, stage_memory
@@ -435,15 +436,18 @@ def _device_at(experiment: Experiment, cluster: Cluster, node: int) -> Device:
 def with_defaults(experiment: Experiment, model: Model, *devices: Device) -> Experiment:
     """Return the experiment with the default stack, precision, gradient dtype and optimizer filled in.
 
-    For transformers on devices with known kernels, these follow common practice, otherwise fp32 and momentum. The stack
-    is that of the first device.
+    For transformers on devices with known kernels, these follow common practice, otherwise fp32 and momentum.
+    Convolutional networks on devices with measured convolutions use TF32, as PyTorch does. The stack is that of the
+    first device.
     """
     stack = load_stack(experiment.stack or default_stack(type(experiment.strategy).__name__, devices[0]))
     by_kernel = all(has_kernels(model, device, experiment.precision or "bf16") for device in devices)
+    by_convolution = all(has_convolutions(model, device, experiment.precision or "tf32") for device in devices)
     trains = experiment.training is not None
+    usual = "bf16" if by_kernel else "tf32" if by_convolution else "fp32"
     choices: dict[str, Any] = {
         "stack": stack,
-        "precision": "bf16" if by_kernel and not trains else "fp32",
+        "precision": "fp32" if trains else usual,
         "gradient_dtype": stack.gradient_dtype if by_kernel and experiment.compression is None else "fp32",
         "optimizer": "adam" if by_kernel and not trains else None,
     }
@@ -459,7 +463,7 @@ def _without_effect(experiment: Experiment, workload: Workload) -> Iterator[str]
     depends = fixed or (not workload.known and (workload.by_kernel or workload.launch_time))
     if experiment.stack is not None and not depends:
         yield f"stack has no effect on the simulated times: {workload.basis}"
-    elif experiment.stack is not None and not workload.by_kernel and not workload.known:
+    elif experiment.stack is not None and not workload.by_kernel and not workload.summed and not workload.known:
         yield f"of the stack, launches and fixed times count, not the rates of kernels or the memory: {workload.basis}"
     if kernels and experiment.flash is None and workload.stack.attention and not workload.flash:
         assert workload.device is not None
@@ -498,7 +502,8 @@ def _workload(experiment: Experiment, model: Model, device: Device, speed: float
     rule = experiment.optimizer if experiment.training is None else rule_of(experiment.training.optimizer)
     options: dict[str, Any] = {"speed": speed, "optimizer": rule}
     options |= {name: getattr(experiment, name) for name in ("precision", "gradient_dtype", "stack", "flash")}
-    if compute is None and has_kernels(model, device, str(experiment.precision)):
+    precision = str(experiment.precision)
+    if compute is None and (has_kernels(model, device, precision) or has_convolutions(model, device, precision)):
         return _by_kernel(_Same(model), _Same(device), batch_size, **options | {"stack": _Same(experiment.stack)})
     if isinstance(compute, Traced):
         return traced_workload(compute, model, device, batch_size, **options)

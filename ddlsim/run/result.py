@@ -712,7 +712,7 @@ class Result(SuggestsAttributes):
     def to_dict(self) -> dict[str, object]:
         """Return the numbers and the manifest as plain values; "bottleneck" is None if it was not requested."""
         known, workload, stack = self.cached_sensitivities, self.workloads[0], dict[str, object]()
-        if workload.by_kernel and not workload.known:  # times depend on the stack
+        if (workload.by_kernel or workload.summed) and not workload.known:  # times depend on the stack
             stack = {name: getattr(workload.stack, name) for name in ("name", "title", "release")}
             stack["assumed"] = self.assumes_stack
         rows = [row._asdict() for row in self.evaluations] if self.monitor is not None else []

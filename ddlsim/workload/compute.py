@@ -26,6 +26,7 @@ from ddlsim.arguments import Count, Density, Index, checked, quantity
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.units import si
 from ddlsim.workload.contention import NO_SLOWDOWN, Contention
+from ddlsim.workload.convolutions import convolution_times, has_convolutions
 from ddlsim.workload.devices import Curve, Device
 from ddlsim.workload.model import Layer, Model, load_model
 from ddlsim.workload.optimizer_rules import NORM_LAUNCHES, NORM_TRAFFIC, NORMS, OPTIMIZER_RULES
@@ -150,10 +151,10 @@ EXPOSED_TRAFFIC = 0.78
 @checked
 @dataclass(frozen=True)
 class PerKernel:
-    """Compute times as sums of kernel times, for transformers on devices with measured kernel rates.
+    """Compute times as sums of kernel times, for transformers and convolutional networks on measured devices.
 
-    See docs/models/compute.md. A run raises ConfigError if the model has no attention layers, or if the catalogue has
-    no kernel rates for the device and precision.
+    See docs/models/compute.md. A run raises ConfigError if the model has neither attention layers nor convolutions, or
+    if the catalogue has no kernel rates for the device and precision.
     """
 
 
@@ -380,8 +381,11 @@ def make_workload(
     fused = software.attention_kernel(device) is not None if flash is None else flash
     timing = Timing(device, software, batch_size, precision, fused)
     if isinstance(compute, PerKernel):
-        check_kernels(model, device, precision)
-        forward, backward = kernel_times(model, timing)
+        if has_convolutions(model, device, precision):
+            forward, backward = convolution_times(model, timing)
+        else:
+            check_kernels(model, device, precision)
+            forward, backward = kernel_times(model, timing)
     else:
         forward, backward = roofline_times(
             model, device, batch_size, base_precision(precision), efficiency, roofline.memory_efficiency
@@ -469,7 +473,9 @@ def _step_time(
         )
     if isinstance(compute, PerKernel):
         assert device.kernels is not None
-        return None, f"kernels of {device.name} under {stack.title} ({device.kernels.source})"
+        convolution = device.kernels.convolution if has_convolutions(model, device, precision) else None
+        source = device.kernels.source if convolution is None else convolution.source
+        return None, f"kernels of {device.name} under {stack.title} ({source})"
     given = compute.efficiency if compute is not None else None
     precision = base_precision(precision)
     where = "as given" if given is not None else device.efficiency_basis

@@ -53,8 +53,35 @@ class AttentionRates:
 
 @checked
 @dataclass(frozen=True)
+class ConvolutionRates:
+    """Rates of the kernels of convolutional networks (docs/models/compute.md).
+
+    forward, input, weight
+                fractions of the peak that full tiles reach, by precision ("bf16", which also applies to fp16, "tf32",
+                "fp32"), in a convolution, the gradient of its input and that of its weight
+    winograd    speed-up of 3 x 3 convolutions with stride 1 in fp32, in the same three products
+    streaming   fraction that convolutions reach of the bandwidth of element-wise kernels
+    converted   elements/s per multiprocessor of a conversion between memory formats
+    pooled      elements/s per multiprocessor in pooling, forward and backward: those of the input and of all windows
+    normalised  elements/s per multiprocessor in batch normalisation, forward and backward, by format: "channels_last",
+                and "nchw-16" and "nchw-32" in types of 16 and 32 bits
+    """
+
+    forward: Mapping[str, Density]
+    input: Mapping[str, Density]
+    weight: Mapping[str, Density]
+    winograd: tuple[Positive, Positive, Positive]
+    streaming: Density
+    converted: Positive
+    pooled: tuple[Positive, Positive]
+    normalised: Mapping[str, tuple[Positive, Positive]]
+    source: str
+
+
+@checked
+@dataclass(frozen=True)
 class Kernels:
-    """Rates of the kernels that transformers consist of.
+    """Rates of the kernels that transformers consist of, and of convolutions if these were measured.
 
     gemm        fraction of the peak that large matrix products reach, sustained, per type of operands ("bf16", "fp16",
                 "fp8", "fp4"; "fp16" as "bf16" if missing)
@@ -66,6 +93,7 @@ class Kernels:
     spread      lowest and highest gemm fraction, relative to `gemm`, that published runs imply; (1, 1): unknown
     persistent_tile  (rows, columns) of the tiles of persistent kernels, which are launched for all multiprocessors: if
                 collectives occupy some, products take one more tile's time; None: kernels are not persistent
+    convolution  rates of the kernels of convolutional networks; None: unknown
     source      of these numbers
     """
 
@@ -78,6 +106,7 @@ class Kernels:
     streaming: Density = 0.8
     spread: tuple[Positive, Positive] = (1.0, 1.0)
     persistent_tile: tuple[Count, Count] | None = None
+    convolution: ConvolutionRates | None = None
 
     def fraction(self, precision: str) -> float | None:
         """Return the fraction of the peak that products reach in a precision; None if unknown.
@@ -203,11 +232,12 @@ def _tables() -> dict[str, Any]:
 def _of_catalogue(name: str) -> Device:
     device = PLAIN.build(Device, {"name": name, **_tables()["devices"][name]}, name)
     kernels = _parts("kernels", Kernels, name)
+    rates = _parts("convolutions", ConvolutionRates, name)
     return replace(
         device,
         curves=_parts("curves", Curve, name),
         prices=_parts("prices", Price, name),
-        kernels=kernels[-1] if kernels else None,
+        kernels=replace(kernels[-1], convolution=rates[0] if rates else None) if kernels else None,
     )
 
 

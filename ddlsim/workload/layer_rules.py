@@ -26,6 +26,7 @@ class Cost:
     moved      number of elements read and written in the forward pass, not counting parameters
     stored     number of elements kept for the backward pass; 0 for in-place layers
     winograd   whether fp32 libraries compute this convolution with Winograd's minimal filtering algorithm
+    window     number of elements of the kernel of a convolution or of pooling; 0 for other layers
     """
 
     out_shape: Shape
@@ -34,6 +35,7 @@ class Cost:
     moved: float = 0.0
     stored: float = 0.0
     winograd: bool = False
+    window: int = 0
 
 
 def streaming(in_shape: Shape, out_shape: Shape, tensors: tuple[tuple[str, int], ...] = (), macs: float = 0.0) -> Cost:

@@ -430,7 +430,8 @@ class Conv(Spec):
         tensors = (("weight", n_weights),) + ((("bias", self.channels),) if self.bias else ())
         cost = streaming(in_shape, (self.channels, *out_space), tensors, float(n_weights * math.prod(out_space)))
         # Lavin and Gray 2016: 3x3 convolutions of stride 1; libraries do not use it for grouped ones
-        return replace(cost, winograd=kernel == (3, 3) and stride == (1, 1) and self.groups == 1)
+        winograd = kernel == (3, 3) and stride == (1, 1) and self.groups == 1
+        return replace(cost, winograd=winograd, window=math.prod(kernel))
 
 
 @dataclass(frozen=True)
@@ -451,7 +452,7 @@ class Pool(Spec):
         stride = kernel if self.stride is None else spread("stride", self.stride, len(space))
         padding = spread("padding", self.padding, len(space))
         out_space = windows(space, kernel, stride, padding, ceil_mode=self.ceil_mode)
-        return streaming(in_shape, (in_shape[0], *out_space))
+        return replace(streaming(in_shape, (in_shape[0], *out_space)), window=math.prod(kernel))
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,8 @@ class Layer:
     is the activation traffic of the forward pass; ``stored_nbytes`` is kept until the backward pass (0 for in-place
     layers); ``input_grad`` is false if nothing before the layer has parameters, so that its backward pass computes no
     input gradient; the gradients of a ``model_parallel`` layer are not exchanged between data-parallel workers;
-    ``winograd`` layers need fewer multiplications than ``macs`` in fp32.
+    ``winograd`` layers need fewer multiplications than ``macs`` in fp32; ``window`` is the number of elements of the
+    kernel of a convolution or of pooling, 0 for other layers and if unknown.
 
     ``fixed_nbytes`` are also kept until the backward pass, but do not depend on the precision: masks of dropout, a byte
     per element, and the fp32 logits of a loss over tokens. For attention layers, ``heads`` is the number of heads,
@@ -62,6 +63,7 @@ class Layer:
     rotated: float = 0.0
     unit: int = 0
     head_size: int = 0
+    window: int = 0
 
 
 @dataclass(frozen=True)

@@ -235,7 +235,7 @@ class Builder:
                 raise self.error(name, f"{n:.3g} {items} exceed the limit of {limit:.0e}; correct the sizes")
         made, moved, stored = (FP32_NBYTES * n for n in (math.prod(cost.out_shape), cost.moved, cost.stored))
         sizes = (flow.shape, cost.out_shape, n_params, cost.macs, 2.0 * cost.macs, made, cost.tensors, moved, stored)
-        self.layers.append(Layer(name, kind, *sizes, flow.learned, model_parallel, cost.winograd))
+        self.layers.append(Layer(name, kind, *sizes, flow.learned, model_parallel, cost.winograd, window=cost.window))
         return len(self.layers) - 1
 
     def _residual(self, entry: Entry, place: str, scope: str, flow: Flow, depth: int) -> tuple[Node, Flow]:

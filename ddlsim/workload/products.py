@@ -67,16 +67,25 @@ def _weight_nbytes(layer: Layer) -> float:
 
 
 def launched(model: Model, timing: Timing, passes: tuple[Floats, Floats]) -> tuple[Floats, Floats]:
+    """Return forward and backward times of layers in s; each pass takes at least as long as the host's launches."""
+    counts = np.array([_n_kernels(layer, timing) for layer in model.layers])
+    return bounded_by_launches(model, counts, timing.stack, passes)
+
+
+def bounded_by_launches(
+    model: Model, counts: Floats, stack: Stack, passes: tuple[Floats, Floats]
+) -> tuple[Floats, Floats]:
     """Return forward and backward times of layers in s, where each pass takes at least as long as the host's launches.
+
+    counts  number of kernels of each layer in the forward pass
 
     The host runs ahead of the device until the end of a pass, so only the sum over all layers has a lower bound. The
     difference is divided among the layers after embedding tables, because a rank's share of the tables varies.
     """
-    counts = np.array([_n_kernels(layer, timing) for layer in model.layers])
-    total = counts.sum()
+    total, counts = counts.sum(), counts.copy()
     counts[: 1 + max((i for i, layer in enumerate(model.layers) if layer.model_parallel), default=-1)] = 0.0
     times = []
-    for seconds, launch in zip(passes, (timing.stack.forward_launch, timing.stack.backward_launch), strict=True):
+    for seconds, launch in zip(passes, (stack.forward_launch, stack.backward_launch), strict=True):
         missing = max(0.0, launch * total - seconds.sum())
         times.append(seconds + missing * counts / max(counts.sum(), 1.0))
     return times[0], times[1]
@@ -142,7 +151,8 @@ def check_kernels(model: Model, device: Device, precision: str) -> None:
     """Raise ConfigError if kernel times of this model's layers are unknown on a device."""
     if not any(layer.heads for layer in model.layers):
         raise ConfigError(
-            f"PerKernel requires a transformer, but {model.name} has no attention; use Roofline() instead"
+            "PerKernel requires a transformer, or a convolutional network on a device with rates of convolutions (such "
+            f"as h100) in {precision}; for {model.name} on {device.name}, use Roofline() instead"
         )
     if not has_kernels(model, device, precision):
         names = [name for name in device_names() if has_kernels(model, load_device(name), precision)]

@@ -79,6 +79,9 @@ class Stack:
     keeps_gathered  whether inputs gathered by a tensor group are kept for the backward pass instead of gathered again
     keeps_outputs   whether pipeline stages keep each output that they send until its backward pass, have a buffer for
                     each gradient received in a step, and keep the output of every micro-batch on the last stage
+    memory_format   order of the dimensions of images: "nchw" (PyTorch's default; tensor cores convert tensors around
+                    convolutions) or "channels_last"
+    tf32_dense      whether precision "tf32" applies to dense layers, too, instead of to convolutions only
     keeps_unused_outputs
                     whether recomputation per operator keeps products that no backward pass reads
     spread          for a stack fitted to measured runs: the shortest and the longest compute time to expect in another
@@ -119,6 +122,8 @@ class Stack:
     keeps_gathered: bool = False
     keeps_outputs: bool = False
     keeps_unused_outputs: bool = False
+    memory_format: Annotated[str, one_of("nchw", "channels_last")] = "nchw"
+    tf32_dense: bool = False
     spread: tuple[Positive, Positive] = (1.0, 1.0)
     workers: tuple[Count, Count] | None = None
 

@@ -6,6 +6,7 @@ import pytest
 from matplotlib.collections import LineCollection
 
 import ddlsim
+from ddlsim.report import plots
 from ddlsim.report.cluster_plot import cluster_plot
 
 
@@ -44,3 +45,8 @@ def test_unused_links_are_drawn_apart_and_the_busiest_on_top(half_used):
     assert (np.diff(shares) >= 0.0).all()
     assert used.get_clim() == (0.0, 100.0)  # so that two pictures are compared by their colours
     assert shares[-1] == pytest.approx(100.0 * half_used.links["utilisation"].max())
+
+
+def test_a_breakdown_of_nothing_is_refused():
+    with pytest.raises(ddlsim.ConfigError, match="breakdown: results is empty"):
+        plots.breakdown({})

@@ -269,7 +269,7 @@ def test_per_kernel_computes_runs() -> None:
             lambda: tensor_parallel(make_workload(load_model("vgg16"), A100, 1), 2),
             "tensor = 2: tensor parallelism requires attention layers, but vgg16 has none; set tensor=1",
         ),
-        (lambda: workload(load_model("vgg16"), compute=PerKernel()), "PerKernel requires a transformer, but vgg16 has"),
+        (lambda: workload(load_model("vgg16"), compute=PerKernel()), "PerKernel requires a transformer, or a conv"),
         (
             lambda: make_workload(GPT2, load_device("v100"), 1, compute=PerKernel()),
             "PerKernel: v100 has no kernel rates for fp32; use fp16 or bf16",
