@@ -441,9 +441,9 @@ FAMILIES = (
         remark=own_runs.remark,
     ),
     Family(
-        "convnets", "Convolutional networks on one H200", 0.10, "convolutions accuracy/data/conv_h200.jsonl",
-        "Nothing is fitted to these steps. The rates of kernels are fitted to kernels measured on the same machine "
-        "(`python -m accuracy.convolutions`). Steps in which the host is busy more than 80 % of the time (\"host\") do "
+        "convnets", "Convolutional networks on one H100", 0.10, "convolutions accuracy/data/conv_h100.jsonl",
+        "Nothing is fitted to these steps, and nobody saw them before the model was finished. The rates of kernels are "
+        "fitted to kernels measured on an H200 (`python -m accuracy.convolutions`). Steps in which the host is busy more than 80 % of the time (\"host\") do "
         "not count: how fast the host launches kernels is a property of that virtual machine.",
         convolutions.rows, lambda row: not row.note,
         causes=(

@@ -29,10 +29,10 @@ def test_h100_has_the_same_rates():
 
 def test_steps_that_the_gpu_limits():
     counted = [row for row in convolutions.rows() if not row.note]
-    assert len(counted) == 29
-    assert mean_error(counted) < 0.105
-    assert abs(bias(counted)) < 0.05
-    assert mean_error([row for row in counted if "default" in row.case]) < 0.07
+    assert len(counted) == 34
+    assert mean_error(counted) < 0.09
+    assert abs(bias(counted)) < 0.07
+    assert mean_error([row for row in counted if "default" in row.case]) < 0.06
 
 
 def test_a_file_of_other_measurements(tmp_path, monkeypatch, capsys):
