@@ -18,6 +18,7 @@ from ddlsim.errors import UnitError, shown
 SMALLEST, LARGEST = 1e-100, 1e100
 
 _NUMBER = re.compile(r"([-+]?[\d.,_]*)(?:[eE]([-+]?\d+))?\s*")
+_NOT_FINITE = re.compile(r"[-+]?(inf|nan)", re.IGNORECASE)
 #: prefix -> exponent of ten
 _DECIMAL = {"": 0, "c": -2, "K": 3, "\N{MICRO SIGN}": -6, "\N{GREEK SMALL LETTER MU}": -6}
 _DECIMAL |= {prefix: 3 * i for i, prefix in enumerate("kMGTPEZYRQ", 1)}
@@ -104,7 +105,9 @@ def parse(text: str, dimension: str, where: str = "") -> float:
     try:
         value = float(f"{number}e{exponent + _DECIMAL.get(prefix, 0)}") * _BINARY.get(prefix, 1.0)
     except ValueError:
-        raise UnitError(f"{at} is not a {noun}; write it like {example!r}") from None
+        if not _NOT_FINITE.match(text.strip()):
+            raise UnitError(f"{at} is not a {noun}; write it like {example!r}") from None
+        value = math.inf
     if not math.isfinite(value):
         raise UnitError(f"{at} is not finite; use a {noun} such as {example!r}")
     if unit in factors:

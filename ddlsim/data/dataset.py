@@ -135,6 +135,7 @@ def from_arrays(x: npt.ArrayLike, labels: npt.ArrayLike, name: str = "arrays", s
         raise
     except (TypeError, ValueError, OverflowError):
         raise ConfigError(f"data {name!r}: samples and labels must be arrays of numbers") from None
+    check_finite(name, samples)
     n_classes = int(classes.max()) + 1 if classes.dtype.kind == "i" and classes.size else 0
     return DataSet(name, samples, classes, tuple(str(i) for i in range(n_classes)), source)
 

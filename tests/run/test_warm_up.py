@@ -28,7 +28,8 @@ def test_everything_is_compiled_and_kept(compiled):
     assert 0.0 < done[-1] < seen[-1][2]
     assert list(warmth.compiled) == compiled
     files = [file.name for file in compiler.files()]
-    own = [cache.stem for cache in numba_compiler._caches if cache.function.__module__.startswith("ddlsim.")]
+    caches = [dispatcher._cache for dispatcher in numba_compiler.dispatchers()]
+    own = [cache.stem for cache in caches if cache.function.__module__.startswith("ddlsim.")]
     assert len(own) > 45
     assert [stem for stem in own if f"{stem}.nbi" not in files] == []
     del compiled[:]
