@@ -62,7 +62,7 @@ def replacing(path: str | Path) -> Iterator[BinaryIO]:
     path = Path(path)
     try:
         stream = _stream(path)
-        with _beside(Path(os.path.realpath(path))) if stream is None else _into(stream) as file:
+        with _replacing(Path(os.path.realpath(path))) if stream is None else _into(stream) as file:
             yield file
     except BrokenPipeError:
         raise
@@ -123,7 +123,7 @@ def _into(stream: int) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def _beside(target: Path) -> Iterator[BinaryIO]:
+def _replacing(target: Path) -> Iterator[BinaryIO]:
     """Yield a new file in the folder of `target`, which is moved into place at the end, or removed."""
     partial = target.with_name(f".{target.name[:40]}.{os.getpid()}-{secrets.token_hex(4)}.partial")
     handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)

@@ -46,7 +46,7 @@ def rule_of(annotation: Any) -> Rule | None:
     if origin is tuple and len(inner) and inner[-1] is not Ellipsis:
         return _fixed(tuple(rule_of(each) for each in inner))
     if origin in (tuple, list, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection):
-        return _many(rule_of(inner[0]), list if origin is list else tuple)
+        return _sequence(rule_of(inner[0]), list if origin is list else tuple)
     if origin in (dict, collections.abc.Mapping):
         return _table(rule_of(inner[0]), rule_of(inner[1]))
     if origin is np.ndarray:
@@ -136,7 +136,7 @@ def checked_items(rule: Rule | None, items: Iterable[object], where: str) -> lis
     return [rule(item, f"{where}[{i}]") for i, item in enumerate(items)]
 
 
-def _many(rule: Rule | None, kind: type[tuple[Any, ...]] | type[list[Any]]) -> Rule:
+def _sequence(rule: Rule | None, kind: type[tuple[Any, ...]] | type[list[Any]]) -> Rule:
     if rule is None:
         of = ""
     elif rule.plural:

@@ -14,7 +14,7 @@ import typer
 import ddlsim
 from ddlsim.cli import completion
 from ddlsim.cli.application import app
-from ddlsim.cli.options import arg, given, opt
+from ddlsim.cli.options import arg, opt, passed
 from ddlsim.cli.output import check_folder, write_file
 from ddlsim.errors import ConfigError
 from ddlsim.plain import parse_value
@@ -75,7 +75,7 @@ def import_file(
     said: dict[str, object] = {"operation": operation, "n_ranks": ranks, "bandwidth": bandwidth, "latency": latency}
     said |= {"device": device, "n_hosts": hosts if chosen in MACHINES else None}
     said |= {"ignore_unknown": ignore_unknown or None, **dict(_fact(text) for text in facts or [])}
-    content = read_any(file, kind=chosen, facts=given(**said))
+    content = read_any(file, kind=chosen, facts=passed(**said))
     if isinstance(content, Cluster):
         _refuse(file, chosen, {"--model": model, "--hosts": None if chosen in MACHINES else hosts})
         typer.echo(content.summary())

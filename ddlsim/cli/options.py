@@ -94,6 +94,6 @@ Optimizer = Annotated[
 Seed = Annotated[int | None, opt("Seed of all random streams.")]
 
 
-def given(**options: Any) -> dict[str, Any]:
+def passed(**options: Any) -> dict[str, Any]:
     """Return the options that are not None."""
     return {name: value for name, value in options.items() if value is not None}

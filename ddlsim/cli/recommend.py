@@ -12,7 +12,7 @@ import typer
 import ddlsim
 from ddlsim.cli import completion
 from ddlsim.cli.application import app
-from ddlsim.cli.options import AllowCode, Device, Flash, Json, Optimizer, Precision, Stack, arg, given, opt
+from ddlsim.cli.options import AllowCode, Device, Flash, Json, Optimizer, Precision, Stack, arg, opt, passed
 from ddlsim.cli.output import check_folder, write_file
 from ddlsim.errors import ConfigError
 from ddlsim.output_files import save_csv
@@ -135,17 +135,17 @@ def recommend(
     counted |= {"interleave": interleave, "shard": shard}
     sizes: dict[str, Any] = {name: _counts(f"--{name.replace('_', '-')}", text) for name, text in counted.items()}
     sizes |= {"stage": _counts("--stage", stage, least=0), "recompute": _names(recompute)}
-    wanted = given(**sizes, cut=_names(cut), p2p=_names(p2p))
+    wanted = passed(**sizes, cut=_names(cut), p2p=_names(p2p))
     ways = [replace(ddlsim.Splits(), **wanted)] if split or wanted else None
     asked = _question(clusters, allow_code)
     asked["clusters"] = priced = _priced(asked["clusters"], price or [])
-    limits = given(deadline=deadline, budget=budget, efficiency=efficiency, throughput=throughput, objective=objective)
+    limits = passed(deadline=deadline, budget=budget, efficiency=efficiency, throughput=throughput, objective=objective)
     target = replace(asked.get("target", ddlsim.Target()), **limits) if limits else None
     tried = {"workers": _counts("--workers", workers), "batch_sizes": _counts("--batch-size", batch_size)}
-    asked |= given(model=model, target=target, samples=samples, n_best=n_best, **tried)
-    asked |= given(stability=stability or None, strategies=ways)
+    asked |= passed(model=model, target=target, samples=samples, n_best=n_best, **tried)
+    asked |= passed(stability=stability or None, strategies=ways)
     base = asked.get("base") or ddlsim.Experiment(priced[0], asked.get("model", "resnet50"))
-    computing = given(device=device, precision=precision, optimizer=optimizer, stack=stack, flash=flash)
+    computing = passed(device=device, precision=precision, optimizer=optimizer, stack=stack, flash=flash)
     asked["base"] = base.with_(**computing)
     plan = ddlsim.recommend(**asked, jobs=jobs)
     typer.echo(json.dumps(plan.to_dict(), indent=2) if as_json else str(plan))

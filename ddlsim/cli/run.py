@@ -34,8 +34,8 @@ from ddlsim.cli.options import (
     Stack,
     Steps,
     Strat,
-    given,
     opt,
+    passed,
 )
 from ddlsim.cli.output import check_folder, check_picture, write_file
 from ddlsim.errors import ConfigError
@@ -94,12 +94,12 @@ def run(
 
     Example: ddlsim run cloud-25g-16x8-v100 --model resnet50 --batch-size 64 --workers 128
     """
-    chosen = given(model=model, batch_size=batch_size, workers=workers, steps=steps, precision=precision)
+    chosen = passed(model=model, batch_size=batch_size, workers=workers, steps=steps, precision=precision)
     made = _strategy(strategy, algorithm=algorithm, cost=cost, overlap=overlap, servers=servers, placement=placement)
-    chosen |= given(device=device, strategy=made, optimizer=optimizer, stack=stack, flash=flash, seed=seed)
+    chosen |= passed(device=device, strategy=made, optimizer=optimizer, stack=stack, flash=flash, seed=seed)
     if _has(what, {"jobs", "arrivals"}):
-        others = given(trace=trace, plot_cluster=plot_cluster, plot_learning=plot_learning, write=write_to)
-        others |= given(save=save, resume=resume, stability=stability or None, trace_whole=trace_whole or None)
+        others = passed(trace=trace, plot_cluster=plot_cluster, plot_learning=plot_learning, write=write_to)
+        others |= passed(save=save, resume=resume, stability=stability or None, trace_whole=trace_whole or None)
         _run_jobs(what, allow_code, as_json, bottleneck, timeline, chosen | others)
         return
     experiment = _experiment(what, allow_code, chosen)
@@ -211,10 +211,10 @@ def scaling(
     numbers = whole_numbers(workers, "--workers")
     check_picture(plot)
     made = _strategy(strategy, algorithm=algorithm, cost=cost, overlap=overlap, servers=servers, placement=placement)
-    chosen = given(strategy=made, model=model, batch_size=batch_size, steps=steps, precision=precision)
-    chosen |= given(device=device, optimizer=optimizer, stack=stack, flash=flash, seed=seed)
+    chosen = passed(strategy=made, model=model, batch_size=batch_size, steps=steps, precision=precision)
+    chosen |= passed(device=device, optimizer=optimizer, stack=stack, flash=flash, seed=seed)
     experiment = _experiment(what, allow_code, chosen)
-    results, interrupted = _each(experiment, numbers)
+    results, interrupted = _simulate_counts(experiment, numbers)
     typer.echo(json.dumps(scaling_rows(results), indent=2) if as_json else scaling_table(results))
     if plot is not None and results:
         from ddlsim.report.plots import scaling as draw
@@ -224,7 +224,7 @@ def scaling(
         raise typer.Exit(130)
 
 
-def _each(experiment: Experiment, counts: list[int]) -> tuple[list[Result], bool]:
+def _simulate_counts(experiment: Experiment, counts: list[int]) -> tuple[list[Result], bool]:
     """Simulate one count after the other with a progress bar; after an interrupt, return the results so far."""
     from ddlsim.report.progress import counted
 
@@ -263,7 +263,7 @@ def _has(what: str, keys: set[str]) -> bool:
 
 def _strategy(name: str | None, **options: object) -> Strategy | None:
     """Return the strategy described by the options. Raises ConfigError for options that it does not have."""
-    options = given(**options)
+    options = passed(**options)
     if name is None and not options:
         return None
     from ddlsim.run.files import strategy_of

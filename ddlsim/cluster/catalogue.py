@@ -14,7 +14,7 @@ from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.plain import decoded, parse_value, read_bytes
 from ddlsim.schema import loaded_from
 
-_OWN = (".toml", ".json")
+_NATIVE_SUFFIXES = (".toml", ".json")
 
 
 def cluster_names() -> list[str]:
@@ -45,7 +45,7 @@ def load_cluster(source: ClusterLike) -> Cluster:
         return Cluster.from_graph(source)
     stem, settings = split_options(str(source))
     path = Path(stem)
-    if path.suffix in (*_OWN, ".graphml") or os.path.isfile(path):
+    if path.suffix in (*_NATIVE_SUFFIXES, ".graphml") or os.path.isfile(path):
         return loaded_from(_load_file(path, settings), source)
     bundled = bundled_files("topologies")
     if stem in bundled:
@@ -64,7 +64,7 @@ def _load_bundled(path: Path, settings: tuple[str, ...], changed: int) -> Cluste
 
 def _load_file(path: Path, settings: Sequence[str]) -> Cluster:
     data = read_bytes(path, "no such file; use a path or a bundled cluster (see: ddlsim topologies)")
-    if path.suffix not in _OWN:
+    if path.suffix not in _NATIVE_SUFFIXES:
         from ddlsim.imports import read_topology
 
         pairs = [context.partition("=") for context in settings]

@@ -251,7 +251,7 @@ _Spread = Annotated[float | Spread, "the variation of a Spread, 0 to 1, or a ddl
 
 @checked
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class LinkDetailSettings:
     """Link details as written in files and by users: sizes are bytes or text such as "66 B", `flow_rate` is bytes/s or
     "5 Gbit/s".
 
@@ -319,7 +319,7 @@ class Told:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Wanted(Told):
+class _DetailArguments(LinkDetailSettings):
     cluster: Cluster = field(kw_only=False)
     kinds: Collection[str] | None = None
 
@@ -338,8 +338,8 @@ def collected(details: Collection[LinkDetail]) -> LinkDetails | None:
     return LinkDetails(*(np.array([getattr(detail, key) for detail in distinct.values()])[at] for key in DETAIL_KEYS))
 
 
-@takes_fields_of(_Wanted)
-def with_detail(wanted: _Wanted) -> Cluster:
+@takes_fields_of(_DetailArguments)
+def with_detail(wanted: _DetailArguments) -> Cluster:
     """Return a copy of a cluster in which the optional properties of all links of the given kinds are replaced.
 
     cluster  original cluster, which is not changed

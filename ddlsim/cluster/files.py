@@ -25,7 +25,7 @@ from ddlsim.bundled import relative_name
 from ddlsim.cluster import calibration_table
 from ddlsim.cluster.calibration_table import CalibrationTable
 from ddlsim.cluster.cluster import Cluster
-from ddlsim.cluster.details import IDEAL, TRANSPORT_KEYS, Told, with_detail
+from ddlsim.cluster.details import IDEAL, TRANSPORT_KEYS, LinkDetailSettings, with_detail
 from ddlsim.cluster.generators import GENERATORS
 from ddlsim.cluster.graphs import from_graph, to_graph
 from ddlsim.cluster.nodes import Graph, Host, Interior, MultiGpu, add_host, connect, size_of
@@ -78,7 +78,7 @@ class SwitchTable(Numbered):
 
 @checked
 @dataclass(frozen=True, kw_only=True)
-class AllLinksTable(Told):
+class AllLinksTable(LinkDetailSettings):
     """`[link]`: details of all links of the given `kinds` (default: all links between hosts)."""
 
     kinds: Sequence[str] | None = None
@@ -95,7 +95,7 @@ class StorageTable(Storage):
 
 @checked
 @dataclass(frozen=True, kw_only=True)
-class LinkTable(Told):
+class LinkTable(LinkDetailSettings):
     """`[[links]]`: links between two names; `*` in a name makes one link per match."""
 
     between: _Pair
@@ -197,7 +197,7 @@ def set_key(file: Table, context: str) -> None:
         _set_transport(file, parse_value(text))
     elif key == "storage":  # for files with a single switch between machines
         file["storage"] = [*file.get("storage", []), {"name": "storage", "read": text}]
-    elif key in {field.name for field in fields(Told)}:
+    elif key in {field.name for field in fields(LinkDetailSettings)}:
         file["link"] = {**file.get("link", {}), key: parse_value(text)}
     elif key == "routing":
         file["routing"] = check_policy(text, f"+{context}")

@@ -32,7 +32,7 @@ import numpy as np
 
 from ddlsim.arguments import Density, Positive, Rule, checked, one_of, quantity
 from ddlsim.cluster.cluster import Cluster
-from ddlsim.cluster.details import LinkDetail, Told, collected
+from ddlsim.cluster.details import LinkDetail, LinkDetailSettings, collected
 from ddlsim.cluster.routing import check_policy, widest_links
 from ddlsim.errors import ConfigError, shown, unknown_name
 
@@ -68,7 +68,7 @@ class NodeAttributes:
 
 @checked
 @dataclass(frozen=True, kw_only=True)
-class EdgeAttributes(Told):
+class EdgeAttributes(LinkDetailSettings):
     """The attributes of an edge."""
 
     bandwidth: Annotated[float, quantity("bandwidth", si=True)]

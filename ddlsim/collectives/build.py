@@ -14,7 +14,7 @@ from ddlsim.cluster import Cluster
 from ddlsim.cluster.levels import axes, levels
 from ddlsim.cluster.rings import groups_of, members, rails, rings
 from ddlsim.collectives.check import check, validate
-from ddlsim.collectives.lookup import called, find, given, n_segments_for, parameters_of
+from ddlsim.collectives.lookup import bound_arguments, called, find, n_segments_for, parameters_of
 from ddlsim.collectives.nccl_choice import choose, several_ways, way
 from ddlsim.collectives.nccl_tuner import ALGORITHMS, LAPS, PROTOCOLS
 from ddlsim.collectives.schedule import KINDS, Collective, Ints, Kind, Ranks, Schedule
@@ -91,7 +91,7 @@ def _forced_by(algorithm: str, kind: str) -> tuple[str | None, str | None]:
 
 def forced(function: Collective) -> tuple[str | None, str | None]:
     """Return the algorithm and the protocol fixed by "nccl(algorithm, protocol)"; None if NCCL's tuner chooses."""
-    words = [given(function).get(key) for key in ("algorithm", "protocol")]
+    words = [bound_arguments(function).get(key) for key in ("algorithm", "protocol")]
     for word, known, what in zip(words, (ALGORITHMS, PROTOCOLS), ("algorithm", "protocol"), strict=True):
         if word is not None and word not in known:
             raise unknown_name(f"{what} of NCCL", str(word), known)
@@ -141,7 +141,7 @@ def build(
     function = find(algorithm, kind)
     name = algorithm if isinstance(algorithm, str) else getattr(function, "__name__", repr(function))
     schedule = _call(function, name, n_ranks, nbytes, hosts, where, kind)
-    if (isinstance(algorithm, str) and ":" not in algorithm) or _is_own(function):
+    if (isinstance(algorithm, str) and ":" not in algorithm) or _is_builtin(function):
         return schedule
     if not _prove(schedule, name, n_ranks, kind):
         small = _call(function, name, FEW_RANKS, nbytes, None if hosts is None else hosts[:FEW_RANKS])
@@ -160,7 +160,7 @@ def _call(
 ) -> Schedule:
     """Call a collective algorithm with the size and the network information that its parameters request."""
     parameters = parameters_of(function)
-    wanted = set(parameters) - set(given(function))
+    wanted = set(parameters) - set(bound_arguments(function))
     more: dict[str, Any] = {}
     if where is not None:
         cluster, nodes = where[0], tuple(map(int, where[1]))
@@ -178,12 +178,12 @@ def _call(
     try:
         return called(function, n_ranks, **more)
     except TypeError as error:
-        if _is_own(function):
+        if _is_builtin(function):
             raise
         raise ConfigError(f"collective {name!r} must be callable as function(n_ranks) -> Schedule: {error}") from error
 
 
-def _is_own(function: Collective) -> bool:
+def _is_builtin(function: Collective) -> bool:
     return (getattr(function, "__module__", None) or "").startswith("ddlsim.")
 
 

@@ -62,7 +62,7 @@ def recursive_doubling(n_ranks: Count, nbytes: Real, alpha: Real, beta: Real, ga
 @checked
 def halving_doubling(n_ranks: Count, nbytes: Real, alpha: Real, beta: Real, gamma: Real = 0.0) -> float:
     """2 log2 p alpha + 2 (p-1)/p S beta + (p-1)/p S gamma, p = 2^q."""
-    return 2 * _log2(n_ranks) * alpha + _others(n_ranks, nbytes) * (2 * beta + gamma)
+    return 2 * _log2(n_ranks) * alpha + _remote_nbytes(n_ranks, nbytes) * (2 * beta + gamma)
 
 
 @checked
@@ -123,7 +123,7 @@ def broadcast_chain(n_ranks: Count, nbytes: Real, alpha: Real, beta: Real, n_seg
 def broadcast_scatter_all_gather(n_ranks: Count, nbytes: Real, alpha: Real, beta: Real) -> float:
     """(log2 p + p - 1) alpha + 2 (p-1)/p S beta, p = 2^q."""
     n_steps = _log2(n_ranks) + n_ranks - 1
-    return n_steps * alpha + 2 * _others(n_ranks, nbytes) * beta
+    return n_steps * alpha + 2 * _remote_nbytes(n_ranks, nbytes) * beta
 
 
 @checked
@@ -139,14 +139,14 @@ def reduce_chain(
 @checked
 def reduce_scatter_ring(n_ranks: Count, nbytes: Real, alpha: Real, beta: Real, gamma: Real = 0.0) -> float:
     """(p-1) alpha + (p-1)/p S (beta + gamma)."""
-    return (n_ranks - 1) * alpha + _others(n_ranks, nbytes) * (beta + gamma)
+    return (n_ranks - 1) * alpha + _remote_nbytes(n_ranks, nbytes) * (beta + gamma)
 
 
 @checked
 def reduce_scatter_recursive_halving(n_ranks: Count, nbytes: Real, alpha: Real, beta: Real, gamma: Real = 0.0) -> float:
     """log2 p alpha + (p-1)/p S (beta + gamma), p = 2^q."""
     n_steps = _log2(n_ranks)
-    return n_steps * alpha + _others(n_ranks, nbytes) * (beta + gamma)
+    return n_steps * alpha + _remote_nbytes(n_ranks, nbytes) * (beta + gamma)
 
 
 @checked
@@ -164,13 +164,13 @@ def all_gather_ring(n_ranks: Count, nbytes: Real, alpha: Real, beta: Real) -> fl
 @checked
 def all_gather_recursive_doubling(n_ranks: Count, nbytes: Real, alpha: Real, beta: Real) -> float:
     """log2 p alpha + (p-1)/p S beta, p = 2^q."""
-    return _log2(n_ranks) * alpha + _others(n_ranks, nbytes) * beta
+    return _log2(n_ranks) * alpha + _remote_nbytes(n_ranks, nbytes) * beta
 
 
 @checked
 def all_gather_bruck(n_ranks: Count, nbytes: Real, alpha: Real, beta: Real) -> float:
     """ceil(log2 p) alpha + (p-1)/p S beta."""
-    return (n_ranks - 1).bit_length() * alpha + _others(n_ranks, nbytes) * beta
+    return (n_ranks - 1).bit_length() * alpha + _remote_nbytes(n_ranks, nbytes) * beta
 
 
 @checked
@@ -186,7 +186,7 @@ def all_to_all_bruck(n_ranks: Count, nbytes: Real, alpha: Real, beta: Real) -> f
 @checked
 def all_to_all_direct(n_ranks: Count, nbytes: Real, alpha: Real, beta: Real) -> float:
     """alpha + (p-1)/p S beta."""
-    return (n_ranks > 1) * alpha + _others(n_ranks, nbytes) * beta
+    return (n_ranks > 1) * alpha + _remote_nbytes(n_ranks, nbytes) * beta
 
 
 @checked
@@ -201,7 +201,7 @@ all_to_all_pairwise = all_gather_ring
 all_gather_direct = gather_direct = scatter_direct = all_to_all_direct
 
 
-def _others(n_ranks: Count, nbytes: Real) -> float:
+def _remote_nbytes(n_ranks: Count, nbytes: Real) -> float:
     """Bytes of the buffer that belong to the other ranks, (p-1)/p S."""
     return (n_ranks - 1) / n_ranks * nbytes
 

@@ -154,23 +154,23 @@ def gloo_broadcast(n_ranks: Ranks, root: Index = 0) -> Schedule:
 def gloo_gather(n_ranks: Ranks, root: Index = 0) -> Schedule:
     """All ranks send their blocks to the root at once (``gloo/gather.cc``): 2 alpha + (p-1)/p S beta."""
     others = np.arange(1, n_ranks)
-    return with_root(_once(n_ranks, others, np.zeros_like(others), others, "gather"), root)
+    return with_root(_single_lane(n_ranks, others, np.zeros_like(others), others, "gather"), root)
 
 
 @checked
 def gloo_scatter(n_ranks: Ranks, root: Index = 0) -> Schedule:
     """The root sends all blocks at once (``gloo/scatter.cc``): 2 alpha + (p-1)/p S beta."""
     others = np.arange(1, n_ranks)
-    return with_root(_once(n_ranks, np.zeros_like(others), others, others, "scatter"), root)
+    return with_root(_single_lane(n_ranks, np.zeros_like(others), others, others, "scatter"), root)
 
 
 @checked
 def gloo_all_to_all(n_ranks: Ranks) -> Schedule:
     """All messages at once (``gloo/alltoall.cc``): 2 alpha + (p-1)/p S beta."""
     rank, step = (a.ravel() for a in np.indices((n_ranks, n_ranks - 1)))
-    return _once(n_ranks, rank, (rank + 1 + step) % n_ranks, 1 + step, "all_to_all")
+    return _single_lane(n_ranks, rank, (rank + 1 + step) % n_ranks, 1 + step, "all_to_all")
 
 
-def _once(n_ranks: Ranks, src: Ints, dst: Ints, start: Ints, kind: str) -> Schedule:
+def _single_lane(n_ranks: Ranks, src: Ints, dst: Ints, start: Ints, kind: str) -> Schedule:
     lanes = (_transfer(src, dst, start, np.array([0])),) if n_ranks > 1 else ()
     return Schedule(n_ranks, n_ranks, lanes, kind=kind)

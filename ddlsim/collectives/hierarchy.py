@@ -13,7 +13,7 @@ import numpy as np
 from ddlsim.arguments import Count, checked
 from ddlsim.cluster.levels import Levels
 from ddlsim.collectives.combine import on_ranks, parallel, sequence, split, strided, uniform
-from ddlsim.collectives.lookup import called, find, given, parameters_of
+from ddlsim.collectives.lookup import bound_arguments, called, find, parameters_of
 from ddlsim.collectives.schedule import Collective, Ints, Ranks, Round, Schedule, Segments
 from ddlsim.errors import ConfigError, unknown_name
 
@@ -183,7 +183,7 @@ def _checked_groups(groups: Sequence[Ints], n_ranks: int) -> tuple[Ints, ...]:
 
 
 def _bound(function: Collective, n_segments: int) -> Collective:
-    if "n_segments" in parameters_of(function) and "n_segments" not in given(function):
+    if "n_segments" in parameters_of(function) and "n_segments" not in bound_arguments(function):
         function = functools.partial(function, n_segments=n_segments)
 
     def checked_call(n_ranks: int) -> Schedule:

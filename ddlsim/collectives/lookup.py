@@ -71,7 +71,7 @@ def find(algorithm: str | Collective, kind: str = "all_reduce") -> Collective:
     return _with_arguments(function, algorithm, [int(w) if w.isdecimal() and len(w) < 19 else w for w in words])
 
 
-def given(function: Collective) -> dict[str, object]:
+def bound_arguments(function: Collective) -> dict[str, object]:
     """Return the keyword arguments that are bound already (by :func:`functools.partial`)."""
     return dict(function.keywords) if isinstance(function, functools.partial) else {}
 

@@ -168,9 +168,9 @@ def _descriptions(kind: type) -> dict[str, str]:
     return {name: re.sub(r":\w+:`~?([\w.]*\.)?(\w+)`", r"\2", text).replace("``", "") for name, text in found.items()}
 
 
-OWN = "own ..."
+CUSTOM = "own ..."
 #: placeholders of empty fields
-OTHERS = 'max_time = "720 h"\n[failures]\nmtbf = "5000 h"\n[checkpoints]\nevery = "1 h"\nto = "peers"'
+PLACEHOLDER = 'max_time = "720 h"\n[failures]\nmtbf = "5000 h"\n[checkpoints]\nevery = "1 h"\nto = "peers"'
 
 
 def form(setup: Setup) -> pn.Column:
@@ -205,7 +205,7 @@ def form(setup: Setup) -> pn.Column:
                                              start=0.0, sizing_mode="stretch_width"),
             _count(setup, "steps", "Measured steps (empty: 10)"), _count(setup, "seed", "Seed"),
             pn.widgets.TextAreaInput.from_param(setup.param.others, label="Other fields, as in experiment files",
-                                                placeholder=OTHERS, rows=6, sizing_mode="stretch_width"),
+                                                placeholder=PLACEHOLDER, rows=6, sizing_mode="stretch_width"),
         ], collapsed=True),
         sizing_mode="stretch_width",
     )  # fmt: skip
@@ -226,7 +226,7 @@ def _select(setup: Setup, name: str, label: str, options: Iterable[str]) -> pn.w
 
 def _source(setup: Setup, name: str, presets: Sequence[str]) -> list[Any]:
     """Return the widgets for a cluster or a model: a preset, any text, or an uploaded file."""
-    choice = pn.widgets.Select(label=name.capitalize(), options=[*presets, OWN], sizing_mode="stretch_width")
+    choice = pn.widgets.Select(label=name.capitalize(), options=[*presets, CUSTOM], sizing_mode="stretch_width")
     text = pn.widgets.TextInput.from_param(
         setup.param[name], label=f"{name.capitalize()} or file, with +key=value", sizing_mode="stretch_width"
     )
@@ -234,10 +234,10 @@ def _source(setup: Setup, name: str, presets: Sequence[str]) -> list[Any]:
 
     def show(*_: object) -> None:
         stem = split_options(getattr(setup, name))[0]
-        choice.value = stem if stem in presets else OWN
+        choice.value = stem if stem in presets else CUSTOM
 
     def chosen(event: Any) -> None:
-        if event.new != OWN and event.new != split_options(getattr(setup, name))[0]:
+        if event.new != CUSTOM and event.new != split_options(getattr(setup, name))[0]:
             setup.param.update(**{name: event.new})
 
     def uploaded(event: Any) -> None:
@@ -424,7 +424,7 @@ class Fast(fast.Fast):
     _resources = {**fast.Fast._resources, "font": {}}  # noqa: RUF012
 
 
-def made_setup(cluster_name: str | None, model: str | None) -> Setup:
+def new_setup(cluster_name: str | None, model: str | None) -> Setup:
     """Return the initial state of a page. Raises ConfigError for an invalid cluster or model."""
     from ddlsim.workload.model import load_model
 
@@ -506,11 +506,11 @@ def keep_in_address(setup: Setup) -> list[str]:
 
 def server(cluster_name: str | None, model: str | None, port: int, browser: bool, hosts: Sequence[str]) -> Server:
     """Return a server of the explorer, not started yet. Raises ConfigError for invalid names, and for a port in use."""
-    shown = load_cluster(made_setup(cluster_name, model).cluster)
+    shown = load_cluster(new_setup(cluster_name, model).cluster)
     limit_size(max(MOST_NODES, shown.n_nodes), max(MOST_LINKS, shown.n_links))
     try:
         options = {"address": ADDRESS, "port": port, "show": browser, "start": False, "verbose": True}
-        made: Server = pn.serve(lambda: template(made_setup(cluster_name, model)), title="ddlsim explorer", **options)
+        made: Server = pn.serve(lambda: template(new_setup(cluster_name, model)), title="ddlsim explorer", **options)
     except OSError as error:
         raise ConfigError(
             f"port = {port}: cannot be used ({error.strerror or error}); choose another one, or 0 for any free port"
@@ -529,6 +529,6 @@ def serve(cluster_name: str | None, model: str | None, port: int, browser: bool,
 
 def in_notebook(cluster_name: str | None, model: str | None) -> pn.Row:
     """Return form and screens side by side."""
-    setup = made_setup(cluster_name, model)
+    setup = new_setup(cluster_name, model)
     buttons, place = screens(setup, Jobs())
     return pn.Row(pn.Column(form(setup), width=320), pn.Column(buttons, place, sizing_mode="stretch_width"))

@@ -13,7 +13,7 @@ import numpy as np
 from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.cluster.details import route_overhead
 from ddlsim.collectives import Collective, Schedule, State, build, cost, states
-from ddlsim.collectives.lookup import find, given, parameters_of
+from ddlsim.collectives.lookup import bound_arguments, find, parameters_of
 from ddlsim.collectives.states import beginning
 from ddlsim.errors import ConfigError
 from ddlsim.explore.jobs import Progress
@@ -84,7 +84,7 @@ def takes_segments(algorithm: str, kind: str) -> bool:
     """Return whether the number of segments of an algorithm can be set."""
     refuse_code(algorithm, "algorithm")
     function = find(algorithm, kind)
-    return "n_segments" in set(parameters_of(function)) - set(given(function))
+    return "n_segments" in set(parameters_of(function)) - set(bound_arguments(function))
 
 
 def collective(question: Question) -> str | Collective:

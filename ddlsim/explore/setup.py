@@ -111,15 +111,15 @@ class Setup(param.Parameterized):
         """Return the form's experiment. Raises a one-line DdlsimError if it is invalid."""
         fields: dict[str, Any] = {"cluster": _text(self.cluster, "cluster"), "model": _text(self.model, "model")}
         for name in ("accumulation", "seed"):
-            fields[name] = _given(getattr(self, name), name)
+            fields[name] = _required(getattr(self, name), name)
         fields |= {name: getattr(self, name) for name in ("workers", "batch_size", "steps")}
         fields |= {name: getattr(self, name) or None for name in ("precision", "stack", "gradient_dtype")}
         fields["strategy"] = _built("strategy", self.strategy, self.settings, STRATEGIES)
-        if spread := _given(self.jitter, "jitter"):
+        if spread := _required(self.jitter, "jitter"):
             fields["jitter"] = Lognormal(spread)
         if self.compression != "none":
             fields["compression"] = _built("compression", self.compression, self.compression_settings, COMPRESSORS)
-        return Experiment(**fields | self._others(fields))
+        return Experiment(**fields | self._toml_fields(fields))
 
     def when_changed(self, refresh: Callable[[], None]) -> None:
         """Call `refresh` now, and whenever the experiment changes."""
@@ -142,7 +142,7 @@ class Setup(param.Parameterized):
         self.param.watch(look, [*FIELDS, "screen", "started"])
         look()
 
-    def _others(self, own: Mapping[str, object]) -> dict[str, Any]:
+    def _toml_fields(self, own: Mapping[str, object]) -> dict[str, Any]:
         """Return the fields written in TOML; file names are relative to the working directory of the explorer."""
         where = "other fields"
         table = parse_toml(self.others, where)
@@ -175,7 +175,7 @@ def _text(value: str, name: str) -> str:
     return value.strip()
 
 
-def _given(value: Any, name: str) -> Any:
+def _required(value: Any, name: str) -> Any:
     if value is None:
         raise ConfigError(f"{name.replace('_', ' ')} is empty; enter a number")
     return value

@@ -86,7 +86,7 @@ _LOOK = 2**24  # characters
 #: pattern of tables written by :func:`ddlsim.measure.save_measurements`; required columns in any order
 _MEASURED = re.compile(r"(?:#.*\n)*(?=.*\bexperiment\b)(?=.*\boperation\b)(?=.*\bn_ranks\b)(?=.*\bmedian_s\b).*,")
 #: other common files: (pattern, description, alternative)
-_OTHERS: tuple[tuple[re.Pattern[str], str, str], ...] = (
+_UNSUPPORTED: tuple[tuple[re.Pattern[str], str, str], ...] = (
     (re.compile(r"^\s*(?:graph|Creator)\s.*\n*(?:.*\n){0,60}\s*node\s*\[", re.MULTILINE), "GML", "save it as GraphML"),
     (re.compile(r"^duration: [\d.]+ sec|algo throughput: |all_reduce_bench\.py", re.MULTILINE),
      "the output of an all_reduce_bench.py for torch.distributed, which has no fixed format",
@@ -123,7 +123,7 @@ def _kind(source: SourceText) -> str:
     for kind, pattern in _MARKS:
         if re.search(pattern, beginning):
             return kind
-    for mark, what, remedy in _OTHERS:
+    for mark, what, remedy in _UNSUPPORTED:
         if mark.search(beginning):
             raise source.error(None, f"seems to be {what}, which has no reader; {remedy}")
     if not source.text.strip():

@@ -116,8 +116,8 @@ class _Reader:
         self.cpus: list[Element] = []
         for i, package in enumerate(self.packages):
             about = {"numaid": str(i), "arch": _ARCHITECTURES.get(arch, arch), "vendor": _info(package, "CPUVendor")}
-            about["familyid"] = _whole(_info(package, "CPUFamilyNumber"), 6)
-            about["modelid"] = _whole(_info(package, "CPUModelNumber"), 0)
+            about["familyid"] = _integer_or(_info(package, "CPUFamilyNumber"), 6)
+            about["modelid"] = _integer_or(_info(package, "CPUModelNumber"), 0)
             self.cpus.append(Element(package.source, package.line, "cpu", about))
         parts = [part for part in walk(machine) if part.get("type", "") == "OSDev"]
         self.rdma = any(part.get("osdev_type", "") in _OPEN_FABRICS for part in parts)
@@ -207,5 +207,5 @@ class _Reader:
         return n_links
 
 
-def _whole(text: str, otherwise: int) -> str:
+def _integer_or(text: str, otherwise: int) -> str:
     return text if re.fullmatch("[0-9]{1,9}", text) else str(otherwise)

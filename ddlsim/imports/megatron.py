@@ -23,7 +23,7 @@ _ASSIGNED = re.compile(r"(?m)^[ \t]*(?:export[ \t]+|local[ \t]+)?([A-Za-z_]\w*)=
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::?-([^{}]*))?\}|([A-Za-z_]\w*))")
 _FLAG = re.compile(r"(?:^|(?<=\s))--([a-z][\w-]*)(?:[ \t]*=[ \t]*|\s+|$)((?!--)[^\s]*)?")
 #: arguments that define a different architecture, unless they have one of these values
-_OTHERS = (
+_UNSUPPORTED = (
     "multi-latent-attention", "apply-residual-connection-post-layernorm", "mtp-num-layers", "moe-layer-freq",
     "moe-shared-expert-intermediate-size", "is-hybrid-model", "hybrid-override-pattern", "decoder-num-layers",
     "heterogeneous-layers-config-path", "heterogeneous-layers-config-encoded-json", "window-size",
@@ -59,7 +59,7 @@ def read_megatron(source: SourceText) -> Read:
     Raises ConfigError for arguments of an unsupported architecture, and for missing or invalid numbers.
     """
     given = _Arguments(source, _script(source.text) if _SCRIPT.search(source.text) else _printed(source.text))
-    for flag in _OTHERS:
+    for flag in _UNSUPPORTED:
         if flag in given.flags and given.text(flag) not in _HARMLESS:
             raise given.error(flag, "models with this option cannot be simulated yet")
     table, values = decoder_table("llama")

@@ -34,7 +34,7 @@ from ddlsim.imports.timing import Timing
 PROGRAMS = {name: name for name in ("all_reduce", "all_gather", "reduce_scatter")} | {"alltoall": "all_to_all"}
 PROGRAMS |= {name: name for name in ("broadcast", "reduce", "gather", "scatter")} | {"sendrecv": "p2p"}
 #: alltoallv sends every rank a different size (rccl-tests, src/alltoallv.cu)
-OTHERS = ("hypercube", "alltoallv")
+UNSUPPORTED = ("hypercube", "alltoallv")
 OPERATIONS = tuple(PROGRAMS.values())
 #: operations for which `count` elements are one rank's part of `size`
 _IN_PARTS = {"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"}
@@ -279,7 +279,7 @@ def _tables(source: SourceText, left_out: LeftOut) -> list[Table]:
     in_place_only = False
     for number, line in source.lines():
         table = tables[-1]
-        programs = {match[1] for match in _PROGRAM.finditer(line) if match[1] in (*PROGRAMS, *OTHERS)}
+        programs = {match[1] for match in _PROGRAM.finditer(line) if match[1] in (*PROGRAMS, *UNSUPPORTED)}
         begins = len(programs) == 1 and "concluded" not in line
         rank = _RANK.search(line)
         if table.rows and (begins or rank or re.search(r"\bnThread \d", line)):
@@ -321,7 +321,7 @@ def _columns(source: SourceText, number: int, line: str) -> list[str]:
 
 
 def _operation(source: SourceText, line: int | None, program: str) -> str:
-    if program in OTHERS:
+    if program in UNSUPPORTED:
         raise source.error(line, f"{program}_perf has no corresponding collective in ddlsim; remove its output")
     return PROGRAMS[program]
 

@@ -22,7 +22,7 @@ _RATES = re.compile(
 _UNITS = re.compile(r"\((?:images|imgs?|samples|sequences|tokens)?/?\w*\)")
 #: numeric columns that are not throughputs: labels and other quantities
 _LABELS = re.compile(r"(?:n|num)?(?:nodes|hosts|machines|servers)|seed|run|repetition")
-_OTHERS = re.compile(r".*(?:seconds|time|latency|duration|bytes|size|bandwidth|busbw|algbw)|s|ms|us")
+_QUANTITIES = re.compile(r".*(?:seconds|time|latency|duration|bytes|size|bandwidth|busbw|algbw)|s|ms|us")
 _NOTHING = ("", "-", "nan", "n/a", "oom")
 
 
@@ -82,7 +82,7 @@ def read_throughput(path: str | Path, *, batch_size: Count | None = None) -> tup
     rates = [i for i, name in enumerate(plain) if _RATES.fullmatch(name)]
     others = [i for i, name in enumerate(plain) if i not in (*ranks, *batches) and not _LABELS.fullmatch(name)]
     for i in others if not rates else ():
-        if _OTHERS.fullmatch(plain[i]):
+        if _QUANTITIES.fullmatch(plain[i]):
             raise source.error(
                 head_line,
                 f"the column {heading[i]!r} is not a throughput; name the column of throughputs, such as 'images/s', "
@@ -99,8 +99,8 @@ def read_throughput(path: str | Path, *, batch_size: Count | None = None) -> tup
                     raise source.entry_error(number, reason)
                 if cells[i].lower() in _NOTHING:
                     continue
-                n_ranks = _whole(source, number, cells[ranks[0]], heading[ranks[0]])
-                batch = _whole(source, number, cells[batches[0]], heading[batches[0]]) if batches else batch_size
+                n_ranks = _integer(source, number, cells[ranks[0]], heading[ranks[0]])
+                batch = _integer(source, number, cells[batches[0]], heading[batches[0]]) if batches else batch_size
                 samples = float(n_ranks * batch) if batch else 1.0
                 words = [cells[i] for i in labels if cells[i]]
                 rate = positive_number(source, number, cells[i], heading[i])
@@ -120,7 +120,7 @@ def _is_number(cell: str) -> bool:
         return False
 
 
-def _whole(source: SourceText, line: int, cell: str, column: str) -> int:
+def _integer(source: SourceText, line: int, cell: str, column: str) -> int:
     value = positive_number(source, line, cell, column)
     if value != int(value) or value > 1e9:
         raise source.entry_error(line, f"{column} = {cell!r} must be an integer of at most 1e9")

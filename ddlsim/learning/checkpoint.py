@@ -89,7 +89,7 @@ def read(path: str | Path) -> tuple[Checkpoint, dict[str, object]]:
 def _read(path: Path) -> tuple[Checkpoint, dict[str, object]]:
     with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
         text = json.loads(file["run"].tobytes())
-        if _whole(text["format"]) != FORMAT:
+        if _index(text["format"]) != FORMAT:
             found = text["format"]
             raise ConfigError(
                 f"{path}: the file has format {found}, but this version of ddlsim reads format {FORMAT}; resume the "
@@ -101,13 +101,13 @@ def _read(path: Path) -> tuple[Checkpoint, dict[str, object]]:
     scalars, losses, times = (_numbers(parts[name], name) for name in ("scalars", "losses", "times"))
     if not (np.isfinite(losses).all() and np.isfinite(times).all() and (np.diff(times, prepend=0.0) >= 0.0).all()):
         raise ValueError("a loss or time is not finite, or the times do not increase")
-    results = {_whole(number): _decode(code, arrays) for number, code in text["results"]}
-    pending = frozenset(_whole(number) for number in text["pending"])
+    results = {_index(number): _decode(code, arrays) for number, code in text["results"]}
+    pending = frozenset(_index(number) for number in text["pending"])
     if not isinstance(text["manifest"], dict):
         raise ValueError("the manifest is not a JSON object")
     if not is_whole:  # last, because the other errors are more specific
         raise ValueError("the contents of the file do not match its digest")
-    replay = Replay(_whole(text["n_values"]), results, pending, tuple(scalars.tolist()))
+    replay = Replay(_index(text["n_values"]), results, pending, tuple(scalars.tolist()))
     return Checkpoint(replay, tuple(losses.tolist()), tuple(times.tolist())), text["manifest"]
 
 
@@ -121,7 +121,7 @@ def _digest(parts: Mapping[str, npt.NDArray[np.generic]]) -> bytes:
     return content.digest()
 
 
-def _whole(value: object) -> int:
+def _index(value: object) -> int:
     if type(value) is not int or value < 0:
         raise ValueError(f"{shown(value)} is not a valid index of a value; expected a non-negative integer")
     return value
@@ -181,9 +181,9 @@ def _decode(code: object, arrays: list[npt.NDArray[np.generic]]) -> object:
         return code
     kind, *parts = code
     if kind == "array":
-        return arrays[_whole(parts[0])]
+        return arrays[_index(parts[0])]
     if kind == "scalar":
-        return arrays[_whole(parts[0])][()]
+        return arrays[_index(parts[0])][()]
     if kind == "class":
         return _decode_dataclass(parts[0], parts[1], arrays)
     if kind == "dict":

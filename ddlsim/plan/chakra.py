@@ -73,12 +73,12 @@ def _node(place: Node, fields: dict[str, Node]) -> TraceNode:
         raise place.error(f"type = {shown(kind)} is unknown; known: {listed(NODE_TYPES)}")
     inputs = _plain(fields["inputs"]) if "inputs" in fields else {}
     return TraceNode(
-        number=_whole(fields["id"]) if "id" in fields else 0,
+        number=_integer(fields["id"]) if "id" in fields else 0,
         name=fields["name"].text() if "name" in fields else "",
         type=NODE_TYPES.index(str(kind)),
-        control=[_whole(each) for each in fields["ctrldeps"].items()] if "ctrldeps" in fields else [],
-        data=[_whole(each) for each in fields["datadeps"].items()] if "datadeps" in fields else [],
-        micros=_whole(fields["durationmicros"]) if "durationmicros" in fields else 0,
+        control=[_integer(each) for each in fields["ctrldeps"].items()] if "ctrldeps" in fields else [],
+        data=[_integer(each) for each in fields["datadeps"].items()] if "datadeps" in fields else [],
+        micros=_integer(fields["durationmicros"]) if "durationmicros" in fields else 0,
         inputs=inputs["values"].text() if "values" in inputs else "",
         attributes=_attributes(fields),
     )
@@ -103,7 +103,7 @@ def _attributes(fields: dict[str, Node]) -> dict[str, Attribute]:
 
 def _scalar(kind: str, part: Node) -> Scalar:
     if _WHOLE.fullmatch(kind):
-        return _whole(part, least=-(2**63))
+        return _integer(part, least=-(2**63))
     if kind.startswith(("double", "float")):
         return part.number()
     if kind.startswith("bool"):
@@ -113,7 +113,7 @@ def _scalar(kind: str, part: Node) -> Scalar:
     return part.text()
 
 
-def _whole(node: Node, least: int = 0) -> int:
+def _integer(node: Node, least: int = 0) -> int:
     """Return an integer, which may be written as a string."""
     value = node.value
     if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,20}", value):
@@ -174,7 +174,7 @@ def read_chakra(
         traces *= n_ranks
     speed = si(flops, "flops") if flops is not None else None
     moves = si(memory_bandwidth, "bandwidth") if memory_bandwidth is not None else None
-    known = _groups(groups) if groups is not None else _told(traces)
+    known = _groups(groups) if groups is not None else _created(traces)
     for name, ranks in known.items():
         if ranks and max(ranks) >= len(traces):
             raise ConfigError(
@@ -250,7 +250,7 @@ def _ranks(where: str, name: object, ranks: object) -> tuple[int, ...]:
     return tuple(ranks)
 
 
-def _told(traces: Sequence[tuple[Path, Mapping[str, Attribute], Sequence[TraceNode]]]) -> dict[str, tuple[int, ...]]:
+def _created(traces: Sequence[tuple[Path, Mapping[str, Attribute], Sequence[TraceNode]]]) -> dict[str, tuple[int, ...]]:
     """Return the groups in PyTorch's ``process_group:init`` nodes."""
     told: dict[str, tuple[int, ...]] = {}
     for file, _, nodes in traces[:1]:

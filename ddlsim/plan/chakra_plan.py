@@ -39,7 +39,7 @@ def to_chakra(plan: Plan, path: str | Path) -> list[Path]:
     refuse_needs_across_ranks(plan, "to_chakra", "a trace")
     common = json.dumps({
         "groups": plan.groups, "parts": plan.parts, "names": plan.names, "n_layers": plan.n_layers,
-        "n_ranks": plan.n_ranks, "queues": [_told(queue) for queue in plan.queues], "delays": plan.delays,
+        "n_ranks": plan.n_ranks, "queues": [_encoded_queue(queue) for queue in plan.queues], "delays": plan.delays,
         "tensor": plan.tensor, "servers": plan.servers, "notes": plan.notes,
     })  # fmt: skip
     files = []
@@ -55,7 +55,7 @@ def to_chakra(plan: Plan, path: str | Path) -> list[Path]:
     return files
 
 
-def _told(queue: object) -> list[object]:
+def _encoded_queue(queue: object) -> list[object]:
     for name, kind in _QUEUES.items():
         if type(queue) is kind:
             return [name, vars(queue)]

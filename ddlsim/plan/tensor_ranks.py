@@ -41,7 +41,7 @@ from ddlsim.plan.plan import (
 )
 from ddlsim.plan.rows import csr, key_ends, ranges
 from ddlsim.workload.compute import Workload
-from ddlsim.workload.tensor_overlap import BULK, PIPELINE, RING_EXCHANGE, Beside
+from ddlsim.workload.tensor_overlap import BULK, PIPELINE, RING_EXCHANGE, OverlappedProduct
 from ddlsim.workload.tensor_parallel import Collective as Exchange
 from ddlsim.workload.tensor_parallel import Shard
 
@@ -116,7 +116,7 @@ class _Pass:
             self.flush()
         self._waits = (self._add(Item(1, kind, nbytes=nbytes, needs=(self._device,))),)
 
-    def beside(self, beside: Beside, kind: int, nbytes: float) -> None:
+    def overlap(self, beside: OverlappedProduct, kind: int, nbytes: float) -> None:
         """Compute a product in chunks while a collective is in progress.
 
         Chunk i of a "ring_exchange" is multiplied when it has arrived; the first one is already on the rank. A chunk of
@@ -178,7 +178,7 @@ def _items(
                 if each.beside is None:
                     done.exchange(KINDS.index(each.kind), each.nbytes)
                 else:
-                    done.beside(each.beside, KINDS.index(each.kind), each.nbytes)
+                    done.overlap(each.beside, KINDS.index(each.kind), each.nbytes)
             if gathering:
                 counted = sum(each.beside.counted for each in own if each.beside is not None)
                 done.work(layer, max(float(seconds[layer]) - counted, 0.0))

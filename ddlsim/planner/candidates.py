@@ -33,7 +33,7 @@ COMPRESSIONS: tuple[Compression | None, ...] = (None, Compression(FP16()), Compr
 ALGORITHMS = ("default", "hierarchical", "halving_doubling", "double_binary_tree")
 LOCAL_STEPS = 8
 #: label of parameter servers, one on each machine with workers
-EACH = "parameter server (1 per machine)"
+SERVER_PER_MACHINE = "parameter server (1 per machine)"
 #: simulated (warm-up, measured) steps: identical steps, workers that proceed independently, random times
 REGULAR, OWN_WAYS, RANDOM = (1, 2), (2, 8), (2, 10)
 #: a model with few layers, for inspecting plans
@@ -187,7 +187,7 @@ def candidates(
         warmup, steps = _length(base, strategy, nature.synchronous)
         varied = {"cluster": cluster, "workers": n, "strategy": strategy, "compression": compression}
         experiment = base.with_(**varied, batch_size=batch_size, warmup=warmup, steps=steps)
-        names = (EACH if each else str(labels[0][i]), str(labels[1][i]))
+        names = (SERVER_PER_MACHINE if each else str(labels[0][i]), str(labels[1][i]))
         exact, sizes = nature.exact and compression is None, contract.of(strategy).split_sizes(n) if split else {}
         size = (n, *names, batch_size)
         found.append(Candidate(i, experiment, cluster, places[id(cluster)], *size, exact, nature.simple, each, sizes))

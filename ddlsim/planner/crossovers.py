@@ -10,11 +10,11 @@ import numpy as np
 
 from ddlsim.planner.candidates import Candidate
 from ddlsim.planner.evaluate import Evaluator, number_of
-from ddlsim.planner.search import Found
+from ddlsim.planner.search import Trial
 from ddlsim.printable import shown
 
 #: maximum number of gradient exchanges that are compared
-N_WAYS = 4
+MAX_EXCHANGES = 4
 #: relative difference below which throughputs are equal
 EQUAL = 1e-6
 
@@ -40,7 +40,7 @@ class Crossover:
 
 
 def crossovers(
-    found: Sequence[Found], best: Candidate, counts: Sequence[int], evaluator: Evaluator
+    found: Sequence[Trial], best: Candidate, counts: Sequence[int], evaluator: Evaluator
 ) -> tuple[list[Crossover], list[str]]:
     """Return the numbers of workers from which one of the fastest gradient exchanges remains faster than another one,
     on the cluster and with the batch of the `best` configuration, and remarks on pairs without a single crossover.
@@ -51,7 +51,7 @@ def crossovers(
     If the order changes between two counts, a bisection finds one crossover, among whole machines if both counts fill
     their machines.
     """
-    ways = _ways(found, best)
+    ways = _exchanges(found, best)
     grid = sorted(n for n in set(counts) if 1 < n <= len(best.cluster.workers))
     if len(ways) < 2 or len(grid) < 2:
         return [], []
@@ -68,7 +68,7 @@ def crossovers(
     return crossings, remarks
 
 
-def _ways(found: Sequence[Found], best: Candidate) -> list[Candidate]:
+def _exchanges(found: Sequence[Trial], best: Candidate) -> list[Candidate]:
     """Return the best configuration's gradient exchange, and the fastest exact ones, with any number of workers."""
     ways = {(best.strategy, best.compression): best}
     same = [
@@ -81,7 +81,7 @@ def _ways(found: Sequence[Found], best: Candidate) -> list[Candidate]:
     ]
     for _, candidate in sorted(same, key=lambda pair: (-pair[0], pair[1].number)):
         ways.setdefault((candidate.strategy, candidate.compression), candidate)
-    return list(ways.values())[:N_WAYS]
+    return list(ways.values())[:MAX_EXCHANGES]
 
 
 def _bisect(a: Candidate, b: Candidate, before: tuple[int, int], high: int, evaluator: Evaluator) -> Crossover:

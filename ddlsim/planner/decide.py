@@ -43,7 +43,7 @@ from ddlsim.planner.evaluate import Evaluator
 from ddlsim.planner.learned import Lesson, learning_group, lesson, trained
 from ddlsim.planner.ranges import device_of, disputed, may_win, ranges
 from ddlsim.planner.recommendation import Choice, Recommendation, choices_of
-from ddlsim.planner.search import SAME, Found, Search, beats_bound, preferred, spread_of, tie_reason
+from ddlsim.planner.search import SAME, Search, Trial, beats_bound, preferred, spread_of, tie_reason
 from ddlsim.planner.target import Figures, Target
 from ddlsim.readable import count, duration, percent
 from ddlsim.run.checkpoint_intervals import best_checkpoint_interval
@@ -65,7 +65,7 @@ from ddlsim.workload.stacks import default_stack
 #: numbers of spare machines to try
 SPARES = (0, 1, 2, 4, 8)
 #: number of sampled failure timelines for each, and for each checkpoint interval
-LIVES = 20
+N_TIMELINES = 20
 
 
 def reliability(candidate: Candidate) -> list[str]:
@@ -80,13 +80,13 @@ def reliability(candidate: Candidate) -> list[str]:
 
 
 def _effective(result: Result) -> float:
-    timelines = [result.failure_timeline] if result.failure_timeline.finished else result.timelines(LIVES)
+    timelines = [result.failure_timeline] if result.failure_timeline.finished else result.timelines(N_TIMELINES)
     return sum(timeline.effective for timeline in timelines) / len(timelines)
 
 
 def _interval(experiment: Experiment) -> list[str]:
     try:
-        found = best_checkpoint_interval(experiment, n_timelines=LIVES)
+        found = best_checkpoint_interval(experiment, n_timelines=N_TIMELINES)
     except ConfigError:  # no checkpoints, no random failures, or free checkpoints
         return []
     assert experiment.checkpoints is not None
@@ -127,7 +127,7 @@ _NAMES = {"batch_size": "batch", "micro_batch": "micro-batch"}
 
 
 def reasons(
-    best: Found, found: Sequence[Found], target: Target, simulate: Callable[[Candidate], Found]
+    best: Trial, found: Sequence[Trial], target: Target, simulate: Callable[[Candidate], Trial]
 ) -> tuple[str, ...]:
     """Return how the best configuration spends its time, and for each searched field the best alternative value.
 
@@ -153,13 +153,13 @@ def reasons(
     return tuple(lines)
 
 
-def _best_known(near: Sequence[Found], target: Target) -> tuple[Found | None, Figures | None]:
+def _best_known(near: Sequence[Trial], target: Target) -> tuple[Trial | None, Figures | None]:
     """Return the best of some configurations with its figures, or with a bound on them."""
     ranked = [(other, figures) for other in near if (figures := other.figures or other.bound) is not None]
     return min(ranked, key=lambda pair: (target.rank(pair[1]), pair[0].candidate.number), default=(None, None))
 
 
-def _best_of(near: Sequence[Found], target: Target, simulate: Callable[[Candidate], Found]) -> Found | None:
+def _best_of(near: Sequence[Trial], target: Target, simulate: Callable[[Candidate], Trial]) -> Trial | None:
     """Return the best of some configurations, simulating pruned ones for as long as one may be the best."""
     done = [(other, other.figures) for other in near if other.figures is not None]
     open_ = [(target.rank(other.bound), other.candidate) for other in near if other.bound is not None]
@@ -172,7 +172,7 @@ def _best_of(near: Sequence[Found], target: Target, simulate: Callable[[Candidat
     return next(iter(preferred([other for other, _ in done], target)), None)
 
 
-def _differs_in(one: Found, other: Found, dimension: str) -> bool:
+def _differs_in(one: Trial, other: Trial, dimension: str) -> bool:
     a, b = one.candidate.settings, other.candidate.settings
     # one rank alone has no sequence parallelism, one stage no cut
     follow = ("sequence", "stage", "cut", "p2p") if dimension in ("tensor", "pipeline") else ()
@@ -293,7 +293,7 @@ def recommend(
 
 
 def _with_ranges(
-    choices: list[Choice], found: Sequence[Found], search: Search
+    choices: list[Choice], found: Sequence[Trial], search: Search
 ) -> tuple[list[Choice], tuple[str, ...] | None]:
     """Return the choices with their ranges, and the rivals that may be better than the best one within them.
 
@@ -301,7 +301,7 @@ def _with_ranges(
     """
     by_candidate = {one.candidate: one for one in found}
     finalists = [by_candidate[choice.candidate] for choice in choices]
-    places: dict[str, list[Found]] = {}
+    places: dict[str, list[Trial]] = {}
     for one in found:
         places.setdefault(one.candidate.place, []).append(one)
     if all(disputed(device_of(near[0].candidate)) is None for near in places.values()):
@@ -409,7 +409,7 @@ def _priced(options: Sequence[Candidate], target: Target) -> tuple[bool, list[st
     return True, []
 
 
-def _choices(found: list[Found], what: Lesson | None, search: Search, n_best: int) -> tuple[list[Choice], list[str]]:
+def _choices(found: list[Trial], what: Lesson | None, search: Search, n_best: int) -> tuple[list[Choice], list[str]]:
     if not any(one.figures is not None for one in found):
         whole = not any(contract.of(one.candidate.experiment.strategy).shares_batch for one in found)
         hint = "; to split the model over workers, set strategies=[ddlsim.Splits()] (--split)" if whole else ""
@@ -420,7 +420,7 @@ def _choices(found: list[Found], what: Lesson | None, search: Search, n_best: in
         return trained(found, what, target, search.evaluator, n_best)
     by_candidate = {one.candidate: one for one in found}
 
-    def simulate(candidate: Candidate) -> Found:
+    def simulate(candidate: Candidate) -> Trial:
         return search.simulate([candidate])[0]
 
     choices = [

@@ -15,7 +15,7 @@ from ddlsim.learning.monitor import Row
 from ddlsim.planner.candidates import Candidate
 from ddlsim.planner.evaluate import Evaluator
 from ddlsim.planner.recommendation import Choice, best_of
-from ddlsim.planner.search import Found, levels, spread_of
+from ddlsim.planner.search import Trial, levels, spread_of
 from ddlsim.planner.target import Figures, Miss, Target
 from ddlsim.run.experiment import Experiment
 from ddlsim.study.worker import DONE, Outcome
@@ -62,22 +62,22 @@ def learning_group(candidate: Candidate) -> Hashable:
     return candidate.strategy, candidate.compression, candidate.workers, candidate.batch_size
 
 
-def _finalists(found: Sequence[Found]) -> list[Found]:
+def _finalists(found: Sequence[Trial]) -> list[Trial]:
     """Return the fastest configuration of each learning rule, then others by throughput."""
     done = [one for one in found if one.figures is not None]
-    first: dict[Hashable, Found] = {}
+    first: dict[Hashable, Trial] = {}
     for one in done:
         rule = "exact" if one.candidate.exact else (one.candidate.strategy, one.candidate.compression)
         first.setdefault(rule, one)
     heads = list(first.values())
-    groups: dict[Hashable, Found] = {learning_group(one.candidate): one for one in heads}
+    groups: dict[Hashable, Trial] = {learning_group(one.candidate): one for one in heads}
     for one in done:
         groups.setdefault(learning_group(one.candidate), one)
     return list(groups.values())[:N_TRAINED]
 
 
 def trained(
-    found: Sequence[Found], what: Lesson, target: Target, evaluator: Evaluator, n_best: int
+    found: Sequence[Trial], what: Lesson, target: Target, evaluator: Evaluator, n_best: int
 ) -> tuple[list[Choice], list[str]]:
     """Train the finalists; return the best ones, best first, and notes for the user.
 
@@ -104,11 +104,11 @@ def trained(
             "fastest combination for each rule, then the fastest overall. A smaller batch size may reach the accuracy "
             "sooner"
         )
-    others = {choice.candidate: _said(choice, target) for choice in choices}
+    others = {choice.candidate: _reason(choice, target) for choice in choices}
     return [dataclasses.replace(c, reasons=_reasons(c, others)) for c in best_of(choices, n_best)], notes
 
 
-def _choice(one: Found, experiment: Experiment, outcome: Outcome, target: Target) -> Choice | None:
+def _choice(one: Trial, experiment: Experiment, outcome: Outcome, target: Target) -> Choice | None:
     history = outcome.record.get("history")
     if outcome.status != DONE or one.figures is None or not isinstance(history, list):
         return None
@@ -133,7 +133,7 @@ def _reasons(choice: Choice, others: dict[Candidate, str]) -> tuple[str, ...]:
     return (f"{others[choice.candidate]}; also trained:", *lines) if lines else (others[choice.candidate],)
 
 
-def _said(choice: Choice, target: Target) -> str:
+def _reason(choice: Choice, target: Target) -> str:
     figures: Figures = choice.figures
     if figures.total_time is None or math.isinf(figures.total_time):
         return f"reaches {choice.accuracy or 0.0:.1%} at best"

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ddlsim.planner.candidates import Candidate
 from ddlsim.planner.evaluate import Evaluator
-from ddlsim.planner.search import Found, beats_bound, figures_of, spread_of
+from ddlsim.planner.search import Trial, beats_bound, figures_of, spread_of
 from ddlsim.planner.target import Figures, Target
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.prepare import DEFAULT_DEVICE, with_defaults
@@ -33,7 +33,7 @@ class Range(NamedTuple):
 
 
 def ranges(
-    found: Sequence[Found], evaluator: Evaluator, *, priced: bool, samples: float | None
+    found: Sequence[Trial], evaluator: Evaluator, *, priced: bool, samples: float | None
 ) -> Mapping[Candidate, Range]:
     """Simulate configurations at both ends of their device's disputed rates; omit those without disputed rates."""
     asked: dict[Candidate, tuple[Device, list[Experiment]]] = {}
@@ -51,7 +51,7 @@ def ranges(
     return known
 
 
-def may_win(best: Found, other: Found, known: Mapping[Candidate, Range], target: Target) -> bool:
+def may_win(best: Trial, other: Trial, known: Mapping[Candidate, Range], target: Target) -> bool:
     """Whether another configuration beats the best one at some point of their ranges."""
     mine, its = _ends(best, known), _ends(other, known)
     together = mine.device == its.device
@@ -62,7 +62,7 @@ def may_win(best: Found, other: Found, known: Mapping[Candidate, Range], target:
     )
 
 
-def _ends(found: Found, known: Mapping[Candidate, Range]) -> Range:
+def _ends(found: Trial, known: Mapping[Candidate, Range]) -> Range:
     assert found.figures is not None
     return known.get(found.candidate, Range(found.figures, found.figures, ""))
 

@@ -15,7 +15,7 @@ from ddlsim.errors import ConfigError
 from ddlsim.planner.candidates import Candidate
 from ddlsim.planner.crossovers import Crossover
 from ddlsim.planner.ranges import Range
-from ddlsim.planner.search import OUT, PRUNED, SIMULATED, Found
+from ddlsim.planner.search import OUT, PRUNED, SIMULATED, Trial
 from ddlsim.planner.target import Figures, Miss, Target
 from ddlsim.printable import shown
 from ddlsim.readable import count, in_words, percent, rate, seconds, size, spread
@@ -122,7 +122,7 @@ class Recommendation:
 
     target: Target
     choices: tuple[Choice, ...]
-    found: tuple[Found, ...]
+    found: tuple[Trial, ...]
     crossovers: tuple[Crossover, ...]
     sensitivities: tuple[Sensitivity, ...]
     guidelines: tuple[Guideline, ...]
@@ -169,7 +169,7 @@ class Recommendation:
 
         return pd.DataFrame([self._row(found) for found in self.found])
 
-    def _row(self, found: Found) -> dict[str, object]:
+    def _row(self, found: Trial) -> dict[str, object]:
         figures = found.figures
         candidate = found.candidate
         numbers = dict.fromkeys(("throughput", "efficiency", "time", "cost", "miss", "step_time", "mfu"), math.nan)
@@ -250,7 +250,7 @@ class Recommendation:
         return f"<Recommendation: {self.best}, {self.best.throughput:.4g} samples/s>"
 
 
-def choices_of(found: Sequence[Found], target: Target, n_best: int) -> list[Choice]:
+def choices_of(found: Sequence[Trial], target: Target, n_best: int) -> list[Choice]:
     """Return the first `n_best` simulated configurations, best first, and the best exact one if it is missing."""
     choices = (
         Choice(one.candidate, one.candidate.experiment, one.figures, tuple(target.misses(one.figures)))

@@ -64,13 +64,13 @@ def spread_of(figures: Figures) -> float:
     return max(SAME, figures.spread)
 
 
-def preferred(found: Sequence[Found], target: Target) -> list[Found]:
+def preferred(found: Sequence[Trial], target: Target) -> list[Trial]:
     """Return simulated configurations in order of preference."""
     ordered = sorted(found, key=lambda one: one.candidate.number)
     return in_order(ordered, lambda one: levels(target, one.candidate, _known(one)), lambda one: spread_of(_known(one)))
 
 
-def _known(found: Found) -> Figures:
+def _known(found: Trial) -> Figures:
     assert found.figures is not None
     return found.figures
 
@@ -84,7 +84,7 @@ def beats_bound(rank: tuple[float, float], bound: tuple[float, float], spread: f
     return misses > 0.0 or value < its * (1.0 - spread)
 
 
-def tie_reason(best: Found, found: Sequence[Found], target: Target) -> str:
+def tie_reason(best: Trial, found: Sequence[Trial], target: Target) -> str:
     """Return why the best is preferred to those that tie with it in the target's criteria; "" if none does."""
     figures, mine = _known(best), levels(target, best.candidate, _known(best))
     why: Counter[str] = Counter()
@@ -109,7 +109,7 @@ WAVE = 16
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
+class Trial:
     """Outcome of a candidate: its figures if it was simulated, otherwise the reason.
 
     shares  shares of the workers' time, by name, if it was simulated
@@ -170,15 +170,15 @@ class Search:
     stability: bool = False
     _held: dict[int, float] = field(default_factory=dict)
 
-    def run(self, candidates: Sequence[Candidate]) -> list[Found]:
+    def run(self, candidates: Sequence[Candidate]) -> list[Trial]:
         """Return the outcome of each candidate, the simulated ones first, best first."""
         bounds = Bounds(self.priced, self.samples)
         self._held.clear()
-        done: list[Found] = []
-        rest: list[Found] = []
+        done: list[Trial] = []
+        rest: list[Trial] = []
         in_turn = sorted(candidates, key=_layout)
         ready = sorted(item for candidate in in_turn if (item := _bounded(candidate, self.target, bounds, rest)))
-        pruned: list[Found] = []
+        pruned: list[Trial] = []
         open_ = ready
         while open_:
             wave: list[_Ready] = []
@@ -195,32 +195,32 @@ class Search:
             open_, pruned = self._pruned(ready, done)  # all, as an unstable result can readmit some
         return preferred(done, self.target) + sorted(rest + pruned, key=lambda found: found.candidate.number)
 
-    def _fits(self, item: _Ready, rest: list[Found]) -> bool:
+    def _fits(self, item: _Ready, rest: list[Trial]) -> bool:
         """Whether a candidate fits its devices' memory; if not, its outcome is added to `rest`."""
         if item.bound.fit is None:
             return True
         fit = item.bound.fit()
         self._held[item.number] = fit.held
         if fit.warning:
-            rest.append(Found(item.candidate, OUT, fit.warning, held=fit.held))
+            rest.append(Trial(item.candidate, OUT, fit.warning, held=fit.held))
         return not fit.warning
 
-    def simulate(self, candidates: Sequence[Candidate]) -> list[Found]:
+    def simulate(self, candidates: Sequence[Candidate]) -> list[Trial]:
         """Simulate candidates regardless of their bounds."""
         experiments = [candidate.experiment for candidate in candidates]
         outcomes = self.evaluator.outcomes(experiments, stability=self.stability)
-        return [self._found(*pair) for pair in zip(candidates, outcomes, strict=True)]
+        return [self._trial(*pair) for pair in zip(candidates, outcomes, strict=True)]
 
-    def _found(self, candidate: Candidate, outcome: Outcome) -> Found:
+    def _trial(self, candidate: Candidate, outcome: Outcome) -> Trial:
         if outcome.status != DONE:
-            return Found(candidate, OUT, outcome.error)
+            return Trial(candidate, OUT, outcome.error)
         figures = figures_of(candidate, outcome, priced=self.priced, samples=self.samples)
         record: Mapping[str, Any] = outcome.record
         shares = {name: record[f"{name}_share"] for name in ("compute", "communication", "waiting", "idle")}
         held = self._held.get(candidate.number)
-        return Found(candidate, SIMULATED, "", figures, shares, tuple(record["notes"]), held=held)
+        return Trial(candidate, SIMULATED, "", figures, shares, tuple(record["notes"]), held=held)
 
-    def _pruned(self, ready: Sequence[_Ready], done: list[Found]) -> tuple[list[_Ready], list[Found]]:
+    def _pruned(self, ready: Sequence[_Ready], done: list[Trial]) -> tuple[list[_Ready], list[Trial]]:
         """Return the candidates that may still be among the best, including possible ties, and the pruned ones."""
         groups: dict[Hashable, list[tuple[tuple[float, float], bool]]] = defaultdict(list)
         spread = 0.0
@@ -240,7 +240,7 @@ class Search:
                 best = item.bound
                 at_most = f"at most {best.figures.throughput:.4g} samples/s ({best.limit})"
                 reason = f"{at_most}: {len(better)} others are better"
-                pruned.append(Found(item.candidate, PRUNED, reason, bound=best.figures))
+                pruned.append(Trial(item.candidate, PRUNED, reason, bound=best.figures))
         return left, pruned
 
 
@@ -255,14 +255,14 @@ def _layout(candidate: Candidate) -> tuple[str, int]:
     return str([candidate.workers, *(sizes[name] for name in names)]), batches
 
 
-def _bounded(candidate: Candidate, target: Target, bounds: Bounds, rest: list[Found]) -> _Ready | None:
+def _bounded(candidate: Candidate, target: Target, bounds: Bounds, rest: list[Trial]) -> _Ready | None:
     """Return a candidate with its bound; if it is invalid, add its outcome to `rest` and return None."""
     try:
         best = bounds.of(candidate)
     except ConfigError as error:
-        rest.append(Found(candidate, OUT, str(error)))
+        rest.append(Trial(candidate, OUT, str(error)))
         return None
     if best.warning:
-        rest.append(Found(candidate, OUT, best.warning))
+        rest.append(Trial(candidate, OUT, best.warning))
         return None
     return _Ready(target.rank(best.figures), candidate.number, candidate, best)

@@ -39,12 +39,12 @@ CONVERGENCE = 1.0
 #: duration in s that represents a permanent fault, in simulations of its steady state
 FOREVER = 1e9
 #: mean number of random faults up to the first horizon
-MANY = 500
+FIRST_FAULTS = 500
 #: most faults sampled from one RandomFaults
-MOST = 20_000
+MAX_FAULTS = 20_000
 #: number of the first sample of link faults, which all jobs share
 SHARED = 1_000_000
-Made = TypeVar("Made")
+Simulated = TypeVar("Simulated")
 
 
 # ------------------------------------------------------------ effects
@@ -607,7 +607,7 @@ def sampled(
     """Return the random faults up to `until` (s), in order of time; worker i is at ``nodes[i]``.
 
     Faults `shared` by all jobs differ from those of a job with the same seed, as do those of another `index`. Raises
-    ConfigError for more than `MOST`.
+    ConfigError for more than `MAX_FAULTS`.
     """
     faults_at = []
     for sample, source in enumerate(at_random(faults), SHARED if shared else 1000 * index):
@@ -615,9 +615,9 @@ def sampled(
         for n, (time, part) in enumerate(source.events(len(parts), seed, sample)):
             if time >= until:
                 break
-            if n >= MOST:
+            if n >= MAX_FAULTS:
                 raise ConfigError(
-                    f"faults: {source} has more than {MOST:,} faults in the first {time:.4g} of {until:.4g} s; "
+                    f"faults: {source} has more than {MAX_FAULTS:,} faults in the first {time:.4g} of {until:.4g} s; "
                     "reduce max_time, or increase mtbf"
                 )
             for fault in parts[part]:
@@ -647,12 +647,12 @@ def horizon_of(faults: Iterable[Any], cluster: Cluster, n_faults: float) -> floa
     """Return the time by which about `n_faults` random faults are expected, in s; inf if there are none."""
     workers = cluster.workers.tolist()
     rate = math.fsum(source.rate * len(source.parts(cluster, workers)) for source in at_random(faults))
-    return n_faults / MANY * (MANY / rate) if rate > 0.0 else math.inf
+    return n_faults / FIRST_FAULTS * (FIRST_FAULTS / rate) if rate > 0.0 else math.inf
 
 
-def up_to_its_end(faults: Iterable[Any], cluster: Cluster, simulated: Callable[[float], Made]) -> Made:
+def up_to_its_end(faults: Iterable[Any], cluster: Cluster, simulated: Callable[[float], Simulated]) -> Simulated:
     """Call `simulated(horizon)` with growing horizons until the run ends before its horizon; return the result."""
-    horizon = horizon_of(faults, cluster, MANY)
+    horizon = horizon_of(faults, cluster, FIRST_FAULTS)
     while True:
         try:
             return simulated(horizon)

@@ -173,7 +173,7 @@ def time_bars(axes: Axes, shares: Mapping[str, Floats], width: float, *, upright
 def worker_axis(axes: Axes, counts: Sequence[int], inches: float) -> None:
     """Make the horizontal axis the number of workers, with ticks at these `counts`."""
     axes.set_xscale("log", base=2)
-    axes.set_xticks(counts, apart([math.log(n) for n in counts], [str(n) for n in counts], inches))
+    axes.set_xticks(counts, spaced_labels([math.log(n) for n in counts], [str(n) for n in counts], inches))
     axes.minorticks_off()
     axes.set_xlabel("workers")
 
@@ -199,7 +199,7 @@ def within_percent(axes: Axes) -> None:
     axes.set_ylim(max(low, 0.0), min(high, 102.0))
 
 
-def apart(places: Sequence[float], texts: Sequence[str], inches: float, *, size: float = 10.0) -> list[str]:
+def spaced_labels(places: Sequence[float], texts: Sequence[str], inches: float, *, size: float = 10.0) -> list[str]:
     """Return the tick labels at ascending `places`, "" for labels that would overlap a neighbour on such an axis.
 
     The first and the last are kept. `size` is the font size in points; places are in units of the axis (for a

@@ -196,7 +196,7 @@ N_TASKS = 4
 
 
 @dataclass(frozen=True)
-class Found:
+class Findings:
     """Findings for one task: best configuration, effects of changes, best by each metric, and the Pareto front.
 
     ranked_by, at  metric by which changes are ranked, and the configuration that they start from
@@ -285,7 +285,7 @@ def html_report(
     parts = tasks(table)
     of_task = [labels.task_of(row, labels.task_fields(table)) for _, row in summary.iterrows()]
     rows = {name: [i for i, task in enumerate(of_task) if task == name] for name, _ in parts}
-    found = [_found(name, part, rows[name], metric, question) for name, part in parts]
+    found = [_findings(name, part, rows[name], metric, question) for name, part in parts]
     in_front = [row for each in found for group, *_ in each.front for row in group]
     drawn = [
         picture
@@ -322,7 +322,7 @@ def _shown(value: object) -> object:
     return shown(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
-def _found(name: str, table: Table, rows: Sequence[int], metric: str, question: str) -> Found:
+def _findings(name: str, table: Table, rows: Sequence[int], metric: str, question: str) -> Findings:
     """Return the findings for the part of a study that trains one task; `rows` are its rows in the whole summary."""
     ranked_by, changes = labels.ranked_changes(table, metric, question)
     try:
@@ -337,7 +337,7 @@ def _found(name: str, table: Table, rows: Sequence[int], metric: str, question: 
         equal = f"and {count(len(group) - 1, 'other')} equal" if len(group) > 1 else ""
         front.append(([rows[int(i)] for i in group.index], values, equal))
     headings = [METRICS[axis].heading for axis in axes or ()]
-    return Found(name, best, METRICS[ranked_by].heading, at, changes, best_of, headings, front)
+    return Findings(name, best, METRICS[ranked_by].heading, at, changes, best_of, headings, front)
 
 
 def _title(common: Mapping[str, str]) -> str:

@@ -23,7 +23,6 @@ from ddlsim.report.drawing import (
     COLOURS,
     DOTTED,
     STYLES,
-    apart,
     drawn,
     figure,
     learning_curve,
@@ -32,6 +31,7 @@ from ddlsim.report.drawing import (
     saved,
     series_style,
     single,
+    spaced_labels,
     svg_uri,
     time_bars,
     titled,
@@ -116,7 +116,7 @@ def lines(table: Table, field: str, path: str | Path | None = None, *, metric: s
         axes.set_xticks(range(len(values)), [wrapped(text, letters - 1) for text in texts], fontsize=8)
     else:
         at = list(places.values())
-        shown = apart([math.log(place) for place in at] if is_wide(at) else at, texts, _WIDTH, size=8.0)
+        shown = spaced_labels([math.log(place) for place in at] if is_wide(at) else at, texts, _WIDTH, size=8.0)
         axes.set_xticks(at, [drawn(text) for text in shown], fontsize=8)
     axes.minorticks_off()
     axes.set_xlabel(drawn(labels.label_of_axis(field, table.axes, unit)))

@@ -55,7 +55,7 @@ def summary_rows(result: Result, *, simulate: bool = True) -> list[Line]:
         ("speed-up", _speedup(result)),
         *_staleness(result),
         *_transport(result),
-        *_life(result),
+        *_failures(result),
         ("bytes sent", f"{size(result.nbytes_per_step)} per worker and step"),
         *_costs(result),
         *_learning(result),
@@ -173,7 +173,7 @@ def _staleness(result: Result) -> Iterator[Line]:
         yield "staleness", f"mean {result.mean_staleness:.4g}, at most {max(staleness)} updates"
 
 
-def _life(result: Result) -> Iterator[Line]:
+def _failures(result: Result) -> Iterator[Line]:
     """Yield the effects of failures and checkpoints on the run."""
     if not result.has_failure_timeline:
         return

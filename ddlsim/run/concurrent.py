@@ -30,7 +30,7 @@ from ddlsim.run.failure_timeline import has_failure_timeline
 from ddlsim.run.job import Job, placed
 from ddlsim.run.prepare import prepare
 from ddlsim.run.result import Result
-from ddlsim.run.simulate import UnderWay
+from ddlsim.run.simulate import ActiveRun
 from ddlsim.runtime.loop import Halt, Loop
 from ddlsim.runtime.worker import Process
 from ddlsim.units import si
@@ -158,7 +158,7 @@ class Tenant:
     places: list[int] = field(default_factory=list)
     start: float = math.nan
     end: float = math.nan
-    run: UnderWay | None = None
+    run: ActiveRun | None = None
     result: Result | None = None
 
 
@@ -243,7 +243,7 @@ class Together:
         given = experiment.with_(cluster=self.cluster, workers=tenant.places)
         try:
             prepared = prepare(given)
-            tenant.run = UnderWay(
+            tenant.run = ActiveRun(
                 prepared,
                 given,
                 self.network.shared(),
@@ -290,12 +290,12 @@ class Together:
 
     # ------------------------------------------------------------ running
 
-    def begin(self, name: str, run: UnderWay, ended: Ended, halt: Halt | None = None) -> None:
+    def begin(self, name: str, run: ActiveRun, ended: Ended, halt: Halt | None = None) -> None:
         """Add a run that has just been set up; `ended` is called when it has ended."""
         run.loop.until = run.stop.ended
         self.clock.add(Client(name, run.loop, run.latest, ended, halt))
 
-    def go_on(self, name: str, run: UnderWay, halt: Halt | None) -> None:
+    def go_on(self, name: str, run: ActiveRun, halt: Halt | None) -> None:
         """Run a run that has just been set up to its end, or until `halt` stops it, together with all others."""
         ends: list[DdlsimError | None] = []
         self.begin(name, run, ends.append, halt)
@@ -320,7 +320,7 @@ class Together:
         if self.interrupted and all(tenant.result is None for tenant in self.tenants):
             raise KeyboardInterrupt
 
-    def _end(self, tenant: Tenant, run: UnderWay) -> None:
+    def _end(self, tenant: Tenant, run: ActiveRun) -> None:
         """End a job that is still running. A job interrupted before its first update has no result."""
         run.loop.catch_up()
         run.loop.driver.close()
@@ -343,7 +343,7 @@ class Together:
         seconds = min(self.network.now, si(each.end, "time")) - si(each.start, "time")
         return nbytes / seconds if seconds > 0.0 else 0.0
 
-    def shares(self, *others: UnderWay) -> list[Floats]:
+    def shares(self, *others: ActiveRun) -> list[Floats]:
         """Return the share of each machine and switch that each run pays for: first `others`, then all started jobs."""
         runs = [*others, *(each.run for each in self.tenants if each.run is not None)]
         uses = [(run.loop.start, run.loop.now, run.prepared.nodes, run.loop.traffic().nbytes) for run in runs]

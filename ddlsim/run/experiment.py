@@ -64,7 +64,7 @@ def listed_places(value: object, where: str) -> object:
     return places
 
 
-def _beside(value: object, where: str) -> object:
+def _overlap_slowdown(value: object, where: str) -> object:
     if isinstance(value, OverlapSlowdown):
         return value
     factor = cast("float", cast(Rule, rule_of(Slower))(value, where))
@@ -103,7 +103,7 @@ Faults = Annotated[Sequence[AnyFault], several(AnyFault)]
 SlowdownLike = Annotated[
     float | OverlapSlowdown,
     "a number of at least 1, or an object such as ddlsim.OverlapSlowdown(inside=1.2)",
-    validated_by(_beside),
+    validated_by(_overlap_slowdown),
 ]
 SpeedLike = Annotated[
     Sequence[Positive] | Spread,

@@ -44,7 +44,7 @@ def has_failure_timeline(experiment: Experiment) -> bool:
     return any(each is not None for each in (experiment.failures, experiment.checkpoints, experiment.elastic))
 
 
-def check_life(experiment: Experiment, cluster: Cluster, nodes: Sequence[int], workload: Workload) -> None:
+def check_timeline(experiment: Experiment, cluster: Cluster, nodes: Sequence[int], workload: Workload) -> None:
     """Raise ConfigError for failures and checkpoints that the experiment does not support, before it is simulated."""
     failures, elastic, checkpoints = experiment.failures, experiment.elastic, experiment.checkpoints
     if free := contract.of(experiment.strategy).is_asynchronous:
@@ -354,7 +354,7 @@ def useful_samples(result: Result, timeline: FailureTimeline) -> float:
     return float(counts.sum() + (timeline.steps - len(counts)) * result.samples_per_update)
 
 
-def life_notes(experiment: Experiment, *, free: bool) -> Iterator[str]:
+def timeline_notes(experiment: Experiment, *, free: bool) -> Iterator[str]:
     """Yield notes on the limits of a failure timeline; `free`: for workers that do not wait for each other."""
     failures, checkpoints = experiment.failures, experiment.checkpoints
     if failures is not None and checkpoints is None and experiment.elastic is None and not free:

@@ -23,7 +23,7 @@ from ddlsim.learning.learner import Task
 from ddlsim.reliability.faults import Effect, at_random, effects_of
 from ddlsim.run.calibrated import as_measured, outside
 from ddlsim.run.experiment import Experiment
-from ddlsim.run.failure_timeline import check_life, check_replicas, has_failure_timeline
+from ddlsim.run.failure_timeline import check_replicas, check_timeline, has_failure_timeline
 from ddlsim.run.notes import level_notes, spread_notes
 from ddlsim.run.traced import Traced, traced_workload
 from ddlsim.runtime.fabric import algorithm_for
@@ -247,7 +247,7 @@ def place(experiment: Experiment) -> Placed:
     if not workloads[0].timed and any(layer.type == "mixture_of_experts" for layer in time_model.layers):
         notes += ("experts receive equally many tokens; uneven routing, which takes longer, is not simulated",)
     if has_failure_timeline(experiment):
-        check_life(experiment, cluster, nodes, workloads[0])
+        check_timeline(experiment, cluster, nodes, workloads[0])
     for beyond in outside(given, cluster, time_model.name, n_workers):
         notes += beyond.notes
     return Placed(experiment, cluster, model, time_model, nodes, workloads, effects, notes)

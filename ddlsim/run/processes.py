@@ -56,7 +56,7 @@ class Processes:
         ready: list[Future[None]] = [Future() for _ in range(n_workers)]
         self._threads = [threading.Thread(target=self._serve, args=(first,), daemon=True) for first in ready]
         try:
-            with _deaf_to_ctrl_c():
+            with _block_interrupts():
                 for thread in self._threads:
                     thread.start()
             if warm is not None:
@@ -190,7 +190,7 @@ def _start(work: Callable[[Any], object]) -> _Worker:
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
     process = multiprocessing.get_context("spawn").Process(target=_serve_pipe, args=(theirs, work))
     try:
-        with one_thread_each(), _deaf_to_ctrl_c():
+        with one_thread_each(), _block_interrupts():
             process.start()
     except BaseException:
         ours.close()
@@ -237,7 +237,7 @@ def _end_with_parent() -> None:
 
 
 @contextmanager
-def _deaf_to_ctrl_c() -> Iterator[None]:
+def _block_interrupts() -> Iterator[None]:
     """Block Ctrl-C while processes start, until :func:`_serve_pipe` ignores it; this process receives it afterwards."""
     if not hasattr(signal, "pthread_sigmask"):
         yield

@@ -36,7 +36,7 @@ Axis = Annotated[str, one_of(*AXES)]
 Column = Annotated[str, one_of(*Row._fields)]
 Confidence = Annotated[float, number(0.0, 1.0, above=True, below=True, hint=" (0.95 is 95 %)")]
 Target = Annotated[float, number(0.0, 1.0)]
-Many = Annotated[int, integer(1, 100_000)]
+NSeeds = Annotated[int, integer(1, 100_000)]
 
 
 @dataclass(frozen=True)
@@ -245,7 +245,7 @@ def interval_of(
 
 
 @checked
-def simulate_seeds(experiment: Experiment, seeds: Many | Sequence[Seed] = 5, processes: Count | None = None) -> Seeds:
+def simulate_seeds(experiment: Experiment, seeds: NSeeds | Sequence[Seed] = 5, processes: Count | None = None) -> Seeds:
     """Simulate a training run with several seeds in parallel.
 
     seeds      list of seeds, or a number of consecutive seeds that start with the seed of the experiment

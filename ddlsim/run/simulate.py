@@ -35,8 +35,8 @@ from ddlsim.run.failure_timeline import (
     check_free,
     crashes_of,
     has_failure_timeline,
-    life_notes,
     lifetime,
+    timeline_notes,
 )
 from ddlsim.run.prepare import Prepared, prepare
 from ddlsim.run.result import Result
@@ -117,7 +117,7 @@ def _learner(prepared: Prepared, saved: Saved | None, shift: Shift | None) -> Le
     return learner
 
 
-class UnderWay:
+class ActiveRun:
     """A run on a `network`, from its setup at `start` (s on the network's clock) to its result.
 
     given       the experiment as requested
@@ -311,7 +311,7 @@ class UnderWay:
         return (
             *prepared.notes,
             *notes.window_notes(experiment),
-            *life_notes(experiment, free=self.recorder.down is not None),
+            *timeline_notes(experiment, free=self.recorder.down is not None),
             *notes.link_notes(prepared.cluster),
             *dict.fromkeys(context.notes),  # parts of a communicator repeat notes
             *notes.feed_notes(experiment, self.recorder, seconds),
@@ -344,7 +344,7 @@ def plan_of_run(experiment: Experiment, steps: int | None = None) -> Plan:
     """
     calm = experiment.with_(slowdowns=(), faults=(), failures=None, checkpoints=None, elastic=None, background=())
     prepared = prepare(calm)
-    context = UnderWay(prepared, calm, Network(prepared.cluster), shows_plan=True).context
+    context = ActiveRun(prepared, calm, Network(prepared.cluster), shows_plan=True).context
     if context.plan is not None:
         return context.plan(steps)
     strategy = contract.of(experiment.strategy)
@@ -401,7 +401,7 @@ def run(
             )
             network = together.network.shared()
         network = network or Network(prepared.cluster, record=keep_spans)
-        under_way = UnderWay(
+        under_way = ActiveRun(
             prepared,
             experiment,
             network,

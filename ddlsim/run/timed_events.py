@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 #: time limit of steps during events, relative to undisturbed steps
 STANDS_STILL = 300.0
 #: number of simulated environments beyond which events of the same kind are treated as equal, wherever they occur
-MANY = 64
+MAX_DISTINCT = 64
 #: maximum number of sampled random faults; after them, the mean pace so far continues
 MOST_FAULTS = 10_000
 #: steps with faults that are simulated at first if not all of these fit, and at most
@@ -251,7 +251,7 @@ class Paces:
         exact = tuple(sorted(each.name for each in active))
         alike = tuple(sorted(each.alike for each in active))
         known = self._simulated
-        if exact in known or (len(known) > MANY and alike in known):
+        if exact in known or (len(known) > MAX_DISTINCT and alike in known):
             return known.get(exact) or known[alike]
         experiment = self._up_to(sum(self.steady.window))
         try:

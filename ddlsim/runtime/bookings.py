@@ -181,12 +181,12 @@ class Shape:
         np.maximum.at(latest, place, need)
         different, which = np.unique(latest, return_inverse=True)
         texts = [
-            [self._said(copy, row) if row >= 0 else "message" for row in different.tolist()]
+            [self._label(copy, row) if row >= 0 else "message" for row in different.tolist()]
             for copy in range(len(self.program.ranks))
         ]
         return np.array(texts)[:, which.reshape(-1)].ravel()
 
-    def _said(self, copy: int, row: int) -> str:
+    def _label(self, copy: int, row: int) -> str:
         plan = self.plan
         if plan.kind[row] < ALL_REDUCE:
             return "message"
@@ -207,7 +207,7 @@ class Shape:
         for own in np.split(tasks[order], np.flatnonzero(np.diff(keys[order])) + 1):
             if len(own):
                 copy, row = divmod(int(own[0]), n)
-                what = self._said(copy, self.rows.start + row)
+                what = self._label(copy, self.rows.start + row)
                 name = f"bucket {part[row]}"
                 name = f"{what} of {name}" if several else name
                 number = plan.name[self.rows.start + row]

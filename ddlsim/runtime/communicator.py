@@ -17,7 +17,7 @@ from ddlsim.errors import ConfigError, DeadlockError
 from ddlsim.network.state import Ints
 from ddlsim.plan.fastest import fastest
 from ddlsim.runtime.context import RunContext
-from ddlsim.runtime.costs import Known, Phase, known_cost
+from ddlsim.runtime.costs import KnownCost, Phase, known_cost
 from ddlsim.runtime.fabric import Fabric, OnFabric, fabric_of, with_algorithm
 from ddlsim.runtime.worker import Worker
 
@@ -66,8 +66,8 @@ class Communicator:
         self._open: dict[Hashable, _Operation] = {}
         self._entered = [0] * self.n_ranks  # collectives entered by each member
         self._schedules: dict[tuple[str, str | Collective, Hashable], Schedule] = {}
-        self._costs: dict[str, Callable[[Phase], Known]] = {}
-        self._known: dict[tuple[Phase, ...], Known] = {}
+        self._costs: dict[str, Callable[[Phase], KnownCost]] = {}
+        self._known: dict[tuple[Phase, ...], KnownCost] = {}
         self._stream_end = 0.0
 
     def _ordered(self, rank_order: str | Sequence[int]) -> Ints:
@@ -270,9 +270,9 @@ class Communicator:
             "next"
         )
 
-    def _known_of(self, phases: tuple[Phase, ...]) -> Known:
+    def _known_of(self, phases: tuple[Phase, ...]) -> KnownCost:
         if phases not in self._known:
-            total = Known.none(self.context.cluster)
+            total = KnownCost.none(self.context.cluster)
             for phase in phases:
                 self.prepare(phase.kind)
                 total = total.then(self._costs[phase.kind](phase))

@@ -106,7 +106,7 @@ Process = Generator[simpy.Event, object, None]
 
 
 @dataclass(frozen=True, eq=False)
-class Known:
+class KnownCost:
     """Collectives of known time: `seconds`, their `traffic`, and for each phase its messages and the overhead that
     follows these, as a share of their bytes."""
 
@@ -116,14 +116,14 @@ class Known:
     phases: tuple[tuple[Charge, float], ...] = ()
 
     @classmethod
-    def none(cls, cluster: Cluster) -> Known:
+    def none(cls, cluster: Cluster) -> KnownCost:
         """Return an empty collective, which takes no time."""
         return cls(cluster, 0.0, Traffic(np.zeros(cluster.n_channels), np.zeros(cluster.n_channels), 0.0, 0))
 
-    def then(self, other: Known) -> Known:
+    def then(self, other: KnownCost) -> KnownCost:
         """Return this collective followed by another one."""
         traffic, phases = self.traffic.plus(other.traffic, 1.0), (*self.phases, *other.phases)
-        return Known(self.cluster, self.seconds + other.seconds, traffic, phases)
+        return KnownCost(self.cluster, self.seconds + other.seconds, traffic, phases)
 
     @functools.cached_property
     def idle_seconds(self) -> float:
@@ -200,7 +200,7 @@ class Phase(NamedTuple):
 
 def known_cost(
     context: RunContext, cost: str, owner: str, algorithm: str | Collective, nodes: Sequence[int], kind: str
-) -> Callable[[Phase], Known]:
+) -> Callable[[Phase], KnownCost]:
     """Return the cost of a phase of a `kind` among the workers at `nodes`, by a measured curve or by NCCL's tuner.
 
     Raises ConfigError, with the measurement or change needed, if the cluster has no curve for it, and for an algorithm
@@ -212,9 +212,9 @@ def known_cost(
     return _by_nccl(context, where, algorithm, kind)
 
 
-def _known(
+def _known_cost(
     context: RunContext, what: str, nbytes: float, seconds: float, charge: Charge, n_messages: int, moving: float
-) -> Known:
+) -> KnownCost:
     """Return a collective that takes `seconds`, or as long as the tightest link needs for its bytes.
 
     If that is longer, a note says so, once per `what`. All links that it uses are busy for its whole duration. The
@@ -233,7 +233,7 @@ def _known(
     busy = np.where(charge.nbytes > 0.0, seconds, 0.0)
     overhead = max(moving / least - 1.0, 0.0) if least > 0.0 else 0.0
     traffic = Traffic(charge.nbytes, busy, charge.sent, n_messages)
-    return Known(cluster, seconds, traffic, ((charge, overhead),))
+    return KnownCost(cluster, seconds, traffic, ((charge, overhead),))
 
 
 def _undisturbed(context: RunContext) -> str:
@@ -386,7 +386,7 @@ def _between(load: Load, source: Ints, target: Ints, nbytes: float) -> None:
 
 def _by_curve(
     context: RunContext, where: str, algorithm: str | Collective, nodes: Sequence[int], kind: str
-) -> Callable[[Phase], Known]:
+) -> Callable[[Phase], KnownCost]:
     curve = _curve(context, where, nodes, kind)
     if algorithm_name(algorithm) != curve.algorithm:
         raise ConfigError(
@@ -400,7 +400,7 @@ def _by_curve(
     )
     warned: list[str] = []
 
-    def known(phase: Phase) -> Known:
+    def known(phase: Phase) -> KnownCost:
         cluster, nbytes = context.cluster, phase.nbytes
         if not least <= nbytes <= most and not warned:
             warned.append(f"the curve was measured from {least} to {most} bytes; {nbytes:.0f} bytes are extrapolated")
@@ -418,7 +418,7 @@ def _by_curve(
         if charge.seconds > seconds and not wide.empty:  # then the library must have used more links
             charge = min(charge, wide.charge(), key=lambda c: c.seconds)
         n_messages = sum(plan.n_messages for plan in plans)
-        return _known(context, "cost = 'calibrated'", nbytes, seconds, charge, n_messages, moving)
+        return _known_cost(context, "cost = 'calibrated'", nbytes, seconds, charge, n_messages, moving)
 
     return known
 
@@ -456,7 +456,7 @@ def _curve(context: RunContext, where: str, nodes: Sequence[int], kind: str) -> 
 # ---------------------------------------------------------------- by NCCL's tuner
 
 
-def _by_nccl(context: RunContext, where: str, algorithm: str | Collective, kind: str) -> Callable[[Phase], Known]:
+def _by_nccl(context: RunContext, where: str, algorithm: str | Collective, kind: str) -> Callable[[Phase], KnownCost]:
     name = algorithm_name(algorithm)
     wanted, protocol = (_NCCL.get(name), None) if "(" not in name else forced(find(name, kind))
     if name.partition("(")[0] not in _NCCL or (wanted is None and "(" in name):
@@ -470,7 +470,7 @@ def _by_nccl(context: RunContext, where: str, algorithm: str | Collective, kind:
         context.notes.append(said)
     seen: set[tuple[str, str]] = set()
 
-    def known(phase: Phase) -> Known:
+    def known(phase: Phase) -> KnownCost:
         nbytes, seconds, moving, n_messages, load = phase.nbytes, 0.0, 0.0, 0, Load(cluster)
         beside = _side_by_side(context, phase)
         for group in phase.groups:
@@ -495,7 +495,7 @@ def _by_nccl(context: RunContext, where: str, algorithm: str | Collective, kind:
                 by_schedule(load, plan, group, nbytes)
             n_messages += plan.n_messages
             seconds = max(seconds, choice.seconds + slower)
-        return _known(context, "cost = 'nccl'", nbytes, seconds, load.charge(), n_messages, moving)
+        return _known_cost(context, "cost = 'nccl'", nbytes, seconds, load.charge(), n_messages, moving)
 
     return known
 

@@ -784,10 +784,10 @@ class InGroups(Exchange):
 
 
 #: key of an exchange: kind of collective, group, whether it carries parts of the gradients
-Way = tuple[int, int, bool]
+ExchangeKey = tuple[int, int, bool]
 
 
-def way_of(plan: Plan, row: int) -> Way:
+def exchange_key(plan: Plan, row: int) -> ExchangeKey:
     """Return the key of the exchange of a plan's collective."""
     return int(plan.kind[row]), int(plan.peer[row]), bool(plan.part[row] >= 0)
 

@@ -91,7 +91,7 @@ class Traffic(NamedTuple):
         )
 
 
-class _Known(NamedTuple):
+class _KnownCollective(NamedTuple):
     """A collective of known time: its interval (s), and its traffic, spread evenly over it."""
 
     start: float
@@ -139,11 +139,11 @@ class Loop:
         self.nbytes_asked = 0.0
         self._volume: dict[int, tuple[Schedule, float, float]] = {}
         #: collectives of known time: those in progress, the number of runs of each, and all of them if recorded
-        self._known: list[tuple[float, int, _Known]] = []
+        self._known: list[tuple[float, int, _KnownCollective]] = []
         self._n_known = itertools.count()
         self._free = np.zeros(network.n_channels)  # when the latest of them leaves each channel, s
         self._ended: dict[int, tuple[Traffic, int]] = {}
-        self._recorded: list[_Known] = []
+        self._recorded: list[_KnownCollective] = []
         #: for ranks that represent several workers: channels with the traffic of others, and traffic that is not
         #: executed
         self._copies: Copies | None = None
@@ -204,7 +204,7 @@ class Loop:
         channels = np.flatnonzero(traffic.busy)
         start = self.start_of_known(start, traffic)
         self._free[channels] = start + seconds
-        collective = _Known(start, start + seconds, traffic)
+        collective = _KnownCollective(start, start + seconds, traffic)
         heapq.heappush(self._known, (collective.end, next(self._n_known), collective))
         if self.network.recording:
             self._recorded.append(collective)

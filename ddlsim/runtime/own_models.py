@@ -24,7 +24,7 @@ from ddlsim.runtime.worker import Worker
 #: Bound on the tasks of the steps in flight. Workers that never average could be any number of steps apart.
 MOST_TASKS = 1_000_000
 #: number of steps by which workers can always be apart
-LEAST_APART = 1000
+MIN_LEAD = 1000
 
 
 @dataclass(eq=False)
@@ -252,7 +252,7 @@ def run_local_steps(context: RunContext, rules: Sequence[Rule], *, owner: str) -
         context,
         lambda workloads: local_steps(workloads, averages, accumulation, codes=codes),
         lambda gradients, program: _ByGroup([each for rule in rules for each in rule.rounds]),
-        live=min(apart, max(LEAST_APART, MOST_TASKS // n_tasks)),
+        live=min(apart, max(MIN_LEAD, MOST_TASKS // n_tasks)),
         models=models,
         owner=owner,
     )

@@ -42,7 +42,7 @@ from ddlsim.plan.servers import as_messages, with_parameter_servers
 from ddlsim.runtime.bookings import Bookings, Shape
 from ddlsim.runtime.communicator import Communicator
 from ddlsim.runtime.context import RunContext
-from ddlsim.runtime.exchange import Exchange, Exchanges, OfGroups, OfKinds, Vectors, Way, way_of
+from ddlsim.runtime.exchange import Exchange, ExchangeKey, Exchanges, OfGroups, OfKinds, Vectors, exchange_key
 from ddlsim.runtime.loop import after
 from ddlsim.runtime.worker import UNVARIED, Worker, slow_rows
 from ddlsim.workload.compute import Workload
@@ -638,16 +638,16 @@ class Calls:
         ways = (plan.kind[rows] * len(plan.groups) + plan.peer[rows]) * 2 + (plan.part[rows] >= 0)
         _, first, which = np.unique(ways, return_index=True, return_inverse=True)
         firsts = rows[first].tolist()  # a row of each of the template's ways
-        self.exchanges: dict[Way, Exchange] = {}
+        self.exchanges: dict[ExchangeKey, Exchange] = {}
         new = [
             (int(plan.step[row]), int(copy), row)
             for row in firsts
             for copy in np.unique(program.group_of[:, plan.peer[row]], return_index=True)[1]
         ]
         for _, copy, row in sorted(new):
-            self.exchanges[self._way(copy, row)] = self._exchange(copy, row, owner)
+            self.exchanges[self._key_of(copy, row)] = self._exchange(copy, row, owner)
         copies = range(len(program.ranks))
-        of_copies = [[self.exchanges[self._way(copy, row)].route for row in firsts] for copy in copies]
+        of_copies = [[self.exchanges[self._key_of(copy, row)].route for row in firsts] for copy in copies]
         routes = np.array(of_copies, dtype=np.str_)
         routes = routes[:1] if (routes == routes[:1]).all() else routes
         known, process = (np.zeros((len(routes), len(plan)), dtype=np.bool_) for _ in range(2))
@@ -670,19 +670,19 @@ class Calls:
         self.kinds[:, _named(plan, EVALUATION)] = OPTIONAL
         self._brought: dict[tuple[int, int, int], tuple[int, simpy.Event | None]] = {}
 
-    def _way(self, copy: int, row: int) -> Way:
+    def _key_of(self, copy: int, row: int) -> ExchangeKey:
         """Return the key of the exchange of a collective."""
-        kind, group, parts = way_of(self.plan, row)
+        kind, group, parts = exchange_key(self.plan, row)
         return kind, int(self.program.group_of[copy, group]), parts
 
     def _sum(self, copy: int, row: int) -> Exchange:
         """Return the exchange that sums the part of a row."""
         summing = self._summing[int(self.plan.rank[row]), int(self.plan.part[row])]
-        return self.exchanges[self._way(copy, summing)]
+        return self.exchanges[self._key_of(copy, summing)]
 
     def _exchange(self, copy: int, row: int, owner: str) -> Exchange:
         """Return the exchange of a collective."""
-        exchanges, (kind, group, parts) = self.run.exchanges, self._way(copy, row)
+        exchanges, (kind, group, parts) = self.run.exchanges, self._key_of(copy, row)
         exchange = exchanges.exchange(kind, group, parts=parts)
         if exchange is None:
             every = [exchanges.exchange(other, group, parts=parts) for other in range(len(KINDS))]
@@ -702,7 +702,7 @@ class Calls:
         for step, keys in zip(self.steps.sources, self.steps.keys, strict=True):
             copies, rows = self.steps.of_keys[step]
             for i in np.flatnonzero(np.isin(plan.kind[rows], SUMMING) & (plan.part[rows] >= 0)).tolist():
-                exchange, part = self.exchanges[self._way(int(copies[i]), int(rows[i]))], int(plan.part[rows[i]])
+                exchange, part = self.exchanges[self._key_of(int(copies[i]), int(rows[i]))], int(plan.part[rows[i]])
                 sizes[keys.start + i] = exchange.buffer_nbytes(part, float(sizes[keys.start + i]))
         return sizes
 
@@ -752,7 +752,7 @@ class Calls:
         nbytes = float(self.steps.key_sizes[keys[0]])
         for key in keys[1:]:  # one after the other, as buffers are filled
             nbytes += float(self.steps.key_sizes[key])
-        exchange = self.exchanges[self._way(int(copies[at[0]]), int(of_keys[at[0]]))]
+        exchange = self.exchanges[self._key_of(int(copies[at[0]]), int(of_keys[at[0]]))]
         return exchange, self.run.step_in[slot], self.plan.part[of_keys[at]].tolist(), nbytes
 
     def begins(self, task: int) -> float:
@@ -778,7 +778,7 @@ class Calls:
             if event is None or event.triggered:
                 return 0.0
         else:
-            event = self.exchanges[self._way(copy, row)].carry(worker, step, [part], float(plan.nbytes[row]))
+            event = self.exchanges[self._key_of(copy, row)].carry(worker, step, [part], float(plan.nbytes[row]))
         self._end_after(event, [task])
         return float("inf")
 
@@ -851,7 +851,7 @@ def as_executed(plan: Plan, exchange_of: Callable[[int, int, bool], Exchange], w
     An encoded collective becomes the collectives that its codec needs, one task each. A sum through servers becomes a
     push-pull, or messages if the encoded answer has another size.
     """
-    exchanges = {row: exchange_of(*way_of(plan, row)) for row in plan.collectives.tolist()}
+    exchanges = {row: exchange_of(*exchange_key(plan, row)) for row in plan.collectives.tolist()}
     different = list(dict.fromkeys(exchanges.values()))
     plan = _with_seconds(plan, exchanges, workers)
     notes = dict.fromkeys([*plan.notes, *(note for exchange in different for note in exchange.plan_notes)])

@@ -266,14 +266,14 @@ class Contract:
     def samples_at_once(self, batch_size: int, n_workers: int) -> int:
         """Return the samples that a worker computes at once. Raises ConfigError for an invalid number."""
         size = self.micro_batch_size(batch_size, n_workers)
-        return self._whole(size, "micro_batch_size", f" for batch_size = {batch_size}")
+        return self._positive_integer(size, "micro_batch_size", f" for batch_size = {batch_size}")
 
     @property
     def cycle_length(self) -> int:
         """Steps after which the work of each worker repeats. Raises ConfigError for an invalid number."""
-        return self._whole(self.cycle(), "cycle")
+        return self._positive_integer(self.cycle(), "cycle")
 
-    def _whole(self, number: int, method: str, why: str = "") -> int:
+    def _positive_integer(self, number: int, method: str, why: str = "") -> int:
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:
             raise ConfigError(f"{self.name}.{method} returned {number!r}{why}; it must return a positive integer")
         return number

@@ -40,7 +40,7 @@ from ddlsim.workload.table_placement import (
 from ddlsim.workload.table_placement import HostMemory as HostMemory
 
 #: number of workers from which the one that computes the bottom MLP for all samples holds no tables (NVIDIA's DLRM)
-MANY = 5
+MIN_WORKERS_DEDICATED_MLP = 5
 
 
 @checked
@@ -136,7 +136,7 @@ class EmbeddingParallel(DealtOut):
             raise ConfigError(
                 f"EmbeddingParallel: the model {workload.model.name!r} has no embedding_bag layers; use AllReduce"
             )
-        without = frozenset({0} if self._root is not None and n_workers >= MANY else ())
+        without = frozenset({0} if self._root is not None and n_workers >= MIN_WORKERS_DEDICATED_MLP else ())
         limit = si(self.data_parallel, "bytes")
         return place(tables, n_workers, self.sharding, self._space(workload, n_workers), limit, without)
 

@@ -19,7 +19,7 @@ Weights = tuple[tuple[float, ...], ...]
 NAMES = ("bipartite", "complete", "ring")
 _TOLERANCE = 1e-9
 #: maximum number of workers for which eigenvalues are computed (about a second)
-MANY = 1024
+MAX_WORKERS = 1024
 
 
 class Graph(Protocol):
@@ -148,8 +148,8 @@ def contraction(matrix: Floats) -> float:
 
 
 def agreement(owner: str, matrix: Floats) -> str:
-    """Return a note on how fast the workers reach consensus; empty above :data:`MANY` workers (too slow)."""
-    if not 1 < len(matrix) <= MANY:
+    """Return a note on how fast the workers reach consensus; empty above :data:`MAX_WORKERS` workers (too slow)."""
+    if not 1 < len(matrix) <= MAX_WORKERS:
         return ""
     rate = contraction(matrix)
     if rate > 1.0 - _TOLERANCE:

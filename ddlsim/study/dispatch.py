@@ -26,12 +26,12 @@ from ddlsim.study.worker import DONE, FAILED, HAND_IN, SKIPPED, Answer, Outcome
 #: number of deaths of processes that worked on a point, after which it is sent alone, runs alone, or has failed
 _SINGLE, _ALONE, _GUILTY = 1, 2, 4
 #: maximum number of points per parcel
-_MANY = 256
+_MAX_PARCEL = 256
 _DIED = "its process died each time (out of memory, or killed)"
 #: maximum number of points named in a line
 _NAMED = 3
 #: interval in s between checks of other processes' results
-_LOOK = 0.25
+_POLL_INTERVAL = 0.25
 
 
 @dataclass(frozen=True)
@@ -98,11 +98,11 @@ class _Dispatcher:
         while self.pending or self.running or self.elsewhere:
             self.fill()
             if self.running:
-                done, _ = wait(self.running, timeout=_LOOK, return_when=FIRST_COMPLETED)
+                done, _ = wait(self.running, timeout=_POLL_INTERVAL, return_when=FIRST_COMPLETED)
                 for future in done:
                     self.take(future)
             else:
-                time.sleep(_LOOK if self.elsewhere else 0.0)
+                time.sleep(_POLL_INTERVAL if self.elsewhere else 0.0)
             self.look_around()
 
     def fill(self) -> None:
@@ -117,7 +117,7 @@ class _Dispatcher:
     def portion(self) -> int:
         """Return the number of points in the next parcel: enough for the hand-in interval, fewer near the end."""
         fair = math.ceil(len(self.pending) / (2 * self.pool.n_workers))
-        n = min(max(1, int(HAND_IN / self.seconds)), fair, _MANY)
+        n = min(max(1, int(HAND_IN / self.seconds)), fair, _MAX_PARCEL)
         struck = [i for i in range(n) if self.strikes[self.pending[i].key] >= _SINGLE]
         return min([n, *(max(i, 1) for i in struck)])
 
@@ -190,7 +190,7 @@ class _Dispatcher:
         if now - self.renewed > LEASE / 4:
             self.store.renew()
             self.renewed = now
-        if self.elsewhere and now - self.looked > _LOOK:
+        if self.elsewhere and now - self.looked > _POLL_INTERVAL:
             known = self.store.statuses(task.key for task in self.elsewhere)
             self.finished(known)
             rest = [task for task in self.elsewhere if task.key not in known]

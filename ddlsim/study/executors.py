@@ -17,7 +17,7 @@ from ddlsim.study.serialization import Job, Packer
 from ddlsim.study.worker import Answer, simulate_all, simulate_some, warm_up
 
 #: interval in s between checks of the number of workers in a Dask cluster
-_LOOK = 2.0
+_POLL_INTERVAL = 2.0
 
 
 class DaskClient(Protocol):
@@ -61,7 +61,7 @@ def open_pool(
                 f"jobs = {jobs!r} has no effect with an executor; remove jobs, and set the number of workers when "
                 "creating the executor"
             )
-        return _Given(executor, packer) if isinstance(executor, Executor) else _Dask(executor, packer)
+        return _CustomExecutor(executor, packer) if isinstance(executor, Executor) else _Dask(executor, packer)
     n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     n = n_cores if jobs is None else jobs
     return _Inline() if n == 1 else Local(min(n, max(n_at_once, len(experiments))), packer, experiments)
@@ -92,7 +92,7 @@ class Local:
         self._processes.close(at_once=at_once)
 
 
-class _Given(Pool):
+class _CustomExecutor(Pool):
     """A custom executor, which is not closed."""
 
     def __init__(self, executor: Executor, packer: Packer) -> None:
@@ -110,7 +110,7 @@ class _Given(Pool):
         return self._executor.submit(simulate_some, self._packer.pack(jobs, missing))
 
 
-class _Dask(_Given):
+class _Dask(_CustomExecutor):
     """A Dask cluster. Its scheduler reassigns the work of a dead worker to another one."""
 
     def __init__(self, client: DaskClient, packer: Packer) -> None:
@@ -120,7 +120,7 @@ class _Dask(_Given):
 
     @property
     def n_workers(self) -> int:
-        if time.monotonic() - self._looked > _LOOK:
+        if time.monotonic() - self._looked > _POLL_INTERVAL:
             with suppress(Exception):  # the scheduler may be gone, which the work will report
                 self._n = max(1, sum(self._client.nthreads().values()))
             self._looked = time.monotonic()

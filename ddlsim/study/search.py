@@ -170,7 +170,7 @@ class Proposals:
                     break
                 self._study.tell(trial, state=TrialState.FAIL)  # which samplers leave out
             else:
-                parameters = next(filter(self._is_new, self._others()), None)
+                parameters = next(filter(self._is_new, self._further()), None)
                 if parameters is None:
                     return
                 self._study.enqueue_trial(parameters)
@@ -178,7 +178,7 @@ class Proposals:
             self._seen.add(self._place(trial.params))
             yield Proposal(trial, dict(zip(self._values, self._row(trial.params), strict=True)))
 
-    def _others(self) -> Iterator[dict[str, float]]:
+    def _further(self) -> Iterator[dict[str, float]]:
         """Yield parameters at random; then, where there are that few, all in turn."""
         for _ in range(DRAWS):
             shares = self._generator.random(len(self._values)).tolist()

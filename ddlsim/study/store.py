@@ -154,7 +154,7 @@ LEASE = 60.0
 #: time in s that a transaction waits for another process's transaction
 BUSY = 60.0
 #: maximum number of variables in a statement that all builds of SQLite allow
-_MANY = 500
+_MAX_VARIABLES = 500
 _ELSEWHERE = "copy it to a folder that can be written, or give another file"
 #: SQLite error -> remedy
 _REMEDIES = {
@@ -393,8 +393,8 @@ class Store:
         wanted = list(keys)
         found: list[Any] = []
         with self._named():
-            for i in range(0, len(wanted), _MANY):
-                part = wanted[i : i + _MANY]
+            for i in range(0, len(wanted), _MAX_VARIABLES):
+                part = wanted[i : i + _MAX_VARIABLES]
                 found += self._db.execute(query.format(",".join("?" * len(part))), part).fetchall()
         return found
 

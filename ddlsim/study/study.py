@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 AN_EXECUTOR = "a concurrent.futures.Executor or a dask.distributed.Client object"
 _Points = Annotated[int, integer(1, MAX_POINTS)]
-_Whole = Annotated[int, integer(1)]
+_PositiveInteger = Annotated[int, integer(1)]
 #: the varied paths are checked when the study is created
 A_VARY = Rule(
     "a mapping such as {'workers': [8, 16]}",
@@ -252,7 +252,7 @@ class Study:
             self.table  # noqa: B018  # refuses if there is none
             return self._found["points"]
         base = self._loader.base(self.base)
-        rows = list(each_way(self._named_rows, self._rows, base, self._loader))
+        rows = list(with_layouts(self._named_rows, self._rows, base, self._loader))
         labels = {path: labels_of([row.named[path] for row in rows]) for path in self.vary}
         points = [
             point
@@ -295,7 +295,7 @@ class Study:
         store: str | Path | None = None,
         *,
         executor: Annotated[Executor | DaskClient, AN_EXECUTOR] | None = None,
-        jobs: _Whole | None = None,
+        jobs: _PositiveInteger | None = None,
         retry_failed: bool = False,
         add: bool = False,
         progress: bool | Progress | None = None,
@@ -465,7 +465,7 @@ def _shown(progress: bool | Progress | None) -> AbstractContextManager[Progress 
     return study_bar()
 
 
-def each_way(
+def with_layouts(
     named_rows: Sequence[Mapping[str, object]], rows: Sequence[Mapping[str, object]], base: Experiment, loader: Loader
 ) -> Iterator[Row]:
     """Yield the configurations of a design, with an object such as :class:`~ddlsim.Splits` replaced by all strategies
@@ -481,7 +481,7 @@ def each_way(
         rest = {path: value for path, value in row.items() if path != "strategy"}
         key = next(key for key in named if "strategy" in paths_of(key))
         try:
-            layouts = _ways(family, loader.loaded(changed(base, loader.settings(rest))), loader)
+            layouts = _layouts(family, loader.loaded(changed(base, loader.settings(rest))), loader)
         except ConfigError as error:
             yield Row(named, row, str(error))
             continue
@@ -495,7 +495,7 @@ def each_way(
             yield Row({**named, key: shown}, {**row, "strategy": way})
 
 
-def _ways(family: Contract, experiment: Experiment, loader: Loader) -> list[object]:
+def _layouts(family: Contract, experiment: Experiment, loader: Loader) -> list[object]:
     cluster, model, invalid = experiment.cluster, experiment.model, Counter[str]()
     assert isinstance(cluster, Cluster)
     assert isinstance(model, Model)

@@ -37,7 +37,7 @@ from ddlsim.validation.compute_fit import ComputeFit, fit_compute
 from ddlsim.validation.curves import Curve, Interval, curve_time, fit_curve, interval_at, parts_of
 from ddlsim.validation.jitter_fit import JitterFit, fit_jitter
 from ddlsim.validation.links import LinkRow, fit_links
-from ddlsim.validation.log_fit import Floats, LogFit, fit_noise, minus_log_likelihood, told
+from ddlsim.validation.log_fit import Floats, LogFit, fit_noise, minus_log_likelihood, t_factors
 from ddlsim.validation.sources import Reader, read_sources
 
 # ---------------------------------------------------------------- choice of measurements and algorithms
@@ -361,7 +361,7 @@ class Calibration:
                     own = min(p.value / now[p.name], 1.0)  # latency above it was added by hand
                     software += slopes[i] * own
                     slopes[i] *= p.informed + (1.0 - p.informed) * own  # a prior refers to the file's value
-                slopes[i] *= p.wider * told(np.array([p.informed]), p.scatter[1])[0]
+                slopes[i] *= p.wider * t_factors(np.array([p.informed]), p.scatter[1])[0]
         outside += Beyond((outside.per_message * software) ** 2)
         variance = float(slopes @ self.covariance @ slopes) + short
         variance += sum((min(shares.get(c, 0.0), 1.0) * spread) ** 2 for c, spread in self.scatter.items())
@@ -398,7 +398,7 @@ class Calibration:
         for p, move in zip(self.parameters, moved.tolist(), strict=True):
             error = errors.get(p.link_class or "between", 0.0) + further
             slower = {"bandwidth": -error, "time": error}.get(PARAMETERS[p.name], 0.0)
-            move *= p.wider * told(np.array([p.informed]), p.scatter[1])[0]
+            move *= p.wider * t_factors(np.array([p.informed]), p.scatter[1])[0]
             found[p.name] = now[p.name] * math.exp(move + slower)
             if p.name.endswith(".latency") and software:
                 found[p.name] = max(found[p.name] + software * p.value, 0.01 * found[p.name])

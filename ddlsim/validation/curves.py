@@ -35,7 +35,7 @@ from ddlsim.runtime.costs import parts_of as simulated_parts
 from ddlsim.validation.links import LinkRow
 from ddlsim.validation.log_fit import LEAST, NOISE, Floats, scatter, spread_of
 
-MAX_PIECES = 3
+MAX_SEGMENTS = 3
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def fit_curve(rows: Sequence[LinkRow], cluster: Cluster, algorithm: str, absolut
             best, chosen, fitted = criterion, (sizes, factors), True
     sizes, factors = chosen
     left_out: tuple[float, ...] = ()
-    if fitted and len(sizes) == len(known) - 2 > MAX_PIECES - 1:
+    if fitted and len(sizes) == len(known) - 2 > MAX_SEGMENTS - 1:
         left_out = _left_out(known, parts[0], factors)
         spread, dof = spread_of(sum(error**2 for error in left_out), len(left_out), 0)
         covariance = np.zeros((len(factors), len(factors)))
@@ -158,11 +158,11 @@ def fit_curve(rows: Sequence[LinkRow], cluster: Cluster, algorithm: str, absolut
 
 def _choices(known: Sequence[int]) -> Iterator[tuple[tuple[int, ...], int]]:
     """Yield candidate sizes at which pieces meet, and the number of parameters; a chosen size counts as one."""
-    for n_pieces in range(1, MAX_PIECES + 1):
+    for n_pieces in range(1, MAX_SEGMENTS + 1):
         if 2 * n_pieces <= len(known):  # every piece needs two sizes
             for sizes in itertools.combinations(known[1:-1], n_pieces - 1):
                 yield sizes, 2 * n_pieces
-    if len(known) - 1 > MAX_PIECES:
+    if len(known) - 1 > MAX_SEGMENTS:
         yield tuple(known[1:-1]), len(known)
 
 

@@ -114,12 +114,12 @@ class LogFit:
     def interval(self, name: str) -> tuple[float, float]:
         """Return the 95 % confidence interval of a parameter."""
         i = self.names.index(name)
-        half = t_quantile(self.dof) * math.sqrt(self.covariance[i, i]) * float(told(self.informed, self.dof)[i])
+        half = t_quantile(self.dof) * math.sqrt(self.covariance[i, i]) * float(t_factors(self.informed, self.dof)[i])
         most = min(math.exp(self.logs[i] + half), self.bounds[i][1])
         return math.exp(self.logs[i] - half), max(most, self.values[name])
 
 
-def told(informed: Floats, dof: float) -> Floats:
+def t_factors(informed: Floats, dof: float) -> Floats:
     """Return factors of standard deviations in intervals scaled by Student's t with `dof` degrees of freedom, (n,).
 
     Student's t applies to the share `informed`, which comes from measurements with an estimated scatter; the share from

@@ -152,7 +152,7 @@ def _run(columns: list[tuple[str, str]], cells: list[str], place: str) -> Measur
             if name in ("workers", "batch_size"):
                 raise ConfigError(f"{where}: is empty; enter an integer")
         elif name in NUMBERS:
-            whole[name] = _whole(cell, where)
+            whole[name] = _integer(cell, where)
         else:
             words[name] = cell
     make: Callable[..., MeasuredRun] = MeasuredRun
@@ -173,7 +173,7 @@ def _run(columns: list[tuple[str, str]], cells: list[str], place: str) -> Measur
         raise ConfigError(f"{place}: {str(error).removeprefix('MeasuredRun: ').removeprefix(f'{place}: ')}") from None
 
 
-def _whole(cell: str, where: str) -> int:
+def _integer(cell: str, where: str) -> int:
     if not re.fullmatch(r"[-+]?[0-9]{1,9}", cell):
         raise ConfigError(f"{where}: {shown(cell)} must be an integer of at most nine digits")
     return int(cell)

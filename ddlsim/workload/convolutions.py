@@ -99,7 +99,7 @@ def convolution_times(model: Model, timing: Timing) -> tuple[Floats, Floats]:
     Layers without a rule in :class:`LayerKernels` move the bytes of the roofline. A pass takes at least as long as the
     host's launches.
     """
-    streaming = timing.kernels.streaming * timing.left
+    streaming = timing.kernels.streaming * timing.free
     passes = roofline_times(model, timing.device, timing.batch_size, timing.precision, 1.0, streaming)
     kernels, times = LayerKernels(timing), np.stack(passes, axis=1)
     known: dict[tuple[object, ...], tuple[float, float]] = {}
@@ -206,7 +206,7 @@ class LayerKernels:
         else:
             waves = tile_waves(product, kernels.tile, 1 if split else units) / (units if split else 1)
         seconds = 2.0 * math.prod(kernels.tile) * product.k / rate * waves + kernels.tile_time * max(waves, 1.0)
-        bandwidth = self.timing.device.memory_bandwidth * kernels.streaming * self.timing.left * self.rates.streaming
+        bandwidth = self.timing.device.memory_bandwidth * kernels.streaming * self.timing.free * self.rates.streaming
         return max(seconds, moved * ELEMENT_NBYTES[precision] / bandwidth) + self.timing.device.launch_time
 
 

@@ -69,10 +69,10 @@ def layer_nbytes(
     if role == ATTENTION and (times := copies(layer, tensor)) > 1:  # keys and values are replicated
         context = layer.scores / (layer.heads * layer.out_shape[0])
         stored += (times - 1) * FP32_NBYTES * 2.0 * context * kv_heads(layer) * layer.head_size
-    return (stored * element + fixed) / _ways(layer, role, tensor, sequence)
+    return (stored * element + fixed) / _n_shards(layer, role, tensor, sequence)
 
 
-def _ways(layer: Layer, role: str, tensor: int, sequence: bool) -> int:
+def _n_shards(layer: Layer, role: str, tensor: int, sequence: bool) -> int:
     """Return the number of ranks, 1 or `tensor`, over which the kept bytes of a layer are split."""
     split = role in (ATTENTION, COLUMN, INNER) or (role == VOCABULARY and layer.type != "embedding")
     return tensor if split or (sequence and len(layer.out_shape) == 2) else 1
@@ -99,7 +99,7 @@ def _kept_inputs(
             nbytes[i] += low * layer.out_shape[0] * layer.heads * layer.head_size / tensor
         if i + 1 == len(layers) or not (layers[i + 1].heads or layers[i + 1].type in ("dense", "swiglu", "tied_dense")):
             continue
-        n_out, ways = math.prod(layer.out_shape), _ways(layer, kinds[i], tensor, sequence)
+        n_out, ways = math.prod(layer.out_shape), _n_shards(layer, kinds[i], tensor, sequence)
         operand = low if inside[i] and inside[i + 1] else element
         nbytes[i] += (operand if layer.type == "relu" and low < element else operand - element) * n_out / ways
         if stack.keeps_gathered and sequence and kinds[i] == WHOLE:

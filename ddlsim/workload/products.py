@@ -286,10 +286,10 @@ class Timing(NamedTuple):
     @property
     def bandwidth(self) -> float:
         """Memory bandwidth of element-wise kernels in bytes/s."""
-        return self.device.memory_bandwidth * self.kernels.streaming * self.left
+        return self.device.memory_bandwidth * self.kernels.streaming * self.free
 
     @property
-    def left(self) -> float:
+    def free(self) -> float:
         """Share of the multiprocessors that collectives leave free."""
         return 1.0 - self.occupied / self.kernels.units
 
@@ -328,8 +328,8 @@ def kernel_times(model: Model, timing: Timing) -> tuple[Floats, Floats]:
         timing.device,
         timing.batch_size,
         timing.base,
-        fraction * stack.gemm * timing.left,
-        timing.kernels.streaming * timing.left / stack.elementwise,
+        fraction * stack.gemm * timing.free,
+        timing.kernels.streaming * timing.free / stack.elementwise,
     )
     ranges = blocks(model.layers)
     inside = {i for first, end in ranges for i in range(first, end)}
@@ -392,7 +392,7 @@ def _attention(layer: Layer, timing: Timing) -> tuple[float, float]:
         flops = sum(2.0 * m * n * k * copies for m, n, k, copies, _ in core) * (0.5 if layer.causal else 1.0)
         ramps = [1.0 + ramp / layer.out_shape[0] for ramp in ATTENTION_RAMPS]
         peak = device.peak_flops[product_type(timing.base)] * min(1.0, layer.head_size / 128.0) ** rates.narrow
-        peak *= timing.left
+        peak *= timing.free
         # the matrix is recomputed (Dao et al. 2022, section 3.1): five products instead of four
         return flops / (peak * rates.forward) * ramps[0], 2.5 * flops / (peak * rates.backward) * ramps[1]
     forward = sum(timing.product(each, timing.base) for each in core)

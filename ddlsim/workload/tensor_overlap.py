@@ -29,7 +29,7 @@ PIECES = 4  # num_splits
 COMMUNICATING = 16  # num_sm: multiprocessors; on TPUs, the interconnect occupies none
 
 
-class Beside(NamedTuple):
+class OverlappedProduct(NamedTuple):
     """A product that is computed during a collective.
 
     method   method of overlap, see above
@@ -51,11 +51,11 @@ class LayerOverlaps(NamedTuple):
     leaves, leaves_gradient         reducing the output, gathering its gradient
     """
 
-    enters: Beside | None = None
-    again: Beside | None = None
-    enters_gradient: Beside | None = None
-    leaves: Beside | None = None
-    leaves_gradient: Beside | None = None
+    enters: OverlappedProduct | None = None
+    again: OverlappedProduct | None = None
+    enters_gradient: OverlappedProduct | None = None
+    leaves: OverlappedProduct | None = None
+    leaves_gradient: OverlappedProduct | None = None
 
 
 def layer_overlaps(workload: Workload, i: int, role: str, forward: Floats, tensor: int) -> LayerOverlaps:
@@ -67,14 +67,14 @@ def layer_overlaps(workload: Workload, i: int, role: str, forward: Floats, tenso
     first, last = [each for each in products[:-1] if not each.core] or products, products[-1:]
     flops = sum(_flops(each) for each in products)
 
-    def beside(method: str, chunks: int, chosen: Sequence[Product]) -> Beside:
+    def beside(method: str, chunks: int, chosen: Sequence[Product]) -> OverlappedProduct:
         whole = float(forward[i]) * sum(_flops(each) for each in chosen) / flops
         left = 1.0
         if workload.by_kernel:
             seconds = _seconds(workload, chosen)
             left = _seconds(workload, chosen, COMMUNICATING) / seconds if method != RING_EXCHANGE else 1.0
             whole = seconds if workload.summed else whole
-        return Beside(method, chunks, whole, whole * left)
+        return OverlappedProduct(method, chunks, whole, whole * left)
 
     of_input, of_weights = [Product(m, k, n) for m, n, k, *_ in first], [Product(k, n, m) for m, n, k, *_ in first]
     return LayerOverlaps(

@@ -37,7 +37,7 @@ from ddlsim.workload.roles import (
     roles,
     saved_products,
 )
-from ddlsim.workload.tensor_overlap import Beside, LayerOverlaps, layer_overlaps
+from ddlsim.workload.tensor_overlap import LayerOverlaps, OverlappedProduct, layer_overlaps
 
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "all_reduce", "all_gather", "reduce_scatter"
 Pass = Literal["forward", "backward"]
@@ -59,7 +59,7 @@ class Collective:
     nbytes: float
     layer: int
     phase: Pass
-    beside: Beside | None = None
+    beside: OverlappedProduct | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -262,7 +262,7 @@ def _collectives(
     forward: list[Collective] = []
     backward: list[Collective] = []
 
-    def add(phase: Pass, kind: str, nbytes: float, layer: int, beside: Beside | None = None) -> None:
+    def add(phase: Pass, kind: str, nbytes: float, layer: int, beside: OverlappedProduct | None = None) -> None:
         (forward if phase == "forward" else backward).append(Collective(kind, nbytes, layer, phase, beside))
 
     for i, (layer, role) in enumerate(zip(layers, kinds, strict=True)):

@@ -14,7 +14,7 @@ from ddlsim.run.metrics import METRICS
 pytest.importorskip("panel")
 
 from ddlsim.explore import explore
-from ddlsim.explore.app import OTHERS, settings_of
+from ddlsim.explore.app import PLACEHOLDER, settings_of
 from ddlsim.explore.components import files_of
 from ddlsim.explore.screens.run import described
 from ddlsim.explore.screens.what_if import differences, files
@@ -73,7 +73,7 @@ def test_what_the_form_leaves_open_is_left_to_the_run():
 
 
 def test_other_fields_are_lines_of_an_experiment_file(tmp_path):
-    setup = Setup(others=OTHERS)  # what the form shows as an example
+    setup = Setup(others=PLACEHOLDER)  # what the form shows as an example
     assert setup.experiment() == ddlsim.Experiment(
         setup.cluster, max_time="720 h", failures=ddlsim.Failures("5000 h"),
         checkpoints=ddlsim.Checkpoints("1 h", to="peers"),
@@ -106,7 +106,7 @@ def test_other_fields_that_cannot_be_used_are_a_line(text, message):
 def test_the_numbers_of_a_life_are_shown_and_compared():
     setup = Setup(cluster="office-1gbe", model="lenet5", steps=2)
     a = ddlsim.simulate(setup.experiment())
-    setup.others = OTHERS
+    setup.others = PLACEHOLDER
     b = ddlsim.simulate(setup.experiment())
     assert "goodput" not in described(a)
     assert f'<div>goodput</div><div class="v">{METRICS["goodput"].write(b.goodput)}</div>' in described(b)

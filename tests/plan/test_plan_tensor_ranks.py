@@ -13,7 +13,7 @@ from ddlsim.plan import Draft, Mesh, chunks_at
 from ddlsim.plan.pipeline_orders import pass_order
 from ddlsim.plan.plan import KINDS
 from ddlsim.plan.tensor_ranks import _items, passes_of, tensor_ranks, timeline, with_exchanges
-from ddlsim.workload.tensor_overlap import Beside
+from ddlsim.workload.tensor_overlap import OverlappedProduct
 from ddlsim.workload.tensor_parallel import Collective, Shard, tensor_parallel
 
 
@@ -109,7 +109,7 @@ def test_all_ranks_as_written_out_one_by_one(stages, tensor, order, micro_batche
 def test_a_product_and_the_collective_beside_it(method, n, product):
     """The chunks' longest path by hand, and what a layer waits for: 2.1 ms of a collective alone."""
     slowed = product if method == "ring_exchange" else product * 132 / 116
-    beside = Beside(method, n, product, slowed)
+    beside = OverlappedProduct(method, n, product, slowed)
     piece, hop, part = slowed / n, 2.1e-3 / max(1, n - 1), 2.1e-3 / n
     expected = {
         "ring_exchange": max(slowed, (n - 1) * hop + piece),  # the last chunk is multiplied when it has come

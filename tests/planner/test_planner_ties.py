@@ -33,7 +33,7 @@ from ddlsim.cluster import Host, star
 from ddlsim.planner import Recommendation, search
 from ddlsim.planner.bounds import Bound
 from ddlsim.planner.candidates import Candidate, candidates
-from ddlsim.planner.search import SAME, SIMULATED, Found, Search, levels, preferred
+from ddlsim.planner.search import SAME, SIMULATED, Search, Trial, levels, preferred
 from ddlsim.planner.target import Figures
 
 #: a step takes 2 s, an exchange 30 us: all numbers of workers cost the same
@@ -99,7 +99,7 @@ TARGETS = {
 }  # fmt: skip
 
 
-def chosen(target: Target, found: Sequence[Found]) -> Found:
+def chosen(target: Target, found: Sequence[Trial]) -> Trial:
     """Keep those that tie with the best in one thing after the other; the rule itself, without its machinery."""
     left = [one for one in found if one.figures is not None]
     for level in range(len(levels(target, left[0].candidate, left[0].figures))):  # type: ignore[arg-type]
@@ -117,7 +117,7 @@ def test_the_choice_is_that_of_an_exhaustive_search(name: str, step: str) -> Non
     """Among workers, strategies and two clusters, with ties everywhere (2 s) and hardly any (1 ms)."""
     target, options = TARGETS[name], {"strategies": STRATEGIES, "workers": [1, 2, 4, 8], "clusters": [DEAR, FAST]}
     found = plan(target, base=BASE.with_(compute=Measured(step, 16)), **options)
-    everything = [Found(one.candidate, SIMULATED, figures=_figures(one.candidate.experiment)) for one in found.found]
+    everything = [Trial(one.candidate, SIMULATED, figures=_figures(one.candidate.experiment)) for one in found.found]
     best = chosen(target, everything)
     assert found.best.candidate.number == best.candidate.number
     exact = chosen(target, [one for one in everything if one.candidate.exact])
@@ -150,11 +150,11 @@ def test_no_bound_leaves_out_what_would_be_preferred(seed: int, monkeypatch: pyt
     monkeypatch.setattr(search, "Bounds", lambda priced, samples: by_hand)
 
     class Faked(Search):
-        def simulate(self, wanted: Sequence[Candidate]) -> list[Found]:
-            return [Found(one, SIMULATED, figures=figures[one]) for one in wanted]
+        def simulate(self, wanted: Sequence[Candidate]) -> list[Trial]:
+            return [Trial(one, SIMULATED, figures=figures[one]) for one in wanted]
 
     found = Faked(target, None, 3, True, SAMPLES).run(made)  # type: ignore[arg-type]
-    every = preferred([Found(one, SIMULATED, figures=figures[one]) for one in made], target)
+    every = preferred([Trial(one, SIMULATED, figures=figures[one]) for one in made], target)
     assert [one.candidate.number for one in found[:3]] == [one.candidate.number for one in every[:3]]
     assert every[0].candidate is chosen(target, every).candidate
     exact, exact_of_all = (next(one for one in these if one.candidate.exact) for these in (found, every))
@@ -179,7 +179,7 @@ def test_fewer_devices_come_before_a_simpler_way() -> None:
     """By hand, all else equal: 4 workers with servers before 8 with an all-reduce."""
     made, _ = candidates(BASE, [FAST], [8, 4], [AllReduce("ring"), ParameterServer(1, "colocated")], [None], [16])
     equal = Figures(100.0, 0.9, 1e-3, 1e4)
-    ordered = preferred([Found(one, SIMULATED, figures=equal) for one in made], Target(objective="cost"))
+    ordered = preferred([Trial(one, SIMULATED, figures=equal) for one in made], Target(objective="cost"))
     said = [(one.candidate.workers, type(one.candidate.experiment.strategy).__name__) for one in ordered]
     assert said == list(itertools.product([4, 8], ["AllReduce", "ParameterServer"]))
 

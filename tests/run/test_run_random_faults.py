@@ -142,7 +142,7 @@ def test_how_far_they_are_drawn_at_first_does_not_matter(monkeypatch, max_time):
     result = simulated(steps=20, **options)
     assert (result.end_time == 2.0) is (max_time == 2.0)
     for many in (0.01, 1, 20):
-        monkeypatch.setattr(life_faults, "MANY", many)
+        monkeypatch.setattr(life_faults, "FIRST_FAULTS", many)
         other = simulated(steps=20, **options)
         same(result, other)
         assert other.sampled_faults == result.sampled_faults
@@ -162,7 +162,7 @@ def test_values_are_those_of_an_undisturbed_run_and_saved_ones_go_on(monkeypatch
     assert whole.params.tobytes() == plain.params.tobytes()
     assert whole.end_time > plain.end_time
     learnt(training=short, faults=faults, checkpoint=tmp_path / "run.npz")
-    monkeypatch.setattr(life_faults, "MANY", 1)
+    monkeypatch.setattr(life_faults, "FIRST_FAULTS", 1)
     again = ddlsim.resume(tmp_path / "run.npz", whole.given)
     same(whole, again)
     assert again.params.tobytes() == whole.params.tobytes()
@@ -187,7 +187,7 @@ def test_jobs_have_them(monkeypatch):
     background = one.with_(background=[Job(one.with_(workers=[2, 3]))], workers=[0, 1])
     reference = ddlsim.simulate(background)
     assert reference.sampled_faults
-    monkeypatch.setattr(life_faults, "MANY", 1)
+    monkeypatch.setattr(life_faults, "FIRST_FAULTS", 1)
     shorter = ddlsim.simulate_jobs(jobs, faults=[of_all])
     for name in "ab":
         same(result[name], shorter[name])

@@ -219,7 +219,7 @@ def test_a_lifetime_is_what_a_run_to_its_end_is(model, seed):
 
 
 def test_too_many_random_faults_are_one_line(model, monkeypatch):
-    monkeypatch.setattr("ddlsim.reliability.faults.MOST", 1000)
+    monkeypatch.setattr("ddlsim.reliability.faults.MAX_FAULTS", 1000)
     monkeypatch.setattr("ddlsim.run.timed_events.MOST_FAULTS", 500)
     started = [RandomFaults("1 s", "1 ms", factor=2.0, per="device")]
     never = {"checkpoints": None, "failures": Failures(math.inf)}
@@ -246,6 +246,6 @@ def test_links_that_are_gone_round_are_not_alike_to_those_that_are_waited_for(mo
         return ddlsim.simulate(Experiment(graph, model, AllReduce("ring"), 8, **options)).failure_timeline.steps
 
     every_one = steps()
-    monkeypatch.setattr("ddlsim.run.timed_events.MANY", 0)
+    monkeypatch.setattr("ddlsim.run.timed_events.MAX_DISTINCT", 0)
     assert steps() == pytest.approx(every_one, rel=1e-3)
     assert every_one > 9900

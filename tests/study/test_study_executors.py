@@ -20,7 +20,7 @@ from study_parts import BASE, VARY, Kills, Notes
 
 import ddlsim
 from ddlsim.run import processes
-from ddlsim.run.processes import _deaf_to_ctrl_c
+from ddlsim.run.processes import _block_interrupts
 from ddlsim.study import Study, load_table
 from ddlsim.study.executors import Local
 from ddlsim.study.serialization import Job
@@ -313,7 +313,7 @@ def test_processes_start_deaf_to_ctrl_c():
     def blocked():
         return subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True).stdout.strip()
 
-    with _deaf_to_ctrl_c():
+    with _block_interrupts():
         assert blocked() == "True"
     assert blocked() == "False"
 

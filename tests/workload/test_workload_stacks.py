@@ -423,7 +423,7 @@ def test_no_layer_is_faster_than_the_products_of_its_device(name: str, occupied:
     device, stack, model = load_device("h100"), load_stack("torchtitan"), load_model(name)
     timing = Timing(device, stack, 4, "bf16", False, occupied=occupied)
     assert device.kernels is not None
-    rate = device.kernels.gemm["bf16"] * stack.gemm * timing.left * device.peak_flops["bf16"]
+    rate = device.kernels.gemm["bf16"] * stack.gemm * timing.free * device.peak_flops["bf16"]
     forward, _ = kernel_times(model, timing)
     flops = np.array([4.0 * layer.flops for layer in model.layers])
     assert (flops <= forward * rate * (1.0 + 1e-9)).all()

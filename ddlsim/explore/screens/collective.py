@@ -21,7 +21,7 @@ NAME = "collective"
 TITLE = "Collective"
 #: time per round in animations, in ms
 PACE = 700
-BESIDE = (
+SIDE_BY_SIDE = (
     '<div style="display:flex;flex-wrap:wrap;gap:16px;align-items:center">'
     '<div style="flex:1 1 280px;max-width:380px">{}</div><div style="flex:2 1 280px">{}</div></div>'
 )
@@ -115,7 +115,7 @@ class _Screen:
         number = min(int(self._player.value), self._played.n_rounds)
         self._words.object = f'<div role="status">{in_words(self._played, number)}</div>'
         both = network(self._played.states[number]), matrix(self._played, number)
-        self._pictures.object = BESIDE.format(*both)
+        self._pictures.object = SIDE_BY_SIDE.format(*both)
         self._bars.object = durations(self._played, number)
         self._listed.stale()
 

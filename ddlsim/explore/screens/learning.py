@@ -111,7 +111,7 @@ def learn(
 NAME = "learning"
 TITLE = "Learning"
 #: default strategies for comparison
-OTHERS = ("local-sgd", "async-parameter-server")
+COMPARED = ("local-sgd", "async-parameter-server")
 
 
 def screen(setup: Setup, jobs: Jobs) -> pn.viewable.Viewable:
@@ -137,7 +137,7 @@ class _Screen:
             label="Use the sizes and compute times of the form's model (the small model is trained)", value=True
         )
         self._others = pn.widgets.MultiChoice(
-            label="Further strategies", options=sorted(STRATEGIES), value=list(OTHERS), **wide
+            label="Further strategies", options=sorted(STRATEGIES), value=list(COMPARED), **wide
         )
         self._target = pn.widgets.FloatInput(
             label="Target accuracy (%)", value=90.0, start=1.0, end=100.0, step=1.0, **wide

@@ -116,13 +116,13 @@ def _change(metric: Metric, a: float | None, b: float | None) -> str:
 
 
 def _changes(a: dict[str, object], b: dict[str, object]) -> str:
-    rows = [[in_words(name), _said(a[name]), _said(b[name])] for name in FIELDS if a[name] != b[name]]
+    rows = [[in_words(name), _shown_setting(a[name]), _shown_setting(b[name])] for name in FIELDS if a[name] != b[name]]
     if not rows:
         return "<div>B is A so far.</div>"
     return f"<h3>Changes</h3>{table(('', 'A', 'B'), rows, 3)}<h3>Effects</h3>"
 
 
-def _said(value: object) -> str:
+def _shown_setting(value: object) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key} = {json.dumps(each)}" for key, each in value.items()) or "defaults"
     return "all devices" if value is None else str(value)
