@@ -1,4 +1,4 @@
-"""Postponed garbage collections, for code that creates many objects which stay."""
+"""Control of garbage collections around code that creates many long-lived objects."""
 
 import gc
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def postponed() -> Iterator[None]:
-    """Collect no garbage within the context, or the decorated function."""
+    """Disable garbage collection within the context, or during calls of the decorated function."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -18,7 +18,7 @@ def postponed() -> Iterator[None]:
 
 
 def let_age() -> None:
-    """Move all objects to the oldest generation, which the next young collections skip."""
+    """Move all objects to the oldest generation, which collections of younger generations skip."""
     if gc.get_freeze_count() == 0:  # otherwise, objects frozen by the application would be thawed
         gc.freeze()
         gc.unfreeze()

@@ -459,9 +459,9 @@ _AN_OBJECT = (
 
 
 def loaded_from(value: T, source: object) -> T:
-    """Return a loaded object, and keep the name or path from which it or `source` was loaded.
+    """Record the name or path from which an object was loaded, and return the object.
 
-    Objects that are made from it, such as by ``dataclasses.replace``, have no such text.
+    source  the name or path, or an object that has one. Copies, such as those by ``dataclasses.replace``, have none.
     """
     text = source if isinstance(source, str | Path) else text_of(source)
     if text is not None:

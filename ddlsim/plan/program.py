@@ -164,7 +164,7 @@ class StepProgram:
         return self._keys[2][step]
 
     def keys_of(self, rows: Ints) -> Ints:
-        """Return the keys of rows with keys in every copy, within their step, (n_copies, n)."""
+        """Return the keys of rows with keys in every copy, counted from the first of their step, (n_copies, n)."""
         first, instance, _ = self._keys
         number = np.empty((len(self.ranks), len(rows)), dtype=np.int64)
         number[:] = np.arange(len(self.ranks))[:, None]
@@ -177,7 +177,7 @@ class StepProgram:
         return self.ranks[:, self.template.rank[rows]]
 
     def of_devices(self, name: str, step: int) -> Floats:
-        """Return a column of a step that depends on the device, (n_copies, n), or (1, n) if there is one kind."""
+        """Return a column of a step that depends on the device, (n_copies, n), or (1, n) if all devices are alike."""
         rows = self.rows(step)
         columns = np.stack([getattr(template, name)[rows] for template in self.templates])
         if len(columns) > 1:
@@ -186,7 +186,7 @@ class StepProgram:
 
     @cached_property
     def place_of(self) -> tuple[Ints, Ints]:
-        """Copy of each rank and its place there, (n_ranks,) each."""
+        """Copy to which each rank belongs, and its place in the copy, (n_ranks,) each."""
         copies, places = (np.zeros(self.n_ranks, dtype=np.int64) for _ in range(2))
         copies[self.ranks], places[self.ranks] = np.indices(self.ranks.shape)
         return copies, places
@@ -228,7 +228,7 @@ class StepProgram:
         )
 
     def _unrolled(self, every: LiveSteps, step: int) -> dict[str, npt.NDArray[Any]]:
-        """Return the columns of a step, (n_copies, n) each, the number of each row's dependencies, and these."""
+        """Return the columns of a step, (n_copies, n) each, the number of each row's dependencies, and those."""
         template, n_copies, source = self.template, len(self.ranks), every.sources[step]
         rows, copy = np.arange(len(template))[self.rows(source)], np.arange(n_copies)[:, None]
         kind, peer, batch = template.kind[rows], template.peer[rows], template.batch[rows]
@@ -440,7 +440,7 @@ class LiveSteps:
         return step if step <= self.live else 1 + (step - 1) % self.live
 
     def locate(self, tasks: Ints) -> tuple[Ints, Ints, Ints]:
-        """Return the slot, the copy and the template's row of each of some tasks."""
+        """Return the slot, copy and template row of each task, (n,) each."""
         begins, firsts, widths = self._places
         slots = np.searchsorted(begins, tasks, side="right") - 1
         copy, row = np.divmod(tasks - begins[slots], widths[slots])
@@ -455,16 +455,16 @@ class LiveSteps:
 
     @property
     def plan(self) -> Plan:
-        """The plan of the slots that differ, for texts."""
+        """The plan of the slots that differ, for descriptions of tasks."""
         return self.program.unroll_all(self.shown)
 
     def describe(self, slot: int, task: int) -> str:
-        """Return a description of a task, which is counted from the first one of its slot."""
+        """Return a description of a task; `task` is counted from the first one of its slot."""
         return self.plan.task(self.rows[self.sources[slot]].start + task)
 
     @cached_property
     def of_keys(self) -> list[tuple[Ints, Ints]]:
-        """A copy and a row of the template with each key of a step, (n_keys,) each, for each step of the template."""
+        """A copy and a template row that have each key of a step, (n_keys,) each, for every step of the template."""
         program, (first, _, sizes) = self.program, self.program._keys
         of_keys = []
         for step in range(self.shown):
@@ -483,7 +483,7 @@ class LiveSteps:
         sizes = [np.where(template.kind[row] >= ALL_REDUCE, template.nbytes[row], 0.0) for _, row in self.of_keys]
         return np.concatenate([sizes[step] for step in self.sources])
 
-    # ------------------------------------------------------------ what the executor takes
+    # ------------------------------------------------------------ input of the executor
 
     @cached_property
     def late(self) -> Bools:
@@ -498,7 +498,7 @@ class LiveSteps:
 
     @property
     def has_late(self) -> bool:
-        """Whether there are tasks that their step does not wait for."""
+        """Whether any collective is late."""
         return bool(self.late[: self.program.rows(min(1, self.shown - 1)).stop].any())
 
     def table(self, kinds: Ints | None = None, seconds: Iterable[Floats] | None = None) -> TaskTable:
@@ -542,7 +542,7 @@ class LiveSteps:
         return np.append(0, np.cumsum(counts)), first, width[to]
 
     def _positions(self, rows: Ints) -> Ints:
-        """Return the place of the rank of each collective's row in its group, for every copy, (n_copies, n)."""
+        """Return the position of each collective's rank in its group, for every copy, (n_copies, n)."""
         program, template, n_places = self.program, self.program.template, self.program.ranks.shape[1]
         pairs, which = np.unique(template.peer[rows] * n_places + template.rank[rows], return_inverse=True)
         group, place = np.divmod(pairs, n_places)
@@ -573,7 +573,7 @@ class LiveSteps:
         for name, values in (("kind", kinds), ("seconds", seconds)):
             if len(values) > 1:
                 of_copies[name] = slice(None), values
-        plain = np.dtype((np.void, base.dtype.itemsize))  # copied as it is, not field by field
+        plain = np.dtype((np.void, base.dtype.itemsize))  # copied as bytes, not field by field
         size = int(offsets[-1] - offsets[0])
         for copies, block in self.blocks(tasks, slot):
             shift = size * np.arange(len(program.ranks))[copies, None]
@@ -584,14 +584,14 @@ class LiveSteps:
                 block[name][:, where] = values[copies]
 
     def blocks(self, tasks: Records, slot: int) -> Iterator[tuple[slice, Records]]:
-        """Yield some copies and their tasks in a slot, (n_copies, n), few enough for a cache."""
+        """Yield copies and their tasks in a slot, (n_copies, n), in blocks that fit into the cache."""
         own = tasks[self.rows[slot]].reshape(len(self.program.ranks), -1)
         height = max(1, _BLOCK // max(1, own.shape[1]))
         for begin in range(0, len(own), height):
             yield slice(begin, begin + height), own[begin : begin + height]
 
 
-#: tasks whose records are written at a time
+#: maximum number of task records that are written at a time
 _BLOCK = 1 << 12
 
 
@@ -702,7 +702,7 @@ def template_of(
     )  # fmt: skip
 
 
-# ---------------------------------------------------------------- what the executor takes
+# ---------------------------------------------------------------- input of the executor
 
 
 def task_table(plan: Plan) -> TaskTable:
@@ -730,12 +730,12 @@ def task_table(plan: Plan) -> TaskTable:
 
 
 def slices(sizes: Sequence[int]) -> list[slice]:
-    """Return consecutive slices of these sizes."""
+    """Return consecutive slices of the given sizes."""
     return [slice(begin, end) for begin, end in itertools.pairwise([0, *itertools.accumulate(sizes)])]
 
 
 def positions(groups: Sequence[Sequence[int]], group: Ints, rank: Ints) -> Ints:
-    """Return the place of each rank in its group, an index of `groups`."""
+    """Return the position of each rank in its group; `group` contains indices of `groups`."""
     sizes = np.array([len(each) for each in groups], dtype=np.int64)
     members = np.array([member for each in groups for member in each], dtype=np.int64)
     width = int(members.max(initial=0)) + 1

@@ -1,4 +1,4 @@
-"""Times of convolutional networks, kernel by kernel, on devices whose rates of convolutions are known.
+"""Times of convolutional networks, kernel by kernel, on devices with known convolution rates.
 
 A convolution is an implicit matrix product in waves of tiles (:class:`~ddlsim.workload.products.Product`; Chetlur et
 al. 2014, cuDNN, arXiv:1410.0759, section 3). Tensor cores need channels in the innermost dimension, so tensors in
@@ -30,7 +30,7 @@ from ddlsim.workload.products import (
 SLICE_NBYTES, GROUPED_CHANNELS = 64, 64
 #: alignment in bytes with which 1x1 convolutions read NCHW tensors without conversion
 ALIGNMENT = 16
-#: tensors that a normalisation reads and writes in training: statistics and result; backward, sums and gradient
+#: tensors that a normalisation moves in training: forward (statistics, result) and backward (sums, gradient)
 NORM_TRAFFIC = (3.0, 5.0)
 #: thread blocks per multiprocessor with which a normalisation reaches its rate, forward and backward
 NORM_BLOCKS = (1.0, 2.0)
@@ -42,7 +42,7 @@ _ACTIVATIONS = ("relu", "leaky_relu", "gelu", "tanh", "sigmoid", "squared_relu")
 
 
 def has_convolutions(model: Model, device: Device, precision: str) -> bool:
-    """Whether kernel times of this model's layers are known: for convolutional networks, on measured devices."""
+    """Whether the model is a convolutional network, and the device has rates for it in this precision."""
     if device.kernels is None or device.kernels.convolution is None or any(layer.heads for layer in model.layers):
         return False
     convolutions = [layer for layer in model.layers if layer.type == "conv"]
@@ -76,7 +76,7 @@ def convolution_products(layer: Layer, batch_size: float, precision: str = "fp32
 
 def tile_waves(product: Product, tile: tuple[int, int], units: int) -> float:
     """Return the number of waves of full tiles that a product takes; a tile with half of the rows or columns takes 3/4
-    of a full one, as it reads 3/4 of the operands."""
+    of a full one, because it reads 3/4 of the operands."""
     rows, columns = tile
     options = ((rows, columns, 1.0), (rows, columns / 2, 0.75), (rows / 2, columns, 0.75))
     return min(
@@ -86,7 +86,7 @@ def tile_waves(product: Product, tile: tuple[int, int], units: int) -> float:
 
 
 def converts(layer: Layer, precision: str, memory_format: str) -> bool:
-    """Whether a convolution's tensors are converted from and to NCHW; 1x1 convolutions on aligned rows avoid it."""
+    """Whether a convolution's tensors are converted from and to NCHW; not 1x1 ones of aligned image planes."""
     if memory_format != "nchw" or precision == "fp32" or layer.type != "conv":
         return False
     aligned = math.prod(layer.out_shape[1:]) * ELEMENT_NBYTES[precision] % ALIGNMENT == 0
@@ -113,7 +113,7 @@ def convolution_times(model: Model, timing: Timing) -> tuple[Floats, Floats]:
 
 
 class LayerKernels:
-    """Times of the kernels of one layer at a time, on a device whose rates of convolutions are known."""
+    """Times of the kernels of single layers, on a device with known convolution rates."""
 
     def __init__(self, timing: Timing) -> None:
         rates = timing.kernels.convolution
@@ -133,7 +133,7 @@ class LayerKernels:
         return N_KERNELS.get(layer.type, 1 if layer.moved_nbytes else 0)
 
     def times(self, layer: Layer, streamed: tuple[float, float]) -> tuple[float, float]:
-        """Return the forward and backward times of a layer in s; `streamed` are those of its memory traffic."""
+        """Return the forward and backward times of a layer in s; `streamed`: the times of its memory traffic."""
         n_in, n_out = (self.batch * math.prod(shape) for shape in (layer.in_shape, layer.out_shape))
         gradient = float(layer.input_grad)
         if layer.type in ("conv", "dense"):
@@ -152,7 +152,7 @@ class LayerKernels:
         return forward, backward
 
     def _elements(self, n: float, rate: float, moved: float) -> float:
-        """Return the time of a kernel on `n` elements, at a rate per multiprocessor, that moves `moved` elements."""
+        """Return the time of a kernel that processes `n` elements, at a rate per multiprocessor, and moves `moved`."""
         units = self.timing.kernels.units - self.timing.occupied
         return max(n / (rate * units), moved * self.element / self.timing.bandwidth) + self.timing.device.launch_time
 
@@ -211,7 +211,7 @@ class LayerKernels:
 
 
 def _kind(precision: str) -> str:
-    """Return the precision whose rates a precision has."""
+    """Return the precision whose rates apply: fp16 has those of bf16."""
     return "bf16" if precision == "fp16" else precision
 
 
