@@ -172,11 +172,11 @@ def times_out(net: Net, slot, connection):  # type: ignore[no-untyped-def]
 
 @inlined
 def lacks_room(net: Net, way, window, channel, tries):  # type: ignore[no-untyped-def]
-    """Whether a port has no room for a window, which was lost `tries` times before.
+    """Whether a port has no room for a window that has been lost `tries` times.
 
-    A first window is a burst and lost as a whole. After a time-out, the sender retransmits one segment: the first time
-    while those that filled the port still do. Later, the port drops it with the probability p with which it drops any
-    other, the share of the windows for which it has no room, and it is lost if so many losses in a row are likely.
+    A first window is a burst, which is lost as a whole. After a time-out, the sender retransmits one segment. The first
+    time, the messages that filled the port still fill it. Later, the port drops it with probability p, like any other:
+    the share of the windows for which it has no room. It is lost if this many losses in a row are more likely than not.
     """
     bucket = net.buckets[channel]
     space, total = bucket.room + bucket.free * way.round_trip, bucket.held + window
@@ -185,7 +185,7 @@ def lacks_room(net: Net, way, window, channel, tries):  # type: ignore[no-untype
 
 @inlined
 def keep(net: Net, slot, least):  # type: ignore[no-untyped-def]
-    """Let a message keep a window of at least `least` bytes waiting at the ports on its route."""
+    """Add the bytes of a message's window of `least` bytes that wait at each port on its route."""
     route = net.slots[slot].route
     place, fastest = slot << net.counts[HOP_SHIFT], np.inf
     net.held[place] = least
@@ -210,8 +210,8 @@ def keep_no_more(net: Net, channel, window):  # type: ignore[no-untyped-def]
 
 @inlined
 def kept_waiting(net: Net, way, least, fastest, channel):  # type: ignore[no-untyped-def]
-    """Return the bytes of a window of `least` bytes that wait at a port, to which links before it bring no more than
-    `fastest` bytes/s; 0 if a full buffer is empty again before they bring a segment."""
+    """Return how many bytes of a window of `least` bytes wait at a port if the links before it deliver at most
+    `fastest` bytes/s; 0 if a full buffer is empty again before they deliver a segment."""
     bucket = net.buckets[channel]
     brought = fastest * (way.round_trip + bucket.room / bucket.free)
     return 0.0 if brought < min(least, way.single) else min(least, brought)
@@ -223,8 +223,8 @@ def loses_again(net: Net, slot, channel):  # type: ignore[no-untyped-def]
     half, while its sender keeps its rate despite losses (BBR).
 
     Each of n senders has three bursts and two round trips of its share of the rate in flight. It raises that share by
-    PROBE once per cycle of round trips, and continues at the highest rate it has seen. Such losses meet all senders
-    alike: after n of them at a port that was never idle meanwhile, the message is sent.
+    PROBE once per cycle of round trips, and continues at the highest rate it has seen. All senders are
+    equally likely to lose: after n losses at a port that was never idle in between, the message is sent.
     """
     way, bucket = net.ways[net.slots[slot].route], net.buckets[channel]
     if way.burst == 0.0 or bucket.room == np.inf:
@@ -287,7 +287,7 @@ def arriving_by(net: Net, channel, before):  # type: ignore[no-untyped-def]
 
 @inlined
 def empty_ports(net: Net, slot):  # type: ignore[no-untyped-def]
-    """A message has arrived: it keeps nothing waiting any more."""
+    """Remove the windows of a message that has arrived from the ports on its route."""
     place = slot << net.counts[HOP_SHIFT]
     net.tries[slot] = 0
     if net.held[place] == 0.0:
