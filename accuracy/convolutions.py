@@ -4,11 +4,11 @@
     python -m accuracy.convolutions FILE     compares the steps and kernels of a file with predictions
 
 A file has one JSON object per line: "device", "conv" (seconds of a convolution and of its two gradients), "element"
-(other kernels) and "step" (seconds of a training step with momentum SGD). The fit reads kernels only. The form of the model
-was revised with the steps of the H200 in view, so only the steps of the H100, which were compared once the model was
-finished, count as predictions. The fit minimises soft-L1 losses of the logarithms. Kernels shorter than :data:`SHORTEST` are left out, because
-the host was slower than the kernels. For the same reason, the forward time of a convolution is the shortest of all
-repetitions.
+(other kernels) and "step" (seconds of a training step with momentum SGD). The form of the model was revised with the
+steps of the H200 in view, so only the steps of the H100, which were compared once the model was finished, count as
+predictions. The fit reads kernels only, and minimises soft-L1 losses of the logarithms. Kernels shorter than
+:data:`SHORTEST` are left out, because the host was slower than the kernels. For the same reason, the forward time of a
+convolution is the shortest of all repetitions.
 """
 
 from __future__ import annotations

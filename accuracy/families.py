@@ -442,9 +442,10 @@ FAMILIES = (
     ),
     Family(
         "convnets", "Convolutional networks on one H100", 0.10, "convolutions accuracy/data/conv_h100.jsonl",
-        "Nothing is fitted to these steps, and nobody saw them before the model was finished. The rates of kernels are "
-        "fitted to kernels measured on an H200 (`python -m accuracy.convolutions`). Steps in which the host is busy more than 80 % of the time (\"host\") do "
-        "not count: how fast the host launches kernels is a property of that virtual machine.",
+        "Nothing is fitted to these steps. They were not looked at before the model was finished. The rates of "
+        "kernels are fitted to kernels measured on an H200 (`python -m accuracy.convolutions`). Steps in which the "
+        "host is busy more than 80 % of the time (\"host\") do not count: how fast the host launches kernels is a "
+        "property of that virtual machine.",
         convolutions.rows, lambda row: not row.note,
         causes=(
             ("alexnet: fp32", "", "cuDNN computes the 5 x 5 convolutions in fp32 with another algorithm (presumably "
