@@ -176,7 +176,7 @@ def lacks_room(net: Net, way, window, channel, tries):  # type: ignore[no-untype
 
     A first window is a burst and lost as a whole. After a time-out, the sender retransmits one segment: the first time
     while those that filled the port still do. Later, the port drops it with the probability p with which it drops any
-    other, the share of the windows for which it has no room, and it is lost if so many losses in a row are likely.
+    other, the share of the windows for which it has no room, and it is lost if that many consecutive losses are likely.
     """
     bucket = net.buckets[channel]
     space, total = bucket.room + bucket.free * way.round_trip, bucket.held + window
