@@ -172,7 +172,7 @@ class Workload:
     the first layer's forward pass spent waiting for samples, of which ``stall`` is due to other devices of the machine.
     ``host_time`` is the stack's CPU time per update in addition to kernels. ``shard``: number of tensor-parallel ranks
     that share each layer, and whether they also split the sequence. ``adding``: time per gradient byte to accumulate a
-    micro-batch, part of ``backward``.
+    micro-batch, part of ``backward``. ``cut_from``: the whole model, if this is a part of its layers.
     """
 
     model: Model
@@ -202,6 +202,7 @@ class Workload:
     host_time: float = 0.0  # s
     shard: tuple[int, bool] = (1, False)
     adding: float = 0.0  # s per byte
+    cut_from: Model | None = None
 
     @property
     def gathered_nbytes(self) -> float:
@@ -221,13 +222,14 @@ class Workload:
 
     @property
     def known_stack(self) -> Stack | None:
-        """The stack that determines the memory; None if the model's kernels are unknown."""
-        return self.stack if self.by_kernel else None
+        """The stack that determines the memory; None if the kernels of the whole model are unknown."""
+        known = self.device is not None and has_kernels(self.cut_from or self.model, self.device, self.precision)
+        return self.stack if known else None
 
     @property
     def main_gradients(self) -> str | None:
         """Dtype of the gradients that a rank keeps; None: that of the weights."""
-        return self.stack.main_gradients if self.by_kernel else None
+        return None if self.known_stack is None else self.stack.main_gradients
 
     @functools.cached_property
     def slowdown(self) -> Contention:
@@ -327,6 +329,7 @@ class Workload:
             ),
             forward=self.forward[first:end],
             backward=self.backward[first:end],
+            cut_from=self.cut_from or self.model,
             wait=0.0 if first else self.wait,
             optimizer=self.optimizer * float(grad_nbytes.sum()) / total if total > 0.0 else 0.0,
             norms=self.norms * float(grad_nbytes.sum()) / total if total > 0.0 else 0.0,

@@ -14,7 +14,7 @@ import numpy as np
 
 from ddlsim.workload.devices import Device
 from ddlsim.workload.model import Layer, Model
-from ddlsim.workload.precision import ELEMENT_NBYTES, FP32_NBYTES
+from ddlsim.workload.precision import ELEMENT_NBYTES, FP32_NBYTES, base_precision
 from ddlsim.workload.products import (
     ACTIVATION_TRAFFIC,
     N_KERNELS,
@@ -46,6 +46,7 @@ def has_convolutions(model: Model, device: Device, precision: str) -> bool:
     if device.kernels is None or device.kernels.convolution is None or any(layer.heads for layer in model.layers):
         return False
     convolutions = [layer for layer in model.layers if layer.type == "conv"]
+    precision = base_precision(precision)
     known = _kind(precision) in device.kernels.convolution.forward and precision in device.peak_flops
     return known and bool(convolutions) and all(layer.window for layer in convolutions)
 
@@ -100,7 +101,7 @@ def convolution_times(model: Model, timing: Timing) -> tuple[Floats, Floats]:
     host's launches.
     """
     streaming = timing.kernels.streaming * timing.free
-    passes = roofline_times(model, timing.device, timing.batch_size, timing.precision, 1.0, streaming)
+    passes = roofline_times(model, timing.device, timing.batch_size, timing.base, 1.0, streaming)
     kernels, times = LayerKernels(timing), np.stack(passes, axis=1)
     known: dict[tuple[object, ...], tuple[float, float]] = {}
     for i, layer in enumerate(model.layers):
@@ -118,8 +119,8 @@ class LayerKernels:
     def __init__(self, timing: Timing) -> None:
         rates = timing.kernels.convolution
         assert rates is not None
-        self.timing, self.rates, self.precision = timing, rates, timing.precision
-        self.element, self.batch = ELEMENT_NBYTES[timing.precision], timing.batch_size
+        self.timing, self.rates, self.precision = timing, rates, timing.base
+        self.element, self.batch = ELEMENT_NBYTES[timing.base], timing.batch_size
         self.format = timing.stack.memory_format
         self.casts = self.element < FP32_NBYTES
 

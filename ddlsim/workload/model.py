@@ -206,7 +206,7 @@ def load_model(
     if is_foreign(source):
         from ddlsim.imports.models import import_model
 
-        return import_model(source)
+        return loaded_from(import_model(source), source)
     path, options, is_bundled = find_model_file(source)
     if is_bundled and not layers:
         return loaded_from(read_bundled(path, options, os.stat(path).st_mtime_ns), source)

@@ -161,3 +161,15 @@ def test_the_experiment_of_a_result_names_what_it_was_loaded_from(cluster, tmp_p
         assert f"cluster={cluster!r}" in result.experiment.to_python()
     with pytest.raises(ConfigError, match="cluster: is an object"):
         result.experiment.with_(cluster=dataclasses.replace(result.cluster)).to_toml()
+
+
+def test_the_experiment_of_a_result_names_the_model_of_another_tool(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 4}
+    text = json.dumps({"model_type": "llama", "vocab_size": 100, **sizes})
+    Path("config.json").write_text(text, encoding="utf-8")
+    result = ddlsim.simulate("office-1gbe", "config.json+seq=16", ddlsim.AllReduce(), workers=2, steps=1)
+    result.experiment.save("again.toml")
+    again = ddlsim.load_experiment("again.toml")
+    assert str(again.model) == "config.json+seq=16"
+    assert ddlsim.simulate(again).step_time == result.step_time

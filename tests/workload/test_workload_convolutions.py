@@ -202,12 +202,19 @@ def test_whole_steps_of_both_devices_that_nothing_was_fitted_to(device):
 def test_which_networks_and_devices_have_kernel_times():
     assert has_convolutions(load_model("resnet50"), load_device("h100-pcie"), "tf32")
     assert not has_convolutions(load_model("resnet50"), load_device("a100-80g"), "tf32")
-    assert not has_convolutions(load_model("resnet50"), load_device("h100"), "fp8")
     assert not has_convolutions(load_model("gpt2"), load_device("h100"), "bf16")
     assert not has_convolutions(load_model("dlrm"), load_device("h100"), "bf16")
     model = load_model("resnet50")
     unknown = replace(model, layers=(replace(model.layers[0], window=0), *model.layers[1:]))
     assert not has_convolutions(unknown, load_device("h100"), "bf16")
+
+
+def test_8_bit_products_are_those_of_transformers_only():
+    """Convolutions in fp8 take as long as in bf16, as the note says."""
+    asked = Experiment("dgx-h100-pod", "resnet50", batch_size=32, workers=1, precision="fp8")
+    result = simulate(asked)
+    assert result.step_time == simulate(asked.with_(precision="bf16")).step_time
+    assert any(note.startswith("fp8 is simulated at the speed of bf16: kernels of h100") for note in result.notes)
 
 
 def test_the_default_precision_is_that_of_the_framework():

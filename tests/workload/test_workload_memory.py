@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ddlsim import ConfigError, fits, load_device, load_model
-from ddlsim.workload.compute import Roofline, make_workload
+from ddlsim.workload.compute import PerKernel, Roofline, make_workload
 from ddlsim.workload.memory import (
     Holding,
     Memory,
@@ -20,6 +20,7 @@ from ddlsim.workload.memory import (
     layer_nbytes,
     memory_of,
     segments,
+    stage_memory,
 )
 from ddlsim.workload.model import Model
 from ddlsim.workload.resized import resized
@@ -363,3 +364,14 @@ def test_less_precision_does_not_take_more_memory():
         model = load_model(name)
         full, half = (memory_of(model, 4, precision, Holding("sgd")) for precision in ("fp32", "bf16"))
         assert half.total <= full.total
+
+
+def test_a_stage_without_attention_has_the_memory_of_the_same_stack():
+    """Its loss and its gradients are stored as in the whole model."""
+    options = {"precision": "bf16", "gradient_dtype": "bf16", "optimizer": "adam", "stack": "megatron-2024"}
+    whole = make_workload(load_model("gpt2"), load_device("h100"), 1, compute=PerKernel(), **options)
+    last = whole.cut(116, 124)
+    assert not any(layer.heads for layer in last.model.layers)
+    memory, logits = stage_memory(Stage(last)), 50257 * 1024
+    assert memory.gradients == 2 * memory.weights  # fp32 beside bf16
+    assert memory.buffers == (whole.stack.loss_nbytes - 4) * logits == 0
