@@ -97,12 +97,15 @@ def _software(result: Result) -> Iterator[Line]:
         stack = workload.stack
         how = " (assumed; --stack or stack= sets another, see ddlsim stacks)" if result.assumes_stack else ""
         yield "software", f"{stack.title} ({stack.release}); stack {stack.name}{how}"
+    assumed = workload.precision == "tf32" and (result.given or result.experiment).precision is None
+    why = " (as PyTorch does by default; --precision fp32 computes all in fp32)" if assumed else ""
+    if not workload.summed and assumed and not workload.known:
+        yield "software", f"tf32{why}"
     if workload.summed and not workload.by_kernel:
         software, precision = workload.stack, workload.precision
         if precision == "tf32" and not software.tf32_dense:
             precision = "tf32 in convolutions, fp32 in dense layers"
-        if workload.precision == "tf32" and (result.given or result.experiment).precision is None:
-            precision += " (as PyTorch does by default; --precision fp32 computes all in fp32)"
+        precision += why
         other = "" if software.memory_format != "nchw" else " (stack pytorch-channels-last: channels_last)"
         yield "", f"{precision}; memory format {software.memory_format.replace('nchw', 'NCHW')}{other}"
 

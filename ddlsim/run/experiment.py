@@ -137,7 +137,7 @@ class Experiment:
     accumulation    number of micro-steps per exchange of gradients
     precision       arithmetic ("fp32", "tf32", "fp16", "bf16"; "fp8", "mxfp8" and "nvfp4" for the matrix products of
                     transformer layers); None: bf16 for transformers on devices whose bf16 kernels are known, tf32
-                    for convolutional networks on devices whose convolutions were measured, as PyTorch does, else fp32
+                    for convolutional networks on devices that have it, as PyTorch does, else fp32
     gradient_dtype  dtype of gradients on the wire ("fp32", "fp16", "bf16"); None: the stack's dtype for transformers
                     whose kernels are known, else fp32
     optimizer       optimizer whose time and memory are simulated in timing-only runs: "sgd", "momentum", "adam", "lars"

@@ -437,14 +437,15 @@ def with_defaults(experiment: Experiment, model: Model, *devices: Device) -> Exp
     """Return the experiment with the default stack, precision, gradient dtype and optimizer filled in.
 
     For transformers on devices with known kernels, these follow common practice, otherwise fp32 and momentum.
-    Convolutional networks on devices with measured convolutions use TF32, as PyTorch does. The stack is that of the
+    Convolutional networks use TF32 on devices that have it, as PyTorch does. The stack is that of the
     first device.
     """
     stack = load_stack(experiment.stack or default_stack(type(experiment.strategy).__name__, devices[0]))
     by_kernel = all(has_kernels(model, device, experiment.precision or "bf16") for device in devices)
-    by_convolution = all(has_convolutions(model, device, experiment.precision or "tf32") for device in devices)
+    convolves = any(layer.type == "conv" for layer in model.layers) and not any(layer.heads for layer in model.layers)
+    by_tf32 = convolves and all("tf32" in device.peak_flops for device in devices)
     trains = experiment.training is not None
-    usual = "bf16" if by_kernel else "tf32" if by_convolution else "fp32"
+    usual = "bf16" if by_kernel else "tf32" if by_tf32 else "fp32"
     choices: dict[str, Any] = {
         "stack": stack,
         "precision": "fp32" if trains else usual,

@@ -51,21 +51,24 @@ def has_convolutions(model: Model, device: Device, precision: str) -> bool:
     return known and bool(convolutions) and all(layer.window for layer in convolutions)
 
 
-def convolution_products(layer: Layer, batch_size: float, precision: str = "fp32") -> tuple[Product, Product, Product]:
+def convolution_products(
+    layer: Layer, batch_size: float, precision: str = "fp32", *, merged: float | None = None
+) -> tuple[Product, Product, Product]:
     """Return the matrix products of a convolution or a dense layer: output, gradient of the input, of the weight.
 
     `m` of the first is batch x output pixels, `n` output channels, `k` input channels x kernel. Tensor cores (all
     precisions but fp32) read whole slices of :data:`SLICE_NBYTES` of channels and compute several groups at once.
+    `merged` sets their number.
     """
     window, inputs, outputs = max(layer.window, 1), layer.in_shape[0], layer.out_shape[0]
     channels = _weights(layer) / (outputs * window)  # input channels of a group
     groups = float(max(round(inputs / channels), 1))
     n = outputs / groups
-    slice_ = 1.0
-    if precision != "fp32":
-        merged = min(groups, max(1, math.ceil(GROUPED_CHANNELS / max(channels, n))))
-        groups, channels, n = groups / merged, merged * channels, merged * n
-        slice_ = SLICE_NBYTES / ELEMENT_NBYTES[precision]
+    slice_ = 1.0 if precision == "fp32" else SLICE_NBYTES / ELEMENT_NBYTES[precision]
+    if merged is None:
+        merged = 1.0 if precision == "fp32" else max(1, math.ceil(GROUPED_CHANNELS / max(channels, n)))
+    merged = min(groups, merged)
+    groups, channels, n = groups / merged, merged * channels, merged * n
     k, k_back = (slice_ * math.ceil(each / slice_) for each in (channels, n))
     before, after = math.prod(layer.in_shape[1:]), math.prod(layer.out_shape[1:])
     return (
@@ -174,11 +177,17 @@ class LayerKernels:
         shares = [part[_kind(precision)] for part in (self.rates.forward, self.rates.input, self.rates.weight)]
         if precision == "fp32" and layer.winograd:
             shares = [share * faster for share, faster in zip(shares, self.rates.winograd, strict=True)]
-        parts = zip(convolution_products(layer, self.batch, precision), shares, (False, False, True), strict=True)
-        forward, of_input, of_weight = (
-            self._product(product, precision, share, numbers, split=split, dense=layer.type == "dense")
-            for product, share, split in parts
+        grouped, ungrouped = (
+            [
+                self._product(product, precision, share, numbers, split=i == 2, dense=layer.type == "dense")
+                for i, (product, share) in enumerate(zip(products, shares, strict=True))
+            ]
+            for products in (
+                convolution_products(layer, self.batch, precision),
+                convolution_products(layer, self.batch, precision, merged=math.inf),
+            )
         )
+        forward, of_input, of_weight = map(min, grouped, ungrouped)  # groups can be computed as zeros in the kernel
         if not converts(layer, self.precision, self.format):
             return forward, of_input, of_weight
         converted = self._elements(numbers, self.rates.converted, 2.0 * numbers)

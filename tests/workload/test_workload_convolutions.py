@@ -81,6 +81,15 @@ def test_tensor_cores_compute_groups_together():
     assert convolution_products(depthwise, 1, "bf16")[0] == Product(56 * 56, 64, 64 * 9, 1.5)
 
 
+@pytest.mark.parametrize("groups", [2, 16, 64])
+def test_groups_take_no_longer_than_zeros_in_a_kernel_without_groups(groups):
+    times = kernels("fp32", 64)
+    grouped, dense = (layer(shape=(64, 112, 112), channels=64, groups=each) for each in (groups, 1))
+    # without groups, Winograd's algorithm saves up to this factor
+    limits = [seconds * max(times.rates.winograd) for seconds in times.products(dense)]
+    assert all(seconds <= limit for seconds, limit in zip(times.products(grouped), limits, strict=True))
+
+
 def test_a_tile_of_half_the_columns_takes_three_quarters_of_a_full_one():
     assert tile_waves(Product(128 * 132, 128, 1), (128, 128), 132) == 1.0
     assert tile_waves(Product(128 * 132, 64, 1), (128, 128), 132) == 0.75
@@ -218,12 +227,15 @@ def test_8_bit_products_are_those_of_transformers_only():
 
 
 def test_the_default_precision_is_that_of_the_framework():
-    model, h100, a100 = load_model("resnet50"), load_device("h100"), load_device("a100-80g")
+    model, h100, a100, v100 = load_model("resnet50"), *map(load_device, ("h100", "a100-80g", "v100"))
     asked = Experiment("dgx-h100-pod", "resnet50", batch_size=32, workers=1)
     assert with_defaults(asked, model, h100).precision == "tf32"
-    assert with_defaults(asked, model, h100, a100).precision == "fp32"
+    assert with_defaults(asked, model, h100, a100).precision == "tf32"
+    assert with_defaults(asked, model, h100, v100).precision == "fp32"
+    assert with_defaults(asked, load_model("dlrm"), a100).precision == "fp32"
     assert with_defaults(asked.with_(precision="fp32"), model, h100).precision == "fp32"
     assert with_defaults(asked.with_(training=Training(data="digits", epochs=1)), model, h100).precision == "fp32"
+    assert "tf32 (as PyTorch does by default" in str(simulate(asked.with_(cluster="dgx-a100-pod")))
     text = str(simulate(asked))
     assert "tf32 in convolutions, fp32 in dense layers (as PyTorch does by default; --precision fp32" in text
     assert "memory format NCHW (stack pytorch-channels-last: channels_last)" in text
