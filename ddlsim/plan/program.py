@@ -536,8 +536,7 @@ class LiveSteps:
             counts = np.bincount(np.repeat(np.arange(len(own)), counts)[kept], minlength=len(own))
             after, to = after[kept], to[kept]
         to = np.where(to > self.live, to - self.live, to)
-        begins = np.array([rows.start for rows in self.rows])
-        width = np.array([rows.stop - rows.start for rows in self.rows]) // len(program.ranks)
+        begins, _, width = self._places
         first = begins[to] + after - np.array(program._bounds)[step[after]]
         return np.append(0, np.cumsum(counts)), first, width[to]
 
