@@ -131,7 +131,7 @@ def predicted(kernel: Kernel, device: Device) -> float:
     times = LayerKernels(Timing(device, stack, kernel.batch, kernel.precision, False))
     if kernel.layer.type == "conv":
         return times.products(kernel.layer)[_PASSES.index(kernel.part)]
-    return times.times(kernel.layer, (0.0, 0.0))[kernel.part == "backward"]
+    return times.seconds(kernel.layer, (0.0, 0.0))[kernel.part == "backward"]
 
 
 def errors(measured: Sequence[Kernel], device: Device) -> np.ndarray:

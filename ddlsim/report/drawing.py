@@ -138,7 +138,8 @@ def saved(axes: Axes, path: str | Path | None) -> Axes:
 
 def svg_uri(axes: Axes) -> str:
     """Return the figure of these axes as the data URI of an SVG picture; equal drawings yield equal texts."""
-    made, out = axes.get_figure(root=True), io.BytesIO()
+    made = axes.get_figure(root=True)
+    out = io.BytesIO()
     assert made is not None
     with mpl.rc_context({"svg.hashsalt": "ddlsim"}):
         made.savefig(out, format="svg", metadata={"Date": None, "Creator": None})

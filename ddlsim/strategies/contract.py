@@ -129,8 +129,8 @@ class Contract:
 
     @_optional
     def kept_models(self, n_workers: int, compressed: bool) -> float:
-        """Number of fp32 models that each device keeps besides the one that it trains; `compressed`: if the run
-        compresses messages. Default: 0."""
+        """Number of fp32 models that each device keeps in addition to the one that it trains; `compressed`: whether the
+        run compresses messages. Default: 0."""
         return 0.0
 
     # ------------------------------------------------------------ steps

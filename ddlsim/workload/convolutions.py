@@ -110,7 +110,7 @@ def convolution_times(model: Model, timing: Timing) -> tuple[Floats, Floats]:
     for i, layer in enumerate(model.layers):
         key = (layer.type, layer.in_shape, layer.out_shape, layer.tensors, layer.window, layer.input_grad)
         if key not in known:
-            known[key] = kernels.times(layer, (times[i, 0], times[i, 1]))
+            known[key] = kernels.seconds(layer, (times[i, 0], times[i, 1]))
         times[i] = known[key]
     counts = np.array([kernels.number(layer) for layer in model.layers])
     return bounded_by_launches(model, counts, timing.stack, (times[:, 0], times[:, 1]))
@@ -136,7 +136,7 @@ class LayerKernels:
             return 1 + self.casts
         return N_KERNELS.get(layer.type, 1 if layer.moved_nbytes else 0)
 
-    def times(self, layer: Layer, streamed: tuple[float, float]) -> tuple[float, float]:
+    def seconds(self, layer: Layer, streamed: tuple[float, float]) -> tuple[float, float]:
         """Return the forward and backward times of a layer in s; `streamed`: the times of its memory traffic."""
         n_in, n_out = (self.batch * math.prod(shape) for shape in (layer.in_shape, layer.out_shape))
         gradient = float(layer.input_grad)

@@ -357,7 +357,7 @@ def test_software_without_effect_is_noted():
 
 def test_precision_and_flash_that_times_do_not_depend_on_are_noted():
     text = run("run", "dgx-h100-pod", "-m", "resnet50", "-n", "8", "--precision", "fp8", "--no-bottleneck")
-    assert "fp8 is simulated at the speed of bf16: roofline of h100" in text
+    assert "fp8 is simulated at the speed of bf16: kernels of h100" in text
     text = run("run", "dgx1-v100", "-m", "gpt2", "-b", "1", "--steps", "1", "--flash", "--no-bottleneck")
     assert "flash affects only memory, not the simulated times: roofline of v100" in text
     text = run(

@@ -128,7 +128,7 @@ def test_a_conversion_reads_and_writes_input_output_and_weight():
 def test_traffic_of_layers_limited_by_memory():
     n = 256 * 256 * 56 * 56
     relu = layer("relu", (256, 56, 56))
-    assert kernels(batch=256).times(relu, (9.0, 9.0)) == pytest.approx(
+    assert kernels(batch=256).seconds(relu, (9.0, 9.0)) == pytest.approx(
         (2 * 2 * n / BANDWIDTH + 5e-6, 3 * 2 * n / BANDWIDTH + 5e-6), rel=1e-12
     )
     narrow = layer(shape=(256, 56, 56), channels=64, kernel=1, padding=0)
@@ -141,13 +141,13 @@ def test_batch_normalisation_is_limited_by_elements_and_by_channels():
     rates = H200.kernels.convolution.normalised
     n = 128 * 64 * 112 * 112
     norm = layer("batch_norm", (64, 112, 112))
-    forward, backward = kernels(batch=128).times(norm, (0.0, 0.0))
+    forward, backward = kernels(batch=128).seconds(norm, (0.0, 0.0))
     assert forward == pytest.approx(n / (132 * rates["channels_last"][0]) + 5e-6)
-    forward, backward = kernels(batch=128, stack=PYTORCH).times(norm, (0.0, 0.0))  # 64 blocks on 132 multiprocessors
+    forward, backward = kernels(batch=128, stack=PYTORCH).seconds(norm, (0.0, 0.0))  # 64 blocks on 132 multiprocessors
     assert forward == pytest.approx(n * 132 / 64 / (132 * rates["nchw-16"][0]) + 5e-6)
     assert backward == pytest.approx(n * 264 / 64 / (132 * rates["nchw-16"][1]) + 5e-6)
     slow = replace(H200, memory_bandwidth=1e11)
-    forward, backward = kernels(batch=128, device=slow).times(norm, (0.0, 0.0))
+    forward, backward = kernels(batch=128, device=slow).seconds(norm, (0.0, 0.0))
     assert (forward, backward) == pytest.approx((3 * 2 * n / 8.73e10 + 5e-6, 5 * 2 * n / 8.73e10 + 5e-6))
 
 
@@ -156,21 +156,21 @@ def test_autocast_converts_weights_and_a_bias_is_a_kernel_of_its_own():
     forward, of_input, of_weight = kernels().products(without)
     cast = 6 * 64 * 64 * 9 / BANDWIDTH
     n_out = 2 * 32 * 64 * 56 * 56
-    assert kernels().times(without, (0, 0)) == pytest.approx((forward + cast, of_input + of_weight + cast))
-    assert kernels().times(with_bias, (0, 0)) == pytest.approx(
+    assert kernels().seconds(without, (0, 0)) == pytest.approx((forward + cast, of_input + of_weight + cast))
+    assert kernels().seconds(with_bias, (0, 0)) == pytest.approx(
         (forward + cast + 2 * n_out / BANDWIDTH, of_input + of_weight + cast + n_out / BANDWIDTH)
     )
     first = replace(without, input_grad=False)
-    assert kernels().times(first, (0, 0))[1] == pytest.approx(of_weight + cast)
+    assert kernels().seconds(first, (0, 0))[1] == pytest.approx(of_weight + cast)
     forward, of_input, of_weight = kernels("tf32").products(without)
-    assert kernels("tf32").times(without, (0, 0)) == pytest.approx((forward, of_input + of_weight))
+    assert kernels("tf32").seconds(without, (0, 0)) == pytest.approx((forward, of_input + of_weight))
 
 
 def test_tf32_applies_to_dense_layers_only_if_the_stack_says_so():
     dense = layer("dense", (4096,), units=4096)
-    strict = kernels("fp32", 1024).times(dense, (0, 0))
-    assert kernels("tf32", 1024).times(dense, (0, 0)) == strict
-    assert kernels("tf32", 1024, replace(LAST, tf32_dense=True)).times(dense, (0, 0))[0] < 0.3 * strict[0]
+    strict = kernels("fp32", 1024).seconds(dense, (0, 0))
+    assert kernels("tf32", 1024).seconds(dense, (0, 0)) == strict
+    assert kernels("tf32", 1024, replace(LAST, tf32_dense=True)).seconds(dense, (0, 0))[0] < 0.3 * strict[0]
 
 
 @pytest.mark.parametrize("name", ["resnet50", "vgg16", "inception-v3", "resnext101-32x8d", "unet", "lenet5"])

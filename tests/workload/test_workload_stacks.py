@@ -276,7 +276,7 @@ def test_defaults_of_a_run() -> None:
     assert parallel.workloads[0].flash
     other = prepare(Experiment("dgx-h100-pod", "resnet50", batch_size=8, workers=8)).experiment
     assert (other.precision, other.gradient_dtype, other.optimizer) == ("tf32", "fp32", None)
-    other = prepare(Experiment("roce-a100-80g", "resnet50", batch_size=8, workers=8)).experiment
+    other = prepare(Experiment("dgx1-v100", "resnet50", batch_size=8, workers=8)).experiment
     assert (other.precision, other.gradient_dtype, other.optimizer) == ("fp32", "fp32", None)
     tpu = prepare(Experiment("tpu-v5e", MODEL, FSDP(), 256, workers=256)).workloads[0]
     assert tpu.stack.name == "maxtext"
