@@ -15,7 +15,7 @@ from accuracy.families import FAMILIES, Family
 from accuracy.rows import Omitted, Row, bias, covered, mean_error, skill
 from ddlsim.output_files import write_text
 from ddlsim.readable import count
-from ddlsim.report.drawing import COLOURS, MARKERS, figure, save
+from ddlsim.report.drawing import COLOURS, MARKERS, figure, saved
 
 __all__ = ["main", "page", "picture"]
 
@@ -401,7 +401,7 @@ def picture(family: Family, rows: Sequence[Row], path: Path) -> None:
         axis.set_minor_formatter(NullFormatter())
     above.set_title(family.title, fontsize=10 if len(family.title) <= 66 else 8)
     above.legend(fontsize=7, loc="upper left")
-    save(made, path)
+    saved(above, path)
 
 
 def group(case: str) -> str:
