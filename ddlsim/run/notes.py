@@ -72,8 +72,9 @@ def superlinear_causes(result: Result) -> list[str]:
     times = np.diff([time for time, _ in result.measured_updates])
     if result.recorder.staleness or np.ptp(times) > 1e-9 * times.mean():
         causes.append("updates come in bursts, and the measured steps may end within one; simulate more steps")
-    if not experiment.window[0]:
-        causes.append("the measured steps include the first one, which waits for no earlier step; set warmup=2")
+    if not result.measured_updates[0][1]:  # the start of the run
+        remedy = "increase max_time" if experiment.window[0] else "set warmup=2"
+        causes.append(f"the measured steps include the first one, which waits for no earlier step; {remedy}")
     if result.monitor is not None:
         causes.append("the baseline has the batches and images of the run throughout")
     return causes

@@ -86,3 +86,13 @@ def test_updates_in_bursts_are_measured_over_whole_cycles(n, local_steps, buffer
     assert abs(result.efficiency - long.efficiency) < 1.0 / cycles
     short = ddlsim.simulate(cluster, "lenet5", strategy, 8, **options, steps=local_steps, warmup=0)
     assert short.efficiency < 1.02
+
+
+def test_the_first_step_can_exceed_what_later_ones_reach():
+    """A run that ends within the warm-up measures its first step, in which no task waits for an earlier exchange."""
+    strategy = ddlsim.AllReduce(overlap=ddlsim.Priority())
+    case = {"model": "gpt2", "strategy": strategy, "workers": 8, "batch_size": 16, "seed": 3}
+    result = ddlsim.simulate("dgx-a100-pod", max_time="0.15 s", **case)
+    assert result.efficiency > 1.0
+    assert any("waits for no earlier step; increase max_time" in note for note in result.notes)
+    assert ddlsim.simulate("dgx-a100-pod", max_time="0.6 s", **case).efficiency < 1.0
