@@ -42,11 +42,11 @@ NO_CALLS = {
     "Collective", "Compressor", "Payload", "Optimizer", "Schedule of optim", "ConfigError", "DdlsimError",
     "DeadlockError", "UnitError", "ConservationError",
 }  # fmt: skip
-#: methods that the library calls (a schedule's for every round), and one that has a line of its own
+#: methods that the library calls (a schedule's for every round), and two that have a line of their own
 INSIDE = {
     "Calibration.sampled", "Calibration.simulated", "Cluster.no_route", "Result.require_single_job",
     "Cluster.operation_seconds", "Cluster.with_links", "Table.places",
-    "Result.interval", "Schedule.blocks", "Schedule.chunks",
+    "Result.interval", "Result.timelines", "Schedule.blocks", "Schedule.chunks",
     "Schedule.message_bytes",
 }  # fmt: skip
 FUNCTIONS = (types.FunctionType, classmethod, staticmethod)
@@ -83,6 +83,11 @@ def result():
 @functools.cache
 def timed():
     return ddlsim.simulate(experiment())
+
+
+@functools.cache
+def failing():
+    return ddlsim.simulate(experiment().with_(failures=ddlsim.Failures("50000 h")))
 
 
 @functools.cache
@@ -464,6 +469,7 @@ def public():
             seen.add(id(target))
             yield f"{short}.{name}", target, _call_of(short, name, target)
     yield "Result.interval", ddlsim.Result.interval, CALLS["interval"]
+    yield "Result.timelines", ddlsim.Result.timelines, lambda: {"self": failing(), "n": 2}
     for name, make in OBJECTS.items():
         kind = name.rpartition(".")[2]
         for method in sorted(vars(type(make()))):
