@@ -234,10 +234,11 @@ class Workload:
     @functools.cached_property
     def slowdown(self) -> Contention:
         """Return the slowdown of the computation during exchanges, for the kernels that its times are sums of."""
-        if self.known or not self.by_kernel or not self.stack.occupies:
+        if self.known or not (self.by_kernel or self.summed) or not self.stack.occupies:
             return NO_SLOWDOWN
         tensor, sequence = self.shard
-        return ChannelSlowdown(self.model, self.timing(tensor, sequence=sequence))
+        times = kernel_times if self.by_kernel else convolution_times
+        return ChannelSlowdown(self.model, self.timing(tensor, sequence=sequence), times)
 
     @property
     def accumulation_time(self) -> Floats:

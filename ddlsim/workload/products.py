@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, NamedTuple
 
 import numpy as np
@@ -358,12 +358,19 @@ def kernel_times(model: Model, timing: Timing) -> tuple[Floats, Floats]:
 class ChannelSlowdown:
     """Slowdown of all layers while the channels of an exchange occupy multiprocessors.
 
-    All kernels have fewer multiprocessors; see also :func:`product_time`. Compared with measurements on one H100
-    (accuracy/data/channels_h100.jsonl).
+    All kernels have fewer multiprocessors; see also :func:`product_time`. Compared with measurements of transformers on
+    one H100 (accuracy/data/channels_h100.jsonl).
+
+    times  returns the forward and backward times of layers in s, each (n_layers,)
     """
 
-    def __init__(self, model: Model, timing: Timing) -> None:
-        self._model, self._timing = model, timing
+    def __init__(
+        self,
+        model: Model,
+        timing: Timing,
+        times: Callable[[Model, Timing], tuple[Floats, Floats]] = kernel_times,
+    ) -> None:
+        self._model, self._timing, self._times = model, timing, times
         self._seconds: dict[int, float] = {}  # of all layers, by number of occupied multiprocessors
 
     def beside(self, channels: int) -> float:
@@ -373,7 +380,7 @@ class ChannelSlowdown:
             return 1.0
         for n in (0, occupied):
             if n not in self._seconds:
-                self._seconds[n] = float(np.sum(kernel_times(self._model, self._timing._replace(occupied=n))))
+                self._seconds[n] = float(np.sum(self._times(self._model, self._timing._replace(occupied=n))))
         return self._seconds[occupied] / self._seconds[0]
 
 

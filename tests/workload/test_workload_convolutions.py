@@ -250,6 +250,10 @@ def test_occupied_multiprocessors_slow_down_all_kernels():
     free = Timing(H200, LAST, 256, "bf16", False)
     whole, part = (sum(map(sum, convolution_times(model, each))) for each in (free, free._replace(occupied=33)))
     assert 1.25 < part / whole < 1.4
+    work = make_workload(model, H200, 256, compute=PerKernel(), precision="bf16", stack=LAST)
+    assert work.slowdown.beside(33) == pytest.approx(part / whole, rel=1e-12)
+    asked = Experiment("dgx-h100-pod", "resnet50", batch_size=64, workers=8)
+    assert simulate(asked).step_time > simulate(asked.with_(overlap_slowdown=1.0)).step_time
 
 
 def test_rates_survive_a_file(tmp_path):
