@@ -217,14 +217,13 @@ class Workload:
 
     @property
     def by_kernel(self) -> bool:
-        """Whether the device's kernel rates for the model's layers are known."""
-        return self.device is not None and has_kernels(self.model, self.device, self.precision)
+        """Whether the times of layers are those of a transformer's kernels. A part is timed as the whole model is."""
+        return self.device is not None and has_kernels(self.cut_from or self.model, self.device, self.precision)
 
     @property
     def known_stack(self) -> Stack | None:
         """The stack that determines the memory; None if the kernels of the whole model are unknown."""
-        known = self.device is not None and has_kernels(self.cut_from or self.model, self.device, self.precision)
-        return self.stack if known else None
+        return self.stack if self.by_kernel else None
 
     @property
     def main_gradients(self) -> str | None:

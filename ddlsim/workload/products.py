@@ -381,7 +381,8 @@ class ChannelSlowdown:
         for n in (0, occupied):
             if n not in self._seconds:
                 self._seconds[n] = float(np.sum(self._times(self._model, self._timing._replace(occupied=n))))
-        return self._seconds[occupied] / self._seconds[0]
+        alone = self._seconds[0]
+        return self._seconds[occupied] / alone if alone > 0.0 else 1.0
 
 
 def score_times(model: Model, timing: Timing) -> Floats:

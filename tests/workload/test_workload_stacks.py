@@ -132,6 +132,19 @@ def test_collectives_take_multiprocessors() -> None:
     assert simulate("dgx-h100-pod", MODEL, overlap_slowdown=1.0, **run).step_time == pytest.approx(times[0], rel=1e-12)
 
 
+@pytest.mark.parametrize("name", ["llama-3-8b+layers=2+seq=2048", "resnet50"])
+@pytest.mark.parametrize("device", ["a100-80g", "h100", "b200"])
+def test_every_layer_has_the_kernels_of_the_whole_model(name: str, device: str) -> None:
+    """A stage of a pipeline can consist of an embedding or an output layer, or of dense layers, alone."""
+    compute = Roofline() if name == "resnet50" and device != "h100" else PerKernel()
+    whole = make_workload(load_model(name), load_device(device), 64, compute=compute, precision="bf16")
+    each = [whole.cut(i, i + 1) for i in range(len(whole.model.layers))]
+    assert {one.known_stack for one in each} == {whole.known_stack}
+    factors = [one.slowdown.beside(IN_MACHINE) for one in each]
+    assert min(factors) > 1.0 - 1e-12  # rounding
+    assert (max(factors) > 1.001) == (whole.slowdown.beside(IN_MACHINE) > 1.001)
+
+
 def test_exchanges_occupy_channels() -> None:
     """Between machines the channels of NCCL count, unless the stack sets a number."""
 
