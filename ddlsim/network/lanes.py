@@ -94,7 +94,6 @@ RETURNS = 10  # 1: return UPDATED after the last update; 0: end the run
 ASKS = 11  # 1: return ASKED after each service
 ENDING = 12  # 1: end the run after the events scheduled for this instant
 SPANS = 13  # 1: log work, waiting and services
-DEPTH = 14  # most messages of a way that are sent before the receiver has processed the first of them
 SLOWEST, BEHIND = 15, 16  # steps completed by all actors; number of actors with no more
 MANNER = 17
 GATHERED = 18  # contributions to the next update
@@ -139,31 +138,32 @@ OP = record(kind="n", number="i", redo="n")
 #: start: when the current operation began, s; factor: of this step; owed: extra work, s; queued: longest time in a
 #: queue of this exchange, s; compute, communication, waiting, input, idle (down), lost (work undone by crashes): total
 #: s; op: current operation; left: messages still awaited, -1 if none; cursor: next factor; posts: rounds of messages
-#: sent; steps: completed; slow: first row in `slow`, -1 if none; first:last: its ways; arrivals[first_in:last_in]: the
-#: ways that lead to it; version: of the model it holds or, for AGED steps, updates when its step began; clock:
-#: contributions so far; part: see above; next: successor in a list; invited: 1 if it continues after the next update;
-#: turns: counter of an AGAIN; drawn: choices taken; begun: when its current gradient began, s; fell: time of its last
-#: crash, s; crash: the current or next one in `crashes`, -1 if it never crashes; down: 1 from a crash until it
-#: restarts; machine: its host; ticket: sequence number of the event that ends its work, -1 if that event is never
-#: rescheduled
+#: sent; steps: completed; slow: first row in `slow`, -1 if none; first:last: its ways; messages: to and from it in a
+#: round; version: of the model it holds or, for AGED steps, updates when its step began; clock: contributions so far;
+#: part: see above; next: successor in a list; invited: 1 if it continues after the next update; turns: counter of an
+#: AGAIN; drawn: choices taken; begun: when its current gradient began, s; fell: time of its last crash, s; crash: the
+#: current or next one in `crashes`, -1 if it never crashes; down: 1 from a crash until it restarts; machine: its host;
+#: ticket: sequence number of the event that ends its work, -1 if that event is never rescheduled
 ACTOR = record(
     start="f", factor="f", owed="f", queued="f", compute="f", communication="f", waiting="f", input="f",
     version="i", clock="i", op="n", left="n", cursor="n", posts="n", steps="n", slow="n", first="n", last="n",
-    first_in="n", last_in="n", part="n", next="n", invited="n", turns="n", drawn="n", begun="f", idle="f", lost="f",
-    fell="f", crash="n", down="n", machine="n", ticket="n",
+    messages="n", part="n", next="n", invited="n", turns="n", drawn="n", begun="f", idle="f", lost="f", fell="f",
+    crash="n", down="n", machine="n", ticket="n",
 )  # fmt: skip
 #: nbytes, route, source, target: of messages to the receiver; back_: of answers; arrived, begin: when the request
-#: arrived and its service began, s; seconds: service time of a peer before it answers; version: of the server's model
-#: in its last answer; read: messages processed; under_way: 1 while the sender waits for a message; end: the server or
-#: peer; next: successor in the server's queue; stage: of the message in flight, below; lost_: messages, services and
-#: answers that belong to an actor that has crashed since, and are ignored when they complete
+#: arrived, and its service began (or the message to the peer was sent), s; seconds: service time of a peer before it
+#: answers; version: of the server's model in its last answer; under_way: 1 while the sender waits for a message; end:
+#: the server or peer; next: successor in the server's queue; stage: of the message in flight, below; lost_: messages,
+#: services and answers that belong to an actor that has crashed since, and are ignored when they complete
 WAY = record(
-    nbytes="f", back_nbytes="f", arrived="f", begin="f", seconds="f", version="i", read="i", actor="n", end="n",
+    nbytes="f", back_nbytes="f", arrived="f", begin="f", seconds="f", version="i", actor="n", end="n",
     next="n", under_way="n", route="n", back_route="n", source="n", target="n", stage="n", lost_message="n",
     lost_service="n", lost_answer="n",
 )  # fmt: skip
 #: stages of a message: none that an actor waits for, on its way there, in the queue, in service, answer on its way
 NOWHERE, GOING_THERE, QUEUED, IN_SERVICE, ANSWERING_IT = range(5)
+#: a round of an actor. ready: when the last message to it was sent, s; left: messages to and from it still to arrive
+ROUND = record(ready="f", left="n")
 #: seconds: per service; version: services so far; head, tail: of the queue, -1 if empty; busy: 1 during a service
 SERVER = record(seconds="f", version="i", head="n", tail="n", busy="n")
 #: time: s; begin: of work or a service, s; where: end of waiting for others, between the two, s; what: see above;
@@ -185,8 +185,7 @@ class Tables(NamedTuple):
     actors: Records  # ACTOR
     ways: Records  # WAY
     servers: Records  # SERVER
-    arrivals: Ints
-    posted: Floats  # sending times of the last DEPTH messages of each way, s
+    rounds: Records  # ROUND of all actors, for each of some successive rounds
     factors: Floats  # BLOCK per actor
     choices: Records  # CHOICE, BLOCK per actor
     slow: Records  # SLOW
@@ -680,22 +679,15 @@ def go_on(t: Tables, actor, now):  # type: ignore[no-untyped-def]
                 return FETCHING
             t.counts[FETCHED] = 0
         elif kind == POST:
-            posts = t.actors[actor].posts
-            t.actors[actor].posts = posts + 1
+            t.actors[actor].posts += 1
             for way in range(t.actors[actor].first, t.actors[actor].last):
-                t.ways[way].under_way = 1
-                t.posted[way * t.counts[DEPTH] + posts % t.counts[DEPTH]] = now
+                t.ways[way].begin = now
                 leave(t, 2 * way)
         elif kind == AWAIT:
             t.actors[actor].start = now
-            left = 0
-            for way in range(t.actors[actor].first, t.actors[actor].last):
-                left += t.ways[way].under_way
-            for i in range(t.actors[actor].first_in, t.actors[actor].last_in):
-                if t.ways[t.arrivals[i]].read < t.actors[actor].posts:
-                    left += 1
-            t.actors[actor].left = left
-            if left == 0:
+            place: int = round_of(t, actor, t.actors[actor].posts)
+            t.actors[actor].left = t.rounds[place].left
+            if t.actors[actor].left == 0:
                 come(t, now, THROUGH, actor)
             return GOING
         elif kind == AGAIN:
@@ -736,6 +728,23 @@ def less(t: Tables, actor, now):  # type: ignore[no-untyped-def]
 
 
 @inlined
+def round_of(t: Tables, actor, number):  # type: ignore[no-untyped-def]
+    """Return the place of an actor's round in `rounds`, in which later rounds replace earlier ones."""
+    return number * t.actors.size % t.rounds.size + actor
+
+
+@inlined
+def delivered(t: Tables, way, actor, now):  # type: ignore[no-untyped-def]
+    """Count the message that a way has delivered for the actor that has sent or received it."""
+    number = t.actors[t.ways[way].actor].posts
+    place: int = round_of(t, actor, number)
+    t.rounds[place].left -= 1
+    t.rounds[place].ready = max(t.rounds[place].ready, t.ways[way].begin)
+    if t.actors[actor].left > 0 and number == t.actors[actor].posts:
+        less(t, actor, now)
+
+
+@inlined
 def served(t: Tables, way, now):  # type: ignore[no-untyped-def]
     """End a service: send the answer, and free the server."""
     actor = t.ways[way].actor
@@ -773,9 +782,10 @@ def through(t: Tables, actor, now):  # type: ignore[no-untyped-def]
     elif kind == EXCHANGE:
         ready = start + t.actors[actor].queued
     elif kind == AWAIT:
-        for i in range(t.actors[actor].first_in, t.actors[actor].last_in):
-            letter = (t.actors[actor].posts - 1) % t.counts[DEPTH]
-            ready = max(ready, t.posted[t.arrivals[i] * t.counts[DEPTH] + letter])
+        place: int = round_of(t, actor, t.actors[actor].posts)
+        ready = t.rounds[place].ready
+        t.rounds[place].ready = 0.0
+        t.rounds[place].left = t.actors[actor].messages
     ready = min(max(ready, start), now)
     t.actors[actor].left = -1
     t.actors[actor].waiting += ready - start
@@ -848,9 +858,8 @@ def happen(t: Tables, item, now):  # type: ignore[no-untyped-def]
         one_arrives(t, i, what, now)
     elif what == ARRIVES and t.servers.size > 0:
         request(t, i, now)
-    elif what == ARRIVES:  # the peer processes the message, and its sender continues
+    elif what == ARRIVES:
         come(t, now, READ, i)
-        come(t, now, RETURNED, i)
     elif what == GRANTED:
         actor = t.ways[i].actor
         if manner == TOGETHER:
@@ -880,10 +889,8 @@ def happen(t: Tables, item, now):  # type: ignore[no-untyped-def]
         if t.actors[actor].left > 0:
             less(t, actor, now)
     elif what == READ:
-        t.ways[i].read += 1
-        peer = t.ways[i].end
-        if t.actors[peer].left > 0 and t.ways[i].read == t.actors[peer].posts:
-            less(t, peer, now)
+        delivered(t, i, t.ways[i].end, now)
+        delivered(t, i, t.ways[i].actor, now)
     elif what == BACK:
         back(t, i, now)
         return i
@@ -912,14 +919,14 @@ def _entry_point(stamp: int) -> Any:
 
     @entry
     def go_round(  # type: ignore[no-untyped-def]
-        table: Ints, limit, counts, reals, ops, seconds, actors, ways, servers, arrivals, posted, factors, choices,
+        table: Ints, limit, counts, reals, ops, seconds, actors, ways, servers, rounds, factors, choices,
         slow, devices, contention, crashes, calendar, sends, log, pauses,
     ):  # fmt: skip
         """Simulate the actors up to and including `limit` (s), or until Python has to act; return the status."""
         stamp  # noqa: B018
         t = Tables(
             column(counts), column(reals), column(ops), column(seconds), column(actors), column(ways), column(servers),
-            column(arrivals), column(posted), column(factors), column(choices), column(slow), column(devices),
+            column(rounds), column(factors), column(choices), column(slow), column(devices),
             column(contention), column(crashes), column(calendar), column(sends), column(log), pauses,
         )  # fmt: skip
         counts, reals, ops, actors, ways = t.counts, t.reals, t.ops, t.actors, t.ways

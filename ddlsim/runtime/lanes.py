@@ -35,7 +35,7 @@ class Lanes:
     ops      the cycle; a STEP operation ends a worker's step
     servers  (node, seconds per request) of the servers, all of which every worker sends to; empty without servers
     peers    rank -> the ranks that it sends to, without servers
-    depth    messages that a worker can send before its peer has processed the first of them
+    depth    number of successive rounds in which messages to one worker can be under way
     nbytes   of every message
     samples  of an update, in a timing-only run
     messages encoder of the messages
@@ -54,7 +54,7 @@ class Lanes:
     def __init__(
         self, context: RunContext, ops: Sequence[Op], nbytes: float, samples: int, messages: Messages, *,
         served: Callable[[Worker, int, int, bool], None] | None = None, servers: Sequence[tuple[int, float]] = (),
-        peers: Sequence[Sequence[int]] = (), depth: int = 1, choose: Callable[[Worker], int] | None = None,
+        peers: Sequence[Sequence[int]] = (), depth: int = 0, choose: Callable[[Worker], int] | None = None,
         batch: int = 1, first: Op | None = None, back: Callable[[Worker], None] | None = None,
         notes: Sequence[str] = (), decides: bool = False,
     ) -> None:  # fmt: skip
@@ -114,9 +114,9 @@ class Lanes:
         actors["cursor"] = actors["drawn"] = ls.BLOCK
         actors["last"] = np.cumsum(sizes)
         actors["first"] = actors["last"] - sizes
-        arrivals = np.argsort(ways["end"], kind="stable").astype(np.int64)
-        actors["first_in"] = np.searchsorted(ways["end"][arrivals], np.arange(n))
-        actors["last_in"] = np.searchsorted(ways["end"][arrivals], np.arange(n), side="right")
+        actors["messages"] = actors["last"] - actors["first"] + np.bincount(ways["end"], minlength=n)[:n]
+        rounds = np.zeros(n * depth, dtype=ls.ROUND)
+        rounds["left"] = np.tile(actors["messages"], depth)
         actors["slow"], slow = slow_rows([[worker] for worker in workers])
         actors["machine"] = context.hosts(context.nodes)
         down: list[tuple[float, float]] = []
@@ -133,7 +133,7 @@ class Lanes:
         calendar["time"][: len(happen)], calendar["item"][: len(happen)] = zip(*happen, strict=True)
         calendar["sequence"][: len(happen)] = np.arange(len(happen))
         counts = np.zeros(ls.N_COUNTS, dtype=np.int64)
-        counts[ls.FAILING], counts[ls.DEPTH], counts[ls.BEHIND] = bool(down), depth, n
+        counts[ls.FAILING], counts[ls.BEHIND] = bool(down), n
         counts[[ls.PENDING, ls.RESUMED, ls.MEETING, ls.HELD, ls.ASKING]] = -1
         counts[N_CALENDAR] = counts[SEQUENCE] = len(happen)
         reals = np.zeros(ls.N_REALS)
@@ -145,7 +145,7 @@ class Lanes:
         contention["factor"] = factors
         return ls.Tables(
             counts=counts, reals=reals, ops=table, seconds=seconds_of(workers, ops).reshape(-1), actors=actors,
-            ways=ways, servers=table_of_servers, arrivals=arrivals, posted=np.zeros(len(ways) * depth),
+            ways=ways, servers=table_of_servers, rounds=rounds,
             factors=np.zeros(n * ls.BLOCK), choices=np.zeros(n * ls.BLOCK, dtype=ls.CHOICE),
             slow=np.array(slow, dtype=SLOW), devices=devices, contention=contention,
             crashes=np.array(down, dtype=ls.CRASH), calendar=calendar, sends=np.zeros(len(ways) + 1, dtype=np.int64),

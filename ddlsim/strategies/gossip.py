@@ -6,7 +6,6 @@ AD-PSGD averages pairs of models; GoSGD pushes weighted models (push-sum).
 from __future__ import annotations
 
 import functools
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
@@ -112,25 +111,10 @@ class Neighbours(_Peers):
 
     def go(self, ops: Sequence[Op]) -> None:
         """Run the operations repeatedly on all workers."""
-        samples = self.context.workers[0].samples_per_step * len(self.matrix)
-        self.run(ops, samples, peers=self.receivers, depth=1 + self._lead())
-
-    def _lead(self) -> int:
-        """Return the number of steps by which a worker can be ahead of a receiver of its messages. It waits for
-        messages of that receiver directly, or through a chain of workers that wait for each other."""
-        if ((self.matrix != 0.0) == (self.matrix.T != 0.0)).all():
-            return 1
-        lead = 1
-        for start in range(len(self.receivers)):
-            distance, queue = {start: 0}, deque([start])
-            while queue:
-                at = queue.popleft()
-                for to in self.receivers[at]:
-                    if to not in distance:
-                        distance[to] = distance[at] + 1
-                        queue.append(to)
-            lead = max([lead, *(distance[j] for j in self.senders[start])])
-        return lead
+        samples, sends = self.context.workers[0].samples_per_step * len(self.matrix), self.matrix != 0.0
+        # a worker waits for its receivers directly, or through chains of at most all workers that wait for each other
+        depth = 2 if (sends == sends.T).all() else len(sends)
+        self.run(ops, samples, peers=self.receivers, depth=depth)
 
     # ------------------------------------------------------------ values
 

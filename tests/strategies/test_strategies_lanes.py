@@ -173,6 +173,15 @@ def test_neighbours(seed, monkeypatch):
     assert_same_when_cut(*gossip(seed), seed, monkeypatch)
 
 
+def test_neighbours_on_a_directed_ring_with_a_straggler(monkeypatch):
+    """Worker 3 sends to the straggler, worker 2, and waits for it only through the rest of the ring."""
+    circulant = (np.eye(6) + np.roll(np.eye(6), 1, axis=1)) / 2
+    where = {"cluster": "minicluster", "model": "resnet50", "workers": 6, "steps": 9}
+    slow = [Slowdown(2, 0.0, 1e9, 9.0)]
+    experiment = ddlsim.Experiment(**where, strategy=DPSGD(circulant.tolist()), slowdowns=slow, jitter=Lognormal(0.1))
+    assert_same(experiment, start_dpsgd, monkeypatch)
+
+
 @pytest.mark.parametrize("seed", seeds(6, 42))
 def test_servers_that_act_together(seed, monkeypatch):
     assert_same_when_cut(*together(seed), seed, monkeypatch)
