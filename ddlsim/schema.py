@@ -471,10 +471,11 @@ def loaded_from(value: T, source: object) -> T:
 
 def text_of(value: object) -> str | Path | None:
     """Return the name or path from which an object was loaded; None if it was not."""
-    text, folder = getattr(value, "__dict__", {}).get(_TEXT, (None, ""))
-    if text is None or folder == os.getcwd() or not os.path.isfile(Path(folder, split_options(str(text), folder)[0])):
+    text, folder = cast("tuple[str | Path | None, str]", getattr(value, "__dict__", {}).get(_TEXT, (None, "")))
+    at = Path(folder)
+    if text is None or folder == os.getcwd() or not os.path.isfile(at / split_options(str(text), at)[0]):
         return text
-    return Path(folder, text)  # the working directory has changed
+    return at / text  # the working directory has changed
 
 
 def unknown_key(name: str, known: Iterable[str], where: str, file: Mapping[str, object]) -> ConfigError:

@@ -275,8 +275,7 @@ class _Pairwise:
     def kept_models(self, n_workers: int, compressed: bool) -> float:
         """Return the number of models that each device keeps in addition: if messages are compressed, a copy of its own
         model as each neighbour has it, from which its messages differ, and one of each neighbour's model."""
-        near = neighbours(type(self).__name__, self.graph, n_workers)
-        return compressed * 2.0 * max(map(len, near))
+        return compressed * 2.0 * max(map(len, neighbours(type(self).__name__, self.graph, n_workers)))
 
 
 @checked
