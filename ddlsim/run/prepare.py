@@ -450,9 +450,8 @@ def _device_at(experiment: Experiment, cluster: Cluster, node: int) -> Device:
 def with_defaults(experiment: Experiment, model: Model, *devices: Device) -> Experiment:
     """Return the experiment with the default stack, precision, gradient dtype and optimizer filled in.
 
-    For transformers on devices with known kernels, these follow common practice, otherwise fp32 and momentum.
-    Convolutional networks use TF32 on devices that have it, as PyTorch does. The stack is that of the
-    first device.
+    For transformers on devices with known kernels, these follow common practice, otherwise momentum and fp32, or TF32
+    for convolutional networks. The stack is that of the first device.
     """
     stack = load_stack(experiment.stack or default_stack(type(experiment.strategy).__name__, devices[0]))
     by_kernel = all(has_kernels(model, device, experiment.precision or "bf16") for device in devices)
