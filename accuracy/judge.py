@@ -365,8 +365,6 @@ def _nvidia(row: Row, column: str, gpus: int) -> tuple[str, dict[str, str]]:
     # Megatron's groups of ranks are in the same places in each unit
     unit = 160 if cluster == "dgx-a100-pod" else 256
     options = _on_cluster(cluster, device)
-    if device == "h800":
-        cluster += "+nvlink_bandwidth=200 GB/s"  # 400 GB/s both ways (arXiv:2412.19437)
     return cluster + (f"+n_leaves={8 * -(-gpus // unit)}" if gpus > unit else ""), options
 
 
@@ -555,13 +553,14 @@ def _large(row: Row) -> tuple[float, float | None]:
         row.notes.append(f"framework = {shown(row.get('framework', ''))}: simulated as Megatron")
     device, recompute, options = _device(row, "machine"), row.get("recompute") or "none", {}
     if device.startswith("a100"):
-        cluster, stack = f"selene+n_leaves={8 * -(-gpus // 160)}", "megatron-2021"
-        options = {"precision": "fp16"} | _on_cluster("selene", device)
-        in_turns = framework.endswith("deepspeed") and interleave == 1
+        # its runs of this size, MT-NLG and BLOOM, are in bf16 (arXiv:2201.11990, section 2.3; arXiv:2211.05100, 3.4.3)
+        deepspeed = framework.endswith("deepspeed")
+        cluster, stack = f"selene+n_leaves={8 * -(-gpus // 160)}", "megatron-2021" + "@deepspeed-bf16" * deepspeed
+        options = {"precision": "bf16" if deepspeed else "fp16"} | _on_cluster("selene", device)
         strategy = Parallel(
             tensor=tensor, pipeline=pipeline, data=data, micro_batch=micro_batch,
             interleave=interleave, cut="layers", recompute=recompute, overlap="none",
-            p2p="in turns" if in_turns else "exchange",
+            p2p="in turns" if deepspeed and interleave == 1 else "exchange",
         )  # fmt: skip
     else:
         stack, (cluster, options) = "megatron", _nvidia(row, "machine", gpus)

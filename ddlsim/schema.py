@@ -459,20 +459,23 @@ _AN_OBJECT = (
 
 
 def loaded_from(value: T, source: object) -> T:
-    """Record the name or path from which an object was loaded, and return the object.
+    """Record the name or path from which an object was loaded, and the working directory; return the object.
 
     source  the name or path, or an object that has one. Copies, such as those by ``dataclasses.replace``, have none.
     """
     text = source if isinstance(source, str | Path) else text_of(source)
     if text is not None:
-        vars(value)[_TEXT] = text
+        vars(value)[_TEXT] = text, os.getcwd()
     return value
 
 
 def text_of(value: object) -> str | Path | None:
     """Return the name or path from which an object was loaded; None if it was not."""
-    text: str | Path | None = getattr(value, "__dict__", {}).get(_TEXT)
-    return text
+    text, folder = cast("tuple[str | Path | None, str]", getattr(value, "__dict__", {}).get(_TEXT, (None, "")))
+    at = Path(folder)
+    if text is None or folder == os.getcwd() or not os.path.isfile(at / split_options(str(text), at)[0]):
+        return text
+    return at / text  # the working directory has changed
 
 
 def unknown_key(name: str, known: Iterable[str], where: str, file: Mapping[str, object]) -> ConfigError:

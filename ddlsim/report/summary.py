@@ -98,7 +98,7 @@ def _software(result: Result) -> Iterator[Line]:
         how = " (assumed; --stack or stack= sets another, see ddlsim stacks)" if result.assumes_stack else ""
         yield "software", f"{stack.title} ({stack.release}); stack {stack.name}{how}"
     assumed = workload.precision == "tf32" and (result.given or result.experiment).precision is None
-    why = " (as PyTorch does by default; --precision fp32 computes all in fp32)" if assumed else ""
+    why = " (the default of convolutional networks; --precision fp32 computes all in fp32)" if assumed else ""
     if not workload.summed and assumed and not workload.known:
         yield "software", f"tf32{why}"
     if workload.summed and not workload.by_kernel:

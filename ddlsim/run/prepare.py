@@ -28,18 +28,18 @@ from ddlsim.run.notes import level_notes, spread_notes
 from ddlsim.run.traced import Traced, traced_workload
 from ddlsim.runtime.fabric import algorithm_for
 from ddlsim.runtime.loop import arrivals
-from ddlsim.schema import loaded_from
+from ddlsim.schema import loaded_from, text_of
 from ddlsim.strategies import Strategy, contract
 from ddlsim.strategies.split_rules import MESH, changes_text, state_of
 from ddlsim.workload.compute import Affine, Measured, PerKernel, Roofline, Workload, make_workload
 from ddlsim.workload.convolutions import has_convolutions
-from ddlsim.workload.devices import Device, load_device
+from ddlsim.workload.devices import Device, DeviceLike, load_device
 from ddlsim.workload.input import Copies
 from ddlsim.workload.memory import Fullest, check_memory, held_nbytes, stage_memory
 from ddlsim.workload.model import Model, load_model
 from ddlsim.workload.optimizer_rules import rule_of
 from ddlsim.workload.precision import FP32_NBYTES, LOW_PRECISIONS
-from ddlsim.workload.products import has_kernels
+from ddlsim.workload.products import default_precision, has_kernels
 from ddlsim.workload.resized import resized
 from ddlsim.workload.stacks import default_stack, load_stack
 from ddlsim.workload.stage import Stage
@@ -221,12 +221,14 @@ def place(experiment: Experiment) -> Placed:
 
     Raises ConfigError with the field and the remedy if the parts are incompatible.
     """
-    cluster = loaded_from(load_cluster(experiment.cluster).sampled(experiment.seed), experiment.cluster)
+    loaded = _with_device(load_cluster(experiment.cluster), experiment.device)
+    cluster = loaded_from(loaded.sampled(experiment.seed), loaded)
     model = load_model(experiment.model)
     time_model = model if experiment.time_model is None else load_model(experiment.time_model)
     nodes = _nodes(experiment, cluster)
     n_workers, batch_size = len(nodes), experiment.batch(len(nodes))
-    given = experiment = experiment.with_(cluster=cluster, model=model, batch_size=batch_size)
+    # the cluster is not sampled, so that the experiment can be repeated with another seed
+    given = experiment = experiment.with_(cluster=loaded, model=model, batch_size=batch_size)
     experiment, notes = as_measured(experiment, cluster, time_model.name)
     notes += time_model.notes
     contract.of(experiment.strategy).check_sizes(time_model, batch_size, n_workers)
@@ -251,6 +253,18 @@ def place(experiment: Experiment) -> Placed:
     for beyond in outside(given, cluster, time_model.name, n_workers):
         notes += beyond.notes
     return Placed(experiment, cluster, model, time_model, nodes, workloads, effects, notes)
+
+
+def _with_device(cluster: Cluster, device: DeviceLike | None) -> Cluster:
+    """Return a cluster, if it has a name, with NVLinks that are at most as fast as those of its devices, or of the
+    device that replaces them."""
+    wanted = device or next((cluster.device_of[node] for node in cluster.workers[:1]), None)
+    most = None if wanted is None or text_of(cluster) is None else load_device(wanted).nvlink_bandwidth
+    if most is None:
+        return cluster
+    limits = [most if kind == "nvlink" else math.inf for kind in cluster.link_kind]
+    limited = cluster.with_links(np.minimum(cluster.link_bandwidth, limits), cluster.link_latency)
+    return loaded_from(limited, cluster)
 
 
 def _with_algorithms(experiment: Experiment, cluster: Cluster, nodes: list[int]) -> Experiment:
@@ -436,19 +450,15 @@ def _device_at(experiment: Experiment, cluster: Cluster, node: int) -> Device:
 def with_defaults(experiment: Experiment, model: Model, *devices: Device) -> Experiment:
     """Return the experiment with the default stack, precision, gradient dtype and optimizer filled in.
 
-    For transformers on devices with known kernels, these follow common practice, otherwise fp32 and momentum.
-    Convolutional networks use TF32 on devices that have it, as PyTorch does. The stack is that of the
-    first device.
+    For transformers on devices with known kernels, these follow common practice, otherwise momentum and fp32, or TF32
+    for convolutional networks. The stack is that of the first device.
     """
     stack = load_stack(experiment.stack or default_stack(type(experiment.strategy).__name__, devices[0]))
     by_kernel = all(has_kernels(model, device, experiment.precision or "bf16") for device in devices)
-    convolves = any(layer.type == "conv" for layer in model.layers) and not any(layer.heads for layer in model.layers)
-    by_tf32 = convolves and all("tf32" in device.peak_flops for device in devices)
     trains = experiment.training is not None
-    usual = "bf16" if by_kernel else "tf32" if by_tf32 else "fp32"
     choices: dict[str, Any] = {
         "stack": stack,
-        "precision": "fp32" if trains else usual,
+        "precision": "fp32" if trains else default_precision(model, *devices),
         "gradient_dtype": stack.gradient_dtype if by_kernel and experiment.compression is None else "fp32",
         "optimizer": "adam" if by_kernel and not trains else None,
     }

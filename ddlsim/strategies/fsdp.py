@@ -390,5 +390,6 @@ def _memory(strategy: FSDP, workload: Workload, n_workers: int) -> Memory:
         kept += strategy.recompute_share * (held.activations - kept)
         held = dataclasses.replace(held, activations=kept)
     if strategy.no_sync:
-        held = dataclasses.replace(held, gradients=memory(1).gradients)
+        in_fp32 = workload.known_stack is not None and workload.known_stack.accumulation_traffic is not None
+        held = dataclasses.replace(held, gradients=model.gradient_nbytes(4) if in_fp32 else memory(1).gradients)
     return held

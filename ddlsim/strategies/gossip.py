@@ -251,9 +251,20 @@ class CHOCOSGD(_Mixed):
         neighbours.go([*local, *neighbours.send(), *mixing])
 
 
+class _Pairwise:
+    """A strategy whose workers send their models to single neighbours in a graph."""
+
+    graph: str | Graph
+
+    def kept_models(self, n_workers: int, compressed: bool) -> float:
+        """Return the number of models that each device keeps in addition: if messages are compressed, a copy of its own
+        model as each neighbour has it, from which its messages differ, and one of each neighbour's model."""
+        return compressed * 2.0 * max(map(len, neighbours(type(self).__name__, self.graph, n_workers)))
+
+
 @checked
 @dataclass(frozen=True)
-class ADPSGD:
+class ADPSGD(_Pairwise):
     """AD-PSGD: asynchronous decentralised parallel SGD (Lian et al. 2018, arXiv:1710.06952, algorithm 1).
 
     While worker i computes a gradient at x_i', a copy of its model x_i, it averages x_i with the model of a random
@@ -345,7 +356,7 @@ class _Push(NamedTuple):
 
 @checked
 @dataclass(frozen=True)
-class GossipSGD:
+class GossipSGD(_Pairwise):
     """GoSGD: asynchronous SGD with sum-weight gossip (Blot et al. 2016, arXiv:1611.09726).
 
     In every step, a worker merges the models that have arrived into its own and takes a local step. Then, with

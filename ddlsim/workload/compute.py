@@ -255,11 +255,11 @@ class Workload:
 
         Every one takes the mean time. A separate kernel reads the new gradients, in the dtype of the weights, and the
         sum, in the dtype in which gradients are kept, and writes the sum (PyTorch,
-        torch/csrc/autograd/functions/accumulate_grad.h). If the products that compute the gradients also add them up,
-        they do so without new gradients: they write the sum, and all but those of the first micro-batch read it
-        (Transformer Engine, module/linear.py: is_first_microbatch); `EXPOSED_TRAFFIC` of these bytes adds to their
-        time. Nothing is added to a measured or configured step time, which includes an update of the weights per
-        micro-batch.
+        torch/csrc/autograd/functions/accumulate_grad.h), unless the stack specifies the traffic. If the products that
+        compute the gradients also add them up, they do so without new gradients: they write the sum, and all but those
+        of the first micro-batch read it (Transformer Engine, module/linear.py: is_first_microbatch); `EXPOSED_TRAFFIC`
+        of these bytes adds to their time. Nothing is added to a measured or configured step time, which includes an
+        update of the weights per micro-batch.
         """
         if not self.adds_gradients:
             return self
@@ -267,6 +267,9 @@ class Workload:
         kept = gradient if self.main_gradients is None else ELEMENT_NBYTES[self.main_gradients]
         if self.stack.fuses_accumulation:
             share, nbytes = EXPOSED_TRAFFIC, max(0.0, kept - gradient + later * kept)
+        elif self.stack.accumulation_traffic and gradient < ELEMENT_NBYTES["fp32"]:
+            first, each = self.stack.accumulation_traffic
+            share, nbytes = float(later > 0.0), first + later * (each - first)
         else:
             share, nbytes = later, gradient + 2.0 * kept
         if share * nbytes == 0.0:
@@ -394,9 +397,10 @@ def make_workload(
             model, device, batch_size, base_precision(precision), efficiency, roofline.memory_efficiency
         )
     total, basis = _step_time(model, device, batch_size, compute, precision, software)
-    norms = _norm_time(model, device, roofline) if optimizer in NORMS else 0.0
+    norms = _update_time(model, device, roofline, NORM_TRAFFIC, NORM_LAUNCHES) if optimizer in NORMS else 0.0
     if total is None:
-        update = _update_time(model, device, roofline, optimizer)
+        rule = OPTIMIZER_RULES[optimizer or "momentum"]
+        update = _update_time(model, device, roofline, rule.traffic, 0.0 if optimizer is None else rule.launches)
         if device.launch_time > 0.0 and not isinstance(compute, PerKernel):  # a GPU
             forward, backward = launched(model, timing, (forward, backward))
     else:
@@ -430,22 +434,16 @@ def model_flops_utilisation(model: Model, throughput: float, devices: Sequence[D
     return share if math.isfinite(share) and share > 0.0 else None
 
 
-def _update_time(model: Model, device: Device, roofline: Roofline, rule: str | None) -> float:
-    """Return the time of updating all dense parameters, in s, limited by memory, and by launches if a rule is set."""
-    dense = [layer for layer in model.layers if not layer.model_parallel]
-    costs = OPTIMIZER_RULES[rule or "momentum"]
-    launches = 0 if rule is None else costs.launches * sum(len(layer.tensors) for layer in dense)
-    n_params = sum(layer.n_params for layer in dense)
-    moved = costs.traffic * n_params / (device.memory_bandwidth * roofline.memory_efficiency)
-    return moved + launches * device.launch_time
+def _update_time(model: Model, device: Device, roofline: Roofline, traffic: float, launches: float) -> float:
+    """Return the time in s of kernels that pass over all dense parameters, limited by memory and launches.
 
-
-def _norm_time(model: Model, device: Device, roofline: Roofline) -> float:
-    """Return the time of computing the norms of all dense tensors, in s, which is part of some rules' updates."""
+    traffic   bytes moved per parameter
+    launches  number of kernels per tensor
+    """
     dense = [layer for layer in model.layers if not layer.model_parallel]
-    moved = NORM_TRAFFIC * sum(layer.n_params for layer in dense)
-    launches = NORM_LAUNCHES * sum(len(layer.tensors) for layer in dense)
-    return moved / (device.memory_bandwidth * roofline.memory_efficiency) + launches * device.launch_time
+    moved = traffic * sum(layer.n_params for layer in dense)
+    n_kernels = launches * sum(len(layer.tensors) for layer in dense)
+    return moved / (device.memory_bandwidth * roofline.memory_efficiency) + n_kernels * device.launch_time
 
 
 def _step_time(
@@ -469,7 +467,8 @@ def _step_time(
     curve = _measured_curve(model, device, precision) if compute is None else None
     if curve is not None:
         affine = fit_affine(curve.batch_size, curve.throughput)
-        error = _worst_error(affine, curve)
+        rows = zip(curve.batch_size, curve.throughput, strict=True)
+        error = max(abs(affine.step_time(batch) * throughput / batch - 1.0) for batch, throughput in rows)
         return affine.step_time(batch_size), (
             f"{_affine_text(affine)}, within {error:.1%} of {curve.source}, "
             f"batch sizes {min(curve.batch_size)} to {max(curve.batch_size)}"
@@ -486,24 +485,15 @@ def _step_time(
     return None, f"roofline of {device.name} at {fraction:.3g} of its {precision} peak ({where})"
 
 
-def _worst_error(affine: Affine, curve: Curve) -> float:
-    """Return the largest relative error of the line over the measured step times."""
-    return max(
-        abs(affine.step_time(batch) * throughput / batch - 1.0)
-        for batch, throughput in zip(curve.batch_size, curve.throughput, strict=True)
-    )
-
-
 def _affine_text(affine: Affine) -> str:
     return f"{affine.c0 * 1e3:.4g} ms + {affine.c1 * 1e3:.4g} ms x batch size"
 
 
 def _measured_curve(model: Model, device: Device, precision: str) -> Curve | None:
     """Return the measured curve for exactly this model (not for another file's model of the same name)."""
-    for curve in device.curves:
-        if (curve.model, curve.precision) == (model.name, precision):
-            return curve if _layers(curve.model) == model.layers else None
-    return None
+    of_name = (curve for curve in device.curves if (curve.model, curve.precision) == (model.name, precision))
+    curve = next(of_name, None)
+    return None if curve is None or _layers(curve.model) != model.layers else curve
 
 
 @functools.cache

@@ -149,6 +149,7 @@ class Device:
     launch_time        minimum time in seconds per kernel in a sequence of kernels
     kernels            measured rates of transformer kernels; None: unknown, so transformers use roofline times
     pcie_generation    generation of the PCIe bus, such as 4; None: unknown
+    nvlink_bandwidth   maximum bandwidth in bytes/s of its NVLinks in each direction; None: that of the cluster's links
     prices             prices of cloud instances with this device
     """
 
@@ -167,6 +168,7 @@ class Device:
     launch_time: _Time = 0.0
     kernels: Kernels | None = None
     pcie_generation: Count | None = None
+    nvlink_bandwidth: Annotated[float, quantity("bandwidth", si=True)] | None = None
     prices: tuple[Price, ...] = ()
 
     def price_in(self, cloud: str) -> float:

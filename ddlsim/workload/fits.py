@@ -17,7 +17,7 @@ from ddlsim.workload.memory import RECOMPUTE, Holding, Memory, Precision, memory
 from ddlsim.workload.model import Model, ModelLike, load_model
 from ddlsim.workload.optimizer_rules import OPTIMIZER_RULES
 from ddlsim.workload.precision import GRADIENT_TYPES
-from ddlsim.workload.products import has_kernels
+from ddlsim.workload.products import default_precision, has_kernels
 from ddlsim.workload.roles import blocks, can_split, unit_starts
 from ddlsim.workload.stacks import Stack, StackLike, default_stack, load_stack
 
@@ -162,7 +162,7 @@ def fits(
     model, device  names, files or objects, as for :func:`~ddlsim.load_model` and :func:`~ddlsim.load_device`
     batch_size     samples per micro-batch on each rank
     precision      data type of the computation; None: "bf16" for transformers on devices with measured kernel rates,
-                   otherwise "fp32"
+                   "tf32" for convolutional networks on devices that have it, otherwise "fp32"
     optimizer      "sgd", "momentum", "adam", "lars" or "lamb"; None: "adam" for transformers on devices with measured
                    kernel rates, otherwise "momentum"
     zero           ZeRO stage: 1 shards the optimizer state, 2 also the gradients, 3 also the weights
@@ -194,7 +194,7 @@ def fits(
     """
     network, machine = load_model(model), load_device(device)
     of_kernels = has_kernels(network, machine, precision or "bf16")
-    precision = precision or ("bf16" if of_kernels else "fp32")
+    precision = precision or default_precision(network, machine)
     optimizer = optimizer or ("adam" if of_kernels else "momentum")
     holding = Holding(optimizer, None, zero, shards, tensor, sequence, recompute, offload=offload, workspace=workspace)
     software, batches = None if stack is None else load_stack(stack), (pipeline, micro_batches, interleave)

@@ -341,7 +341,7 @@ def memory_of(
     logits *= batch_size / FP32_NBYTES / tensor
     software, gathered = stack or load_stack("pytorch"), 0.0
     loss = software.loss_nbytes if tensor == 1 else software.sharded_loss_nbytes
-    reserved = 0.0 if stack is None else stack.loss_reserved * logits
+    reserved = 0.0 if stack is None or element == FP32_NBYTES else stack.loss_reserved * logits
     if holding.zero == 3 and holding.shards > 1:
         gathered, at_once = _gathered_nbytes(layers, sizes, precision, holding)
         reserved += at_once if stack is not None and stack.copies_gathered_weights else 0.0

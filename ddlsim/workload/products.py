@@ -141,6 +141,16 @@ def has_kernels(model: Model, device: Device, precision: str) -> bool:
     return _has_products(device, precision) and any(layer.heads for layer in model.layers)
 
 
+def default_precision(model: Model, *devices: Device) -> str:
+    """Return the precision of runs that set none: bf16 for transformers on devices with known kernel times, TF32 for
+    convolutional networks on devices that have it, else fp32."""
+    if all(has_kernels(model, device, "bf16") for device in devices):
+        return "bf16"
+    kinds = {"attention" if layer.heads else layer.type for layer in model.layers}
+    convolves = "conv" in kinds and "attention" not in kinds
+    return "tf32" if convolves and all("tf32" in device.peak_flops for device in devices) else "fp32"
+
+
 def _has_products(device: Device, precision: str) -> bool:
     """Whether the device's rate of matrix products is known."""
     known = device.kernels is not None and device.kernels.fraction(precision) is not None

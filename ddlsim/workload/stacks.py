@@ -63,6 +63,9 @@ class Stack:
     main_gradients  data type in which a rank keeps gradients; None: that of the weights
     fuses_accumulation
                     whether the products that compute gradients add them to those of earlier micro-batches
+    accumulation_traffic
+                    bytes per parameter that the first and each later micro-batch move to accumulate 16-bit gradients in
+                    fp32, if they are not fused; None: gradients are accumulated in the dtype of `main_gradients`
     quantised_weights
                     when weights are quantised: once per "step", or in the forward pass of every "micro-batch"
     gathers_low_precision_weights
@@ -71,7 +74,7 @@ class Stack:
     loss_nbytes     bytes per logit at the memory peak of the loss
     sharded_loss_nbytes
                     bytes per logit at this peak if the vocabulary is split over a tensor group
-    loss_reserved   bytes per logit that are free at this peak but still reserved by the allocator
+    loss_reserved   bytes per 16-bit logit that are free at this peak but still reserved by the allocator
     copies_gathered_weights
                     whether weights are gathered into a separate buffer on its own stream and copied from there (FSDP2)
     keeps_low_precision_inputs
@@ -111,6 +114,7 @@ class Stack:
     gradient_dtype: _Type = "bf16"
     main_gradients: _Type | None = None
     fuses_accumulation: bool = False
+    accumulation_traffic: tuple[NotNegative, NotNegative] | None = None
     quantised_weights: Annotated[str, one_of("step", "micro-batch")] = "step"
     gathers_low_precision_weights: bool = False
     replicas_last: bool = False

@@ -298,22 +298,3 @@ def _loss(add: _Add, layer: Layer, i: int, entering: float, batch: int, sequence
     for _ in range(2):
         add("forward", ALL_REDUCE, 4.0 * batch * layer.out_shape[0], i)
     add("backward", REDUCE_SCATTER if sequence else ALL_REDUCE, entering, i)
-
-
-@checked
-def step_flops(
-    model: Model, batch_size: Count, recompute: Annotated[str, one_of("none", "selective", "full")] = "none"
-) -> float:
-    """Return the FLOPs of a step on `batch_size` samples: 3 times the forward pass, 4 times with "full" recomputation.
-
-    For a transformer with L layers, h features, s tokens and V words: 72 B s L h^2 (1 + s/(6 h) + V/(12 L h)), and with
-    "full" recomputation 96 B s L h^2 (1 + s/(6 h) + V/(16 L h)), as the output layer is not recomputed (Narayanan et
-    al. 2021, arXiv:2104.04473, equation 3); "selective" recomputes 4 s^2 h L B for attention's matrices.
-    """
-    total = 3.0 * model.flops
-    for layer in model.layers:
-        if recompute == "selective" and layer.heads:
-            total += _core_flops(layer)
-    if recompute == "full":
-        total += sum(layer.flops for first, end in blocks(model.layers) for layer in model.layers[first:end])
-    return batch_size * total

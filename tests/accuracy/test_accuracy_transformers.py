@@ -7,6 +7,7 @@ import pytest
 
 from accuracy import megatron, vtrain
 from accuracy.rows import mean_error
+from ddlsim import load_model
 
 
 def test_one_machine() -> None:
@@ -60,3 +61,15 @@ def test_seconds_of_the_published_rates() -> None:
     h, layers, s, v = 8192, 48, 2048, 51200
     flops = 96 * 1536 * s * layers * h**2 * (1 + s / (6 * h) + v / (16 * layers * h))
     assert megatron.measured("a100", row) == pytest.approx(flops / (512 * 138e12), rel=1e-4)
+
+
+@pytest.mark.parametrize(("h", "n_layers", "heads"), [(1024, 4, 16), (6144, 2, 64)])
+def test_flops_are_those_of_the_published_formula(h: int, n_layers: int, heads: int) -> None:
+    """Narayanan et al. 2021, equation 3: with full recomputation 96 B s L h^2 (1 + s/6h + V/16Lh); the output layer's
+    part is 6 B s h V either way, so without it is 72 B s L h^2 (1 + s/6h + V/12Lh)."""
+    model, s, v, batch = load_model(f"megatron+dim={h}+layers={n_layers}+heads={heads}"), 2048, 51200, 5
+    base = batch * s * n_layers * h**2
+    full = 96 * base * (1 + s / (6 * h) + v / (16 * n_layers * h))
+    assert megatron.step_flops(model, batch, again=True) == pytest.approx(full, rel=1e-12)
+    none = 72 * base * (1 + s / (6 * h) + v / (12 * n_layers * h))
+    assert megatron.step_flops(model, batch, again=False) == pytest.approx(none, rel=1e-12)

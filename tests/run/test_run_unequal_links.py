@@ -73,6 +73,17 @@ def test_which_link_is_slow_depends_on_the_seed_alone():
     assert again.sampled(2) is again
 
 
+def test_a_result_is_repeated_with_another_seed():
+    """The experiment of a result does not keep the links that its seed has sampled, but those that its user has."""
+    asked = Experiment(hosts(16), "gpt2", AllReduce("ring"), workers=4, steps=2)
+    first = run(asked)
+    again = run(first.experiment.with_(seed=5))
+    assert again.step_time == run(asked.with_(seed=5)).step_time
+    assert again.step_time != first.step_time == run(first.experiment).step_time
+    kept = run(asked.with_(cluster=hosts(16).sampled(0), seed=5))
+    assert kept.step_time == run(kept.experiment.with_(seed=6)).step_time == first.step_time
+
+
 def test_a_part_of_the_machines_has_the_slowest_of_that_part():
     """Over many seeds four of sixteen links take on average what the slowest of four normal ones takes."""
     slowest = []

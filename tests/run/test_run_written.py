@@ -110,6 +110,11 @@ def test_a_saved_file_names_other_files_from_its_own_folder(tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path / "other")
     assert ddlsim.simulate(ddlsim.load_experiment("../out/run.toml")).step_time == step_time
     monkeypatch.chdir(tmp_path)
+    result = ddlsim.simulate("in/cluster.toml", "in/model.toml")
+    monkeypatch.chdir(tmp_path / "other")  # paths of loaded objects start from where they were loaded
+    result.experiment.save("again.toml")
+    monkeypatch.chdir(tmp_path)
+    assert ddlsim.simulate(ddlsim.load_experiment("other/again.toml")).step_time == result.step_time
     for name, written in (
         ("images/a", "../images/a"),  # a folder
         ("office-1gbe+n_hosts=4", "office-1gbe+n_hosts=4"),

@@ -32,6 +32,9 @@ def needed(strategy: Any, **options: Any) -> float:
         (ddlsim.DPSGD("ring"), None, 0.0),
         (ddlsim.DPSGD("complete"), TopK(0.01), 4.0),
         (ddlsim.CHOCOSGD(0.1), TopK(0.01), 3.0),  # its own and two neighbours'
+        (ddlsim.ADPSGD("ring"), None, 0.0),
+        (ddlsim.ADPSGD("ring"), TopK(0.01), 4.0),  # of two neighbours, each in both directions
+        (ddlsim.GossipSGD(), TopK(0.01), 6.0),
         (ddlsim.ElasticAveraging(0.2, placement="colocated"), None, 0.0),  # the centre is on the servers
     ],
     ids=lambda value: type(value).__name__,

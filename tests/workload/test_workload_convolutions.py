@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddlsim import ConfigError, Measured, PerKernel, Training, load_device, load_model, load_stack, simulate
+from ddlsim import ConfigError, Measured, PerKernel, Training, fits, load_device, load_model, load_stack, simulate
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.prepare import with_defaults
 from ddlsim.workload.compute import make_workload
@@ -235,13 +235,18 @@ def test_the_default_precision_is_that_of_the_framework():
     assert with_defaults(asked, load_model("dlrm"), a100).precision == "fp32"
     assert with_defaults(asked.with_(precision="fp32"), model, h100).precision == "fp32"
     assert with_defaults(asked.with_(training=Training(data="digits", epochs=1)), model, h100).precision == "fp32"
-    assert "tf32 (as PyTorch does by default" in str(simulate(asked.with_(cluster="dgx-a100-pod")))
+    assert "tf32 (the default of convolutional networks" in str(simulate(asked.with_(cluster="dgx-a100-pod")))
     text = str(simulate(asked))
-    assert "tf32 in convolutions, fp32 in dense layers (as PyTorch does by default; --precision fp32" in text
+    assert "tf32 in convolutions, fp32 in dense layers (the default of convolutional networks; --precision fp32" in text
     assert "memory format NCHW (stack pytorch-channels-last: channels_last)" in text
     text = str(simulate(asked.with_(precision="bf16", stack="pytorch-channels-last")))
     assert "bf16; memory format channels_last" in text
-    assert "as PyTorch does" not in text
+    assert "the default of" not in text
+    for name, device, precision in (
+        ("resnet50", "a100-80g", "tf32"), ("resnet50", "v100", "fp32"), ("gpt2", "a100-80g", "bf16"),
+        ("dlrm", "a100-80g", "fp32"),
+    ):  # fmt: skip
+        assert f" in {precision} with " in fits(name, device).question
     assert "memory format" not in str(simulate(asked.with_(compute=Measured("50 ms", 32))))
 
 

@@ -108,3 +108,24 @@ def test_nccl_goes_by_the_name_of_the_file(tmp_path, slow):
     (tmp_path / "fast.toml").write_text(CLUSTER.format(device="v100"))
     sites = [nccl.site(ddlsim.load_cluster(tmp_path / name), (1, 2)) for name in ("cluster.toml", "fast.toml")]
     assert sites[0] == sites[1]
+
+
+@pytest.mark.parametrize(
+    ("cluster", "device"), [("dgx-h100-pod", "h800"), ("dgx-h100-pod+device=h800", None), ("hgx-h100-96g", "h800")]
+)
+def test_the_nvlinks_of_an_h800_are_slower(cluster, device):
+    """An H800 has 200 GB/s of NVLink in each direction (arXiv:2412.19437) on clusters of the H100 (450 GB/s), too."""
+    split = ddlsim.Parallel(tensor=8, sequence=True)
+    found = ddlsim.simulate(cluster, "llama-3-8b", split, 8, workers=8, device=device, steps=1, warmup=0)
+    slow = ddlsim.simulate(
+        f"{cluster}+nvlink_bandwidth=200 GB/s", "llama-3-8b", split, 8, workers=8, device=device, steps=1, warmup=0
+    )
+    assert found.step_time == pytest.approx(slow.step_time, rel=1e-12)
+    assert (
+        found.step_time
+        > 1.2
+        * ddlsim.simulate(
+            cluster.partition("+")[0], "llama-3-8b", split, 8, workers=8, device="h100", steps=1, warmup=0
+        ).step_time
+    )
+    assert found.sensitivities()[0].gain > 0.01

@@ -277,6 +277,8 @@ def test_the_loss_at_its_peak() -> None:
         )
         assert eager.total - plain.total == pytest.approx((held - 4.0) * logits / tensor - plain.buffers, rel=1e-12)
         assert (plain.reserved, eager.reserved) == (0.0, pytest.approx(2.0 * logits / tensor))
+    holding = Holding("adam", recompute="full", flash=True, stack=load_stack("fsdp-eager"))
+    assert memory_of(MODEL, 1, "fp32", holding).reserved == 0.0  # there are no logits in 16 bits
 
 
 def test_defaults_of_a_run() -> None:
@@ -373,7 +375,7 @@ def passes(strategy: object, stack: str) -> float:
     ],
     ids=["all-reduce", "no_sync", "stage 1", "stage 3", "stage 2", "one worker", "tensor"],
 )
-@pytest.mark.parametrize("stack", ["torchtitan", "megatron-2021", "megatron-2021@2022-05", "megatron"])
+@pytest.mark.parametrize("stack", ["fsdp-eager", "megatron-2021", "megatron-2021@2022-05", "megatron"])
 def test_gradients_of_micro_batches_are_added(strategy: object, workers: int, share: float, stack: str) -> None:
     """Each micro-batch but the first reads its gradients and the sum, and writes the sum: 3 x 2 bytes a parameter. A
     product that also computes the sum only reads it; if sums are in fp32, it writes 2 bytes more, in the first, too."""
@@ -413,8 +415,25 @@ def test_gradients_are_added_when_weights_are_computed() -> None:
     assert many.weight_seconds.sum() - one.weight_seconds.sum() == pytest.approx(many.workload.accumulation_time.sum())
 
 
+def test_gradients_are_added_in_fp32() -> None:
+    """FSDP2 converts the first 16-bit gradient (2 + 4 bytes per parameter) and adds the others to it (2 + 2 x 4);
+    DeepSpeed's BF16_Optimizer converts each and then adds it (2 + 4 + 3 x 4). ZeRO adds in 16 bits."""
+    moved = {
+        stack: [
+            n * work(stack).accumulating(n).accumulation_time.sum() * 0.8 * H100.memory_bandwidth / MODEL.n_params
+            for n in (1, 2, 4)
+        ]
+        for stack in ("torchtitan", "torchtitan-compile", "megatron-2021@deepspeed-bf16", "deepspeed")
+    }
+    assert moved["torchtitan"] == moved["torchtitan-compile"] == pytest.approx([0.0, 6.0 + 10.0, 6.0 + 3 * 10.0])
+    assert moved["megatron-2021@deepspeed-bf16"] == pytest.approx([0.0, 2 * 18.0, 4 * 18.0])
+    assert moved["deepspeed"] == pytest.approx([0.0, 6.0, 3 * 6.0])
+    held = [FSDP(no_sync=each).stages([work("torchtitan")] * 8)[0].memory for each in (False, True)]
+    assert [each.gradients / MODEL.n_params for each in held if each] == pytest.approx([2.0 / 8, 4.0])
+
+
 def test_gradients_are_added_in_the_type_in_which_they_are_kept() -> None:
-    kept = [replace(load_stack("torchtitan"), main_gradients=each) for each in (None, "bf16", "fp32")]
+    kept = [replace(load_stack("fsdp-eager"), main_gradients=each) for each in (None, "bf16", "fp32")]
     assert [
         work(stack).accumulating(2).accumulation_time.sum() * 0.8 * H100.memory_bandwidth / MODEL.n_params * 2
         for stack in kept

@@ -14,7 +14,7 @@ from ddlsim.workload.memory import Holding, layer_nbytes, memory_of
 from ddlsim.workload.model import Model
 from ddlsim.workload.products import Product, Timing, gemm_efficiency, kernel_times, layer_products, product_time
 from ddlsim.workload.roles import ATTENTION, blocks, check_split, kv_heads, rank_tensors
-from ddlsim.workload.tensor_parallel import step_flops, tensor_parallel
+from ddlsim.workload.tensor_parallel import tensor_parallel
 
 A100, GPT2 = load_device("a100-80g"), load_model("gpt2")
 KERNELS = A100.kernels
@@ -114,19 +114,6 @@ def test_a_rank_holds_its_part_of_the_parameters(t: int) -> None:
     assert shard.workload.tensor_nbytes.sum() == pytest.approx(4.0 * expected, rel=1e-12)
     assert shard.memory.weights == pytest.approx(2.0 * expected, rel=1e-12)
     assert shard.workload.optimizer == pytest.approx(workload().optimizer * expected / GPT2.n_params, rel=1e-12)
-
-
-@pytest.mark.parametrize(("h", "n_layers", "heads"), [(1024, 4, 16), (6144, 2, 64)])
-def test_flops_are_those_of_the_published_formula(h: int, n_layers: int, heads: int) -> None:
-    """Narayanan et al. 2021, equation 3: with full recomputation 96 B s L h^2 (1 + s/6h + V/16Lh); the output layer's
-    part is 6 B s h V either way, so without it is 72 B s L h^2 (1 + s/6h + V/12Lh)."""
-    model, s, v, batch = load_model(f"megatron+dim={h}+layers={n_layers}+heads={heads}"), 2048, 51200, 5
-    base = batch * s * n_layers * h**2
-    full = 96 * base * (1 + s / (6 * h) + v / (16 * n_layers * h))
-    assert step_flops(model, batch, "full") == pytest.approx(full, rel=1e-12)
-    none = 72 * base * (1 + s / (6 * h) + v / (12 * n_layers * h))
-    assert step_flops(model, batch) == pytest.approx(none, rel=1e-12)
-    assert step_flops(model, batch, "selective") == pytest.approx(none + 4 * batch * s**2 * h * n_layers, rel=1e-12)
 
 
 def test_a_product_by_hand() -> None:
@@ -283,8 +270,6 @@ def test_per_kernel_computes_runs() -> None:
             "v100 has no kernel rates for fp16; devices with rates: a100-40g, a100",
         ),
         (lambda: gemm_efficiency("a100-40g", 0, 8, 8), "m = 0: must be finite and above 0"),
-        (lambda: step_flops(GPT2, 0), "batch_size = 0"),
-        (lambda: step_flops(GPT2, 1, "ful"), "recompute = 'ful'"),
     ],
 )
 def test_bad_arguments(make: Callable[[], object], message: str) -> None:
