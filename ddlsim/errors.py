@@ -161,7 +161,7 @@ def unknown_name(what: str, name: str, known: Iterable[str], where: str = "") ->
     """Return the error for a `name` that is not among the `known` ones, with the nearest as a hint."""
     known = sorted(known)
     near = nearest(name, known)
-    hint = f"did you mean {near!r}?" if near else f"known: {listed(known)}"
+    hint = f"did you mean {near!r}?" if near else f"known: {listed(known) or 'none'}"
     prefix = f"{where}: " if where else ""
     return ConfigError(f"{prefix}unknown {what} {shown(name)}; {hint}")
 

@@ -388,7 +388,8 @@ class Schema:
             name = self._called.get(kind) or _kebab(kind)
         if name is None and kind is not annotation:
             raise ConfigError(f"{where} = {shown(value)}: cannot be written to a file; create this object in Python")
-        is_known = kind is annotation or (not full and (len(kinds) == 1 or kind in self.untyped))
+        is_clear = _entries(annotation) is None and (len(kinds) == 1 or kind in self.untyped)
+        is_known = kind is annotation or (not full and is_clear)
         return ({} if is_known else {"type": name}) | self.table(value, where, full=full, folder=folder)
 
     def table(self, value: Any, where: str = "", *, full: bool = False, folder: Path | None = None) -> dict[str, Any]:

@@ -108,12 +108,12 @@ def run(
             raise ConfigError(f"{option} has no effect without training; use a file with a [training] table")
     if steps is not None and experiment.training is not None:
         raise ConfigError("--steps has no effect on a training run; set epochs or updates in its [training] table")
-    write_file(write_to, experiment.save)  # before the run, so that settings that cannot be saved are reported at once
     check_folder(trace)
     if trace_whole and trace is None:
         raise ConfigError("--trace-whole has no effect without --trace; add --trace trace.json.gz")
     for path in (timeline, plot_cluster, plot_learning):
         check_picture(path)
+    write_file(write_to, experiment.save)  # before the run, so that settings that cannot be saved are reported at once
     if resume is None:
         result = ddlsim.simulate(experiment, stability=stability, checkpoint=save)
     else:

@@ -17,7 +17,7 @@ from ddlsim.plan.program import StepProgram
 from ddlsim.workload.buckets import Bucket, per_layer
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.devices import Device
-from ddlsim.workload.precision import ELEMENT_NBYTES, FP32_NBYTES
+from ddlsim.workload.precision import ELEMENT_NBYTES, FP32_NBYTES, base_precision
 from ddlsim.workload.products import roofline_times
 
 
@@ -104,7 +104,7 @@ def split_factors(workload: Workload, layout: Layout) -> Floats:
         )
         shared = dataclasses.replace(model, layers=layers, structure=(), trainable=False)
         batch = workload.batch_size * ways
-        return roofline_times(shared, device, batch, workload.precision, efficiency, memory)[0]
+        return roofline_times(shared, device, batch, base_precision(workload.precision), efficiency, memory)[0]
 
     whole = seconds(1, device, efficiency)
     for ways in sorted({layout.ways(i) for i in layout.split}):

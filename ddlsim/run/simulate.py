@@ -195,6 +195,9 @@ class ActiveRun:
             )
         workload = context.workers[0].workload
         if (workload.host_time or workload.stack.call_time) and not context.has_fixed_costs:
+            counted = {id(each): dataclasses.replace(each, host_time=0.0) for each in self.prepared.workloads}
+            workloads = [counted[id(each)] for each in self.prepared.workloads]  # nor in the workers' times alone
+            self.prepared = dataclasses.replace(self.prepared, workloads=workloads)
             context.notes.append(
                 f"step_time and call_time of stack {workload.stack.name} have no effect with "
                 f"{experiment.strategy.label}, because its workers do not run in lockstep"

@@ -9,7 +9,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -279,9 +279,15 @@ class Parallel(WithFabric):
         chunks = _cut_at(self._shard(workload).workload, cuts)
         own = tuple(chunks[i] for i in self._chunks_of_stages(mesh)[place])
         zero = {False: 0, True: 1}.get(self.sharded, 3) if mesh.data > 1 else 0  # type: ignore[arg-type]
-        fields = {"tensor": self.tensor, "sequence": self.sequence, "recompute": self._again}
-        fields |= {"zero": zero, "shards": mesh.data if zero else 1, "gathered": 2 if self.pipeline == 1 else 0}
-        return _stage(own, tuple(fields.items()), 1 + self._delays[place])
+        fields = (
+            ("zero", zero),
+            ("shards", mesh.data if zero else 1),
+            ("gathered", 2 if self.pipeline == 1 else 0),
+            ("tensor", self.tensor),
+            ("sequence", self.sequence),
+            ("recompute", self._again),
+        )
+        return _stage(own, fields, 1 + self._delays[place])
 
     def _chunks_of_stages(self, mesh: Mesh) -> Sequence[Sequence[int]]:
         """Return the chunks of each stage."""
@@ -675,8 +681,8 @@ def _chunks_of(order: str, stages: int, n_chunks: int) -> tuple[tuple[int, ...],
 
 
 @functools.lru_cache(maxsize=256)
-def _stage(chunks: tuple[Chunk, ...], fields: tuple[tuple[str, object], ...], versions: int) -> Stage:
-    """Return the stage of a worker that keeps `versions` versions of its weights, with some fields of a Holding."""
+def _stage(chunks: tuple[Chunk, ...], fields: tuple[tuple[str, Any], ...], versions: int) -> Stage:
+    """Return the stage of a worker that keeps `versions` versions of its weights; `fields` are those of `Holding`."""
     work = joined(chunks)
     holding = holding_of(work, **dict(fields))
     memory = memory_of(work.model, work.batch_size, work.precision, holding)
@@ -762,6 +768,7 @@ def joined(chunks: tuple[Chunk, ...]) -> Workload:
         forward=np.concatenate([work.forward for work in works]),
         backward=np.concatenate([work.backward for work in works]),
         optimizer=sum(work.optimizer for work in works),
+        norms=sum(work.norms for work in works),
         grad_nbytes=np.concatenate([work.grad_nbytes for work in works]),
         tensor_layer=np.concatenate([work.tensor_layer + at for work, at in zip(works, starts, strict=True)]),
         tensor_nbytes=np.concatenate([work.tensor_nbytes for work in works]),

@@ -26,6 +26,7 @@ import numpy.typing as npt
 from ddlsim.workload.layers import LAYER_TYPES, Attention, Dropout, LayerSpec, Slice
 from ddlsim.workload.model import Concat, Layer, Leaf, Node, Side
 from ddlsim.workload.precision import FP32_NBYTES
+from ddlsim.workload.roles import with_blocks
 
 #: layers whose backward pass does not read their input
 _BLIND = (
@@ -42,7 +43,7 @@ INDEX_NBYTES = 8.0
 
 
 def with_kept(layers: Sequence[Layer], structure: Sequence[Node]) -> tuple[Layer, ...]:
-    """Return layers (with ``stored_nbytes`` as declared) with their unit and the bytes that they keep."""
+    """Return layers (with ``stored_nbytes`` as declared) with their unit, their block and the bytes that they keep."""
     uses = _Uses(layers)
     uses.sequence(structure, _LOSS)
     dropout = any(isinstance(spec, Dropout) and spec.rate > 0.0 for spec in uses.specs.values())
@@ -52,7 +53,7 @@ def with_kept(layers: Sequence[Layer], structure: Sequence[Node]) -> tuple[Layer
         _kept(layer, uses.by[i], uses.specs.get(i), text and len(layer.out_shape) == 2, dropout)
         for i, layer in enumerate(layers)
     )
-    return tuple(replace(layer, unit=bisect.bisect_right(ends, i)) for i, layer in enumerate(kept))
+    return with_blocks([replace(layer, unit=bisect.bisect_right(ends, i)) for i, layer in enumerate(kept)])
 
 
 @dataclass

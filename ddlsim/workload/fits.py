@@ -196,6 +196,8 @@ def fits(
     of_kernels = has_kernels(network, machine, precision or "bf16")
     precision = precision or default_precision(network, machine)
     optimizer = optimizer or ("adam" if of_kernels else "momentum")
+    if recompute in ("full", "early-stop") and not blocks(network.layers):
+        recompute = "segments"
     holding = Holding(optimizer, None, zero, shards, tensor, sequence, recompute, offload=offload, workspace=workspace)
     software, batches = None if stack is None else load_stack(stack), (pipeline, micro_batches, interleave)
     case = _Case(network, precision, batch_size, *batches, holding, machine, software, flash, gradient_dtype)

@@ -114,8 +114,8 @@ def kept_nbytes(
 
     The second number counts only once, regardless of the number of micro-batches in flight: it is the largest part that
     is recomputed at a time. "selective" omits the attention matrices, whose recomputation needs no additional memory
-    (as in the paper). "full" recomputes transformer layers from their inputs. "segments", and "full" in networks
-    without attention, recompute segments of layers (:func:`segments`).
+    (as in the paper). "full" recomputes transformer layers from their inputs, "segments" segments of layers
+    (:func:`segments`).
     """
     scores = not flash and recompute != "selective"
     nbytes = [
@@ -129,11 +129,8 @@ def kept_nbytes(
         unread = stack is not None and stack.keeps_unused_outputs
         return _operators_nbytes(layers, nbytes, element, tensor, sequence=sequence, unread=unread)
     stretches = blocks(layers) if recompute in ("full", "early-stop") else []
-    last = True  # a transformer layer's output is read by a normalisation or the next stage
-    if recompute == "segments" or (recompute in ("full", "early-stop") and not stretches):
-        stretches, last = segments(layers, nbytes, element), False
-    if not stretches:
-        return sum(nbytes), 0.0
+    last = recompute != "segments"  # a transformer layer's output is read by a normalisation or the next stage
+    stretches = stretches if last else segments(layers, nbytes, element)
     kept, again = sum(nbytes), 0.0
     for first, end in stretches:
         stretch = sum(nbytes[first:end])
@@ -152,12 +149,12 @@ def _operators_nbytes(
     saved, again, kept = saved_products(layers), 0.0, sum(nbytes)
     for first, end in blocks(layers):
         entering = math.prod(layers[first].in_shape) / (tensor if sequence else 1)
-        inside, last = entering, max(i for i in range(first, end) if saved[i])
+        inside, last = entering, max((i for i in range(first, end) if saved[i]), default=first)
         for i in range(first, end):
             layer = layers[i]
             inside += layer.out_shape[0] * layer.heads * layer.head_size / tensor  # output of attention itself
             inside += layer.out_shape[0] * sum(width for width, is_kept in saved[i] if is_kept) / tensor
-        if not unread and not layers[last].heads and saved[last][-1][1]:
+        if not unread and not layers[last].heads and saved[last] and saved[last][-1][1]:
             inside -= layers[last].out_shape[0] * saved[last][-1][0] / tensor
         kept += element * inside - sum(nbytes[first:end])
         again = max(again, sum(nbytes[first:end]) - element * inside)

@@ -39,7 +39,8 @@ class Layer:
     ``head_size`` their features, ``scores`` the elements of the matrices of all heads, half of them masked if
     ``causal``, and ``rotated`` the elements that rotary positions and norms of queries and keys read and write;
     otherwise all are 0. ``unit`` is the index of the entry at the file's top level (each repetition of a residual
-    counts); between two units, only one tensor is alive.
+    counts); between two units, only one tensor is alive. ``block`` is the number of the transformer layer that contains
+    the layer, from 1; -1 for layers outside of them, and 0 in networks without them.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Layer:
     causal: bool = False
     rotated: float = 0.0
     unit: int = 0
+    block: int = 0
     head_size: int = 0
     window: int = 0
 

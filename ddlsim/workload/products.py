@@ -166,7 +166,8 @@ def check_kernels(model: Model, device: Device, precision: str) -> None:
         )
     if not has_kernels(model, device, precision):
         names = [name for name in device_names() if has_kernels(model, load_device(name), precision)]
-        remedy = f"devices with rates: {', '.join(names)}" if names else "use fp16 or bf16"
+        own = [name for name in ELEMENT_NBYTES if has_kernels(model, device, name)]
+        remedy = f"devices with rates: {', '.join(names)}" if names else f"use {' or '.join(own) or 'Roofline()'}"
         raise ConfigError(f"PerKernel: {device.name} has no kernel rates for {precision}; {remedy}")
 
 
@@ -175,9 +176,9 @@ def product_time(
 ) -> float:
     """Return the time of a matrix product in s on a device with known kernel rates.
 
-    share  fraction of the device's rate of products that its software reaches units  number of multiprocessors
-    available; None: all. Persistent kernels are launched for all of them, so if some are occupied, one more tile's time
-    is added
+    share  fraction of the device's rate of products that its software reaches
+    units  number of multiprocessors available; None: all. Persistent kernels are launched for all of them, so if some
+           are occupied, one more tile's time is added
     """
     kernels = device.kernels
     assert kernels is not None
@@ -439,7 +440,9 @@ def _is_loss(layer: Layer) -> bool:
 
 
 #: fields of a layer that its times can depend on
-_costs = operator.attrgetter(*(field.name for field in dataclasses.fields(Layer) if field.name not in ("name", "unit")))
+_costs = operator.attrgetter(
+    *(field.name for field in dataclasses.fields(Layer) if field.name not in ("name", "unit", "block"))
+)
 
 
 def _layer_times(

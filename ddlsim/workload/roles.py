@@ -10,8 +10,9 @@ gradients of these copies, some megabytes per step, takes no time in the model.
 from __future__ import annotations
 
 import functools
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from ddlsim.errors import ConfigError
@@ -55,18 +56,25 @@ def _second(layers: Sequence[Layer], first: int) -> int | None:
 
 
 def blocks(layers: Sequence[Layer]) -> list[tuple[int, int]]:
-    """Return [first, end) of each transformer layer: from one attention's unit to the next one's.
+    """Return [first, end) of each transformer layer, or of the part of it that `layers` contain."""
+    numbers = [0, *(layer.block for layer in layers), 0]
+    cuts = [i for i, (before, number) in enumerate(pairwise(numbers)) if before != number]
+    return [(first, end) for first, end in pairwise(cuts) if layers[first].block > 0]
 
-    The last one has as many units as the one before it; the layers after it (normalisation, output layer) are in none.
+
+def with_blocks(layers: Sequence[Layer]) -> tuple[Layer, ...]:
+    """Return the layers of a whole model with the numbers of their transformer layers.
+
+    One extends from an attention's unit to the next one's, the last one over as many units as the one before it; the
+    layers after it (normalisation, output layer) are in none.
     """
     starts = sorted({layer.unit for layer in layers if layer.heads})
     if not starts:
-        return []
+        return tuple(layers)
     last_sum = max((layer.unit for layer in layers if layer.type == "add"), default=-1)
     width = starts[-1] - starts[-2] if len(starts) > 1 else 1 + max(last_sum - starts[0], 0)
-    units = [layer.unit for layer in layers]
-    cuts = [bisect_left(units, unit) for unit in (*starts, starts[-1] + width)]
-    return list(pairwise(cuts))
+    numbers = (bisect_right(starts, layer.unit) or -1 if layer.unit < starts[-1] + width else -1 for layer in layers)
+    return tuple(replace(layer, block=number) for layer, number in zip(layers, numbers, strict=True))
 
 
 def weight_units(layers: Sequence[Layer]) -> tuple[int, ...]:
@@ -74,7 +82,7 @@ def weight_units(layers: Sequence[Layer]) -> tuple[int, ...]:
     before and after them; in other networks, one unit per block."""
     ranges = blocks(layers)
     begins = [first for first, _ in ranges] + [end for _, end in ranges[-1:]]
-    if not ranges:
+    if not any(layer.block for layer in layers):
         begins = [i for i in range(1, len(layers)) if layers[i].unit != layers[i - 1].unit]
     units = [0]
     for begin, end in pairwise((*(begin for begin in begins if begin), len(layers))):

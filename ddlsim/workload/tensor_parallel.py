@@ -18,7 +18,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from ddlsim.arguments import Count, Index, checked, one_of
+from ddlsim.arguments import Count, checked, one_of
 from ddlsim.errors import ConfigError
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.memory import Memory, holding_of, memory_of
@@ -87,18 +87,6 @@ class Shard:
             for each in self.collectives
             if each.phase == phase
         )
-
-    def cut(self, first: Index, end: Count) -> Shard:
-        """Return the shard of a stage with the layers `first` to `end` - 1 (:meth:`Workload.cut`)."""
-        workload = self.workload.cut(first, end)
-        inside = tuple(
-            dataclasses.replace(each, layer=each.layer - first)
-            for each in self.collectives
-            if first <= each.layer < end
-        )
-        holding = holding_of(workload, tensor=self.tensor, sequence=self.sequence, recompute=self.recompute)
-        memory = memory_of(workload.model, workload.batch_size, workload.precision, holding)
-        return dataclasses.replace(self, workload=workload, collectives=inside, memory=memory)
 
 
 @checked

@@ -118,7 +118,7 @@ def test_a_variant_cut_short_is_not_compared(monkeypatch):
     ("arguments", "words"),
     [
         ([*RUN, "--trace", "no/such/folder/t.json"], ["no/such/folder/t.json", "does not exist", "create it"]),
-        ([*RUN, "--timeline", "t.abc"], ["t.abc: unknown image format", ".png, .pdf"]),
+        ([*RUN, "--write", "w.toml", "--timeline", "t.abc"], ["t.abc: unknown image format", ".png, .pdf"]),
         (
             ["scaling", "office-1gbe", "-n", "1,2", "--plot", "none/s.png"],
             ["none/s.png", "folder 'none' does not exist"],
@@ -143,3 +143,4 @@ def test_mistakes_show_before_anything_is_simulated(arguments, words, monkeypatc
     message = capsys.readouterr().err
     assert message.count("\n") == 1
     assert all(word in message for word in words), message
+    assert not (tmp_path / "w.toml").exists()

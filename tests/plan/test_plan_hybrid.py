@@ -198,6 +198,15 @@ def test_a_layer_that_is_split_reads_fewer_weights():
     assert np.delete(factor, index).tolist() == [1.0] * (len(factor) - 1)
 
 
+@pytest.mark.parametrize("precision", ["fp8", "mxfp8", "nvfp4"])
+def test_low_precisions_split_layers_as_bf16(precision: str):
+    """They apply to transformer layers only, and these are not split."""
+    model, device = load_model("vgg-a"), load_device("b200")
+    low, bf16 = (make_workload(model, device, 2, precision=each) for each in (precision, "bf16"))
+    layout = layout_of(model, 16, {"fc6": 1, "fc7": 4})
+    np.testing.assert_array_equal(split_factors(low, layout), split_factors(bf16, layout))
+
+
 # ------------------------------------------------------------ values: the plan's moves, done with numbers
 
 

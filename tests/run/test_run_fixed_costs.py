@@ -12,6 +12,8 @@ from ddlsim import (
     AllReduce,
     AsyncParameterServer,
     ConfigError,
+    FedAvg,
+    KSync,
     LocalSGD,
     Lognormal,
     Measured,
@@ -79,6 +81,17 @@ def test_queues_and_asynchronous_workers_say_what_they_leave_out() -> None:
     assert any("does not delay collectives launched by a queue" in note for note in queued.notes)
     loose = simulate(strategy=AsyncParameterServer(1, "colocated"), stack=stack, **CONV)
     assert any("step_time and call_time of stack pytorch have no effect" in note for note in loose.notes)
+
+
+@pytest.mark.parametrize(
+    "strategy", [FedAvg(0.5, local_steps=2, placement="colocated"), KSync(2, placement="colocated")]
+)
+def test_times_that_a_strategy_leaves_out_are_not_expected_of_one_worker(strategy: Any) -> None:
+    """A small network computes faster than its host updates it."""
+    run = {"cluster": "dgx1-v100", "model": "cifar-cnn", "batch_size": 2, "steps": 2, "strategy": strategy}
+    loose, free = (simulate(**run, stack=each) for each in (replace(BASE, step_time="1 s"), BASE))
+    assert loose.step_time == free.step_time
+    assert loose.efficiency == free.efficiency < 1.0
 
 
 def test_the_measured_step_of_one_worker_has_its_own_cost() -> None:

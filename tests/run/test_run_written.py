@@ -6,6 +6,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from bundled_strategies import BUNDLED, VARIANTS
 from draws import seeds
 from typer.testing import CliRunner
 from worlds_generator import world
@@ -57,6 +58,16 @@ def test_structure_undoes_unstructure(seed):
         again = SCHEMA.structure(ddlsim.Experiment, json.loads(json.dumps(table)), "here")
         assert SCHEMA.table(again, full=full) == table
         assert SCHEMA.structure(ddlsim.Experiment, SCHEMA.table(again, full=full), "here") == again
+
+
+@pytest.mark.parametrize("name", [*BUNDLED, *VARIANTS])
+def test_every_strategy_survives_the_way_through_text(name, tmp_path):
+    one = (BUNDLED | VARIANTS)[name]
+    experiment = ddlsim.Experiment("office-1gbe", "lenet5", one.strategy, one.batch_size)
+    experiment.save(tmp_path / "run.toml")
+    again = ddlsim.load_experiment(tmp_path / "run.toml")
+    assert again.strategy.label == one.strategy.label
+    assert toml_of(again) == toml_of(experiment)
 
 
 def test_text_leaves_out_defaults_and_says_quantities_with_units():

@@ -137,4 +137,7 @@ type = "hybrid"
 groups = { type = "distribution", data = 4, model = 4 }
 overlap = { type = "while-waiting", overlap = "ddp" }
 """)
-    assert load_experiment(path).strategy == Hybrid(Distribution(4, 4), overlap=WhileWaiting("ddp"))
+    loaded = load_experiment(path)
+    assert loaded.strategy == Hybrid(Distribution(4, 4), overlap=WhileWaiting("ddp"))
+    loaded.save(tmp_path / "again.toml")
+    assert load_experiment(tmp_path / "again.toml") == loaded

@@ -9,15 +9,29 @@ from draws import few
 from strategy_plans import plan_of
 
 import ddlsim
-from ddlsim import FSDP, AllReduce, ConfigError, Experiment, Measured, Parallel, Training, simulate
+from ddlsim import (
+    FSDP,
+    AllReduce,
+    ConfigError,
+    Experiment,
+    Measured,
+    Parallel,
+    Training,
+    load_device,
+    load_model,
+    simulate,
+)
 from ddlsim import compression as cp
 from ddlsim.cluster import star
 from ddlsim.collectives import build
 from ddlsim.network import schedule_time
+from ddlsim.plan.chunks import chunks_at
 from ddlsim.plan.pipeline_orders import ORDERS
 from ddlsim.run.prepare import prepare
 from ddlsim.run.simulate import run
 from ddlsim.runtime import table_run
+from ddlsim.strategies.parallel import joined
+from ddlsim.workload.compute import make_workload
 from ddlsim.workload.memory import Holding, memory_of
 from ddlsim.workload.tensor_parallel import tensor_parallel
 
@@ -467,3 +481,13 @@ def test_a_tensor_group_is_as_slow_as_its_slowest_member():
 
     assert end() < end(0) == end(1) == end(0, 1)
     assert end(0) < end(1, 2)
+
+
+def test_all_chunks_together_are_the_whole_model():
+    whole = make_workload(load_model("resnet18"), load_device("v100"), 8, optimizer="lamb")
+    work = joined(chunks_at(whole, (7, 20, 41)))
+    assert work.model.layers == whole.model.layers
+    assert work.norms > 0.0
+    for name in ("forward_time", "backward_time", "gradient_nbytes", "optimizer", "norms"):
+        assert getattr(work, name) == pytest.approx(getattr(whole, name), rel=1e-12)
+    assert work.tensor_layer.tolist() == whole.tensor_layer.tolist()

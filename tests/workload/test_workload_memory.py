@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from ddlsim import ConfigError, fits, load_device, load_model
+from ddlsim import ConfigError, Experiment, Parallel, fits, load_device, load_model
+from ddlsim.plan.chunks import between_blocks
+from ddlsim.run.prepare import prepare
 from ddlsim.workload.compute import PerKernel, Roofline, make_workload
 from ddlsim.workload.memory import (
     Holding,
@@ -24,7 +26,7 @@ from ddlsim.workload.memory import (
 )
 from ddlsim.workload.model import Model
 from ddlsim.workload.resized import resized
-from ddlsim.workload.roles import blocks
+from ddlsim.workload.roles import blocks, weight_units
 from ddlsim.workload.stage import Stage
 
 GIB = 2.0**30
@@ -375,3 +377,42 @@ def test_a_stage_without_attention_has_the_memory_of_the_same_stack():
     memory, logits = stage_memory(Stage(last)), 50257 * 1024
     assert memory.gradients == 2 * memory.weights  # fp32 beside bf16
     assert memory.buffers == (whole.stack.loss_nbytes - 4) * logits == 0
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "operators", "full", "early-stop"])
+@pytest.mark.parametrize("name", ["llama-3.2-1b+layers=3", "gpt2+layers=2", "vit-b16+layers=2"])
+def test_two_stages_keep_what_the_whole_model_keeps(name: str, recompute: str) -> None:
+    """Wherever the model is cut, even within a transformer layer; and at most the tensor that enters the second one."""
+    model = load_model(name)
+    whole, _ = kept_nbytes(model.layers, "bf16", recompute=recompute)
+    places = between_blocks(model)
+    assert len(places) > 2 * len(blocks(model.layers))
+    for cut in places:
+        parts = model.layers[:cut], model.layers[cut:]
+        kept = sum(kept_nbytes(part, "bf16", recompute=recompute)[0] for part in parts)
+        entering = 2.0 * math.prod(model.layers[cut - 1].out_shape)
+        assert kept == pytest.approx(whole, rel=1e-12) or kept == pytest.approx(whole + entering, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["llama-3.2-1b+layers=3", "transformer-base", "resnet18"])
+def test_parts_have_the_transformer_layers_and_units_of_the_whole_model(name: str) -> None:
+    layers = load_model(name).layers
+    ranges, units = blocks(layers), weight_units(layers)
+    for cut in range(1, len(layers)):
+        here = [(max(first, cut) - cut, end - cut) for first, end in ranges if end > cut]
+        assert blocks(layers[cut:]) == here
+        assert blocks(layers[:cut]) == [(first, min(end, cut)) for first, end in ranges if first < cut]
+        assert {unit + cut for unit in weight_units(layers[cut:])} <= {cut, *units}
+
+
+def test_stages_without_transformer_layers_recompute_nothing() -> None:
+    """An embedding or an output layer takes no longer with recomputation, and keeps as much as without."""
+    runs = [
+        Experiment("dgx-h100-pod", "llama-3.2-1b+layers=2", Parallel(pipeline=4, micro_batch=4, recompute=again), 16)
+        for again in ("none", "full")
+    ]
+    plain, full = (prepare(run.with_(workers=4)).stages for run in runs)
+    for i in (0, 3):
+        assert full[i].workload.model.layers == plain[i].workload.model.layers
+        assert full[i].workload.backward_time == pytest.approx(plain[i].workload.backward_time, rel=1e-12)
+        assert full[i].memory == plain[i].memory

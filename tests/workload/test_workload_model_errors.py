@@ -186,6 +186,8 @@ def test_unknown_names():
         load_model("resnet51")
     with pytest.raises(ConfigError, match=r"googlenet\.toml: unknown option 'aus'; did you mean 'aux'"):
         load_model("googlenet+aus")
+    with pytest.raises(ConfigError, match=r"alexnet\.toml: unknown parameter 'layers'; known: none$"):
+        load_model("alexnet+layers=2")
 
 
 def test_files_that_cannot_be_read(tmp_path: Path):
