@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ddlsim.errors import ConfigError
+from ddlsim.garbage import postponed
 from ddlsim.planner.bounds import Bound, Bounds, Fit
 from ddlsim.planner.candidates import LEAST_SIMPLE, Candidate
 from ddlsim.planner.evaluate import Evaluator
@@ -180,7 +181,8 @@ class Search:
         done: list[Trial] = []
         rest: list[Trial] = []
         in_turn = sorted(candidates, key=_layout)
-        ready = sorted(item for candidate in in_turn if (item := _bounded(candidate, self.target, bounds, rest)))
+        with postponed():
+            ready = sorted(item for candidate in in_turn if (item := _bounded(candidate, self.target, bounds, rest)))
         self._later.update((item.number, item.bound.fit) for item in ready if item.bound.fit is not None)
         pruned: list[Trial] = []
         open_, size = ready, FIRST_WAVE
