@@ -71,18 +71,18 @@ def crossing_nbytes(workload: Workload) -> Floats:
     Every tensor that is produced before a cut and used after it counts once. A tensor that skips layers, such as the
     input of a residual block, counts at every cut that it crosses.
     """
-    return _crossing(workload).copy()
+    return np.asarray(_crossing(workload.model) * ELEMENT_NBYTES[workload.precision] * workload.batch_size)
 
 
 @functools.lru_cache(maxsize=256)
-def _crossing(workload: Workload) -> Floats:
-    model, sizes = workload.model, np.zeros(len(workload.model.layers) + 1)
+def _crossing(model: Model) -> Floats:
+    """Return the number of elements of a sample that would cross a cut before each layer, (n_layers,)."""
+    sizes = np.zeros(len(model.layers) + 1)
     for made, used in _tensors(model):
         shape = model.layers[made].out_shape if made >= 0 else model.input_shape
         sizes[made + 1] += math.prod(shape)
         sizes[used + 1] -= math.prod(shape)
-    crossing = np.cumsum(sizes)[:-1]
-    return np.asarray(crossing * ELEMENT_NBYTES[workload.precision] * workload.batch_size, dtype=np.float64)
+    return np.asarray(np.cumsum(sizes)[:-1])
 
 
 def between_blocks(model: Model) -> list[int]:
@@ -221,7 +221,7 @@ def _best_cuts(of_chunks: tuple[Workload, ...], allowed: tuple[int, ...]) -> tup
     different = len(set(of_chunks)) > 1
     sums = {work: np.concatenate([[0.0], np.cumsum(work.forward + work.backward)])[places] for work in set(of_chunks)}
     seconds = [sums[work] * work.speed if different else sums[work] for work in of_chunks]
-    cuts = _fewest_bytes(seconds, _crossing(of_chunks[0])[places[:-1]], _slowest(seconds))
+    cuts = _fewest_bytes(seconds, crossing_nbytes(of_chunks[0])[places[:-1]], _slowest(seconds))
     return tuple(places[cuts].tolist())
 
 
@@ -230,33 +230,17 @@ def _slowest(seconds: Sequence[Floats]) -> float:
 
     seconds  per chunk: cumulative seconds of the pieces on its device, (n_pieces + 1,)
     """
-    equal = next((n for n, each in enumerate(seconds) if each is not seconds[0]), len(seconds))
-    rows = _of_equal(seconds[0].tobytes())
-    while len(rows) < equal:
-        rows.append(_one_more(rows[-1], rows[0], len(rows) + 1))
-    best = rows[equal - 1]
-    for n, until in enumerate(seconds[equal:], equal + 1):
-        best = _one_more(best, until.tolist(), n)
-    return best[-1]
+    apart = _apart(seconds[0])
+    best = apart[:, 0]
+    for before, until in itertools.pairwise(seconds):
+        apart = apart if until is before else _apart(until)
+        best = np.maximum(best, apart).min(axis=1)
+    return float(best[-1])
 
 
-@functools.lru_cache(maxsize=64)
-def _of_equal(until: bytes) -> list[list[float]]:
-    """Return the time of the slowest of 1, 2, ... equal chunks, for every prefix of the pieces; callers extend it."""
-    return [np.frombuffer(until).tolist()]
-
-
-def _one_more(before: list[float], until: list[float], n: int) -> list[float]:
-    """Return the time of the slowest of n chunks for every prefix of the pieces, given that of n - 1 chunks."""
-    best, cut = [math.inf] * len(before), n - 1
-    for end in range(n, len(before)):
-        # a later cut makes the earlier chunks slower and the last one faster: continue while that is an improvement
-        while cut + 1 < end and max(before[cut + 1], until[end] - until[cut + 1]) <= max(
-            before[cut], until[end] - until[cut]
-        ):
-            cut += 1
-        best[end] = max(before[cut], until[end] - until[cut])
-    return best
+def _apart(until: Floats) -> Floats:
+    """Return the time of the pieces between two places, (end, first); inf if there are none."""
+    return np.where(np.tri(len(until), k=-1, dtype=np.bool_), until[:, None] - until, np.inf)
 
 
 def _fewest_bytes(seconds: Sequence[Floats], crossing: Floats, slowest: float) -> Ints:
@@ -268,11 +252,12 @@ def _fewest_bytes(seconds: Sequence[Floats], crossing: Floats, slowest: float) -
     entering, here = np.append(np.where(np.arange(places - 1) == 0, 0.0, crossing), 0.0), np.arange(places)
     for n, until in enumerate(seconds, 1):
         if n == 1 or until is not seconds[n - 2]:
-            earliest = np.searchsorted(until, until - limit)  # earliest start of a chunk that ends here
-            excluded = (here < earliest[:, None]) | (here >= here[:, None])
-        total = np.where(excluded, np.inf, cost + entering)
-        chosen[n] = np.argmin(total, axis=1)
-        cost = total[here, chosen[n]]
+            earliest = np.searchsorted(until, until - limit)[:, None]  # earliest start of a chunk that ends here
+            starts = here[:, None] + np.arange(-(here[:, None] - earliest).max(), 0)
+            excluded = starts < earliest
+        total = np.where(excluded, np.inf, (cost + entering)[starts])
+        best = np.argmin(total, axis=1)
+        cost, chosen[n] = total[here, best], starts[here, best]
     cuts, end = [], places - 1
     for n in range(n_chunks, 1, -1):
         end = int(chosen[n, end])

@@ -43,7 +43,7 @@ from ddlsim.planner.evaluate import Evaluator
 from ddlsim.planner.learned import Lesson, learning_group, lesson, trained
 from ddlsim.planner.ranges import device_of, disputed, may_win, ranges
 from ddlsim.planner.recommendation import Choice, Recommendation, choices_of
-from ddlsim.planner.search import SAME, Search, Trial, beats_bound, preferred, spread_of, tie_reason
+from ddlsim.planner.search import LARGEST_WAVE, SAME, Search, Trial, beats_bound, preferred, spread_of, tie_reason
 from ddlsim.planner.target import Figures, Target
 from ddlsim.readable import count, duration, percent
 from ddlsim.run.checkpoint_intervals import best_checkpoint_interval
@@ -126,14 +126,12 @@ _DIMENSIONS = (
 _NAMES = {"batch_size": "batch", "micro_batch": "micro-batch"}
 
 
-def reasons(
-    best: Trial, found: Sequence[Trial], target: Target, simulate: Callable[[Candidate], Trial]
-) -> tuple[str, ...]:
+def reasons(best: Trial, found: Sequence[Trial], search: Search) -> tuple[str, ...]:
     """Return how the best configuration spends its time, and for each searched field the best alternative value.
 
-    simulate  returns the outcome of a configuration that the search pruned; for splits of a model, its bound is used
-              instead
+    Alternatives that the search pruned are simulated; for splits of a model, their bounds are used instead.
     """
+    target = search.target
     lines = []
     if best.shares is not None:
         shares = {name: share for name, share in best.shares.items() if share >= SAME}
@@ -141,9 +139,9 @@ def reasons(
     for dimension in _DIMENSIONS:
         near = [other for other in found if _differs_in(best, other, dimension)]
         if best.candidate.sizes:  # simulating a split takes long, and its bound is sufficient
-            other, figures = _best_known(near, target)
+            other, figures = _best_known(near, search)
         else:
-            other = _best_of(near, target, simulate)
+            other = _best_of(near, search)
             figures = None if other is None else other.figures
         if other is not None:
             value = other.candidate.settings[dimension]
@@ -153,21 +151,24 @@ def reasons(
     return tuple(lines)
 
 
-def _best_known(near: Sequence[Trial], target: Target) -> tuple[Trial | None, Figures | None]:
-    """Return the best of some configurations with its figures, or with a bound on them."""
+def _best_known(near: Sequence[Trial], search: Search) -> tuple[Trial | None, Figures | None]:
+    """Return the best of some configurations that fits, with its figures, or with a bound on them."""
     ranked = [(other, figures) for other in near if (figures := other.figures or other.bound) is not None]
-    return min(ranked, key=lambda pair: (target.rank(pair[1]), pair[0].candidate.number), default=(None, None))
+    ranked.sort(key=lambda pair: (search.target.rank(pair[1]), pair[0].candidate.number))
+    fitting = (pair for pair in ranked if pair[0].figures or not search.misfit(pair[0].candidate))
+    return next(fitting, (None, None))
 
 
-def _best_of(near: Sequence[Trial], target: Target, simulate: Callable[[Candidate], Trial]) -> Trial | None:
+def _best_of(near: Sequence[Trial], search: Search) -> Trial | None:
     """Return the best of some configurations, simulating pruned ones for as long as one may be the best."""
+    target = search.target
     done = [(other, other.figures) for other in near if other.figures is not None]
     open_ = [(target.rank(other.bound), other.candidate) for other in near if other.bound is not None]
     for rank, candidate in sorted(open_, key=lambda item: (item[0], item[1].number)):
         spread = max((spread_of(figures) for _, figures in done), default=0.0)
-        if any(beats_bound(target.rank(figures), rank, spread) for _, figures in done):
+        if any(beats_bound(target.rank(figures), rank, spread) for _, figures in done) or search.misfit(candidate):
             continue
-        tried = simulate(candidate)
+        (tried,) = search.simulate([candidate])
         done += [(tried, tried.figures)] if tried.figures is not None else []
     return next(iter(preferred([other for other, _ in done], target)), None)
 
@@ -272,7 +273,7 @@ def recommend(
     packed = _compressions(compressions, strategies)
     options, invalid = candidates(template, loaded, workers, strategies, packed, batch_sizes or BATCH_SIZES)
     priced, notes = _priced(options, target)
-    with Evaluator(jobs, progress) as evaluator:
+    with Evaluator(jobs, progress, min(len(options), LARGEST_WAVE)) as evaluator:
         search = Search(target, evaluator, n_best if what is None else 1, priced, samples, stability=stability)
         if what is not None:
             search = dataclasses.replace(search, group=learning_group)
@@ -308,7 +309,7 @@ def _with_ranges(
         return choices, None
     chosen = {one.candidate.place for one in finalists}
     for near in [near for place, near in places.items() if place not in chosen]:
-        other = _best_of(near, search.target, lambda candidate: search.simulate([candidate])[0])
+        other = _best_of(near, search)
         finalists += [] if other is None else [other]
     known = ranges(finalists, search.evaluator, priced=search.priced, samples=search.samples)
     best, *others = finalists
@@ -419,12 +420,8 @@ def _choices(found: list[Trial], what: Lesson | None, search: Search, n_best: in
     if what is not None:
         return trained(found, what, target, search.evaluator, n_best)
     by_candidate = {one.candidate: one for one in found}
-
-    def simulate(candidate: Candidate) -> Trial:
-        return search.simulate([candidate])[0]
-
     choices = [
-        dataclasses.replace(choice, reasons=reasons(by_candidate[choice.candidate], found, target, simulate))
+        dataclasses.replace(choice, reasons=reasons(by_candidate[choice.candidate], found, search))
         for choice in choices_of(found, target, n_best)
     ]
     if tied := tie_reason(by_candidate[choices[0].candidate], found, target):

@@ -19,10 +19,11 @@ class Evaluator:
 
     jobs    number of processes (None: one per core; 1: this process)
     report  called with the number of finished simulations
+    n_at_once  largest number of simulations asked for at once, if it is not the first
     """
 
-    def __init__(self, jobs: int | None, report: Callable[[int], None] | None = None) -> None:
-        self._jobs = jobs
+    def __init__(self, jobs: int | None, report: Callable[[int], None] | None = None, n_at_once: int = 0) -> None:
+        self._jobs, self._n_at_once = jobs, n_at_once
         self._report = report
         self._digests = Digests()
         self._store = Store(None)
@@ -52,7 +53,7 @@ class Evaluator:
         }
         if tasks:
             if self._pool is None:
-                self._pool = open_pool(None, self._jobs, Packer(self._digests), experiments)
+                self._pool = open_pool(None, self._jobs, Packer(self._digests), experiments, self._n_at_once)
             # the longest ones first, so that all processes finish at about the same time
             order = sorted(tasks.values(), key=lambda task: -(task.experiment.n_workers or 0))
             dispatch(order, self._pool, self._store, self._count)

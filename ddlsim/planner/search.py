@@ -1,8 +1,8 @@
 """Best-first search: configurations are simulated in the order of their bounds, until no other can be among the best.
 
 Candidates are simulated in waves, ordered by their bounds (:mod:`ddlsim.planner.bounds`). After each wave, those that
-can no longer be among the best are pruned. Waves have a fixed size, so that the outcome does not depend on the number
-of processes.
+can no longer be among the best are pruned. The sizes of waves are fixed, so that the outcome does not depend on the
+number of processes.
 
 Two configurations are compared by these criteria, in this order: whether every limit is met; if not, the worst miss;
 the objective, time or cost; then time, cost, energy, number of devices, complexity of the gradient exchange, and order
@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ddlsim.errors import ConfigError
-from ddlsim.planner.bounds import Bound, Bounds
+from ddlsim.garbage import postponed
+from ddlsim.planner.bounds import Bound, Bounds, Fit
 from ddlsim.planner.candidates import LEAST_SIMPLE, Candidate
 from ddlsim.planner.evaluate import Evaluator
 from ddlsim.planner.target import Figures, Target
@@ -104,8 +105,9 @@ def tie_reason(best: Trial, found: Sequence[Trial], target: Target) -> str:
 
 #: status of a candidate
 SIMULATED, PRUNED, OUT = "simulated", "pruned", "skipped"
-#: number of candidates per wave
-WAVE = 16
+#: number of candidates in the first wave, whose results often exclude most others, and in the largest one; every wave
+#: before it has half as many as the next
+FIRST_WAVE, LARGEST_WAVE = 4, 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,41 +171,46 @@ class Search:
     group: Callable[[Candidate], Hashable] = lambda candidate: None
     stability: bool = False
     _held: dict[int, float] = field(default_factory=dict)
+    _later: dict[int, Callable[[], Fit]] = field(default_factory=dict)
 
     def run(self, candidates: Sequence[Candidate]) -> list[Trial]:
         """Return the outcome of each candidate, the simulated ones first, best first."""
         bounds = Bounds(self.priced, self.samples)
         self._held.clear()
+        self._later.clear()
         done: list[Trial] = []
         rest: list[Trial] = []
         in_turn = sorted(candidates, key=_layout)
-        ready = sorted(item for candidate in in_turn if (item := _bounded(candidate, self.target, bounds, rest)))
+        with postponed():
+            ready = sorted(item for candidate in in_turn if (item := _bounded(candidate, self.target, bounds, rest)))
+        self._later.update((item.number, item.bound.fit) for item in ready if item.bound.fit is not None)
         pruned: list[Trial] = []
-        open_ = ready
+        open_, size = ready, FIRST_WAVE
         while open_:
             wave: list[_Ready] = []
             asked: set[int] = set()
             for item in open_:
                 asked.add(item.number)
-                if self._fits(item, rest):
+                if warning := self.misfit(item.candidate):
+                    rest.append(Trial(item.candidate, OUT, warning, held=self._held[item.number]))
+                else:
                     wave.append(item)
-                if len(wave) == WAVE:
+                if len(wave) == size:
                     break
+            size = min(2 * size, LARGEST_WAVE)
             for found in self.simulate([item.candidate for item in wave]):
                 (done if found.status == SIMULATED else rest).append(found)
             ready = [item for item in ready if item.number not in asked]
             open_, pruned = self._pruned(ready, done)  # all, as an unstable result can readmit some
         return preferred(done, self.target) + sorted(rest + pruned, key=lambda found: found.candidate.number)
 
-    def _fits(self, item: _Ready, rest: list[Trial]) -> bool:
-        """Whether a candidate fits its devices' memory; if not, its outcome is added to `rest`."""
-        if item.bound.fit is None:
-            return True
-        fit = item.bound.fit()
-        self._held[item.number] = fit.held
-        if fit.warning:
-            rest.append(Trial(item.candidate, OUT, fit.warning, held=fit.held))
-        return not fit.warning
+    def misfit(self, candidate: Candidate) -> str:
+        """Return why a candidate exceeds its devices' memory; empty if it fits."""
+        later = self._later.get(candidate.number)
+        if later is None:
+            return ""
+        warning, self._held[candidate.number] = later()
+        return warning
 
     def simulate(self, candidates: Sequence[Candidate]) -> list[Trial]:
         """Simulate candidates regardless of their bounds."""

@@ -50,6 +50,7 @@ from ddlsim.strategies.split_rules import check_sizes, divisors, known_order, lo
 from ddlsim.workload.buckets import Bucket, ddp_buckets, megatron_buckets, one_bucket, per_layer, per_unit
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.memory import holding_of, kept_nbytes, memory_of
+from ddlsim.workload.model import Model
 from ddlsim.workload.precision import ELEMENT_NBYTES
 from ddlsim.workload.roles import blocks, weight_units
 from ddlsim.workload.stage import Stage
@@ -741,14 +742,14 @@ def cut_places(workload: Workload, stages: int, chunks: int, of_chunks: Sequence
 
     of_chunks  workload of the model on the device of each chunk, if devices differ
     """
-    places = _between_blocks(workload)
+    places = _between_blocks(workload.model)
     at = places if len(places) >= stages * chunks - 1 else None
     return balanced_cuts(workload, stages, chunks, at, of_chunks)
 
 
 @functools.lru_cache(maxsize=256)
-def _between_blocks(workload: Workload) -> tuple[int, ...]:
-    return tuple(between_blocks(workload.model))
+def _between_blocks(model: Model) -> tuple[int, ...]:
+    return tuple(between_blocks(model))
 
 
 @functools.lru_cache(maxsize=256)

@@ -141,6 +141,9 @@ class Model:
                 f"{MAX_ELEMENTS:.0e} elements"
             )
 
+    def __hash__(self) -> int:
+        return hash((self.name, self.input_shape, len(self.layers)))  # the values of all layers take a millisecond
+
     def __repr__(self) -> str:
         return f"<Model {self.name!r}: {self.n_params:,} parameters, {len(self.layers)} layers>"
 

@@ -11,10 +11,11 @@ pass gathers them again.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 
@@ -44,8 +45,7 @@ Pass = Literal["forward", "backward"]
 _Add = Callable[..., None]
 
 
-@dataclass(frozen=True)
-class Collective:
+class Collective(NamedTuple):
     """An exchange of the t ranks that hold parts of the same layers.
 
     kind    "all_reduce", "all_gather" or "reduce_scatter"
@@ -69,7 +69,6 @@ class Shard:
     workload     its time per layer, forward and backward (including recomputation), and the gradients of its part of
                  the parameters, which data-parallel replicas exchange. Its ``model`` is the complete one
     collectives  exchanges of the ranks, in the order of the passes
-    memory       memory of the rank, for one micro-batch in flight
     """
 
     workload: Workload
@@ -77,7 +76,13 @@ class Shard:
     sequence: bool
     recompute: str
     collectives: tuple[Collective, ...]
-    memory: Memory
+
+    @functools.cached_property
+    def memory(self) -> Memory:
+        """Memory of the rank, for one micro-batch in flight."""
+        work = self.workload
+        holding = holding_of(work, tensor=self.tensor, sequence=self.sequence, recompute=self.recompute)
+        return memory_of(work.model, work.batch_size, work.precision, holding)
 
     def exchanged(self, phase: Pass) -> float:
         """Return the bytes that a rank sends per pass in rings: 2 (t - 1)/t of an all-reduce, else (t - 1)/t."""
@@ -115,6 +120,26 @@ def tensor_parallel(
     accumulating gradients are neither split nor recomputed. Raises ConfigError for a model without attention, and if
     `tensor` does not divide heads, features or the sequence.
     """
+    if tp_comm_overlap and not sequence:
+        raise ConfigError("tp_comm_overlap = True: requires sequence parallelism; set sequence=True")
+    whole, rank = _of_rank(workload, tensor, sequence)
+    kinds = roles(workload.model.layers)
+    split, apart = (ATTENTION, COLUMN, ROW) if tp_comm_overlap else (), LayerOverlaps()
+    overlaps = [
+        layer_overlaps(whole, i, role, rank.forward, tensor) if role in split else apart for i, role in enumerate(kinds)
+    ]
+    backward = rank.backward + _again(whole, rank.forward, recompute, tensor)
+    waiting = np.zeros_like(rank.forward)
+    waiting[0] = workload.wait
+    rank = dataclasses.replace(rank, forward=rank.forward + waiting, backward=backward + rank.accumulation_time)
+    exchanges = _collectives(whole, kinds, sequence, recompute, overlaps) if tensor > 1 else ()
+    return Shard(rank, tensor, sequence, recompute, exchanges)
+
+
+@functools.lru_cache(maxsize=256)  # ways to recompute share it
+def _of_rank(workload: Workload, tensor: int, sequence: bool) -> tuple[Workload, Workload]:
+    """Return a workload without waiting and accumulation, and that of one of its `tensor` ranks without recomputation.
+    Raises ConfigError if it cannot be split."""
     model = workload.model
     if tensor > 1 and not any(layer.heads for layer in model.layers):
         raise ConfigError(
@@ -122,51 +147,36 @@ def tensor_parallel(
         )
     if sequence and tensor == 1:
         raise ConfigError("sequence = True: requires tensor parallelism; set tensor=2 or more")
-    if tp_comm_overlap and not sequence:
-        raise ConfigError("tp_comm_overlap = True: requires sequence parallelism; set sequence=True")
     check_split(model, tensor)
     tokens = next((layer.out_shape[0] for layer in model.layers if layer.heads), tensor)
     if sequence and tokens % tensor:
         raise ConfigError(f"sequence = True: {tokens} tokens cannot be divided evenly among tensor = {tensor} ranks")
-    kinds = roles(model.layers)
-    given, waiting = workload, np.zeros_like(workload.forward)
+    kinds, waiting = roles(model.layers), np.zeros_like(workload.forward)
     waiting[0] = workload.wait
     workload = dataclasses.replace(
-        given, forward=given.forward - waiting, backward=given.backward - given.accumulation_time
+        workload, forward=workload.forward - waiting, backward=workload.backward - workload.accumulation_time
     )
     if workload.by_kernel:
         forward, backward = _kernel_seconds(workload, tensor, sequence)
     else:
         share = _shares(model, kinds, tensor, sequence)
         forward, backward = workload.forward * share, workload.backward * share
-    split = (ATTENTION, COLUMN, ROW) if tp_comm_overlap else ()
-    overlaps = [
-        layer_overlaps(workload, i, role, forward, tensor) if role in split else LayerOverlaps()
-        for i, role in enumerate(kinds)
-    ]
-    backward = backward + _again(workload, forward, recompute, tensor)
     tensors = [
         [] if layer.model_parallel else [n for _, n in rank_tensors(layer, role, tensor)]
         for layer, role in zip(model.layers, kinds, strict=True)
     ]
     flat = [n for sizes in tensors for n in sizes]
     element = workload.gradient_nbytes / max(1.0, model.gradient_nbytes(1))
-    gradient, each = element * np.array([sum(sizes) for sizes in tensors]), element * np.array(flat)
-    update = workload.optimizer * sum(flat) / max(1.0, model.gradient_nbytes(1))
     rank = dataclasses.replace(
         workload,
         forward=forward,
         backward=backward,
-        optimizer=update,
-        grad_nbytes=gradient,
-        tensor_nbytes=each,
+        optimizer=workload.optimizer * sum(flat) / max(1.0, model.gradient_nbytes(1)),
+        grad_nbytes=element * np.array([sum(sizes) for sizes in tensors]),
+        tensor_nbytes=element * np.array(flat),
         shard=(tensor, sequence),
     )
-    rank = dataclasses.replace(rank, forward=forward + waiting, backward=backward + rank.accumulation_time)
-    holding = holding_of(workload, tensor=tensor, sequence=sequence, recompute=recompute)
-    memory = memory_of(model, workload.batch_size, workload.precision, holding)
-    exchanges = _collectives(workload, kinds, sequence, recompute, overlaps) if tensor > 1 else ()
-    return Shard(rank, tensor, sequence, recompute, exchanges, memory)
+    return workload, rank
 
 
 def _kernel_seconds(workload: Workload, tensor: int, sequence: bool) -> tuple[Floats, Floats]:

@@ -124,7 +124,7 @@ def test_a_product_and_the_collective_beside_it(method, n, product):
     start, end = timeline(items, seconds)
     assert end.max() == pytest.approx(expected, rel=1e-12)
     assert sum((end - start)[[item.lane == 0 for item in items]]) == pytest.approx(slowed, rel=1e-12)
-    shard = Shard(replace(work, backward=work.backward + product), 2, False, "none", (exchange,), None)
+    shard = Shard(replace(work, backward=work.backward + product), 2, False, "none", (exchange,))
     waits = with_exchanges(shard, seconds).backward - shard.workload.backward
     assert waits[3] == pytest.approx(expected - product, rel=1e-9)
     assert not np.delete(waits, 3).any()

@@ -19,6 +19,9 @@ from ddlsim.plan.bounds import Carriers
 from ddlsim.plan.pipeline_outline import Costs, Outline, activations_held, outlined
 from ddlsim.planner.bounds import Bounds
 from ddlsim.planner.candidates import candidates, nature_of
+from ddlsim.planner.decide import reasons
+from ddlsim.planner.search import PRUNED, SIMULATED, Search, Trial
+from ddlsim.planner.target import Figures
 from ddlsim.workload.compute import make_workload
 from ddlsim.workload.devices import load_device
 from ddlsim.workload.model import load_model
@@ -181,6 +184,24 @@ def test_the_search_finds_what_trying_all_finds():
     assert "micro-batch 2 instead takes" in text
     assert "tensor  pipeline  data" in text
     assert plan.to_dict()["choices"][0]["tensor"] == row["tensor"]
+
+
+def test_alternatives_that_do_not_fit_are_no_reasons():
+    """By hand: micro-batches of 2 would be the best alternative, but exceed the memory."""
+
+    class Known(Search):
+        def misfit(self, candidate):
+            return "too large" * (candidate.sizes["micro_batch"] == 2)
+
+    split = Splits(tensor=(1,), pipeline=(2,), micro_batch=(1, 2, 4), interleave=(1,), recompute=("none",))
+    found, _ = options([split], batch=64)
+    rates = {1: 100.0, 2: 99.0, 4: 80.0}
+    figures = [Figures(rates[each.sizes["micro_batch"]], 0.9, 16.0) for each in found]
+    trials = [Trial(each, PRUNED, bound=most) for each, most in zip(found, figures, strict=True)]
+    trials[0] = Trial(found[0], SIMULATED, figures=figures[0])
+    assert reasons(trials[0], trials, Known(ddlsim.Target(), None, 3, False, None)) == (
+        "micro-batch 4 instead takes 25.0 % longer at the least",
+    )
 
 
 def test_what_is_tried():

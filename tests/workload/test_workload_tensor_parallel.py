@@ -69,7 +69,7 @@ def test_what_travels_beside_products(recompute: str) -> None:
     work = workload(compute=PerKernel())
     plain = tensor_parallel(work, 4, sequence=True, recompute=recompute)
     beside = tensor_parallel(work, 4, sequence=True, recompute=recompute, tp_comm_overlap=True)
-    assert tuple(replace(each, beside=None) for each in beside.collectives) == plain.collectives
+    assert tuple(each._replace(beside=None) for each in beside.collectives) == plain.collectives
     assert np.array_equal(beside.workload.backward, plain.workload.backward)
     first, end = blocks(GPT2.layers)[3]
     methods = {
