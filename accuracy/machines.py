@@ -16,7 +16,7 @@ from ddlsim.cluster import MultiGpu
 from ddlsim.strategies import Priority
 
 __all__ = [
-    "FIRST_COME", "NVLINK", "PCIE", "RDMA_EFFICIENCY", "TCP_EFFICIENCY", "device_of", "host_of",
+    "FIRST_COME", "HOST_EFFICIENCY", "NVLINK", "PCIE", "RDMA_EFFICIENCY", "TCP_EFFICIENCY", "device_of", "host_of",
     "nic_efficiency",
 ]  # fmt: skip
 
@@ -26,6 +26,10 @@ Case = Mapping[str, Any]
 RDMA_EFFICIENCY = 12.0 / 12.5  # NET_BW of 12 GB/s for 100 Gbit/s
 TCP_EFFICIENCY = 0.99  # 8949 payload bytes in a jumbo frame of 9039 on the wire (MTU 9001, AWS EC2 user guide)
 ETHERNET_EFFICIENCY = 1448 / 1538  # payload bytes in a frame with its preamble and gap (MTU 1500)
+#: Only the CPU joins this source's network interfaces to the GPUs ("NODE" in benchmark/paddle/README.md), so NCCL does
+#: not use GPUDirect (ncclTopoCheckGdr in src/graph/paths.cc: up to PXB). Elsewhere, NCCL reached 8.2 GB/s through host
+#: memory and PCIe 3.0 x16 (a6000_all_gather in sweeps.yaml)
+THROUGH_HOST, HOST_EFFICIENCY = "PaddlePaddle/FleetX", 8.2 / 12.5
 
 #: MXNet's engine runs operations when what they depend on is there: a tensor leaves, whole, as soon as it is ready, and
 #: the next forward pass starts with the layers whose tensors have come back
@@ -57,6 +61,8 @@ def device_of(case: Case) -> str:
 def nic_efficiency(case: Case) -> float:
     """Return the share of a network interface's nominal rate that payload gets."""
     text = " ".join(str(value) for value in case["topology"].values()).lower()
+    if case["source"].get("repo") == THROUGH_HOST and "infiniband" in text:
+        return HOST_EFFICIENCY
     if any(word in text for word in ("infiniband", "rdma", "roce", "edr", "hdr", "mlx5")):
         return RDMA_EFFICIENCY
     return TCP_EFFICIENCY if "aws" in text else ETHERNET_EFFICIENCY

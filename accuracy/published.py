@@ -27,7 +27,7 @@ from typing import Any
 import yaml
 from scipy.optimize import brentq
 
-from accuracy.machines import FIRST_COME, NVLINK, device_of, host_of, nic_efficiency
+from accuracy.machines import FIRST_COME, HOST_EFFICIENCY, NVLINK, RDMA_EFFICIENCY, device_of, host_of, nic_efficiency
 from accuracy.rows import Omitted, Row, Table, UnpredictableError, number, show
 from ddlsim import AllReduce, Cluster, DdpBuckets, Measured, ParameterServer, Spread, load_cluster, simulate
 from ddlsim.cluster import star
@@ -180,7 +180,7 @@ def _cluster(run: Run, m: int, copies: float | None) -> Cluster:
     """Return `m` machines on a switch without contention; `copies` as in :func:`_kvstore_machine`."""
     host = host_of(run.case)
     efficiency = nic_efficiency(run.case)
-    latency = LATENCY["rdma" if efficiency == 0.96 else "tcp"]
+    latency = LATENCY["rdma" if efficiency in (RDMA_EFFICIENCY, HOST_EFFICIENCY) else "tcp"]
     gbps = number(run.case["topology"], "nic_gbps") if m > 1 else 10.0
     graph = star(m, bandwidth=f"{gbps / host.n_nics} Gbit/s", latency=latency, efficiency=efficiency, host=host)
     if device_of(run.case) == "p100":

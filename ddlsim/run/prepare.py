@@ -550,8 +550,9 @@ def with_copies(
         beside = machines[memory[worker]]
         passes = workload.forward_time, workload.backward_time
         n_samples = sum(workloads[other].batch_size for other in beside)
-        waits = input.wait(together[worker], n_samples, sum(sizes[other] for other in beside), *passes)
-        alone = input.wait(single[beside[0]], workload.batch_size, sizes[worker], *passes)
+        own, nbytes = single[beside[0]], sum(sizes[other] for other in beside)
+        waits = input.wait(together[worker], own, n_samples, nbytes, passes)
+        alone = input.wait(own, own, workload.batch_size, sizes[worker], passes)
         measured = workload.known and not isinstance(experiment.compute, Roofline)
         key = id(workload), waits, alone
         if key not in changed:

@@ -308,22 +308,24 @@ class Copies:
             return si(self.nbytes, "bytes")
         return 4.0 * math.prod(input_shape)
 
-    def wait(self, copy: float, n_samples: int, nbytes: float, forward: float, backward: float) -> float:
+    def wait(self, copy: float, alone: float, n_samples: int, nbytes: float, passes: tuple[float, float]) -> float:
         """Return the time in seconds per step for which a device waits for samples.
 
-        copy               time in seconds of the copy to the device
+        copy, alone        times in seconds of the copy to the device: while all devices copy, and by itself
         n_samples, nbytes  total number of samples and bytes in the batches of all devices of a machine
-        forward, backward  times in seconds of the two passes
+        passes             times in seconds of the forward and of the backward pass
         """
+        forward, backward = passes
         ready = si(self.prepare, "time") * n_samples / self.threads  # s per batch of the machine
         late = self.cut * nbytes / si(self.memory, "bandwidth") - backward
         if self.prefetch == "host":
-            return copy + max(0.0, late, ready - forward - backward - copy)
-        late = late + copy if self.cut > 0.0 else copy - forward - backward
+            return max(copy, late + alone, ready - forward - backward)
+        late = max(late + alone, copy - backward) if self.cut > 0.0 else copy - forward - backward
         return max(0.0, late, ready - forward - backward)
 
 
 #: MXNet's Module keeps a machine's batch in memory. When the outputs of a step have been read, the engine's only CPU
-#: thread divides the next batch (2 passes) and copies each part into the array that the last step has read
-#: (apache/mxnet, python/mxnet/module, base_module and executor_group; MXNET_CPU_WORKER_NTHREADS is 1)
-MXNET_INPUT = Copies("host", cut=2.0)
+#: thread divides the next batch. It reads it and writes each part (2 passes) into a new array, whose pages the system
+#: clears (1), and which is then copied into the array that the last step has read (apache/mxnet 2829115275,
+#: python/mxnet/module, base_module and executor_group; src/storage/storage.cc; MXNET_CPU_WORKER_NTHREADS is 1)
+MXNET_INPUT = Copies("host", cut=3.0)

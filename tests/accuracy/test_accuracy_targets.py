@@ -19,7 +19,7 @@ PAGE = (DOCS / "accuracy.md").read_text(encoding="utf-8")
 FAMILY = {family.key: family for family in FAMILIES}
 
 #: cases of weak scaling that miss 7 %, with what they reach; the report names the causes
-WEAK_MISSES = {"paddle_v100_vgg16_fp32_b32": 0.185, "theano_mpi_k80_vgg16_b16": 0.095, "tf_dgx1_p100_alexnet": 0.12}
+WEAK_MISSES = {"theano_mpi_k80_vgg16_b16": 0.095, "tf_dgx1_p100_alexnet": 0.12}
 
 
 def page_of(key: str) -> str:
@@ -71,8 +71,7 @@ def test_weak_scaling_from_one_device() -> None:
 
 
 def test_copies_inside_a_machine_are_plausible() -> None:
-    """MXNet's AlexNet and Inception-v3 ran on the same machines, but their rates differ: 3.5 and 2.5 GB/s. The second
-    has hundreds of small tensors, which may cost more than their bytes."""
+    """MXNet's AlexNet and Inception-v3 ran on the same machines, but their rates differ: 7.4 and 7.8 GB/s."""
     rates = [published.calibrated(run, True)[1] for run in published.runs() if run.kvstore]
     assert len(rates) == 2
     assert all(2e9 < rate < 12e9 for rate in rates if rate is not None)  # below PCIe 3.0 x16
@@ -162,8 +161,7 @@ def test_recommendation_models_on_several_gpus() -> None:
     assert all(abs(row.error) < 1e-3 for row in found if row.fitted_on)
     predicted = [row for row in found if not row.fitted_on]
     assert len(predicted) == 2
-    assert mean_error(predicted) <= 0.15
-    assert max(abs(row.error) for row in predicted) <= 0.17
+    assert max(abs(row.error) for row in predicted) <= 0.11  # 0.163 if launches outside of the CUDA graph took no time
 
 
 def test_small_products_leave_more_of_the_last_wave_empty() -> None:

@@ -91,17 +91,18 @@ def test_threads_prepare_samples_meanwhile(threads, late):
 
 
 def test_one_thread_cuts_up_the_batch_of_a_machine_during_the_backward_pass():
-    workload = run().workloads[0]
-    cut = run(Copies("host", SAMPLE, cut=2.0, memory="24 GB/s")).step_time - run().step_time
-    alone = max(0.0, COPY - workload.backward_time)  # 2 passes at twice the rate of the link
-    assert cut == pytest.approx(4 * COPY - workload.backward_time + 3 * COPY - alone, **EXACT)
+    """Two passes at the rate of the link: over four batches, or over one. One copy follows, the backward pass hides."""
+    cut = run(Copies("host", SAMPLE, cut=2.0, memory="12 GB/s")).step_time - run().step_time
+    assert cut == pytest.approx((2 * 4 + 1) * COPY - (2 + 1) * COPY, **EXACT)
 
 
 def test_what_the_wait_is():
+    copies, passes = (0.1, 0.02, 8, 1e9), (0.3, 0.6)
     late = dataclasses.replace(MXNET_INPUT, memory="1 GB/s")
-    assert late.wait(0.1, 8, 1e9, 0.3, 0.6) == pytest.approx(0.1 + 2.0 - 0.6)
-    assert MXNET_INPUT.wait(0.1, 8, 1e9, 0.3, 0.6) == pytest.approx(0.1)  # 0.2 s hide
-    assert Copies("device", cut=2.0).wait(0.5, 8, 1e9, 0.3, 0.6) == pytest.approx(0.2 + 0.5 - 0.6)
+    assert late.wait(*copies, passes) == pytest.approx(3.0 - 0.6 + 0.02)  # the last part is copied by itself
+    assert MXNET_INPUT.wait(*copies, passes) == pytest.approx(0.1)  # 0.3 s hide
+    assert Copies("device", cut=6.0).wait(*copies, passes) == pytest.approx(0.6 + 0.02 - 0.6)
+    assert Copies("device", cut=2.0).wait(0.8, 0.1, 8, 1e9, passes) == pytest.approx(0.8 - 0.6)
     assert Copies().sample_nbytes((3, 224, 224)) == 4 * 3 * 224 * 224
 
 
