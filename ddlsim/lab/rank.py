@@ -20,6 +20,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from ddlsim.collectives.check import groups_of, promise
 from ddlsim.collectives.schedule import Ints, Schedule
 from ddlsim.lab.executor import PATIENCE, Buffer, Executor, LabError
 from ddlsim.lab.program import boundaries, program_of, slices
@@ -40,8 +41,7 @@ def contribution(rank: int, n_elements: int, n_silent: int = 0, n_ranks: int = 0
 
 
 def _group(schedule: Schedule, rank: int) -> Ints | None:
-    groups = (np.arange(schedule.n_ranks),) if schedule.groups is None else schedule.groups
-    return next((group for group in groups if rank in group), None)
+    return next((group for group in groups_of(schedule) if rank in group), None)
 
 
 def initial(schedule: Schedule, rank: int, n_elements: int, n_silent: int = 0) -> Buffer:
@@ -61,30 +61,14 @@ def promises(schedule: Schedule, rank: int, bounds: Ints, n_elements: int, n_sil
     group = _group(schedule, rank)
     if group is None or rank >= schedule.n_ranks - n_silent:
         return ()
-    place, size, kind = int(np.flatnonzero(group == rank)[0]), len(group), schedule.kind
-
-    def of(member: int) -> Buffer:
-        return contribution(int(group[member]), n_elements, n_silent, schedule.n_ranks)
-
-    whole, at_root = slice(0, n_elements), place == schedule.root
-    block_of = schedule.blocks(size)
-    blocks = [slices(np.flatnonzero(block_of == i), bounds) for i in range(size)]
-    if kind in ("all_reduce", "reduce", "reduce_scatter"):
-        if kind == "reduce" and not at_root:
-            return ()
-        total = np.zeros(n_elements, np.float32)
-        for member in range(size):
-            total += of(member)
-        return tuple(Promise(each, total[each]) for each in (blocks[place] if kind == "reduce_scatter" else [whole]))
-    if kind in ("broadcast", "scatter"):
-        sent = of(schedule.root)
-        return tuple(Promise(each, sent[each]) for each in (blocks[place] if kind == "scatter" else [whole]))
-    if kind == "gather" and not at_root:
-        return ()
-    source = [(place - i) % size if kind == "all_to_all" else i for i in range(size)]
-    return tuple(
-        Promise(each, of(member)[each]) for block, member in zip(blocks, source, strict=True) for each in block
-    )
+    n_chunks = schedule.n_chunks // schedule.copies
+    counts, must = promise(schedule, group, n_chunks, np.eye(schedule.n_ranks, dtype=np.uint64))
+    place = int(np.flatnonzero(group == rank)[0])
+    values, sizes = np.zeros(n_elements, np.float32), np.diff(bounds[: n_chunks + 1])
+    for member in group.tolist():
+        share = np.repeat(counts[place, :, member], sizes).astype(np.float32)
+        values += share * contribution(member, n_elements, n_silent, schedule.n_ranks)
+    return tuple(Promise(each, values[each]) for each in slices(np.flatnonzero(must[place]), bounds))
 
 
 def problem(result: Buffer, promised: tuple[Promise, ...]) -> str:

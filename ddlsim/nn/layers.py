@@ -206,8 +206,9 @@ class BatchNorm2d:
         scale = self.weight.of(run.params) * inverse
         shift = self.bias.of(run.params) - mean * scale
         out, dtype = self.buffers.get("out", *x.shape), self.buffers.dtype
-        factors = scale.astype(dtype), shift.astype(dtype)
-        map_kernels.scale_channels(x.reshape(-1), out.reshape(-1), *factors, run.n_blocks, self.channels, self.space)
+        factors = scale.astype(dtype), np.zeros(self.channels, dtype), shift.astype(dtype)
+        arrays = x.reshape(-1), x.reshape(-1), out.reshape(-1)
+        map_kernels.scale_channels(*arrays, *factors, run.n_samples, self.channels, self.space)
         self.x, self._mean, self._inverse = x, mean, inverse
         return out
 
@@ -224,7 +225,7 @@ class BatchNorm2d:
         dx = self.buffers.get("dx", *dy.shape)
         arrays = dy.reshape(-1), self.x.reshape(-1), dx.reshape(-1)
         factors = scale.astype(dtype), on_x.astype(dtype), shift.astype(dtype)
-        map_kernels.scale_channels_gradient(*arrays, *factors, run.n_samples, self.channels, self.space)
+        map_kernels.scale_channels(*arrays, *factors, run.n_samples, self.channels, self.space)
         return dx
 
     def _batch_statistics(self, x: Array, run: Pass) -> tuple[Doubles, Doubles]:

@@ -166,25 +166,6 @@ def channel_sums(
 
 @kernel
 def scale_channels(
-    x: _Floats,
-    out: _Floats,
-    scale: _Floats,
-    shift: _Floats,
-    n_blocks: int,
-    channels: int,
-    space: tuple[int, int],
-) -> None:
-    """Write out = x * scale + shift, both per channel."""
-    for m in range(n_blocks * channels):
-        factor, offset = splat(scale, m % channels), splat(shift, m % channels)
-        at = m * plane_size(space)
-        for _ in range(2 * space[0] * space[1]):
-            store(out, at, fma(load(x, at), factor, offset))
-            at += WIDTH
-
-
-@kernel
-def scale_channels_gradient(
     dy: _Floats, x: _Floats, dx: _Floats, on_dy: _Floats, on_x: _Floats, shift: _Floats, n: int,
     channels: int, space: tuple[int, int],
 ) -> None:  # fmt: skip

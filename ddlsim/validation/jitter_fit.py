@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -52,14 +53,7 @@ class JitterFit:
     @property
     def median_factor(self) -> float:
         """Median of the factor, which is part of a measured median step time."""
-        if isinstance(self.jitter, Lognormal):
-            return 1.0 / math.sqrt(1.0 + self.jitter.cv**2)
-        if isinstance(self.jitter, Gamma):
-            with needs("scipy"):
-                from scipy.special import gammaincinv
-
-            return float(gammaincinv(self.jitter.cv**-2, 0.5)) * self.jitter.cv**2
-        return 1.0 + self.jitter.mean_extra * math.log(2.0)
+        return float(_distribution(self.jitter, 1.0).median())
 
     def __str__(self) -> str:
         doubt = "; it does not fit well" if self.p_value < 0.05 else ""
@@ -75,14 +69,11 @@ def _lognormal(x: Floats) -> tuple[Lognormal, float]:
 
 
 def _gamma(x: Floats) -> tuple[Gamma, float]:
-    """Fit by maximum likelihood: ln k - digamma(k) = ln(mean) - mean(ln) (Choi and Wette 1969, Technometrics 11(4))."""
     with needs("scipy"):
-        from scipy.optimize import brentq
-        from scipy.special import digamma
+        from scipy.stats import gamma
 
-    gap = math.log(x.mean()) - float(np.log(x).mean())
-    shape = float(brentq(lambda log_k: log_k - digamma(math.exp(log_k)) - gap, -7.0, 25.0))
-    return Gamma(math.exp(-0.5 * shape)), float(x.mean())
+    shape, _, scale = gamma.fit(x, floc=0.0)
+    return Gamma(float(shape) ** -0.5), float(shape * scale)
 
 
 def _shifted(x: Floats) -> tuple[ShiftedExponential, float]:
@@ -98,39 +89,23 @@ FITTED: dict[str, tuple[Callable[[float], Fitted], Callable[[Floats], tuple[Fitt
 }
 
 
-def _log_likelihood(jitter: Fitted, base: float, x: Floats) -> float:
-    factor = x / base
-    if isinstance(jitter, Lognormal):
-        variance = math.log1p(jitter.cv**2)
-        z2 = (np.log(factor) + 0.5 * variance) ** 2 / variance
-        return float(np.sum(-0.5 * z2 - np.log(x)) - 0.5 * len(x) * math.log(2.0 * math.pi * variance))
-    if isinstance(jitter, Gamma):
-        with needs("scipy"):
-            from scipy.special import gammaln
-
-        k = jitter.cv**-2
-        return float(np.sum((k - 1.0) * np.log(k * factor) - k * factor - gammaln(k)) + len(x) * math.log(k / base))
-    extra = jitter.mean_extra
-    return float(np.sum(-(factor - 1.0) / extra) - len(x) * math.log(extra * base))
-
-
-def _cdf(jitter: Fitted, base: float, x: Floats) -> Floats:
+def _distribution(jitter: Fitted, base: float) -> Any:
+    """Return the distribution of step times as a frozen distribution of scipy.stats."""
     with needs("scipy"):
-        from scipy.special import gammainc, ndtr
+        from scipy import stats
 
-    factor = x / base
     if isinstance(jitter, Lognormal):
         variance = math.log1p(jitter.cv**2)
-        return np.asarray(ndtr((np.log(factor) + 0.5 * variance) / math.sqrt(variance)))
+        return stats.lognorm(math.sqrt(variance), scale=base * math.exp(-0.5 * variance))
     if isinstance(jitter, Gamma):
-        return np.asarray(gammainc(jitter.cv**-2, factor * jitter.cv**-2))
-    return -np.expm1(-np.maximum(factor - 1.0, 0.0) / jitter.mean_extra)
+        return stats.gamma(jitter.cv**-2, scale=base * jitter.cv**2)
+    return stats.expon(base, base * jitter.mean_extra)
 
 
 def _distance(jitter: Fitted, base: float, x: Floats) -> float:
-    cdf = _cdf(jitter, base, np.sort(x))
-    n = len(x)
-    return float(max((np.arange(1, n + 1) / n - cdf).max(), (cdf - np.arange(n) / n).max()))
+    from scipy.stats import kstest
+
+    return float(kstest(x, _distribution(jitter, base).cdf).statistic)
 
 
 @checked
@@ -149,7 +124,7 @@ def fit_jitter(step_times: Sequence[Positive], *, seed: Seed = 0) -> JitterFit |
     if x.std() < CONSTANT * x.mean():
         return None
     fits = {name: fit(x) for name, (_, fit) in FITTED.items()}
-    best = max(fits, key=lambda name: _log_likelihood(*fits[name], x))
+    best = max(fits, key=lambda name: float(_distribution(*fits[name]).logpdf(x).sum()))
     jitter, base = fits[best]
     distance = _distance(jitter, base, x)
     random = stream(seed, 0, "goodness of fit")
