@@ -248,9 +248,10 @@ class Network:
         self._engine.n_waiting -= n_taken
         self._engine.free(freed)
 
-    def episodes(self) -> Episodes:
-        """Return the recorder of episodes, for a network with a single client."""
-        return Episodes(self.engine)
+    def episodes(self, bystanders: int) -> Episodes:
+        """Return the recorder of episodes, for a network with a single client; the last `bystanders` ranks of each
+        collective have no tasks."""
+        return Episodes(self.engine, bystanders)
 
     @property
     def n_instances(self) -> int:
