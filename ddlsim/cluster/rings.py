@@ -102,8 +102,7 @@ def machine_tour(cluster: Cluster) -> Ints:
 def _by_machine(cluster: Cluster, nodes: Ints) -> tuple[Ints, list[Ints]]:
     """Return the machines of nodes in ascending order, and the indices of each one's nodes along fast links; those of
     nodes outside machines are last."""
-    host = cluster.host_of[nodes]
-    host = np.where(host >= 0, host, len(cluster.host_names))
+    host = cluster.host_of[nodes] % (len(cluster.host_names) + 1)  # -1, outside machines, becomes the last number
     order = np.lexsort((nodes, host))
     starts = np.flatnonzero(np.diff(host[order], prepend=-1))
     direct = cluster.direct_links

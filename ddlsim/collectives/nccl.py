@@ -291,10 +291,9 @@ def _device(cluster: Cluster, node: int) -> str:
 
 def _counted(cluster: Cluster, links: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     """Return the bandwidth that NCCL counts for each link (bytes/s); inf if it counts the full bandwidth."""
-    nodes, which = np.unique(cluster.link_src[links], return_inverse=True)
-    devices = [_device(cluster, node) for node in nodes.tolist()]
+    devices = [_device(cluster, node) for node in cluster.link_src[links].tolist()]
     shares = [next((NVLINK_SHARE[name] for name in NVLINK_SHARE if each.startswith(name)), np.inf) for each in devices]
-    return np.where(_nvlinks(cluster)[links], np.array(shares)[which] * cluster.link_bandwidth[links], np.inf)
+    return np.where(_nvlinks(cluster)[links], shares * cluster.link_bandwidth[links], np.inf)
 
 
 def nvlink_excess(cluster: Cluster, nodes: npt.NDArray[np.int64]) -> float:

@@ -86,10 +86,8 @@ class _Entry(NamedTuple):
 
 
 class Episodes:
-    """The episodes of a network with a single client; one of them can be recorded or replayed at a time.
-
-    The last `bystanders` ranks of each collective have no tasks, so nobody waits for their ends.
-    """
+    """The episodes of a network with a single client; one of them can be recorded or replayed at a time. The last
+    `bystanders` ranks of each collective have no tasks, so nothing waits for their ends."""
 
     def __init__(self, engine: Engine, bystanders: int) -> None:
         self._engine, self._bystanders = engine, bystanders

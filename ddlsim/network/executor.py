@@ -269,8 +269,7 @@ class Executor:
         if self.bystanders:
             self._join(instance, size, size + self.bystanders)
         self.tables.counts[ts.WHOLE] += size + self.bystanders
-        if self._episodes.is_large(instance):
-            self.tables.counts[ts.ANY_LARGE] = 1
+        self.tables.counts[ts.ANY_LARGE] |= self._episodes.is_large(instance)
         return instance
 
     def _join(self, instance: int, first: int, end: int) -> None:

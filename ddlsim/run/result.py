@@ -277,8 +277,7 @@ class Result(SuggestsAttributes):
     @cached_property
     def _alone(self) -> list[float]:
         """Throughput of each worker by itself with the full model and without communication, in samples/s."""
-        batches = self._batches_alone
-        return for_each(self.workloads, lambda workload: alone(self.experiment, workload, batches, self.n_workers))
+        return for_each(self.workloads, lambda each: alone(self.experiment, each, self._batches_alone, self.n_workers))
 
     @cached_property
     def _batches_alone(self) -> float:
