@@ -43,9 +43,10 @@ def locality_order(cluster: Cluster, nodes: Ints) -> Ints:
         place = np.empty(len(tour), dtype=np.int64)
         place[tour] = np.arange(len(tour))
         return np.argsort(place[nodes], kind="stable")
-    touring, plain = (
-        _by_machine(cluster, nodes, order) for order in (cluster.machine_tour, np.arange(len(cluster.host_names)))
-    )
+    machines, pieces = _by_machine(cluster, nodes)
+    place = np.argsort(np.append(cluster.machine_tour, len(cluster.host_names)))
+    plain = np.concatenate(pieces)
+    touring = np.concatenate([pieces[i] for i in np.argsort(place[machines])])
     if np.array_equal(touring, plain):
         return plain
     return touring if _n_hops(cluster, nodes[touring]) < _n_hops(cluster, nodes[plain]) else plain
@@ -98,14 +99,12 @@ def machine_tour(cluster: Cluster) -> Ints:
     return np.array(tour, dtype=np.int64)
 
 
-def _by_machine(cluster: Cluster, nodes: Ints, machines: Ints) -> Ints:
-    """Return the permutation that visits `machines` in order, and each one's nodes along fast links."""
-    rank = np.empty(len(machines), dtype=np.int64)
-    rank[machines] = np.arange(len(machines))
-    host = cluster.host_of[nodes]
-    outer = np.where(host >= 0, rank[host], len(rank))
-    order = np.lexsort((nodes, outer))
-    starts = np.flatnonzero(np.diff(outer[order], prepend=-1))
+def _by_machine(cluster: Cluster, nodes: Ints) -> tuple[Ints, list[Ints]]:
+    """Return the machines of nodes in ascending order, and the indices of each one's nodes along fast links; those of
+    nodes outside machines are last."""
+    host = cluster.host_of[nodes] % (len(cluster.host_names) + 1)  # -1, outside machines, becomes the last number
+    order = np.lexsort((nodes, host))
+    starts = np.flatnonzero(np.diff(host[order], prepend=-1))
     direct = cluster.direct_links
     known: dict[tuple[tuple[float, ...], ...], list[int]] = {}
     pieces = []
@@ -115,7 +114,7 @@ def _by_machine(cluster: Cluster, nodes: Ints, machines: Ints) -> Ints:
         if speeds not in known:
             known[speeds] = _fast_cycle(speeds)
         pieces.append(piece[known[speeds]])
-    return np.concatenate(pieces)
+    return host[order[starts]], pieces
 
 
 def direct_links(cluster: Cluster) -> dict[tuple[int, int], float]:

@@ -87,10 +87,10 @@ def accounts(net: Net, now: float, capacity: Floats) -> Accounts:
     """Return the totals as of `now`; `capacity`, (n_channels,) bytes/s, is the largest one of each channel."""
     n = int(net.counts[st.N_LINKED])
     none = np.zeros(n)
-    if net.counts[st.N_FREE] == len(net.slots):
-        return _accounts(net, capacity, none, none, 0.0, 0.0)
     slots = net.slots
     live = np.flatnonzero(slots["state"] != st.FREE)
+    if not len(live):
+        return _accounts(net, capacity, none, none, 0.0, 0.0)
     nbytes = slots["nbytes"][live]
     routes = net.routes[slots["route"][live]]
     ahead = np.where(slots["state"][live] == st.DELIVERING, 0.0, nbytes)  # messages that have arrived are on no channel

@@ -64,7 +64,6 @@ def empty_net(capacity: Floats, send_overhead: Floats, recv_overhead: Floats, re
         wire=np.zeros(0),
         heap=np.zeros(0, dtype=st.TIMED),
         slots=np.zeros(0, dtype=st.SLOT),
-        free_slots=no_places,
         fifo=np.zeros(1, dtype=st.TIMED),
         timers=np.zeros(0, dtype=EVENT),
         scratch=no_places,
@@ -220,18 +219,11 @@ def add_channels(net: Net, capacity: Floats) -> Net:
 
 
 def grow_slots(net: Net, n_slots: int) -> Net:
-    """Return `net` with room for at least `n_slots` messages in flight; lower slots are used first."""
-    old = len(net.slots)
+    """Return `net` with room for at least `n_slots` messages in flight."""
     slots = grown(net.slots, n_slots)
     n = len(slots)
-    free = int(net.counts[st.N_FREE])
-    free_slots = np.zeros(n, dtype=np.int32)
-    free_slots[: n - old] = np.arange(n - 1, old - 1, -1)
-    free_slots[n - old : n - old + free] = net.free_slots[:free]
-    net.counts[st.N_FREE] = free + n - old
     net = net._replace(
         slots=slots,
-        free_slots=free_slots,
         flows=grown(net.flows, n),
         flow_rate=grown(net.flow_rate, n),
         flow_next=grown(net.flow_next, n),

@@ -50,7 +50,7 @@ class _Books(NamedTuple):
 class Episode:
     """Course of collectives that enter an idle network, until it is idle again.
 
-    ends        per collective: seconds until each rank has ended, (n_ranks,)
+    ends        per collective: seconds until each rank with tasks has ended, (n_ranks,)
     nbytes      (n_channels,) bytes carried by each channel; busy: busy s of each channel
     sums        increases of the kernel's sums, in bytes
     n_messages  messages delivered
@@ -86,14 +86,15 @@ class _Entry(NamedTuple):
 
 
 class Episodes:
-    """The episodes of a network with a single client; one of them can be recorded or replayed at a time."""
+    """The episodes of a network with a single client; one of them can be recorded or replayed at a time. The last
+    `bystanders` ranks of each collective have no tasks, so nothing waits for their ends."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, bystanders: int) -> None:
+        self._engine, self._bystanders = engine, bystanders
         self._episodes: dict[_Key, Episode | None] = {}  # None: it was interrupted
         self._noted: tuple[_Entry, _Books, int] | None = None  # being recorded, with books and entries before
         self._told: _Entry | None = None
-        self._n_told = 0  # instants of it that have been replayed
+        self._n_told = 0  # ends of it that have been replayed
         self._ends: list[Ends] = []  # those that remain, the next one last
 
     def is_large(self, instance: int) -> bool:
@@ -109,14 +110,15 @@ class Episodes:
             return
         entry, before, n_entries = self._noted
         self._noted = None
-        offsets = tuple(ends(i) - entry.start for i in range(len(entry.ids)))
-        alone = self._engine.n_entries == n_entries and not len(self._engine.net.changes)
-        if not alone or any(np.isnan(each).any() for each in offsets):
+        times, net = [ends(i) for i in range(len(entry.ids))], self._engine.net
+        alone = self._engine.n_entries == n_entries and not len(net.changes)
+        # NaN: not ended; a bystander may end after all ranks with tasks
+        if not alone or np.concatenate(times).max() != net.reals[st.NOW]:
             return
         books = self._books()
         sums, nbytes = books.sums - before.sums, books.nbytes - before.nbytes
         self._episodes[entry.key] = Episode(
-            offsets,
+            tuple(each - entry.start for each in times),
             nbytes.sum(axis=0),
             books.busy - before.busy,
             sums.sum(axis=1),
@@ -190,7 +192,7 @@ class Episodes:
         """Return the ids of the collectives, the ranks that end next, and whether the episode is then over."""
         assert self._told is not None
         entry, ends = self._told, self._ends.pop()
-        self._n_told += 1
+        self._n_told += len(ends.ranks)
         if not self._ends:
             self._close()
         return entry.ids, ends, not self._ends
@@ -231,9 +233,14 @@ class Episodes:
         self._told = engine.untold = None
         self._ends = []
         self._join(entry)
-        for _ in range(self._n_told):  # instants replayed so far
+        while self._n_told > 0:
             self._advance(np.inf)
-            engine.net.counts[st.N_OUT] = 0
+            n, engine.net.counts[st.N_OUT] = int(engine.net.counts[st.N_OUT]), 0
+            out = engine.net.out[:n]
+            n_ranks = engine.net.programs["n_ranks"][engine.net.instances["program"][out["id"]]]
+            n_told = int((out["rank"] < n_ranks - self._bystanders).sum())
+            self._n_told -= n_told
+            engine.n_waiting -= n - n_told  # bystanders
         engine.free(number for number in entry.ids if engine.net.instances["ranks_left"][number] == 0)
         self._advance(engine.now)
 

@@ -111,7 +111,7 @@ class Executor:
         self.tables.counts[ts.ADVANCE], self.tables.counts[ts.JOINING] = addresses()
         self.tables.counts[ts.FIRST_HANDLE] = network.first_handle
         self.dispatchers = [queue.dispatcher(self._launch, self._waker(i)) for i, queue in enumerate(queues)]
-        self._episodes = network.episodes()
+        self._episodes = network.episodes(bystanders)
         self._entered: list[Ints] = []  # tasks of the collectives of the current episode, (keys, ranks)
 
     @property
@@ -269,8 +269,7 @@ class Executor:
         if self.bystanders:
             self._join(instance, size, size + self.bystanders)
         self.tables.counts[ts.WHOLE] += size + self.bystanders
-        if not self.bystanders and self._episodes.is_large(instance):
-            self.tables.counts[ts.ANY_LARGE] = 1
+        self.tables.counts[ts.ANY_LARGE] |= self._episodes.is_large(instance)
         return instance
 
     def _join(self, instance: int, first: int, end: int) -> None:
@@ -332,6 +331,7 @@ class Executor:
         self._ended(ended)
         counts[ts.N_TAKEN] += len(ends.ranks)
         if over:
+            counts[ts.N_TAKEN] += self.bystanders * len(ids)
             launches["key"][ids] = -1
             counts[ts.EPISODE] = 0
         else:

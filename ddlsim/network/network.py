@@ -218,9 +218,8 @@ class Network:
     @property
     def pairs(self) -> Ints:
         """Distinct pairs of nodes between which this client has looked up routes, shape (n, 2)."""
-        return np.unique(
-            np.concatenate([np.zeros((0, 2), dtype=np.int64), *self._engine.pairs_of[self.client]]), axis=0
-        )
+        pairs = np.concatenate([np.zeros((0, 2), dtype=np.int64), *self._engine.pairs_of[self.client]])
+        return np.stack(np.divmod(np.unique(pairs[:, 0] << 32 | pairs[:, 1]), 1 << 32), axis=1)
 
     def reserve(self, n: int) -> None:
         """Reserve space for `n` messages in flight at the same time, for compiled code that sends messages itself."""
@@ -248,9 +247,9 @@ class Network:
         self._engine.n_waiting -= n_taken
         self._engine.free(freed)
 
-    def episodes(self) -> Episodes:
-        """Return the recorder of episodes, for a network with a single client."""
-        return Episodes(self.engine)
+    def episodes(self, bystanders: int) -> Episodes:
+        """Return the episodes of collectives whose last `bystanders` ranks have no tasks. There is a single client."""
+        return Episodes(self.engine, bystanders)
 
     @property
     def n_instances(self) -> int:

@@ -29,11 +29,11 @@ from ddlsim.network.state import (
     N_DELIVERING,
     N_EVENTS,
     N_FOREIGN,
-    N_FREE,
     N_LIVE,
     N_MESSAGES,
     N_OUT,
     N_READY,
+    NEXT_SLOT,
     NOW,
     RERATED,
     ROUND_DELIVERY_MAX,
@@ -53,9 +53,10 @@ from ddlsim.network.transport import answer, asks
 @inlined
 def issue(net: Net, instance, message, nbytes, route, source, repetition):  # type: ignore[no-untyped-def]
     """Send a message from node `source` now: sender's overhead, then latency, then it flows."""
-    n = net.counts[N_FREE] - 1
-    net.counts[N_FREE] = n
-    slot = net.free_slots[n]
+    slot = net.counts[NEXT_SLOT]
+    while net.slots[slot].state != FREE:
+        slot = slot + 1 if slot + 1 < net.slots.size else 0
+    net.counts[NEXT_SLOT] = slot + 1 if slot + 1 < net.slots.size else 0
     net.slots[slot].state = WAITING
     net.slots[slot].instance = instance
     net.slots[slot].message = message
@@ -197,8 +198,6 @@ def deliver(net: Net, slot):  # type: ignore[no-untyped-def]
     if net.slots[slot].state == DELIVERING:
         net.counts[N_DELIVERING] -= 1
     net.slots[slot].state = FREE
-    net.free_slots[net.counts[N_FREE]] = slot
-    net.counts[N_FREE] += 1
     net.counts[N_MESSAGES] += 1
     count(net, DELIVERED, net.slots[slot].nbytes, 1.0)
     if instance < 0:

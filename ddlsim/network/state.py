@@ -25,7 +25,7 @@ Places = npt.NDArray[np.int32]
 Records = npt.NDArray[Any]  # structured; compiled code reads fields as attributes, which mypy cannot know
 
 # Places in Net.counts (int64)
-N_FREE = 0  # free slots on the free stack
+NEXT_SLOT = 0  # slot from which a free one is searched; messages issued together are then together in memory
 N_ACTIVE = 1  # flows that use bandwidth; their numbers are 0 .. N_ACTIVE - 1
 N_NEW = 2  # those added at this instant, which have no rate yet (the last ones)
 N_HEAP = 3  # entries in the heap of planned ends
@@ -305,7 +305,6 @@ class Net(NamedTuple):
     wire: Floats  # (n_slots,) bytes of a message on the wire; empty unless SHAPED
     heap: Records  # TIMED, planned ends of flows
     slots: Records  # SLOT
-    free_slots: Places
     fifo: Records  # TIMED, timers of slots that were set in order of time (ring buffer)
     timers: Records  # EVENT of ddlsim.network.calendar, heap of the others
     scratch: Places  # slots or flows, as temporary lists

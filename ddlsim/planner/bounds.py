@@ -38,7 +38,7 @@ from ddlsim.runtime.worker import factors
 from ddlsim.strategies import contract
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.jitter import NoJitter
-from ddlsim.workload.stage import n_copies
+from ddlsim.workload.stage import for_each, n_copies
 
 #: tolerance for rounding: the simulation adds in another order
 ROUNDING = 1e-9
@@ -284,15 +284,12 @@ def encode_seconds(
     if shared and choice.compressor.traits.collective == "all_gather":
         share = int(np.unique(hosts, return_counts=True)[1].max())
     pieces, encode = max(len(plan.servers), 1), Seconds(choice).encode
-    different = list({id(workload): workload for workload in workloads}.values())
-    least = np.array(
-        [
-            [pieces * encode(workload, rounded(part.nbytes) // (share * pieces), 0.0) for part in plan.parts]
-            for workload in different
-        ]
-    )
-    which = np.array([next(i for i, one in enumerate(different) if one is workload) for workload in workloads])
-    np.add.at(seconds, last[sums], least[which[plan.rank[sums]], plan.part[sums]])
+
+    def encoded(workload: Workload) -> list[float]:
+        return [pieces * encode(workload, rounded(part.nbytes) // (share * pieces), 0.0) for part in plan.parts]
+
+    least = np.array(for_each(workloads, encoded))
+    np.add.at(seconds, last[sums], least[plan.rank[sums], plan.part[sums]])
     return seconds
 
 

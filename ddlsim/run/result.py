@@ -33,7 +33,7 @@ from ddlsim.workload.compute import Workload, model_flops_utilisation
 from ddlsim.workload.input import Input
 from ddlsim.workload.jitter import NoJitter
 from ddlsim.workload.memory import Fullest
-from ddlsim.workload.stage import Stage, n_copies
+from ddlsim.workload.stage import Stage, for_each, n_copies
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -277,7 +277,7 @@ class Result(SuggestsAttributes):
     @cached_property
     def _alone(self) -> list[float]:
         """Throughput of each worker by itself with the full model and without communication, in samples/s."""
-        return [alone(self.experiment, workload, self._batches_alone, self.n_workers) for workload in self.workloads]
+        return for_each(self.workloads, lambda each: alone(self.experiment, each, self._batches_alone, self.n_workers))
 
     @cached_property
     def _batches_alone(self) -> float:

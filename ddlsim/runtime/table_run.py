@@ -503,9 +503,9 @@ class TableRun:
             self._last[step] = np.ones(len(self.members))
             return seconds[min(step, 1)]
         n = int(shape.micro.max(initial=0)) + 1
-        factors = np.array([self.context.workers[i].factors.take(n) for own in self.members for i in own])
+        factors = np.concatenate([self.context.workers[i].factors.take(n) for own in self.members for i in own])
         sizes = np.array([len(own) for own in self.members])
-        largest = np.maximum.reduceat(factors, np.cumsum(sizes) - sizes)
+        largest = np.maximum.reduceat(factors.reshape(-1, n), np.cumsum(sizes) - sizes)
         self._last[step] = largest[:, -1]
         self._last.pop(step - self.steps.live - 2, None)
         factor: Floats = largest[self._program.ranks_of(shape.rows), shape.micro]

@@ -23,7 +23,7 @@ from ddlsim.runtime.context import Strategy as Strategy
 from ddlsim.runtime.fabric import Collectives, Fabric
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.model import Model
-from ddlsim.workload.stage import Stage
+from ddlsim.workload.stage import Stage, for_each
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -113,8 +113,7 @@ class Contract:
     def stages(self, workloads: Sequence[Workload]) -> Sequence[Stage]:
         """The stages of all workers, if they depend on each other. Default: by ``stage``."""
         if not self.defines("stage"):  # one object for equal workers
-            alike = {id(workload): Stage(workload) for workload in workloads}
-            return [alike[id(workload)] for workload in workloads]
+            return for_each(workloads, Stage)
         return [self.stage(workload, rank, len(workloads)) for rank, workload in enumerate(workloads)]
 
     @_optional

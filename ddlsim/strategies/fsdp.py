@@ -42,7 +42,7 @@ from ddlsim.workload.memory import Memory, holding_of, memory_of
 from ddlsim.workload.model import Model
 from ddlsim.workload.precision import GRADIENT_TYPES
 from ddlsim.workload.roles import blocks, weight_units
-from ddlsim.workload.stage import Stage
+from ddlsim.workload.stage import Stage, for_each
 from ddlsim.workload.tensor_parallel import tensor_parallel
 
 #: fields that apply only to some stages
@@ -242,7 +242,7 @@ class FSDP:
         """
         n_workers = len(workloads)
         state = 1.0 / (n_workers if self.shard is None else self.shard)
-        return [Stage(each, state=state, memory=_memory(self, each, n_workers)) for each in workloads]
+        return for_each(workloads, lambda each: Stage(each, state=state, memory=_memory(self, each, n_workers)))
 
     lower_memory_variants = lower_memory_fsdp
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from ddlsim.arguments import Count, Share, checked
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.memory import Memory
+
+T = TypeVar("T")
 
 
 @checked
@@ -29,6 +32,12 @@ class Stage:
     batches: Count = 1
     state: Share = 1.0
     memory: Memory | None = None
+
+
+def for_each(workloads: Sequence[Workload], value_of: Callable[[Workload], T]) -> list[T]:
+    """Return a value for each worker's workload; it is computed once for all workers with the same object."""
+    values = {key: value_of(workload) for key, workload in {id(each): each for each in workloads}.items()}
+    return [values[id(each)] for each in workloads]
 
 
 def n_copies(stages: Sequence[Stage], workloads: Sequence[Workload]) -> float:

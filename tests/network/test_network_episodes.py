@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import ddlsim
+from ddlsim.cluster import Cluster, Host, star
 from ddlsim.errors import DdlsimError
 from ddlsim.network import episodes
 from ddlsim.run.simulate import run as run_experiment
@@ -88,6 +89,17 @@ def share_told(numbers, make, counter, monkeypatch):
 
 def test_told_as_simulated(counted, monkeypatch):
     assert share_told(range(16), synchronous, counted, monkeypatch) > 0.1
+    assert counted["simulated"] > 0
+
+
+def test_told_with_servers(counted, monkeypatch):
+    """Servers have sent everything before the workers have received it, one after the other."""
+    tree = star(7, bandwidth="10 Gbit/s", latency="10 us", host=Host(recv_overhead="20 us"))
+    tree["switch"]["h0"][0]["latency"] = 3e-5
+    slow = ddlsim.Measured(5.0, 8)  # so that all workers enter the collective of the next layer together
+    servers = ddlsim.ParameterServer(3)
+    one = ddlsim.Experiment(Cluster.from_graph(tree), "resnet18-cifar", servers, 8, 4, compute=slow, steps=1)
+    assert both(one, counted, monkeypatch)
     assert counted["simulated"] > 0
 
 
