@@ -53,7 +53,7 @@ def processor_seconds(arguments: list[str], tree: Path, *, written: bool = True)
 def copied(checkout: Path, tree: Path) -> Path:
     """Copy what a process needs, without anything compiled."""
     for name in PARTS:
-        shutil.copytree(checkout / name, tree / name, ignore=shutil.ignore_patterns("__pycache__", "_precompiled.*"))
+        shutil.copytree(checkout / name, tree / name, ignore=shutil.ignore_patterns("__pycache__", "_compiled"))
     return tree
 
 

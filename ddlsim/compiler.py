@@ -1,43 +1,26 @@
-"""Decorators of kernels: loaded as machine code if the wheel has it, compiled by numba otherwise.
+"""Decorators of kernels: machine code from files if there is any, compiled by numba otherwise.
 
-A wheel can contain the kernels as machine code (the module ``_precompiled``, built by :mod:`ddlsim.precompile`). It is
-used if it was built from exactly these sources (``STAMP``) and this processor supports it. In this case, kernels call
-their machine code without importing numba, except for arguments of types that were not precompiled.
+On Linux with x86-64, kernels call machine code (:mod:`ddlsim.machine_code`), which a wheel can contain and which is
+otherwise compiled once and stored. numba is imported only to compile it, and for arguments that such code cannot take.
 
-Without precompiled kernels, in a checkout for example, the decorators are those of :mod:`ddlsim.numba_compiler`, which
-caches compiled code on disk.
+Elsewhere, the decorators are those of :mod:`ddlsim.numba_compiler`, which uses numba's cache.
 """
 
 from __future__ import annotations
 
-import ast
+import dis
 import functools
-import hashlib
 import importlib
-import os
 import types
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
+from ddlsim.compile_messages import teller
+from ddlsim.machine_code import REMEDY, Store, is_supported, load, source_stamp, writable_folder
 
-_PACKAGE = Path(__file__).parent
-
-#: files that determine the machine code of kernels
-SOURCES = (
-    "compiler.py", "numba_compiler.py", "precompile.py", "precompiled.c", "cluster/walk.py", "network/*.py", "nn/*.py",
-)  # fmt: skip
-
-
-@functools.cache
-def source_stamp(*patterns: str) -> str:
-    """Return a hash of the files of the package that match `patterns`, in hexadecimal digits."""
-    digest = hashlib.sha256()
-    for pattern in patterns:
-        for path in sorted(_PACKAGE.glob(pattern)):
-            digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()
+#: files with kernels, in groups: a change of one file invalidates the compiled kernels of its group
+SOURCES = ("cluster/walk.py", "network/*.py", "nn/*.py")
 
 
 def network_stamp() -> int:
@@ -49,49 +32,18 @@ def network_stamp() -> int:
     return int(source_stamp("numba_compiler.py", "network/*.py")[:14], 16)
 
 
-def _precompiled() -> Any:
-    """Return the module with precompiled kernels; None if there is none that can be used here.
+#: whether kernels are machine code from files
+LOADS = is_supported()
 
-    ``DDLSIM_PRECOMPILED=0`` in the environment disables it, so that numba compiles for this processor.
-    """
-    if os.environ.get("DDLSIM_PRECOMPILED", "1") == "0":
-        return None
-    try:
-        module = importlib.import_module("ddlsim._precompiled")
-    except ImportError:  # missing, or built for another Python or system
-        return None
-    if not module.SUPPORTED or source_stamp(*SOURCES) != module.STAMP or not _reads_arrays(module):
-        return None
-    dtypes = [np.dtype(ast.literal_eval(text)) for text in module.DTYPES]
-    module.start(np.ndarray, np.int64, np.float64, np.bool_, dtypes)
-    return module
-
-
-def _reads_arrays(module: Any) -> bool:
-    """Return whether arrays of this NumPy have the layout that the module assumes."""
-    if int(np.__version__.partition(".")[0]) > 2:
-        return False
-    array = np.zeros((2, 3))
-    return bool(module.fields(array) == (array.ctypes.data, array.shape, array.dtype, array.flags.num))
-
-
-#: the module with precompiled kernels, or None
-PRECOMPILED = _precompiled()
-
-
-def n_precompiled() -> int:
-    """Return the number of precompiled functions, counting each set of argument types."""
-    return 0 if PRECOMPILED is None else int(PRECOMPILED.N_SIGNATURES)
-
-
-if TYPE_CHECKING or PRECOMPILED is None:
-    from ddlsim.numba_compiler import KEPT as KEPT
+if TYPE_CHECKING or not LOADS:
     from ddlsim.numba_compiler import addressed as addressed
     from ddlsim.numba_compiler import called as called
     from ddlsim.numba_compiler import entry as entry
     from ddlsim.numba_compiler import files as files
     from ddlsim.numba_compiler import inlined as inlined
+    from ddlsim.numba_compiler import is_kept as is_kept
     from ddlsim.numba_compiler import kernel as kernel
+    from ddlsim.numba_compiler import kernels as kernels
     from ddlsim.numba_compiler import pasted as pasted
 
     def deferred(module: str, name: str) -> Any:
@@ -99,12 +51,23 @@ if TYPE_CHECKING or PRECOMPILED is None:
         return getattr(importlib.import_module(module), name)
 
 else:
-    KEPT = True
+    _kernels: list[_Kernel] = []
+
+    def kernels() -> list[_Kernel]:
+        """Return the kernels of all imported modules."""
+        return list(_kernels)
+
+    def is_kept() -> bool:
+        """Return whether compiled code can be stored."""
+        folder, lasting = writable_folder()
+        if not lasting:
+            teller.remark = f"no folder for compiled code is writable; {REMEDY}"
+        return folder is not None
 
     def files() -> list[Path]:
-        """Return the file with precompiled kernels, and cache files if numba compiled further functions."""
-        compiled = importlib.import_module("ddlsim.numba_compiler").files() if _Kernel.compiled else []
-        return [Path(PRECOMPILED.__file__), *compiled]
+        """Return the files with machine code of all imported kernels, and numba's if it compiled others for itself."""
+        by_numba = importlib.import_module("ddlsim.numba_compiler").files() if _Kernel.uses_numba else []
+        return [*(path for kernel in _kernels for path in kernel.store.files()), *by_numba]
 
     class _Deferred:
         """An object in a module that imports numba."""
@@ -126,25 +89,89 @@ else:
         @functools.cached_property
         def dispatcher(self) -> Any:
             """The function as compiled by numba."""
-            return _by_numba(self.py_func, self._decorator)
+            return _numba(self._decorator)(_with_numba(self.py_func))
 
-    class _Kernel(PRECOMPILED.Kernel):
-        """A function that is called by Python."""
+    class _Kernel(functools.partial):
+        """A function that is called by Python: a partial object whose function is its machine code.
 
-        compiled = False  # whether numba has compiled any
+        store    its files
+        address  address for other compiled code, if it has been loaded
+        """
 
-        def __init__(self, py_func: Callable[..., Any], decorator: str) -> None:
-            super().__init__(f"{py_func.__module__}.{py_func.__qualname__}")
-            self.py_func, self._decorator = py_func, decorator
+        uses_numba = False  # whether any kernel was called with arguments that only numba's own dispatcher takes
+
+        def __new__(cls, py_func: Callable[..., Any], decorator: str) -> _Kernel:
+            self = super().__new__(cls, py_func)
+            self.py_func, self._decorator, self.address = py_func, decorator, None
+            path = PurePosixPath(py_func.__module__.replace(".", "/") + ".py").relative_to("ddlsim")
+            sources = next(pattern for pattern in SOURCES if path.match(pattern))
+            self.store = Store(f"{py_func.__module__}.{py_func.__name__}", sources)
+            self._tried: set[Any] = set()  # argument types
+            self._call(self._first)
+            _kernels.append(self)
+            return self
+
+        def _call(self, function: Callable[..., Any]) -> None:
+            """Let calls go to a function."""
+            self.__setstate__((function, (), {}, self.__dict__))
+
+        def _first(self, *arguments: Any) -> Any:
+            self.load()
+            return self(*arguments)
+
+        def load(self) -> None:
+            """Load the files, unless that has been done."""
+            if self.func != self._first:
+                return
+            self._call(self._other)
+            for code in self.store.codes():
+                self._add(code)
+
+        def _add(self, code: bytes) -> bool:
+            """Load code; return whether the system allows that."""
+            try:
+                function, address = load(code, self.func)
+            except OSError:
+                return False
+            self._call(function)
+            self.address = self.address or address
+            return True
+
+        def _other(self, *arguments: Any) -> Any:
+            """Called with arguments of types for which there is no code yet."""
+            kinds = tuple(map(self._exporter.typeof_pyval, arguments))
+            if kinds in self._tried or not self.compile(kinds):
+                _Kernel.uses_numba = True
+                return self.dispatcher(*arguments)
+            return self(*arguments)
+
+        def compile(self, kinds: tuple[Any, ...]) -> bool:
+            """Compile, store and load code for argument types of numba; return whether that is possible."""
+            self.load()
+            self._tried.add(kinds)
+            is_kept()
+            code = _numba("image")(self._exporter, kinds, self._decorator)
+            if code is None or not self._add(code):
+                return False
+            folder, _ = writable_folder()
+            if folder is not None:
+                self.store.add(code, folder)
+            return True
+
+        @functools.cached_property
+        def _exporter(self) -> Any:
+            return _numba("exported")(_with_numba(self.py_func), self._decorator)
 
         @functools.cached_property
         def dispatcher(self) -> Any:
-            """The function as compiled by numba, for argument types that are not precompiled."""
-            _Kernel.compiled = True
-            return _by_numba(self.py_func, self._decorator)
+            """The function as compiled by numba for its own dispatcher."""
+            return _numba(self._decorator)(_with_numba(self.py_func))
 
-    def _by_numba(function: Callable[..., Any], decorator: str) -> Any:
-        """Return a function decorated by numba, with functions of this module in its globals replaced by numba's."""
+    def _numba(name: str) -> Any:
+        return getattr(importlib.import_module("ddlsim.numba_compiler"), name)
+
+    def _with_numba(function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function with functions of this module in its globals replaced by numba's."""
         own = {
             name: value.dispatcher
             for name, value in function.__globals__.items()
@@ -159,12 +186,13 @@ else:
         )
         functools.update_wrapper(copy, function)
         del copy.__wrapped__
-        return getattr(importlib.import_module("ddlsim.numba_compiler"), decorator)(copy)
+        return copy
 
     def _names(code: types.CodeType) -> set[str]:
         """Return the global names that code uses."""
         inner = [_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
-        return set(code.co_names).union(*inner)
+        own = {one.argval for one in dis.get_instructions(code) if one.opname == "LOAD_GLOBAL"}
+        return own.union(*inner)
 
     #: a reference to the object `name` of a module that imports numba, resolved when numba compiles
     deferred = _Deferred

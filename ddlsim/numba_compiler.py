@@ -34,10 +34,12 @@ from numba.core import caching, compiler, config, event, lowering, typed_passes,
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler_machinery import PassManager, register_pass
 from numba.core.cpu import CPUContext
+from numba.core.errors import NumbaError
 from numba.core.ir_utils import build_definitions
 from numba.core.runtime.nrt import rtsys
 from numba.core.ssa import reconstruct_ssa
 
+from ddlsim.code_images import NoImageError, is_supported, linked, target_machine
 from ddlsim.compile_messages import teller
 from ddlsim.garbage import let_age, postponed
 
@@ -108,8 +110,12 @@ def _remove(folder: str, owner: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-#: whether compiled code can be cached on disk
 KEPT = _prepare()
+
+
+def is_kept() -> bool:
+    """Return whether numba can cache compiled code on disk."""
+    return KEPT
 
 
 _dispatchers: list[Any] = []
@@ -123,7 +129,7 @@ def keep(dispatcher: Any) -> Any:
     return dispatcher
 
 
-def dispatchers() -> list[Any]:
+def kernels() -> list[Any]:
     """Return the cached functions of all imported modules."""
     return list(_dispatchers)
 
@@ -228,7 +234,7 @@ class _OperatorsAtLowering(_Operators):
 
 
 class _NoEnvironment:
-    """The code generator of a part, which has no machine code to store an environment in."""
+    """A code generator for code that numba does not load, which has no place to store an environment in."""
 
     def __init__(self, codegen: Any) -> None:
         self._codegen = codegen
@@ -237,23 +243,30 @@ class _NoEnvironment:
         return getattr(self._codegen, name)
 
     def set_env(self, name: str, env: Any) -> None:
-        """Do nothing: parts neither raise nor call Python."""
+        """Do nothing: such code does not call Python through numba."""
 
 
-class _PartCode(_Code):
-    """Code that is only linked into other code."""
+class _Unloaded(JITCodeLibrary):
+    """Code that numba does not compile to machine code."""
 
     @property
     def codegen(self) -> Any:
         return _NoEnvironment(self._codegen)
 
-    def finalize(self) -> None:
-        self._raise_if_finalized()
+    def _finalize_final_module(self) -> None:
         self._finalized = True
 
     def get_pointer_to_function(self, name: str) -> int:
         self._ensure_finalized()
         return 0
+
+
+class _PartCode(_Unloaded, _Code):
+    """Code that is only linked into other code."""
+
+    def finalize(self) -> None:
+        self._raise_if_finalized()
+        self._finalized = True
 
 
 class _OwnCode(JITCodeLibrary):
@@ -434,11 +447,32 @@ class _Alone(_Whole):
     steps = _STEPS_ALONE
 
 
+class _ExportedWholeCode(_Unloaded, _WholeCode):
+    pass
+
+
+class _ExportedOwnCode(_Unloaded, _OwnCode):
+    pass
+
+
+class _ExportedWhole(_Whole):
+    """Compiles functions to images (:func:`image`)."""
+
+    code = _ExportedWholeCode
+
+
+class _ExportedAlone(_Alone):
+    """Compiles independent functions to images."""
+
+    code = _ExportedOwnCode
+
+
 #: Kernels never allocate, so they need no reference counting (nrt).
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False}
 _ADDRESSED: dict[str, Any] = {**_OPTIONS, "pipeline_class": _Whole}
 _ENTRY: dict[str, Any] = {**_ADDRESSED, "no_cfunc_wrapper": True}
-_PART: dict[str, Any] = {**_OPTIONS, "no_cpython_wrapper": True, "no_cfunc_wrapper": True, "pipeline_class": _Part}
+_BARE: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+_PART: dict[str, Any] = {**_OPTIONS, **_BARE, "pipeline_class": _Part}
 
 
 def _kept(**options: Any) -> _Decorator:
@@ -452,6 +486,35 @@ entry = _kept(**_ENTRY)
 addressed = _kept(**_ADDRESSED)
 #: For independent functions, which are compiled to the same code as by numba's default.
 kernel = _kept(pipeline_class=_Alone)
+
+
+def exported(function: Callable[..., Any], decorator: str) -> Any:
+    """Return numba's compiler of a function whose code Python calls as an image."""
+    if decorator == "kernel":
+        return nb.njit(**_BARE, pipeline_class=_ExportedAlone)(function)
+    return nb.njit(**_OPTIONS, **_BARE, pipeline_class=_ExportedWhole)(function)
+
+
+def image(compiler: Any, arguments: tuple[Any, ...], decorator: str) -> bytes | None:
+    """Compile a function for argument types, and return a header and position-independent machine code.
+
+    Returns None if only numba's own dispatcher can call the function with these types, or explain why it cannot.
+    """
+    if not all(map(is_supported, arguments)):
+        return None
+    function, codegen = compiler.py_func, compiler.targetctx.codegen()
+    try:
+        compiler.compile(arguments)
+        return linked(
+            f"{function.__module__}.{function.__qualname__}",
+            compiler.overloads[arguments],
+            target_machine(codegen._get_host_cpu_name(), codegen._get_host_cpu_features()),
+            compiler.targetctx,
+            without_gil=decorator != "kernel",
+            addressed=decorator == "addressed",
+        )
+    except (NumbaError, NoImageError):
+        return None
 
 
 #: For parts of functions compiled by :func:`kernel`; numba inlines them before type inference.

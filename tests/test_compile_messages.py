@@ -12,7 +12,7 @@ import pytest
 
 from ddlsim import compile_messages
 from ddlsim.compile_messages import Part, teller
-from ddlsim.compiler import inlined
+from ddlsim.numba_compiler import inlined
 
 ROOT = Path(__file__).parents[1]
 
@@ -97,23 +97,23 @@ def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 WITHOUT_FOLDERS = """
-    from numba.core import caching
-    caching.CacheImpl._locator_classes = [c for c in caching.CacheImpl._locator_classes if 'UserProvided' in c.__name__]
+    import pathlib
+    from ddlsim import compiler, machine_code
+    machine_code.PACKAGE = pathlib.Path("/dev/null")
     {more}
-    from ddlsim import compiler
     from ddlsim.compile_messages import teller
     from ddlsim.nn.row_kernels import relu
     import numpy as np
     relu(np.ones(2), np.ones(2))
-    print(compiler.KEPT, teller.remark, len(compiler.files()), *compiler.files()[:1])
+    print(compiler.is_kept(), teller.remark, len(compiler.files()), *compiler.files()[:1])
 """
 
 
 @pytest.mark.slow
 def test_without_a_folder_that_can_be_written_it_is_kept_until_the_process_ends():
-    done = python(WITHOUT_FOLDERS.format(more=""), NUMBA_CACHE_DIR="")
+    done = python(WITHOUT_FOLDERS.format(more=""), NUMBA_CACHE_DIR="", XDG_CACHE_HOME="/dev/null")
     kept, *remark, n, file = done.stdout.split()
-    assert (kept, n) == ("True", "2")
+    assert (kept, n) == ("True", "1")
     assert "set NUMBA_CACHE_DIR" in " ".join(remark)
     assert not Path(file).exists()
     assert not any(folder.exists() for folder in Path(file).parents if folder.name.startswith("ddlsim-"))
@@ -122,16 +122,18 @@ def test_without_a_folder_that_can_be_written_it_is_kept_until_the_process_ends(
 @pytest.mark.slow
 def test_without_any_folder_it_is_kept_in_memory():
     more = "import tempfile; tempfile.mkdtemp = lambda **_: (_ for _ in ()).throw(OSError('read-only'))"
-    assert python(WITHOUT_FOLDERS.format(more=more), NUMBA_CACHE_DIR="").stdout.startswith("False no folder")
+    assert python(WITHOUT_FOLDERS.format(more=more), NUMBA_CACHE_DIR="", XDG_CACHE_HOME="/dev/null").stdout.startswith(
+        "False no folder"
+    )
 
 
 @pytest.mark.slow
 def test_a_full_disk_is_a_warning(tmp_path):
     done = python("""
-        from numba.core import caching
+        import pathlib
         def full(*_):
             raise OSError(28, "No space left on device")
-        caching.IndexDataCacheFile.save = full
+        pathlib.Path.write_bytes = full
         from ddlsim.nn.row_kernels import relu
         import numpy as np
         relu(-np.ones(2), out := np.ones(2))

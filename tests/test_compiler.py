@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from numba.core.errors import TypingError
 
-from ddlsim.compiler import called, inlined
-from ddlsim.compiler import entry as cached
-from ddlsim.compiler import kernel as cached_kernel
+from ddlsim.numba_compiler import called, inlined
+from ddlsim.numba_compiler import entry as cached
+from ddlsim.numba_compiler import kernel as cached_kernel
 
 
 def uncached(compiled):

@@ -307,7 +307,7 @@ ALWAYS = {"write_text", "write_bytes", "mkstemp", "NamedTemporaryFile", "copyfil
 #: file -> what it may call: /dev/null; where files are written, rows appended, a store copied to where it can be read
 MAY = {
     "cli/application.py": {"open"}, "output_files.py": {"open", "fdopen", "write_text"}, "measure/reading.py": {"open"},
-    "study/store.py": {"copyfile"}, "precompile.py": {"write_text", "write_bytes"},  # into a temporary folder
+    "study/store.py": {"copyfile"}, "machine_code.py": {"write_bytes"},  # which it then renames
 }  # fmt: skip
 
 

@@ -37,12 +37,17 @@ def prepare_extensions() -> None:
 @functools.cache
 def _address(name: str) -> int:
     function: Any = getattr(extensions if name in EXTENSIONS else kernel, name)
-    if compiler.PRECOMPILED is not None and function.address is not None:
-        return int(function.address)
+    if compiler.LOADS:
+        function.load()
+        if function.address is not None:
+            return int(function.address)
     from ddlsim.network.pointers import ARGUMENTS
 
     arguments = ARGUMENTS[name]
-    function = function if compiler.PRECOMPILED is None else function.dispatcher
+    if compiler.LOADS:
+        if function.compile(arguments):
+            return int(function.address)
+        function = function.dispatcher
     function.compile(arguments)
     compiled = function.overloads[arguments]
     return int(compiled.library.get_pointer_to_function(compiled.fndesc.llvm_cfunc_wrapper_name))

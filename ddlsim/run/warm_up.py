@@ -141,7 +141,7 @@ def warm_up(watch: Watcher | None = None) -> Warmth:
     The first call takes 25 s of CPU time, and each later call takes 2 s. Raises ConfigError if the cache cannot be
     written.
     """
-    if teller.remark or not compiler.KEPT:
+    if not compiler.is_kept() or teller.remark:
         raise ConfigError(f"warm-up: compiled code cannot be stored: {teller.remark}")
     began, done, total = time.process_time(), 0.0, sum(seconds for _, _, seconds in STEPS)
     compiled: list[str] = []
@@ -167,7 +167,7 @@ def warm_up(watch: Watcher | None = None) -> Warmth:
     files = compiler.files()
     return Warmth(
         compiled=tuple(compiled),
-        functions=compiler.n_precompiled() + sum(file.suffix == ".nbi" for file in files),  # one index per function
+        functions=sum(file.suffix in (".code", ".nbi") for file in files),  # numba has one index per function
         seconds=time.process_time() - began,
         folders=tuple(sorted({file.parent for file in files})),
         nbytes=sum(file.stat().st_size for file in files),
