@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import atexit
 import builtins
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -24,6 +25,7 @@ import shutil
 import sys
 import tempfile
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -39,6 +41,7 @@ COMPILERS = ("code_images.py", "compiler.py", "machine_code.py", "numba_compiler
 LEVEL = "x86-64-v3"
 _FEATURES = frozenset({"avx", "avx2", "abm", "bmi1", "bmi2", "f16c", "fma", "movbe", "popcnt", "xsave"})
 REMEDY = "set NUMBA_CACHE_DIR to a writable folder"
+_KEPT_SECONDS = 30 * 86400.0  # for which files of other sources, compilers or processors are kept
 _DIGEST = hashlib.sha256().digest_size
 
 
@@ -169,14 +172,19 @@ class Store:
                 yield code
 
     def add(self, code: bytes, folder: Path, *, shipped: bool = False) -> None:
-        """Write a file; ignore errors with a warning."""
-        path = folder / f"{self._stem(shipped=shipped)}-{hashlib.sha256(code).hexdigest()[:16]}.code"
+        """Write a file; ignore errors with a warning. Remove old files of other sources, compilers or processors."""
+        stem = self._stem(shipped=shipped)
+        path = folder / f"{stem}-{hashlib.sha256(code).hexdigest()[:16]}.code"
         try:
             temporary = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
             temporary.write_bytes(hashlib.sha256(path.name.encode() + code).digest() + code)
             os.replace(temporary, path)
         except OSError as error:
             _warn_once(f"compiled code cannot be cached: {folder}: {error.strerror}; free disk space, or {REMEDY}")
+        for other in _matching(folder, f"{self._name}-"):
+            with contextlib.suppress(OSError):  # another process may have removed it
+                if not other.name.startswith(stem) and other.stat().st_mtime < time.time() - _KEPT_SECONDS:
+                    other.unlink()
 
 
 @functools.cache
