@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from network_reference import Paths, assert_max_min, finish_times, run_flows
 
+from ddlsim import compiler
 from ddlsim.cluster import Cluster, star
 from ddlsim.collectives import Schedule, build, messages
 from ddlsim.network import Network, kernel
@@ -62,7 +63,7 @@ def test_whole_numbers_of_seconds_need_no_second_kernel():
     while network.advance(1) is not None:
         pass
     for compiled in (kernel.advance, kernel.join, kernel.send_one):
-        assert {str(types[-1]) for types in compiled.signatures} == {"float64"}
+        assert len(compiled.store.files() if compiler.LOADS else compiled.signatures) == 1
 
 
 def test_a_burst_of_messages_after_few():
