@@ -70,7 +70,6 @@ class Given:
         """Give all workers the workload and start them."""
         for worker in context.workers:
             worker.workload = self.workload
-            worker.backward_until = np.cumsum(self.workload.backward[::-1])[::-1]
             if self.seed is not None:
                 worker.factors = _Exponential(random.Random(1000 * self.seed + worker.rank))
         self.strategy.start(context)

@@ -538,7 +538,7 @@ def gradient(context: RunContext, drawn: Follow | None) -> list[Op]:
     first = context.workers[0]
     forward = Op(ls.WORK, "forward", lambda worker: worker.workload.forward_time, redo=True)
     early = Op(ls.WORK, "backward", lambda worker: worker.workload.backward_time, redo=True)
-    late = Op(ls.WORK, "backward", lambda worker: float(worker.backward_until[0]), redo=True)
+    late = Op(ls.WORK, "backward", lambda worker: float(worker.workload.backward_until[0]), redo=True)
     ops = [Op(ls.OWED, "evaluation", redo=True)] if context.learner.task is not None else []
     if first.workload_at is not None:
         ops.append(Op(ls.RESIZE, redo=True))

@@ -540,7 +540,7 @@ class TableRun:
         for rank, own in enumerate(self.members):
             begun = not np.isnan(self._first_task(rank, self.done)["start"])
             for worker in own:
-                self.context.workers[worker].use(self._armed[self.done if begun else self.done - 1][worker])
+                self.context.workers[worker].workload = self._armed[self.done if begun else self.done - 1][worker]
 
     def _first_task(self, rank: int, step: int) -> Records:
         """Return the first task of a rank's device in a step in flight."""

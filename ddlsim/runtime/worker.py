@@ -201,20 +201,12 @@ class Worker:
 
     def __post_init__(self) -> None:
         self.params = self.learner.initial
-        self.use(self.workload)
-
-    def use(self, workload: Workload) -> None:
-        """Use the times of `workload` from now on."""
-        self.workload = workload
-        #: time until the gradient of each layer is ready, from the start of the backward pass, s
-        self.backward_until = np.cumsum(workload.backward[::-1])[::-1]
 
     def adapt(self) -> bool:
         """Use the workload of the current epoch in the step that begins; return whether it has changed."""
         workload = self.workload if self.workload_at is None else self.workload_at(self.learner.local_epoch(self.rank))
         changes = workload is not self.workload
-        if changes:
-            self.use(workload)
+        self.workload = workload
         return changes
 
     @property
@@ -285,8 +277,9 @@ class Worker:
 
     def backward(self, from_layer: int, to_layer: int) -> Process:
         """Compute the backward pass of the layers `from_layer` - 1 down to `to_layer`."""
-        later = float(self.backward_until[from_layer]) if from_layer < len(self.backward_until) else 0.0
-        until = float(self.backward_until[to_layer]) if to_layer < len(self.backward_until) else 0.0
+        ends = self.workload.backward_until
+        later = float(ends[from_layer]) if from_layer < len(ends) else 0.0
+        until = float(ends[to_layer]) if to_layer < len(ends) else 0.0
         yield from self.compute(until - later, "backward")
 
     def optimizer_step(self) -> Process:

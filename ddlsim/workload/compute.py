@@ -298,6 +298,11 @@ class Workload:
         """Seconds of the backward pass."""
         return float(self.backward.sum())
 
+    @functools.cached_property
+    def backward_until(self) -> Floats:
+        """Time until the gradient of each layer is ready, from the start of the backward pass, in s, (n_layers,)."""
+        return np.cumsum(self.backward[::-1])[::-1]
+
     @property
     def step_time(self) -> float:
         """Seconds of a step without communication; a measured time includes the host's time."""
